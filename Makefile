@@ -1,0 +1,53 @@
+# Two commands for users: `make demo` and `make test`. Each makes its own .venv and installs what it needs.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# Spinning OpenMP threads make every measurement on a shared machine meaningless.
+export OMP_WAIT_POLICY := PASSIVE
+SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard hybridindex/native/*)
+
+.PHONY: help demo test test-core test-slow lint wheel-check bench clean
+
+help:
+	@echo "make demo         real text, real queries: build, profile, plan, serve, report (build/demo)"
+	@echo "make test         install into .venv and run the whole test suite"
+	@echo "make lint         ruff and mypy"
+	@echo "make wheel-check  build the wheel and the sdist, install the wheel elsewhere, import every module"
+	@echo "make bench        the benchmarks behind the README's numbers (build/bench)"
+	@echo "make clean        remove .venv and build"
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hybridindex needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.test: $(BIN)/python $(SOURCES)
+	$(PIP) install -c constraints.txt 'torch==2.13.0'
+	$(PIP) install -c constraints.txt -e '.[device,test,lint]'
+	@touch $@
+
+$(VENV)/.demo: $(BIN)/python $(SOURCES)
+	$(PIP) install -c constraints.txt 'torch==2.13.0'
+	$(PIP) install -c constraints.txt -e '.[device,demo]'
+	@touch $@
+
+demo: $(VENV)/.demo
+	$(BIN)/hybridindex demo --output build/demo
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+wheel-check: $(BIN)/python
+	PYTHON=$(abspath $(BIN))/python sh tests/packaging/check_wheel.sh
+
+bench: $(VENV)/.demo
+	$(BIN)/python -m benchmarks.all --output build/bench
+
+clean:
+	rm -rf $(VENV) build

@@ -1,0 +1,31 @@
+"""SLO-aware manager of a hybrid CPU+GPU IVF index for retrieval-augmented generation.
+
+::
+
+    import hybridindex as hx
+
+    index = hx.build(vectors, path="idx", nlist=1024, metric="ip", codec="flat")
+    profile = index.profile(queries, nprobe=64)
+    plan = index.plan(slo_ms=50, device_budget_bytes=2 << 30, profile=profile)
+    with index.router(plan=plan, devices=["cuda:0"]) as router:
+        result = router.search(queries, k=10)
+"""
+
+from hybridindex.errors import HybridIndexError
+from hybridindex.facade import Index, build, from_faiss
+from hybridindex.facade import open_index as open  # noqa: A004 - hx.open, as in io.open
+from hybridindex.types import LLMProfile, Profile, SearchResult
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "HybridIndexError",
+    "Index",
+    "LLMProfile",
+    "Profile",
+    "SearchResult",
+    "__version__",
+    "build",
+    "from_faiss",
+    "open",
+]

@@ -1,0 +1,132 @@
+"""Every error that hybridindex raises on purpose, and nothing else.
+
+The tree::
+
+    HybridIndexError
+    ├── InvalidInputError (also ValueError)   the caller's argument is wrong; names field, value, what would be right
+    │   └── DuplicateIdError
+    ├── IndexFormatError                      an index directory or faiss file cannot be used
+    │   ├── CorruptIndexError                 bytes differ from the checksums, or a file is short
+    │   └── UnsupportedIndexError             foreign file, newer format, not an IVF index, metric we do not serve
+    ├── BuildError                            a build stopped; the old generation is intact
+    │   └── DiskFullError
+    ├── StoreError                            the control store cannot be used
+    │   ├── StoreLockedError
+    │   └── StoreVersionError                 written by a newer hybridindex
+    ├── ProfileError                          a profile is missing, incomplete or too small
+    │   └── ProfileMismatchError              it belongs to another index or machine
+    ├── DeviceError                           a device cannot be used
+    │   ├── DeviceNotFoundError
+    │   └── OutOfBudgetError                  internal to placement: pages or scratch exceed the budget
+    ├── MissingDependencyError                an extra is not installed; names the extra
+    └── RouterError
+        ├── RouterClosedError
+        └── DeadlineExceededError             the deadline had passed before work started
+
+"Infeasible" is a verdict of a plan, never an exception.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BuildError",
+    "CorruptIndexError",
+    "DeadlineExceededError",
+    "DeviceError",
+    "DeviceNotFoundError",
+    "DiskFullError",
+    "DuplicateIdError",
+    "HybridIndexError",
+    "IndexFormatError",
+    "InvalidInputError",
+    "MissingDependencyError",
+    "OutOfBudgetError",
+    "ProfileError",
+    "ProfileMismatchError",
+    "RouterClosedError",
+    "RouterError",
+    "StoreError",
+    "StoreLockedError",
+    "StoreVersionError",
+    "UnsupportedIndexError",
+]
+
+
+class HybridIndexError(Exception):
+    """Root of all deliberate errors."""
+
+
+class InvalidInputError(HybridIndexError, ValueError):
+    """An argument is wrong. The message names the field, its value and what would be right."""
+
+
+class DuplicateIdError(InvalidInputError):
+    """The same id was given to two vectors."""
+
+
+class IndexFormatError(HybridIndexError):
+    """An index directory or file cannot be used."""
+
+
+class CorruptIndexError(IndexFormatError):
+    """Stored bytes differ from their checksum, or a file is truncated."""
+
+
+class UnsupportedIndexError(IndexFormatError):
+    """A foreign file, a newer format version, or an index kind that is not served."""
+
+
+class BuildError(HybridIndexError):
+    """A build stopped before its generation was committed."""
+
+
+class DiskFullError(BuildError):
+    """The file system had no room; the previous generation is untouched."""
+
+
+class StoreError(HybridIndexError):
+    """The control store cannot be used."""
+
+
+class StoreLockedError(StoreError):
+    """Another process held the control store past the busy timeout."""
+
+
+class StoreVersionError(StoreError):
+    """The control store was written by a newer version of hybridindex."""
+
+
+class ProfileError(HybridIndexError):
+    """A profile is missing, incomplete or too small."""
+
+
+class ProfileMismatchError(ProfileError):
+    """A profile was measured on another index or another machine."""
+
+
+class DeviceError(HybridIndexError):
+    """A device cannot be used."""
+
+
+class DeviceNotFoundError(DeviceError):
+    """The named device does not exist here."""
+
+
+class OutOfBudgetError(DeviceError):
+    """Pages or scratch would exceed the byte budget of a device."""
+
+
+class MissingDependencyError(HybridIndexError, ImportError):
+    """An optional package is needed; the message names the extra that brings it."""
+
+
+class RouterError(HybridIndexError):
+    """The router cannot serve the request."""
+
+
+class RouterClosedError(RouterError):
+    """The router or session was closed."""
+
+
+class DeadlineExceededError(RouterError):
+    """The deadline had passed before work on the request started."""

@@ -1,0 +1,28 @@
+"""Data at rest: build, import, open, verify, save and export an index directory. Knows nothing of plans."""
+
+from __future__ import annotations
+
+from hybridindex.index.build import build
+from hybridindex.index.codec import DeviceCodec
+from hybridindex.index.export_faiss import to_faiss
+from hybridindex.index.faiss_model import require_faiss
+from hybridindex.index.import_faiss import from_faiss
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.manifest import Manifest
+from hybridindex.index.opening import open_index, read_manifest, save, verify
+from hybridindex.index.rewrite import write_layout
+
+__all__ = [
+    "DeviceCodec",
+    "IVFIndex",
+    "Manifest",
+    "build",
+    "from_faiss",
+    "open_index",
+    "read_manifest",
+    "require_faiss",
+    "save",
+    "to_faiss",
+    "verify",
+    "write_layout",
+]

@@ -1,0 +1,285 @@
+"""Building an index from vectors: train on a sample, assign, encode and sort into lists, commit; in bounded memory.
+
+Two passes over the vectors. The first assigns each to its nearest centroid and counts; the second encodes and writes
+every vector to its final place. Chunks of an iterator are spooled to disk before (in the index directory: it must be
+on a disk with room for the vectors once more).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridindex.errors import DuplicateIdError, InvalidInputError
+from hybridindex.index.codec import CodecSpec, parse_codec
+from hybridindex.index.commit import commit_generation, no_progress, write_empty_model
+from hybridindex.index.faiss_model import (
+    LoadedModel,
+    apply_transforms,
+    encode,
+    new_model,
+    quantize,
+    require_faiss,
+    train_model,
+)
+from hybridindex.index.generation import GenerationWriter, OutFile
+from hybridindex.index.ids import find_duplicates
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.lists import ExtentReader, ExtentWriter, repack
+from hybridindex.index.manifest import LISTS_FILE
+from hybridindex.index.memory import BuildMemory, divide_budget
+from hybridindex.index.opening import open_index
+from hybridindex.index.source import Progress, VectorSource, open_source
+from hybridindex.types import F32, I64, Metric
+
+__all__ = ["DEFAULT_SEED", "build", "default_nlist", "default_nprobe"]
+
+_LOG = logging.getLogger(__name__)
+
+DEFAULT_SEED = 1234
+_KMEANS_ITERATIONS = 10
+#: K-means gains little from more rows per centroid than this, and little from fewer rows than _SMALL_SAMPLE in all.
+_ROWS_PER_CENTROID = 64
+_SMALL_SAMPLE = 65_536
+#: faiss's own lower bound of rows per centroid for a sound k-means.
+_SOUND_ROWS_PER_CENTROID = 39
+
+
+def build(
+    vectors: Any,
+    path: str | Path,
+    *,
+    nlist: int | None = None,
+    metric: Metric = "ip",
+    codec: str = "flat",
+    ids: Any = None,
+    normalize: bool = False,
+    nprobe: int | None = None,
+    memory_budget_bytes: int = 1 << 30,
+    train_size: int | None = None,
+    seed: int = DEFAULT_SEED,
+    progress: Progress | None = None,
+) -> IVFIndex:
+    """Build an index at ``path`` and open it.
+
+    A first build makes the directory; building onto an existing index adds a generation and removes the old one once
+    the new one is safely on disk. Whatever stops a build (Ctrl-C and a full disk included) leaves the old one.
+
+    Args:
+        vectors: (n, dim) float32 array or memory map; the path of a ``.npy`` file of one; or an iterable of (n_i, dim)
+            float32 chunks or of (chunk, ids) pairs. Other float types are refused: convert them, so that nobody is
+            surprised by a silent loss of precision.
+        path: the index directory: new, empty, or an index.
+        nlist: number of lists; ``None`` takes about 4*sqrt(n).
+        metric: "ip" (inner product; k-means is spherical, as faiss does) or "l2" (squared Euclidean distance).
+        codec: see :func:`hybridindex.index.codec.parse_codec`.
+        ids: (n,) integers of 0 or more, all different; ``None`` numbers the vectors from 0.
+        normalize: scale vectors and queries to length 1, which makes "ip" cosine similarity; kept in the manifest.
+        nprobe: default number of probes of a search; ``None`` takes nlist/16.
+        memory_budget_bytes: bound on the anonymous memory that the build adds, see :mod:`hybridindex.index.memory`.
+        train_size: rows of the k-means sample; ``None`` takes 64 per list, at least 65,536, as far as the budget goes.
+        seed: of sampling and k-means; the same vectors, options and seed give the same fingerprint.
+        progress: ``progress(stage, done, total)`` with the stages spool, train, assign, encode, pack, checksum; units
+            are rows (pack: lists; checksum: bytes).
+
+    Raises:
+        InvalidInputError: an argument is wrong, or a vector holds NaN or infinity; names it.
+        DuplicateIdError: an id is given twice.
+        DiskFullError: no room; the previous generation is untouched.
+        BuildError: another process is writing to the same index.
+        MissingDependencyError: faiss is not installed.
+    """
+    path = Path(path)
+    _check_options(metric, normalize, nlist, nprobe, memory_budget_bytes, train_size, seed)
+    require_faiss()
+    report = progress or no_progress
+    with GenerationWriter(path) as writer:
+        source = open_source(vectors, ids, writer, report)
+        if nlist is None:
+            nlist = default_nlist(source.n)
+        if source.n < nlist:
+            raise InvalidInputError(f"nlist is {nlist} but there are {source.n} vectors; expected nlist <= {source.n}")
+        if nprobe is not None and nprobe > nlist:
+            raise InvalidInputError(f"nprobe is {nprobe}; expected at most nlist, {nlist}")
+        spec = parse_codec(codec, source.dim)
+        memory = divide_budget(memory_budget_bytes, dim=source.dim, nlist=nlist, spec=spec)
+        _check_ids_unique(source, writer, memory)
+        model = new_model(spec, dim=source.dim, nlist=nlist, metric=metric, normalize=normalize)
+        train_rows = _train(model, source, memory, nlist=nlist, train_size=train_size, seed=seed, report=report)
+        assigned, sizes = _assign(model, source, writer, memory, nlist, report)
+        lists, table = _write_lists(model, source, writer, memory, spec, assigned, sizes, report)
+        for scratch in (*source.scratch, assigned):
+            writer.drop(scratch)
+        write_empty_model(writer, model.outer, model.ivf)
+        commit_generation(
+            writer,
+            lists=lists,
+            table=table,
+            metric=metric,
+            codec=spec.name,
+            dim=source.dim,
+            scan_dim=source.dim,
+            nprobe=nprobe or default_nprobe(nlist),
+            layout=spec.layout,
+            by_residual=spec.by_residual,
+            normalized=normalize,
+            code_size=spec.code_size,
+            notes={"source": "build", "train_rows": train_rows, "seed": seed},
+            progress=report,
+        )
+    # What was just written and digested need not be read a second time.
+    return open_index(path, verify="quick")
+
+
+def default_nlist(n: int) -> int:
+    """4*sqrt(n), but no list shorter than 39 vectors on average, and 65,536 at most."""
+    return max(1, min(round(4 * math.sqrt(n)), n // _SOUND_ROWS_PER_CENTROID, 65_536))
+
+
+def default_nprobe(nlist: int) -> int:
+    """A sixteenth of the lists."""
+    return max(1, min(nlist, round(nlist / 16)))
+
+
+def _check_options(
+    metric: str,
+    normalize: bool,
+    nlist: int | None,
+    nprobe: int | None,
+    memory_budget_bytes: int,
+    train_size: int | None,
+    seed: int,
+) -> None:
+    if metric not in ("ip", "l2"):
+        raise InvalidInputError(f"metric is {metric!r}; expected 'ip' or 'l2' (cosine: metric 'ip', normalize=True)")
+    if normalize and metric != "ip":
+        raise InvalidInputError("normalize=True with metric 'l2'; expected metric 'ip': it gives the same order")
+    numbers = (
+        ("nlist", nlist, 1),
+        ("nprobe", nprobe, 1),
+        ("train_size", train_size, 1),
+        ("memory_budget_bytes", memory_budget_bytes, 1),
+        ("seed", seed, 0),
+    )
+    for name, value, least in numbers:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least):
+            raise InvalidInputError(f"{name} is {value!r}; expected an integer of at least {least}")
+
+
+def _check_ids_unique(source: VectorSource, writer: GenerationWriter, memory: BuildMemory) -> None:
+    if source.given_ids is None:
+        return
+    chunks = (source.ids(start, stop) for start, stop in _spans(source.n, memory.chunk_rows))
+    found = find_duplicates(chunks, source.n, writer)
+    if found.surplus:
+        raise DuplicateIdError(
+            f"ids hold {found.examples[0]} more than once ({found.surplus} of {source.n} ids repeat an earlier one); "
+            "expected every id once"
+        )
+
+
+def _train(
+    model: LoadedModel,
+    source: VectorSource,
+    memory: BuildMemory,
+    *,
+    nlist: int,
+    train_size: int | None,
+    seed: int,
+    report: Progress,
+) -> int:
+    wanted = train_size or max(_ROWS_PER_CENTROID * nlist, min(256 * nlist, _SMALL_SAMPLE))
+    rows = max(nlist, min(source.n, wanted, memory.train_rows))
+    if rows < min(source.n, wanted, _SOUND_ROWS_PER_CENTROID * nlist):
+        _LOG.warning(
+            "k-means trains on %d rows for %d lists (%.1f per list; %d or more would be better): raise "
+            "memory_budget_bytes", rows, nlist, rows / nlist, _SOUND_ROWS_PER_CENTROID * nlist,
+        )  # fmt: skip
+    report("train", 0, rows)
+    sample = source.sample(_strata(source.n, rows, seed), memory.chunk_rows)
+    train_model(
+        model,
+        _transformed(model, sample),
+        encoder_rows=memory.encoder_rows,
+        seed=seed,
+        niter=_KMEANS_ITERATIONS,
+    )
+    report("train", rows, rows)
+    return rows
+
+
+def _strata(n: int, rows: int, seed: int) -> I64:
+    """One random position from each of ``rows`` equal parts of 0..n-1: increasing, (rows,) int64."""
+    edges = np.arange(rows + 1, dtype=np.int64) * n // rows
+    spread = np.random.default_rng(seed).random(rows)
+    return edges[:-1] + (spread * np.diff(edges)).astype(np.int64)
+
+
+def _transformed(model: LoadedModel, x: F32) -> F32:
+    return apply_transforms(model.transforms, x)
+
+
+def _assign(
+    model: LoadedModel,
+    source: VectorSource,
+    writer: GenerationWriter,
+    memory: BuildMemory,
+    nlist: int,
+    report: Progress,
+) -> tuple[OutFile, I64]:
+    """First pass: the list of every vector into a scratch file of int32; and the list sizes (nlist,) int64."""
+    out = writer.open_file("assign.i32")
+    sizes = np.zeros(nlist, dtype=np.int64)
+    for start, stop in _spans(source.n, memory.chunk_rows):
+        lists = quantize(model.ivf, _transformed(model, source.rows(start, stop)), 1)[0][:, 0]
+        sizes += np.bincount(lists, minlength=nlist)
+        out.append(lists.astype(np.int32))
+        report("assign", stop, source.n)
+    return out, sizes
+
+
+def _write_lists(
+    model: LoadedModel,
+    source: VectorSource,
+    writer: GenerationWriter,
+    memory: BuildMemory,
+    spec: CodecSpec,
+    assigned: OutFile,
+    sizes: I64,
+    report: Progress,
+) -> tuple[OutFile, I64]:
+    """Second pass: encode and put every vector where it belongs; fast-scan blocks are packed from rows afterwards."""
+    out = writer.open_file(LISTS_FILE if spec.layout == "rows" else "rows.bin")
+    extents = ExtentWriter(out, sizes, spec.code_size)
+    lists_of = np.memmap(assigned.path, dtype=np.int32, mode="r", shape=(source.n,))
+    for start, stop in _spans(source.n, memory.chunk_rows):
+        lists = lists_of[start:stop].astype(np.int64)
+        codes = encode(model.ivf, _transformed(model, source.rows(start, stop)), lists)
+        extents.add(lists, codes, source.ids(start, stop))
+        report("encode", stop, source.n)
+    if spec.layout == "rows":
+        return out, extents.table
+    rows = np.memmap(out.path, dtype=np.uint8, mode="r")
+    reader = ExtentReader(rows, extents.table, code_size=spec.code_size, layout="rows", element=None)
+    packed = writer.open_file(LISTS_FILE)
+    table = repack(
+        reader,
+        packed,
+        sizes=sizes,
+        code_size=spec.code_size,
+        layout=spec.layout,
+        element=None,
+        progress=lambda done: report("pack", done, len(sizes)),
+    )
+    writer.drop(out)
+    return packed, table
+
+
+def _spans(n: int, step: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, n, step):
+        yield start, min(start + step, n)

@@ -1,0 +1,95 @@
+"""Which codecs a build may ask for, and how a device decodes them. Names and numbers only; no faiss, no I/O."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.types import F32
+
+__all__ = ["CODEC_NAMES", "CodecKind", "CodecSpec", "DeviceCodec", "Layout", "parse_codec"]
+
+CodecKind = Literal["flat", "fp16", "bf16", "sq8", "pq", "pqfs"]
+#: How the codes of one list are arranged: see :mod:`hybridindex.index.layout` and :mod:`hybridindex.index.pqfs`.
+Layout = Literal["rows", "blocks16", "pqfs32"]
+
+CODEC_NAMES = ("flat", "fp16", "bf16", "sq8", "pq", "pqM", "pqfs", "pqfsM")
+_PQ_NAME = re.compile(r"(pqfs|pq)([1-9][0-9]{0,4})?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecSpec:
+    """A codec that we train ourselves, with every choice made."""
+
+    #: What the manifest says: "flat", "fp16", "bf16", "sq8", "pq48", "pqfs96".
+    name: str
+    kind: CodecKind
+    #: Sub-quantizers of pq and pqfs; 0 otherwise.
+    m: int
+    #: Bytes of one vector's code.
+    code_size: int
+    #: Codes hold vector minus centroid. Only pq: a residual fast scan (pqfs) would make a query's distances depend on
+    #: which lists are scanned together, so pqfs codes whole vectors.
+    by_residual: bool
+
+    @property
+    def layout(self) -> Layout:
+        """The layout that faiss scans this codec in."""
+        return "pqfs32" if self.kind == "pqfs" else "rows"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceCodec:
+    """How a device turns one stored row into floats.
+
+    ``f32``: the row is dim float32. ``f16``: dim IEEE halves. ``bf16``: dim bfloat16. ``sq8``: dim bytes, value =
+    vmin + vdiff*(byte+0.5)/255. With ``by_residual`` the list's centroid is added afterwards.
+    """
+
+    kind: Literal["f32", "f16", "bf16", "sq8"]
+    dim: int
+    #: Bytes of one row.
+    code_size: int
+    by_residual: bool
+    #: (dim,) float32, host; empty unless sq8.
+    vmin: F32 = field(default_factory=lambda: np.empty(0, np.float32))
+    #: (dim,) float32, host; empty unless sq8.
+    vdiff: F32 = field(default_factory=lambda: np.empty(0, np.float32))
+
+
+def parse_codec(name: str, dim: int) -> CodecSpec:
+    """Resolve a codec name for vectors of ``dim`` dimensions.
+
+    ``pq`` takes the largest divisor of dim up to dim/4 as its number of sub-quantizers (8 bits each), ``pqfs`` the
+    largest up to dim/2 (4 bits each); ``pq48`` and ``pqfs96`` say it themselves.
+
+    Raises:
+        InvalidInputError: unknown name, or M does not divide dim.
+    """
+    row_bytes = {"flat": 4 * dim, "fp16": 2 * dim, "bf16": 2 * dim, "sq8": dim}
+    if name in row_bytes:
+        kind: CodecKind = name  # type: ignore[assignment]
+        return CodecSpec(name=name, kind=kind, m=0, code_size=row_bytes[name], by_residual=False)
+    match = _PQ_NAME.fullmatch(name) if isinstance(name, str) else None
+    if match is None:
+        raise InvalidInputError(f"codec is {name!r}; expected one of {', '.join(CODEC_NAMES)}")
+    fast = match[1] == "pqfs"
+    if match[2] is None:
+        limit = max(1, dim // 2 if fast else dim // 4)
+        m = next(m for m in range(limit, 0, -1) if dim % m == 0)
+    else:
+        m = int(match[2])
+        if m > dim or dim % m:
+            near = min((c for c in range(1, dim + 1) if dim % c == 0), key=lambda c: abs(c - m))
+            raise InvalidInputError(f"codec is {name!r}; M must divide dim {dim}, for example {match[1]}{near}")
+    return CodecSpec(
+        name=f"{match[1]}{m}",
+        kind="pqfs" if fast else "pq",
+        m=m,
+        code_size=(m + 1) // 2 if fast else m,
+        by_residual=not fast,
+    )

@@ -1,0 +1,301 @@
+"""An opened index: read-only, mapped, thread-safe. Knows nothing of plans, tiers or queries' futures.
+
+Opening, building, importing and exporting live in sibling modules; this class only answers questions about one
+generation that has been opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+
+from hybridindex.errors import InvalidInputError, UnsupportedIndexError
+from hybridindex.index.codec import DeviceCodec
+from hybridindex.index.faiss_model import (
+    LoadedModel,
+    apply_transforms,
+    centroids_of,
+    decode,
+    quantize,
+    require_faiss,
+)
+from hybridindex.index.layout import element_bytes, id_slots
+from hybridindex.index.lists import ExtentReader
+from hybridindex.index.manifest import Manifest
+from hybridindex.types import F32, I64, U8, Metric
+
+__all__ = ["IVFIndex"]
+
+_DEVICE_KINDS: dict[str, Literal["f32", "f16", "bf16", "sq8"]] = {
+    "flat": "f32",
+    "fp16": "f16",
+    "bf16": "bf16",
+    "sq8": "sq8",
+}
+
+
+class IVFIndex:
+    """One generation of an index.
+
+    Threading: every method may be called from several threads at once. Arrays it hands out are shared and read-only.
+    A rebuild of the directory does not disturb an open index: it keeps what it mapped. After :meth:`close`, methods
+    raise; views and the faiss index that were handed out stay valid as long as somebody holds them.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        model: LoadedModel,
+        table: I64,
+        data: U8,
+        model_bytes: U8,
+    ) -> None:
+        """Made by :func:`hybridindex.index.opening.open_index`, which has checked all parts."""
+        #: The index directory.
+        self.path = path
+        self.manifest = manifest
+        self.list_sizes: I64 = table[:, 0].copy()
+        #: (nlist,) int64: bytes of codes that a scan of each list reads.
+        self.list_bytes: I64 = self.list_sizes * manifest.code_size
+        self._model: LoadedModel | None = model
+        self._table = table
+        self._data = data
+        self._ids64: I64 = data.view(np.int64)
+        self._id_slots = id_slots(table, manifest.code_size)
+        self._reader = ExtentReader(
+            data,
+            table,
+            code_size=manifest.code_size,
+            layout=manifest.layout,
+            element=element_bytes(manifest.codec),
+        )
+        self._model_bytes = model_bytes
+        self._on_close: Callable[[], None] | None = None
+        for array in (self.list_sizes, self.list_bytes, table):
+            array.setflags(write=False)
+
+    # -- what the manifest says ---------------------------------------------------------------------------------
+
+    @property
+    def metric(self) -> Metric:
+        return self.manifest.metric
+
+    @property
+    def codec(self) -> str:
+        return self.manifest.codec
+
+    @property
+    def dim(self) -> int:
+        """Dimensions of queries as users give them."""
+        return self.manifest.dim
+
+    @property
+    def scan_dim(self) -> int:
+        """Dimensions after the pre-transforms: of centroids and stored vectors."""
+        return self.manifest.scan_dim
+
+    @property
+    def nlist(self) -> int:
+        return self.manifest.nlist
+
+    @property
+    def count(self) -> int:
+        """Number of vectors."""
+        return self.manifest.count
+
+    @property
+    def nprobe(self) -> int:
+        """Default number of probes."""
+        return self.manifest.nprobe
+
+    @property
+    def fingerprint(self) -> str:
+        return self.manifest.fingerprint
+
+    @property
+    def generation(self) -> int:
+        return self.manifest.generation
+
+    @property
+    def code_size(self) -> int:
+        """Bytes of one vector's code."""
+        return self.manifest.code_size
+
+    @cached_property
+    def centroids(self) -> F32:
+        """(nlist, scan_dim) float32.
+
+        Raises:
+            UnsupportedIndexError: the coarse quantizer of an imported index cannot give its centroids.
+        """
+        try:
+            centroids = centroids_of(self._open_model().ivf)
+        except RuntimeError as error:
+            raise UnsupportedIndexError(f"{self.path}: the coarse quantizer cannot give its centroids") from error
+        centroids.setflags(write=False)
+        return centroids
+
+    # -- lists --------------------------------------------------------------------------------------------------
+
+    def list_codes(self, list_id: int) -> U8:
+        """Codes of one list as stored: (size, code_size) uint8, a read-only view of the mapped file.
+
+        Raises:
+            InvalidInputError: no such list.
+            UnsupportedIndexError: the layout has no rows (pqfs32).
+        """
+        self._check_list(list_id)
+        if self.manifest.layout != "rows":
+            raise UnsupportedIndexError(
+                f"codes of codec {self.codec!r} lie in blocks ({self.manifest.layout}), not rows"
+            )
+        return self._reader.rows(list_id, 0, self._reader.size(list_id))
+
+    def stored_codes(self, list_id: int) -> U8:
+        """The code bytes of one list as they lie in the file, padding of the last block included: (nbytes,) uint8."""
+        self._check_list(list_id)
+        return self._reader.stored(list_id)
+
+    def list_ids(self, list_id: int) -> I64:
+        """Ids of one list: (size,) int64, a read-only view of the mapped file."""
+        self._check_list(list_id)
+        return self._reader.ids(list_id)
+
+    def ids_at(self, lists: I64, positions: I64) -> I64:
+        """Ids at (list, position) pairs: lists (m,) int64, positions (m,) int64 within their lists -> (m,) int64.
+
+        Not checked against list sizes: a position beyond its list reads whatever lies there.
+        """
+        ids: I64 = self._ids64[self._id_slots[lists] + positions]
+        return ids
+
+    def decode_list(self, list_id: int) -> F32:
+        """Reference decode of one list through faiss: (size, scan_dim) float32; what its scan compares with."""
+        self._check_list(list_id)
+        ivf = self._open_model().ivf
+        size = self._reader.size(list_id)
+        if self.codec.startswith("faiss:") and self.manifest.layout != "rows":
+            rows = np.empty((size, self.scan_dim), dtype=np.float32)
+            pointer = require_faiss().swig_ptr
+            for position in range(size):
+                ivf.reconstruct_from_offset(list_id, position, pointer(rows[position]))
+            return rows
+        codes = self._reader.rows(list_id, 0, size)
+        return decode(ivf, codes, np.full(size, list_id, dtype=np.int64))
+
+    def device_codec(self) -> DeviceCodec | None:
+        """How a device decodes the rows of :meth:`list_codes`; ``None`` where only faiss can scan them."""
+        kind = _DEVICE_KINDS.get(self.codec)
+        if kind is None:
+            return None
+        vmin = vdiff = np.empty(0, dtype=np.float32)
+        if kind == "sq8":
+            trained = require_faiss().vector_to_array(self._open_model().ivf.sq.trained).astype(np.float32)
+            vmin, vdiff = trained[: self.scan_dim].copy(), trained[self.scan_dim :].copy()
+        return DeviceCodec(
+            kind=kind,
+            dim=self.scan_dim,
+            code_size=self.code_size,
+            by_residual=self.manifest.by_residual,
+            vmin=vmin,
+            vdiff=vdiff,
+        )
+
+    # -- queries ------------------------------------------------------------------------------------------------
+
+    def check_queries(self, queries: Any) -> F32:
+        """Queries as (n, dim) float32, C-contiguous; (dim,) becomes (1, dim).
+
+        Raises:
+            InvalidInputError: not a float32 array of that shape, or NaN or infinity in it.
+        """
+        if not isinstance(queries, np.ndarray):
+            raise InvalidInputError(f"queries is a {type(queries).__name__}; expected a float32 numpy array")
+        if queries.dtype != np.float32:
+            raise InvalidInputError(
+                f"queries has dtype {queries.dtype}; expected float32 (convert with .astype(np.float32))"
+            )
+        x = queries[None] if queries.ndim == 1 else queries
+        if x.ndim != 2 or x.shape[1] != self.dim:
+            raise InvalidInputError(f"queries has shape {queries.shape}; expected (n, {self.dim}) or ({self.dim},)")
+        finite = np.isfinite(x)
+        if not finite.all():
+            row = int(np.argmax(~finite.all(axis=1)))
+            raise InvalidInputError(f"queries[{row}] holds NaN or infinity; expected finite values")
+        return np.ascontiguousarray(x)
+
+    def transform(self, queries: F32) -> F32:
+        """Pre-transforms (normalisation included): (n, dim) float32 -> (n, scan_dim) float32."""
+        return apply_transforms(self._open_model().transforms, queries)
+
+    def quantize(self, transformed: F32, nprobe: int) -> tuple[I64, F32]:
+        """Coarse quantization of (n, scan_dim): probes (n, nprobe) int64, nearest first, and distances f32.
+
+        A graph quantizer (HNSW) may find fewer: the rest is -1.
+
+        Raises:
+            InvalidInputError: nprobe is not in 1..nlist.
+        """
+        if isinstance(nprobe, bool) or not isinstance(nprobe, int | np.integer) or not 1 <= nprobe <= self.nlist:
+            raise InvalidInputError(f"nprobe is {nprobe!r}; expected 1 to nlist, {self.nlist}")
+        return quantize(self._open_model().ivf, np.ascontiguousarray(transformed, dtype=np.float32), int(nprobe))
+
+    def open_faiss(self) -> Any:
+        """The faiss IVF index whose lists are mapped from this directory. Owned by this object; do not change it."""
+        return self._open_model().ivf
+
+    def open_faiss_with_transforms(self) -> Any:
+        """The same behind its pre-transforms: the index that faiss users would search."""
+        return self._open_model().outer
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def call_on_close(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called once by :meth:`close`: for what lives only as long as this object."""
+        self._on_close = callback
+
+    def close(self) -> None:
+        """Let go of the mapping; a second call does nothing."""
+        self._model = None
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
+
+    def __enter__(self) -> IVFIndex:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<IVFIndex {str(self.path)!r} {self.codec} {self.metric} dim={self.dim} nlist={self.nlist} "
+            f"count={self.count} generation={self.generation}>"
+        )
+
+    def extents(self) -> I64:
+        """(nlist, 3) int64: size, capacity, byte offset of each list in ``lists.bin``; read-only."""
+        return self._table
+
+    def mapped_lists(self) -> U8:
+        """All of ``lists.bin``: (nbytes,) uint8, read-only view of the map."""
+        return self._data
+
+    def mapped_model(self) -> U8:
+        """The bytes of ``model.faiss``: (nbytes,) uint8, read-only view of the map."""
+        return self._model_bytes
+
+    def _open_model(self) -> LoadedModel:
+        if self._model is None:
+            raise InvalidInputError(f"the index {str(self.path)!r} was closed")
+        return self._model
+
+    def _check_list(self, list_id: int) -> None:
+        if not 0 <= list_id < self.nlist:
+            raise InvalidInputError(f"list is {list_id}; expected 0 to {self.nlist - 1}")

@@ -1,0 +1,225 @@
+"""Opening, verifying and copying an index directory: every byte is proven before faiss parses or maps it.
+
+Also the one-time conversion of ``blocks16`` to ``rows``, which is what faiss can map.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from hybridindex.errors import CorruptIndexError, IndexFormatError, InvalidInputError
+from hybridindex.index.checksums import digest_file
+from hybridindex.index.commit import no_progress
+from hybridindex.index.faiss_model import LoadedModel, load_model, map_lists, require_faiss
+from hybridindex.index.generation import GenerationWriter, read_current
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.layout import check_extents
+from hybridindex.index.manifest import LISTS_FILE, MODEL_FILE, TABLE_FILE, Manifest, parse_manifest
+from hybridindex.index.rewrite import write_copy
+from hybridindex.index.source import Progress
+from hybridindex.types import I64, U8
+
+__all__ = ["Verify", "open_index", "read_manifest", "save", "verify"]
+
+_LOG = logging.getLogger(__name__)
+
+#: full: every checksum. quick: manifest, sizes, model and table; not the bytes of the lists.
+Verify = Literal["full", "quick"]
+
+#: A writer may remove a generation while a reader opens it; the reader then takes the next one.
+_ATTEMPTS = 5
+_CONVERT_LOCK_TIMEOUT_S = 600.0
+
+
+def save(index: IVFIndex, path: str | Path, *, progress: Progress | None = None) -> IVFIndex:
+    """Copy an open index to ``path`` (new, empty, or an index that gets a new generation) and open the copy.
+
+    The copy has the same fingerprint, so profiles stay valid; the control store is not copied.
+
+    Raises:
+        InvalidInputError: ``path`` exists and is not an index.
+        DiskFullError, BuildError: as :func:`hybridindex.index.build.build`.
+    """
+    with GenerationWriter(Path(path)) as writer:
+        write_copy(index, writer, index.manifest.layout, progress or no_progress)
+    return open_index(path, verify="quick")
+
+
+def read_manifest(path: str | Path) -> Manifest:
+    """The manifest of the current generation; reads nothing else and needs no faiss.
+
+    Raises:
+        InvalidInputError, UnsupportedIndexError, CorruptIndexError: as :func:`open_index`.
+    """
+    return _read_manifest(read_current(Path(path)))
+
+
+def verify(path: str | Path) -> Manifest:
+    """Check every checksum and every extent of the current generation; needs no faiss.
+
+    Raises:
+        CorruptIndexError: names the file that differs.
+        InvalidInputError, UnsupportedIndexError: there is no index.
+    """
+    generation = read_current(Path(path))
+    manifest = _read_manifest(generation)
+    _check_files(generation, manifest, "full")
+    _read_table(generation, manifest)
+    return manifest
+
+
+def open_index(path: str | Path, verify: Verify = "full") -> IVFIndex:
+    """Open the current generation, memory-mapped.
+
+    ``verify="full"`` reads all files once (several GB/s from the page cache); "quick" trusts the bytes of ``lists.bin``
+    but still checks its size, the manifest, the model and the table. A ``blocks16`` index is converted to ``rows``
+    once, with a warning in the log: as a new generation, or in a temporary directory where the index cannot be written.
+
+    Raises:
+        InvalidInputError: there is nothing at ``path``, or ``verify`` is unknown.
+        UnsupportedIndexError: not an index directory, or a newer format.
+        CorruptIndexError: bytes differ from their checksums, or a file is missing or short.
+        MissingDependencyError: faiss is not installed.
+    """
+    if verify not in ("full", "quick"):
+        raise InvalidInputError(f"verify is {verify!r}; expected 'full' or 'quick'")
+    path = Path(path)
+    require_faiss()
+    for attempt in range(_ATTEMPTS):
+        generation = read_current(path)
+        try:
+            return _open_generation(path, generation, verify)
+        except IndexFormatError:
+            if attempt + 1 == _ATTEMPTS or _unchanged(path, generation):
+                raise
+    raise AssertionError("unreachable")
+
+
+def _unchanged(path: Path, generation: Path) -> bool:
+    try:
+        return read_current(path) == generation and generation.is_dir()
+    except (IndexFormatError, InvalidInputError):
+        return True
+
+
+def _open_generation(path: Path, generation: Path, verify: Verify) -> IVFIndex:
+    manifest = _read_manifest(generation)
+    _check_files(generation, manifest, verify)
+    table = _read_table(generation, manifest)
+    try:
+        data: U8 = np.memmap(generation / LISTS_FILE, dtype=np.uint8, mode="r")
+        model_bytes: U8 = np.memmap(generation / MODEL_FILE, dtype=np.uint8, mode="r")
+        model = load_model(generation / MODEL_FILE)
+        _check_model(model, manifest, generation)
+        if manifest.layout != "blocks16":
+            lists = generation / LISTS_FILE
+            map_lists(model.ivf, lists, table, code_size=manifest.code_size, nbytes=data.nbytes)
+            model.outer.ntotal = manifest.count
+            model.ivf.nprobe = manifest.nprobe
+    except (OSError, RuntimeError) as error:
+        raise CorruptIndexError(f"{generation} cannot be mapped: {error}") from error
+    index = IVFIndex(path, manifest, model, table, data, model_bytes)
+    return _converted(index) if manifest.layout == "blocks16" else index
+
+
+def _read_manifest(generation: Path) -> Manifest:
+    file = generation / "manifest.json"
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise CorruptIndexError(f"{file} cannot be read: {error}") from error
+    manifest = parse_manifest(raw, str(file))
+    if generation.name != f"gen-{manifest.generation:06d}":
+        raise CorruptIndexError(f"{file} is of generation {manifest.generation}, but lies in {generation.name}")
+    return manifest
+
+
+def _check_files(generation: Path, manifest: Manifest, verify: Verify) -> None:
+    for name in (TABLE_FILE, MODEL_FILE, LISTS_FILE):
+        entry = manifest.files[name]
+        file = generation / name
+        try:
+            size = file.stat().st_size
+            if size != entry.size:
+                raise CorruptIndexError(f"{file} has {size} bytes; the manifest says {entry.size}")
+            if (verify == "full" or name != LISTS_FILE) and digest_file(file) != entry.xxh3_128:
+                raise CorruptIndexError(f"{file} differs from its checksum in the manifest")
+        except OSError as error:
+            raise CorruptIndexError(f"{file} cannot be read: {error}") from error
+
+
+def _read_table(generation: Path, manifest: Manifest) -> I64:
+    file = generation / TABLE_FILE
+    try:
+        table = np.load(file, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise CorruptIndexError(f"{file} cannot be read: {error}") from error
+    check_extents(
+        table,
+        nlist=manifest.nlist,
+        count=manifest.count,
+        code_size=manifest.code_size,
+        layout=manifest.layout,
+        file_bytes=manifest.files[LISTS_FILE].size,
+    )
+    return np.ascontiguousarray(table)
+
+
+def _check_model(model: LoadedModel, manifest: Manifest, generation: Path) -> None:
+    faiss = require_faiss()
+    metric = {faiss.METRIC_INNER_PRODUCT: "ip", faiss.METRIC_L2: "l2"}.get(model.ivf.metric_type)
+    found = (model.outer.d, model.ivf.d, model.ivf.nlist, model.ivf.code_size, metric)
+    said = (manifest.dim, manifest.scan_dim, manifest.nlist, manifest.code_size, manifest.metric)
+    if found != said:
+        raise CorruptIndexError(f"{generation / MODEL_FILE} is of another index: it has {found}, the manifest {said}")
+
+
+def _converted(blocks: IVFIndex) -> IVFIndex:
+    """``blocks`` as a rows index: a new generation beside it, or a temporary copy."""
+    path = blocks.path
+    _LOG.warning(
+        "%s is stored as blocks16, which faiss cannot map: converting it to rows once (%d bytes)",
+        path,
+        blocks.mapped_lists().nbytes,
+    )
+    try:
+        with GenerationWriter(path, lock_timeout_s=_CONVERT_LOCK_TIMEOUT_S) as writer:
+            if read_current(path).name != f"gen-{blocks.generation:06d}":
+                raise _OvertakenError
+            write_copy(blocks, writer, "rows")
+    except _OvertakenError:
+        _LOG.warning("%s was converted or rebuilt by another process meanwhile", path)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return _converted_aside(blocks)
+    return open_index(path, verify="quick")
+
+
+class _OvertakenError(Exception):
+    """Somebody else committed a generation first; never leaves this module."""
+
+
+def _converted_aside(blocks: IVFIndex) -> IVFIndex:
+    scratch = tempfile.TemporaryDirectory(prefix="hybridindex-rows-", ignore_cleanup_errors=True)
+    cleanup: Callable[[], None] = scratch.cleanup
+    _LOG.warning(
+        "%s cannot be written: the converted copy lies in %s until the index is closed", blocks.path, scratch.name
+    )
+    try:
+        with GenerationWriter(Path(scratch.name)) as writer:
+            write_copy(blocks, writer, "rows")
+        copy = open_index(scratch.name, verify="quick")
+    except BaseException:
+        cleanup()
+        raise
+    copy.path = blocks.path
+    copy.call_on_close(cleanup)
+    return copy

@@ -1,0 +1,87 @@
+"""Copying an open index into a new generation, in the same or another layout, by streaming."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.index.codec import Layout
+from hybridindex.index.commit import commit_generation, no_progress
+from hybridindex.index.generation import GenerationWriter
+from hybridindex.index.layout import element_bytes
+from hybridindex.index.lists import ExtentReader, repack
+from hybridindex.index.manifest import LISTS_FILE, MODEL_FILE, Manifest
+from hybridindex.index.source import Progress
+
+if TYPE_CHECKING:
+    from hybridindex.index.ivf import IVFIndex
+
+__all__ = ["write_copy", "write_layout"]
+
+_COPY_BYTES = 8 << 20
+
+
+def write_layout(index: IVFIndex, path: str | Path, layout: Layout, *, progress: Progress | None = None) -> Manifest:
+    """Write a copy of an open index to ``path`` in the layout "rows" or "blocks16", without opening it.
+
+    Opening a ``blocks16`` copy converts it to rows, because faiss maps nothing else; this is for scanners that do.
+
+    Raises:
+        InvalidInputError: the codec has no such layout, or ``path`` exists and is not an index.
+        DiskFullError, BuildError: as :func:`hybridindex.index.build.build`.
+    """
+    with GenerationWriter(Path(path)) as writer:
+        return write_copy(index, writer, layout, progress or no_progress)
+
+
+def write_copy(index: IVFIndex, writer: GenerationWriter, layout: Layout, progress: Progress = no_progress) -> Manifest:
+    """Commit ``index`` as the writer's generation."""
+    manifest = index.manifest
+    element = element_bytes(manifest.codec)
+    if layout != manifest.layout and (layout == "pqfs32" or manifest.layout == "pqfs32" or element is None):
+        raise InvalidInputError(f"layout is {layout!r}; codec {manifest.codec!r} has only {manifest.layout!r}")
+    model = writer.open_file(MODEL_FILE)
+    stored = index.mapped_model()
+    for start in range(0, len(stored), _COPY_BYTES):
+        model.append(stored[start : start + _COPY_BYTES])
+    lists = writer.open_file(LISTS_FILE)
+    if layout == manifest.layout:
+        table, data = index.extents(), index.mapped_lists()
+        lists.reserve(data.nbytes)
+        for start in range(0, len(data), _COPY_BYTES):
+            lists.append(data[start : start + _COPY_BYTES])
+            progress("copy", lists.position, data.nbytes)
+    else:
+        table = repack(
+            ExtentReader(
+                index.mapped_lists(),
+                index.extents(),
+                code_size=index.code_size,
+                layout=manifest.layout,
+                element=element,
+            ),
+            lists,
+            sizes=index.list_sizes,
+            code_size=index.code_size,
+            layout=layout,
+            element=element,
+            progress=lambda done: progress("pack", done, index.nlist),
+        )
+    return commit_generation(
+        writer,
+        lists=lists,
+        table=table,
+        metric=manifest.metric,
+        codec=manifest.codec,
+        dim=manifest.dim,
+        scan_dim=manifest.scan_dim,
+        nprobe=manifest.nprobe,
+        layout=layout,
+        by_residual=manifest.by_residual,
+        normalized=manifest.normalized,
+        code_size=manifest.code_size,
+        notes=manifest.notes,
+        fingerprint=manifest.fingerprint,
+        progress=progress,
+    )

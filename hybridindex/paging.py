@@ -1,0 +1,52 @@
+"""Page arithmetic shared by those who plan device memory (partitioner) and those who own it (tiers).
+
+Pure numbers; what a page holds and who may write to it is the arena's business (:mod:`hybridindex.tiers.arena`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.types import I64
+
+__all__ = ["DEFAULT_PAGE_BYTES", "PageGeometry", "scratch_for_budget"]
+
+DEFAULT_PAGE_BYTES = 65_536
+_MAX_SCRATCH_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageGeometry:
+    """How rows of codes fill pages. A page holds whole rows, so that a list's pages can be scanned one by one."""
+
+    code_size: int
+    rows_per_page: int
+
+    @classmethod
+    def for_code_size(cls, code_size: int, page_bytes: int = DEFAULT_PAGE_BYTES) -> PageGeometry:
+        """Pages of at most ``page_bytes`` bytes, but of one row at least.
+
+        Raises:
+            InvalidInputError: ``code_size`` or ``page_bytes`` is below 1.
+        """
+        if code_size < 1:
+            raise InvalidInputError(f"code_size is {code_size}; a row has at least 1 byte")
+        if page_bytes < 1:
+            raise InvalidInputError(f"page_bytes is {page_bytes}; a page has at least 1 byte")
+        return cls(code_size=code_size, rows_per_page=max(1, page_bytes // code_size))
+
+    @property
+    def page_bytes(self) -> int:
+        return self.rows_per_page * self.code_size
+
+    def pages_for(self, sizes: I64) -> I64:
+        """Pages of lists with ``sizes`` rows: (m,) int64 -> (m,) int64. An empty list takes none."""
+        return -(-np.asarray(sizes, dtype=np.int64) // self.rows_per_page)
+
+
+def scratch_for_budget(budget_bytes: int) -> int:
+    """Bytes of a device budget set aside for the scan's temporary buffers."""
+    return min(_MAX_SCRATCH_BYTES, budget_bytes // 8)

@@ -1,0 +1,213 @@
+"""The control store: profiles, plans and events of one or more indexes, in SQLite or PostgreSQL.
+
+Covers opening (which creates or upgrades the schema), transactions and closing; what the rows mean is said in
+``profiles.py`` and ``plans.py``. A SQLite store must lie on a local file system.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from hybridindex.errors import InvalidInputError, StoreError
+from hybridindex.store import plans, profiles
+from hybridindex.store.checks import check_scalar, check_time
+from hybridindex.store.engine import Location, locate, make_engine, writing
+from hybridindex.store.faults import translated
+from hybridindex.store.migrate import upgrade_store
+from hybridindex.store.records import PlanSummary, ProfileSummary, StoredEvent, StoredPlan
+from hybridindex.types import Profile
+
+__all__ = ["ControlStore"]
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class ControlStore:
+    """An open control store. Make one with :meth:`open`.
+
+    Threading: every method may be called from any thread; each call is one transaction on a connection of its own, and
+    writers wait for one another. Processes may share a store, each with its own ControlStore: do not carry one across a
+    fork. Every method raises StoreLockedError when another writer held the store past the busy timeout, and StoreError
+    when the store is closed, damaged or out of reach. All methods write completely or not at all.
+    """
+
+    def __init__(self, location: Location, engine: Engine, revision: str, clock: Callable[[], datetime]) -> None:
+        """For :meth:`open`."""
+        self._location = location
+        self._engine = engine
+        self._writer = writing(engine)
+        self._clock = clock
+        self._idle = threading.Condition()
+        #: Transactions under way; guarded by ``_idle``.
+        self._running = 0
+        self._closed = False
+        #: Version of the schema, as Alembic names it.
+        self.revision = revision
+
+    @classmethod
+    def open(
+        cls,
+        url_or_path: str | os.PathLike[str],
+        *,
+        busy_timeout_s: float = 10.0,
+        clock: Callable[[], datetime] = _utc_now,
+    ) -> Self:
+        """Open the store at a file path, ``sqlite:///file`` or ``postgresql+psycopg://…``; create or upgrade it first.
+
+        Args:
+            url_or_path: where it is; the directory of a file must exist.
+            busy_timeout_s: longest wait for another process, at opening and at each later call.
+            clock: gives the time in UTC that plans and events are stamped with.
+
+        Raises:
+            InvalidInputError: an address or timeout that cannot be used.
+            StoreVersionError: written by a newer hybridindex.
+            StoreLockedError: held by another process past the timeout.
+            StoreError: no store, corrupt, not writable, unreachable, or its upgrade failed (old content intact).
+            MissingDependencyError: PostgreSQL without psycopg.
+        """
+        check_scalar(busy_timeout_s, "busy_timeout_s", float)
+        if not 0 < busy_timeout_s <= 86_400:
+            raise InvalidInputError(f"busy_timeout_s: {busy_timeout_s} given, more than 0 and at most 86400 is needed")
+        location = locate(url_or_path)
+        revision = upgrade_store(location, busy_timeout_s=busy_timeout_s)
+        return cls(location, make_engine(location, busy_timeout_s=busy_timeout_s), revision, clock)
+
+    @property
+    def name(self) -> str:
+        """The file, or the URL without its password."""
+        return self._location.name
+
+    def close(self) -> None:
+        """Wait for calls under way in other threads, then close the connections. A second call does nothing."""
+        with self._idle:
+            self._closed = True
+            self._idle.wait_for(lambda: self._running == 0)
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def save_profile(self, profile: Profile) -> Profile:
+        """Store a profile as a new row, whatever its ``id`` is, and return it with the new id.
+
+        Raises:
+            InvalidInputError: a field that cannot be stored, by name; nothing is written.
+        """
+        with self._transaction(self._writer) as session:
+            return profiles.insert_profile(session, profile)
+
+    def load_profile(
+        self,
+        profile_id: int | None = None,
+        *,
+        index_fingerprint: str | None = None,
+        hardware_fingerprint: str | None = None,
+    ) -> Profile:
+        """The profile with that id, else the one saved last that matches the fingerprints given.
+
+        Raises:
+            ProfileError: there is none.
+            ProfileMismatchError: the one asked for, or every one there is, is of another index or machine.
+        """
+        if profile_id is not None:
+            check_scalar(profile_id, "profile_id", int)
+        with self._transaction(self._engine) as session:
+            return profiles.select_profile(session, self.name, profile_id, index_fingerprint, hardware_fingerprint)
+
+    def list_profiles(self, *, index_fingerprint: str | None = None) -> list[ProfileSummary]:
+        """All profiles (of that index), in the order of saving, without samples and arrays."""
+        with self._transaction(self._engine) as session:
+            return profiles.select_summaries(session, index_fingerprint=index_fingerprint)
+
+    def save_plan(self, record: Mapping[str, Any], profile_id: int) -> int:
+        """Store a plan's record (see :class:`~hybridindex.store.records.PlanRecord`) and return its id.
+
+        Raises:
+            InvalidInputError: the record lacks a verdict or holds what is not stored; nothing is written.
+            ProfileError: there is no profile ``profile_id``.
+        """
+        check_scalar(profile_id, "profile_id", int)
+        at = self._now()
+        with self._transaction(self._writer) as session:
+            return plans.insert_plan(session, record, profile_id, at, self.name)
+
+    def load_plan(self, plan_id: int | None = None, *, index_fingerprint: str | None = None) -> StoredPlan:
+        """The plan with that id, else the one saved last (of that index).
+
+        Raises:
+            ProfileError: there is none.
+            ProfileMismatchError: the one asked for rests on a profile of another index.
+        """
+        if plan_id is not None:
+            check_scalar(plan_id, "plan_id", int)
+        with self._transaction(self._engine) as session:
+            return plans.select_plan(session, plan_id, index_fingerprint, self.name)
+
+    def list_plans(self, *, index_fingerprint: str | None = None) -> list[PlanSummary]:
+        """All plans (of that index), in the order of saving, without their records."""
+        with self._transaction(self._engine) as session:
+            return plans.select_plan_summaries(session, index_fingerprint=index_fingerprint)
+
+    def record_event(self, kind: str, payload: Mapping[str, Any]) -> int:
+        """Store that something happened now, and return its id.
+
+        Raises:
+            InvalidInputError: an empty kind, or a payload that is not JSON-able.
+        """
+        at = self._now()
+        with self._transaction(self._writer) as session:
+            return plans.insert_event(session, kind, payload, at)
+
+    def list_events(self, *, kind: str | None = None, limit: int = 100) -> list[StoredEvent]:
+        """The newest ``limit`` events (of that kind), newest first."""
+        with self._transaction(self._engine) as session:
+            return plans.select_events(session, kind=kind, limit=limit)
+
+    def check_invariants(self) -> None:
+        """Read the whole store: page structure and references (SQLite only; PostgreSQL watches its own).
+
+        Raises:
+            StoreError: damage, with the first finding.
+        """
+        if self._location.backend != "sqlite":
+            return
+        with self._transaction(self._engine) as session:
+            verdict = session.execute(text("PRAGMA integrity_check(1)")).scalar_one()
+            broken = session.execute(text("PRAGMA foreign_key_check")).first()
+        if verdict != "ok" or broken is not None:
+            raise StoreError(f"control store {self.name}: damaged ({verdict if verdict != 'ok' else broken})")
+
+    def _now(self) -> str:
+        now = self._clock()
+        value = now.isoformat(timespec="microseconds")
+        check_time(value, "clock")
+        return value
+
+    @contextmanager
+    def _transaction(self, engine: Engine) -> Iterator[Session]:
+        with self._idle:
+            if self._closed:
+                raise StoreError(f"control store {self.name}: it was closed")
+            self._running += 1
+        try:
+            with translated(self.name), Session(engine, expire_on_commit=False) as session, session.begin():
+                yield session
+        finally:
+            with self._idle:
+                self._running -= 1
+                self._idle.notify_all()

@@ -1,0 +1,57 @@
+"""Database exceptions to the errors of :mod:`hybridindex.errors`. Names the store in every message."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from hybridindex.errors import StoreError, StoreLockedError
+
+__all__ = ["store_fault", "translated"]
+
+#: PostgreSQL: lock_not_available, query_canceled, deadlock_detected, serialization_failure.
+_PG_LOCKED = frozenset({"55P03", "57014", "40P01", "40001"})
+_SQLITE_WORDS = {
+    sqlite3.SQLITE_READONLY: "it or its directory is read-only",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened; its directory must exist and be writable",
+    sqlite3.SQLITE_PERM: "access is denied",
+    sqlite3.SQLITE_FULL: "the disk is full; nothing was written",
+    sqlite3.SQLITE_IOERR: "the disk reported an input/output error",
+    sqlite3.SQLITE_CORRUPT: "the file is corrupt; restore it from a copy, or move it away to begin anew",
+    sqlite3.SQLITE_NOTADB: "the file is not a SQLite database",
+}
+
+
+@contextmanager
+def translated(where: str) -> Iterator[None]:
+    """Turn database errors raised inside into StoreError or StoreLockedError that name ``where``."""
+    try:
+        yield
+    except (SQLAlchemyError, sqlite3.Error) as error:  # the driver's own come from connection set-up
+        raise store_fault(error, where) from error
+
+
+def store_fault(error: SQLAlchemyError | sqlite3.Error, where: str) -> StoreError:
+    """The StoreError that says what ``error`` means for the store at ``where``."""
+    if isinstance(error, PoolTimeoutError):
+        return StoreLockedError(f"control store {where}: all connections of this process are busy")
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    code = getattr(cause, "sqlite_errorcode", None)
+    if isinstance(code, int):
+        primary = code & 0xFF
+        if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return StoreLockedError(f"control store {where}: another process holds it; try again, or raise the timeout")
+        if primary in _SQLITE_WORDS:
+            return StoreError(f"control store {where}: {_SQLITE_WORDS[primary]} ({cause})")
+    if getattr(cause, "sqlstate", None) in _PG_LOCKED:
+        return StoreLockedError(f"control store {where}: another process holds it ({_first_line(cause)})")
+    return StoreError(f"control store {where}: {_first_line(cause)}")
+
+
+def _first_line(error: BaseException | None) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -1,0 +1,183 @@
+"""Bring a store to this version's schema when it is opened, once, whoever comes first.
+
+SQLite: under an exclusive lock file (``<file>.lock``), after a copy of the old content through SQLite's backup API
+(``<file>.before-<revision>``). PostgreSQL: under an advisory lock. Both: the whole upgrade is one transaction, so a
+failure or a crash leaves the old content. Going back to an older version is not offered: a newer store is refused.
+
+The SQLite file itself is only ever touched through SQLite: closing any other descriptor of it would drop the locks that
+this process holds on it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from filelock import FileLock, Timeout
+from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy.exc import SQLAlchemyError
+
+import hybridindex.migrations
+from hybridindex.errors import StoreError, StoreLockedError, StoreVersionError
+from hybridindex.store.engine import PG_SCHEMA, Location, make_engine, writing
+from hybridindex.store.faults import store_fault, translated
+
+__all__ = ["SCRIPTS", "alembic_config", "upgrade_store"]
+
+#: Folder of ``env.py`` and ``versions/``.
+SCRIPTS: Final = Path(hybridindex.migrations.__file__ or "").parent
+#: Marks a SQLite file as ours ("hybx"); ``file(1)`` shows it.
+APPLICATION_ID: Final = 0x68796278
+#: Key of the advisory lock, of the same letters.
+_ADVISORY_KEY: Final = 0x68796278
+#: Alembic's ``context`` and ``op`` are global to the process.
+_alembic_lock = threading.Lock()
+
+
+def alembic_config(connection: Connection | None = None, *, scripts: Path = SCRIPTS) -> Config:
+    """Alembic's configuration, without a file."""
+    config = Config()
+    config.set_main_option("script_location", str(scripts).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    return config
+
+
+def upgrade_store(location: Location, *, busy_timeout_s: float, scripts: Path = SCRIPTS) -> str:
+    """Create or upgrade the store and return its revision.
+
+    Raises:
+        StoreVersionError: written by a newer version.
+        StoreLockedError: another process migrated or wrote for longer than ``busy_timeout_s``.
+        StoreError: not a store, corrupt, not writable, or an upgrade that failed (the old content is intact).
+    """
+    engine = make_engine(location, busy_timeout_s=busy_timeout_s, migrating=True)
+    try:
+        if location.path is not None:
+            _check_place(location.path)
+            with _file_lock(location.path, busy_timeout_s), translated(location.name):
+                return _upgrade_sqlite(engine, location.path, scripts)
+        with translated(location.name):
+            return _upgrade_postgresql(engine, location.name, scripts)
+    finally:
+        engine.dispose()
+
+
+def _check_place(path: Path) -> None:
+    if path.is_dir():
+        raise StoreError(f"control store {path}: a directory; give the path of a file in it, like control.sqlite")
+    if not path.parent.is_dir():
+        raise StoreError(f"control store {path}: the directory {path.parent} does not exist; make it first")
+
+
+@contextmanager
+def _file_lock(path: Path, timeout_s: float) -> Iterator[None]:
+    lock = FileLock(f"{path}.lock", timeout=timeout_s)
+    try:
+        lock.acquire(poll_interval=0.01)
+    except Timeout as error:
+        message = f"control store {path}: another process held {path}.lock for {timeout_s:g} s"
+        raise StoreLockedError(message) from error
+    except (OSError, NotImplementedError) as error:
+        message = f"control store {path}: its directory must be writable ({error})"
+        raise StoreError(message) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _upgrade_sqlite(engine: Engine, path: Path, scripts: Path) -> str:
+    with engine.connect() as connection:
+        tables = inspect(connection).get_table_names()
+        mark = connection.exec_driver_sql("PRAGMA application_id").scalar_one()
+        if mark != APPLICATION_ID and (tables or mark != 0):
+            raise StoreError(
+                f"control store {path}: a SQLite file of another program; move it away, or give another path"
+            )
+        revision = _known_revision(connection, str(path), scripts)
+    _use_wal(engine, path)
+    head = _head(scripts)
+    if revision == head:
+        return head
+    if revision is not None:
+        _back_up(path, Path(f"{path}.before-{head}"))
+    with writing(engine).begin() as connection:
+        _run(connection, str(path), scripts)
+        broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+        if broken:
+            raise StoreError(
+                f"control store {path}: the upgrade to {head} would break {len(broken)} references; undone"
+            )
+        connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
+    return head
+
+
+def _use_wal(engine: Engine, path: Path) -> None:
+    # WAL is a property of the file. Switching needs it alone, hence here under the lock and outside any transaction.
+    with closing(engine.raw_connection()) as raw:
+        mode = raw.cursor().execute("PRAGMA journal_mode=WAL").fetchone()
+    if mode is None or mode[0] != "wal":
+        raise StoreError(f"control store {path}: WAL is not available here ({mode}); use a local file system")
+
+
+def _back_up(path: Path, target: Path) -> None:
+    draft = Path(f"{target}.tmp")
+    try:
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(draft)) as copy:
+            source.backup(copy)
+        os.replace(draft, target)
+    except (sqlite3.Error, OSError) as error:
+        draft.unlink(missing_ok=True)
+        raise StoreError(f"control store {path}: no copy before the upgrade, so no upgrade ({error})") from error
+
+
+def _upgrade_postgresql(engine: Engine, name: str, scripts: Path) -> str:
+    with engine.begin() as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_KEY})
+        found = connection.execute(text("SELECT 1 FROM pg_namespace WHERE nspname = :n"), {"n": PG_SCHEMA}).first()
+        if found is None:
+            connection.exec_driver_sql(f"CREATE SCHEMA {PG_SCHEMA}")
+        revision, head = _known_revision(connection, name, scripts), _head(scripts)
+        if revision is None and inspect(connection).get_table_names(schema=PG_SCHEMA):
+            raise StoreError(f"control store {name}: schema {PG_SCHEMA} holds tables of another program")
+        if revision != head:
+            _run(connection, name, scripts)
+    return head
+
+
+def _head(scripts: Path) -> str:
+    head = ScriptDirectory.from_config(alembic_config(scripts=scripts)).get_current_head()
+    assert head is not None, "migrations/versions holds no version"
+    return head
+
+
+def _known_revision(connection: Connection, name: str, scripts: Path) -> str | None:
+    revision = MigrationContext.configure(connection).get_current_revision()
+    known = {s.revision for s in ScriptDirectory.from_config(alembic_config(scripts=scripts)).walk_revisions()}
+    if revision is not None and revision not in known:
+        raise StoreVersionError(
+            f"control store {name}: schema version {revision!r} is newer than this hybridindex knows "
+            f"(up to {_head(scripts)!r}); upgrade hybridindex, or give another store"
+        )
+    return revision
+
+
+def _run(connection: Connection, name: str, scripts: Path) -> None:
+    try:
+        with _alembic_lock:
+            command.upgrade(alembic_config(connection, scripts=scripts), "head")
+    except Exception as error:
+        if isinstance(error, SQLAlchemyError) and isinstance(store_fault(error, name), StoreLockedError):
+            raise
+        message = f"control store {name}: the schema upgrade failed and was undone ({type(error).__name__}: {error})"
+        raise StoreError(message) from error

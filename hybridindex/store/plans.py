@@ -1,0 +1,137 @@
+"""Plans and events to rows and back, inside a session that the caller opened."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from hybridindex.errors import InvalidInputError, ProfileError
+from hybridindex.store.arrays import decode_array, encode_array
+from hybridindex.store.checks import check_scalar
+from hybridindex.store.jsondata import from_json, to_json_object
+from hybridindex.store.models import EventRow, PlanArrayRow, PlanRow, ProfileRow
+from hybridindex.store.profiles import refuse_mismatch
+from hybridindex.store.records import PlanSummary, StoredEvent, StoredPlan
+
+__all__ = ["insert_event", "insert_plan", "select_events", "select_plan", "select_plan_summaries"]
+
+
+def insert_plan(session: Session, record: Mapping[str, Any], profile_id: int, created_at: str, where: str) -> int:
+    """Write a record and return its id.
+
+    Raises:
+        InvalidInputError: the record is not ``{"data": …, "arrays": …}`` with a verdict, or holds what is not stored.
+        ProfileError: there is no such profile.
+    """
+    if not isinstance(record, Mapping) or set(record) != {"data", "arrays"}:
+        raise InvalidInputError("plan record: a mapping with exactly the keys 'data' and 'arrays' is needed")
+    data, arrays = to_json_object(record["data"], "plan.data"), record["arrays"]
+    check_scalar(data.get("verdict"), "plan.data.verdict", str)
+    if not isinstance(arrays, Mapping):
+        raise InvalidInputError(f"plan.arrays: {type(arrays).__name__} given, a mapping of names to arrays is needed")
+    for name in arrays:
+        check_scalar(name, "plan.arrays: name", str)
+    blobs = [{"name": n, "data": encode_array(a, name=f"plan.arrays.{n}")} for n, a in arrays.items()]
+    if session.get(ProfileRow, profile_id) is None:
+        raise ProfileError(f"control store {where}: it holds no profile {profile_id!r} for this plan")
+    row = PlanRow(
+        profile_id=profile_id,
+        created_at=created_at,
+        verdict=data["verdict"],
+        slo_ms=_number(_slo_ms(data)),
+        coverage=_number(data.get("coverage")),
+        device_bytes=_whole(data.get("device_bytes")),
+        data=data,
+    )
+    session.add(row)
+    session.flush()
+    if blobs:
+        session.execute(insert(PlanArrayRow), [{"plan_id": row.id, **blob} for blob in blobs])
+    return row.id
+
+
+def _slo_ms(data: Mapping[str, Any]) -> object:
+    request = data.get("request")
+    return request.get("slo_ms") if isinstance(request, Mapping) else data.get("slo_ms")
+
+
+def _number(value: object) -> float | None:
+    # The columns are for queries only; the data keeps what these cannot hold.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _whole(value: object) -> int | None:
+    is_int = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+    return value if is_int and isinstance(value, int) else None
+
+
+def select_plan(session: Session, plan_id: int | None, index_fingerprint: str | None, where: str) -> StoredPlan:
+    """The plan with that id, or the one saved last (for that index, where given).
+
+    Raises:
+        ProfileError: there is none.
+        ProfileMismatchError: the plan asked for rests on a profile of another index.
+        StoreError: what is stored is damaged.
+    """
+    query = select(PlanRow, ProfileRow.index_fingerprint).join(ProfileRow, ProfileRow.id == PlanRow.profile_id)
+    if plan_id is not None:
+        query = query.where(PlanRow.id == plan_id)
+    elif index_fingerprint is not None:
+        query = query.where(ProfileRow.index_fingerprint == index_fingerprint)
+    found = session.execute(query.order_by(PlanRow.id.desc()).limit(1)).first()
+    if found is None:
+        which = f"plan {plan_id}" if plan_id is not None else "plan"
+        suffix = f" of index {index_fingerprint!r}" if plan_id is None and index_fingerprint is not None else ""
+        raise ProfileError(f"control store {where}: it holds no {which}{suffix}; run plan first")
+    row, fingerprint = found
+    refuse_mismatch(row.profile_id, {"index": fingerprint}, {"index": index_fingerprint})
+    blobs = session.execute(select(PlanArrayRow.name, PlanArrayRow.data).where(PlanArrayRow.plan_id == row.id))
+    arrays = {name: decode_array(blob, name=f"plan {row.id}, {name}") for name, blob in blobs}
+    return StoredPlan(
+        id=row.id,
+        profile_id=row.profile_id,
+        index_fingerprint=fingerprint,
+        created_at=row.created_at,
+        record={"data": from_json(row.data), "arrays": arrays},
+    )
+
+
+def select_plan_summaries(session: Session, *, index_fingerprint: str | None = None) -> list[PlanSummary]:
+    """Summaries in the order of saving."""
+    columns = [PlanRow.__table__.c[f.name] for f in fields(PlanSummary) if f.name != "index_fingerprint"]
+    query = select(*columns, ProfileRow.index_fingerprint).join(ProfileRow, ProfileRow.id == PlanRow.profile_id)
+    if index_fingerprint is not None:
+        query = query.where(ProfileRow.index_fingerprint == index_fingerprint)
+    return [PlanSummary(**row) for row in session.execute(query.order_by(PlanRow.id)).mappings()]
+
+
+def insert_event(session: Session, kind: str, payload: Mapping[str, Any], at: str) -> int:
+    """Write an event and return its id.
+
+    Raises:
+        InvalidInputError: an empty kind, or a payload that is not JSON-able.
+    """
+    check_scalar(kind, "event kind", str)
+    if not kind:
+        raise InvalidInputError("event kind: '' given, a word is needed")
+    row = EventRow(at=at, kind=kind, data=to_json_object(payload, "event payload"))
+    session.add(row)
+    session.flush()
+    return row.id
+
+
+def select_events(session: Session, *, kind: str | None, limit: int) -> list[StoredEvent]:
+    """The newest ``limit`` events (of that kind), newest first."""
+    if limit <= 0:
+        raise InvalidInputError(f"limit: {limit} given, at least 1 is needed")
+    query = select(EventRow).order_by(EventRow.id.desc()).limit(limit)
+    if kind is not None:
+        query = query.where(EventRow.kind == kind)
+    return [StoredEvent(id=r.id, at=r.at, kind=r.kind, payload=from_json(r.data)) for r in session.scalars(query)]

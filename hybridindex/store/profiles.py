@@ -1,0 +1,202 @@
+"""Profiles to rows and back, inside a session that the caller opened. Knows no engines, locks or files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from typing import Any, Final, TypeVar
+
+import numpy.typing as npt
+from sqlalchemy import RowMapping, Select, insert, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from hybridindex.errors import ProfileError, ProfileMismatchError
+from hybridindex.store.arrays import decode_array, encode_array
+from hybridindex.store.checks import check_profile
+from hybridindex.store.jsondata import from_json, to_json_object
+from hybridindex.store.models import (
+    Base,
+    HardwareRow,
+    LatencySampleRow,
+    ProfileArrayRow,
+    ProfileRow,
+    RecallPointRow,
+    TransferSampleRow,
+)
+from hybridindex.store.records import ProfileSummary
+from hybridindex.types import AccessSample, HardwareInfo, Profile, RecallPoint, StageSample, TransferSample
+
+__all__ = ["insert_profile", "select_profile", "select_summaries"]
+
+#: Columns of ``profiles`` that are fields of Profile, letter by letter.
+_SCALARS: Final = tuple(
+    c.key for c in ProfileRow.__table__.columns if c.key not in ("id", "hardware_id", "notes") and c.key is not None
+)
+_SampleT = TypeVar("_SampleT", StageSample, TransferSample, RecallPoint)
+
+
+def insert_profile(session: Session, profile: Profile) -> Profile:
+    """Write a new row for ``profile``, whatever its id was, and return it with the new id.
+
+    Raises:
+        InvalidInputError: a field that cannot be stored, by name.
+    """
+    check_profile(profile)
+    scalars = {name: getattr(profile, name) for name in _SCALARS}
+    notes = to_json_object(profile.notes, "profile.notes")
+    hardware_id = _hardware_id(session, profile.hardware)
+    row = ProfileRow(**scalars, hardware_id=hardware_id, notes=notes)
+    session.add(row)
+    session.flush()
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "list_bytes": profile.list_bytes,
+        "list_sizes": profile.list_sizes,
+        "list_accesses": profile.access.list_accesses,
+        "fit_probes": profile.access.fit_probes,
+        "held_probes": profile.access.held_probes,
+    }
+    blobs = [{"profile_id": row.id, "name": n, "data": encode_array(a, name=n)} for n, a in arrays.items()]
+    session.execute(insert(ProfileArrayRow), blobs)
+    _insert_samples(session, LatencySampleRow, row.id, profile.stages)
+    _insert_samples(session, TransferSampleRow, row.id, profile.transfers)
+    _insert_samples(session, RecallPointRow, row.id, profile.recall)
+    return replace(profile, id=row.id)
+
+
+def _insert_samples(
+    session: Session, table: type[Base], profile_id: int, samples: Sequence[StageSample | TransferSample | RecallPoint]
+) -> None:
+    rows = [{"profile_id": profile_id, "position": i, **asdict(sample)} for i, sample in enumerate(samples)]
+    if rows:
+        session.execute(insert(table), rows)
+
+
+def _hardware_id(session: Session, hardware: HardwareInfo) -> int:
+    data = to_json_object({f.name: getattr(hardware, f.name) for f in fields(hardware)}, "hardware")
+    digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    values = {"fingerprint": hardware.fingerprint, "digest": digest, "data": data}
+    if session.get_bind().dialect.name == "sqlite":
+        session.execute(sqlite.insert(HardwareRow).values(values).on_conflict_do_nothing())
+    else:
+        session.execute(postgresql.insert(HardwareRow).values(values).on_conflict_do_nothing())
+    same = (HardwareRow.fingerprint == hardware.fingerprint) & (HardwareRow.digest == digest)
+    return session.execute(select(HardwareRow.id).where(same)).scalar_one()
+
+
+def select_summaries(session: Session, *, index_fingerprint: str | None = None) -> list[ProfileSummary]:
+    """Summaries in the order of saving."""
+    query = _summary_query().order_by(ProfileRow.id)
+    if index_fingerprint is not None:
+        query = query.where(ProfileRow.index_fingerprint == index_fingerprint)
+    return [_summary(row) for row in session.execute(query).mappings()]
+
+
+def _summary_query() -> Select[Any]:
+    names = [f.name for f in fields(ProfileSummary) if f.name != "hardware_fingerprint"]
+    columns = [ProfileRow.__table__.c[name] for name in names]
+    return select(*columns, HardwareRow.fingerprint.label("hardware_fingerprint")).join(
+        HardwareRow, HardwareRow.id == ProfileRow.hardware_id
+    )
+
+
+def _summary(row: RowMapping) -> ProfileSummary:
+    return ProfileSummary(**row)
+
+
+def select_profile(
+    session: Session,
+    where: str,
+    profile_id: int | None,
+    index_fingerprint: str | None,
+    hardware_fingerprint: str | None,
+) -> Profile:
+    """The profile with that id, or the one saved last that matches both fingerprints.
+
+    Raises:
+        ProfileError: there is none.
+        ProfileMismatchError: the one asked for, or all there are, belong to another index or machine.
+        StoreError: what is stored is damaged.
+    """
+    newest = _summary_query().order_by(ProfileRow.id.desc()).limit(1)
+    wanted = {"index": index_fingerprint, "machine": hardware_fingerprint}
+    if profile_id is not None:
+        row = session.execute(newest.where(ProfileRow.id == profile_id)).mappings().first()
+        if row is None:
+            raise ProfileError(f"control store {where}: it holds no profile {profile_id}")
+    else:
+        matching = newest
+        if index_fingerprint is not None:
+            matching = matching.where(ProfileRow.index_fingerprint == index_fingerprint)
+        if hardware_fingerprint is not None:
+            matching = matching.where(HardwareRow.fingerprint == hardware_fingerprint)
+        row = session.execute(matching).mappings().first()
+        if row is None:
+            closest = newest
+            if index_fingerprint is not None:
+                # Of this index on another machine, before of another index.
+                closest = newest.order_by(None).order_by(
+                    (ProfileRow.index_fingerprint == index_fingerprint).desc(), ProfileRow.id.desc()
+                )
+            row = session.execute(closest).mappings().first()
+        if row is None:
+            raise ProfileError(f"control store {where}: it holds no profile yet; run profile first")
+    summary = _summary(row)
+    refuse_mismatch(summary.id, {"index": summary.index_fingerprint, "machine": summary.hardware_fingerprint}, wanted)
+    return _load(session, summary.id)
+
+
+def refuse_mismatch(profile_id: int, actual: Mapping[str, str], wanted: Mapping[str, str | None]) -> None:
+    """Raise ProfileMismatchError unless each wanted fingerprint is ``None`` or equal to the actual one."""
+    wrong = [
+        f"{what} {actual[what]!r}, not {value!r}"
+        for what, value in wanted.items()
+        if value is not None and value != actual[what]
+    ]
+    if wrong:
+        found = " and ".join(wrong)
+        raise ProfileMismatchError(
+            f"profile {profile_id} was measured on {found}; run profile again on this index here"
+        )
+
+
+def _load(session: Session, profile_id: int) -> Profile:
+    row = session.get_one(ProfileRow, profile_id)
+    hardware = session.get_one(HardwareRow, row.hardware_id)
+    query = select(ProfileArrayRow.name, ProfileArrayRow.data).where(ProfileArrayRow.profile_id == profile_id)
+    blobs: dict[str, bytes] = {r.name: r.data for r in session.execute(query)}
+
+    def array(name: str, dtype: str, *shape: int | None) -> Any:
+        where = f"profile {profile_id}, {name}"
+        return decode_array(blobs.get(name, b""), name=where, dtype=dtype, shape=shape)
+
+    return Profile(
+        id=profile_id,
+        **{name: getattr(row, name) for name in _SCALARS},
+        hardware=_hardware(from_json(hardware.data)),
+        list_bytes=array("list_bytes", "int64", row.nlist),
+        list_sizes=array("list_sizes", "int64", row.nlist),
+        access=AccessSample(
+            fit_probes=array("fit_probes", "int32", None, row.nprobe),
+            held_probes=array("held_probes", "int32", None, row.nprobe),
+            list_accesses=array("list_accesses", "float64", row.nlist),
+        ),
+        stages=_select_samples(session, LatencySampleRow, StageSample, profile_id),
+        transfers=_select_samples(session, TransferSampleRow, TransferSample, profile_id),
+        recall=_select_samples(session, RecallPointRow, RecallPoint, profile_id),
+        notes=from_json(row.notes),
+    )
+
+
+def _hardware(data: dict[str, Any]) -> HardwareInfo:
+    known = {f.name: data[f.name] for f in fields(HardwareInfo) if f.name in data}
+    return HardwareInfo(**{**known, "cpu_flags": tuple(data["cpu_flags"]), "devices": tuple(data["devices"])})
+
+
+def _select_samples(session: Session, table: type[Base], kind: type[_SampleT], profile_id: int) -> tuple[_SampleT, ...]:
+    columns = table.__table__.c
+    query = select(*(columns[f.name] for f in fields(kind)))
+    rows = session.execute(query.where(columns["profile_id"] == profile_id).order_by(columns["position"])).mappings()
+    return tuple(kind(**row) for row in rows)

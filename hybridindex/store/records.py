@@ -1,0 +1,79 @@
+"""What the store answers with, beside :class:`hybridindex.types.Profile`. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["PlanRecord", "PlanSummary", "ProfileSummary", "StoredEvent", "StoredPlan"]
+
+
+class PlanRecord(TypedDict):
+    """A plan as plain data: what ``Plan.to_record()`` makes and ``Plan.from_record()`` reads."""
+
+    #: JSON-able; ``verdict`` (a string) is required; ``request.slo_ms`` (or ``slo_ms``), ``coverage`` and
+    #: ``device_bytes`` are repeated in the summary where they are numbers. Tuples come back as lists.
+    data: dict[str, Any]
+    #: Name -> array of bools, integers or floats of at most 8 bytes.
+    arrays: dict[str, npt.NDArray[np.generic]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileSummary:
+    """One stored profile, without samples and arrays."""
+
+    id: int
+    #: ISO 8601, UTC.
+    created_at: str
+    index_fingerprint: str
+    hardware_fingerprint: str
+    metric: str
+    codec: str
+    dim: int
+    count: int
+    nlist: int
+    nprobe: int
+    k: int
+    scanner: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPlan:
+    """A plan as it was saved."""
+
+    id: int
+    profile_id: int
+    index_fingerprint: str
+    #: ISO 8601, UTC.
+    created_at: str
+    record: PlanRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSummary:
+    """One stored plan, without its record; ``None`` where the record's data has no such number."""
+
+    id: int
+    profile_id: int
+    index_fingerprint: str
+    created_at: str
+    verdict: str
+    slo_ms: float | None
+    coverage: float | None
+    device_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEvent:
+    """Something that happened, as it was recorded."""
+
+    id: int
+    #: ISO 8601, UTC.
+    at: str
+    kind: str
+    payload: Mapping[str, Any]

@@ -1,0 +1,177 @@
+"""Scan of resident lists with torch: list by list, each list's rows against all queries that probe it.
+
+Runs on any torch device. It reads pages through one leased snapshot and keeps its temporary buffers inside the scratch
+budget by cutting queries and rows into tiles. Moving lists is :mod:`hybridindex.tiers.device`'s business.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.tiers.arena import PageArena
+from hybridindex.tiers.protocol import OnDone
+from hybridindex.tiers.residency import Residency
+from hybridindex.tiers.validate import check_scan
+from hybridindex.types import F32, I64
+
+if TYPE_CHECKING:
+    import torch
+
+    from hybridindex.index.codec import DeviceCodec
+    from hybridindex.index.ivf import IVFIndex
+
+__all__ = ["TorchScanner"]
+
+_POSITION_BITS = 32
+_POSITION_MASK = (1 << _POSITION_BITS) - 1
+
+
+class TorchScanner:
+    """Scans the lists of one device that one snapshot holds. Made per batch; thread-safe as long as the lease lives."""
+
+    name = "torch"
+
+    def __init__(
+        self,
+        index: IVFIndex,
+        codec: DeviceCodec,
+        arena: PageArena,
+        residency: Residency,
+        ordinal: int,
+        scratch_bytes: int,
+    ) -> None:
+        self._index = index
+        self._codec = codec
+        self._arena = arena
+        self._residency = residency
+        self._ordinal = ordinal
+        self._scratch_bytes = scratch_bytes
+
+    def scan(
+        self,
+        queries: F32,
+        probes: I64,
+        coarse_distances: F32,
+        k: int,
+        *,
+        filter_ids: I64 | None = None,
+        on_done: OnDone | None = None,
+    ) -> tuple[F32, I64]:
+        """See :meth:`hybridindex.tiers.protocol.Scanner.scan`.
+
+        Raises:
+            InvalidInputError: also when a probed list is not resident on this device in this snapshot.
+        """
+        check_scan(queries, probes, coarse_distances, k, dim=self._index.scan_dim, nlist=self._index.nlist)
+        probed = np.unique(probes[probes >= 0])
+        absent = probed[self._residency.list_device[probed] != self._ordinal]
+        if len(absent):
+            raise InvalidInputError(f"list {int(absent[0])} is probed on device {self._ordinal} but not resident there")
+        worst = -np.inf if self._index.metric == "ip" else np.inf
+        distances = np.full((len(queries), k), worst, dtype=np.float32)
+        ids = np.full((len(queries), k), -1, dtype=np.int64)
+        step = self._queries_per_tile(k)
+        for start in range(0, len(queries), step):
+            rows = slice(start, start + step)
+            self._scan_tile(queries[rows], probes[rows], k, filter_ids, distances[rows], ids[rows])
+        if on_done is not None and len(queries):
+            on_done(np.arange(len(queries), dtype=np.int32), distances, ids)
+        return distances, ids
+
+    def _queries_per_tile(self, k: int) -> int:
+        # A quarter of the scratch for what lives as long as the tile: queries (twice, while gathered) and their top-k.
+        per_query = 2 * self._index.scan_dim * 4 + 3 * k * 12
+        return max(1, self._scratch_bytes // 4 // per_query)
+
+    def _rows_per_tile(self, n_queries: int, k: int) -> int:
+        # The rest for decoded rows and for the (queries, rows + k) block that top-k reads: value and payload.
+        per_row = self._index.scan_dim * 4 * 2 + n_queries * 2 * 12
+        return max(1, (self._scratch_bytes * 3 // 4 - n_queries * k * 12) // per_row)
+
+    def _scan_tile(self, queries: F32, probes: I64, k: int, filter_ids: I64 | None, distances: F32, ids: I64) -> None:
+        import torch
+
+        device = self._arena.device
+        keep_max = self._index.metric == "ip"
+        x = torch.from_numpy(np.ascontiguousarray(queries)).to(device)
+        best = torch.full((len(queries), k), -torch.inf if keep_max else torch.inf, device=device)
+        best_at = torch.full((len(queries), k), -1, dtype=torch.int64, device=device)
+        for list_id, members in _queries_by_list(probes):
+            size = int(self._index.list_sizes[list_id])
+            if size == 0:
+                continue
+            group = torch.from_numpy(members).to(device)
+            xg = x if len(members) == len(queries) else x.index_select(0, group)
+            codes = self._arena.rows(self._residency.list_pages[list_id], size)
+            allowed = None
+            if filter_ids is not None:
+                allowed = torch.from_numpy(np.isin(self._index.list_ids(list_id), filter_ids)).to(device)
+            held, held_at = best.index_select(0, group), best_at.index_select(0, group)
+            step = self._rows_per_tile(len(members), k)
+            for start in range(0, size, step):
+                decoded = self._decode(codes[start : start + step], list_id)
+                block = _distances(xg, decoded, keep_max=keep_max)
+                if allowed is not None:
+                    block.masked_fill_(~allowed[start : start + step], -torch.inf if keep_max else torch.inf)
+                at = (list_id << _POSITION_BITS) + torch.arange(start, start + len(decoded), device=device)
+                top, where = torch.topk(torch.cat((held, block), dim=1), k, dim=1, largest=keep_max, sorted=False)
+                held_at = torch.cat((held_at, at.expand(len(members), -1)), dim=1).gather(1, where)
+                held = top
+            best.index_copy_(0, group, held)
+            best_at.index_copy_(0, group, held_at)
+        order = torch.argsort(best, dim=1, descending=keep_max)
+        distances[:] = best.gather(1, order).cpu().numpy()
+        ids[:] = self._to_ids(best_at.gather(1, order).cpu().numpy(), distances)
+
+    def _decode(self, codes: torch.Tensor, list_id: int) -> torch.Tensor:
+        import torch
+
+        codec, dim = self._codec, self._index.scan_dim
+        if codec.kind == "f32":
+            decoded = codes.view(torch.float32)
+        elif codec.kind == "f16":
+            decoded = codes.view(torch.float16).float()
+        elif codec.kind == "bf16":
+            decoded = codes.view(torch.bfloat16).float()
+        else:
+            assert codec.kind == "sq8"
+            scale = torch.from_numpy(codec.vdiff / np.float32(255.0)).to(codes.device)
+            offset = torch.from_numpy(codec.vmin + codec.vdiff * np.float32(0.5 / 255.0)).to(codes.device)
+            decoded = codes.float().mul_(scale).add_(offset)
+        assert decoded.shape[1] == dim
+        if codec.by_residual:
+            decoded = decoded + torch.from_numpy(self._index.centroids[list_id]).to(codes.device)
+        return decoded
+
+    def _to_ids(self, at: I64, distances: F32) -> I64:
+        ids = np.full(at.shape, -1, dtype=np.int64)
+        found = (at >= 0) & np.isfinite(distances)
+        ids[found] = self._index.ids_at(at[found] >> _POSITION_BITS, at[found] & _POSITION_MASK)
+        return ids
+
+
+def _queries_by_list(probes: I64) -> list[tuple[int, I64]]:
+    """Groups probes by list: (list id, (m,) int64 rows that probe it), each list once."""
+    rows, columns = np.nonzero(probes >= 0)
+    if len(rows) == 0:
+        return []
+    lists = probes[rows, columns]
+    order = np.argsort(lists, kind="stable")
+    lists, rows = lists[order], rows[order]
+    starts = np.flatnonzero(np.diff(lists, prepend=-1))
+    return [(int(lists[s]), group) for s, group in zip(starts, np.split(rows, starts[1:]), strict=True)]
+
+
+def _distances(x: torch.Tensor, rows: torch.Tensor, *, keep_max: bool) -> torch.Tensor:
+    """(g, d) x (s, d) -> (g, s): inner products, or squared l2 by direct differences.
+
+    The expansion |x|^2 - 2xy + |y|^2 would be faster and loses all digits on data far from the origin.
+    """
+    import torch
+
+    if keep_max:
+        return x @ rows.T
+    return torch.cdist(x, rows, compute_mode="donot_use_mm_for_euclid_dist").square_()

@@ -1,0 +1,114 @@
+"""The generic host tier: faiss scans mapped lists with ``search_preassigned``, for every codec that faiss knows.
+
+faiss works query by query, so "a query is done" is known only when a call returns. With a completion callback the
+batch is therefore cut into slices, least work first: queries with few misses are answered while others still scan.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.tiers.protocol import OnDone
+from hybridindex.tiers.validate import check_scan
+from hybridindex.types import F32, I32, I64
+
+if TYPE_CHECKING:
+    from hybridindex.index.ivf import IVFIndex
+
+__all__ = ["HostFaissScanner"]
+
+#: Queries per thread in one early-completion slice. Smaller slices answer sooner but leave threads idle at their end.
+_SLICE_QUERIES_PER_THREAD = 4
+
+
+class HostFaissScanner:
+    """Scans probed lists on the CPU through faiss.
+
+    Thread-safe: faiss CPU indexes may be read from several threads, and every call passes its own parameters.
+    ``threads`` is the number of OpenMP threads of a call; ``None`` keeps faiss's own setting.
+    """
+
+    name = "faiss"
+
+    def __init__(self, index: IVFIndex, *, threads: int | None = None) -> None:
+        if threads is not None and threads < 1:
+            raise InvalidInputError(f"threads is {threads}; expected at least 1")
+        import faiss
+
+        self._faiss: Any = faiss
+        self._index = index
+        self._ivf: Any = index.open_faiss()
+        self._list_bytes = index.list_bytes
+        self.threads: int = threads or int(faiss.omp_get_max_threads())
+        self._thread_setting = threading.local()
+
+    def scan(
+        self,
+        queries: F32,
+        probes: I64,
+        coarse_distances: F32,
+        k: int,
+        *,
+        filter_ids: I64 | None = None,
+        on_done: OnDone | None = None,
+    ) -> tuple[F32, I64]:
+        """See :meth:`hybridindex.tiers.protocol.Scanner.scan`."""
+        check_scan(queries, probes, coarse_distances, k, dim=self._index.scan_dim, nlist=self._index.nlist)
+        self.adopt_thread()
+        n, p = probes.shape
+        distances = np.empty((n, k), dtype=np.float32)
+        ids = np.empty((n, k), dtype=np.int64)
+        if n == 0 or p == 0:
+            distances.fill(-np.inf if self._index.metric == "ip" else np.inf)
+            ids.fill(-1)
+            if on_done is not None and n:
+                on_done(np.arange(n, dtype=np.int32), distances, ids)
+            return distances, ids
+        params = self._parameters(p, filter_ids)
+        slice_rows = _SLICE_QUERIES_PER_THREAD * self.threads
+        if on_done is None or n <= slice_rows:
+            self._search(queries, probes, coarse_distances, k, distances, ids, params)
+            if on_done is not None:
+                on_done(np.arange(n, dtype=np.int32), distances, ids)
+            return distances, ids
+        for rows in self._slices(probes, slice_rows):
+            part_distances = np.empty((len(rows), k), dtype=np.float32)
+            part_ids = np.empty((len(rows), k), dtype=np.int64)
+            self._search(queries[rows], probes[rows], coarse_distances[rows], k, part_distances, part_ids, params)
+            distances[rows], ids[rows] = part_distances, part_ids
+            on_done(rows, part_distances, part_ids)
+        return distances, ids
+
+    def _search(self, x: F32, probes: I64, coarse: F32, k: int, distances: F32, ids: I64, params: Any) -> None:
+        # The C call, not faiss's Python wrapper: that one takes nprobe from the shared index, which is not thread-safe.
+        x, probes = np.ascontiguousarray(x), np.ascontiguousarray(probes)
+        coarse = np.ascontiguousarray(coarse)
+        ptr = self._faiss.swig_ptr
+        self._ivf.search_preassigned_c(
+            len(x), ptr(x), k, ptr(probes), ptr(coarse), ptr(distances), ptr(ids), False, params
+        )
+        # faiss marks empty places with the largest float; the public contract says infinity.
+        if ids[:, -1].min(initial=0) < 0:
+            distances[ids < 0] = -np.inf if self._index.metric == "ip" else np.inf
+
+    def _parameters(self, width: int, filter_ids: I64 | None) -> Any:
+        params = self._faiss.SearchParametersIVF(nprobe=width)
+        if filter_ids is not None:
+            params.sel = self._faiss.IDSelectorBatch(np.ascontiguousarray(filter_ids, dtype=np.int64))
+            params.referenced_objects = [params.sel]
+        return params
+
+    def _slices(self, probes: I64, slice_rows: int) -> list[I32]:
+        work = np.where(probes >= 0, self._list_bytes[probes], 0).sum(axis=1)
+        order = np.argsort(work, kind="stable").astype(np.int32)
+        return [order[start : start + slice_rows] for start in range(0, len(order), slice_rows)]
+
+    def adopt_thread(self) -> None:
+        """Gives the calling thread this scanner's thread count: OpenMP keeps it per thread, for quantization too."""
+        if getattr(self._thread_setting, "value", None) != self.threads:
+            self._faiss.omp_set_num_threads(self.threads)
+            self._thread_setting.value = self.threads

@@ -1,0 +1,62 @@
+"""Everything that follows from a profile alone: computed once, shared by every plan, curve and picture."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry
+from hybridindex.partitioner.coverage import CoverageCurve, build_coverage_curve
+from hybridindex.partitioner.latency import LatencyModel, fit_latency_model
+from hybridindex.partitioner.validate import HitRateValidation, validate_hit_rate_models
+from hybridindex.types import Profile
+
+__all__ = ["Analysis", "analyse"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Analysis:
+    """Coverage statistics, hit-rate validation and latency fits of one profile."""
+
+    profile: Profile
+    curve: CoverageCurve
+    hit_rates: HitRateValidation
+    latency: LatencyModel
+
+    def configured(self, *, page_bytes: int, n_devices: int) -> Analysis:
+        """The same statistics for another page size and number of devices."""
+        analysis = self
+        if analysis.latency.n_devices != n_devices:
+            latency = dataclasses.replace(analysis.latency, n_devices=n_devices)
+            analysis = dataclasses.replace(analysis, latency=latency)
+        geometry = PageGeometry.for_code_size(analysis.curve.geometry.code_size, page_bytes)
+        if geometry != analysis.curve.geometry:
+            pages = geometry.pages_for(self.profile.list_sizes[self.curve.order])
+            prefix = np.concatenate(([0], np.cumsum(pages)))
+            curve = dataclasses.replace(
+                analysis.curve,
+                geometry=geometry,
+                pages_by_rank=pages,
+                prefix_pages=prefix,
+                cell_cache={},
+                touch_cache={},
+            )
+            analysis = dataclasses.replace(analysis, curve=curve)
+        return analysis
+
+
+def analyse(profile: Profile, *, page_bytes: int = DEFAULT_PAGE_BYTES, seed: int = 0) -> Analysis:
+    """Fit everything that a plan needs from ``profile``. Deterministic for one profile and seed.
+
+    Raises:
+        ProfileError: too few held-back queries, no ``host_scan`` samples, or arrays that do not fit ``nlist``.
+    """
+    curve = build_coverage_curve(profile, page_bytes=page_bytes, seed=seed)
+    return Analysis(
+        profile=profile,
+        curve=curve,
+        hit_rates=validate_hit_rate_models(curve),
+        latency=fit_latency_model(profile, curve, seed=seed),
+    )

@@ -1,0 +1,95 @@
+"""A plan in ten lines for a person: what was decided, from what, and what would change it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from hybridindex.partitioner.plan import problem_of
+from hybridindex.partitioner.solver import Solution, solve
+
+if TYPE_CHECKING:
+    from hybridindex.partitioner.plan import Plan
+
+__all__ = ["explain_plan", "format_bytes"]
+
+
+def format_bytes(nbytes: float) -> str:
+    """1536 -> "1.50 KiB"."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.2f} {unit}"
+        value /= 1024
+    return f"{value:.2f} TiB"
+
+
+def explain_plan(plan: Plan) -> str:
+    """Ten lines, in plain words."""
+    request, curve, latency = plan.request, plan.analysis.curve, plan.analysis.latency
+    profile = plan.analysis.profile
+    batch = plan.batch
+    hit_median, hit_worst = plan.hit_rate_errors.get(plan.hit_rate_model, (float("nan"), float("nan")))
+    load = f"{plan.rate_qps:.4g} requests/s" if plan.rate_qps is not None else "one query at a time (no rate given)"
+    if request.llm is not None and request.rate_qps is None:
+        load += ", what the LLM takes"
+    held = f"{curve.n_held} held-back queries" + (
+        f" of {curve.n_held_total}" if curve.n_held < curve.n_held_total else ""
+    )
+    beyond = ", beyond what was measured" if plan.extrapolated(batch) else ""
+    epsilon = (
+        f"; the batching model gives {plan.epsilon_solved:.2f}"
+        + (f" (coverage {plan.coverage_at_epsilon_solved:.1%})" if plan.coverage_at_epsilon_solved is not None else "")
+        if plan.epsilon_solved is not None
+        else ""
+    )
+    lines = [
+        f"Verdict: {plan.verdict.value}: {plan.reason}.",
+        f"Asked: {request.slo_stage} p{request.percentile:g} within {request.slo_ms:g} ms at {load}, "
+        f"budget {' + '.join(format_bytes(b) for b in request.budgets)} on {plan.n_devices} device(s).",
+        f"Placed: {plan.resident_lists.size} of {plan.nlist} lists ({plan.coverage:.1%} of lists, "
+        f"{plan.coverage_bytes_fraction:.1%} of bytes), {format_bytes(plan.device_bytes)} with pages and scratch, "
+        f"work imbalance {plan.imbalance:.2f}.",
+        f"Hits: mean {plan.predicted_hit_rate:.1%} of a query's bytes; slowest query of a batch of {batch}: "
+        f"{plan.predicted_min_hit_rate(batch):.1%} ({plan.hit_rate_model} model, unseen queries: median error "
+        f"{hit_median:.3f}, worst {hit_worst:.3f}).",
+        f"Latency of a batch of {batch}: {plan.predicted_latency_ms(batch):.3g} ms median, "
+        f"{plan.predicted_latency_ms(batch, request.percentile):.3g} ms p{request.percentile:g}{beyond} "
+        f"({plan.host_model} host model, median error {plan.host_model_errors[plan.host_model]:.1%}).",
+        f"Queueing: search may take {plan.tau_s * 1e3:.4g} ms = SLO/(1+{request.epsilon:g}){epsilon}; "
+        f"highest sustainable rate {plan.max_sustainable_qps:.4g} requests/s at measured batch sizes.",
+        f"From: profile {profile.id if profile.id is not None else '(not stored)'} of {profile.created_at}, {held}, "
+        f"nprobe {plan.nprobe}, {latency.host.n_samples} host scan timings ({profile.scanner}, "
+        f"{profile.threads} threads, {profile.hardware.cpu_model}).",
+        f"Not measured: {'; '.join(latency.notes) if latency.notes else 'nothing that the model needs'}.",
+        _other_slo(plan),
+        _other_budget(plan),
+    ]
+    return "\n".join(lines)
+
+
+def _in_words(plan: Plan, solution: Solution) -> str:
+    curve = plan.analysis.curve
+    nbytes = curve.device_bytes(solution.count)
+    nbytes += sum(plan.request.scratch) if nbytes else 0
+    verdict = "" if solution.feasible else " and still miss it"
+    return f"{format_bytes(nbytes)} ({solution.count / curve.nlist:.1%} of lists){verdict}"
+
+
+def _other_slo(plan: Plan) -> str:
+    problem = problem_of(plan.analysis, plan.request)
+    half, double = (solve(problem, plan.tau_s * factor) for factor in (0.5, 2.0))
+    return f"Another SLO: half of it would take {_in_words(plan, half)}, twice {_in_words(plan, double)}." + (
+        f" Nearest that can be met: {plan.nearest_slo_ms:.4g} ms." if plan.nearest_slo_ms is not None else ""
+    )
+
+
+def _other_budget(plan: Plan) -> str:
+    if plan.feasible:
+        spare = sum(plan.request.budgets) - plan.device_bytes
+        return f"Another budget: {format_bytes(spare)} are spare; down to {format_bytes(plan.device_bytes)} this holds."
+    problem = problem_of(plan.analysis, plan.request)
+    unlimited = solve(dataclasses.replace(problem, limit_pages=1 << 60), plan.tau_s)
+    if unlimited.feasible:
+        return f"Another budget: {_in_words(plan, unlimited)} in all would meet the SLO."
+    return "Another budget: no budget meets this SLO on this machine; lower the rate or nprobe, or raise the SLO."

@@ -1,0 +1,251 @@
+"""Latency of a hybrid batch: tau(b) = T_CQ(b) + max(T_host(b, misses), T_device(b, hits)) + T_merge(b).
+
+Covers fitting every term from a profile's stage samples and predicting quantiles, with what each batch of held-back
+queries would really miss. Does not decide coverage (:mod:`hybridindex.partitioner.solver`). Seconds throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.partitioner.coverage import CoverageCurve, QueryWork
+from hybridindex.partitioner.fits import PiecewiseLinear, fit_piecewise_linear, ratio_levels
+from hybridindex.partitioner.order_stats import window_max, window_starts, window_sum
+from hybridindex.partitioner.scan_models import (
+    HostScanModelChoice,
+    ScanWork,
+    choose_host_scan_model,
+    relative_nnls,
+)
+from hybridindex.types import F64, I64, Profile, StageSample
+
+__all__ = ["DeviceScanModel", "LatencyModel", "LatencyParts", "LatencyPrediction", "fit_latency_model"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceScanModel:
+    """Seconds of one device's scan: overhead + cost of scanned bytes + cost of distinct bytes."""
+
+    overhead_s: float
+    per_work_byte_s: float
+    per_unique_byte_s: float
+    devices: tuple[str, ...]
+    max_batch: int
+    #: Median relative error on its own samples.
+    error: float
+
+    def predict(self, work_bytes: F64, unique_bytes: float) -> F64:
+        """(m,) seconds; 0 where nothing is scanned."""
+        seconds = self.overhead_s + self.per_work_byte_s * work_bytes + self.per_unique_byte_s * unique_bytes
+        return np.where(work_bytes > 0, seconds, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LatencyParts:
+    """The terms of tau for many random batches of one size: (w,) float64 seconds where they differ per batch."""
+
+    coarse_s: float
+    host_s: F64
+    device_s: F64
+    merge_s: float
+    overhead_s: float
+
+    def total(self) -> F64:
+        """(w,) seconds."""
+        return self.coarse_s + np.maximum(self.host_s, self.device_s) + self.merge_s + self.overhead_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyPrediction:
+    """One predicted latency."""
+
+    seconds: float
+    #: True when the batch size was never measured: the last slope was extended.
+    extrapolated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LatencyModel:
+    """Every fitted term of tau(b). Immutable, pure."""
+
+    coarse: PiecewiseLinear | None
+    host: HostScanModelChoice
+    device: DeviceScanModel | None
+    merge: PiecewiseLinear | None
+    #: Median of what routed batches took beyond the other terms.
+    overhead_s: float
+    #: Ascending, equally likely measured/predicted ratios of the coarse stage; same length as ``host.ratios``.
+    coarse_ratios: F64
+    #: Devices that share the hits evenly.
+    n_devices: int
+    #: What could not be fitted, in words.
+    notes: tuple[str, ...]
+
+    @property
+    def max_batch(self) -> int:
+        """Largest batch that every host stage was measured at."""
+        coarse = int(self.coarse.knots[-1]) if self.coarse is not None else self.host.max_batch
+        return min(coarse, self.host.max_batch)
+
+    def parts(self, curve: CoverageCurve, work: QueryWork, batch: int, *, with_device: bool = True) -> LatencyParts:
+        """Terms for random batches of ``batch`` held-back queries when ``work``'s lists are resident.
+
+        Raises:
+            InvalidInputError: ``batch`` is below 1.
+        """
+        if batch < 1:
+            raise InvalidInputError(f"batch is {batch}; a batch has at least 1 query")
+        starts = window_starts(curve.n_held)
+        missed = _missed_work(curve, work, batch, starts, with_union=self.host.uses_union)
+        host = np.where(missed.probes > 0, self.host.model.predict(missed), 0.0)
+        hits = bool((work.hit_probes > 0).any())
+        device = np.zeros_like(host)
+        if with_device and hits and self.device is not None:
+            hit_bytes = window_sum(work.hit_work, batch, starts) / self.n_devices
+            union, _ = curve.union_bytes(work, batch)
+            device = self.device.predict(hit_bytes, union / self.n_devices)
+        return LatencyParts(
+            coarse_s=float(self.coarse.predict(batch)) if self.coarse is not None else 0.0,
+            host_s=host,
+            device_s=device,
+            merge_s=float(self.merge.predict(batch)) if self.merge is not None and hits else 0.0,
+            overhead_s=self.overhead_s,
+        )
+
+    def mean(self, curve: CoverageCurve, work: QueryWork, batch: int, *, with_device: bool = True) -> float:
+        """Mean seconds over batches: what decides how many requests per second are sustained."""
+        return float(self._spread(self.parts(curve, work, batch, with_device=with_device)).mean())
+
+    def quantile(
+        self, curve: CoverageCurve, work: QueryWork, batch: int, percentile: float, *, with_device: bool = True
+    ) -> float:
+        """Seconds that ``percentile`` percent of batches stay below: which queries meet, and how timings scatter."""
+        seconds = self._spread(self.parts(curve, work, batch, with_device=with_device)).ravel()
+        place = min(max(int(np.ceil(percentile / 100.0 * seconds.size)) - 1, 0), seconds.size - 1)
+        return float(np.partition(seconds, place)[place])
+
+    def both(
+        self, curve: CoverageCurve, work: QueryWork, batch: int, percentile: float, *, with_device: bool = True
+    ) -> tuple[float, float]:
+        """(quantile, mean) from one evaluation."""
+        seconds = self._spread(self.parts(curve, work, batch, with_device=with_device)).ravel()
+        place = min(max(int(np.ceil(percentile / 100.0 * seconds.size)) - 1, 0), seconds.size - 1)
+        return float(np.partition(seconds, place)[place]), float(seconds.mean())
+
+    def predict(
+        self, curve: CoverageCurve, work: QueryWork, batch: int, percentile: float | None = None
+    ) -> LatencyPrediction:
+        """The median, or another percentile; says when ``batch`` lies beyond what was measured."""
+        level = 50.0 if percentile is None else percentile
+        if not 0.0 < level < 100.0:
+            raise InvalidInputError(f"percentile is {level}; give a value between 0 and 100")
+        return LatencyPrediction(
+            seconds=self.quantile(curve, work, batch, level), extrapolated=self.extrapolated(batch)
+        )
+
+    def extrapolated(self, batch: int) -> bool:
+        """True when no host stage was measured at so large (or so small) a batch."""
+        return batch > self.max_batch or batch < self.host.min_batch
+
+    def _spread(self, parts: LatencyParts) -> F64:
+        """(w, levels) seconds: every batch at every level of the timing scatter. Slow stages are slow together."""
+        host = np.maximum(np.multiply.outer(parts.host_s, self.host.ratios), parts.device_s[:, None])
+        return host + (parts.coarse_s * self.coarse_ratios + (parts.merge_s + parts.overhead_s))
+
+
+def _missed_work(curve: CoverageCurve, work: QueryWork, batch: int, starts: I64, *, with_union: bool) -> ScanWork:
+    miss_work, miss_probes = work.miss_work, work.miss_probes
+    union = curve.union_bytes(work, batch)[1] if with_union else 0.0
+    ones = np.ones(starts.size)
+    return ScanWork(
+        batch=batch * ones,
+        probes=window_sum(miss_probes, batch, starts),
+        max_probes=window_max(miss_probes, batch, starts),
+        work_bytes=window_sum(miss_work, batch, starts),
+        max_work_bytes=window_max(miss_work, batch, starts),
+        unique_bytes=union * ones,
+        min_hit_rate=-window_max(-work.hit_rate, batch, starts),
+        masked=0.0 * ones,
+    )
+
+
+def _stage(samples: Sequence[StageSample], stage: str) -> list[StageSample]:
+    return [s for s in samples if s.stage == stage and s.batch > 0 and s.seconds > 0]
+
+
+def _fit_device(samples: list[StageSample]) -> DeviceScanModel | None:
+    if not samples:
+        return None
+    seconds = np.array([s.seconds for s in samples])
+    columns = np.array([(1.0, s.work_bytes, s.unique_bytes) for s in samples], dtype=np.float64)
+    (overhead, per_work, per_unique), error = relative_nnls(columns, seconds)
+    return DeviceScanModel(
+        overhead_s=float(overhead),
+        per_work_byte_s=float(per_work),
+        per_unique_byte_s=float(per_unique),
+        devices=tuple(sorted({s.device for s in samples})),
+        max_batch=max(s.batch for s in samples),
+        error=error,
+    )
+
+
+def fit_latency_model(profile: Profile, curve: CoverageCurve, *, n_devices: int = 1, seed: int = 0) -> LatencyModel:
+    """Fit every term from ``profile.stages``.
+
+    Raises:
+        ProfileError: there are no ``host_scan`` samples.
+    """
+    host = choose_host_scan_model(profile.stages, threads=profile.threads, nprobe=profile.nprobe, seed=seed)
+    notes: list[str] = []
+    coarse_samples = _stage(profile.stages, "coarse")
+    coarse: PiecewiseLinear | None = None
+    coarse_ratios = np.ones_like(host.ratios)
+    if coarse_samples:
+        batches = np.array([s.batch for s in coarse_samples], dtype=np.float64)
+        seconds = np.array([s.seconds for s in coarse_samples])
+        coarse = fit_piecewise_linear(batches, seconds)
+        coarse_ratios = ratio_levels(seconds, coarse.predict(batches), host.ratios.size)
+    else:
+        notes.append("coarse quantization was not measured: counted as 0")
+    device = _fit_device(_stage(profile.stages, "device_scan"))
+    if device is None:
+        notes.append("no device scan was measured: counted as hidden behind the host's")
+    merge_samples = _stage(profile.stages, "merge")
+    merge = (
+        fit_piecewise_linear([float(s.batch) for s in merge_samples], [s.seconds for s in merge_samples])
+        if merge_samples
+        else None
+    )
+    if merge is None:
+        notes.append("merging was not measured: counted as 0")
+    model = LatencyModel(
+        coarse=coarse,
+        host=host,
+        device=device,
+        merge=merge,
+        overhead_s=0.0,
+        coarse_ratios=coarse_ratios,
+        n_devices=n_devices,
+        notes=tuple(notes),
+    )
+    routed = _stage(profile.stages, "batch")
+    if not routed:
+        return model
+    beyond = [
+        s.seconds - model.quantile(curve, curve.at(min(round(s.coverage * curve.nlist), curve.nlist)), s.batch, 50.0)
+        for s in routed
+    ]
+    return LatencyModel(
+        coarse=coarse,
+        host=host,
+        device=device,
+        merge=merge,
+        overhead_s=max(float(np.median(beyond)), 0.0),
+        coarse_ratios=coarse_ratios,
+        n_devices=n_devices,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,461 @@
+"""A plan: which lists become resident where, decided from one profile for one target. Not yet applied to anything.
+
+Covers :func:`make_plan`, the :class:`Plan` it returns, its predictions and its record form. The explanation in words
+is in :mod:`hybridindex.partitioner.explain`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.errors import InvalidInputError, ProfileMismatchError
+from hybridindex.paging import DEFAULT_PAGE_BYTES
+from hybridindex.partitioner.analysis import Analysis, analyse
+from hybridindex.partitioner.coverage import QueryWork
+from hybridindex.partitioner.hitrate import distribution
+from hybridindex.partitioner.placement import choose_hottest, place_lpt
+from hybridindex.partitioner.request import PlanRequest, SloStage
+from hybridindex.partitioner.solver import Problem, Solution, SolverStep, solve
+from hybridindex.partitioner.throughput import throughput_model, waiting_factor
+from hybridindex.types import I64, LLMProfile, Profile
+
+__all__ = ["Plan", "Verdict", "make_plan", "problem_of"]
+
+RECORD_VERSION = 1
+#: Fields of a plan that a record keeps as they are.
+_PLAIN_FIELDS = (
+    "reason",
+    "profile_id",
+    "index_fingerprint",
+    "hardware_fingerprint",
+    "nlist",
+    "nprobe",
+    "k",
+    "coverage",
+    "coverage_bytes_fraction",
+    "device_bytes",
+    "page_bytes",
+    "n_unplaced",
+    "imbalance",
+    "predicted_hit_rate",
+    "tau_s",
+    "batch",
+    "rate_qps",
+    "max_sustainable_qps",
+    "epsilon_solved",
+    "coverage_at_epsilon_solved",
+    "nearest_slo_ms",
+    "hit_rate_model",
+    "host_model",
+)
+
+
+class Verdict(StrEnum):
+    """Whether the target can be met. Equal to its plain string."""
+
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """A decision with its inputs. An infeasible plan is the best effort within the budget, and can be routed."""
+
+    verdict: Verdict
+    #: One sentence: why this verdict, and every cap that took effect.
+    reason: str
+    request: PlanRequest
+    profile_id: int | None
+    index_fingerprint: str
+    hardware_fingerprint: str
+    nlist: int
+    nprobe: int
+    k: int
+    #: Fractions of lists and of code bytes that are resident.
+    coverage: float
+    coverage_bytes_fraction: float
+    #: Total over devices: pages of the resident lists, and scratch where anything is resident.
+    device_bytes: int
+    #: Bytes per device, the same way.
+    device_bytes_each: tuple[int, ...]
+    page_bytes: int
+    #: (m,) int64 list ids, hottest first.
+    resident_lists: I64
+    #: (nlist,) int16 device of each list, -1 = host.
+    list_device: npt.NDArray[np.int16]
+    #: Lists that were wanted but fit on no device.
+    n_unplaced: int
+    #: Most loaded device's access work over the even share.
+    imbalance: float
+    #: Mean hit rate by bytes.
+    predicted_hit_rate: float
+    #: What search may take once queueing is set aside, and the batch size that it runs at.
+    tau_s: float
+    batch: int
+    #: Requests/s the plan was solved for; ``None`` when neither rate nor LLM was given.
+    rate_qps: float | None
+    #: Highest requests/s that measured batch sizes sustain within tau_s (and beside the LLM, what it takes).
+    max_sustainable_qps: float
+    #: Epsilon that the batching model gives for this plan, and the coverage solved with it; ``None`` without a rate.
+    epsilon_solved: float | None
+    coverage_at_epsilon_solved: float | None
+    #: Smallest SLO that could be met with the same budget; ``None`` when feasible, or when no SLO can.
+    nearest_slo_ms: float | None
+    trace: tuple[SolverStep, ...]
+    #: Hit-rate model in use, and (median, worst) absolute error of each on unseen queries.
+    hit_rate_model: str
+    hit_rate_errors: Mapping[str, tuple[float, float]]
+    #: Host scan model in use, and the median relative error of each on unseen samples.
+    host_model: str
+    host_model_errors: Mapping[str, float]
+    analysis: Analysis = field(repr=False)
+    _work: QueryWork = field(repr=False)
+
+    @property
+    def coverage_bytes(self) -> float:
+        """Fraction of code bytes that are resident."""
+        return self.coverage_bytes_fraction
+
+    @property
+    def feasible(self) -> bool:
+        return self.verdict is Verdict.FEASIBLE
+
+    @property
+    def n_devices(self) -> int:
+        return self.request.n_devices
+
+    def predicted_min_hit_rate(self, batch: int) -> float:
+        """E[smallest hit rate by bytes in a batch], by the model that validated best (Eq. 2)."""
+        model = distribution(self.analysis.curve, self._work, self.analysis.hit_rates.best)
+        return min(model.expected_min(batch), self.predicted_hit_rate)
+
+    def predicted_min_hit_rate_quantile(self, batch: int, probability: float) -> float:
+        """The hit rate that every query of a batch reaches with ``probability``."""
+        if not 0.0 < probability <= 1.0:
+            raise InvalidInputError(f"probability is {probability}; give a value in (0, 1]")
+        model = distribution(self.analysis.curve, self._work, self.analysis.hit_rates.best)
+        return model.min_quantile(batch, probability)
+
+    def predicted_latency_ms(self, batch: int, percentile: float | None = None) -> float:
+        """Milliseconds of one routed batch, without queueing: the median, or another percentile."""
+        return self.analysis.latency.predict(self.analysis.curve, self._work, batch, percentile).seconds * 1e3
+
+    def extrapolated(self, batch: int) -> bool:
+        """True when predictions at ``batch`` go beyond what was measured."""
+        return self.analysis.latency.extrapolated(batch)
+
+    def explain(self) -> str:
+        """Ten lines: what was decided, from what, and what would change it."""
+        from hybridindex.partitioner.explain import explain_plan
+
+        return explain_plan(self)
+
+    def to_record(self) -> dict[str, Any]:
+        """{"data": JSON-able dict, "arrays": name -> ndarray}; with the profile it restores the plan exactly."""
+        data: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN_FIELDS}
+        data["version"] = RECORD_VERSION
+        data["verdict"] = str(self.verdict)
+        data["request"] = self.request.to_data()
+        data["device_bytes_each"] = list(self.device_bytes_each)
+        data["hit_rate_errors"] = {name: list(pair) for name, pair in self.hit_rate_errors.items()}
+        data["host_model_errors"] = {n: e if math.isfinite(e) else None for n, e in self.host_model_errors.items()}
+        data["trace"] = [_step_data(step) for step in self.trace]
+        return {"data": data, "arrays": {"resident_lists": self.resident_lists, "list_device": self.list_device}}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], profile: Profile, *, analysis: Analysis | None = None) -> Plan:
+        """Restore a plan; its predictions equal those of the plan that was recorded.
+
+        Raises:
+            ProfileMismatchError: ``profile`` was measured on another index or machine.
+        """
+        data = dict(record["data"])
+        for name, own in (
+            ("index_fingerprint", profile.index_fingerprint),
+            ("hardware_fingerprint", profile.hardware.fingerprint),
+        ):
+            if data[name] != own:
+                raise ProfileMismatchError(f"the plan's {name} is {data[name]!r}, the profile's {own!r}")
+        if data.pop("version") != RECORD_VERSION:
+            raise InvalidInputError(f"plan record has version {record['data']['version']}; {RECORD_VERSION} is known")
+        request = PlanRequest.from_data(data.pop("request"))
+        resident = np.asarray(record["arrays"]["resident_lists"], dtype=np.int64)
+        base = analysis if analysis is not None else analyse(profile, page_bytes=request.page_bytes)
+        configured = base.configured(page_bytes=request.page_bytes, n_devices=request.n_devices)
+        errors = data.pop("host_model_errors")
+        return cls(
+            verdict=Verdict(data.pop("verdict")),
+            request=request,
+            device_bytes_each=tuple(data.pop("device_bytes_each")),
+            hit_rate_errors={name: (pair[0], pair[1]) for name, pair in data.pop("hit_rate_errors").items()},
+            host_model_errors={name: math.inf if e is None else e for name, e in errors.items()},
+            trace=tuple(_step_of(step) for step in data.pop("trace")),
+            resident_lists=resident,
+            list_device=np.asarray(record["arrays"]["list_device"], dtype=np.int16),
+            analysis=configured,
+            _work=configured.curve.of_lists(resident),
+            **data,
+        )
+
+
+def make_plan(
+    profile: Profile,
+    *,
+    slo_ms: float,
+    device_budget_bytes: int | Sequence[int],
+    rate_qps: float | None = None,
+    llm: LLMProfile | None = None,
+    n_devices: int = 1,
+    epsilon: float = 1.0,
+    percentile: float = 90.0,
+    coverage: float | None = None,
+    slo_stage: SloStage = "search",
+    page_bytes: int = DEFAULT_PAGE_BYTES,
+    scratch_bytes: int | Sequence[int] | None = None,
+    analysis: Analysis | None = None,
+) -> Plan:
+    """Decide which lists to keep on devices so that search meets its SLO with the fewest bytes.
+
+    Args:
+        slo_ms: bound on search including its queueing (or on TTFT, see ``slo_stage``), at ``percentile``.
+        device_budget_bytes: bytes of each device: one number for all, or one per device.
+        rate_qps: offered load; with ``llm`` the smaller of it and what the LLM takes counts.
+        epsilon: queueing time over batch time (Eq. 3); 1 is the paper's worst case.
+        coverage: fix the fraction of lists instead of solving for it.
+        slo_stage: "search", or "ttft" = search + ``llm.ttft_s``.
+        scratch_bytes: scan scratch per device, inside the budget; by default what the arena sets aside.
+        analysis: :func:`hybridindex.partitioner.analysis.analyse` of the same profile, to save its time.
+
+    Raises:
+        InvalidInputError: an argument is out of its range.
+        ProfileError: the profile is too small or incomplete.
+    """
+    request = PlanRequest.resolve(
+        slo_ms=slo_ms,
+        device_budget_bytes=device_budget_bytes,
+        rate_qps=rate_qps,
+        llm=llm,
+        n_devices=n_devices,
+        epsilon=epsilon,
+        percentile=percentile,
+        coverage=coverage,
+        slo_stage=slo_stage,
+        page_bytes=page_bytes,
+        scratch_bytes=scratch_bytes,
+    )
+    base = analysis if analysis is not None else analyse(profile, page_bytes=page_bytes)
+    configured = base.configured(page_bytes=page_bytes, n_devices=request.n_devices)
+    return _decide(configured, request)
+
+
+def problem_of(analysis: Analysis, request: PlanRequest) -> Problem:
+    """The solver's view of a request."""
+    pages = request.capacity_pages(analysis.curve.geometry.page_bytes)
+    return Problem(
+        curve=analysis.curve,
+        latency=analysis.latency,
+        percentile=request.percentile,
+        rate_qps=request.rate_qps,
+        llm=throughput_model(request.llm) if request.llm is not None else None,
+        scratch_bytes=sum(s for s, p in zip(request.scratch, pages, strict=True) if p > 0),
+        limit_pages=sum(pages),
+    )
+
+
+def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
+    curve = analysis.curve
+    problem = problem_of(analysis, request)
+    capacity = request.capacity_pages(curve.geometry.page_bytes)
+    # At or below 0 the LLM alone breaks the SLO; the smallest positive target then finds the best effort.
+    tau_s = max(request.search_slo_s, 1e-12) / (1.0 + request.epsilon)
+    solution = solve(problem, tau_s) if request.coverage is None else None
+    wanted, notes = _wanted(problem, request, solution, capacity)
+
+    pages = curve.pages_by_rank[wanted]
+    access_work = curve.accesses_by_rank[wanted] * curve.bytes_by_rank[wanted]
+    placement = place_lpt(access_work, pages, capacity)
+    on = placement.device >= 0
+    resident = curve.order[wanted[on]]
+    list_device = np.full(curve.nlist, -1, dtype=np.int16)
+    list_device[resident] = placement.device[on]
+    if placement.n_unplaced:
+        notes.append(f"{placement.n_unplaced} wanted lists fit on no device and stay on the host")
+
+    work = curve.of_lists(resident)
+    each = tuple(
+        int(used) * curve.geometry.page_bytes + scratch if used > 0 else 0
+        for used, scratch in zip(placement.pages_used.tolist(), request.scratch, strict=True)
+    )
+    final = problem.step(work, int(resident.size), sum(each), tau_s, with_device=True, measured_too=True)
+    met = final.accepted and request.search_slo_s > 0
+    trace = (*(solution.trace if solution is not None else ()), final)
+    by_up = final.latency_up_s <= tau_s or final.batch_down < 1
+    batch = final.batch_up if by_up else final.batch_down
+    reason, nearest = _reason(problem, request, solution, final, met, work, sum(each))
+    epsilon_solved, coverage_solved = _self_consistent(problem, request, work, batch, final.rate_qps)
+    mean_hit = float(work.hit_rate.mean())
+    nbytes = int(curve.prefix_bytes[-1])
+    return Plan(
+        verdict=Verdict.FEASIBLE if met else Verdict.INFEASIBLE,
+        reason="; ".join([reason, *notes]),
+        request=request,
+        profile_id=analysis.profile.id,
+        index_fingerprint=analysis.profile.index_fingerprint,
+        hardware_fingerprint=analysis.profile.hardware.fingerprint,
+        nlist=curve.nlist,
+        nprobe=analysis.profile.nprobe,
+        k=analysis.profile.k,
+        coverage=resident.size / curve.nlist,
+        coverage_bytes_fraction=int(curve.bytes_by_rank[wanted[on]].sum()) / nbytes if nbytes else 0.0,
+        device_bytes=sum(each),
+        device_bytes_each=each,
+        page_bytes=curve.geometry.page_bytes,
+        resident_lists=resident,
+        list_device=list_device,
+        n_unplaced=placement.n_unplaced,
+        imbalance=placement.imbalance,
+        predicted_hit_rate=mean_hit,
+        tau_s=tau_s,
+        batch=batch,
+        rate_qps=final.rate_qps,
+        max_sustainable_qps=_max_sustainable(problem, work, sum(each), tau_s),
+        epsilon_solved=epsilon_solved,
+        coverage_at_epsilon_solved=coverage_solved,
+        nearest_slo_ms=nearest,
+        trace=trace,
+        hit_rate_model=analysis.hit_rates.best,
+        hit_rate_errors=analysis.hit_rates.summary(),
+        host_model=analysis.latency.host.model.name,
+        host_model_errors=dict(analysis.latency.host.errors),
+        analysis=analysis,
+        _work=work,
+    )
+
+
+def _wanted(
+    problem: Problem, request: PlanRequest, solution: Solution | None, capacity: tuple[int, ...]
+) -> tuple[I64, list[str]]:
+    """Places in hot order (m,) int64, ascending, of the lists to load, and the caps that took effect."""
+    curve = problem.curve
+    notes: list[str] = []
+    limit = problem.limit_pages
+    if problem.llm is not None:
+        left = problem.llm.total_bytes - problem.scratch_bytes - 1
+        limit = min(limit, max(left, 0) // curve.geometry.page_bytes)
+    if solution is not None and solution.feasible:
+        return np.arange(solution.count, dtype=np.int64), notes
+    if solution is None:
+        assert request.coverage is not None
+        target = min(curve.nlist, math.ceil(request.coverage * curve.nlist - 1e-9))
+    else:
+        # Best effort: what the solver found useful; where memory was the limit, also colder lists that still fit.
+        target = solution.count if solution.count < problem.cap_count() else curve.useful_count()
+    if int(curve.prefix_pages[target]) <= limit:
+        chosen = np.arange(target, dtype=np.int64)
+    else:
+        chosen = choose_hottest(curve.pages_by_rank[:target], limit, max(capacity))
+        if solution is None:
+            notes.append(
+                f"coverage {request.coverage:g} asks for {target} lists and "
+                f"{problem.device_bytes(int(curve.prefix_pages[target]))} bytes; memory caps it at {chosen.size} lists"
+            )
+    if limit == 0:
+        notes.append(
+            "host only: no device budget holds a page besides its scratch, or the LLM leaves none"
+            if any(request.budgets)
+            else "host only: the device budget is 0"
+        )
+        chosen = chosen[:0]
+    return chosen, notes
+
+
+def _reason(
+    problem: Problem,
+    request: PlanRequest,
+    solution: Solution | None,
+    final: SolverStep,
+    met: bool,
+    work: QueryWork,
+    device_bytes: int,
+) -> tuple[str, float | None]:
+    """One sentence, and the nearest SLO when this one is not met."""
+    tau_ms = final.bound_up_s * 1e3
+    how = "fixed" if request.coverage is not None else "smallest"
+    if met:
+        return (
+            f"the {how} coverage answers batches of {final.batch_up} in {final.latency_up_s * 1e3:.3g} ms "
+            f"at p{request.percentile:g}, within {tau_ms:.3g} ms"
+            if final.latency_up_s <= final.bound_up_s
+            else f"the {how} coverage sustains {final.rate_qps or 0:.4g} requests/s in batches of {final.batch_down}",
+            None,
+        )
+    # The solver's own nearest is the one that a new plan is sure to reach; a hair more absorbs rounding.
+    nearest_tau = solution.nearest_tau_s if solution is not None else None
+    if nearest_tau is None:
+        nearest_tau = problem.nearest_tau(work, device_bytes)
+    nearest = request.slo_ms_of(nearest_tau * (1.0 + 1e-9), request.epsilon) if nearest_tau is not None else None
+    if request.search_slo_s <= 0:
+        llm_ms = request.llm.ttft_s * 1e3 if request.llm else 0.0
+        why = f"the LLM alone takes {llm_ms:.4g} ms of the {request.slo_ms:.4g} ms"
+    elif solution is not None and not solution.feasible:
+        why = solution.reason
+    else:
+        why = (
+            f"search takes {final.latency_up_s * 1e3:.3g} ms at batch {final.batch_up} "
+            f"where {tau_ms:.3g} ms are allowed"
+        )
+    if nearest is None:
+        most = _max_sustainable(problem, work, device_bytes, math.inf)
+        return f"{why}; no SLO can be met at this rate: at most {most:.4g} requests/s are sustained", None
+    return f"{why}; the nearest SLO that can be met is {nearest:.4g} ms", nearest
+
+
+def _max_sustainable(problem: Problem, work: QueryWork, device_bytes: int, tau_s: float) -> float:
+    """Most requests/s of any measured batch size that stays within ``tau_s``; 0 when one query already takes longer."""
+    best = 0.0
+    top = max(problem.latency.max_batch, 1)
+    for batch in np.unique(np.round(np.geomspace(1, top, 12)).astype(int)).tolist():
+        slowest, mean = problem.latency.both(problem.curve, work, batch, problem.percentile)
+        if slowest <= tau_s and mean > 0:
+            best = max(best, batch / mean)
+    return min(best, problem.llm.at(device_bytes)) if problem.llm is not None else best
+
+
+def _self_consistent(
+    problem: Problem, request: PlanRequest, work: QueryWork, batch: int, rate: float | None
+) -> tuple[float | None, float | None]:
+    """Epsilon from the batching model and the coverage it would need; one refinement suffices, both are reported."""
+    if rate is None or rate <= 0 or request.search_slo_s <= 0:
+        return None, None
+    epsilon = waiting_factor(rate, problem.latency.mean(problem.curve, work, batch), request.percentile)
+    if request.coverage is not None:
+        return epsilon, None
+    solution: Solution | None = None
+    for _ in range(2):
+        solution = solve(problem, request.search_slo_s / (1.0 + epsilon))
+        seconds = problem.latency.mean(problem.curve, problem.curve.at(solution.count), solution.batch)
+        again = waiting_factor(rate, seconds, request.percentile)
+        settled = abs(again - epsilon) < 0.02
+        epsilon = again
+        if settled:
+            break
+    assert solution is not None
+    return epsilon, solution.count / problem.curve.nlist
+
+
+def _step_data(step: SolverStep) -> list[Any]:
+    values = [getattr(step, name) for name in SolverStep.__dataclass_fields__]
+    return [None if isinstance(v, float) and math.isnan(v) else v for v in values]
+
+
+def _step_of(values: Sequence[Any]) -> SolverStep:
+    pairs = zip(SolverStep.__dataclass_fields__, values, strict=True)
+    named: dict[str, Any] = {n: math.nan if v is None and n != "rate_qps" else v for n, v in pairs}
+    return SolverStep(**named)

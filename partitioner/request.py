@@ -1,0 +1,155 @@
+"""What a plan is asked for, validated at the edge."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.paging import DEFAULT_PAGE_BYTES, scratch_for_budget
+from hybridindex.types import LLMProfile
+
+__all__ = ["PlanRequest", "SloStage"]
+
+SloStage = Literal["search", "ttft"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """The arguments of :func:`hybridindex.partitioner.plan.make_plan`, resolved."""
+
+    slo_ms: float
+    #: Bytes per device.
+    budgets: tuple[int, ...]
+    #: Scan scratch per device, inside its budget.
+    scratch: tuple[int, ...]
+    rate_qps: float | None
+    llm: LLMProfile | None
+    epsilon: float
+    percentile: float
+    coverage: float | None
+    slo_stage: SloStage
+    page_bytes: int
+
+    @classmethod
+    def resolve(
+        cls,
+        *,
+        slo_ms: float,
+        device_budget_bytes: int | Sequence[int],
+        rate_qps: float | None = None,
+        llm: LLMProfile | None = None,
+        n_devices: int = 1,
+        epsilon: float = 1.0,
+        percentile: float = 90.0,
+        coverage: float | None = None,
+        slo_stage: SloStage = "search",
+        page_bytes: int = DEFAULT_PAGE_BYTES,
+        scratch_bytes: int | Sequence[int] | None = None,
+    ) -> PlanRequest:
+        """Check every argument and spell budgets out per device.
+
+        Raises:
+            InvalidInputError: naming the argument, its value and what would be right.
+        """
+        if not _positive(slo_ms):
+            raise InvalidInputError(f"slo_ms is {slo_ms}; give a finite number of milliseconds > 0")
+        if isinstance(n_devices, bool) or int(n_devices) != n_devices or n_devices < 1:
+            raise InvalidInputError(f"n_devices is {n_devices}; give an integer >= 1")
+        if rate_qps is not None and not _positive(rate_qps):
+            raise InvalidInputError(f"rate_qps is {rate_qps}; give a finite number > 0, or None when it is not known")
+        if not math.isfinite(epsilon) or epsilon < 0:
+            raise InvalidInputError(f"epsilon is {epsilon}; give a finite number >= 0")
+        if not 0.0 < percentile < 100.0:
+            raise InvalidInputError(f"percentile is {percentile}; give a number between 0 and 100")
+        if coverage is not None and not 0.0 <= coverage <= 1.0:
+            raise InvalidInputError(f"coverage is {coverage}; give a fraction of lists in [0, 1], or None to solve")
+        if slo_stage not in ("search", "ttft"):
+            raise InvalidInputError(f"slo_stage is {slo_stage!r}; give 'search' or 'ttft'")
+        if slo_stage == "ttft" and llm is None:
+            raise InvalidInputError("slo_stage is 'ttft' but llm is None; give an LLM profile with its ttft_s")
+        if llm is not None and (not math.isfinite(llm.ttft_s) or llm.ttft_s < 0):
+            raise InvalidInputError(f"llm.ttft_s is {llm.ttft_s}; give finite seconds >= 0")
+        if page_bytes < 1:
+            raise InvalidInputError(f"page_bytes is {page_bytes}; give an integer >= 1")
+        budgets = _per_device("device_budget_bytes", device_budget_bytes, n_devices)
+        if scratch_bytes is None:
+            scratch = tuple(scratch_for_budget(b) for b in budgets)
+        else:
+            scratch = _per_device("scratch_bytes", scratch_bytes, n_devices)
+        return cls(
+            slo_ms=float(slo_ms),
+            budgets=budgets,
+            scratch=scratch,
+            rate_qps=None if rate_qps is None else float(rate_qps),
+            llm=llm,
+            epsilon=float(epsilon),
+            percentile=float(percentile),
+            coverage=None if coverage is None else float(coverage),
+            slo_stage=slo_stage,
+            page_bytes=int(page_bytes),
+        )
+
+    @property
+    def n_devices(self) -> int:
+        return len(self.budgets)
+
+    @property
+    def search_slo_s(self) -> float:
+        """What the SLO leaves for search, queueing included; not positive when the LLM alone takes longer."""
+        spent = self.llm.ttft_s if self.slo_stage == "ttft" and self.llm is not None else 0.0
+        return self.slo_ms / 1e3 - spent
+
+    def slo_ms_of(self, tau_s: float, epsilon: float) -> float:
+        """The SLO at which search may take ``tau_s``: the inverse of Eq. 3."""
+        spent = self.llm.ttft_s if self.slo_stage == "ttft" and self.llm is not None else 0.0
+        return (tau_s * (1.0 + epsilon) + spent) * 1e3
+
+    def capacity_pages(self, page_bytes: int) -> tuple[int, ...]:
+        """Pages of each device once its scratch is set aside."""
+        pairs = zip(self.budgets, self.scratch, strict=True)
+        return tuple(max(0, budget - scratch) // page_bytes for budget, scratch in pairs)
+
+    def to_data(self) -> dict[str, Any]:
+        """JSON-able."""
+        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        data["budgets"] = list(self.budgets)
+        data["scratch"] = list(self.scratch)
+        if self.llm is not None:
+            llm = {f.name: getattr(self.llm, f.name) for f in dataclasses.fields(self.llm)}
+            llm["points"] = [list(point) for point in self.llm.points]
+            llm["generation_s"] = dict(self.llm.generation_s)
+            data["llm"] = llm
+        return data
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> PlanRequest:
+        """Inverse of :meth:`to_data`."""
+        values = dict(data)
+        values["budgets"] = tuple(int(b) for b in values["budgets"])
+        values["scratch"] = tuple(int(b) for b in values["scratch"])
+        if values["llm"] is not None:
+            llm = dict(values["llm"])
+            llm["points"] = tuple((int(kv), float(rps)) for kv, rps in llm["points"])
+            values["llm"] = LLMProfile(**llm)
+        return cls(**values)
+
+
+def _positive(value: float) -> bool:
+    return math.isfinite(value) and value > 0
+
+
+def _per_device(name: str, value: int | Sequence[int], n_devices: int) -> tuple[int, ...]:
+    if isinstance(value, Sequence):
+        values = tuple(value)
+        if len(values) != n_devices:
+            raise InvalidInputError(f"{name} has {len(values)} entries; n_devices is {n_devices}: give one per device")
+    else:
+        values = (value,) * n_devices
+    for v in values:
+        if not math.isfinite(v) or int(v) != v or v < 0:
+            raise InvalidInputError(f"{name} is {value}; give whole bytes >= 0")
+    return tuple(int(v) for v in values)

@@ -1,0 +1,292 @@
+"""Algorithm 1 of VectorLiteRAG, corrected: the fewest hot lists with which search meets its latency target.
+
+Searches over prefixes of the hot order, whose memory is the page bytes of *those* lists. Does not place lists on
+devices. Three corrections: the printed update overshoots (we bisect with the midpoint for the smallest coverage rho
+with infer(mu(rho)) <= rho); a rounded-down batch of 0 has no branch of its own; throughput falls with real bytes.
+
+A batch size B is accepted at rho when its latency meets the bound of its branch, and ``infer(mu(rho)) <= rho`` holds
+exactly when one of the branches accepts rho, because latency on the host never rises with rho. So one test of rho
+costs two latency predictions instead of an inner search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridindex.partitioner.coverage import CoverageCurve, QueryWork
+from hybridindex.partitioner.latency import LatencyModel
+from hybridindex.partitioner.throughput import ThroughputModel
+
+__all__ = ["Problem", "Solution", "SolverStep", "solve"]
+
+#: Batches are not followed beyond this; at such sizes latency is a straight line.
+MAX_BATCH = 1 << 24
+_LARGEST_TAU_S = 1e7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolverStep:
+    """One coverage tried."""
+
+    #: Lists resident, as a number and as a fraction.
+    count: int
+    coverage: float
+    #: Device bytes with pages and scratch.
+    device_bytes: int
+    #: Requests/s to serve; ``None`` when no rate is known.
+    rate_qps: float | None
+    #: ceil(tau mu), its latency and bound tau.
+    batch_up: int
+    latency_up_s: float
+    bound_up_s: float
+    #: floor(tau mu), its mean latency and bound B / mu; 0 and NaN where that branch is undefined or the same.
+    batch_down: int
+    latency_down_s: float
+    bound_down_s: float
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """The smallest prefix that meets the target, or the best there is."""
+
+    count: int
+    feasible: bool
+    #: Why it is infeasible; empty when feasible.
+    reason: str
+    #: Search latency target after queueing: tau_s = SLO / (1 + epsilon).
+    tau_s: float
+    #: Requests/s at the solution; ``None`` when no rate is known.
+    rate_qps: float | None
+    #: Batch size that the accepted branch runs at.
+    batch: int
+    #: Smallest tau_s that could be met within the same budget; ``None`` when no latency target can.
+    nearest_tau_s: float | None
+    trace: tuple[SolverStep, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Problem:
+    """What coverage is solved for. Pure; every method is a function of its arguments."""
+
+    curve: CoverageCurve
+    latency: LatencyModel
+    percentile: float
+    #: Offered load; caps what the LLM could take. Both ``None``: solve for one query at a time.
+    rate_qps: float | None
+    llm: ThroughputModel | None
+    #: Scan scratch of all devices together, taken once anything is resident.
+    scratch_bytes: int
+    #: Pages that all devices hold together.
+    limit_pages: int
+
+    def device_bytes(self, pages: int) -> int:
+        return pages * self.curve.geometry.page_bytes + self.scratch_bytes if pages > 0 else 0
+
+    def rate_at(self, device_bytes: int) -> float | None:
+        """Requests/s that search must serve when the index takes ``device_bytes``."""
+        rates = [r for r in (self.rate_qps, self.llm.at(device_bytes) if self.llm else None) if r is not None]
+        return min(rates) if rates else None
+
+    def cap_count(self) -> int:
+        """Longest prefix that fits the page limit and, beside an LLM, leaves it some KV cache."""
+        pages = self.limit_pages
+        if self.llm is not None:
+            left = self.llm.total_bytes - self.scratch_bytes - 1
+            pages = min(pages, max(left, 0) // self.curve.geometry.page_bytes)
+        return int(np.searchsorted(self.curve.prefix_pages, pages, side="right")) - 1
+
+    def step(
+        self, work: QueryWork, count: int, device_bytes: int, tau_s: float, *, with_device: bool, measured_too: bool
+    ) -> SolverStep:
+        """Test one resident set: INFERPARTITION's two branches, asked as "is this coverage enough?".
+
+        Rounding up: B = ceil(tau mu) within tau. Rounding down: B = floor(tau mu) within tau at the SLO's percentile,
+        and within B / mu on average, so that the rate is sustained. ``measured_too`` also tries measured batch sizes
+        below: on-demand batching settles there when they sustain the rate.
+        """
+        rate = self.rate_at(device_bytes)
+
+        def timing(batch: int) -> tuple[float, float]:
+            return self.latency.both(self.curve, work, batch, self.percentile, with_device=with_device)
+
+        expected = min(tau_s * rate, float(MAX_BATCH)) if rate is not None else 0.0
+        up = max(1, math.ceil(expected - 1e-9))
+        down = math.floor(expected + 1e-9)
+        latency_up, mean_up = timing(up)
+        sustained = rate is None or rate <= 0 or mean_up <= up / rate
+        accepted = latency_up <= tau_s and sustained
+        latency_down = bound_down = math.nan
+        if rate is not None and rate > 0 and 1 <= down < up:
+            slowest, latency_down = timing(down)
+            bound_down = down / rate
+            accepted = accepted or (slowest <= tau_s and latency_down <= bound_down)
+        if not accepted and measured_too and rate is not None and rate > 0:
+            for batch in np.unique(np.geomspace(1, max(self.latency.max_batch, 1), 8).astype(int)).tolist():
+                if batch >= down:
+                    break
+                slowest, mean = timing(batch)
+                if slowest <= tau_s and mean <= batch / rate:
+                    accepted, latency_down, bound_down, down = True, mean, batch / rate, batch
+                    break
+        if self.llm is not None and rate is not None and rate <= 0:
+            accepted = False
+        return SolverStep(
+            count=count,
+            coverage=count / self.curve.nlist,
+            device_bytes=device_bytes,
+            rate_qps=rate,
+            batch_up=up,
+            latency_up_s=latency_up,
+            bound_up_s=tau_s,
+            batch_down=down if not math.isnan(bound_down) else 0,
+            latency_down_s=latency_down,
+            bound_down_s=bound_down,
+            accepted=accepted,
+        )
+
+    def prefix_step(self, count: int, tau_s: float, *, with_device: bool, measured_too: bool = False) -> SolverStep:
+        """:meth:`step` for the first ``count`` lists of the hot order."""
+        nbytes = self.device_bytes(int(self.curve.prefix_pages[count]))
+        work = self.curve.at(count)
+        return self.step(work, count, nbytes, tau_s, with_device=with_device, measured_too=measured_too)
+
+    def nearest_tau(self, work: QueryWork, device_bytes: int, precision: float = 1e-3) -> float | None:
+        """Smallest latency target that ``work``'s resident set meets; ``None`` when the rate itself is too high."""
+
+        def met(tau_s: float) -> bool:
+            return self.step(work, 0, device_bytes, tau_s, with_device=True, measured_too=True).accepted
+
+        low = self.latency.quantile(self.curve, work, 1, self.percentile)
+        if met(low):
+            return low
+        high = max(low, 1e-6)
+        while not met(high):
+            low, high = high, high * 2.0
+            if high > _LARGEST_TAU_S:
+                return None
+        while high / max(low, 1e-12) > 1.0 + precision:
+            middle = math.sqrt(max(low, 1e-12) * high)
+            low, high = (low, middle) if met(middle) else (middle, high)
+        return high
+
+
+def solve(problem: Problem, tau_s: float) -> Solution:
+    """Smallest hot prefix whose latency meets ``tau_s``; the most useful one when none does. Never raises."""
+    curve = problem.curve
+    trace: list[SolverStep] = []
+
+    def accepted(count: int, *, measured_too: bool = False) -> bool:
+        trace.append(problem.prefix_step(count, tau_s, with_device=False, measured_too=measured_too))
+        return trace[-1].accepted
+
+    def done(step: SolverStep, count: int) -> Solution:
+        by_up = step.latency_up_s <= tau_s
+        return Solution(
+            count=count,
+            feasible=True,
+            reason="",
+            tau_s=tau_s,
+            rate_qps=step.rate_qps,
+            batch=step.batch_up if by_up or step.batch_down < 1 else step.batch_down,
+            nearest_tau_s=None,
+            trace=tuple(trace),
+        )
+
+    cap = problem.cap_count()
+    if accepted(0, measured_too=True):
+        return done(trace[-1], 0)
+    if cap > 0 and accepted(cap, measured_too=True):
+        grid = curve.grid[(curve.grid > 0) & (curve.grid < cap)]
+        tried = np.concatenate(([0], grid, [cap])).astype(np.int64)
+        smallest = _bisect(tried, lambda count: accepted(count))
+        if smallest is None:
+            smallest = cap
+        # Where latency per query rises with the batch, a smaller batch may sustain the rate with fewer lists.
+        if accepted(smallest - 1, measured_too=True):
+            below = np.concatenate((tried[tried < smallest - 1], [smallest - 1]))
+            fewer = _bisect(below, lambda count: accepted(count, measured_too=True))
+            smallest = fewer if fewer is not None else smallest - 1
+        # The device's own time rises with coverage: the smallest coverage is also the one where it hurts least.
+        candidates = [smallest, *grid[grid > smallest][:: max(1, grid.size // 16)].tolist()]
+        for count in candidates:
+            step = problem.prefix_step(count, tau_s, with_device=True, measured_too=True)
+            trace.append(step)
+            if step.accepted:
+                return done(step, count)
+            if problem.latency.device is None:
+                break
+    count = _best_effort(problem, cap, tau_s)
+    work = curve.at(count)
+    nbytes = problem.device_bytes(int(curve.prefix_pages[count]))
+    step = problem.step(work, count, nbytes, tau_s, with_device=True, measured_too=False)
+    trace.append(step)
+    return Solution(
+        count=count,
+        feasible=False,
+        reason=_why(problem, step, cap, tau_s),
+        tau_s=tau_s,
+        rate_qps=step.rate_qps,
+        batch=step.batch_up,
+        nearest_tau_s=problem.nearest_tau(work, nbytes),
+        trace=tuple(trace),
+    )
+
+
+def _bisect(grid: np.ndarray[tuple[int], np.dtype[np.int64]], accepts: Callable[[int], bool]) -> int | None:
+    """Smallest accepted count, given that the first grid point is refused and the last accepted."""
+    lo, hi = 0, grid.size - 1
+    if hi < 1:
+        return None
+    while hi - lo > 1:
+        mid = (lo + hi) // 2
+        lo, hi = (lo, mid) if accepts(int(grid[mid])) else (mid, hi)
+    low, high = int(grid[lo]), int(grid[hi])
+    while high - low > 1:
+        count = (low + high) // 2
+        low, high = (low, count) if accepts(count) else (count, high)
+    return high
+
+
+def _best_effort(problem: Problem, cap: int, tau_s: float) -> int:
+    """As many lists as are of use: all that fit and are ever probed, fewer where the device becomes the slower side."""
+    useful = min(cap, problem.curve.useful_count())
+    if problem.latency.device is None or useful == 0:
+        return useful
+    rate = problem.rate_at(problem.device_bytes(int(problem.curve.prefix_pages[useful])))
+    batch = max(1, math.ceil(min(tau_s * rate, float(MAX_BATCH)))) if rate is not None else 1
+    counts = np.unique(np.concatenate((np.linspace(0, useful, 17), [useful]))).astype(np.int64)
+    seconds = [
+        problem.latency.quantile(problem.curve, problem.curve.at(int(c)), batch, problem.percentile) for c in counts
+    ]
+    return int(counts[int(np.argmin(seconds))])
+
+
+def _why(problem: Problem, step: SolverStep, cap: int, tau_s: float) -> str:
+    if problem.llm is not None and (step.rate_qps or 0.0) <= 0:
+        return "the LLM has no throughput left at any coverage"
+    coarse = problem.latency.coarse
+    fixed = float(coarse.predict(step.batch_up)) if coarse is not None else 0.0
+    if fixed > tau_s:
+        return (
+            f"coarse quantization alone takes {fixed * 1e3:.3g} ms at batch {step.batch_up}, "
+            f"more than the {tau_s * 1e3:.3g} ms that search may take"
+        )
+    if cap == 0:
+        return (
+            f"the device budget holds no list, and the host alone takes {step.latency_up_s * 1e3:.3g} ms "
+            f"at batch {step.batch_up} where {tau_s * 1e3:.3g} ms are allowed"
+        )
+    if cap < problem.curve.useful_count():
+        return (
+            f"the device memory holds {cap} of {problem.curve.nlist} lists; with them search takes "
+            f"{step.latency_up_s * 1e3:.3g} ms at batch {step.batch_up} where {tau_s * 1e3:.3g} ms are allowed"
+        )
+    return (
+        f"even with every useful list resident search takes {step.latency_up_s * 1e3:.3g} ms "
+        f"at batch {step.batch_up} where {tau_s * 1e3:.3g} ms are allowed"
+    )

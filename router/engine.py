@@ -1,0 +1,266 @@
+"""The engine: takes everything that waits, quantizes, splits, scans on all tiers at once, answers as queries complete.
+
+Threads: one engine thread for batching, coarse quantization and the host scan; one thread per device. At most two
+batches are in flight, so that the host starts on the next one while a device finishes the last.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from hybridindex.index.ivf import IVFIndex
+
+from hybridindex.errors import RouterClosedError
+from hybridindex.router.batch import Batch, Request
+from hybridindex.router.deadline import PaceEstimator, nprobe_for_deadline
+from hybridindex.router.split import HOST, ProbePart, ProbeSplit, split_probes
+from hybridindex.router.stats import StatsCounter
+from hybridindex.tiers.device import DeviceTier
+from hybridindex.tiers.host_faiss import HostFaissScanner
+from hybridindex.tiers.residency import Residency, ResidencyStore
+from hybridindex.types import F32, I32, I64
+
+__all__ = ["Engine"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_BATCHES_IN_FLIGHT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceTask:
+    batch: Batch
+    part: ProbePart
+    residency: Residency
+
+
+class Engine:
+    """Owner of the request queue and of the scanning threads. ``submit`` from any thread."""
+
+    def __init__(
+        self,
+        index: IVFIndex,
+        host: HostFaissScanner,
+        tiers: Sequence[DeviceTier],
+        residency: ResidencyStore,
+        stats: StatsCounter,
+        pace: PaceEstimator,
+        *,
+        max_batch: int | None = None,
+        early_dispatch: bool = True,
+    ) -> None:
+        self._index = index
+        self._host = host
+        self._tiers = tiers
+        self._residency = residency
+        self._stats = stats
+        self._pace = pace
+        #: Most queries in one batch; None: everything that waits (a small cap causes backlogs).
+        self._max_batch = max_batch
+        self._early_dispatch = early_dispatch
+        self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        #: Taken from the queue but left for the next batch by the cap.
+        self._held_back: Request | None = None
+        self._slots = threading.Semaphore(_MAX_BATCHES_IN_FLIGHT)
+        self._close_lock = threading.Lock()
+        self._closed = False
+        self._device_queues: list[queue.SimpleQueue[_DeviceTask | None]] = [queue.SimpleQueue() for _ in tiers]
+        self._device_threads = [
+            threading.Thread(target=self._run_device, args=(i,), name=f"hybridindex-device-{i}", daemon=True)
+            for i in range(len(tiers))
+        ]
+        self._thread = threading.Thread(target=self._run, name="hybridindex-engine", daemon=True)
+        for thread in (*self._device_threads, self._thread):
+            thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Queues a request; its future gets the answer.
+
+        Raises:
+            RouterClosedError: the engine was closed.
+        """
+        with self._close_lock:
+            if self._closed:
+                raise RouterClosedError("the router is closed")
+            self._waiting.put(request)
+
+    def close(self) -> None:
+        """Answers what is queued, then joins all threads."""
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._waiting.put(None)
+        self._thread.join()
+        for waiting in self._device_queues:
+            waiting.put(None)
+        for thread in self._device_threads:
+            thread.join()
+
+    # Engine thread
+
+    def _run(self) -> None:
+        self._host.adopt_thread()
+        while True:
+            # The slot first: while both are taken, requests gather and form one larger batch.
+            self._slots.acquire()
+            requests, last = self._take()
+            if requests:
+                self._execute(requests)
+            else:
+                self._slots.release()
+            if last:
+                return
+
+    def _take(self) -> tuple[list[Request], bool]:
+        """Everything that waits, up to the cap; True when the engine should stop afterwards."""
+        first = self._held_back or self._waiting.get()
+        self._held_back = None
+        if first is None:
+            return [], True
+        requests, n = [first], len(first.queries)
+        while True:
+            try:
+                request = self._waiting.get_nowait()
+            except queue.Empty:
+                return requests, False
+            if request is None:
+                return requests, True
+            if self._max_batch is not None and n + len(request.queries) > self._max_batch:
+                self._held_back = request
+                return requests, False
+            requests.append(request)
+            n += len(request.queries)
+
+    def _execute(self, requests: list[Request]) -> None:
+        lease = self._residency.lease()
+        batch = Batch(requests, keep_max=self._index.metric == "ip")
+
+        def finished() -> None:
+            lease.release()
+            self._slots.release()
+
+        try:
+            probes, coarse = self._index.quantize(batch.queries, batch.nprobe)
+            if len(requests) > 1 or requests[0].deadline_s is not None:
+                self._limit_probes(batch, probes, lease.residency)
+            for number, request in enumerate(requests):
+                if request.on_probes is not None:
+                    request.on_probes(probes[batch.rows_of(number)])
+            split = self._split(probes, coarse, lease.residency)
+            used = np.count_nonzero(probes >= 0, axis=1).astype(np.int32)
+        except Exception as error:  # noqa: BLE001 - handed to those who wait
+            _log.exception("a batch of %d queries failed before its scan", len(batch))
+            batch.fail(error)
+            finished()
+            return
+        self._count(requests, split)
+        batch.begin(split.n_parts, used, split.hit_rate, len(split.parts), finished)
+        host_part = None
+        for part in split.parts:
+            if part.device == HOST:
+                host_part = part
+            else:
+                self._device_queues[part.device].put(_DeviceTask(batch, part, lease.residency))
+        if host_part is not None:
+            # Slices pay only where some queries can leave early, that is where another request shares the batch.
+            self._scan_host(batch, host_part, early=self._early_dispatch and len(requests) > 1)
+
+    def _split(self, probes: I64, coarse: F32, residency: Residency) -> ProbeSplit:
+        if residency.n_resident:
+            return split_probes(probes, coarse, residency.list_device, self._index.list_bytes, len(self._tiers))
+        n = len(probes)
+        rows = np.arange(n, dtype=np.int32)
+        work = np.where(probes >= 0, self._index.list_bytes[probes], 0).sum(axis=1)
+        part = ProbePart(HOST, rows, probes, coarse, work)
+        return ProbeSplit((part,), np.zeros(n, np.float32), np.ones(n, np.int32))
+
+    def _limit_probes(self, batch: Batch, probes: I64, residency: Residency) -> None:
+        """Cuts each request's probes to its own nprobe, in place; deadlines may lower it further."""
+        for number, request in enumerate(batch.requests):
+            probes[batch.rows_of(number), request.nprobe :] = -1
+        if all(r.deadline_s is None for r in batch.requests):
+            return
+        on_host = (probes >= 0) & (residency.list_device[probes] < 0)
+        miss_bytes = np.where(on_host, self._index.list_bytes[probes], 0)
+        total = int(miss_bytes.sum())
+        now = time.monotonic()
+        for number, request in enumerate(batch.requests):
+            if request.deadline_s is None:
+                continue
+            rows = batch.rows_of(number)
+            own = miss_bytes[rows]
+            nprobe = nprobe_for_deadline(
+                own,
+                total - int(own.sum()),
+                request.deadline_s - now,
+                self._pace.seconds_per_byte,
+                request.min_nprobe,
+                request.nprobe,
+            )
+            if nprobe < request.nprobe:
+                self._stats.add(nprobe_lowered=1)
+                total -= int(own[:, nprobe:].sum())
+                probes[rows, nprobe:] = -1
+
+    def _count(self, requests: list[Request], split: ProbeSplit) -> None:
+        host = sum(int(part.work_bytes.sum()) for part in split.parts if part.device == HOST)
+        device = sum(int(part.work_bytes.sum()) for part in split.parts if part.device != HOST)
+        n = len(split.n_parts)
+        self._stats.add(
+            requests=len(requests),
+            queries=n,
+            batches=1,
+            largest_batch=n,
+            host_work_bytes=host,
+            device_work_bytes=device,
+        )
+
+    def _scan_host(self, batch: Batch, part: ProbePart, *, early: bool) -> None:
+        def done(rows: I32, distances: F32, ids: I64) -> None:
+            batch.complete(part.rows[rows], distances, ids)
+
+        queries = batch.queries if len(part.rows) == len(batch) else batch.queries[part.rows]
+        started = time.perf_counter()
+        try:
+            result = self._host.scan(
+                queries, part.probes, part.coarse_distances, batch.k, on_done=done if early else None
+            )
+            if not early:
+                batch.complete(part.rows, *result)
+        except Exception as error:  # noqa: BLE001 - handed to those who wait
+            _log.exception("the host scan of %d queries failed", len(part.rows))
+            batch.fail(error)
+        else:
+            self._pace.observe(int(part.work_bytes.sum()), time.perf_counter() - started)
+        batch.end_scan()
+
+    # Device threads
+
+    def _run_device(self, ordinal: int) -> None:
+        tier, waiting = self._tiers[ordinal], self._device_queues[ordinal]
+        self._host.adopt_thread()
+        while (task := waiting.get()) is not None:
+            batch, part = task.batch, task.part
+            try:
+                scanner = tier.scanner(task.residency)
+                distances, ids = scanner.scan(batch.queries[part.rows], part.probes, part.coarse_distances, batch.k)
+            except Exception as error:  # noqa: BLE001 - whatever a device does, the host answers
+                self._fall_back(tier, error, batch, part)
+            else:
+                batch.complete(part.rows, distances, ids)
+                batch.end_scan()
+            # An idle thread must not keep the last batch alive.
+            del task, batch, part
+
+    def _fall_back(self, tier: DeviceTier, error: Exception, batch: Batch, part: ProbePart) -> None:
+        tier.fail(error)
+        self._stats.add(device_fallbacks=1)
+        self._residency.publish({}, drops=[int(i) for i in self._residency.current.resident_lists(tier.ordinal)])
+        self._scan_host(batch, part, early=False)

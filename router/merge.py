@@ -1,0 +1,56 @@
+"""Merging one tier's answer into a batch's running top-k, ties by (distance, id). Pure.
+
+The native kernel does the work; :func:`merge_topk_reference` says in numpy what it must leave behind.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybridindex.types import F32, I32, I64
+
+try:
+    from hybridindex import _native
+except ImportError:  # pure-Python installation: slower, same answers
+    _native = None  # type: ignore[assignment]
+
+__all__ = ["empty_topk", "merge_topk", "merge_topk_reference"]
+
+
+def empty_topk(n: int, k: int, *, keep_max: bool) -> tuple[F32, I64]:
+    """(n, k) distances and ids with every place empty."""
+    worst = -np.inf if keep_max else np.inf
+    return np.full((n, k), worst, dtype=np.float32), np.full((n, k), -1, dtype=np.int64)
+
+
+def merge_topk(best_distances: F32, best_ids: I64, rows: I32, distances: F32, ids: I64, *, keep_max: bool) -> None:
+    """Merges part row i into batch row ``rows[i]``, in place.
+
+    Args:
+        best_distances: (n, k) float32, best first; changed.
+        best_ids: (n, k) int64, -1 in empty places; changed.
+        rows: (m,) int32.
+        distances: (m, kp) float32, best first, ties in any order.
+        ids: (m, kp) int64.
+        keep_max: True for ip.
+    """
+    if _native is None:
+        merge_topk_reference(best_distances, best_ids, rows, distances, ids, keep_max=keep_max)
+    else:
+        _native.merge_topk(best_distances, best_ids, rows, distances, ids, keep_max)
+
+
+def merge_topk_reference(
+    best_distances: F32, best_ids: I64, rows: I32, distances: F32, ids: I64, *, keep_max: bool
+) -> None:
+    """The same in numpy."""
+    k = best_ids.shape[1]
+    worst = np.float32(-np.inf if keep_max else np.inf)
+    all_ids = np.concatenate((best_ids[rows], ids), axis=1)
+    all_distances = np.concatenate((best_distances[rows], distances), axis=1)
+    all_distances = np.where(all_ids < 0, worst, all_distances)
+    rank = -all_distances if keep_max else all_distances
+    # Empty places last, also behind a real result at infinite distance.
+    order = np.lexsort((all_ids, rank, all_ids < 0), axis=1)[:, :k]
+    best_ids[rows] = np.take_along_axis(all_ids, order, axis=1)
+    best_distances[rows] = np.take_along_axis(all_distances, order, axis=1)

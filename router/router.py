@@ -1,0 +1,372 @@
+"""The router: the public face of the serving side. Checks input, owns tiers, engine, residency and lookahead."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hybridindex.index.ivf import IVFIndex
+
+from hybridindex.errors import InvalidInputError, OutOfBudgetError, ProfileMismatchError, RouterClosedError
+from hybridindex.paging import PageGeometry, scratch_for_budget
+from hybridindex.router.batch import Request
+from hybridindex.router.deadline import PaceEstimator
+from hybridindex.router.engine import Engine
+from hybridindex.router.lookahead import Holder, Lookahead
+from hybridindex.router.session import Session
+from hybridindex.router.stats import RouterStats, StatsCounter
+from hybridindex.tiers.device import DeviceTier
+from hybridindex.tiers.host_faiss import HostFaissScanner
+from hybridindex.tiers.residency import Residency, ResidencyStore
+from hybridindex.tiers.validate import MAX_K
+from hybridindex.types import I32, I64, SearchResult
+
+if TYPE_CHECKING:
+    from hybridindex.partitioner.plan import Plan
+
+__all__ = ["MAX_BATCH_QUERIES", "Router"]
+
+_log = logging.getLogger(__name__)
+
+#: Most queries of one search call; larger inputs are for the caller to cut.
+MAX_BATCH_QUERIES = 65_536
+#: Device bytes kept for lookahead, over all sessions, where the budget has them and nothing else is said.
+_DEFAULT_LOOKAHEAD_BYTES = 256 << 20
+
+
+class Router:
+    """Serves one index by one plan. All public methods may be called from any thread; ``close`` joins what it started.
+
+    Answers never depend on the plan, on what lookahead moved, or on devices failing: those change only the time taken.
+    """
+
+    def __init__(
+        self,
+        index: IVFIndex,
+        *,
+        plan: Plan | None = None,
+        devices: Sequence[str] = (),
+        device_budget_bytes: int | Sequence[int] | None = None,
+        lookahead_bytes: int | None = None,
+        max_batch: int | None = None,
+        threads: int | None = None,
+        early_dispatch: bool = True,
+    ) -> None:
+        """Allocates the arenas, copies the plan's lists, and is ready when it returns.
+
+        Args:
+            index: an open index; stays the caller's to close, after the router.
+            plan: what to keep on the devices; None: nothing.
+            devices: "cuda:N", or "cpu" for the stand-in device in RAM; none: the host scans everything.
+            device_budget_bytes: hard limit per device, temporary buffers included; default the plan's.
+            lookahead_bytes: pages per device kept free for sessions, inside the budget. Default: what the budget leaves
+                beside the plan's lists, at most 256 MiB.
+            max_batch: most queries taken together; None: everything that waits.
+            threads: host threads per scan; None: faiss's own setting.
+            early_dispatch: answer a request as soon as its own queries are done, not with its batch.
+
+        Raises:
+            InvalidInputError: arguments contradict each other or the plan.
+            ProfileMismatchError: the plan is of another index.
+            DeviceNotFoundError: a device does not exist.
+        """
+        self._index = index
+        self._plan = plan
+        if plan is not None and plan.index_fingerprint != index.fingerprint:
+            raise ProfileMismatchError(
+                f"the plan was made for index {plan.index_fingerprint}, this is index {index.fingerprint}; "
+                "profile and plan this index again"
+            )
+        if max_batch is not None and max_batch < 1:
+            raise InvalidInputError(f"max_batch is {max_batch}; expected at least 1, or None for everything that waits")
+        budgets = _budgets(plan, devices, device_budget_bytes)
+        self._stats = StatsCounter()
+        self._tiers: list[DeviceTier] = []
+        self._residency = ResidencyStore(index.nlist, self._reclaim)
+        self._host = HostFaissScanner(index, threads=threads)
+        self._closed = False
+        try:
+            for ordinal, (name, budget) in enumerate(zip(devices, budgets, strict=True)):
+                self._tiers.append(self._open_tier(name, ordinal, budget, lookahead_bytes))
+            self._lookahead = Lookahead(index, self._tiers, self._residency, self._stats, self._host.adopt_thread)
+        except BaseException:
+            for tier in self._tiers:
+                tier.close()
+            raise
+        self._engine = Engine(
+            index,
+            self._host,
+            self._tiers,
+            self._residency,
+            self._stats,
+            PaceEstimator(),
+            max_batch=max_batch,
+            early_dispatch=early_dispatch,
+        )
+        try:
+            if plan is not None and self._tiers:
+                self._place(plan)
+        except BaseException:
+            self.close()
+            raise
+
+    # Devices and placement
+
+    def _open_tier(self, name: str, ordinal: int, budget: int, lookahead_bytes: int | None) -> DeviceTier:
+        pinned = self._pinned_bytes(ordinal)
+        geometry = PageGeometry.for_code_size(self._index.code_size)
+        if lookahead_bytes is None:
+            index_bytes = int(geometry.pages_for(self._index.list_sizes).sum()) * geometry.page_bytes
+            spare = budget - scratch_for_budget(budget) - pinned
+            lookahead_bytes = max(0, min(_DEFAULT_LOOKAHEAD_BYTES, spare, index_bytes - pinned))
+        wanted = pinned + lookahead_bytes
+        try:
+            tier = DeviceTier(self._index, name, ordinal, budget_bytes=budget, wanted_bytes=wanted)
+        except OutOfBudgetError as error:
+            _log.error("%s; the host serves its lists", error)
+            tier = DeviceTier(self._index, name, ordinal, budget_bytes=0, wanted_bytes=0)
+        if tier.disabled_reason and pinned:
+            _log.warning("device %s holds nothing: %s", tier.label, tier.disabled_reason)
+        return tier
+
+    def _pinned_bytes(self, ordinal: int) -> int:
+        if self._plan is None:
+            return 0
+        geometry = PageGeometry.for_code_size(self._index.code_size)
+        sizes = self._index.list_sizes[self._plan.list_device == ordinal]
+        return int(geometry.pages_for(sizes).sum()) * geometry.page_bytes
+
+    def _place(self, plan: Plan) -> None:
+        """Makes the residency what ``plan`` says, moving only the difference, hottest lists first."""
+        target = plan.list_device
+        current = self._residency.current.list_device
+        resident = np.flatnonzero(current >= 0)
+        stale = resident[current[resident] != target[resident]]
+        self._lookahead.adopt([int(i) for i in np.flatnonzero(target >= 0)])
+        if len(stale):
+            self._residency.publish({}, drops=[int(i) for i in stale])
+        hottest_first = plan.resident_lists
+        waiting = [
+            tier.load(hottest_first[target[hottest_first] == tier.ordinal].tolist(), self._residency)
+            for tier in self._tiers
+        ]
+        for future in waiting:
+            if future.exception() is None:
+                self._stats.add(unplaced_lists=len(future.result().skipped))
+
+    def apply_plan(self, plan: Plan) -> None:
+        """Changes to another plan of the same index while serving; moves only the difference. Lists on their way are
+        served by the host. The arenas keep their size: lists that do not fit stay on the host, counted as unplaced.
+
+        Raises:
+            ProfileMismatchError: the plan is of another index.
+            InvalidInputError: the plan is for another number of devices.
+        """
+        if self._closed:
+            raise RouterClosedError("the router is closed")
+        if plan.index_fingerprint != self._index.fingerprint:
+            raise ProfileMismatchError(
+                f"the plan was made for index {plan.index_fingerprint}, this is index {self._index.fingerprint}"
+            )
+        if plan.n_devices != len(self._tiers):
+            raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); this router has {len(self._tiers)}")
+        self._place(plan)
+        self._plan = plan
+
+    def _reclaim(self, device: int, pages: I32) -> None:
+        self._tiers[device].arena.pages.free(pages)
+
+    # Search
+
+    def search(
+        self,
+        queries: Any,
+        k: int = 10,
+        nprobe: int | None = None,
+        *,
+        deadline_ms: float | None = None,
+        min_nprobe: int = 1,
+    ) -> SearchResult:
+        """The k nearest vectors of each query among its ``nprobe`` nearest lists.
+
+        Args:
+            queries: (d,) or (n, d) float32; (d,) answers (1, k).
+            k: 1..2048.
+            nprobe: 1..nlist; default the plan's, without a plan the index's.
+            deadline_ms: time from now in which the answer should be there: the router lowers nprobe to fit, never below
+                ``min_nprobe``; without a deadline nprobe is never lowered.
+
+        Raises:
+            InvalidInputError: names the argument.
+            RouterClosedError: after :meth:`close`.
+        """
+        return self._search(queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe).result()
+
+    async def asearch(
+        self,
+        queries: Any,
+        k: int = 10,
+        nprobe: int | None = None,
+        *,
+        deadline_ms: float | None = None,
+        min_nprobe: int = 1,
+    ) -> SearchResult:
+        """:meth:`search` for asyncio; concurrent calls share batches."""
+        return await asyncio.wrap_future(
+            self._search(queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        )
+
+    def _search(
+        self,
+        queries: Any,
+        k: int,
+        nprobe: int | None,
+        *,
+        deadline_ms: float | None,
+        min_nprobe: int,
+        on_probes: Callable[[I64], None] | None = None,
+    ) -> Future[SearchResult]:
+        _check_count("k", k, MAX_K)
+        nprobe = self._check_nprobe(nprobe)
+        deadline_s = None
+        if deadline_ms is not None:
+            if not (math.isfinite(deadline_ms) and deadline_ms > 0):
+                raise InvalidInputError(f"deadline_ms is {deadline_ms}; expected a positive number of milliseconds")
+            _check_count("min_nprobe", min_nprobe, self._index.nlist)
+            deadline_s = time.monotonic() + deadline_ms / 1e3
+        request = Request(
+            queries=self._prepare(queries),
+            k=k,
+            nprobe=nprobe,
+            deadline_s=deadline_s,
+            min_nprobe=min_nprobe,
+            on_probes=on_probes,
+        )
+        self._engine.submit(request)
+        return request.future
+
+    def _prepare(self, queries: Any) -> Any:
+        checked = self._index.check_queries(queries)
+        if not 1 <= len(checked) <= MAX_BATCH_QUERIES:
+            raise InvalidInputError(f"queries hold {len(checked)} rows; expected 1..{MAX_BATCH_QUERIES}")
+        return self._index.transform(checked)
+
+    def _check_nprobe(self, nprobe: int | None) -> int:
+        if nprobe is None:
+            return self.nprobe
+        _check_count("nprobe", nprobe, self._index.nlist)
+        return int(nprobe)
+
+    @property
+    def nprobe(self) -> int:
+        """Lists probed when a call does not say."""
+        return self._plan.nprobe if self._plan is not None else self._index.nprobe
+
+    # Sessions
+
+    def session(self, *, lookahead_bytes: int | None = None) -> Session:
+        """A retrieval session with lookahead.
+
+        Args:
+            lookahead_bytes: most bytes that one lookahead of this session moves; default what the arenas have beside
+                the plan's lists.
+        """
+        if self._closed:
+            raise RouterClosedError("the router is closed")
+        if lookahead_bytes is None:
+            spare = (t.arena.nbytes - self._pinned_bytes(t.ordinal) for t in self._tiers)
+            lookahead_bytes = max(0, max(spare, default=0))
+        if lookahead_bytes < 0:
+            raise InvalidInputError(f"lookahead_bytes is {lookahead_bytes}; expected 0 or more")
+        return Session(self, lookahead_bytes)
+
+    def _start_lookahead(self, holder: Holder, drafts: Any, nprobe: int | None, budget_bytes: int) -> Future[None]:
+        if self._closed:
+            raise RouterClosedError("the router is closed")
+        if budget_bytes < 0:
+            raise InvalidInputError(f"budget_bytes is {budget_bytes}; expected 0 or more")
+        return self._lookahead.prefetch(holder, self._prepare(drafts), self._check_nprobe(nprobe), budget_bytes)
+
+    def _end_lookahead(self, holder: Holder) -> None:
+        self._lookahead.release(holder)
+
+    # State
+
+    @property
+    def residency(self) -> Residency:
+        """The current snapshot."""
+        return self._residency.current
+
+    @property
+    def devices(self) -> tuple[DeviceTier, ...]:
+        return tuple(self._tiers)
+
+    @property
+    def plan(self) -> Plan | None:
+        return self._plan
+
+    def stats(self) -> RouterStats:
+        return self._stats.read()
+
+    def check_invariants(self) -> None:
+        """Asserts what must hold at any time; for tests and debugging."""
+        self._residency.check_invariants()
+        for tier in self._tiers:
+            tier.arena.pages.check_invariants()
+            assert tier.arena.nbytes + (tier.scratch_bytes if tier.arena.nbytes else 0) <= tier.budget_bytes
+
+    def close(self) -> None:
+        """Answers what is queued, joins all threads, lets the arenas go. Closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        self._engine.close()
+        self._lookahead.close()
+        for tier in self._tiers:
+            tier.close()
+
+    def __enter__(self) -> Router:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _check_count(name: str, value: Any, limit: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InvalidInputError(f"{name} is {value!r}; expected an integer 1..{limit}")
+    if not 1 <= value <= limit:
+        raise InvalidInputError(f"{name} is {value}; expected 1..{limit}")
+
+
+def _budgets(
+    plan: Plan | None, devices: Sequence[str], device_budget_bytes: int | Sequence[int] | None
+) -> tuple[int, ...]:
+    if isinstance(devices, str):
+        raise InvalidInputError(f"devices is the string {devices!r}; expected a list such as [{devices!r}]")
+    if not devices:
+        return ()
+    if plan is not None and plan.n_devices != len(devices):
+        raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); {len(devices)} were given: {devices}")
+    if device_budget_bytes is None:
+        if plan is None:
+            raise InvalidInputError("device_budget_bytes is missing: devices without a plan need an explicit budget")
+        return plan.request.budgets
+    if isinstance(device_budget_bytes, int):
+        budgets: tuple[int, ...] = (device_budget_bytes,) * len(devices)
+    else:
+        budgets = tuple(device_budget_bytes)
+    if len(budgets) != len(devices):
+        raise InvalidInputError(f"device_budget_bytes has {len(budgets)} entries for {len(devices)} devices")
+    if any(b < 0 for b in budgets):
+        raise InvalidInputError(f"device_budget_bytes is {budgets}; expected 0 or more bytes per device")
+    return budgets

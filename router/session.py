@@ -1,0 +1,123 @@
+"""A session: one RAG request's retrieval life. Lookahead on a draft, search, lookahead again, search, close."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hybridindex.errors import RouterClosedError
+from hybridindex.router.lookahead import Holder
+from hybridindex.types import I64, SearchResult
+
+if TYPE_CHECKING:
+    from hybridindex.router.router import Router
+
+__all__ = ["Session", "SessionStats"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStats:
+    """What lookahead did for one session."""
+
+    lookaheads: int
+    lists_moved: int
+    bytes_moved: int
+    #: Lists that did not fit the budget or the free pages.
+    lists_skipped: int
+    #: Moved or shared lists that a search of this session then probed.
+    lists_used: int
+
+
+class Session:
+    """Made by :meth:`hybridindex.router.Router.session`. Methods may be called from several threads; close once."""
+
+    def __init__(self, router: Router, lookahead_bytes: int) -> None:
+        self._router = router
+        self._lookahead_bytes = lookahead_bytes
+        self._holder = Holder()
+        self._lock = threading.Lock()
+        self._n_lookaheads = 0
+        self._used: set[int] = set()
+        self._closed = False
+
+    def lookahead(
+        self, draft_queries: Any, *, nprobe: int | None = None, budget_bytes: int | None = None
+    ) -> Future[None]:
+        """Starts moving the lists that ``draft_queries`` would probe, and returns at once.
+
+        Args:
+            draft_queries: (d,) or (n, d) float32; several share the budget rank by rank.
+            nprobe: lists wanted per draft; default the router's.
+            budget_bytes: most bytes to move; default the router's share for one session.
+
+        Returns:
+            A future that is done when the bytes have landed. Waiting for it is optional: a search uses what is there
+            and scans the rest on the host.
+
+        Raises:
+            InvalidInputError: bad queries, nprobe or budget.
+            RouterClosedError: the session or its router is closed.
+        """
+        self._check_open()
+        with self._lock:
+            self._n_lookaheads += 1
+        return self._router._start_lookahead(
+            self._holder, draft_queries, nprobe, self._lookahead_bytes if budget_bytes is None else budget_bytes
+        )
+
+    def search(
+        self,
+        queries: Any,
+        k: int = 10,
+        nprobe: int | None = None,
+        *,
+        deadline_ms: float | None = None,
+        min_nprobe: int = 1,
+    ) -> SearchResult:
+        """As :meth:`hybridindex.router.Router.search`; also counts which moved lists were of use."""
+        self._check_open()
+        return self._router._search(
+            queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, on_probes=self._note_probes
+        ).result()
+
+    def _note_probes(self, probes: I64) -> None:
+        probed = set(np.unique(probes[probes >= 0]).tolist())
+        with self._lock:
+            fresh = (probed & self._holder.lists) - self._used
+            self._used |= fresh
+        if fresh:
+            self._router._stats.add(lookahead_used_lists=len(fresh))
+
+    @property
+    def stats(self) -> SessionStats:
+        with self._lock:
+            return SessionStats(
+                lookaheads=self._n_lookaheads,
+                lists_moved=self._holder.lists_moved,
+                bytes_moved=self._holder.bytes_moved,
+                lists_skipped=self._holder.lists_skipped,
+                lists_used=len(self._used),
+            )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RouterClosedError("the session is closed")
+
+    def close(self) -> None:
+        """Cancels what still moves and gives the session's pages back. Closing twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._router._end_lookahead(self._holder)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,48 @@
+"""Small clustered data and indexes for the tests of tiers, router and command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from hybridindex.index import build
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.types import F32, I64
+
+DIM = 24
+NLIST = 32
+SCANNABLE = ("flat", "fp16", "sq8")
+
+
+def clustered(n: int, dim: int = DIM, *, n_centers: int = 60, seed: int = 0, offset: float = 0.0) -> F32:
+    """(n, dim) float32 around ``n_centers`` centers with a Zipf-like popularity; the same centers for every seed."""
+    centers = np.random.default_rng(99).standard_normal((n_centers, dim))
+    popularity = 1 / np.arange(1, n_centers + 1)
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice(n_centers, size=n, p=popularity / popularity.sum())
+    return (centers[chosen] + 0.6 * rng.standard_normal((n, dim)) + offset).astype(np.float32)
+
+
+def small_index(
+    path: Path, *, codec: str = "flat", metric: str = "l2", n: int = 3000, dim: int = DIM, nlist: int = NLIST, **options
+) -> IVFIndex:
+    """An index over :func:`clustered` data; nprobe 8."""
+    options.setdefault("nprobe", min(8, nlist))
+    return build(clustered(n, dim, seed=1), path, nlist=nlist, metric=metric, codec=codec, **options)
+
+
+def hand_made_plan(
+    index: IVFIndex, list_device: np.ndarray, *, n_devices: int = 1, budget: int = 64 << 20
+) -> SimpleNamespace:
+    """What the router reads of a plan, with a placement chosen by the test."""
+    resident: I64 = np.flatnonzero(list_device >= 0)
+    return SimpleNamespace(
+        index_fingerprint=index.fingerprint,
+        n_devices=n_devices,
+        nprobe=index.nprobe,
+        request=SimpleNamespace(budgets=(budget,) * n_devices),
+        list_device=list_device.astype(np.int16),
+        resident_lists=resident,
+    )

@@ -1,0 +1,56 @@
+"""Fixtures that every room may use: random clustered vectors and small indexes over them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridindex.index import IVFIndex, build
+from hybridindex.types import F32
+
+
+def clustered_vectors(n: int, dim: int, *, seed: int = 0, clusters: int = 12) -> F32:
+    """(n, dim) float32: Gaussian clusters of very different sizes, so that lists differ too."""
+    rng = np.random.default_rng(seed)
+    centers = 2 * rng.standard_normal((clusters, dim))
+    weights = 1 / np.arange(1, clusters + 1)
+    picks = rng.choice(clusters, size=n, p=weights / weights.sum())
+    return (centers[picks] + rng.standard_normal((n, dim))).astype(np.float32)
+
+
+@pytest.fixture
+def make_index(tmp_path: Path) -> Iterator[Callable[..., IVFIndex]]:
+    """``make_index(codec="flat", metric="ip", *, n=600, dim=16, nlist=12, seed=0, **build_options)``.
+
+    Vectors are ``clustered_vectors(n, dim, seed=seed)`` and ids ``3*row + 7`` unless given. Closed at the test's end.
+    """
+    made: list[IVFIndex] = []
+    number = itertools.count()
+
+    def factory(
+        codec: str = "flat",
+        metric: str = "ip",
+        *,
+        n: int = 600,
+        dim: int = 16,
+        nlist: int = 12,
+        seed: int = 0,
+        **options: Any,
+    ) -> IVFIndex:
+        vectors = options.pop("vectors", None)
+        if vectors is None:
+            vectors = clustered_vectors(n, dim, seed=seed)
+        options.setdefault("ids", np.arange(len(vectors), dtype=np.int64) * 3 + 7)
+        path = options.pop("path", tmp_path / f"index-{next(number)}")
+        index = build(vectors, path, nlist=nlist, metric=metric, codec=codec, **options)  # type: ignore[arg-type]
+        made.append(index)
+        return index
+
+    yield factory
+    for index in made:
+        index.close()

@@ -1,0 +1,26 @@
+#!/usr/bin/env sh
+# Builds the sdist, a wheel from that sdist, installs the wheel into a clean environment and imports every module from
+# outside the checkout: a forgotten package, link or data file shows here and nowhere else.
+set -eu
+PYTHON=${PYTHON:-python3}
+root=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$PYTHON" -m venv "$work/build"
+"$work/build/bin/pip" install -q --disable-pip-version-check build
+cd "$work"
+"$work/build/bin/python" -m build --outdir "$work/dist" "$root" > "$work/build.log" 2>&1 || {
+  tail -n 40 "$work/build.log"
+  exit 1
+}
+"$PYTHON" -m venv "$work/clean"
+"$work/clean/bin/pip" install -q --disable-pip-version-check -c "$root/constraints.txt" "$work"/dist/*.whl
+# The guard runs from an empty folder, so that nothing of the checkout can be imported by accident.
+mkdir "$work/empty"
+cd "$work/empty"
+"$work/clean/bin/python" "$root/tests/packaging/import_every_module.py" "$work"/dist/*.whl
+"$work/clean/bin/hybridindex" --version
+"$work/clean/bin/hybridindex" doctor --json > /dev/null
+"$work/clean/bin/pip" install -q --disable-pip-version-check -c "$root/constraints.txt" "faiss-cpu"
+"$work/clean/bin/hybridindex" doctor > /dev/null
+echo "wheel-check: ok"

@@ -1,0 +1,40 @@
+"""Imports every module of an installed hybridindex, and holds the wheel's content against it.
+
+Run by check_wheel.sh in an environment with the core dependencies only, from outside the checkout.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+import zipfile
+from pathlib import Path
+
+#: Run by Alembic inside its own context only.
+SKIPPED = {"hybridindex.migrations.env"}
+
+
+def main(wheel: str) -> None:
+    import hybridindex
+
+    home = Path(hybridindex.__file__).parent
+    assert "site-packages" in home.parts, f"imported from {home}, not from the installed wheel"
+    names = sorted(m.name for m in pkgutil.walk_packages([str(home)], "hybridindex.") if m.name not in SKIPPED)
+    for name in names:
+        importlib.import_module(name)
+    for room in ("profiler", "partitioner", "router", "migrations", "index", "tiers", "store", "cli", "report", "demo"):
+        assert f"hybridindex.{room}" in names, f"hybridindex.{room} is missing from the wheel"
+    with zipfile.ZipFile(wheel) as archive:
+        files = archive.namelist()
+    assert len(files) == len(set(files)), "a file is in the wheel twice"
+    assert any(f.startswith("hybridindex/_native") and f.endswith(".so") for f in files), "the extension is missing"
+    assert "hybridindex/migrations/env.py" in files
+    assert "hybridindex/py.typed" in files
+    foreign = {f.split("/")[0] for f in files if not f.startswith(("hybridindex/", "hybridindex-"))}
+    assert not foreign, f"the wheel would install top-level names {foreign}"
+    print(f"imported {len(names)} modules from the wheel")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

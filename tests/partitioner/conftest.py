@@ -1,0 +1,31 @@
+"""Profiles shared by the partitioner's tests; ``synthetic`` is importable beside the tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+from synthetic import make_profile
+
+from hybridindex.partitioner.analysis import Analysis, analyse
+from hybridindex.types import Profile
+
+
+@pytest.fixture(scope="session")
+def profile() -> Profile:
+    """256 lists, 200 held-back queries, 5 % timing noise."""
+    return make_profile(noise=0.05)
+
+
+@pytest.fixture(scope="session")
+def analysis(profile: Profile) -> Analysis:
+    return analyse(profile)
+
+
+@pytest.fixture(scope="session")
+def large_analysis() -> Analysis:
+    """1,500 held-back queries: enough for minima of batches of 64."""
+    return analyse(make_profile(nlist=400, n=3000, nprobe=24, seed=3, noise=0.05))

@@ -1,0 +1,167 @@
+"""One contract for every scanner: exact against the oracle over the probes it was given, and clear about bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.tiers.device import DeviceTier
+from hybridindex.tiers.host_faiss import HostFaissScanner
+from hybridindex.tiers.residency import ResidencyStore
+from tests.clustered import DIM, NLIST, clustered, small_index
+from tests.oracle import candidate_distances, check_answer
+
+CASES = [(codec, metric) for codec in ("flat", "fp16", "sq8") for metric in ("ip", "l2")]
+HOST_ONLY = [("pq8", "ip"), ("pq8", "l2")]
+SCANNERS = ["faiss", "torch-cpu", pytest.param("torch-cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
+def index(request, tmp_path_factory):
+    codec, metric = request.param
+    with small_index(tmp_path_factory.mktemp("idx") / "i", codec=codec, metric=metric) as index:
+        yield index
+
+
+@pytest.fixture(params=SCANNERS)
+def scanner(request, index):
+    """A scanner that can scan every list, with a scratch so small that tiling happens."""
+    if request.param == "faiss":
+        yield HostFaissScanner(index, threads=2)
+        return
+    device = request.param.removeprefix("torch-")
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    tier = DeviceTier(index, device, 0, budget_bytes=16 << 20, wanted_bytes=16 << 20)
+    store = ResidencyStore(index.nlist, lambda _d, pages: tier.arena.pages.free(pages))
+    tier.load(range(index.nlist), store).result()
+    tier.scratch_bytes = 20_000
+    with store.lease() as residency:
+        yield tier.scanner(residency)
+    tier.close()
+
+
+def probes_of(index, queries, nprobe):
+    return index.quantize(index.transform(queries), nprobe)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    n=st.integers(1, 9), nprobe=st.integers(1, NLIST), k=st.sampled_from([1, 3, 10, 200]), seed=st.integers(0, 10_000)
+)
+def test_exact_over_any_probes(index, scanner, n, nprobe, k, seed):
+    rng = np.random.default_rng(seed)
+    queries = index.transform(clustered(n, seed=seed + 2))
+    probes, coarse = index.quantize(queries, nprobe)
+    probes[rng.random(probes.shape) < 0.3] = -1
+    distances, ids = scanner.scan(queries, probes, coarse, k)
+    order = np.lexsort((ids, -distances if index.metric == "ip" else distances, ids < 0), axis=1)
+    check_answer(index, queries, probes, k, np.take_along_axis(distances, order, 1), np.take_along_axis(ids, order, 1))
+
+
+def test_completion_reports_every_query_once_with_its_answer(index, scanner):
+    queries = clustered(40, seed=5)
+    probes, coarse = probes_of(index, queries, 6)
+    probes[3] = -1
+    reported = {}
+
+    def on_done(rows, distances, ids):
+        for row, d, i in zip(rows, distances, ids, strict=True):
+            assert int(row) not in reported
+            reported[int(row)] = (d.copy(), i.copy())
+
+    distances, ids = scanner.scan(queries, probes, coarse, 5, on_done=on_done)
+    assert sorted(reported) == list(range(40))
+    for row, (d, i) in reported.items():
+        np.testing.assert_array_equal(d, distances[row])
+        np.testing.assert_array_equal(i, ids[row])
+
+
+def test_filter_keeps_only_named_ids(index, scanner):
+    queries = index.transform(clustered(4, seed=6))
+    probes, coarse = index.quantize(queries, 8)
+    allowed = np.arange(0, 3000, 7)
+    distances, ids = scanner.scan(queries, probes, coarse, 10, filter_ids=allowed)
+    for row in range(4):
+        all_ids, exact = candidate_distances(index, queries[row], probes[row])
+        exact = exact[np.isin(all_ids, allowed)]
+        ranked = np.sort(exact)[::-1][:10] if index.metric == "ip" else np.sort(exact)[:10]
+        np.testing.assert_allclose(distances[row, : len(ranked)], ranked, rtol=2e-4, atol=2e-4)
+        assert np.isin(ids[row, : len(ranked)], allowed).all()
+        assert (ids[row, len(ranked) :] == -1).all()
+
+
+def test_no_probes_and_no_queries(index, scanner):
+    none = np.full((2, 3), -1, np.int64)
+    distances, ids = scanner.scan(clustered(2), none, np.zeros((2, 3), np.float32), 4)
+    assert (ids == -1).all()
+    assert np.isinf(distances).all()
+    distances, ids = scanner.scan(
+        np.empty((0, DIM), np.float32), np.empty((0, 3), np.int64), np.empty((0, 3), np.float32), 4
+    )
+    assert distances.shape == ids.shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"k": 0}, "k is 0"),
+        ({"k": 2049}, "k is 2049"),
+        ({"probes": np.array([[NLIST]])}, f"list id {NLIST}"),
+        ({"probes": np.array([[-2]])}, "list id -2"),
+        ({"probes": np.array([[0]], np.int32)}, "expected int64"),
+        ({"queries": np.zeros((1, DIM + 1), np.float32)}, f"(n, {DIM})"),
+        ({"queries": np.zeros((1, DIM))}, "float64"),
+        ({"coarse_distances": np.zeros((1, 2), np.float32)}, "coarse_distances"),
+        ({"probes": np.array([[0], [1]])}, "probes"),
+    ],
+)
+def test_bad_input_is_named(index, scanner, change, words):
+    arguments = {
+        "queries": np.zeros((1, DIM), np.float32),
+        "probes": np.array([[0]]),
+        "coarse_distances": np.zeros((1, 1), np.float32),
+        "k": 3,
+        **change,
+    }
+    with pytest.raises(InvalidInputError) as raised:
+        scanner.scan(**arguments)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("case", HOST_ONLY, ids=lambda case: "-".join(case))
+def test_host_scans_residual_pq_with_coarse_distances(case, tmp_path):
+    codec, metric = case
+    with small_index(tmp_path / "i", codec=codec, metric=metric) as index:
+        queries = index.transform(clustered(6, seed=3))
+        probes, coarse = index.quantize(queries, 5)
+        distances, ids = HostFaissScanner(index).scan(queries, probes, coarse, 10)
+        check_answer(index, queries, probes, 10, distances, ids)
+
+
+def test_l2_survives_data_far_from_the_origin(tmp_path):
+    from hybridindex.index import build
+
+    with build(clustered(2000, offset=300.0, seed=1), tmp_path / "i", nlist=16, metric="l2") as index:
+        queries = clustered(5, offset=300.0, seed=2)
+        probes, coarse = index.quantize(queries, 4)
+        tier = DeviceTier(index, "cpu", 0, budget_bytes=16 << 20, wanted_bytes=16 << 20)
+        store = ResidencyStore(index.nlist, lambda _d, pages: tier.arena.pages.free(pages))
+        tier.load(range(16), store).result()
+        with store.lease() as residency:
+            distances, ids = tier.scanner(residency).scan(queries, probes, coarse, 10)
+        tier.close()
+        check_answer(index, queries, probes, 10, distances, ids)
+
+
+def test_probing_an_absent_list_on_a_device_is_refused(index):
+    tier = DeviceTier(index, "cpu", 0, budget_bytes=16 << 20, wanted_bytes=16 << 20)
+    store = ResidencyStore(index.nlist, lambda _d, pages: tier.arena.pages.free(pages))
+    tier.load([1], store).result()
+    with store.lease() as residency, pytest.raises(InvalidInputError, match="list 2"):
+        tier.scanner(residency).scan(np.zeros((1, DIM), np.float32), np.array([[2]]), np.zeros((1, 1), np.float32), 1)
+    tier.close()
