@@ -21,7 +21,7 @@ __all__ = ["CoverageCurve", "QueryWork", "build_coverage_curve", "code_size_of",
 #: Fewer held-back queries say nothing about batch minima.
 MIN_HELD_QUERIES = 8
 #: More are thinned evenly: the figures no longer change, the arrays only grow. ``n_held_total`` keeps the real number.
-MAX_HELD_QUERIES = 8192
+MAX_HELD_QUERIES = 4096
 _TOUCH_CACHE = 64
 
 

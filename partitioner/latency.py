@@ -100,7 +100,7 @@ class LatencyModel:
         if batch < 1:
             raise InvalidInputError(f"batch is {batch}; a batch has at least 1 query")
         starts = window_starts(curve.n_held)
-        missed = _missed_work(curve, work, batch, starts, with_union=self.host.uses_union)
+        missed = _missed_work(curve, work, batch, starts, family=self.host.family)
         host = np.where(missed.probes > 0, self.host.model.predict(missed), 0.0)
         hits = bool((work.hit_probes > 0).any())
         device = np.zeros_like(host)
@@ -157,19 +157,20 @@ class LatencyModel:
         return host + (parts.coarse_s * self.coarse_ratios + (parts.merge_s + parts.overhead_s))
 
 
-def _missed_work(curve: CoverageCurve, work: QueryWork, batch: int, starts: I64, *, with_union: bool) -> ScanWork:
+def _missed_work(curve: CoverageCurve, work: QueryWork, batch: int, starts: I64, *, family: str) -> ScanWork:
+    """Columns that the ``family`` of host models does not look at stay 0: they are the costly ones."""
     miss_work, miss_probes = work.miss_work, work.miss_probes
-    union = curve.union_bytes(work, batch)[1] if with_union else 0.0
-    ones = np.ones(starts.size)
+    unused = np.zeros(starts.size)
+    slowest = family == "query_parallel"
     return ScanWork(
-        batch=batch * ones,
+        batch=unused + batch,
         probes=window_sum(miss_probes, batch, starts),
-        max_probes=window_max(miss_probes, batch, starts),
+        max_probes=window_max(miss_probes, batch, starts) if slowest else unused,
         work_bytes=window_sum(miss_work, batch, starts),
-        max_work_bytes=window_max(miss_work, batch, starts),
-        unique_bytes=union * ones,
-        min_hit_rate=-window_max(-work.hit_rate, batch, starts),
-        masked=0.0 * ones,
+        max_work_bytes=window_max(miss_work, batch, starts) if slowest else unused,
+        unique_bytes=unused + curve.union_bytes(work, batch)[1] if family == "list_major" else unused,
+        min_hit_rate=-window_max(-work.hit_rate, batch, starts) if family == "paper" else unused,
+        masked=unused,
     )
 
 

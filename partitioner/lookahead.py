@@ -79,9 +79,9 @@ def lookahead_budget(
 ) -> LookaheadBudget:
     """Bytes that minimise max(t_LLM, b / bandwidth) + max(t_host(b), t_device(b)), never above the arena's share.
 
-    Up to b0 = bandwidth * t_LLM moving is free, so b0 is the least worth taking (case 1 of TeleRAG's Appendix B).
-    Beyond it the objective is piecewise linear on the measured curve, so its minimum lies at a knot or where host and
-    device take equally long; all of them are tried.
+    Up to b0 = bandwidth * t_LLM moving is free, so b0 is the least worth taking (case 1 of TeleRAG's Appendix B),
+    unless the device is the slower side. Beyond it the objective is piecewise linear on the measured curve, so its
+    minimum lies at a knot or where host and device take equally long; all of them are tried.
 
     Args:
         host_scan_s: seconds to scan everything on the host; falls in proportion to the miss rate.
@@ -112,15 +112,12 @@ def lookahead_budget(
     ceiling = min(float(share_bytes), end)
     overlap = bandwidth_bytes_per_s * t_llm_s
     start = min(overlap, ceiling)
-    candidates = [start]
+    candidates = [0.0, start]
     inside = (miss_curve.nbytes > start) & (miss_curve.nbytes <= ceiling)
     candidates.extend(miss_curve.nbytes[inside].tolist())
     candidates.append(ceiling)
     crossing = _bytes_at_miss(miss_curve, host_scan_s, device_scan_s)
-    if crossing is not None and start < crossing <= ceiling:
-        candidates.append(crossing)
-    # Within what is free, more may still hurt where the device is the slower side.
-    if crossing is not None and crossing < start:
+    if crossing is not None and crossing <= ceiling:
         candidates.append(crossing)
     best = min(candidates, key=lambda b: (total(b), b))
     case: Literal["overlap", "beyond", "share", "all"]

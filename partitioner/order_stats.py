@@ -53,6 +53,8 @@ def window_starts(n: int, limit: int = 512) -> I64:
 def window_sum(values: F64, batch: int, starts: I64) -> F64:
     """Sums over cyclic windows of ``batch`` values. Exact for integral values below 2**53."""
     n = values.size
+    if batch * starts.size <= 2 * n and batch < n:
+        return np.asarray(_windows(values, batch, starts).sum(axis=0), dtype=np.float64)
     cumulative = np.concatenate(([0.0], np.cumsum(values)))
     rounds, rest = divmod(batch, n)
     ends = starts + rest
@@ -68,5 +70,13 @@ def window_max(values: F64, batch: int, starts: I64) -> F64:
         return values[starts]
     if batch >= n:
         return np.full(starts.size, values.max())
+    if batch * starts.size <= 4 * n:
+        return np.asarray(_windows(values, batch, starts).max(axis=0), dtype=np.float64)
     centred = maximum_filter1d(values, batch, mode="wrap")
     return np.asarray(centred[(starts + batch // 2) % n], dtype=np.float64)
+
+
+def _windows(values: F64, batch: int, starts: I64) -> F64:
+    """(batch, windows) values; cheaper than a sweep over everything while windows are few and short."""
+    at = np.arange(batch, dtype=np.int64)[:, None] + starts
+    return values.take(at, mode="wrap")

@@ -142,12 +142,14 @@ class HostScanModelChoice:
     ratios: F64
     min_batch: int
     max_batch: int
+    #: Distinct batch sizes of the samples, ascending.
+    batches: tuple[int, ...]
     n_samples: int
 
     @property
-    def uses_union(self) -> bool:
-        """Only a list-major scan cares how many of the missed bytes are distinct."""
-        return self.model.name.startswith("list_major")
+    def family(self) -> str:
+        """``paper``, ``query_parallel`` or ``list_major``: which columns of :class:`ScanWork` the model looks at."""
+        return self.model.name.split("+")[0]
 
 
 def host_scan_work(samples: Sequence[StageSample], nprobe: int) -> tuple[ScanWork, F64]:
@@ -311,6 +313,7 @@ def choose_host_scan_model(
         ratios=ratio_levels(seconds, predictions[best]),
         min_batch=min(batches),
         max_batch=max(batches),
+        batches=tuple(sorted(set(batches))),
         n_samples=n,
     )
 

@@ -126,7 +126,7 @@ class Problem:
             bound_down = down / rate
             accepted = accepted or (slowest <= tau_s and latency_down <= bound_down)
         if not accepted and measured_too and rate is not None and rate > 0:
-            for batch in np.unique(np.geomspace(1, max(self.latency.max_batch, 1), 8).astype(int)).tolist():
+            for batch in self.latency.host.batches:
                 if batch >= down:
                     break
                 slowest, mean = timing(batch)
@@ -280,6 +280,11 @@ def _why(problem: Problem, step: SolverStep, cap: int, tau_s: float) -> str:
         return (
             f"the device budget holds no list, and the host alone takes {step.latency_up_s * 1e3:.3g} ms "
             f"at batch {step.batch_up} where {tau_s * 1e3:.3g} ms are allowed"
+        )
+    if step.count < min(cap, problem.curve.useful_count()):
+        return (
+            f"beyond {step.count} resident lists the device takes longer than the host; there search takes "
+            f"{step.latency_up_s * 1e3:.3g} ms at batch {step.batch_up} where {tau_s * 1e3:.3g} ms are allowed"
         )
     if cap < problem.curve.useful_count():
         return (

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
@@ -37,21 +38,22 @@ class Request:
 
 
 class Batch:
-    """Requests taken together. :meth:`begin` once, then :meth:`complete` from any thread."""
+    """Requests taken together. :meth:`begin` once, then :meth:`complete` and :meth:`end_scan` from any thread."""
 
     def __init__(self, requests: Sequence[Request], *, keep_max: bool) -> None:
         self.requests = requests
         self.keep_max = keep_max
-        sizes = [len(r.queries) for r in requests]
-        self._starts = np.cumsum([0, *sizes])
-        self.queries: F32 = requests[0].queries if len(requests) == 1 else np.concatenate([r.queries for r in requests])
+        alone = len(requests) == 1
+        self.queries: F32 = requests[0].queries if alone else np.concatenate([r.queries for r in requests])
         self.k = max(r.k for r in requests)
         self.nprobe = max(r.nprobe for r in requests)
+        self._starts = [0, *accumulate(len(r.queries) for r in requests)]
+        #: (n,) request of each row; None in a batch of one request.
+        self._request_of = None if alone else np.repeat(np.arange(len(requests)), np.diff(self._starts))
         self._lock = threading.Lock()
         self._best_distances, self._best_ids = empty_topk(len(self.queries), self.k, keep_max=keep_max)
-        self._request_of: I64 = np.repeat(np.arange(len(requests)), sizes)
-        #: Queries per request that still wait for a part.
-        self._open_queries = list(sizes)
+        #: Per request: (query, scan) pairs that still have to report.
+        self._open_parts: list[int] = []
         self._failed = False
 
     def __len__(self) -> int:
@@ -59,7 +61,7 @@ class Batch:
 
     def rows_of(self, request: int) -> slice:
         """Batch rows of one request."""
-        return slice(int(self._starts[request]), int(self._starts[request + 1]))
+        return slice(self._starts[request], self._starts[request + 1])
 
     def begin(
         self, n_parts: I32, nprobe_used: I32, hit_rate: F32, n_scans: int, on_finished: Callable[[], None]
@@ -73,18 +75,46 @@ class Batch:
             n_scans: scans that will report by :meth:`end_scan`.
             on_finished: called once when all scans ended: from then on nobody reads the leased pages for this batch.
         """
-        self._n_parts = n_parts.copy()
         self._nprobe_used = nprobe_used
         self._hit_rate = hit_rate
         self._n_scans = n_scans
         self._on_finished = on_finished
-        idle = np.flatnonzero(n_parts == 0)
-        if len(idle):
-            with self._lock:
-                answered = self._close_rows(idle)
-            self._answer(answered)
+        self._open_parts = [int(n_parts[self.rows_of(i)].sum()) for i in range(len(self.requests))]
+        self._answer([i for i, open_parts in enumerate(self._open_parts) if open_parts == 0])
         if n_scans == 0:
             on_finished()
+
+    def complete(self, rows: I32, distances: F32, ids: I64) -> None:
+        """Merges the answer of one scan for ``rows`` (m,), each once per scan, and answers what is complete."""
+        with self._lock:
+            if self._failed:
+                return
+            merge_topk(self._best_distances, self._best_ids, rows, distances, ids, keep_max=self.keep_max)
+            answered = self._count_down(rows)
+        self._answer(answered)
+
+    def _count_down(self, rows: I32) -> list[int]:
+        counts = [len(rows)] if self._request_of is None else np.bincount(self._request_of[rows]).tolist()
+        answered = []
+        for number, count in enumerate(counts):
+            if count:
+                self._open_parts[number] -= count
+                assert self._open_parts[number] >= 0, "a query was completed twice"
+                if self._open_parts[number] == 0:
+                    answered.append(number)
+        return answered
+
+    def _answer(self, numbers: list[int]) -> None:
+        for number in numbers:
+            request, rows = self.requests[number], self.rows_of(number)
+            distances, ids = self._best_distances[rows, : request.k], self._best_ids[rows, : request.k]
+            if self._request_of is not None:  # a view would keep the whole batch alive
+                distances, ids = distances.copy(), ids.copy()
+            result = SearchResult(
+                ids=ids, distances=distances, nprobe_used=self._nprobe_used[rows], hit_rate=self._hit_rate[rows]
+            )
+            if request.future.set_running_or_notify_cancel():
+                request.future.set_result(result)
 
     def end_scan(self) -> None:
         """One scan, successful or not, will not touch the batch any more."""
@@ -94,49 +124,14 @@ class Batch:
         if finished:
             self._on_finished()
 
-    def complete(self, rows: I32, distances: F32, ids: I64) -> None:
-        """Merges one tier's answer for ``rows`` (m,) and answers the requests that became complete."""
-        with self._lock:
-            if self._failed:
-                return
-            merge_topk(self._best_distances, self._best_ids, rows, distances, ids, keep_max=self.keep_max)
-            self._n_parts[rows] -= 1
-            done = rows[self._n_parts[rows] == 0]
-            answered = self._close_rows(done) if len(done) else []
-        self._answer(answered)
-
-    def _close_rows(self, rows: I32 | I64) -> list[int]:
-        answered = []
-        counts = np.bincount(self._request_of[rows], minlength=len(self.requests))
-        for number in np.flatnonzero(counts):
-            self._open_queries[number] -= int(counts[number])
-            assert self._open_queries[number] >= 0, "a query was completed twice"
-            if self._open_queries[number] == 0:
-                answered.append(int(number))
-        return answered
-
-    def _answer(self, answered: list[int]) -> None:
-        for number in answered:
-            request, rows = self.requests[number], self.rows_of(number)
-            alone = len(self.requests) == 1
-            distances, ids = self._best_distances[rows, : request.k], self._best_ids[rows, : request.k]
-            result = SearchResult(
-                ids=ids if alone else ids.copy(),
-                distances=distances if alone else distances.copy(),
-                nprobe_used=self._nprobe_used[rows],
-                hit_rate=self._hit_rate[rows],
-            )
-            if request.future.set_running_or_notify_cancel():
-                request.future.set_result(result)
-
     def fail(self, error: BaseException) -> None:
         """Gives ``error`` to every request that has no answer yet."""
         with self._lock:
             if self._failed:
                 return
             self._failed = True
-            open_requests = [i for i, left in enumerate(self._open_queries) if left]
-        for number in open_requests:
-            future = self.requests[number].future
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
+            # Before begin(), nobody has an answer.
+            waiting = [r for i, r in enumerate(self.requests) if not self._open_parts or self._open_parts[i]]
+        for request in waiting:
+            if request.future.set_running_or_notify_cancel():
+                request.future.set_exception(error)

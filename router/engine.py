@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from hybridindex.index.ivf import IVFIndex
 
 from hybridindex.errors import RouterClosedError
+from hybridindex.index.ivf import IVFIndex
 from hybridindex.router.batch import Batch, Request
 from hybridindex.router.deadline import PaceEstimator, nprobe_for_deadline
 from hybridindex.router.split import HOST, ProbePart, ProbeSplit, split_probes
@@ -64,6 +64,8 @@ class Engine:
         #: Most queries in one batch; None: everything that waits (a small cap causes backlogs).
         self._max_batch = max_batch
         self._early_dispatch = early_dispatch
+        #: (nlist + 1,) int64 bytes per list; the last entry, where probe -1 lands, is 0.
+        self._work_of_probe: I64 = np.append(index.list_bytes, 0)
         self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         #: Taken from the queue but left for the next batch by the cap.
         self._held_back: Request | None = None
@@ -176,9 +178,8 @@ class Engine:
         if residency.n_resident:
             return split_probes(probes, coarse, residency.list_device, self._index.list_bytes, len(self._tiers))
         n = len(probes)
-        rows = np.arange(n, dtype=np.int32)
-        work = np.where(probes >= 0, self._index.list_bytes[probes], 0).sum(axis=1)
-        part = ProbePart(HOST, rows, probes, coarse, work)
+        work = self._work_of_probe[probes].sum(axis=1)
+        part = ProbePart(HOST, np.arange(n, dtype=np.int32), probes, coarse, work)
         return ProbeSplit((part,), np.zeros(n, np.float32), np.ones(n, np.int32))
 
     def _limit_probes(self, batch: Batch, probes: I64, residency: Residency) -> None:
@@ -188,7 +189,7 @@ class Engine:
         if all(r.deadline_s is None for r in batch.requests):
             return
         on_host = (probes >= 0) & (residency.list_device[probes] < 0)
-        miss_bytes = np.where(on_host, self._index.list_bytes[probes], 0)
+        miss_bytes = np.where(on_host, self._work_of_probe[probes], 0)
         total = int(miss_bytes.sum())
         now = time.monotonic()
         for number, request in enumerate(batch.requests):

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hybridindex.index.ivf import IVFIndex
 
 from hybridindex.errors import InvalidInputError, OutOfBudgetError, ProfileMismatchError, RouterClosedError
+from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import PageGeometry, scratch_for_budget
 from hybridindex.router.batch import Request
 from hybridindex.router.deadline import PaceEstimator
@@ -207,7 +207,7 @@ class Router:
             InvalidInputError: names the argument.
             RouterClosedError: after :meth:`close`.
         """
-        return self._search(queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe).result()
+        return self.submit(queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe).result()
 
     async def asearch(
         self,
@@ -220,19 +220,23 @@ class Router:
     ) -> SearchResult:
         """:meth:`search` for asyncio; concurrent calls share batches."""
         return await asyncio.wrap_future(
-            self._search(queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+            self.submit(queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
         )
 
-    def _search(
+    def submit(
         self,
         queries: Any,
-        k: int,
-        nprobe: int | None,
+        k: int = 10,
+        nprobe: int | None = None,
         *,
-        deadline_ms: float | None,
-        min_nprobe: int,
+        deadline_ms: float | None = None,
+        min_nprobe: int = 1,
         on_probes: Callable[[I64], None] | None = None,
     ) -> Future[SearchResult]:
+        """:meth:`search` without waiting: input is checked here, the answer or error comes through the future.
+
+        ``on_probes`` is given the (n, nprobe) lists that were probed, on the engine's thread, before the answer.
+        """
         _check_count("k", k, MAX_K)
         nprobe = self._check_nprobe(nprobe)
         deadline_s = None

@@ -81,7 +81,7 @@ class Session:
     ) -> SearchResult:
         """As :meth:`hybridindex.router.Router.search`; also counts which moved lists were of use."""
         self._check_open()
-        return self._router._search(
+        return self._router.submit(
             queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, on_probes=self._note_probes
         ).result()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 
 __all__ = ["RouterStats", "StatsCounter"]
 
@@ -43,14 +43,16 @@ class StatsCounter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._stats = RouterStats()
+        self._counts = dict.fromkeys((f.name for f in fields(RouterStats)), 0)
 
     def add(self, *, largest_batch: int = 0, **increments: int) -> None:
         """Adds to the named counters; ``largest_batch`` is a maximum."""
         with self._lock:
-            changed = {name: getattr(self._stats, name) + by for name, by in increments.items()}
-            changed["largest_batch"] = max(self._stats.largest_batch, largest_batch)
-            self._stats = replace(self._stats, **changed)
+            for name, by in increments.items():
+                self._counts[name] += by
+            if largest_batch > self._counts["largest_batch"]:
+                self._counts["largest_batch"] = largest_batch
 
     def read(self) -> RouterStats:
-        return self._stats
+        with self._lock:
+            return RouterStats(**self._counts)

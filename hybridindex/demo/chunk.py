@@ -141,7 +141,7 @@ def dict_entries(index: str, data: bytes) -> Iterator[str]:
         if len(fields) < 3 or fields[0].startswith(("00-database", "00database")):
             continue
         offset, length = _base64_number(fields[1]), _base64_number(fields[2])
-        if 0 <= offset and 0 < length and offset + length <= len(data):
+        if offset >= 0 and length > 0 and offset + length <= len(data):
             extents.add((offset, length))
     for offset, length in sorted(extents):
         entry = data[offset : offset + length].decode("utf-8", errors="replace")
@@ -159,7 +159,8 @@ def _base64_number(digits: str) -> int:
 
 def package_descriptions(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     """(package, text) of the records of a Debian ``Translation-en`` file: short description, then the long one."""
-    package, text, open_field = "", [], False
+    package, open_field = "", False
+    text: list[str] = []
     for line in lines:
         stripped = line.rstrip("\n")
         if stripped.startswith("Package: "):

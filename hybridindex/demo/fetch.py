@@ -64,7 +64,9 @@ def run_command(
     except FileNotFoundError as error:
         raise FetchError(f"{what}: {arguments[0]} is not installed on this machine") from error
     except subprocess.TimeoutExpired as error:
-        raise FetchError(f"{what}: no end after {timeout_s:.0f} s; check the network and run the command again") from error
+        raise FetchError(
+            f"{what}: no end after {timeout_s:.0f} s; check the network and run the command again"
+        ) from error
     if done.returncode != 0:
         complaint = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
         raise FetchError(f"{what} failed (exit {done.returncode}): {' | '.join(complaint[-3:]) or 'no message'}")
@@ -227,4 +229,6 @@ class AptArchive:
 
     def unpack(self, deb: Path, folder: Path) -> None:
         """Unpack the files of a package; its scripts are not run."""
-        run_command(["dpkg-deb", "-x", str(deb), str(folder)], timeout_s=_UNPACK_TIMEOUT_S, what=f"dpkg-deb -x {deb.name}")
+        run_command(
+            ["dpkg-deb", "-x", str(deb), str(folder)], timeout_s=_UNPACK_TIMEOUT_S, what=f"dpkg-deb -x {deb.name}"
+        )

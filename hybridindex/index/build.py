@@ -202,13 +202,9 @@ def _train(
         )  # fmt: skip
     report("train", 0, rows)
     sample = source.sample(_strata(source.n, rows, seed), memory.chunk_rows)
-    train_model(
-        model,
-        _transformed(model, sample),
-        encoder_rows=memory.encoder_rows,
-        seed=seed,
-        niter=_KMEANS_ITERATIONS,
-    )
+    for start, stop in _spans(rows, memory.chunk_rows):
+        sample[start:stop] = _transformed(model, sample[start:stop])
+    train_model(model, sample, encoder_rows=memory.encoder_rows, seed=seed, niter=_KMEANS_ITERATIONS)
     report("train", rows, rows)
     return rows
 

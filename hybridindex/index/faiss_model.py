@@ -6,6 +6,7 @@ through here. Importing this module does not import faiss.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,10 @@ __all__ = [
     "LoadedModel",
     "apply_transforms",
     "centroids_of",
-    "empty_lists",
     "decode",
+    "empty_lists",
     "encode",
-    "first_line",
+    "faiss_message",
     "load_model",
     "map_lists",
     "new_model",
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 _WRITE_CHUNK_BYTES = 1 << 20
+_FAISS_PLACE = re.compile(r"^Error in .* at \S+:[0-9]+: ")
 
 
 def require_faiss() -> Any:
@@ -227,21 +229,16 @@ def write_model(outer: Any, write: Callable[[bytes], None]) -> None:
     failure: list[BaseException] = []
 
     def guarded(data: bytes) -> None:
-        try:
-            write(data)
-        except BaseException as error:
-            failure.append(error)
-            raise
+        # Nothing may be raised through C++: the first failure is kept, and the rest of the bytes goes nowhere.
+        if not failure:
+            try:
+                write(data)
+            except BaseException as error:  # noqa: BLE001
+                failure.append(error)
 
-    writer = faiss.PyCallbackIOWriter(guarded, _WRITE_CHUNK_BYTES)
-    try:
-        buffered = faiss.BufferedIOWriter(writer, _WRITE_CHUNK_BYTES)
-        faiss.write_index(outer, buffered)
-        del buffered  # flushes
-    except BaseException:
-        if failure:
-            raise failure[0] from None
-        raise
+    buffered = faiss.BufferedIOWriter(faiss.PyCallbackIOWriter(guarded, _WRITE_CHUNK_BYTES), _WRITE_CHUNK_BYTES)
+    faiss.write_index(outer, buffered)
+    del buffered  # flushes
     if failure:
         raise failure[0]
 
@@ -257,7 +254,7 @@ def load_model(path: Path) -> LoadedModel:
     try:
         outer = faiss.read_index(str(path))
     except (RuntimeError, MemoryError) as error:
-        raise CorruptIndexError(f"faiss {faiss.__version__} cannot read {path}: {first_line(error)}") from error
+        raise CorruptIndexError(f"faiss {faiss.__version__} cannot read {path}: {faiss_message(error)}") from error
     model, id_map = peel(outer)
     if id_map is not None:
         raise UnsupportedIndexError(f"{path} holds an id map; expected a bare trained index")
@@ -284,6 +281,7 @@ def map_lists(ivf: Any, path: Path, table: I64, *, code_size: int, nbytes: int) 
     ivf.ntotal = int(table[:, 0].sum())
 
 
-def first_line(error: BaseException) -> str:
-    """What a faiss error says, without the stack of C++ names after it."""
-    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+def faiss_message(error: BaseException) -> str:
+    """What a faiss error says, without the C++ signature and source line before it."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return _FAISS_PLACE.sub("", text)[:300]

@@ -16,7 +16,7 @@ import numpy as np
 from hybridindex.errors import CorruptIndexError, InvalidInputError, UnsupportedIndexError
 from hybridindex.index.codec import Layout
 from hybridindex.index.commit import commit_generation, no_progress, write_empty_model
-from hybridindex.index.faiss_model import LoadedModel, first_line, peel, require_faiss
+from hybridindex.index.faiss_model import LoadedModel, faiss_message, peel, require_faiss
 from hybridindex.index.generation import GenerationWriter, OutFile
 from hybridindex.index.ids import find_duplicates
 from hybridindex.index.ivf import IVFIndex
@@ -92,9 +92,8 @@ def from_faiss(
         notes: dict[str, Any] = {"source": "faiss", "faiss_kind": type(model.ivf).__name__}
         if duplicates.surplus:
             notes |= {"duplicate_ids": duplicates.surplus, "duplicate_id_examples": list(duplicates.examples)}
-            _LOG.warning(
-                "%s: %d vectors repeat an id (for example %d); they are kept", file, duplicates.surplus, *duplicates.examples[:1]
-            )  # fmt: skip
+            first = duplicates.examples[0]
+            _LOG.warning("%s: %d vectors repeat an id (%d, for one); they are kept", file, duplicates.surplus, first)
         bare = _without_id_map(model, id_map is not None)
         clear_direct_map(model.ivf)
         write_empty_model(writer, bare, model.ivf)
@@ -120,10 +119,16 @@ def from_faiss(
 def _read(file: Path) -> Any:
     faiss = require_faiss()
     try:
-        return faiss.read_index(str(file), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+        try:
+            return faiss.read_index(str(file), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+        except RuntimeError as error:
+            if "read_InvertedLists" not in str(error):
+                raise
+            # Some kinds of lists cannot be mapped.
+            return faiss.read_index(str(file))
     except (RuntimeError, MemoryError) as error:
-        message = first_line(error)
-        if "not recognized" in message or "fourcc" in message:
+        message = faiss_message(error)
+        if "not recognized" in message:
             raise UnsupportedIndexError(
                 f"{file} is not an index that faiss {faiss.__version__} reads: {message}"
             ) from (error)

@@ -21,6 +21,7 @@ from hybridindex.index.faiss_model import (
     apply_transforms,
     centroids_of,
     decode,
+    faiss_message,
     quantize,
     require_faiss,
 )
@@ -176,18 +177,21 @@ class IVFIndex:
         return ids
 
     def decode_list(self, list_id: int) -> F32:
-        """Reference decode of one list through faiss: (size, scan_dim) float32; what its scan compares with."""
+        """Reference decode of one list through faiss: (size, scan_dim) float32; what its scan compares with.
+
+        Raises:
+            InvalidInputError: no such list.
+            UnsupportedIndexError: faiss cannot decode this imported codec.
+        """
         self._check_list(list_id)
-        ivf = self._open_model().ivf
+        if self.manifest.layout == "pqfs32" and not self.codec.startswith("pqfs"):
+            raise UnsupportedIndexError(f"codec {self.codec!r} packs its codes in a way that cannot be decoded here")
         size = self._reader.size(list_id)
-        if self.codec.startswith("faiss:") and self.manifest.layout != "rows":
-            rows = np.empty((size, self.scan_dim), dtype=np.float32)
-            pointer = require_faiss().swig_ptr
-            for position in range(size):
-                ivf.reconstruct_from_offset(list_id, position, pointer(rows[position]))
-            return rows
         codes = self._reader.rows(list_id, 0, size)
-        return decode(ivf, codes, np.full(size, list_id, dtype=np.int64))
+        try:
+            return decode(self._open_model().ivf, codes, np.full(size, list_id, dtype=np.int64))
+        except RuntimeError as error:
+            raise UnsupportedIndexError(f"faiss cannot decode codec {self.codec!r}: {faiss_message(error)}") from error
 
     def device_codec(self) -> DeviceCodec | None:
         """How a device decodes the rows of :meth:`list_codes`; ``None`` where only faiss can scan them."""

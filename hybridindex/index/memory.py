@@ -49,8 +49,8 @@ def divide_budget(budget_bytes: int, *, dim: int, nlist: int, spec: CodecSpec) -
         )
     row = 4 * dim
     # The sample stays while the codec trains on a part of it (copy, residual, one sub-space at a time).
-    train_rows = free // 2 // (row + 24)
-    encoder_rows = min(65_536, free // 3 // (3 * row + 24))
+    train_rows = free * 6 // 10 // (row + 24)
+    encoder_rows = min(65_536, free // 4 // (3 * row + 24))
     # A chunk: input, transformed or residual copies, the finite mask, codes and their sorted copy, bookkeeping.
     chunk_rows = min(free, _MAX_CHUNK_BYTES) // (4 * row + dim + 2 * spec.code_size + 64)
     return BuildMemory(

@@ -1,17 +1,12 @@
-"""Profiles shared by the partitioner's tests; ``synthetic`` is importable beside the tests."""
+"""Profiles shared by the partitioner's tests."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 import pytest
-from synthetic import make_profile
 
 from hybridindex.partitioner.analysis import Analysis, analyse
 from hybridindex.types import Profile
+from tests.partitioner.synthetic import make_profile
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import make_profile
 
 from hybridindex.errors import ProfileError
 from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.coverage import build_coverage_curve, code_size_of, count_grid
+from tests.partitioner.synthetic import make_profile
 
 
 @settings(max_examples=20, deadline=None)

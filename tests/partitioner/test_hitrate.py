@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -42,7 +44,7 @@ MODELS = st.one_of(
 def test_expected_min_falls_with_the_batch_and_never_exceeds_the_mean(model: HitRateDistribution) -> None:
     minima = [model.expected_min(batch) for batch in BATCHES]
     assert minima[0] == pytest.approx(model.mean, abs=1e-6)
-    assert all(b <= a + 1e-9 for a, b in zip(minima, minima[1:], strict=False))
+    assert all(b <= a + 1e-9 for a, b in itertools.pairwise(minima))
     assert all(0.0 <= m <= model.mean + 1e-9 for m in minima)
 
 

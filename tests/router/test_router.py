@@ -105,10 +105,10 @@ def test_mixed_requests_share_a_batch_and_keep_their_own_k_and_nprobe(index):
 
         index.quantize = held
         try:
-            first = router._search(clustered(1, seed=1), 5, 4, deadline_ms=None, min_nprobe=1)
+            first = router.submit(clustered(1, seed=1), 5, 4)
             assert entered.wait(30)
             wanted = [(clustered(n, seed=n), k, p) for n, k, p in [(1, 3, 2), (7, 10, 8), (2, 40, 32), (30, 1, 5)]]
-            futures = [router._search(q, k, p, deadline_ms=None, min_nprobe=1) for q, k, p in wanted]
+            futures = [router.submit(q, k, p) for q, k, p in wanted]
         finally:
             resume.set()
             del index.quantize
@@ -123,7 +123,7 @@ def test_mixed_requests_share_a_batch_and_keep_their_own_k_and_nprobe(index):
 
 def test_batch_cap_is_kept_and_nothing_is_lost(index):
     with Router(index, max_batch=8) as router:
-        futures = [router._search(clustered(3, seed=i), 5, 4, deadline_ms=None, min_nprobe=1) for i in range(20)]
+        futures = [router.submit(clustered(3, seed=i), 5, 4) for i in range(20)]
         for i, future in enumerate(futures):
             check(index, clustered(3, seed=i), 5, 4, future.result(30))
         assert router.stats().largest_batch <= 8
@@ -313,7 +313,7 @@ def test_host_scan_error_reaches_the_caller_and_the_router_goes_on(index, monkey
 def test_close_joins_every_thread_and_answers_what_waits(index):
     before = set(threading.enumerate())
     router = Router(index, plan=hand_made_plan(index, np.zeros(NLIST)), devices=["cpu"])
-    futures = [router._search(clustered(2, seed=i), 5, 8, deadline_ms=None, min_nprobe=1) for i in range(50)]
+    futures = [router.submit(clustered(2, seed=i), 5, 8) for i in range(50)]
     router.close()
     router.close()
     assert set(threading.enumerate()) == before

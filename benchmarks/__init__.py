@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m benchmarks.NAME --json FILE``. Both sides in one run, interleaved; medians and spread."""

@@ -1,0 +1,140 @@
+"""What all benchmarks share: environment, interleaved timing, the A/A noise floor, and how results are written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["Timing", "arguments", "environment", "interleave", "ratio_of_medians", "require_passive", "show", "write"]
+
+
+def require_passive() -> None:
+    """Starts the interpreter again with OMP_WAIT_POLICY=PASSIVE where it is not set: faiss reads it when it loads."""
+    if os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE":
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.execv(sys.executable, [sys.executable, "-m", *_module_arguments()])
+
+
+def _module_arguments() -> list[str]:
+    spec = sys.modules["__main__"].__spec__
+    assert spec is not None, "run benchmarks as python -m benchmarks.NAME"
+    return [spec.name, *sys.argv[1:]]
+
+
+def arguments(description: str, add: Callable[[argparse.ArgumentParser], None] | None = None) -> argparse.Namespace:
+    """Parses the command line; ``--json FILE`` is always there."""
+    require_passive()
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
+    if add is not None:
+        add(parser)
+    return parser.parse_args()
+
+
+def environment() -> dict[str, Any]:
+    """Machine, versions, load: what a number means nothing without."""
+    from hybridindex.profiler.hardware import hardware_info
+
+    info = hardware_info()
+    versions = {}
+    for package in ("hybridindex", "faiss-cpu", "faiss-gpu", "numpy", "torch", "scipy"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "cpu": info.cpu_model,
+        "cores": info.cores,
+        "memory_gib": round(info.memory_bytes / 2**30, 1),
+        "devices": list(info.devices),
+        "python": platform.python_version(),
+        "versions": versions,
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", ""),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of repeated runs of one side."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.seconds))
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        low, high = np.percentile(self.seconds, [25, 75])
+        return float(low), float(high)
+
+
+def interleave(
+    sides: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 2, calls: int = 1
+) -> dict[str, Timing]:
+    """Times every side once per round, in an order that changes each round; seconds per call.
+
+    Each round gives every side ``calls`` calls in a row, timed together.
+    """
+    for run in sides.values():
+        for _ in range(warmup):
+            run()
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    names = list(sides)
+    rng = np.random.default_rng(0)
+    for _ in range(repeats):
+        for name in rng.permutation(names).tolist():
+            run = sides[name]
+            start = time.perf_counter()
+            for _ in range(calls):
+                run()
+            taken[name].append((time.perf_counter() - start) / calls)
+    return {name: Timing(tuple(values)) for name, values in taken.items()}
+
+
+def ratio_of_medians(a: Timing, b: Timing) -> tuple[float, float, float]:
+    """Median of the pairwise ratios a/b with its quartiles; pairs are rounds, so that slow phases cancel."""
+    ratios = np.array(a.seconds) / np.array(b.seconds)
+    low, middle, high = np.percentile(ratios, [25, 50, 75])
+    return float(middle), float(low), float(high)
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Prints a table on stdout."""
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row))
+    Console().print(table)
+
+
+def write(file: Path | None, name: str, results: Mapping[str, Any]) -> None:
+    """Writes ``results`` beside the environment."""
+    if file is None:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    payload = {"benchmark": name, "environment": environment(), **results}
+    file.write_text(json.dumps(payload, indent=1, default=_plain) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON")

@@ -1,0 +1,32 @@
+"""The data that the benchmarks run on: a cached dataset, in the centred space unless raw is asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from hybridindex.demo.corpus import DatasetName
+from hybridindex.demo.dataset import Dataset
+from hybridindex.demo.load import load_dataset
+
+__all__ = ["benchmark_cache", "benchmark_dataset"]
+
+
+def benchmark_cache() -> Path:
+    """``HYBRIDINDEX_CACHE`` if set, else ``build/cache`` beside this folder."""
+    configured = os.environ.get("HYBRIDINDEX_CACHE")
+    return Path(configured) if configured else Path(__file__).resolve().parent.parent / "build" / "cache"
+
+
+def benchmark_dataset(name: DatasetName = "full") -> Dataset:
+    """The dataset ``name``, made first where the cache lacks it; stages are told on stderr."""
+    last = ""
+
+    def tell(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        if stage != last:
+            last = stage
+            sys.stderr.write(f"{stage} ...\n")
+
+    return load_dataset(name, benchmark_cache(), progress=tell)

@@ -1,0 +1,5 @@
+"""``python -m hybridindex``."""
+
+from hybridindex.cli.main import run
+
+run()

@@ -1,0 +1,114 @@
+"""Commands that make or check an index: build, import, export, verify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+import hybridindex as hx
+from hybridindex.cli.console import CliProgress, emit, load_npy, parse_bytes, readable_bytes
+from hybridindex.cli.options import IndexPath, Json
+
+__all__ = ["register"]
+
+
+def describe(index: hx.Index) -> dict[str, Any]:
+    """What ``build``, ``import`` and ``verify`` answer about an index."""
+    sizes = index.list_sizes
+    return {
+        "path": index.path,
+        "fingerprint": index.fingerprint,
+        "generation": index.ivf.generation,
+        "count": index.count,
+        "dim": index.dim,
+        "metric": index.metric,
+        "codec": index.codec,
+        "nlist": index.nlist,
+        "nprobe": index.nprobe,
+        "code_bytes": int(index.list_bytes.sum()),
+        "list_size_min": int(sizes.min()),
+        "list_size_median": float(sorted(sizes.tolist())[len(sizes) // 2]),
+        "list_size_max": int(sizes.max()),
+    }
+
+
+def _table(facts: dict[str, Any], title: str) -> Table:
+    table = Table(title=title, show_header=False)
+    for name, value in facts.items():
+        shown = readable_bytes(value) if name.endswith("_bytes") else f"{value:,}" if isinstance(value, int) else value
+        table.add_row(name.replace("_", " "), str(shown))
+    return table
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this file."""
+
+    @app.command()
+    def build(
+        vectors: Annotated[Path, typer.Argument(metavar="VECTORS.npy", help="(n, d) float32.", show_default=False)],
+        index: IndexPath,
+        nlist: Annotated[int | None, typer.Option(help="Number of lists; default about 4*sqrt(n).", min=1)] = None,
+        metric: Annotated[str, typer.Option(help="ip or l2.")] = "ip",
+        codec: Annotated[str, typer.Option(help="flat, fp16, sq8, pq[M] or pqfs[M].")] = "flat",
+        ids: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="(n,) int64 ids; default 0..n-1.")] = None,
+        normalize: Annotated[bool, typer.Option(help="Cosine: normalise vectors and queries (metric ip).")] = False,
+        nprobe: Annotated[int | None, typer.Option(help="Default lists per query.", min=1)] = None,
+        memory: Annotated[str, typer.Option(help="Budget of anonymous memory.")] = "1GiB",
+        seed: Annotated[int, typer.Option(help="Of training.")] = 0,
+        json: Json = False,
+    ) -> None:
+        """Build an index from a .npy file, streaming, in bounded memory."""
+        options: dict[str, Any] = {}
+        if ids is not None:
+            options["ids"] = load_npy(ids, "--ids")
+        with (
+            CliProgress(quiet=json) as progress,
+            hx.build(
+                load_npy(vectors, "VECTORS"),
+                index,
+                nlist=nlist,
+                metric=metric,  # type: ignore[arg-type]
+                codec=codec,
+                normalize=normalize,
+                nprobe=nprobe,
+                memory_budget_bytes=parse_bytes(memory),
+                seed=seed,
+                progress=progress,
+                **options,
+            ) as built,
+        ):
+            facts = describe(built)
+        emit(facts, as_json=json, table=_table(facts, "built"))
+
+    @app.command(name="import")
+    def import_(
+        file: Annotated[Path, typer.Argument(metavar="FILE.faiss", help="Any faiss IVF index.", show_default=False)],
+        index: IndexPath,
+        json: Json = False,
+    ) -> None:
+        """Import a faiss IVF index file, pre-transforms included."""
+        with CliProgress(quiet=json) as progress, hx.from_faiss(file, index, progress=progress) as imported:
+            facts = describe(imported)
+        emit(facts, as_json=json, table=_table(facts, "imported"))
+
+    @app.command()
+    def export(
+        index: IndexPath,
+        file: Annotated[Path, typer.Argument(metavar="FILE.faiss", show_default=False)],
+        json: Json = False,
+    ) -> None:
+        """Write an index as a plain faiss file."""
+        with hx.open(index) as opened:
+            opened.to_faiss(file)
+        facts = {"file": file, "bytes": file.stat().st_size}
+        emit(facts, as_json=json, table=f"wrote {file} ({readable_bytes(facts['bytes'])})")  # type: ignore[arg-type]
+
+    @app.command()
+    def verify(index: IndexPath, json: Json = False) -> None:
+        """Read everything once, compare all checksums, and describe the index."""
+        with hx.open(index, verify="full") as opened:
+            facts = describe(opened)
+        emit({**facts, "ok": True}, as_json=json, table=_table(facts, "all checksums match"))

@@ -1,0 +1,260 @@
+"""Commands that measure and decide: profile, plan, explain, history, report."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+import hybridindex as hx
+from hybridindex.cli.console import CliProgress, ExitCode, emit, load_npy, out, parse_bytes, readable_bytes
+from hybridindex.cli.options import Devices, IndexPath, Json, QueriesPath, StoreUrl, Threads
+from hybridindex.errors import InvalidInputError
+from hybridindex.partitioner.plan import Plan
+from hybridindex.store.control import ControlStore
+from hybridindex.types import LLMProfile, Profile
+
+__all__ = ["load_plan", "register"]
+
+
+def load_plan(index: hx.Index, choice: str, store: ControlStore) -> tuple[int, Plan] | None:
+    """The plan named by ``--plan``: an id, "latest", or None for "none".
+
+    Raises:
+        InvalidInputError: not an id. ProfileError: there is no such plan.
+    """
+    if choice == "none":
+        return None
+    if choice != "latest" and not choice.isdecimal():
+        raise InvalidInputError(f"--plan is {choice!r}; expected a plan id, 'latest' or 'none'")
+    plan_id = None if choice == "latest" else int(choice)
+    stored = store.load_plan(plan_id, index_fingerprint=index.fingerprint)
+    profile = store.load_profile(stored.profile_id, index_fingerprint=index.fingerprint)
+    return stored.id, Plan.from_record(stored.record, profile)
+
+
+def _llm_of(file: Path) -> LLMProfile:
+    try:
+        data = jsonlib.loads(file.read_text())
+        data["points"] = tuple((int(b), float(r)) for b, r in data.get("points", ()))
+        return LLMProfile(**data)
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidInputError(
+            f"--llm: {file} is not an LLM profile ({error}); expected JSON with kv_cache_bytes, throughput_rps "
+            "and optionally points [[bytes, requests/s], …], ttft_s, input_tokens, output_tokens"
+        ) from error
+
+
+def profile_summary(profile: Profile) -> dict[str, Any]:
+    """What ``profile`` answers."""
+    from hybridindex.profiler.access import skew_summary
+
+    return {
+        "profile_id": profile.id,
+        "nprobe": profile.nprobe,
+        "k": profile.k,
+        "scanner": profile.scanner,
+        "threads": profile.threads,
+        "omp_wait_policy": profile.omp_wait_policy,
+        "hardware": profile.hardware.fingerprint,
+        "recall": [{"nprobe": p.nprobe, "recall": p.recall, "ndcg": p.ndcg} for p in profile.recall],
+        "skew": skew_summary(profile),
+        "samples": len(profile.stages),
+        "transfers": len(profile.transfers),
+        "notes": dict(profile.notes),
+    }
+
+
+def _profile_table(summary: dict[str, Any]) -> Table:
+    table = Table(title=f"profile {summary['profile_id']}", show_header=False)
+    table.add_row("nprobe", f"{summary['nprobe']} (k {summary['k']})")
+    table.add_row("host scanner", f"{summary['scanner']}, {summary['threads']} threads")
+    table.add_row("OMP_WAIT_POLICY", summary["omp_wait_policy"])
+    for row in summary["skew"]:
+        table.add_row(
+            f"hottest {row['lists']:.0%} of lists",
+            f"{row['accesses_held']:.0%} of accesses, {row['work_held']:.0%} of bytes (held-out queries)",
+        )
+    for point in summary["recall"]:
+        table.add_row(f"recall at nprobe {point['nprobe']}", f"{point['recall']:.3f} (NDCG {point['ndcg']:.3f})")
+    table.add_row("timed runs", f"{summary['samples']} stages, {summary['transfers']} transfers")
+    return table
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this file."""
+
+    @app.command()
+    def profile(
+        index: IndexPath,
+        queries: QueriesPath,
+        nprobe: Annotated[int | None, typer.Option(help="Lists per query; default the index's.", min=1)] = None,
+        recall: Annotated[float | None, typer.Option(help="Choose the smallest nprobe with this recall@k.")] = None,
+        k: Annotated[int, typer.Option("-k", help="Neighbours per query.", min=1)] = 10,
+        threads: Threads = None,
+        device: Devices = None,
+        max_seconds: Annotated[float, typer.Option(help="About how long to time stages.")] = 60.0,
+        seed: Annotated[int, typer.Option(help="Of the split into halves and of measured batches.")] = 0,
+        store: StoreUrl = None,
+        json: Json = False,
+    ) -> None:
+        """Measure access skew, recall and latencies with calibration queries; store the profile."""
+        with hx.open(index) as opened, CliProgress(quiet=json) as progress:
+            measured = opened.profile(
+                load_npy(queries, "--queries"),
+                nprobe,
+                recall=recall,
+                k=k,
+                threads=threads,
+                devices=device or (),
+                max_seconds=max_seconds,
+                seed=seed,
+                store_url=store,
+                progress=progress,
+                checkpoint=index / "profile.checkpoint",
+            )
+        summary = profile_summary(measured)
+        emit(summary, as_json=json, table=_profile_table(summary))
+
+    @app.command()
+    def plan(
+        index: IndexPath,
+        slo_ms: Annotated[float, typer.Option("--slo-ms", help="Latency target, queueing included.")],
+        budget: Annotated[
+            list[str], typer.Option("--budget", help="Bytes per device, e.g. 2GiB; once, or per device.")
+        ],
+        n_devices: Annotated[int, typer.Option("--n-devices", help="Devices to place on.", min=1)] = 1,
+        rate: Annotated[float | None, typer.Option(help="Requests per second to sustain.")] = None,
+        llm: Annotated[Path | None, typer.Option(metavar="FILE.json", help="LLM profile.")] = None,
+        epsilon: Annotated[float, typer.Option(help="Queueing factor; 1 is the worst case.")] = 1.0,
+        percentile: Annotated[float, typer.Option(help="Of the SLO.")] = 90.0,
+        coverage: Annotated[float | None, typer.Option(help="Fix the fraction of lists instead of solving.")] = None,
+        slo_stage: Annotated[str, typer.Option(help="What the SLO bounds: search or ttft.")] = "search",
+        profile_id: Annotated[int | None, typer.Option("--profile", help="Profile id; default the newest.")] = None,
+        any_hardware: Annotated[bool, typer.Option("--any-hardware", help="Accept another machine's profile.")] = False,
+        store: StoreUrl = None,
+        json: Json = False,
+    ) -> None:
+        """Decide which lists to keep on devices; store the plan. Exit status 10 when the SLO cannot be met."""
+        budgets = [parse_bytes(b) for b in budget]
+        with hx.open(index) as opened, opened.store(store) as control:
+            from hybridindex.profiler.hardware import hardware_info
+
+            hardware = None if any_hardware else hardware_info().fingerprint
+            measured = control.load_profile(
+                profile_id, index_fingerprint=opened.fingerprint, hardware_fingerprint=hardware
+            )
+            decided = opened.plan(
+                slo_ms,
+                budgets[0] if len(budgets) == 1 else budgets,
+                measured,
+                rate_qps=rate,
+                llm=_llm_of(llm) if llm is not None else None,
+                n_devices=n_devices,
+                epsilon=epsilon,
+                percentile=percentile,
+                coverage=coverage,
+                slo_stage=slo_stage,  # type: ignore[arg-type]
+                allow_other_hardware=any_hardware,
+            )
+            assert measured.id is not None
+            plan_id = control.save_plan(decided.to_record(), measured.id)
+        payload = {"plan_id": plan_id, "profile_id": measured.id, **plan_summary(decided)}
+        emit(payload, as_json=json)
+        if not json:
+            out.print(f"plan {plan_id}", style="bold")
+            out.print(decided.explain(), markup=False, highlight=False)
+        if not decided.feasible:
+            raise typer.Exit(ExitCode.INFEASIBLE)
+
+    @app.command()
+    def explain(
+        index: IndexPath,
+        plan_id: Annotated[str, typer.Argument(metavar="[PLAN]", help="Plan id or 'latest'.")] = "latest",
+        store: StoreUrl = None,
+        json: Json = False,
+    ) -> None:
+        """Say what a plan decided, from what, and what would change it."""
+        with hx.open(index, verify="quick") as opened, opened.store(store) as control:
+            found = load_plan(opened, plan_id, control)
+            if found is None:
+                raise InvalidInputError("PLAN is 'none'; expected a plan id or 'latest'")
+        number, decided = found
+        emit({"plan_id": number, **plan_summary(decided), "explanation": decided.explain()}, as_json=json)
+        if not json:
+            out.print(decided.explain(), markup=False, highlight=False)
+
+    @app.command()
+    def history(index: IndexPath, store: StoreUrl = None, json: Json = False) -> None:
+        """List stored profiles and plans of an index, newest last."""
+        with hx.open(index, verify="quick") as opened, opened.store(store) as control:
+            profiles = control.list_profiles(index_fingerprint=opened.fingerprint)
+            plans = control.list_plans(index_fingerprint=opened.fingerprint)
+        table = Table("kind", "id", "made", "what")
+        for made in profiles:
+            table.add_row("profile", str(made.id), made.created_at, f"nprobe {made.nprobe}, {made.threads} threads")
+        for kept in plans:
+            table.add_row(
+                "plan",
+                str(kept.id),
+                kept.created_at,
+                f"{kept.verdict}, SLO {kept.slo_ms} ms, coverage {kept.coverage or 0:.1%}, "
+                f"{readable_bytes(kept.device_bytes or 0)} (profile {kept.profile_id})",
+            )
+        emit({"profiles": profiles, "plans": plans}, as_json=json, table=table)
+
+    @app.command()
+    def report(
+        index: IndexPath,
+        output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path("report"),
+        plan_id: Annotated[str, typer.Option("--plan", help="Plan id or 'latest'.")] = "latest",
+        store: StoreUrl = None,
+        json: Json = False,
+    ) -> None:
+        """Draw a profile and a plan: one self-contained HTML file and its pictures."""
+        from hybridindex.report import write_report
+
+        with hx.open(index, verify="quick") as opened, opened.store(store) as control:
+            found = load_plan(opened, plan_id, control)
+            if found is None:
+                raise InvalidInputError("--plan is 'none'; expected a plan id or 'latest'")
+            number, decided = found
+            files = write_report(output, index_info=index_info(opened), profile=decided.analysis.profile, plan=decided)
+        emit({"plan_id": number, "html": files.html, "pngs": files.pngs}, as_json=json, table=f"wrote {files.html}")
+
+
+def index_info(index: hx.Index) -> dict[str, Any]:
+    """What reports say about an index; no paths."""
+    return {
+        "name": index.path.name,
+        "count": index.count,
+        "dim": index.dim,
+        "nlist": index.nlist,
+        "codec": index.codec,
+        "metric": index.metric,
+    }
+
+
+def plan_summary(plan: Plan) -> dict[str, Any]:
+    """A plan's numbers, without its arrays."""
+    return {
+        "verdict": str(plan.verdict),
+        "reason": plan.reason,
+        "slo_ms": plan.request.slo_ms,
+        "coverage": plan.coverage,
+        "coverage_bytes": plan.coverage_bytes,
+        "device_bytes": plan.device_bytes,
+        "n_resident": len(plan.resident_lists),
+        "n_devices": plan.n_devices,
+        "predicted_hit_rate": plan.predicted_hit_rate,
+        "batch": plan.batch,
+        "predicted_latency_ms": plan.predicted_latency_ms(max(1, plan.batch)),
+        "rate_qps": plan.rate_qps,
+        "max_sustainable_qps": plan.max_sustainable_qps,
+        "nearest_slo_ms": plan.nearest_slo_ms,
+        "hit_rate_model": plan.hit_rate_model,
+        "host_model": plan.host_model,
+    }

@@ -1,0 +1,175 @@
+"""What commands print and how they exit: tables for people, one JSON object for programs, progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from enum import IntEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from hybridindex import errors
+from hybridindex.errors import InvalidInputError
+
+__all__ = ["CliProgress", "ExitCode", "emit", "exit_code_of", "fail", "load_npy", "parse_bytes", "readable_bytes"]
+
+out = Console()
+err = Console(stderr=True)
+
+
+class ExitCode(IntEnum):
+    """Exit status of every command."""
+
+    OK = 0
+    UNEXPECTED = 1
+    #: Bad option or argument (Typer's own as well).
+    USAGE = 2
+    BAD_INPUT = 3
+    BAD_INDEX = 4
+    #: No usable profile or plan, or a control store that cannot be used.
+    NO_PROFILE = 5
+    #: A missing device or package.
+    MISSING = 6
+    BUILD_FAILED = 7
+    #: ``plan``: the SLO cannot be met; the best effort was stored.
+    INFEASIBLE = 10
+    #: ``doctor``: something that the core needs is missing.
+    UNHEALTHY = 11
+    INTERRUPTED = 130
+
+
+_CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
+    (errors.InvalidInputError, ExitCode.BAD_INPUT),
+    (errors.IndexFormatError, ExitCode.BAD_INDEX),
+    (errors.BuildError, ExitCode.BUILD_FAILED),
+    (errors.StoreError, ExitCode.NO_PROFILE),
+    (errors.ProfileError, ExitCode.NO_PROFILE),
+    (errors.DeviceError, ExitCode.MISSING),
+    (errors.MissingDependencyError, ExitCode.MISSING),
+    (KeyboardInterrupt, ExitCode.INTERRUPTED),
+)
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.UNEXPECTED)
+
+
+def to_json(value: Any) -> Any:
+    """Plain JSON values out of dataclasses, numpy values and paths; non-finite numbers become null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return to_json(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(k): to_json(v) for k, v in value.items()}
+    if isinstance(value, np.ndarray):
+        return to_json(value.tolist())
+    if isinstance(value, list | tuple):
+        return [to_json(v) for v in value]
+    if isinstance(value, np.generic):
+        return to_json(value.item())
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def emit(payload: Any, *, as_json: bool, table: Any = None) -> None:
+    """Prints ``payload`` as one JSON object, or ``table`` (anything Rich prints)."""
+    if as_json:
+        sys.stdout.write(json.dumps(to_json(payload), allow_nan=False) + "\n")
+    elif table is not None:
+        out.print(table)
+
+
+def fail(error: BaseException, *, as_json: bool) -> int:
+    """Says what went wrong, once, and returns the exit status."""
+    code = exit_code_of(error)
+    message = "interrupted; nothing half-made was left" if isinstance(error, KeyboardInterrupt) else str(error)
+    kind = type(error).__name__
+    if as_json:
+        sys.stdout.write(json.dumps({"error": {"type": kind, "message": message, "exit_code": int(code)}}) + "\n")
+    err.print(f"[bold red]{kind}[/]: ", end="")
+    err.print(message, markup=False, highlight=False)
+    return int(code)
+
+
+class CliProgress:
+    """A progress callback ``(stage, done, total)`` that draws one bar per stage on stderr."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._bars = Progress(
+            TextColumn("{task.description:<24}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=err,
+            disable=quiet,
+            transient=False,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        if stage not in self._tasks:
+            self._tasks[stage] = self._bars.add_task(stage, total=total)
+        self._bars.update(self._tasks[stage], completed=done, total=total)
+
+    def __enter__(self) -> CliProgress:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+
+_UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**e for e, p in enumerate("KMGT", 1)}}
+_UNITS |= {f"{p}IB": 1024**e for e, p in enumerate("KMGT", 1)} | {p: 1024**e for e, p in enumerate("KMGT", 1)}
+
+
+def parse_bytes(text: str) -> int:
+    """ "2GiB", "512 MB", "1.5G" (binary) or plain bytes.
+
+    Raises:
+        InvalidInputError: not a size.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise InvalidInputError(
+            f"size is {text!r}; expected bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB, TB"
+        )
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def readable_bytes(nbytes: float) -> str:
+    """1536 -> "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
+
+
+def load_npy(path: Path, what: str) -> np.ndarray[Any, Any]:
+    """Memory-maps a ``.npy`` file.
+
+    Raises:
+        InvalidInputError: missing, not a ``.npy`` file, truncated, or pickled objects.
+    """
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise InvalidInputError(f"{what}: {path} does not exist; expected a .npy file") from None
+    except (ValueError, OSError, EOFError) as error:
+        raise InvalidInputError(f"{what}: {path} is not a readable .npy file ({error})") from error
+    if not isinstance(array, np.ndarray):
+        raise InvalidInputError(f"{what}: {path} is an archive; expected one array in a .npy file")
+    return array

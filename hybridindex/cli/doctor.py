@@ -1,0 +1,143 @@
+"""``hybridindex doctor``: what hardware, which libraries, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.table import Table
+
+__all__ = ["Finding", "examine", "findings_table"]
+
+State = Literal["ok", "note", "missing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    state: State
+    detail: str
+    #: What to do about it; empty when nothing.
+    remedy: str = ""
+    #: Nothing works without it.
+    required: bool = False
+
+
+def _package(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def examine() -> list[Finding]:
+    """Looks at the machine and the installed packages; imports only what it reports on."""
+    return [*_hardware(), _extension(), _faiss(), *_torch(), *_extras(), _wait_policy()]
+
+
+def _hardware() -> list[Finding]:
+    from hybridindex.profiler.hardware import hardware_info
+
+    info = hardware_info()
+    flags = " ".join(f for f in info.cpu_flags if f.startswith(("avx", "amx", "asimd", "sve"))) or "none known"
+    cpu = f"{info.cpu_model}, {info.cores} usable cores, vector units: {flags}"
+    return [
+        Finding(what="processor", state="ok", detail=cpu),
+        Finding(what="memory", state="ok", detail=f"{info.memory_bytes / 2**30:.1f} GiB"),
+        Finding(what="hardware fingerprint", state="ok", detail=info.fingerprint),
+    ]
+
+
+def _extension() -> Finding:
+    try:
+        from hybridindex import _native  # noqa: F401
+    except ImportError as error:
+        return Finding(
+            what="native extension",
+            state="note",
+            detail=f"not built, numpy stands in ({error})",
+            remedy="install from a wheel, or with a C++ compiler: pip install --force-reinstall hybridindex",
+        )
+    return Finding(what="native extension", state="ok", detail="split_probes, merge_topk")
+
+
+def _faiss() -> Finding:
+    try:
+        import faiss
+    except ImportError:
+        return Finding(
+            what="faiss",
+            state="missing",
+            detail="not installed: trains, quantizes and scans",
+            remedy="pip install 'hybridindex[cpu]' (or [gpu])",
+            required=True,
+        )
+    kind = "faiss-gpu" if hasattr(faiss, "StandardGpuResources") else "faiss-cpu"
+    both = _package("faiss-cpu") and _package("faiss-gpu")
+    return Finding(
+        what="faiss",
+        state="note" if both else "ok",
+        detail=f"{kind} {faiss.__version__} ({faiss.get_compile_options().strip()})",
+        remedy="both faiss-cpu and faiss-gpu are installed and own the same module; uninstall one" if both else "",
+    )
+
+
+def _torch() -> list[Finding]:
+    try:
+        import torch
+    except ImportError:
+        remedy = "pip install 'hybridindex[device]'"
+        return [Finding(what="torch", state="note", detail="not installed: no device tier", remedy=remedy)]
+    found = [Finding(what="torch", state="ok", detail=torch.__version__)]
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for number in range(count):
+        free, total = torch.cuda.mem_get_info(number)
+        detail = f"{torch.cuda.get_device_name(number)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+        found.append(Finding(what=f"cuda:{number}", state="ok", detail=detail))
+    if not count:
+        detail = "no CUDA device: the device tier runs on the stand-in device in RAM ('cpu')"
+        found.append(
+            Finding(what="GPU", state="note", detail=detail, remedy="timings of a stand-in say nothing of GPUs")
+        )
+    return found
+
+
+def _extras() -> list[Finding]:
+    extras = [
+        ("matplotlib", "report", "pictures and reports"),
+        ("psycopg", "postgres", "control store in PostgreSQL"),
+        ("vllm", "vllm", "serving beside vLLM"),
+    ]
+    found = []
+    for package, extra, use in extras:
+        version = _package(package)
+        remedy = "" if version else f"pip install 'hybridindex[{extra}]'"
+        state: State = "ok" if version else "note"
+        found.append(Finding(what=package, state=state, detail=version or f"not installed: {use}", remedy=remedy))
+    return found
+
+
+def _wait_policy() -> Finding:
+    policy = os.environ.get("OMP_WAIT_POLICY", "")
+    if policy.upper() == "PASSIVE":
+        return Finding(what="OMP_WAIT_POLICY", state="ok", detail=policy)
+    return Finding(
+        what="OMP_WAIT_POLICY",
+        state="note",
+        detail=f"{policy or 'unset'}: spinning threads distort timings on busy machines",
+        remedy="export OMP_WAIT_POLICY=PASSIVE before Python starts",
+    )
+
+
+def findings_table(findings: list[Finding]) -> Table:
+    """The findings, for people."""
+    colours = {"ok": "green", "note": "yellow", "missing": "red"}
+    table = Table("", "what", "found", "what to do")
+    for finding in findings:
+        colour = colours[finding.state]
+        table.add_row(f"[{colour}]{finding.state}[/]", finding.what, finding.detail, finding.remedy)
+    return table

@@ -1,0 +1,92 @@
+"""The command ``hybridindex``: a thin second client of the library.
+
+Exit statuses are in :class:`hybridindex.cli.console.ExitCode`. Every command takes ``--json``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+# Before anything loads faiss: spinning OpenMP threads on a busy machine make every timing meaningless. An entry point
+# may decide this; the library only warns.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from hybridindex import HybridIndexError, __version__
+from hybridindex.cli import commands_index, commands_plan, commands_serve
+from hybridindex.cli.console import ExitCode, emit, fail
+from hybridindex.cli.doctor import examine, findings_table
+from hybridindex.cli.options import Json
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    name="hybridindex",
+    help="SLO-aware manager of a hybrid CPU+GPU IVF index for retrieval-augmented generation.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+commands_index.register(app)
+commands_plan.register(app)
+commands_serve.register(app)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hybridindex {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def doctor(json: Json = False) -> None:
+    """Say what hardware and libraries are here, what is missing and how to get it."""
+    findings = examine()
+    emit({"version": __version__, "findings": findings}, as_json=json, table=findings_table(findings))
+    if any(f.required and f.state == "missing" for f in findings):
+        raise typer.Exit(ExitCode.UNHEALTHY)
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path("build/demo"),
+    device: Annotated[str, typer.Option(help="auto, cuda:N, or cpu for the stand-in device.")] = "auto",
+    json: Json = False,
+) -> None:
+    """Real text, real queries, from nothing: build, profile, plan, serve with and without the plan, report."""
+    from hybridindex.demo.run import run_demo
+
+    run_demo(output, device=device, as_json=json)
+
+
+def run() -> None:
+    """Entry point: turns deliberate errors into one line and an exit status."""
+    as_json = "--json" in sys.argv[1:]
+    try:
+        # Not standalone: there, Ctrl-C would become a generic abort.
+        status = typer.main.get_command(app)(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        status = error.exit_code
+    except (HybridIndexError, KeyboardInterrupt, click.Abort) as error:
+        status = fail(KeyboardInterrupt() if isinstance(error, click.Abort) else error, as_json=as_json)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,31 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["Devices", "IndexPath", "Json", "Nprobe", "PlanChoice", "QueriesPath", "StoreUrl", "Threads"]
+
+IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Index directory.", show_default=False)]
+QueriesPath = Annotated[
+    Path, typer.Option("--queries", "-q", metavar="FILE.npy", help="Queries, (n, d) float32.", show_default=False)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")]
+Nprobe = Annotated[
+    int | None, typer.Option("--nprobe", help="Lists per query; default the plan's, then the index's.", min=1)
+]
+Threads = Annotated[int | None, typer.Option("--threads", help="Host threads per scan; default faiss's own.", min=1)]
+Devices = Annotated[
+    list[str] | None,
+    typer.Option("--device", help="cuda:N, or cpu for the stand-in device in RAM. Repeat for several devices."),
+]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="Control store; default control.sqlite in the index directory."),
+]
+PlanChoice = Annotated[
+    str, typer.Option("--plan", help="Plan id, 'latest', or 'none' to search on the host alone.", show_default=True)
+]

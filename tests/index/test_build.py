@@ -1,0 +1,269 @@
+"""A build holds every vector once, in the list of its nearest centroid, and refuses bad input by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hybridindex.errors import DuplicateIdError, InvalidInputError
+from hybridindex.index import IVFIndex, build, open_index
+from hybridindex.index.build import default_nlist, default_nprobe
+from tests.conftest import clustered_vectors
+
+CODECS = ["flat", "fp16", "bf16", "sq8", "pq", "pqfs", "pq4", "pqfs16"]
+METRICS = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
+X = clustered_vectors(600, 16)
+
+
+def all_ids(index: IVFIndex) -> np.ndarray:
+    return np.concatenate([index.list_ids(list_id) for list_id in range(index.nlist)])
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+@pytest.mark.parametrize("codec", CODECS)
+def test_search_equals_faiss_with_the_same_model(make_index: Callable[..., IVFIndex], codec: str, metric: str) -> None:
+    index = make_index(codec, metric)
+    plain = faiss.deserialize_index(np.array(index.mapped_model()))
+    plain.add_with_ids(X, np.arange(600) * 3 + 7)
+    plain.nprobe = index.open_faiss().nprobe = 5
+    queries = X[::20] + np.float32(0.05)
+    want_distances, want_ids = plain.search(queries, 9)
+    probes, coarse = index.quantize(index.transform(queries), 5)
+    distances, ids = index.open_faiss().search_preassigned(queries, 9, probes, coarse)
+    np.testing.assert_array_equal(ids, want_ids)
+    np.testing.assert_array_equal(distances, want_distances)
+    np.testing.assert_array_equal(np.sort(all_ids(index)), np.arange(600) * 3 + 7)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    n=st.integers(1, 120),
+    dim=st.integers(1, 9),
+    chunk=st.integers(1, 50),
+    codec=st.sampled_from(["flat", "fp16", "sq8", "pq1", "pqfs"]),
+    metric=st.sampled_from(["ip", "l2"]),
+    data=st.data(),
+)
+def test_any_shape_and_any_chunking_gives_the_same_index(
+    tmp_path_factory: pytest.TempPathFactory, n: int, dim: int, chunk: int, codec: str, metric: Any, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("any")
+    nlist = data.draw(st.integers(1, min(n, 9)))
+    x = clustered_vectors(n, dim, seed=n)
+    ids = np.random.default_rng(n).permutation(5 * n)[:n]
+    chunks = [(x[i : i + chunk], ids[i : i + chunk]) for i in range(0, n, chunk)]
+    options: dict[str, Any] = {"nlist": nlist, "metric": metric, "codec": codec}
+    with build(x, path / "a", ids=ids, **options) as whole, build(iter(chunks), path / "b", **options) as parts:
+        assert whole.fingerprint == parts.fingerprint
+        assert whole.count == n == int(whole.list_sizes.sum())
+        np.testing.assert_array_equal(np.sort(all_ids(whole)), np.sort(ids))
+        if codec == "flat":
+            row = {int(i): r for r, i in enumerate(ids)}
+            for list_id in range(nlist):
+                rows = [row[int(i)] for i in whole.list_ids(list_id)]
+                np.testing.assert_array_equal(whole.decode_list(list_id), x[rows])
+                assert rows == sorted(rows), "a list keeps the order of the input"
+
+
+def test_sources_are_equivalent(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "fortran.npy", np.asfortranarray(X))
+    sources: list[Any] = [
+        X,
+        np.load(tmp_path / "x.npy", mmap_mode="r"),
+        tmp_path / "x.npy",
+        str(tmp_path / "fortran.npy"),
+        np.repeat(X, 2, axis=0)[::2],
+        [X[:100], X[100:100], X[100:]],
+        (X[i : i + 7] for i in range(0, 600, 7)),
+    ]
+    prints = set()
+    for number, source in enumerate(sources):
+        with build(source, tmp_path / str(number), nlist=8) as index:
+            prints.add(index.fingerprint)
+            np.testing.assert_array_equal(np.sort(all_ids(index)), np.arange(600))
+    assert len(prints) == 1
+
+
+def test_seed_decides(tmp_path: Path) -> None:
+    prints = [
+        build(X, tmp_path / str(number), nlist=8, seed=seed, train_size=100).fingerprint
+        for number, seed in enumerate((1, 1, 2))
+    ]
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_small_budget_gives_the_same_lists_as_a_large_one(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"nlist": 8, "train_size": 200, "codec": "sq8"}
+    x = clustered_vectors(5000, 64)
+    small = build(x, tmp_path / "s", memory_budget_bytes=50 << 20, **options)
+    large = build(x, tmp_path / "l", memory_budget_bytes=1 << 30, **options)
+    assert small.fingerprint == large.fingerprint
+
+
+def test_normalize_makes_cosine_and_is_kept(make_index: Callable[..., IVFIndex]) -> None:
+    index = make_index(normalize=True)
+    assert index.manifest.normalized
+    decoded = np.concatenate([index.decode_list(list_id) for list_id in range(index.nlist)])
+    np.testing.assert_allclose(np.linalg.norm(decoded, axis=1), 1, rtol=1e-5)
+    queries = 50 * X[:5]
+    np.testing.assert_allclose(np.linalg.norm(index.transform(queries), axis=1), 1, rtol=1e-5)
+    np.testing.assert_array_equal(queries, 50 * X[:5])
+
+
+def test_inner_product_centroids_have_length_one_as_in_faiss(make_index: Callable[..., IVFIndex]) -> None:
+    np.testing.assert_allclose(np.linalg.norm(make_index("flat", "ip").centroids, axis=1), 1, rtol=1e-4)
+    assert not np.allclose(np.linalg.norm(make_index("flat", "l2").centroids, axis=1), 1, rtol=1e-4)
+
+
+def test_rebuild_replaces_and_open_readers_keep_theirs(make_index: Callable[..., IVFIndex], tmp_path: Path) -> None:
+    old = make_index(path=tmp_path / "i")
+    before = old.decode_list(0)
+    new = make_index("sq8", path=tmp_path / "i", n=500)
+    assert (old.generation, new.generation, new.count) == (1, 2, 500)
+    assert sorted(p.name for p in (tmp_path / "i").iterdir()) == [".lock", "CURRENT", "gen-000002"]
+    np.testing.assert_array_equal(old.decode_list(0), before)
+    assert old.mapped_model().nbytes == old.manifest.files["model.faiss"].size
+
+
+def test_defaults() -> None:
+    assert default_nlist(1) == 1
+    assert default_nlist(1_000_000) == 4000
+    assert default_nlist(10**10) == 65_536
+    assert all(default_nlist(n) <= n for n in range(1, 2000))
+    assert (default_nprobe(1), default_nprobe(16), default_nprobe(1024)) == (1, 1, 64)
+
+
+def test_progress_tells_every_stage_to_its_end(tmp_path: Path) -> None:
+    seen: dict[str, tuple[int, int | None]] = {}
+
+    def progress(stage: str, done: int, total: int | None) -> None:
+        seen[stage] = (done, total)
+
+    build(iter([X[:300], X[300:]]), tmp_path / "i", nlist=8, codec="pqfs", progress=progress)
+    assert list(seen) == ["spool", "train", "assign", "encode", "pack", "checksum"]
+    assert seen["spool"] == (600, None)
+    assert all(done == total for stage, (done, total) in seen.items() if stage != "spool")
+
+
+def _broken(value: float, row: int) -> np.ndarray:
+    x = X.copy()
+    x[row, 3] = value
+    return x
+
+
+def _chunks(*chunks: Any) -> Iterator[Any]:
+    yield from chunks
+
+
+BAD_VECTORS: list[tuple[Any, str]] = [
+    (X.astype(np.float64), "dtype float64; expected float32"),
+    (X.astype(np.float16), "dtype float16"),
+    (X.astype(">f4"), "dtype >f4"),
+    (X.astype(np.int32), "dtype int32"),
+    (X[0], "two dimensions"),
+    (X[None], "two dimensions"),
+    (X[:, :0], "dim 0"),
+    (np.zeros((2, 4097), np.float32), "dim 4097; expected 1 to 4096"),
+    (_broken(np.nan, 77), r"vectors\[77\] holds NaN"),
+    (_broken(np.inf, 599), r"vectors\[599\] holds NaN"),
+    (_broken(-np.inf, 0), r"vectors\[0\] holds NaN"),
+    (X[:5], "nlist is 8 but there are 5 vectors"),
+    (X[:0], "nlist is 8 but there are 0 vectors"),
+    (42, "vectors is a int"),
+    (None, "vectors is a NoneType"),
+    ("/nowhere/x.npy", "cannot be read"),
+    (X.tolist(), "chunk 0 is a list"),
+    (_chunks(), "no rows"),
+    (_chunks(X, X[:, :4]), "chunk 1 has dim 4; expected 16"),
+    (_chunks(X, _broken(np.nan, 1)), r"vectors\[601\]"),
+    (_chunks(X, (X, np.arange(600))), "chunk 1: ids must come with every chunk or with none"),
+    (_chunks((X, np.arange(600), 3)), "tuple of 3"),
+    (_chunks((X, np.arange(599))), "shape"),
+]
+
+
+@pytest.mark.parametrize(("vectors", "message"), BAD_VECTORS, ids=[str(i) for i in range(len(BAD_VECTORS))])
+def test_bad_vectors_are_refused_and_leave_nothing(tmp_path: Path, vectors: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        build(vectors, tmp_path / "i", nlist=8)
+    assert list(tmp_path.iterdir()) == []
+
+
+BAD_IDS: list[tuple[Any, str]] = [
+    (np.arange(600) - 1, r"ids\[0\] is -1"),
+    (np.arange(599), "shape"),
+    (np.arange(600.0), "dtype float64"),
+    (np.arange(600).astype(np.uint64), "dtype uint64"),
+    (np.zeros((600, 1), np.int64), "shape"),
+]
+
+
+@pytest.mark.parametrize(("ids", "message"), BAD_IDS, ids=[str(i) for i in range(len(BAD_IDS))])
+def test_bad_ids_are_refused(tmp_path: Path, ids: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        build(X, tmp_path / "i", nlist=8, ids=ids)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+def test_duplicate_id_is_named(tmp_path: Path, order: str) -> None:
+    ids = np.arange(600) + 1000
+    ids[300] = 1299
+    if order == "shuffled":
+        np.random.default_rng(0).shuffle(ids)
+    with pytest.raises(DuplicateIdError, match=r"1299 more than once \(1 of 600"):
+        build(X, tmp_path / "i", nlist=8, ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nlist": 0}, "nlist is 0"),
+        ({"nlist": -3}, "nlist is -3"),
+        ({"nlist": 2.5}, "nlist is 2.5"),
+        ({"nlist": True}, "nlist is True"),
+        ({"nprobe": 0}, "nprobe is 0"),
+        ({"nprobe": 9}, "nprobe is 9; expected at most nlist, 8"),
+        ({"metric": "cosine"}, "metric is 'cosine'"),
+        ({"metric": "l2", "normalize": True}, "normalize=True with metric 'l2'"),
+        ({"codec": "pq5"}, "codec is 'pq5'; M must divide dim 16"),
+        ({"codec": "zip"}, "codec is 'zip'"),
+        ({"memory_budget_bytes": 1000}, "memory_budget_bytes is 1000; nlist 8 of dim 16 needs"),
+        ({"train_size": 0}, "train_size is 0"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_bad_options_are_refused_by_name(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        build(X, tmp_path / "i", **{"nlist": 8, **options})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InvalidInputError, match="is a file"):
+        build(X, tmp_path / "file", nlist=8)
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "dir" / "thesis.tex").write_text("mine")
+    with pytest.raises(InvalidInputError, match=r"thesis\.tex"):
+        build(X, tmp_path / "dir", nlist=8)
+    assert (tmp_path / "dir" / "thesis.tex").read_text() == "mine"
+    (tmp_path / "empty").mkdir()
+    assert build(X, tmp_path / "empty", nlist=8).generation == 1
+    assert open_index(tmp_path / "empty").count == 600
+
+
+@pytest.mark.parametrize("name", ["x.npy", "objects.npy"])
+def test_a_file_that_is_no_matrix_of_floats_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x.npy").write_bytes(b"not numpy")
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(InvalidInputError, match=name):
+        build(tmp_path / name, tmp_path / "i", nlist=8)

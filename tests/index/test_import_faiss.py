@@ -1,0 +1,260 @@
+"""Any faiss IVF file imports, answers as faiss does, and goes back to an equal faiss file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridindex.errors import CorruptIndexError, HybridIndexError, InvalidInputError, UnsupportedIndexError
+from hybridindex.index import IVFIndex, from_faiss, open_index, to_faiss
+from tests.conftest import clustered_vectors
+
+X = clustered_vectors(700, 16)
+QUERIES = X[::50] + np.float32(0.1)
+METRICS = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
+#: factory string -> codec name.
+KINDS = {
+    "IVF12,Flat": "flat",
+    "IVF12,SQfp16": "fp16",
+    "IVF12,SQbf16": "bf16",
+    "IVF12,SQ8": "sq8",
+    "IVF12,SQ4": "faiss:SQ(qtype=1)",
+    "IVF12,PQ4x4": "faiss:IVFPQ",
+    "IVF12,PQ4": "pq4",
+    "IVF12,PQ8x4fs": "pqfs8",
+    "IVF12,PQ8x4fsr": "pqfs8",
+    "IVF12,RaBitQ": "faiss:IVFRaBitQ",
+    "IVF12,RaBitQfs": "faiss:IVFRaBitQFastScan",
+    "IVF12,RQ2x4": "faiss:IVFResidualQuantizer",
+    "IVF12,ITQ16,SH": "faiss:IVFSpectralHash",
+    "IVF12_HNSW8,Flat": "flat",
+    "IVF12_HNSW8,PQ8x4fs": "pqfs8",
+    "OPQ4,IVF12,PQ4x4": "faiss:IVFPQ",
+    "PCA8,IVF12,SQ8": "sq8",
+    "RR16,L2norm,IVF12,Flat": "flat",
+    "IDMap,IVF12,Flat": "flat",
+    "IDMap,PCA8,IVF12,Flat": "flat",
+    "PCA8,IDMap,IVF12,PQ8x4fs": "pqfs8",
+}
+
+
+def make_faiss(factory: str, metric: str = "l2", ids: Any = None, x: np.ndarray = X) -> Any:
+    index = faiss.index_factory(16, factory, METRICS[metric])
+    ivf = faiss.try_extract_index_ivf(index)
+    if ivf is not None:
+        ivf.cp.min_points_per_centroid = 1
+        pq = getattr(faiss.downcast_index(ivf), "pq", None)
+        if pq is not None:
+            pq.cp.min_points_per_centroid = 1
+        ivf.nprobe = 5
+    index.train(X)
+    if len(x):
+        index.add_with_ids(x, np.arange(len(x)) * 2 + 1 if ids is None else ids)
+    return index
+
+
+def search(index: IVFIndex, k: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    transformed = index.transform(index.check_queries(QUERIES))
+    probes, coarse = index.quantize(transformed, index.nprobe)
+    distances, ids = index.open_faiss().search_preassigned(transformed, k, probes, coarse)
+    return distances, ids
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+@pytest.mark.parametrize("factory", KINDS)
+def test_import_and_export_answer_as_faiss_does(tmp_path: Path, factory: str, metric: str) -> None:
+    source = make_faiss(factory, metric)
+    faiss.write_index(source, str(tmp_path / "a.faiss"))
+    want_distances, want_ids = source.search(QUERIES, 10)
+    from_faiss(tmp_path / "a.faiss", tmp_path / "i").close()
+    with open_index(tmp_path / "i") as index:
+        assert (index.codec, index.metric, index.count, index.nprobe) == (KINDS[factory], metric, 700, 5)
+        assert index.manifest.normalized == ("L2norm" in factory and metric == "ip")
+        assert index.manifest.by_residual == faiss.downcast_index(faiss.extract_index_ivf(source)).by_residual
+        assert index.centroids.shape == (12, index.scan_dim)
+        distances, ids = search(index)
+        np.testing.assert_array_equal(ids, want_ids)
+        np.testing.assert_array_equal(distances, want_distances)
+        to_faiss(index, tmp_path / "b.faiss")
+    back = faiss.read_index(str(tmp_path / "b.faiss"))
+    assert back.ntotal == 700
+    distances, ids = back.search(QUERIES, 10)
+    np.testing.assert_array_equal(ids, want_ids)
+    np.testing.assert_array_equal(distances, want_distances)
+
+
+@pytest.mark.parametrize("factory", [kind for kind in KINDS if not kind.endswith(("SH", "RaBitQfs"))])
+def test_lists_decode_to_what_faiss_reconstructs(tmp_path: Path, factory: str) -> None:
+    source = make_faiss(factory)
+    faiss.write_index(source, str(tmp_path / "a.faiss"))
+    ivf = faiss.downcast_index(faiss.extract_index_ivf(source))
+    with from_faiss(tmp_path / "a.faiss", tmp_path / "i") as index:
+        row = np.empty(index.scan_dim, np.float32)
+        for list_id in (0, 7):
+            decoded = index.decode_list(list_id)
+            assert len(decoded) == index.list_sizes[list_id]
+            for position in range(len(decoded)):
+                ivf.reconstruct_from_offset(list_id, position, faiss.swig_ptr(row))
+                np.testing.assert_allclose(decoded[position], row, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("factory", ["IVF12,RaBitQfs", "IVF12,ITQ16,SH"])
+def test_lists_that_cannot_be_decoded_say_so(tmp_path: Path, factory: str) -> None:
+    faiss.write_index(make_faiss(factory), str(tmp_path / "a.faiss"))
+    with from_faiss(tmp_path / "a.faiss", tmp_path / "i") as index, pytest.raises(UnsupportedIndexError):
+        index.decode_list(0)
+
+
+def test_normalized_index_exports_its_normalisation(tmp_path: Path) -> None:
+    faiss.write_index(make_faiss("L2norm,IVF12,Flat", "ip"), str(tmp_path / "a.faiss"))
+    to_faiss(from_faiss(tmp_path / "a.faiss", tmp_path / "i"), tmp_path / "b.faiss")
+    distances, _ = faiss.read_index(str(tmp_path / "b.faiss")).search(10 * QUERIES, 1)
+    assert (distances <= 1.0001).all()
+
+
+def test_duplicate_ids_are_kept_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ids = np.arange(700)
+    ids[[3, 4, 9]] = [2, 2, 8]
+    faiss.write_index(make_faiss("IVF12,Flat", ids=ids), str(tmp_path / "a.faiss"))
+    index = from_faiss(tmp_path / "a.faiss", tmp_path / "i")
+    assert index.manifest.notes["duplicate_ids"] == 3
+    assert index.manifest.notes["duplicate_id_examples"] == [2, 8]
+    assert "3 vectors repeat an id (2, for one)" in caplog.text
+    kept = np.concatenate([index.list_ids(list_id) for list_id in range(12)])
+    np.testing.assert_array_equal(np.sort(kept), np.sort(ids))
+
+
+def test_fewer_vectors_than_lists_and_none_at_all(tmp_path: Path) -> None:
+    for n in (0, 3):
+        faiss.write_index(make_faiss("IVF12,Flat", x=X[:n]), str(tmp_path / "a.faiss"))
+        with from_faiss(tmp_path / "a.faiss", tmp_path / str(n)) as index:
+            assert index.count == n
+            _, ids = search(index)
+            assert (np.sort(ids, axis=1)[:, : 10 - n] == -1).all()
+            to_faiss(index, tmp_path / "b.faiss")
+            assert faiss.read_index(str(tmp_path / "b.faiss")).ntotal == n
+
+
+def test_direct_map_is_dropped(tmp_path: Path) -> None:
+    source = make_faiss("IVF12,Flat")
+    faiss.extract_index_ivf(source).set_direct_map_type(faiss.DirectMap.Hashtable)
+    faiss.write_index(source, str(tmp_path / "a.faiss"))
+    with from_faiss(tmp_path / "a.faiss", tmp_path / "i") as index:
+        assert index.open_faiss().direct_map.type == faiss.DirectMap.NoMap
+        np.testing.assert_array_equal(search(index)[1], source.search(QUERIES, 10)[1])
+
+
+def test_on_disk_lists_import(tmp_path: Path) -> None:
+    source = make_faiss("IVF12,Flat")
+    want = source.search(QUERIES, 10)[1]
+    lists = faiss.OnDiskInvertedLists(12, source.code_size, str(tmp_path / "lists.ivfdata"))
+    vector = faiss.InvertedListsPtrVector()
+    vector.push_back(source.invlists)
+    lists.merge_from(vector.data(), vector.size())
+    source.replace_invlists(lists)
+    faiss.write_index(source, str(tmp_path / "a.faiss"))
+    with from_faiss(tmp_path / "a.faiss", tmp_path / "i") as index:
+        np.testing.assert_array_equal(search(index)[1], want)
+    with (tmp_path / "lists.ivfdata").open("r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(CorruptIndexError):
+        from_faiss(tmp_path / "a.faiss", tmp_path / "j")
+
+
+@pytest.mark.parametrize(
+    ("factory", "found"),
+    [
+        ("Flat", "IndexFlat"),
+        ("HNSW8", "IndexHNSW"),
+        ("PCA8,Flat", "IndexPreTransform of IndexFlat"),
+        ("IVF12,Flat,RFlat", "IndexRefine"),
+        ("IVF12,FlatDedup", "IndexIVFFlatDedup"),
+        ("IVF12,FlatPanorama4", "Panorama"),
+        ("IVF12,PQ4x4fs,RFlat", "IndexRefine"),
+    ],
+)
+def test_what_is_not_a_plain_ivf_index_is_named(tmp_path: Path, factory: str, found: str) -> None:
+    index = make_faiss(factory, x=X[:0])
+    index.add(X)
+    faiss.write_index(index, str(tmp_path / "a.faiss"))
+    with pytest.raises(UnsupportedIndexError, match=found):
+        from_faiss(tmp_path / "a.faiss", tmp_path / "i")
+    assert not (tmp_path / "i").exists()
+
+
+def test_other_metrics_untrained_and_negative_ids_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.faiss"
+    faiss.write_index(faiss.index_factory(16, "IVF12,Flat", faiss.METRIC_L1), str(file))
+    with pytest.raises(UnsupportedIndexError, match="untrained"):
+        from_faiss(file, tmp_path / "i")
+    other = make_faiss("IVF12,Flat")
+    other.metric_type = faiss.METRIC_L1
+    faiss.write_index(other, str(file))
+    with pytest.raises(UnsupportedIndexError, match="faiss metric 2"):
+        from_faiss(file, tmp_path / "i")
+    faiss.write_index(make_faiss("IVF12,Flat", ids=np.arange(700) - 1), str(file))
+    with pytest.raises(UnsupportedIndexError, match="holds id -1"):
+        from_faiss(file, tmp_path / "i")
+    assert not (tmp_path / "i").exists()
+
+
+@pytest.mark.parametrize("nprobe", [0, -1, 13, True, 2.0])
+def test_nprobe_is_checked(tmp_path: Path, nprobe: Any) -> None:
+    faiss.write_index(make_faiss("IVF12,Flat"), str(tmp_path / "a.faiss"))
+    with pytest.raises(InvalidInputError, match="nprobe"):
+        from_faiss(tmp_path / "a.faiss", tmp_path / "i", nprobe=nprobe)
+
+
+def test_missing_file_and_foreign_bytes(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="is not a file"):
+        from_faiss(tmp_path / "none.faiss", tmp_path / "i")
+    for content in (b"", b"abc", b"\x00" * 100, b"PK\x03\x04 a zip perhaps" * 10):
+        (tmp_path / "a.faiss").write_bytes(content)
+        with pytest.raises((CorruptIndexError, UnsupportedIndexError), match=r"a\.faiss"):
+            from_faiss(tmp_path / "a.faiss", tmp_path / "i")
+    assert not (tmp_path / "i").exists()
+
+
+@pytest.fixture(scope="module")
+def serialized() -> dict[str, bytes]:
+    return {
+        name: faiss.serialize_index(make_faiss(name)).tobytes()
+        for name in ("IVF12,Flat", "PCA8,IVF12_HNSW8,SQ8", "IDMap,IVF12,PQ8x4fs")
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_truncated_files_are_errors_not_crashes(
+    tmp_path_factory: pytest.TempPathFactory, serialized: dict[str, bytes], data: st.DataObject
+) -> None:
+    name = data.draw(st.sampled_from(sorted(serialized)))
+    raw = serialized[name]
+    path = tmp_path_factory.mktemp("short")
+    (path / "a.faiss").write_bytes(raw[: data.draw(st.integers(0, len(raw) - 1))])
+    with pytest.raises((CorruptIndexError, UnsupportedIndexError)):
+        from_faiss(path / "a.faiss", path / "i")
+    assert not (path / "i").exists()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_damaged_files_import_or_are_errors(
+    tmp_path_factory: pytest.TempPathFactory, serialized: dict[str, bytes], data: st.DataObject
+) -> None:
+    """faiss files carry no checksum: flipped codes cannot be noticed, but nothing else may happen."""
+    name = data.draw(st.sampled_from(sorted(serialized)))
+    raw = bytearray(serialized[name])
+    raw[data.draw(st.integers(0, min(len(raw) - 1, 600)))] ^= 1 << data.draw(st.integers(0, 7))
+    path = tmp_path_factory.mktemp("flip")
+    (path / "a.faiss").write_bytes(raw)
+    try:
+        from_faiss(path / "a.faiss", path / "i").close()
+    except HybridIndexError:
+        assert not (path / "i").exists()

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from hybridindex.partitioner.analysis import Analysis
+from hybridindex.partitioner.explain import format_bytes
+from hybridindex.partitioner.plan import make_plan
+
+
+@pytest.mark.parametrize("slo_ms", [0.01, 1.2, 100.0])
+def test_ten_lines_say_what_from_what_and_what_would_change_it(analysis: Analysis, slo_ms: float) -> None:
+    plan = make_plan(analysis.profile, slo_ms=slo_ms, device_budget_bytes=20 << 20, rate_qps=300, analysis=analysis)
+    lines = plan.explain().splitlines()
+    assert len(lines) == 10
+    assert plan.verdict.value in lines[0]
+    assert "synthetic" in lines[6]
+    assert "200 held-back queries" in lines[6]
+    assert "device scan" in lines[7]
+    assert "half of it" in lines[8]
+    assert "Another budget" in lines[9]
+    assert "nan" not in plan.explain()
+
+
+def test_bytes_read_well() -> None:
+    assert format_bytes(0) == "0 B"
+    assert format_bytes(1536) == "1.50 KiB"
+    assert format_bytes(3 << 40) == "3.00 TiB"

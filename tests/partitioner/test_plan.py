@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridindex.errors import InvalidInputError, ProfileError, ProfileMismatchError
+from hybridindex.paging import scratch_for_budget
+from hybridindex.partitioner.analysis import Analysis, analyse
+from hybridindex.partitioner.plan import Plan, Verdict, make_plan
+from hybridindex.types import LLMProfile
+from tests.partitioner.synthetic import make_profile
+
+MIB = 1 << 20
+
+
+def plan_for(analysis: Analysis, **arguments: Any) -> Plan:
+    asked: dict[str, Any] = {"slo_ms": 2.0, "device_budget_bytes": 64 * MIB, **arguments}
+    return make_plan(analysis.profile, analysis=analysis, **asked)
+
+
+def check_invariants(plan: Plan) -> None:
+    request, curve = plan.request, plan.analysis.curve
+    assert plan.verdict in ("feasible", "infeasible")
+    assert np.unique(plan.resident_lists).size == plan.resident_lists.size
+    assert set(np.flatnonzero(plan.list_device >= 0)) == set(plan.resident_lists)
+    assert plan.list_device.dtype == np.int16
+    assert plan.list_device.max(initial=-1) < plan.n_devices
+    assert (np.diff(curve.rank[plan.resident_lists]) > 0).all()
+    total = 0
+    for device, (budget, scratch) in enumerate(zip(request.budgets, request.scratch, strict=True)):
+        rows = plan.analysis.profile.list_sizes[plan.list_device == device]
+        pages = int(curve.geometry.pages_for(rows).sum())
+        nbytes = pages * curve.geometry.page_bytes + scratch if pages else 0
+        assert nbytes == plan.device_bytes_each[device]
+        assert nbytes <= budget
+        total += nbytes
+    assert plan.device_bytes == total
+    assert plan.coverage == plan.resident_lists.size / plan.nlist
+    assert 0.0 <= plan.predicted_hit_rate <= 1.0 + 1e-12
+    minima = [plan.predicted_min_hit_rate(batch) for batch in (1, 4, 64)]
+    assert minima == sorted(minima, reverse=True)
+    assert minima[0] <= plan.predicted_hit_rate
+    assert plan.predicted_latency_ms(4) <= plan.predicted_latency_ms(4, 99)
+    assert math.isfinite(plan.max_sustainable_qps)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    slo_ms=st.floats(0.01, 100),
+    budget=st.one_of(st.integers(0, 200_000), st.integers(0, 60 * MIB), st.integers(1 << 40, 1 << 50)),
+    n_devices=st.integers(1, 4),
+    rate=st.one_of(st.none(), st.floats(0.1, 1e5)),
+    coverage=st.one_of(st.none(), st.floats(0, 1)),
+    kv=st.one_of(st.none(), st.integers(0, 100 * MIB)),
+    percentile=st.floats(1, 99),
+    epsilon=st.floats(0, 3),
+)
+def test_every_plan_keeps_its_promises(
+    analysis: Analysis, kv: int | None, rate: float | None, **arguments: Any
+) -> None:
+    llm = None if kv is None else LLMProfile(kv_cache_bytes=kv, throughput_rps=800.0)
+    arguments["device_budget_bytes"] = arguments.pop("budget")
+    plan = plan_for(analysis, llm=llm, rate_qps=rate, **arguments)
+    check_invariants(plan)
+    if kv is not None and plan.device_bytes:
+        assert plan.device_bytes < kv
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    nlist=st.integers(1, 40),
+    seed=st.integers(0, 99),
+    empty=st.sampled_from([0.0, 0.5, 1.0]),
+    skew=st.sampled_from([0.0, 1.0, 3.0]),
+    budget=st.integers(0, 20 * MIB),
+    slo_ms=st.floats(0.05, 5),
+)
+def test_odd_indexes_are_planned(nlist: int, seed: int, empty: float, skew: float, budget: int, slo_ms: float) -> None:
+    profile = make_profile(
+        nlist=nlist, n=60, nprobe=4, seed=seed, skew=skew, empty_share=empty, batches=(1, 4), repeats=2
+    )
+    plan = make_plan(profile, slo_ms=slo_ms, device_budget_bytes=budget, rate_qps=100.0)
+    check_invariants(plan)
+    assert len(plan.explain().splitlines()) == 10
+
+
+@settings(max_examples=30, deadline=None)
+@given(slo_ms=st.floats(0.2, 20), factor=st.floats(1, 5), budget=st.integers(0, 60 * MIB))
+def test_coverage_does_not_rise_with_the_slo(analysis: Analysis, slo_ms: float, factor: float, budget: int) -> None:
+    tight = plan_for(analysis, slo_ms=slo_ms, rate_qps=1000.0, device_budget_bytes=budget)
+    loose = plan_for(analysis, slo_ms=slo_ms * factor, rate_qps=1000.0, device_budget_bytes=budget)
+    if tight.feasible:
+        assert loose.feasible
+        assert loose.coverage <= tight.coverage
+
+
+def test_a_feasible_plan_meets_its_target(analysis: Analysis) -> None:
+    plan = plan_for(analysis, slo_ms=1.2)
+    assert plan.verdict == "feasible"
+    assert plan.verdict is Verdict.FEASIBLE
+    assert 0 < plan.coverage < 1
+    assert plan.predicted_latency_ms(1, 90) <= 0.6
+    assert plan.batch == 1
+    assert plan.max_sustainable_qps > 0
+    assert plan.nearest_slo_ms is None
+
+
+def test_the_nearest_slo_can_be_met(analysis: Analysis) -> None:
+    plan = plan_for(analysis, slo_ms=0.01, rate_qps=100.0, device_budget_bytes=10 * MIB)
+    assert plan.verdict == "infeasible"
+    assert plan.nearest_slo_ms is not None
+    assert plan_for(analysis, slo_ms=plan.nearest_slo_ms, rate_qps=100.0, device_budget_bytes=10 * MIB).feasible
+    assert plan.device_bytes > 9 * MIB
+    assert f"{plan.nearest_slo_ms:.4g}" in plan.reason
+
+
+def test_fixed_coverage_rounds_up_to_lists_and_is_capped_visibly(analysis: Analysis) -> None:
+    plan = plan_for(analysis, coverage=0.1001, device_budget_bytes=1 << 40)
+    assert plan.resident_lists.size == 26
+    assert (plan.resident_lists == analysis.curve.order[:26]).all()
+    assert plan_for(analysis, coverage=0.0).device_bytes == 0
+    full = plan_for(analysis, coverage=1.0, device_budget_bytes=1 << 40)
+    assert full.coverage == 1.0
+    assert full.predicted_hit_rate == pytest.approx(1.0)
+    capped = plan_for(analysis, coverage=1.0, device_budget_bytes=8 * MIB)
+    assert 0 < capped.coverage < 1
+    assert "caps it" in capped.reason
+
+
+def test_budgets_below_one_page_mean_host_only(analysis: Analysis) -> None:
+    for budget in (0, 1, 65_536):
+        plan = plan_for(analysis, slo_ms=0.3, device_budget_bytes=budget)
+        assert plan.device_bytes == 0
+        assert plan.resident_lists.size == 0
+        assert plan.predicted_hit_rate == 0
+        assert "host only" in plan.reason
+    barely = 65_536 * 40
+    assert barely - scratch_for_budget(barely) >= 65_536
+    assert plan_for(analysis, coverage=1.0, device_budget_bytes=barely).device_bytes > 0
+
+
+def test_budgets_may_differ_per_device(analysis: Analysis) -> None:
+    plan = plan_for(analysis, coverage=0.5, device_budget_bytes=[4 * MIB, 0, 40 * MIB], n_devices=3)
+    check_invariants(plan)
+    assert plan.device_bytes_each[1] == 0
+    assert plan.device_bytes_each[2] > plan.device_bytes_each[0] > 0
+
+
+def test_scratch_can_be_given(analysis: Analysis) -> None:
+    plan = plan_for(analysis, coverage=0.05, scratch_bytes=12_345)
+    assert plan.device_bytes % 65_536 == 12_345
+    nothing = plan_for(analysis, coverage=0.05, scratch_bytes=64 * MIB)
+    assert nothing.device_bytes == 0
+
+
+def test_a_ttft_slo_leaves_search_what_the_llm_does_not_take(analysis: Analysis) -> None:
+    llm = LLMProfile(kv_cache_bytes=1 << 40, throughput_rps=500.0, ttft_s=0.2)
+    plan = plan_for(analysis, slo_ms=203.0, llm=llm, slo_stage="ttft")
+    assert plan.tau_s == pytest.approx(0.0015)
+    late = plan_for(analysis, slo_ms=150.0, llm=llm, slo_stage="ttft")
+    assert late.verdict == "infeasible"
+    assert "LLM alone" in late.reason
+    assert late.nearest_slo_ms is not None
+    assert late.nearest_slo_ms > 200
+
+
+def test_the_rate_is_the_smaller_of_load_and_llm(analysis: Analysis) -> None:
+    llm = LLMProfile(kv_cache_bytes=1 << 40, throughput_rps=500.0)
+    assert plan_for(analysis, rate_qps=100.0, llm=llm).rate_qps == 100.0
+    assert plan_for(analysis, rate_qps=1e6, llm=llm).rate_qps == pytest.approx(500.0, rel=0.01)
+    assert plan_for(analysis).rate_qps is None
+
+
+def test_epsilon_is_also_solved_from_the_batching_model(analysis: Analysis) -> None:
+    plan = plan_for(analysis, rate_qps=1500.0, slo_ms=3.0)
+    assert plan.epsilon_solved is not None
+    assert 0 < plan.epsilon_solved <= 0.9
+    assert plan.coverage_at_epsilon_solved is not None
+    assert plan.coverage_at_epsilon_solved <= plan.coverage
+    assert plan_for(analysis).epsilon_solved is None
+
+
+def test_a_record_restores_the_plan_exactly(analysis: Analysis) -> None:
+    llm = LLMProfile(kv_cache_bytes=1 << 30, throughput_rps=900.0, points=((1 << 29, 300.0),), ttft_s=0.001)
+    for plan in (
+        plan_for(analysis, rate_qps=900.0, llm=llm, slo_stage="ttft", slo_ms=4.0, n_devices=2),
+        plan_for(analysis, slo_ms=0.01, device_budget_bytes=3 * MIB, page_bytes=4096),
+    ):
+        record = plan.to_record()
+        data = json.loads(json.dumps(record["data"], allow_nan=False))
+        again = Plan.from_record({"data": data, "arrays": record["arrays"]}, analysis.profile)
+        assert again.request == plan.request
+        for batch in (1, 7, 64, 500):
+            assert again.predicted_latency_ms(batch) == plan.predicted_latency_ms(batch)
+            assert again.predicted_latency_ms(batch, 99) == plan.predicted_latency_ms(batch, 99)
+            assert again.predicted_min_hit_rate(batch) == plan.predicted_min_hit_rate(batch)
+        assert again.explain() == plan.explain()
+        assert json.dumps(again.to_record()["data"]) == json.dumps(record["data"])
+        assert len(again.trace) == len(plan.trace)
+
+
+def test_a_record_of_another_index_or_machine_is_refused(analysis: Analysis) -> None:
+    record = plan_for(analysis).to_record()
+    other = dataclasses.replace(analysis.profile, index_fingerprint="index-2")
+    with pytest.raises(ProfileMismatchError, match="index_fingerprint"):
+        Plan.from_record(record, other)
+    elsewhere = dataclasses.replace(
+        analysis.profile, hardware=dataclasses.replace(analysis.profile.hardware, fingerprint="hw-2")
+    )
+    with pytest.raises(ProfileMismatchError, match="hardware_fingerprint"):
+        Plan.from_record(record, elsewhere)
+    newer = {"data": {**record["data"], "version": 99}, "arrays": record["arrays"]}
+    with pytest.raises(InvalidInputError, match="version"):
+        Plan.from_record(newer, analysis.profile)
+
+
+def test_plans_do_not_depend_on_a_shared_analysis(analysis: Analysis) -> None:
+    alone = make_plan(analysis.profile, slo_ms=1.3, device_budget_bytes=64 * MIB, page_bytes=8192, n_devices=2)
+    shared = plan_for(analysis, slo_ms=1.3, page_bytes=8192, n_devices=2)
+    assert alone.to_record()["data"] == shared.to_record()["data"]
+
+
+@pytest.mark.parametrize(
+    ("field", "arguments"),
+    [
+        ("slo_ms", {"slo_ms": 0.0}),
+        ("slo_ms", {"slo_ms": -1.0}),
+        ("slo_ms", {"slo_ms": float("inf")}),
+        ("slo_ms", {"slo_ms": float("nan")}),
+        ("epsilon", {"epsilon": -0.1}),
+        ("percentile", {"percentile": 0}),
+        ("percentile", {"percentile": 100}),
+        ("device_budget_bytes", {"device_budget_bytes": -1}),
+        ("device_budget_bytes", {"device_budget_bytes": [1, 2]}),
+        ("device_budget_bytes", {"device_budget_bytes": 1.5}),
+        ("n_devices", {"n_devices": 0}),
+        ("coverage", {"coverage": 1.1}),
+        ("coverage", {"coverage": float("nan")}),
+        ("rate_qps", {"rate_qps": 0.0}),
+        ("slo_stage", {"slo_stage": "embed"}),
+        ("llm is None", {"slo_stage": "ttft"}),
+        ("page_bytes", {"page_bytes": 0}),
+        ("scratch_bytes", {"scratch_bytes": -5}),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(analysis: Analysis, field: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match=field):
+        plan_for(analysis, **arguments)
+
+
+def test_a_profile_without_scan_timings_is_refused(analysis: Analysis) -> None:
+    bare = dataclasses.replace(analysis.profile, stages=())
+    with pytest.raises(ProfileError):
+        make_plan(bare, slo_ms=1, device_budget_bytes=0)
+
+
+def test_device_time_is_shared_by_devices() -> None:
+    slow = analyse(make_profile(noise=0.02, device_per_byte_s=1.2e-9))
+    one, four = (plan_for(slow, coverage=0.8, n_devices=n) for n in (1, 4))
+    assert four.predicted_latency_ms(16) < one.predicted_latency_ms(16)

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridindex.partitioner.analysis import Analysis, analyse
+from hybridindex.partitioner.solver import Problem, solve
+from hybridindex.partitioner.throughput import throughput_model
+from hybridindex.types import LLMProfile
+from tests.partitioner.synthetic import make_profile
+
+MS = 1e-3
+
+
+def problem_for(analysis: Analysis, **changes: object) -> Problem:
+    base = Problem(
+        curve=analysis.curve,
+        latency=analysis.latency,
+        percentile=90.0,
+        rate_qps=None,
+        llm=None,
+        scratch_bytes=0,
+        limit_pages=1 << 40,
+    )
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tau_ms=st.floats(0.05, 50),
+    factor=st.floats(1.0, 4.0),
+    rate=st.one_of(st.none(), st.floats(1, 20_000)),
+)
+def test_a_looser_target_never_takes_more_coverage(
+    analysis: Analysis, tau_ms: float, factor: float, rate: float | None
+) -> None:
+    problem = problem_for(analysis, rate_qps=rate)
+    tight, loose = solve(problem, tau_ms * MS), solve(problem, tau_ms * factor * MS)
+    if tight.feasible:
+        assert loose.feasible
+        assert loose.count <= tight.count
+
+
+@settings(max_examples=60, deadline=None)
+@given(tau_ms=st.floats(0.3, 20), rate=st.one_of(st.none(), st.floats(1, 10_000)))
+def test_the_coverage_is_the_smallest_and_meets_its_bound(
+    analysis: Analysis, tau_ms: float, rate: float | None
+) -> None:
+    problem = problem_for(analysis, rate_qps=rate)
+    solution = solve(problem, tau_ms * MS)
+    if solution.feasible:
+        step = problem.prefix_step(solution.count, tau_ms * MS, with_device=True, measured_too=True)
+        assert step.accepted
+        if solution.count > 0:
+            below = problem.prefix_step(solution.count - 1, tau_ms * MS, with_device=True, measured_too=True)
+            assert not below.accepted
+        took = analysis.latency.quantile(analysis.curve, analysis.curve.at(solution.count), solution.batch, 90.0)
+        assert took <= tau_ms * MS
+    elif solution.nearest_tau_s is not None:
+        assert solve(problem, solution.nearest_tau_s).feasible
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kv_mib=st.integers(1, 200),
+    top=st.floats(0, 20_000),
+    bend=st.floats(0, 1),
+    tau_ms=st.floats(0.2, 20),
+)
+def test_the_fixed_point_holds_beside_an_llm(
+    analysis: Analysis, kv_mib: int, top: float, bend: float, tau_ms: float
+) -> None:
+    """infer(mu(rho)) <= rho at the solution, and the index leaves the LLM some KV cache."""
+    llm = throughput_model(
+        LLMProfile(kv_cache_bytes=kv_mib << 20, throughput_rps=top, points=((kv_mib << 19, bend * top),))
+    )
+    problem = problem_for(analysis, llm=llm)
+    solution = solve(problem, tau_ms * MS)
+    nbytes = problem.device_bytes(int(analysis.curve.prefix_pages[solution.count]))
+    assert nbytes < kv_mib << 20
+    if solution.feasible:
+        assert solution.rate_qps == llm.at(nbytes) > 0
+        same_rate = problem_for(analysis, rate_qps=solution.rate_qps)
+        infer = solve(same_rate, tau_ms * MS)
+        assert infer.feasible
+        assert infer.count <= solution.count
+
+
+def test_the_limit_caps_the_prefix(analysis: Analysis) -> None:
+    problem = problem_for(analysis, limit_pages=25, rate_qps=100.0)
+    solution = solve(problem, 1e-6)
+    assert not solution.feasible
+    assert analysis.curve.prefix_pages[solution.count] <= 25
+    assert "holds" in solution.reason or "coarse" in solution.reason
+
+
+def test_a_floor_of_zero_uses_the_other_branch_alone(analysis: Analysis) -> None:
+    """8 requests/s x 0.1 ms: taking the empty branch for rho = 0 would place nothing."""
+    problem = problem_for(analysis, rate_qps=8.0)
+    host = analysis.latency.quantile(analysis.curve, analysis.curve.at(0), 1, 90.0)
+    solution = solve(problem, host * 0.7)
+    assert solution.feasible
+    assert solution.count > 0
+    step = solution.trace[0]
+    assert (step.batch_up, step.batch_down) == (1, 0)
+
+
+def test_the_smaller_of_both_branches_is_kept(analysis: Analysis) -> None:
+    problem = problem_for(analysis, rate_qps=1500.0)
+    both = solve(problem, 1.1e-3)
+    up = [s for s in both.trace if s.batch_up == 2 and s.latency_up_s <= 1.1e-3]
+    assert both.feasible
+    assert both.count <= min((s.count for s in up), default=analysis.curve.nlist)
+
+
+def test_below_coarse_quantization_nothing_helps(analysis: Analysis) -> None:
+    solution = solve(problem_for(analysis), 1e-5)
+    assert not solution.feasible
+    assert "coarse quantization alone" in solution.reason
+    assert solution.nearest_tau_s is not None
+    assert solution.nearest_tau_s > 1e-4
+
+
+def test_a_rate_beyond_the_machine_has_no_nearest_target(analysis: Analysis) -> None:
+    solution = solve(problem_for(analysis, rate_qps=1e9), 1e-2)
+    assert not solution.feasible
+    assert solution.nearest_tau_s is None
+
+
+def test_no_throughput_is_a_verdict(analysis: Analysis) -> None:
+    llm = throughput_model(LLMProfile(kv_cache_bytes=1 << 30, throughput_rps=0.0))
+    solution = solve(problem_for(analysis, llm=llm), 1e-2)
+    assert not solution.feasible
+    assert "no throughput" in solution.reason
+
+
+@pytest.mark.parametrize("tau_s", [1e-300, 1e-9, 1e5, 1e300])
+@pytest.mark.parametrize("rate", [None, 1e-9, 1e3])
+def test_extreme_targets_are_answered(analysis: Analysis, tau_s: float, rate: float | None) -> None:
+    solution = solve(problem_for(analysis, rate_qps=rate), tau_s)
+    assert solution.feasible == (tau_s > 1)
+
+
+def test_a_slow_device_bounds_coverage_from_above() -> None:
+    slow = analyse(make_profile(noise=0.02, device_per_byte_s=1.5e-10))
+    problem = problem_for(slow, rate_qps=500.0)
+    host_only = dataclasses.replace(problem, latency=dataclasses.replace(slow.latency, device=None))
+    assert solve(host_only, 2e-4).feasible
+    blocked = solve(problem, 2e-4)
+    assert not blocked.feasible
+    assert 0 < blocked.count < slow.curve.nlist
+    assert "the device takes longer than the host" in blocked.reason
+    assert blocked.nearest_tau_s is not None
+    assert solve(problem, blocked.nearest_tau_s).feasible
+
+
+def test_the_trace_tells_what_was_tried(analysis: Analysis) -> None:
+    solution = solve(problem_for(analysis, rate_qps=2000.0), 1.5e-3)
+    counts = [step.count for step in solution.trace]
+    assert counts[0] == 0
+    assert solution.count in counts
+    assert all(step.rate_qps == 2000.0 for step in solution.trace)
+    assert np.isfinite([step.latency_up_s for step in solution.trace]).all()
