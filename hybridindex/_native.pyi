@@ -18,3 +18,22 @@ def merge_topk(
     ids: npt.NDArray[np.int64],
     keep_max: bool,
 ) -> None: ...
+def scan_pages(
+    arena: npt.NDArray[np.uint8],
+    rows_per_page: int,
+    code_size: int,
+    kind: int,
+    scale: npt.NDArray[np.float32],
+    offset: npt.NDArray[np.float32],
+    list_ids: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    page_starts: npt.NDArray[np.int64],
+    pages: npt.NDArray[np.int32],
+    member_starts: npt.NDArray[np.int64],
+    members: npt.NDArray[np.int64],
+    centroids: npt.NDArray[np.float32],
+    queries: npt.NDArray[np.float32],
+    keep_max: bool,
+    distances: npt.NDArray[np.float32],
+    positions: npt.NDArray[np.int64],
+) -> None: ...

@@ -28,6 +28,7 @@ __all__ = [
     "HitRateDistribution",
     "HitRateName",
     "PointHitRate",
+    "beta_binomial_hit_rate",
     "beta_hit_rate",
     "distribution",
     "expected_min_hit_rate",
@@ -209,7 +210,10 @@ def beta_hit_rate(mean: float, sigma2_max: float) -> BetaHitRate | PointHitRate:
     return BetaHitRate(mean=m, nu=nu) if 1e-9 < nu < _MAX_NU else PointHitRate(mean=m)
 
 
-def _beta_binomial(mean: float, sigma2_max: float, effective_probes: float) -> BetaBinomialHitRate | PointHitRate:
+def beta_binomial_hit_rate(
+    mean: float, sigma2_max: float, effective_probes: float
+) -> BetaBinomialHitRate | PointHitRate:
+    """Beta-binomial with the variance 4 sigma2_max m (1 - m) over ``effective_probes`` equally heavy probes."""
     m = min(max(mean, 0.0), 1.0)
     if not 0.0 < sigma2_max < 0.25 or not 1e-9 < m < 1.0 - 1e-9:
         return PointHitRate(mean=m)
@@ -227,7 +231,7 @@ def distribution(curve: CoverageCurve, work: QueryWork, name: HitRateName) -> Hi
         return EmpiricalHitRate(ascending=np.sort(rates))
     if name == "beta":
         return beta_hit_rate(float(rates.mean()), curve.sigma2_max)
-    return _beta_binomial(float(rates.mean()), curve.sigma2_max, curve.effective_probes)
+    return beta_binomial_hit_rate(float(rates.mean()), curve.sigma2_max, curve.effective_probes)
 
 
 def expected_min_hit_rate(curve: CoverageCurve, count: int, batch: int, name: HitRateName = "empirical") -> float:

@@ -23,7 +23,8 @@ from hybridindex.partitioner.hitrate import distribution
 from hybridindex.partitioner.placement import choose_hottest, place_lpt
 from hybridindex.partitioner.request import PlanRequest, SloStage
 from hybridindex.partitioner.solver import Problem, Solution, SolverStep, solve
-from hybridindex.partitioner.throughput import throughput_model, waiting_factor
+from hybridindex.partitioner.sustain import max_sustainable_qps, self_consistent_epsilon
+from hybridindex.partitioner.throughput import throughput_model
 from hybridindex.types import I64, LLMProfile, Profile
 
 __all__ = ["Plan", "Verdict", "make_plan", "problem_of"]
@@ -166,7 +167,7 @@ class Plan:
         data["device_bytes_each"] = list(self.device_bytes_each)
         data["hit_rate_errors"] = {name: list(pair) for name, pair in self.hit_rate_errors.items()}
         data["host_model_errors"] = {n: e if math.isfinite(e) else None for n, e in self.host_model_errors.items()}
-        data["trace"] = [_step_data(step) for step in self.trace]
+        data["trace"] = [step.to_data() for step in self.trace]
         return {"data": data, "arrays": {"resident_lists": self.resident_lists, "list_device": self.list_device}}
 
     @classmethod
@@ -196,7 +197,7 @@ class Plan:
             device_bytes_each=tuple(data.pop("device_bytes_each")),
             hit_rate_errors={name: (pair[0], pair[1]) for name, pair in data.pop("hit_rate_errors").items()},
             host_model_errors={name: math.inf if e is None else e for name, e in errors.items()},
-            trace=tuple(_step_of(step) for step in data.pop("trace")),
+            trace=tuple(SolverStep.from_data(step) for step in data.pop("trace")),
             resident_lists=resident,
             list_device=np.asarray(record["arrays"]["list_device"], dtype=np.int16),
             analysis=configured,
@@ -299,7 +300,7 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
     by_up = final.latency_up_s <= tau_s or final.batch_down < 1
     batch = final.batch_up if by_up else final.batch_down
     reason, nearest = _reason(problem, request, solution, final, met, work, sum(each))
-    epsilon_solved, coverage_solved = _self_consistent(problem, request, work, batch, final.rate_qps)
+    epsilon_solved, coverage_solved = self_consistent_epsilon(problem, request, work, batch, final.rate_qps)
     mean_hit = float(work.hit_rate.mean())
     nbytes = int(curve.prefix_bytes[-1])
     return Plan(
@@ -325,7 +326,7 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
         tau_s=tau_s,
         batch=batch,
         rate_qps=final.rate_qps,
-        max_sustainable_qps=_max_sustainable(problem, work, sum(each), tau_s),
+        max_sustainable_qps=max_sustainable_qps(problem, work, sum(each), tau_s),
         epsilon_solved=epsilon_solved,
         coverage_at_epsilon_solved=coverage_solved,
         nearest_slo_ms=nearest,
@@ -412,50 +413,6 @@ def _reason(
             f"where {tau_ms:.3g} ms are allowed"
         )
     if nearest is None:
-        most = _max_sustainable(problem, work, device_bytes, math.inf)
+        most = max_sustainable_qps(problem, work, device_bytes, math.inf)
         return f"{why}; no SLO can be met at this rate: at most {most:.4g} requests/s are sustained", None
     return f"{why}; the nearest SLO that can be met is {nearest:.4g} ms", nearest
-
-
-def _max_sustainable(problem: Problem, work: QueryWork, device_bytes: int, tau_s: float) -> float:
-    """Most requests/s of any measured batch size that stays within ``tau_s``; 0 when one query already takes longer."""
-    best = 0.0
-    top = max(problem.latency.max_batch, 1)
-    for batch in np.unique(np.round(np.geomspace(1, top, 12)).astype(int)).tolist():
-        slowest, mean = problem.latency.both(problem.curve, work, batch, problem.percentile)
-        if slowest <= tau_s and mean > 0:
-            best = max(best, batch / mean)
-    return min(best, problem.llm.at(device_bytes)) if problem.llm is not None else best
-
-
-def _self_consistent(
-    problem: Problem, request: PlanRequest, work: QueryWork, batch: int, rate: float | None
-) -> tuple[float | None, float | None]:
-    """Epsilon from the batching model and the coverage it would need; one refinement suffices, both are reported."""
-    if rate is None or rate <= 0 or request.search_slo_s <= 0:
-        return None, None
-    epsilon = waiting_factor(rate, problem.latency.mean(problem.curve, work, batch), request.percentile)
-    if request.coverage is not None:
-        return epsilon, None
-    solution: Solution | None = None
-    for _ in range(2):
-        solution = solve(problem, request.search_slo_s / (1.0 + epsilon))
-        seconds = problem.latency.mean(problem.curve, problem.curve.at(solution.count), solution.batch)
-        again = waiting_factor(rate, seconds, request.percentile)
-        settled = abs(again - epsilon) < 0.02
-        epsilon = again
-        if settled:
-            break
-    assert solution is not None
-    return epsilon, solution.count / problem.curve.nlist
-
-
-def _step_data(step: SolverStep) -> list[Any]:
-    values = [getattr(step, name) for name in SolverStep.__dataclass_fields__]
-    return [None if isinstance(v, float) and math.isnan(v) else v for v in values]
-
-
-def _step_of(values: Sequence[Any]) -> SolverStep:
-    pairs = zip(SolverStep.__dataclass_fields__, values, strict=True)
-    named: dict[str, Any] = {n: math.nan if v is None and n != "rate_qps" else v for n, v in pairs}
-    return SolverStep(**named)

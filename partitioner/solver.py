@@ -12,8 +12,9 @@ costs two latency predictions instead of an inner search.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -48,6 +49,18 @@ class SolverStep:
     latency_down_s: float
     bound_down_s: float
     accepted: bool
+
+    def to_data(self) -> list[Any]:
+        """JSON-able values in field order; NaN becomes null."""
+        values = [getattr(self, name) for name in self.__dataclass_fields__]
+        return [None if isinstance(v, float) and math.isnan(v) else v for v in values]
+
+    @classmethod
+    def from_data(cls, values: Sequence[Any]) -> SolverStep:
+        """Inverse of :meth:`to_data`."""
+        pairs = zip(cls.__dataclass_fields__, values, strict=True)
+        named: dict[str, Any] = {n: math.nan if v is None and n != "rate_qps" else v for n, v in pairs}
+        return cls(**named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +197,10 @@ def solve(problem: Problem, tau_s: float) -> Solution:
         trace.append(problem.prefix_step(count, tau_s, with_device=False, measured_too=measured_too))
         return trace[-1].accepted
 
+    def try_with_device(count: int) -> SolverStep:
+        trace.append(problem.prefix_step(count, tau_s, with_device=True, measured_too=True))
+        return trace[-1]
+
     def done(step: SolverStep, count: int) -> Solution:
         by_up = step.latency_up_s <= tau_s
         return Solution(
@@ -211,15 +228,17 @@ def solve(problem: Problem, tau_s: float) -> Solution:
             below = np.concatenate((tried[tried < smallest - 1], [smallest - 1]))
             fewer = _bisect(below, lambda count: accepted(count, measured_too=True))
             smallest = fewer if fewer is not None else smallest - 1
-        # The device's own time rises with coverage: the smallest coverage is also the one where it hurts least.
-        candidates = [smallest, *grid[grid > smallest][:: max(1, grid.size // 16)].tolist()]
-        for count in candidates:
-            step = problem.prefix_step(count, tau_s, with_device=True, measured_too=True)
-            trace.append(step)
-            if step.accepted:
-                return done(step, count)
-            if problem.latency.device is None:
-                break
+        # The device's own time rises with coverage: the smallest coverage is where it hurts least, unless host and
+        # device scatter together; then a few larger ones and the fastest one are tried.
+        step = try_with_device(smallest)
+        if not step.accepted and problem.latency.device is not None:
+            larger = grid[grid > smallest][:: max(1, grid.size // 16)].tolist()
+            for count in sorted({*larger, _best_effort(problem, cap, tau_s)}):
+                step = try_with_device(count)
+                if step.accepted:
+                    break
+        if step.accepted:
+            return done(step, step.count)
     count = _best_effort(problem, cap, tau_s)
     work = curve.at(count)
     nbytes = problem.device_bytes(int(curve.prefix_pages[count]))

@@ -19,7 +19,7 @@ from hybridindex.partitioner.hitrate import (
     EmpiricalHitRate,
     HitRateDistribution,
     HitRateName,
-    _beta_binomial,
+    beta_binomial_hit_rate,
     beta_hit_rate,
 )
 from hybridindex.types import F64, I64
@@ -86,7 +86,7 @@ def validate_hit_rate_models(
             models: dict[HitRateName, HitRateDistribution] = {
                 "beta": beta_hit_rate(mean, sigma2[built]),
                 "empirical": EmpiricalHitRate(ascending=np.sort(own)),
-                "beta_binomial": _beta_binomial(mean, sigma2[built], curve.effective_probes),
+                "beta_binomial": beta_binomial_hit_rate(mean, sigma2[built], curve.effective_probes),
             }
             for batch in batches:
                 if batch > half:

@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hybridindex.extension import native
 from hybridindex.types import F32, I32, I64
-
-try:
-    from hybridindex import _native
-except ImportError:  # pure-Python installation: slower, same answers
-    _native = None  # type: ignore[assignment]
 
 __all__ = ["empty_topk", "merge_topk", "merge_topk_reference"]
 
@@ -34,10 +30,10 @@ def merge_topk(best_distances: F32, best_ids: I64, rows: I32, distances: F32, id
         ids: (m, kp) int64.
         keep_max: True for ip.
     """
-    if _native is None:
+    if native is None:
         merge_topk_reference(best_distances, best_ids, rows, distances, ids, keep_max=keep_max)
     else:
-        _native.merge_topk(best_distances, best_ids, rows, distances, ids, keep_max)
+        native.merge_topk(best_distances, best_ids, rows, distances, ids, keep_max)
 
 
 def merge_topk_reference(

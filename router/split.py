@@ -12,12 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.extension import native
 from hybridindex.types import F32, I32, I64
-
-try:
-    from hybridindex import _native
-except ImportError:  # pure-Python installation: slower, same answers
-    _native = None  # type: ignore[assignment]
 
 __all__ = ["HOST", "ProbePart", "ProbeSplit", "split_probes", "split_probes_reference"]
 
@@ -61,10 +57,10 @@ def split_probes(
     Raises:
         InvalidInputError: a probe is not a list id, or a list is mapped to a device that is not there.
     """
-    if _native is None:
+    if native is None:
         return split_probes_reference(probes, coarse_distances, list_device, list_bytes, n_devices)
     try:
-        parts, hit_rate, n_parts = _native.split_probes(probes, coarse_distances, list_device, list_bytes, n_devices)
+        parts, hit_rate, n_parts = native.split_probes(probes, coarse_distances, list_device, list_bytes, n_devices)
     except IndexError as error:
         raise InvalidInputError(str(error)) from error
     # The buffer protocol names int64 "long long", which numpy takes for int64 and faiss's bindings do not.

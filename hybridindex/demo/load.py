@@ -7,8 +7,8 @@ Layout of a cache directory (safe to delete as a whole or in parts; what is miss
     datasets/    demo/ and full/: passages.txt, offsets.npy, vectors.npy, mean.npy
     queries/     texts and vectors per collection, draft/final pairs, conversations
 
-One process at a time works in a cache directory (a file lock); others wait. Memory stays under about 500 MB whatever
-the dataset: text and vectors go to disk as they are made.
+One process at a time works in a cache directory (a file lock); others wait. Anonymous memory stays under about 500 MB
+whatever the dataset: text and vectors go to disk as they are made.
 """
 
 from __future__ import annotations

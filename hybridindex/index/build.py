@@ -42,6 +42,7 @@ __all__ = ["DEFAULT_SEED", "build", "default_nlist", "default_nprobe"]
 _LOG = logging.getLogger(__name__)
 
 DEFAULT_SEED = 1234
+_MAX_SEED = 2**31 - 1
 _KMEANS_ITERATIONS = 10
 #: K-means gains little from more rows per centroid than this, and little from fewer rows than _SMALL_SAMPLE in all.
 _ROWS_PER_CENTROID = 64
@@ -169,6 +170,8 @@ def _check_options(
     for name, value, least in numbers:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least):
             raise InvalidInputError(f"{name} is {value!r}; expected an integer of at least {least}")
+    if seed > _MAX_SEED:
+        raise InvalidInputError(f"seed is {seed}; expected at most {_MAX_SEED}")
 
 
 def _check_ids_unique(source: VectorSource, writer: GenerationWriter, memory: BuildMemory) -> None:

@@ -121,7 +121,6 @@ class GenerationWriter:
         self._lock = FileLock(path / _LOCK_FILE, timeout=lock_timeout_s)
         self._files: list[OutFile] = []
         self._created = False
-        self._committed = False
 
     def __enter__(self) -> GenerationWriter:
         try:
@@ -188,7 +187,6 @@ class GenerationWriter:
         finally:
             pointer.close()
         pointer.path.replace(self.path / CURRENT_FILE)
-        self._committed = True
         _sync_directory(self.path)
         # Readers that mapped the old generation keep their mappings.
         for entry in list(self.path.iterdir()):
@@ -197,16 +195,21 @@ class GenerationWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._abandon()
-        if error is not None and not self._committed:
+        if error is not None and not self._is_committed():
             self._raise_disk_full(error)
+
+    def _is_committed(self) -> bool:
+        # Asked of the disk, not remembered: a Ctrl-C may come between the switch and the next line.
+        return self.number > 0 and _current_name(self.path) == _generation_name(self.number)
 
     def _abandon(self) -> None:
         for file in self._files:
             file.close()
-        if not self._committed and self.directory != self.path:
+        committed = self._is_committed()
+        if not committed and self.directory != self.path:
             shutil.rmtree(self.directory, ignore_errors=True)
             (self.path / f"{CURRENT_FILE}.new").unlink(missing_ok=True)
-        if self._created and not self._committed:
+        if self._created and not committed:
             # Nothing was here before: leave nothing.
             (self.path / _LOCK_FILE).unlink(missing_ok=True)
             if not any(self.path.iterdir()):

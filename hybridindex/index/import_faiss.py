@@ -80,7 +80,7 @@ def from_faiss(
     metric = _check_servable(model, file)
     lists = _SourceLists(model.ivf, file, id_map)
     code_size, nlist = int(model.ivf.code_size), int(model.ivf.nlist)
-    default = min(int(model.ivf.nprobe), nlist) if nprobe is None else nprobe
+    default = max(1, min(int(model.ivf.nprobe), nlist)) if nprobe is None else nprobe
     if isinstance(default, bool) or not isinstance(default, int | np.integer) or not 1 <= default <= nlist:
         raise InvalidInputError(f"nprobe is {nprobe!r}; expected 1 to nlist, {nlist}")
     with GenerationWriter(path) as writer:
@@ -143,6 +143,8 @@ def _check_servable(model: LoadedModel, file: Path) -> Metric:
     if not model.ivf.is_trained:
         raise UnsupportedIndexError(f"{file} holds an untrained {kind}; train it and add vectors first")
     metrics: dict[int, Metric] = {faiss.METRIC_INNER_PRODUCT: "ip", faiss.METRIC_L2: "l2"}
+    if model.ivf.nlist < 1:
+        raise CorruptIndexError(f"{file} says that it has no lists")
     if model.ivf.metric_type not in metrics:
         raise UnsupportedIndexError(f"{file} has faiss metric {model.ivf.metric_type}; expected inner product or L2")
     return metrics[model.ivf.metric_type]
@@ -201,10 +203,18 @@ def _check_mapped(lists: Any, file: Path) -> None:
         faiss.memcpy(faiss.swig_ptr(extents), lists.lists.data(), extents.nbytes)
     size, capacity, offset = extents.astype(np.float64).T
     target = Path(lists.filename) if lists.filename else file
+    if not target.is_file():
+        raise CorruptIndexError(f"{file} keeps its lists in {target}, which is not there")
     available = min(int(lists.totsize), target.stat().st_size)
     ends = np.where(size > 0, offset + capacity * (lists.code_size + 8), 0)
     if (size > capacity).any() or ends.max(initial=0) > available:
         raise CorruptIndexError(f"{target} is truncated: lists reach beyond its {available} bytes")
+    if lists.ptr is None:
+        # The mapping flag makes faiss leave out the data of lists that lie in a file of their own.
+        try:
+            lists.do_mmap()
+        except RuntimeError as error:
+            raise CorruptIndexError(f"{target} cannot be mapped: {faiss_message(error)}") from error
 
 
 def _copy_lists(lists: _SourceLists, table: I64, code_size: int, out: OutFile, report: Progress) -> None:

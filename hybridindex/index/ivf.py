@@ -7,6 +7,7 @@ generation that has been opened.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +41,19 @@ _DEVICE_KINDS: dict[str, Literal["f32", "f16", "bf16", "sq8"]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What an open index holds on to, and lets go of together."""
+
+    model: LoadedModel
+    #: model.faiss, mapped.
+    model_bytes: U8
+    #: lists.bin, mapped; and the same seen as int64.
+    data: U8
+    ids64: I64
+    reader: ExtentReader
+
+
 class IVFIndex:
     """One generation of an index.
 
@@ -64,19 +78,21 @@ class IVFIndex:
         self.list_sizes: I64 = table[:, 0].copy()
         #: (nlist,) int64: bytes of codes that a scan of each list reads.
         self.list_bytes: I64 = self.list_sizes * manifest.code_size
-        self._model: LoadedModel | None = model
         self._table = table
-        self._data = data
-        self._ids64: I64 = data.view(np.int64)
         self._id_slots = id_slots(table, manifest.code_size)
-        self._reader = ExtentReader(
-            data,
-            table,
-            code_size=manifest.code_size,
-            layout=manifest.layout,
-            element=element_bytes(manifest.codec),
+        self._parts: _Parts | None = _Parts(
+            model=model,
+            model_bytes=model_bytes,
+            data=data,
+            ids64=data.view(np.int64),
+            reader=ExtentReader(
+                data,
+                table,
+                code_size=manifest.code_size,
+                layout=manifest.layout,
+                element=element_bytes(manifest.codec),
+            ),
         )
-        self._model_bytes = model_bytes
         self._on_close: Callable[[], None] | None = None
         for array in (self.list_sizes, self.list_bytes, table):
             array.setflags(write=False)
@@ -136,7 +152,7 @@ class IVFIndex:
             UnsupportedIndexError: the coarse quantizer of an imported index cannot give its centroids.
         """
         try:
-            centroids = centroids_of(self._open_model().ivf)
+            centroids = centroids_of(self._open().model.ivf)
         except RuntimeError as error:
             raise UnsupportedIndexError(f"{self.path}: the coarse quantizer cannot give its centroids") from error
         centroids.setflags(write=False)
@@ -151,29 +167,29 @@ class IVFIndex:
             InvalidInputError: no such list.
             UnsupportedIndexError: the layout has no rows (pqfs32).
         """
-        self._check_list(list_id)
+        reader = self._list_reader(list_id)
         if self.manifest.layout != "rows":
             raise UnsupportedIndexError(
                 f"codes of codec {self.codec!r} lie in blocks ({self.manifest.layout}), not rows"
             )
-        return self._reader.rows(list_id, 0, self._reader.size(list_id))
+        return reader.rows(list_id, 0, reader.size(list_id))
 
     def stored_codes(self, list_id: int) -> U8:
         """The code bytes of one list as they lie in the file, padding of the last block included: (nbytes,) uint8."""
-        self._check_list(list_id)
-        return self._reader.stored(list_id)
+        reader = self._list_reader(list_id)
+        return reader.stored(list_id)
 
     def list_ids(self, list_id: int) -> I64:
         """Ids of one list: (size,) int64, a read-only view of the mapped file."""
-        self._check_list(list_id)
-        return self._reader.ids(list_id)
+        reader = self._list_reader(list_id)
+        return reader.ids(list_id)
 
     def ids_at(self, lists: I64, positions: I64) -> I64:
         """Ids at (list, position) pairs: lists (m,) int64, positions (m,) int64 within their lists -> (m,) int64.
 
         Not checked against list sizes: a position beyond its list reads whatever lies there.
         """
-        ids: I64 = self._ids64[self._id_slots[lists] + positions]
+        ids: I64 = self._open().ids64[self._id_slots[lists] + positions]
         return ids
 
     def decode_list(self, list_id: int) -> F32:
@@ -183,13 +199,13 @@ class IVFIndex:
             InvalidInputError: no such list.
             UnsupportedIndexError: faiss cannot decode this imported codec.
         """
-        self._check_list(list_id)
+        reader = self._list_reader(list_id)
         if self.manifest.layout == "pqfs32" and not self.codec.startswith("pqfs"):
             raise UnsupportedIndexError(f"codec {self.codec!r} packs its codes in a way that cannot be decoded here")
-        size = self._reader.size(list_id)
-        codes = self._reader.rows(list_id, 0, size)
+        size = reader.size(list_id)
+        codes = reader.rows(list_id, 0, size)
         try:
-            return decode(self._open_model().ivf, codes, np.full(size, list_id, dtype=np.int64))
+            return decode(self._open().model.ivf, codes, np.full(size, list_id, dtype=np.int64))
         except RuntimeError as error:
             raise UnsupportedIndexError(f"faiss cannot decode codec {self.codec!r}: {faiss_message(error)}") from error
 
@@ -200,7 +216,7 @@ class IVFIndex:
             return None
         vmin = vdiff = np.empty(0, dtype=np.float32)
         if kind == "sq8":
-            trained = require_faiss().vector_to_array(self._open_model().ivf.sq.trained).astype(np.float32)
+            trained = require_faiss().vector_to_array(self._open().model.ivf.sq.trained).astype(np.float32)
             vmin, vdiff = trained[: self.scan_dim].copy(), trained[self.scan_dim :].copy()
         return DeviceCodec(
             kind=kind,
@@ -236,7 +252,7 @@ class IVFIndex:
 
     def transform(self, queries: F32) -> F32:
         """Pre-transforms (normalisation included): (n, dim) float32 -> (n, scan_dim) float32."""
-        return apply_transforms(self._open_model().transforms, queries)
+        return apply_transforms(self._open().model.transforms, queries)
 
     def quantize(self, transformed: F32, nprobe: int) -> tuple[I64, F32]:
         """Coarse quantization of (n, scan_dim): probes (n, nprobe) int64, nearest first, and distances f32.
@@ -248,15 +264,15 @@ class IVFIndex:
         """
         if isinstance(nprobe, bool) or not isinstance(nprobe, int | np.integer) or not 1 <= nprobe <= self.nlist:
             raise InvalidInputError(f"nprobe is {nprobe!r}; expected 1 to nlist, {self.nlist}")
-        return quantize(self._open_model().ivf, np.ascontiguousarray(transformed, dtype=np.float32), int(nprobe))
+        return quantize(self._open().model.ivf, np.ascontiguousarray(transformed, dtype=np.float32), int(nprobe))
 
     def open_faiss(self) -> Any:
         """The faiss IVF index whose lists are mapped from this directory. Owned by this object; do not change it."""
-        return self._open_model().ivf
+        return self._open().model.ivf
 
     def open_faiss_with_transforms(self) -> Any:
         """The same behind its pre-transforms: the index that faiss users would search."""
-        return self._open_model().outer
+        return self._open().model.outer
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -266,7 +282,7 @@ class IVFIndex:
 
     def close(self) -> None:
         """Let go of the mapping; a second call does nothing."""
-        self._model = None
+        self._parts = None
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             on_close()
@@ -289,17 +305,18 @@ class IVFIndex:
 
     def mapped_lists(self) -> U8:
         """All of ``lists.bin``: (nbytes,) uint8, read-only view of the map."""
-        return self._data
+        return self._open().data
 
     def mapped_model(self) -> U8:
         """The bytes of ``model.faiss``: (nbytes,) uint8, read-only view of the map."""
-        return self._model_bytes
+        return self._open().model_bytes
 
-    def _open_model(self) -> LoadedModel:
-        if self._model is None:
+    def _open(self) -> _Parts:
+        if self._parts is None:
             raise InvalidInputError(f"the index {str(self.path)!r} was closed")
-        return self._model
+        return self._parts
 
-    def _check_list(self, list_id: int) -> None:
+    def _list_reader(self, list_id: int) -> ExtentReader:
         if not 0 <= list_id < self.nlist:
             raise InvalidInputError(f"list is {list_id}; expected 0 to {self.nlist - 1}")
+        return self._open().reader

@@ -75,6 +75,8 @@ def check_extents(table: I64, *, nlist: int, count: int, code_size: int, layout:
     Raises:
         CorruptIndexError: naming the first rule that is broken.
     """
+    if file_bytes % ALIGNMENT:
+        raise CorruptIndexError(f"lists.bin has {file_bytes} bytes; expected a multiple of {ALIGNMENT}")
     if table.dtype != np.int64 or table.shape != (nlist, 3):
         raise CorruptIndexError(f"lists.idx.npy is {table.dtype} {table.shape}; expected int64 ({nlist}, 3)")
     size, capacity, offset = table.T

@@ -144,7 +144,7 @@ class PageArena:
         self._stream: Any = None
         if device.type == "cuda":
             self._staging = torch.empty(4 << 20, dtype=torch.uint8, pin_memory=True)
-            self._stream = torch.cuda.Stream(device)
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @property
     def nbytes(self) -> int:
@@ -178,7 +178,7 @@ class PageArena:
             np.copyto(window[: len(part)], part)
             with torch.cuda.stream(self._stream):
                 target[at : at + len(part)].copy_(self._staging[: len(part)], non_blocking=True)
-                event = torch.cuda.Event()
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record(self._stream)
             event.synchronize()
 

@@ -19,6 +19,7 @@ from hybridindex.errors import DeviceError, RouterClosedError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import PageGeometry, scratch_for_budget
 from hybridindex.tiers.arena import PageArena
+from hybridindex.tiers.device_native import NativePageScanner
 from hybridindex.tiers.device_torch import TorchScanner
 from hybridindex.tiers.devices import resolve_device
 from hybridindex.tiers.residency import Residency, ResidencyStore
@@ -125,7 +126,8 @@ class DeviceTier:
             raise DeviceError(f"device {self.label} has failed: {self._failure!r}")
         if self._codec is None:
             raise DeviceError(self.disabled_reason)
-        return TorchScanner(self._index, self._codec, self.arena, residency, self.ordinal, self.scratch_bytes)
+        kind = NativePageScanner if NativePageScanner.supports(self._codec, self.arena) else TorchScanner
+        return kind(self._index, self._codec, self.arena, residency, self.ordinal, self.scratch_bytes)
 
     # Movement
 

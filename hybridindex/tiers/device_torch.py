@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hybridindex.index.codec import DeviceCodec
     from hybridindex.index.ivf import IVFIndex
 
-__all__ = ["TorchScanner"]
+__all__ = ["TorchScanner", "ids_of_positions", "queries_by_list"]
 
 _POSITION_BITS = 32
 _POSITION_MASK = (1 << _POSITION_BITS) - 1
@@ -65,11 +65,7 @@ class TorchScanner:
         Raises:
             InvalidInputError: also when a probed list is not resident on this device in this snapshot.
         """
-        check_scan(queries, probes, coarse_distances, k, dim=self._index.scan_dim, nlist=self._index.nlist)
-        probed = np.unique(probes[probes >= 0])
-        absent = probed[self._residency.list_device[probed] != self._ordinal]
-        if len(absent):
-            raise InvalidInputError(f"list {int(absent[0])} is probed on device {self._ordinal} but not resident there")
+        self._check(queries, probes, coarse_distances, k)
         worst = -np.inf if self._index.metric == "ip" else np.inf
         distances = np.full((len(queries), k), worst, dtype=np.float32)
         ids = np.full((len(queries), k), -1, dtype=np.int64)
@@ -80,6 +76,14 @@ class TorchScanner:
         if on_done is not None and len(queries):
             on_done(np.arange(len(queries), dtype=np.int32), distances, ids)
         return distances, ids
+
+    def _check(self, queries: F32, probes: I64, coarse_distances: F32, k: int) -> None:
+        check_scan(queries, probes, coarse_distances, k, dim=self._index.scan_dim, nlist=self._index.nlist)
+        probed = probes[probes >= 0]
+        # An empty list holds nothing anywhere; scanning it is no error.
+        absent = probed[(self._residency.list_device[probed] != self._ordinal) & (self._index.list_sizes[probed] > 0)]
+        if len(absent):
+            raise InvalidInputError(f"list {int(absent[0])} is probed on device {self._ordinal} but not resident there")
 
     def _queries_per_tile(self, k: int) -> int:
         # A quarter of the scratch for what lives as long as the tile: queries (twice, while gathered) and their top-k.
@@ -99,7 +103,9 @@ class TorchScanner:
         x = torch.from_numpy(np.ascontiguousarray(queries)).to(device)
         best = torch.full((len(queries), k), -torch.inf if keep_max else torch.inf, device=device)
         best_at = torch.full((len(queries), k), -1, dtype=torch.int64, device=device)
-        for list_id, members in _queries_by_list(probes):
+        lists, rows, starts = queries_by_list(probes)
+        for number, list_id in enumerate(lists.tolist()):
+            members = rows[starts[number] : starts[number + 1]]
             size = int(self._index.list_sizes[list_id])
             if size == 0:
                 continue
@@ -124,7 +130,9 @@ class TorchScanner:
             best_at.index_copy_(0, group, held_at)
         order = torch.argsort(best, dim=1, descending=keep_max)
         distances[:] = best.gather(1, order).cpu().numpy()
-        ids[:] = self._to_ids(best_at.gather(1, order).cpu().numpy(), distances)
+        positions = best_at.gather(1, order).cpu().numpy()
+        # A filtered-out row keeps its position at infinite distance.
+        ids[:] = ids_of_positions(self._index, np.where(np.isfinite(distances), positions, -1))
 
     def _decode(self, codes: torch.Tensor, list_id: int) -> torch.Tensor:
         import torch
@@ -146,23 +154,27 @@ class TorchScanner:
             decoded = decoded + torch.from_numpy(self._index.centroids[list_id]).to(codes.device)
         return decoded
 
-    def _to_ids(self, at: I64, distances: F32) -> I64:
-        ids = np.full(at.shape, -1, dtype=np.int64)
-        found = (at >= 0) & np.isfinite(distances)
-        ids[found] = self._index.ids_at(at[found] >> _POSITION_BITS, at[found] & _POSITION_MASK)
-        return ids
+
+def ids_of_positions(index: IVFIndex, positions: I64) -> I64:
+    """Ids of packed positions (list id << 32 | row in list), same shape; -1 stays -1."""
+    ids = np.full(positions.shape, -1, dtype=np.int64)
+    found = positions >= 0
+    ids[found] = index.ids_at(positions[found] >> _POSITION_BITS, positions[found] & _POSITION_MASK)
+    return ids
 
 
-def _queries_by_list(probes: I64) -> list[tuple[int, I64]]:
-    """Groups probes by list: (list id, (m,) int64 rows that probe it), each list once."""
+def queries_by_list(probes: I64) -> tuple[I64, I64, I64]:
+    """Turns (n, p) probes around: which rows probe each list.
+
+    Returns:
+        lists (m,) int64 ascending, each once; rows (t,) int64 grouped by list; starts (m + 1,) int64 into rows.
+    """
     rows, columns = np.nonzero(probes >= 0)
-    if len(rows) == 0:
-        return []
     lists = probes[rows, columns]
     order = np.argsort(lists, kind="stable")
     lists, rows = lists[order], rows[order]
     starts = np.flatnonzero(np.diff(lists, prepend=-1))
-    return [(int(lists[s]), group) for s, group in zip(starts, np.split(rows, starts[1:]), strict=True)]
+    return lists[starts], rows, np.append(starts, len(rows))
 
 
 def _distances(x: torch.Tensor, rows: torch.Tensor, *, keep_max: bool) -> torch.Tensor:

@@ -239,6 +239,7 @@ def test_duplicate_id_is_named(tmp_path: Path, order: str) -> None:
         ({"memory_budget_bytes": 1000}, "memory_budget_bytes is 1000; nlist 8 of dim 16 needs"),
         ({"train_size": 0}, "train_size is 0"),
         ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**31}, "seed is 2147483648; expected at most"),
     ],
 )
 def test_bad_options_are_refused_by_name(tmp_path: Path, options: dict[str, Any], message: str) -> None:

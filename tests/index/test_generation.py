@@ -97,6 +97,23 @@ def test_failure_at_any_step_leaves_old_or_new(tmp_path: Path, error: int) -> No
     assert len(names(path)) == 3
 
 
+def test_ctrl_c_right_after_the_switch_keeps_the_new_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "i"
+    build(OLD, path, nlist=2)
+    replace = Path.replace
+
+    def interrupted(source: Path, target: Path) -> None:
+        replace(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build(NEW, path, nlist=2)
+    assert open_index(path).count == 400
+
+
 def test_disk_full_on_a_first_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FaultyDisk(monkeypatch, 3, errno.ENOSPC)
     with pytest.raises(DiskFullError, match="nothing was left behind"):

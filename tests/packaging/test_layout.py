@@ -23,7 +23,7 @@ ALLOWED = {
     "profiler": {"index", "tiers"},
     "router": {"index", "tiers", "partitioner"},
 }
-SHARED = {"types", "errors", "paging", "_native"}
+SHARED = {"types", "errors", "paging", "extension"}
 PURE = {"torch", "faiss", "sqlalchemy", "threading", "time", "random", "os", "subprocess"}
 
 

@@ -46,10 +46,11 @@ def test_window_sum_and_max_describe_the_same_windows(values: list[int], batch: 
     assert (order_stats.window_max(x, batch, starts) == x[rows].max(axis=1)).all()
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 7, 19, 64, 65, 999, 1000, 2500])
-def test_few_windows_over_many_values(batch: int) -> None:
+@pytest.mark.parametrize("limit", [37, 1000])
+@pytest.mark.parametrize("batch", [1, 2, 3, 7, 19, 64, 65, 200, 201, 999, 1000, 2500])
+def test_few_or_many_windows_over_many_values(batch: int, limit: int) -> None:
     x = np.random.default_rng(0).integers(0, 1 << 30, size=1000).astype(np.float64)
-    starts = order_stats.window_starts(1000, limit=37)
+    starts = order_stats.window_starts(1000, limit=limit)
     rows = (starts[:, None] + np.arange(batch)) % 1000
     assert (order_stats.window_sum(x, batch, starts) == x[rows].sum(axis=1)).all()
     assert (order_stats.window_max(x, batch, starts) == x[rows].max(axis=1)).all()

@@ -98,7 +98,7 @@ def test_coverage_does_not_rise_with_the_slo(analysis: Analysis, slo_ms: float, 
     loose = plan_for(analysis, slo_ms=slo_ms * factor, rate_qps=1000.0, device_budget_bytes=budget)
     if tight.feasible:
         assert loose.feasible
-        assert loose.coverage <= tight.coverage
+        assert loose.coverage <= tight.coverage + 1 / analysis.curve.nlist  # see test_solver
 
 
 def test_a_feasible_plan_meets_its_target(analysis: Analysis) -> None:

@@ -18,7 +18,7 @@ from hybridindex.errors import (
     RouterClosedError,
 )
 from hybridindex.router import Router
-from hybridindex.tiers.device_torch import TorchScanner
+from hybridindex.tiers.device_native import NativePageScanner
 from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
 from tests.oracle import check_answer
 
@@ -274,7 +274,7 @@ def test_failed_device_degrades_to_the_host_and_is_counted(index, monkeypatch, c
     queries = clustered(12, seed=2)
     with Router(index, plan=plan, devices=["cpu"]) as router:
         assert router.search(queries, 10, 8).hit_rate.min() == 1.0
-        monkeypatch.setattr(TorchScanner, "scan", broken)
+        monkeypatch.setattr(NativePageScanner, "scan", broken)
         check(index, queries, 10, 8, router.search(queries, 10, 8))
         monkeypatch.undo()
         check(index, queries, 10, 8, router.search(queries, 10, 8))

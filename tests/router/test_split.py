@@ -26,7 +26,7 @@ def batches(draw):
 
 
 def test_native_kernel_is_built():
-    assert split_module._native is not None
+    assert split_module.native is not None
 
 
 @settings(max_examples=200, deadline=None)

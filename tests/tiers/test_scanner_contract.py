@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.tiers.device import DeviceTier
+from hybridindex.tiers.device_torch import TorchScanner
 from hybridindex.tiers.host_faiss import HostFaissScanner
 from hybridindex.tiers.residency import ResidencyStore
 from tests.clustered import DIM, NLIST, clustered, small_index
@@ -17,7 +18,7 @@ from tests.oracle import candidate_distances, check_answer
 
 CASES = [(codec, metric) for codec in ("flat", "fp16", "sq8") for metric in ("ip", "l2")]
 HOST_ONLY = [("pq8", "ip"), ("pq8", "l2")]
-SCANNERS = ["faiss", "torch-cpu", pytest.param("torch-cuda", marks=pytest.mark.gpu)]
+SCANNERS = ["faiss", "native-cpu", "torch-cpu", pytest.param("torch-cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
@@ -33,7 +34,7 @@ def scanner(request, index):
     if request.param == "faiss":
         yield HostFaissScanner(index, threads=2)
         return
-    device = request.param.removeprefix("torch-")
+    kind, _, device = request.param.partition("-")
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     tier = DeviceTier(index, device, 0, budget_bytes=16 << 20, wanted_bytes=16 << 20)
@@ -41,7 +42,11 @@ def scanner(request, index):
     tier.load(range(index.nlist), store).result()
     tier.scratch_bytes = 20_000
     with store.lease() as residency:
-        yield tier.scanner(residency)
+        chosen = tier.scanner(residency)
+        if kind == "torch" and type(chosen) is not TorchScanner:
+            chosen = TorchScanner(index, tier._codec, tier.arena, residency, 0, tier.scratch_bytes)
+        assert chosen.name == kind
+        yield chosen
     tier.close()
 
 

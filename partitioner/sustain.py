@@ -1,0 +1,45 @@
+"""What a resident set sustains: the highest rate at measured batch sizes, and epsilon from the batching model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybridindex.partitioner.coverage import QueryWork
+from hybridindex.partitioner.request import PlanRequest
+from hybridindex.partitioner.solver import Problem, Solution, solve
+from hybridindex.partitioner.throughput import waiting_factor
+
+__all__ = ["max_sustainable_qps", "self_consistent_epsilon"]
+
+
+def max_sustainable_qps(problem: Problem, work: QueryWork, device_bytes: int, tau_s: float) -> float:
+    """Most requests/s of any measured batch size that stays within ``tau_s``; 0 when one query already takes longer."""
+    best = 0.0
+    top = max(problem.latency.max_batch, 1)
+    for batch in np.unique(np.round(np.geomspace(1, top, 12)).astype(int)).tolist():
+        slowest, mean = problem.latency.both(problem.curve, work, batch, problem.percentile)
+        if slowest <= tau_s and mean > 0:
+            best = max(best, batch / mean)
+    return min(best, problem.llm.at(device_bytes)) if problem.llm is not None else best
+
+
+def self_consistent_epsilon(
+    problem: Problem, request: PlanRequest, work: QueryWork, batch: int, rate: float | None
+) -> tuple[float | None, float | None]:
+    """Epsilon from the batching model and the coverage it would need; one refinement suffices, both are reported."""
+    if rate is None or rate <= 0 or request.search_slo_s <= 0:
+        return None, None
+    epsilon = waiting_factor(rate, problem.latency.mean(problem.curve, work, batch), request.percentile)
+    if request.coverage is not None:
+        return epsilon, None
+    solution: Solution | None = None
+    for _ in range(2):
+        solution = solve(problem, request.search_slo_s / (1.0 + epsilon))
+        seconds = problem.latency.mean(problem.curve, problem.curve.at(solution.count), solution.batch)
+        again = waiting_factor(rate, seconds, request.percentile)
+        settled = abs(again - epsilon) < 0.02
+        epsilon = again
+        if settled:
+            break
+    assert solution is not None
+    return epsilon, solution.count / problem.curve.nlist
