@@ -1,0 +1,203 @@
+"""``hybridindex demo``: from nothing to a served, planned, measured index on real text, and a report.
+
+Steps that were done are kept beside the output and not done again: data, index, profile. The load is always served anew.
+Leaves ``summary.json`` beside the report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+import hybridindex as hx
+from hybridindex.cli.commands_plan import index_info, plan_summary
+from hybridindex.cli.console import CliProgress, emit, err, out, readable_bytes, to_json
+from hybridindex.demo.dataset import Dataset
+from hybridindex.demo.load import load_dataset
+from hybridindex.errors import HybridIndexError, ProfileError
+from hybridindex.loadgen import LoadResult, run_open_loop
+from hybridindex.partitioner.plan import Plan
+from hybridindex.types import F32, Profile
+
+__all__ = ["run_demo"]
+
+NLIST = 1300
+RECALL = 0.95
+BUDGET_BYTES = 64 << 20
+SECONDS_PER_RATE = 6.0
+#: Offered load, as a fraction of what the host alone sustains.
+LOADS = (0.5, 0.8, 1.1)
+
+
+def run_demo(output: Path, *, device: str = "auto", as_json: bool = False) -> None:
+    """Runs the demo into ``output``; see the module's docstring.
+
+    Raises:
+        HybridIndexError: a step failed; steps before it are kept.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    name, label = _choose_device(device)
+    say = (lambda _text: None) if as_json else (lambda text: err.print(text, highlight=False))
+    with CliProgress(quiet=as_json) as progress:
+        data = load_dataset("demo", output.parent / "cache", progress=progress)
+    for note in data.notes:
+        say(f"[dim]{note}[/]")
+    calibration, test = _queries(data)
+    with CliProgress(quiet=as_json) as progress:
+        index = _index(data, output / "index", progress)
+        profile = _profile(index, calibration, name, progress)
+        plan = _plan(index, profile)
+        say(plan.explain())
+        with CliProgress(quiet=as_json) if False else progress:
+            load = _serve(index, plan, name, test, progress)
+    rows = [{"policy": policy, "device_bytes": held, **asdict(result)} for policy, held, result in load]
+    notes = [*data.notes, *_stand_in_note(label)]
+    summary = {
+        "index": index_info(index),
+        "device": label,
+        "plan": plan_summary(plan),
+        "load": rows,
+        "slo_ms": plan.request.slo_ms,
+        "sources": [asdict(source) for source in data.sources],
+        "notes": notes,
+    }
+    _write_json(output / "summary.json", summary)
+    from hybridindex.report import write_report
+
+    files = write_report(
+        output,
+        index_info=index_info(index),
+        profile=profile,
+        plan=plan,
+        load=rows,
+        notes=notes,
+        title="hybridindex demo",
+    )
+    emit({**summary, "report": files.html}, as_json=as_json, table=_table(rows, plan, label))
+    say(f"report: {files.html}\nnumbers: {output / 'summary.json'}")
+    index.close()
+
+
+def _choose_device(device: str) -> tuple[str, str]:
+    from hybridindex.tiers.devices import resolve_device
+
+    if device == "auto":
+        import torch
+
+        device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    return device, resolve_device(device)[1].label
+
+
+def _stand_in_note(label: str) -> list[str]:
+    if "stand-in" not in label:
+        return []
+    return [
+        "No GPU here: the device is a stand-in in main memory, scanned by the same processor as the host tier. "
+        "Placement, budgets and answers are real; its speed says nothing about a GPU."
+    ]
+
+
+def _queries(data: Dataset) -> tuple[F32, F32]:
+    """Calibration and test halves of the log, disjoint as requests, centred like the passages."""
+    log = data.centered(np.asarray(data.log_queries))
+    order = np.random.default_rng(0).permutation(len(log))
+    half = len(log) // 2
+    return np.ascontiguousarray(log[order[:half]][:4000]), np.ascontiguousarray(log[order[half:]])
+
+
+def _index(data: Dataset, path: Path, progress: Callable[[str, int, int | None], None]) -> hx.Index:
+    made_from = path.parent / "index.json"
+    recipe = {"count": data.count, "dim": data.dim, "nlist": NLIST, "mean": float(data.mean.sum())}
+    try:
+        if json.loads(made_from.read_text()) == recipe:
+            return hx.open(path)
+    except (OSError, ValueError, HybridIndexError):
+        pass  # missing, or damaged: build it again
+
+    def chunks() -> Any:
+        vectors = data.vectors()
+        for start in range(0, data.count, 16_384):
+            yield data.centered(np.asarray(vectors[start : start + 16_384]))
+
+    index = hx.build(chunks(), path, nlist=NLIST, metric="ip", codec="flat", progress=progress)
+    _write_json(made_from, recipe)
+    return index
+
+
+def _profile(
+    index: hx.Index, calibration: F32, device: str, progress: Callable[[str, int, int | None], None]
+) -> Profile:
+    from hybridindex.profiler.hardware import hardware_info
+
+    with index.store() as store:
+        try:
+            return store.load_profile(
+                index_fingerprint=index.fingerprint, hardware_fingerprint=hardware_info().fingerprint
+            )
+        except ProfileError:
+            pass
+    return index.profile(calibration, recall=RECALL, devices=[device], max_seconds=40, progress=progress)
+
+
+def _plan(index: hx.Index, profile: Profile) -> Plan:
+    """A plan for an SLO that the host alone just misses: half of its own latency at the batch sizes of a busy server."""
+    free = index.plan(1e6, BUDGET_BYTES, profile, coverage=0.0)
+    host_ms = free.predicted_latency_ms(8, 90)
+    slo_ms = float(f"{2 * 0.6 * host_ms:.2g}")
+    rate = 8 / (host_ms / 1e3) * 0.6
+    plan = index.plan(slo_ms, BUDGET_BYTES, profile, rate_qps=float(f"{rate:.2g}"))
+    assert profile.id is not None
+    with index.store() as store:
+        store.save_plan(plan.to_record(), profile.id)
+    return plan
+
+
+def _serve(
+    index: hx.Index, plan: Plan, device: str, test: F32, progress: Callable[[str, int, int | None], None]
+) -> list[tuple[str, int, LoadResult]]:
+    host = index.plan(1e6, 0, plan.analysis.profile, coverage=0.0)
+    capacity = 16 / (host.predicted_latency_ms(16) / 1e3)
+    results = []
+    for fraction in LOADS:
+        rate = float(f"{fraction * capacity:.2g}")
+        for policy, chosen, devices in (("host", host, []), ("hybrid", plan, [device])):
+            with index.router(plan=chosen, devices=devices) as router:
+                router.search(test[:64])  # wakes threads and maps pages
+                held = sum(tier.used_bytes for tier in router.devices)
+                name = f"{policy} {rate:g}/s"
+                result = run_open_loop(
+                    router,
+                    test[64:],
+                    rate=rate,
+                    duration_s=SECONDS_PER_RATE,
+                    slo_ms=plan.request.slo_ms,
+                    progress=lambda _stage, done, total, name=name: progress(name, done, total),  # type: ignore[misc]
+                )
+            results.append((policy, held, result))
+    return results
+
+
+def _table(rows: list[dict[str, Any]], plan: Plan, label: str) -> Table:
+    table = Table(
+        "policy", "rate/s", "p50 ms", "p95 ms", "p99 ms", f"within {plan.request.slo_ms:g} ms", "hit rate", "on device",
+        title=f"host against hybrid, device: {label}",
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            row["policy"], f"{row['rate']:g}", f"{row['p50_ms']:.2f}", f"{row['p95_ms']:.2f}", f"{row['p99_ms']:.2f}",
+            f"{row['attainment']:.1%}", f"{row['hit_rate']:.1%}", readable_bytes(row["device_bytes"]),
+        )  # fmt: skip
+    return table
+
+
+def _write_json(path: Path, payload: Any) -> None:
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(to_json(payload), indent=1, allow_nan=False) + "\n")
+    os.replace(draft, path)
