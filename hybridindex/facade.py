@@ -220,6 +220,7 @@ class Index:
             percentile=percentile,
             coverage=coverage,
             slo_stage=slo_stage,
+            scannable=self._ivf.device_codec() is not None,
         )
 
     def router(

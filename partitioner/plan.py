@@ -220,6 +220,7 @@ def make_plan(
     slo_stage: SloStage = "search",
     page_bytes: int = DEFAULT_PAGE_BYTES,
     scratch_bytes: int | Sequence[int] | None = None,
+    scannable: bool = True,
     analysis: Analysis | None = None,
 ) -> Plan:
     """Decide which lists to keep on devices so that search meets its SLO with the fewest bytes.
@@ -232,6 +233,7 @@ def make_plan(
         coverage: fix the fraction of lists instead of solving for it.
         slo_stage: "search", or "ttft" = search + ``llm.ttft_s``.
         scratch_bytes: scan scratch per device, inside the budget; by default what the arena sets aside.
+        scannable: False where no device tier scans this codec: everything stays on the host, and the reason says so.
         analysis: :func:`hybridindex.partitioner.analysis.analyse` of the same profile, to save its time.
 
     Raises:
@@ -250,6 +252,7 @@ def make_plan(
         slo_stage=slo_stage,
         page_bytes=page_bytes,
         scratch_bytes=scratch_bytes,
+        scannable=scannable,
     )
     base = analysis if analysis is not None else analyse(profile, page_bytes=page_bytes)
     configured = base.configured(page_bytes=page_bytes, n_devices=request.n_devices)
@@ -369,7 +372,9 @@ def _wanted(
             )
     if limit == 0:
         notes.append(
-            "host only: no device budget holds a page besides its scratch, or the LLM leaves none"
+            "host only: no device tier scans this codec"
+            if not request.scannable
+            else "host only: no device budget holds a page besides its scratch, or the LLM leaves none"
             if any(request.budgets)
             else "host only: the device budget is 0"
         )

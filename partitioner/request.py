@@ -33,6 +33,8 @@ class PlanRequest:
     coverage: float | None
     slo_stage: SloStage
     page_bytes: int
+    #: Whether the device tier can scan the index's codec; when not, nothing is placed.
+    scannable: bool
 
     @classmethod
     def resolve(
@@ -49,6 +51,7 @@ class PlanRequest:
         slo_stage: SloStage = "search",
         page_bytes: int = DEFAULT_PAGE_BYTES,
         scratch_bytes: int | Sequence[int] | None = None,
+        scannable: bool = True,
     ) -> PlanRequest:
         """Check every argument and spell budgets out per device.
 
@@ -91,6 +94,7 @@ class PlanRequest:
             coverage=None if coverage is None else float(coverage),
             slo_stage=slo_stage,
             page_bytes=int(page_bytes),
+            scannable=scannable,
         )
 
     @property
@@ -110,6 +114,8 @@ class PlanRequest:
 
     def capacity_pages(self, page_bytes: int) -> tuple[int, ...]:
         """Pages of each device once its scratch is set aside."""
+        if not self.scannable:
+            return (0,) * self.n_devices
         pairs = zip(self.budgets, self.scratch, strict=True)
         return tuple(max(0, budget - scratch) // page_bytes for budget, scratch in pairs)
 

@@ -55,8 +55,7 @@ def run_demo(output: Path, *, device: str = "auto", as_json: bool = False) -> No
         profile = _profile(index, calibration, name, progress)
         plan = _plan(index, profile)
         say(plan.explain())
-        with CliProgress(quiet=as_json) if False else progress:
-            load = _serve(index, plan, name, test, progress)
+        load = _serve(index, plan, name, test, progress)
     rows = [{"policy": policy, "device_bytes": held, **asdict(result)} for policy, held, result in load]
     notes = [*data.notes, *_stand_in_note(label)]
     summary = {

@@ -265,3 +265,10 @@ def test_device_time_is_shared_by_devices() -> None:
     slow = analyse(make_profile(noise=0.02, device_per_byte_s=1.2e-9))
     one, four = (plan_for(slow, coverage=0.8, n_devices=n) for n in (1, 4))
     assert four.predicted_latency_ms(16) < one.predicted_latency_ms(16)
+
+
+def test_a_codec_that_devices_cannot_scan_stays_on_the_host(analysis: Analysis) -> None:
+    plan = make_plan(analysis.profile, slo_ms=0.5, device_budget_bytes=1 << 30, scannable=False, analysis=analysis)
+    assert plan.resident_lists.size == 0
+    assert plan.device_bytes == 0
+    assert "no device tier scans this codec" in plan.reason
