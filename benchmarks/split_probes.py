@@ -29,7 +29,9 @@ def main() -> None:
         rows.append((n, p, nlist, n_devices, us, timed["numpy"].median * 1e6, "yes" if us <= TARGET_US else "NO"))
     columns = ("queries", "probes", "nlist", "devices", "native us", "numpy us", f"<= {TARGET_US:g} us")
     show("split_probes", columns, rows)
-    write(args.json, "split_probes", {"target_us": TARGET_US, "rows": [dict(zip(columns, r, strict=True)) for r in rows]})
+    write(
+        args.json, "split_probes", {"target_us": TARGET_US, "rows": [dict(zip(columns, r, strict=True)) for r in rows]}
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,10 @@
+"""Measures one index on one machine: access skew, recall, latencies, transfers. Decides nothing, stores nothing.
+
+Start at :func:`hybridindex.profiler.run.profile_index`.
+"""
+
+from hybridindex.profiler.check import check_profile
+from hybridindex.profiler.hardware import hardware_info
+from hybridindex.profiler.run import profile_index
+
+__all__ = ["check_profile", "hardware_info", "profile_index"]

@@ -7,7 +7,9 @@ outside codes and ids (refinement, deduplication, Panorama), binary indexes, or 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from hybridindex.types import I64, U8, Metric
 __all__ = ["from_faiss"]
 
 _LOG = logging.getLogger(__name__)
+_LIMIT_LOCK = threading.Lock()
 
 #: Kinds whose whole state is the model plus codes and ids.
 _KINDS = (
@@ -118,14 +121,17 @@ def from_faiss(
 
 def _read(file: Path) -> Any:
     faiss = require_faiss()
+    # Tables that are derived from the file and only speed up searches: not wanted here, and larger than the file.
+    lean = getattr(faiss, "IO_FLAG_PQ_SKIP_SDC_TABLE", 0) | getattr(faiss, "IO_FLAG_SKIP_PRECOMPUTE_TABLE", 0)
     try:
-        try:
-            return faiss.read_index(str(file), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
-        except RuntimeError as error:
-            if "read_InvertedLists" not in str(error):
-                raise
-            # Some kinds of lists cannot be mapped.
-            return faiss.read_index(str(file))
+        with _limited_vectors(faiss, file.stat().st_size):
+            try:
+                return faiss.read_index(str(file), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY | lean)
+            except RuntimeError as error:
+                if "read_InvertedLists" not in str(error):
+                    raise
+                # Some kinds of lists cannot be mapped.
+                return faiss.read_index(str(file), lean)
     except (RuntimeError, MemoryError) as error:
         message = faiss_message(error)
         if "not recognized" in message:
@@ -133,6 +139,24 @@ def _read(file: Path) -> Any:
                 f"{file} is not an index that faiss {faiss.__version__} reads: {message}"
             ) from (error)
         raise CorruptIndexError(f"{file} cannot be read by faiss {faiss.__version__}: {message}") from error
+
+
+@contextmanager
+def _limited_vectors(faiss: Any, nbytes: int) -> Iterator[None]:
+    """No array in a file is longer than the file: keeps a damaged length from filling the memory with zeros.
+
+    The limit is global to faiss; readers elsewhere in the process feel it for the moment of the import.
+    """
+    if not hasattr(faiss, "set_deserialization_vector_byte_limit"):
+        yield
+        return
+    with _LIMIT_LOCK:
+        before = faiss.get_deserialization_vector_byte_limit()
+        faiss.set_deserialization_vector_byte_limit(min(before, nbytes) if before else nbytes)
+        try:
+            yield
+        finally:
+            faiss.set_deserialization_vector_byte_limit(before)
 
 
 def _check_servable(model: LoadedModel, file: Path) -> Metric:

@@ -1,0 +1,278 @@
+"""What the pictures show, as plain arrays: computed here, drawn elsewhere. Pure; knows nothing of matplotlib."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridindex.errors import ProfileError
+from hybridindex.partitioner.analysis import Analysis
+from hybridindex.partitioner.coverage import CoverageCurve, build_coverage_curve
+from hybridindex.partitioner.hitrate import HitRateName, expected_min_hit_rate
+from hybridindex.partitioner.plan import Plan
+from hybridindex.partitioner.reportdata import SloPoint, slo_curve
+from hybridindex.partitioner.scan_models import host_scan_work
+from hybridindex.partitioner.validate import DEFAULT_BATCHES, DEFAULT_COVERAGES
+from hybridindex.types import F64, I64, StageSample
+
+__all__ = [
+    "AccessShares",
+    "HitRateCheck",
+    "SloNeed",
+    "StageFit",
+    "TimingCheck",
+    "access_shares",
+    "batch_check",
+    "hit_rate_check",
+    "scan_check",
+    "slo_need",
+    "stage_fit",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AccessShares:
+    """Cumulative shares against the share of lists, hottest first: (nlist + 1,) float64 each, from 0 to 1."""
+
+    lists: F64
+    #: The half that chose the order, and the half that did not.
+    fit_accesses: F64
+    held_accesses: F64
+    fit_work: F64
+    held_work: F64
+
+    def at(self, share: float, values: F64) -> float:
+        """One curve's value where ``share`` of the lists are resident."""
+        return float(np.interp(share, self.lists, values))
+
+
+def access_shares(analysis: Analysis) -> AccessShares:
+    """Shares of accesses (probes) and of scan work (code bytes), in the order that plans use."""
+    profile, order = analysis.profile, analysis.curve.order
+
+    def shares(weights: F64) -> F64:
+        total = np.concatenate(([0.0], np.cumsum(weights[order])))
+        return total / total[-1] if total[-1] > 0 else total
+
+    def counts(probes: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> F64:
+        return np.bincount(probes[probes >= 0], minlength=profile.nlist).astype(np.float64)
+
+    fit, held = counts(profile.access.fit_probes), counts(profile.access.held_probes)
+    nbytes = profile.list_bytes.astype(np.float64)
+    return AccessShares(
+        lists=np.linspace(0.0, 1.0, profile.nlist + 1),
+        fit_accesses=shares(fit),
+        held_accesses=shares(held),
+        fit_work=shares(fit * nbytes),
+        held_work=shares(held * nbytes),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HitRateCheck:
+    """Batch-minimum hit rates: predicted from one half of the held-back queries, measured on the other.
+
+    Neither half took part in choosing the hot order, and the measured half took no part in the prediction.
+    """
+
+    model: HitRateName
+    #: (m,) and (p,) coverages, fractions of lists.
+    line_coverage: F64
+    mark_coverage: F64
+    #: Batch size -> (m,) predictions by ``model`` and by the Beta model.
+    predicted: Mapping[int, F64]
+    beta: Mapping[int, F64]
+    #: Batch size -> (p,) averages over random batches, and both models' predictions at the same places.
+    measured: Mapping[int, F64]
+    predicted_at_marks: Mapping[int, F64]
+    beta_at_marks: Mapping[int, F64]
+    n_predict: int
+    n_measure: int
+    #: Batch sizes that the measured half is too small for.
+    left_out: tuple[int, ...]
+
+    def errors(self, predicted: Mapping[int, F64]) -> F64:
+        """Absolute errors over all marks and batch sizes."""
+        return np.concatenate([np.abs(predicted[b] - self.measured[b]) for b in self.measured])
+
+
+def hit_rate_check(
+    analysis: Analysis,
+    *,
+    batches: Sequence[int] = DEFAULT_BATCHES,
+    marks: Sequence[float] = DEFAULT_COVERAGES,
+    draws: int = 400,
+    seed: int = 0,
+) -> HitRateCheck | None:
+    """``None`` when there are too few held-back queries to split."""
+    profile = analysis.profile
+    probes = profile.access.held_probes
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permutation(probes.shape[0])
+
+    def curve_of(rows: I64) -> CoverageCurve:
+        access = dataclasses.replace(profile.access, held_probes=probes[rows])
+        return build_coverage_curve(dataclasses.replace(profile, access=access))
+
+    half = shuffled.size // 2
+    try:
+        own, other = curve_of(shuffled[:half]), curve_of(shuffled[half:])
+    except ProfileError:
+        return None
+    usable = [b for b in batches if 2 * b <= other.n_held]
+    if not usable:
+        return None
+    name = analysis.hit_rates.best
+    lines = np.unique(np.round(np.linspace(0, profile.nlist, 41)).astype(np.int64))
+    points = np.unique([max(1, round(c * profile.nlist)) for c in marks])
+    drawn = {b: np.stack([rng.choice(other.n_held, b, replace=False) for _ in range(draws)]) for b in usable}
+    rates = [other.at(int(c)).hit_rate for c in points]
+
+    def predictions(counts: I64, model: HitRateName) -> dict[int, F64]:
+        return {b: np.array([expected_min_hit_rate(own, int(c), b, model) for c in counts]) for b in usable}
+
+    return HitRateCheck(
+        model=name,
+        line_coverage=lines / profile.nlist,
+        mark_coverage=points / profile.nlist,
+        predicted=predictions(lines, name),
+        beta=predictions(lines, "beta"),
+        # A batch of one is every query once: its mean needs no luck.
+        measured={
+            b: np.array([float(r.mean() if b == 1 else r[drawn[b]].min(axis=1).mean()) for r in rates]) for b in usable
+        },
+        predicted_at_marks=predictions(points, name),
+        beta_at_marks=predictions(points, "beta"),
+        n_predict=own.n_held,
+        n_measure=other.n_held,
+        left_out=tuple(b for b in batches if b not in usable),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageFit:
+    """One host stage over batch sizes: timed samples, and the fit inside and beyond what was measured."""
+
+    #: (s,) each.
+    sample_batch: F64
+    sample_s: F64
+    #: (m,) each, ascending; the last part lies beyond ``measured_to``.
+    batch: F64
+    fit_s: F64
+    measured_to: float
+
+
+def stage_fit(analysis: Analysis, stage: str, *, beyond: float = 4.0) -> StageFit | None:
+    """``stage`` "coarse", or "host_scan" with nothing resident; ``None`` where it was not timed."""
+    latency, curve = analysis.latency, analysis.curve
+    samples = [s for s in analysis.profile.stages if s.stage == stage and s.coverage == 0 and s.batch > 0]
+    if not samples or (stage == "coarse" and latency.coarse is None):
+        return None
+    top = max(s.batch for s in samples)
+    inside = np.geomspace(min(s.batch for s in samples), top, 33)
+    batch = np.unique(np.round(np.concatenate((inside, np.geomspace(top, beyond * top, 12)))))
+    parts = [latency.parts(curve, curve.at(0), int(b)) for b in batch]
+    return StageFit(
+        sample_batch=np.array([s.batch for s in samples], dtype=np.float64),
+        sample_s=np.array([s.seconds for s in samples]),
+        batch=batch,
+        fit_s=np.array([p.coarse_s if stage == "coarse" else float(np.median(p.host_s)) for p in parts]),
+        measured_to=float(top),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TimingCheck:
+    """Predicted beside measured seconds of the same runs: (m,) float64 each."""
+
+    predicted_s: F64
+    measured_s: F64
+    coverage: F64
+    batch: F64
+
+    @property
+    def relative_errors(self) -> F64:
+        return np.abs(self.predicted_s - self.measured_s) / self.measured_s
+
+    @property
+    def within_band(self) -> float:
+        """Fraction of runs whose measured time lies within 20 % of the prediction."""
+        return float((np.abs(self.measured_s / np.maximum(self.predicted_s, 1e-12) - 1.0) <= 0.2).mean())
+
+
+def scan_check(analysis: Analysis) -> TimingCheck | None:
+    """Masked host scans (resident lists skipped): the fitted model against each timed run and its real work."""
+    samples = _positive([s for s in analysis.profile.stages if s.stage == "host_scan" and s.coverage > 0])
+    if not samples:
+        return None
+    work, seconds = host_scan_work(samples, analysis.profile.nprobe)
+    return _check(samples, analysis.latency.host.model.predict(work), seconds)
+
+
+def batch_check(analysis: Analysis) -> TimingCheck | None:
+    """Whole routed batches: the predicted median against each timed run."""
+    samples = _positive([s for s in analysis.profile.stages if s.stage == "batch"])
+    if not samples:
+        return None
+    curve, nlist = analysis.curve, analysis.profile.nlist
+    known: dict[tuple[int, int], float] = {}
+    for s in samples:
+        key = (min(round(s.coverage * nlist), nlist), s.batch)
+        if key not in known:
+            known[key] = analysis.latency.quantile(curve, curve.at(key[0]), s.batch, 50.0)
+    predicted = np.array([known[min(round(s.coverage * nlist), nlist), s.batch] for s in samples])
+    return _check(samples, predicted, np.array([s.seconds for s in samples]))
+
+
+def _positive(samples: list[StageSample]) -> list[StageSample]:
+    return [s for s in samples if s.batch > 0 and s.seconds > 0]
+
+
+def _check(samples: list[StageSample], predicted: F64, seconds: F64) -> TimingCheck:
+    return TimingCheck(
+        predicted_s=predicted,
+        measured_s=seconds,
+        coverage=np.array([s.coverage for s in samples]),
+        batch=np.array([s.batch for s in samples], dtype=np.float64),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SloNeed:
+    """Device bytes that each SLO takes, as if memory were unlimited; and what the budget allows of it."""
+
+    points: tuple[SloPoint, ...]
+    #: Most bytes that the devices can hold, scratch included.
+    limit_bytes: int
+    #: Smallest SLO of the curve that the budget allows; ``None`` when it allows none.
+    smallest_slo_ms: float | None
+
+
+def slo_need(plan: Plan, points: int = 49) -> SloNeed:
+    """Solve again for SLOs around the plan's, denser where the answer changes."""
+    request, curve = plan.request, plan.analysis.curve
+    page = curve.geometry.page_bytes
+    capacity = request.capacity_pages(page)
+    limit = sum(c * page + s for c, s in zip(capacity, request.scratch, strict=True) if c > 0)
+    room = int(curve.prefix_pages[-1]) * page
+    unlimited = dataclasses.replace(
+        request, budgets=tuple(room + s + page for s in request.scratch), page_bytes=plan.page_bytes
+    )
+    wide = np.geomspace(request.slo_ms / 64, request.slo_ms * 64, 25)
+    rough = slo_curve(plan.analysis, unlimited, wide.tolist())
+    met = [p for p in rough if p.verdict == "feasible"]
+    low, high = request.slo_ms / 4, request.slo_ms * 4
+    if met:
+        # From a little below what any memory can meet to a little above what the host meets alone.
+        low = min(met[0].slo_ms / 1.8, request.slo_ms / 1.3)
+        alone = [p.slo_ms for p in met if p.device_bytes == 0]
+        high = max(alone[0] if alone else met[-1].slo_ms, request.slo_ms) * 1.3
+    slos = np.unique(np.concatenate((np.geomspace(low, high, points), [request.slo_ms])))
+    solved = slo_curve(plan.analysis, unlimited, slos.tolist())
+    allowed = [p.slo_ms for p in solved if p.verdict == "feasible" and p.device_bytes <= limit]
+    return SloNeed(
+        points=tuple(solved), limit_bytes=limit, smallest_slo_ms=min(allowed) if allowed else None
+    )

@@ -1,0 +1,207 @@
+"""How every picture looks: size, palette, axes, units; and turning a figure into PNG bytes.
+
+matplotlib's object-oriented interface with the Agg canvas; pyplot and its global figures are never touched. Settings
+hold inside :func:`canvas` only, under a lock, because matplotlib keeps them in one process-wide dictionary.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hybridindex.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "BLUE",
+    "FAINT",
+    "GREEN",
+    "GREY",
+    "INK",
+    "MARKERS",
+    "ORANGE",
+    "PALETTE",
+    "PURPLE",
+    "VERMILLION",
+    "Canvas",
+    "Picture",
+    "byte_unit",
+    "canvas",
+    "legend_below",
+    "plain_label",
+    "readable_seconds",
+    "require_matplotlib",
+    "show_percent",
+    "show_plain_log",
+    "show_seconds",
+]
+
+#: Okabe and Ito's colours: told apart with any kind of colour vision.
+BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#AA4499", "#56B4E9"
+PALETTE = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
+INK, GREY, FAINT = "#222222", "#767676", "#d9d9d9"
+MARKERS = ("o", "s", "^", "D", "v", "P")
+
+WIDTH_IN = 8.0
+#: 8 inches shown at 800 CSS pixels: twice as many pixels for sharp screens.
+DPI = 200
+
+_SETTINGS: dict[str, Any] = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9.5,
+    "text.usetex": False,
+    "text.color": INK,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.use_mathtext": False,
+    "axes.unicode_minus": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.7,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5.5,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "savefig.bbox": None,
+}
+_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """One figure of the report, or why there is none."""
+
+    #: File name without suffix.
+    name: str
+    title: str
+    #: What a reader should see; plain text.
+    caption: str
+    #: ``None``: not measured, and ``caption`` says what is missing.
+    png: bytes | None
+
+
+class Canvas:
+    """One figure while it is drawn. Not shared between threads."""
+
+    def __init__(self, figure: Figure) -> None:
+        self.figure = figure
+
+    def panels(self, columns: int = 1, *, widths: Sequence[float] | None = None) -> list[Axes]:
+        """``columns`` axes side by side."""
+        made = self.figure.subplots(1, columns, squeeze=False, width_ratios=widths)
+        return list(made[0])
+
+    def png(self) -> bytes:
+        """The figure's PNG file; nothing in it says when or where it was drawn."""
+        buffer = io.BytesIO()
+        self.figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+        return buffer.getvalue()
+
+
+def require_matplotlib() -> None:
+    """Raises MissingDependencyError, naming the extra, when matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError("pictures need matplotlib: pip install 'hybridindex[report]'") from error
+
+
+@contextmanager
+def canvas(height_in: float = 4.2) -> Iterator[Canvas]:
+    """An empty figure, 8 inches wide. Render it before leaving: the settings end here."""
+    require_matplotlib()
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with _LOCK, matplotlib.rc_context(_SETTINGS):
+        figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield Canvas(figure)
+
+
+def plain_label(text: str, limit: int = 32) -> str:
+    """``text`` as a label: short, never read as mathematics, only characters that the font has."""
+    kept = "".join(c if c.isprintable() and ord(c) < 0x250 else "?" for c in text)
+    if len(kept) > limit:
+        kept = kept[: limit - 3] + "..."
+    kept = kept.replace("$", r"\$")
+    return f" {kept}" if kept.startswith("_") else kept  # matplotlib hides labels that begin with an underscore
+
+
+def byte_unit(largest: float) -> tuple[float, str]:
+    """(divisor, name) of the unit in which ``largest`` bytes read best."""
+    for power, name in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if largest >= 1024**power:
+            return float(1024**power), name
+    return 1.0, "bytes"
+
+
+def readable_seconds(seconds: float) -> str:
+    """0.00123 -> "1.23 ms"."""
+    if not math.isfinite(seconds):
+        return "-"
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if abs(seconds) * factor >= 1 or unit == "µs":
+            return f"{seconds * factor:.3g} {unit}"
+    raise AssertionError
+
+
+def show_percent(axes: Axes, *, x: bool = True, y: bool = True) -> None:
+    """Fractions on linear axes read as percent."""
+    from matplotlib.ticker import PercentFormatter
+
+    for wanted, axis in ((x, axes.xaxis), (y, axes.yaxis)):
+        if wanted:
+            axis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
+
+
+def show_plain_log(axes: Axes, which: str, base: int = 10) -> None:
+    """A log axis whose ticks are plain numbers (1, 2, 5, 10 ...), not powers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    if which == "x":
+        axes.set_xscale("log", base=base)
+    else:
+        axes.set_yscale("log", base=base)
+    low, high = sorted(axes.get_xlim() if which == "x" else axes.get_ylim())
+    decades = math.log10(high / low) if low > 0 else 1.0
+    subs = (1.0,) if base == 2 or decades > 3.2 else (1.0, 3.0) if decades > 2 else (1.0, 2.0, 5.0)
+    axis.set_major_locator(LogLocator(base=base, subs=subs, numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def show_seconds(axes: Axes, which: str) -> None:
+    """A log axis of seconds whose ticks carry their own unit: 10 µs, 1 ms."""
+    from matplotlib.ticker import FuncFormatter
+
+    show_plain_log(axes, which)
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_formatter(FuncFormatter(lambda value, _: readable_seconds(value)))
+
+
+def legend_below(axes: Axes, columns: int, *, title: str | None = None) -> None:
+    """A legend under the axes, where it hides nothing."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, title=title, handlelength=2.2)

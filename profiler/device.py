@@ -1,0 +1,200 @@
+"""Times one device: scans of resident lists, and host-to-device copies. Opens a small arena of its own and closes it.
+
+On a GPU copies are timed pinned and not. The stand-in device is main memory: its copies are plain memory copies, and its
+label says what it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.paging import PageGeometry, scratch_for_budget
+from hybridindex.profiler.work import keep_probes
+from hybridindex.tiers.device import DeviceTier
+from hybridindex.tiers.residency import ResidencyStore
+from hybridindex.types import F32, I64, StageSample, TransferSample
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DEFAULT_BUDGET_BYTES", "TRANSFER_BYTES", "DeviceTiming", "time_device", "time_transfers"]
+
+Clock = Callable[[], float]
+
+#: Hard limit of what a measurement takes on a device, temporary buffers included.
+DEFAULT_BUDGET_BYTES = 256 << 20
+TRANSFER_BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+#: Share of the loaded lists that a scan may use: different work at the same batch size.
+_LOADED_SHARES = (1.0, 0.5, 0.2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTiming:
+    """Samples of one device."""
+
+    label: str
+    samples: tuple[StageSample, ...]
+    transfers: tuple[TransferSample, ...]
+    notes: dict[str, Any]
+
+
+def time_device(
+    index: IVFIndex,
+    name: str,
+    queries: F32,
+    order: I64,
+    *,
+    nprobe: int,
+    k: int,
+    batches: Sequence[int],
+    repeats: int,
+    max_seconds: float,
+    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+    transfer_bytes: Sequence[int] = TRANSFER_BYTES,
+    seed: int = 0,
+    tick: Callable[[int, int], None] | None = None,
+    clock: Clock = time.perf_counter,
+) -> DeviceTiming:
+    """Loads the hottest lists that fit ``budget_bytes`` and times scans of held-out queries' hits, then copies.
+
+    Args:
+        index: an index with a device codec.
+        name: "cuda:N", or "cpu" for the stand-in.
+        queries: (n, scan_dim) float32, transformed.
+        order: (nlist,) int64, hottest first.
+        nprobe: lists per query before the mask.
+        k: neighbours per query.
+        batches: batch sizes, at most n.
+        repeats: rounds over batch sizes and shares of the loaded lists.
+        max_seconds: about how long; one round is always finished.
+        budget_bytes: hard limit on the device.
+        transfer_bytes: sizes of timed copies; those above the budget are left out.
+        seed: of draws and orders.
+        tick: progress in rounds.
+        clock: seconds, monotonic.
+
+    Raises:
+        DeviceNotFoundError, DeviceError, MissingDependencyError.
+    """
+    started = clock()
+    geometry = PageGeometry.for_code_size(index.code_size)
+    index_bytes = int(geometry.pages_for(index.list_sizes).sum()) * geometry.page_bytes
+    wanted = min(index_bytes, budget_bytes - scratch_for_budget(budget_bytes))
+    store = ResidencyStore(index.nlist, lambda device, pages: None)
+    tier = DeviceTier(index, name, 0, budget_bytes=budget_bytes, wanted_bytes=wanted)
+    try:
+        tier.load(order.tolist(), store).result()
+        samples: list[StageSample] = []
+        n_loaded = store.current.n_resident
+        rounds = 0
+        if n_loaded:
+            rng = np.random.default_rng(seed)
+            bench = _DeviceBench(index, tier, store, queries, order, nprobe, k, rng, clock)
+            tasks = [(batch, share) for batch in batches for share in _LOADED_SHARES]
+            for batch in batches:  # warm-up: first launches compile and allocate
+                bench.run(batch, 1.0)
+            while rounds < repeats and (rounds == 0 or clock() - started < max_seconds):
+                for number in rng.permutation(len(tasks)):
+                    samples += bench.run(*tasks[number])
+                rounds += 1
+                if tick is not None:
+                    tick(rounds, repeats)
+        sizes = [n for n in transfer_bytes if n <= wanted] or [max(1, wanted)]
+        transfers = time_transfers(tier.device, tier.label, sizes, repeats=max(2, repeats), clock=clock)
+        notes: dict[str, Any] = {
+            "label": tier.label,
+            "stand_in": tier.info.stand_in,
+            "lists_loaded": n_loaded,
+            "coverage_loaded": n_loaded / index.nlist,
+            "rounds": rounds,
+            "seconds": clock() - started,
+        }
+        return DeviceTiming(label=tier.label, samples=tuple(samples), transfers=transfers, notes=notes)
+    finally:
+        tier.close()
+
+
+class _DeviceBench:
+    """What one timed scan needs. Not thread-safe."""
+
+    def __init__(
+        self,
+        index: IVFIndex,
+        tier: DeviceTier,
+        store: ResidencyStore,
+        queries: F32,
+        order: I64,
+        nprobe: int,
+        k: int,
+        rng: np.random.Generator,
+        clock: Clock,
+    ) -> None:
+        self._index, self._tier, self._store, self._queries = index, tier, store, queries
+        self._nprobe, self._k, self._rng, self._clock = nprobe, k, rng, clock
+        self._loaded = order[store.current.list_device[order] >= 0]
+
+    def run(self, batch: int, share: float) -> list[StageSample]:
+        """One scan of a random batch's hits on the hottest ``share`` of the loaded lists; nothing when none hit."""
+        x = self._queries[self._rng.choice(len(self._queries), batch, replace=False)]
+        probes, coarse = self._index.quantize(x, self._nprobe)
+        keep = np.zeros(self._index.nlist, dtype=bool)
+        keep[self._loaded[: max(1, round(share * len(self._loaded)))]] = True
+        hits = keep_probes(probes, coarse, keep, self._index.list_bytes)
+        if hits.work.probes == 0:
+            return []
+        x = x[hits.rows]
+        with self._store.lease() as residency:
+            scanner = self._tier.scanner(residency)
+            started = self._clock()
+            # Answers come back as host arrays: the device has finished when it returns.
+            scanner.scan(x, hits.probes, hits.coarse_distances, self._k)
+            seconds = self._clock() - started
+        coverage = float(keep.sum()) / self._index.nlist
+        sample = StageSample(
+            stage="device_scan",
+            batch=batch,
+            seconds=seconds,
+            coverage=coverage,
+            device=self._tier.label,
+            **asdict(hits.work),
+        )
+        return [sample]
+
+
+def time_transfers(
+    device: torch.device,
+    label: str,
+    sizes: Sequence[int],
+    *,
+    repeats: int,
+    clock: Clock = time.perf_counter,
+) -> tuple[TransferSample, ...]:
+    """Times host-to-device copies of ``sizes`` bytes, pinned and not on CUDA; each until the bytes are there."""
+    import torch
+
+    on_gpu = device.type == "cuda"
+    largest = max(sizes)
+    target = torch.zeros(largest, dtype=torch.uint8, device=device)
+    sources = {False: torch.ones(largest, dtype=torch.uint8)}
+    if on_gpu:
+        sources[True] = torch.ones(largest, dtype=torch.uint8, pin_memory=True)
+    samples = []
+    for repeat in range(repeats + 1):
+        for pinned, source in sources.items():
+            for size in sizes:
+                if on_gpu:
+                    torch.cuda.synchronize(device)
+                started = clock()
+                target[:size].copy_(source[:size], non_blocking=pinned)
+                if on_gpu:
+                    torch.cuda.synchronize(device)
+                seconds = clock() - started
+                if repeat:  # the first warms up
+                    samples.append(TransferSample(device=label, pinned=pinned, nbytes=size, seconds=seconds))
+    return tuple(samples)

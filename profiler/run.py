@@ -1,0 +1,314 @@
+"""Profiles an index: checks the request, runs the stages in order, puts the numbers together. Stores no profile.
+
+Stages: ``recall`` (quality against nprobe), ``access``, ``host``, one per device. Each is kept in the checkpoint when it
+is done, where one is wanted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hybridindex.errors import DeviceError, DeviceNotFoundError, ProfileMismatchError
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.profiler.access import DEFAULT_DECAY, hot_order, sample_access, split_halves
+from hybridindex.profiler.checkpoint import Checkpoint
+from hybridindex.profiler.device import DEFAULT_BUDGET_BYTES, time_device
+from hybridindex.profiler.hardware import hardware_info, load_average, measurement_warnings, omp_wait_policy
+from hybridindex.profiler.host import BatchRunner, host_threads, time_host
+from hybridindex.profiler.recall import recall_at, recall_grid, recommend_nprobe, search_exhaustively
+from hybridindex.profiler.request import DEFAULT_COVERAGES, MAX_QUERIES, ProfileRequest, check_request
+from hybridindex.tiers.devices import resolve_device
+from hybridindex.tiers.host_faiss import HostFaissScanner
+from hybridindex.types import F32, AccessSample, Profile, RecallPoint, StageSample, TransferSample
+
+__all__ = ["Progress", "profile_index"]
+
+_log = logging.getLogger(__name__)
+
+#: progress(stage, done, total)
+Progress = Callable[[str, int, int], None]
+
+#: Shares of ``max_seconds``, in proportion among the stages that take place.
+_RECALL_SHARE, _HOST_SHARE, _DEVICE_SHARE = 1.0, 3.0, 1.5
+
+
+def profile_index(
+    index: IVFIndex,
+    queries: Any,
+    *,
+    nprobe: int | None = None,
+    recall_target: float | None = None,
+    k: int = 10,
+    batches: Sequence[int] | None = None,
+    coverages: Sequence[float] = DEFAULT_COVERAGES,
+    repeats: int = 10,
+    threads: int | None = None,
+    devices: Sequence[str] = (),
+    device_budget_bytes: int = DEFAULT_BUDGET_BYTES,
+    seed: int = 0,
+    history: Profile | None = None,
+    history_decay: float = DEFAULT_DECAY,
+    max_seconds: float = 60.0,
+    batch_runner: BatchRunner | None = None,
+    extra_stages: Sequence[StageSample] = (),
+    notes: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+    checkpoint: Path | None = None,
+) -> Profile:
+    """Measures recall against nprobe, access skew, host latencies and devices, at one nprobe.
+
+    Args:
+        index: an open index.
+        queries: (n, dim) float32 calibration queries as users give them; 64 at least, a few thousand are better.
+        nprobe: lists per query; default the index's own. Give this or ``recall_target``.
+        recall_target: recall@k in (0, 1] against nprobe = nlist; the smallest nprobe that reaches it is used.
+        k: neighbours per query.
+        batches: batch sizes to time; default 1, 2, 4, .. 256. Those above half the queries are left out, noted.
+        coverages: fractions of lists, hottest first, that are masked in part of the host scans.
+        repeats: timed rounds; every round draws its queries anew.
+        threads: host threads; None: faiss's own setting.
+        devices: names to time scans and copies on: "cuda:N", "cpu" for the stand-in.
+        device_budget_bytes: hard limit of what measuring takes on a device.
+        seed: of the split into halves and of every draw.
+        history: an earlier profile of this index, whose accesses are added with less weight.
+        history_decay: that weight, 0..1.
+        max_seconds: about how long to measure; smallest batches and two rounds are measured whatever they take.
+        batch_runner: see :data:`hybridindex.profiler.host.BatchRunner`; times whole batches as stage ``batch``.
+        extra_stages: samples measured elsewhere, such as :func:`hybridindex.profiler.embed.time_embedding`'s.
+        notes: facts to keep beside the numbers, such as where the queries come from.
+        progress: see :data:`Progress`.
+        checkpoint: a file that keeps finished stages until the profile is complete, so that the same call resumes
+            after an interruption.
+
+    Raises:
+        ProfileError: too few queries, or a recall that is not reached.
+        ProfileMismatchError: ``history`` is of another index.
+        InvalidInputError: another argument is wrong.
+        DeviceNotFoundError: a device does not exist here.
+    """
+    raw = index.check_queries(queries)
+    request = check_request(
+        n_queries=len(raw),
+        nlist=index.nlist,
+        default_nprobe=index.nprobe,
+        nprobe=nprobe,
+        recall_target=recall_target,
+        k=k,
+        batches=batches,
+        coverages=coverages,
+        repeats=repeats,
+        threads=threads,
+        devices=devices,
+        seed=seed,
+        max_seconds=max_seconds,
+    )
+    if history is not None and history.index_fingerprint != index.fingerprint:
+        raise ProfileMismatchError(
+            f"history was measured on index {history.index_fingerprint}, this is index {index.fingerprint}; "
+            "give an earlier profile of this index, or none"
+        )
+    for name in request.devices:
+        resolve_device(name)
+    hardware, policy, load = hardware_info(), omp_wait_policy(), load_average()
+    warnings = measurement_warnings(policy, load, hardware.cores)
+    past = "" if history is None else f"{history.created_at} {history.id} {history_decay}"
+    key = request.key(index.fingerprint, hardware.fingerprint, past, str(device_budget_bytes), queries=raw)
+    kept = Checkpoint(checkpoint, key)
+    scanner = HostFaissScanner(index, threads=request.threads)
+    run = _Run(index, scanner, request, raw, kept, progress or _silent)
+    with host_threads(scanner):
+        chosen, recall = run.recall()
+        access = run.access(chosen, history, history_decay)
+        stages = list(run.host(chosen, access, batch_runner))
+        transfers: list[TransferSample] = []
+        for name in request.devices:
+            device_stages, device_transfers = run.device(name, chosen, access, device_budget_bytes)
+            stages += device_stages
+            transfers += device_transfers
+    profile = Profile(
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        index_fingerprint=index.fingerprint,
+        hardware=hardware,
+        metric=index.metric,
+        codec=index.codec,
+        dim=index.dim,
+        count=index.count,
+        nlist=index.nlist,
+        nprobe=chosen,
+        k=request.k,
+        scanner=scanner.name,
+        threads=scanner.threads,
+        omp_wait_policy=policy,
+        load_average=load,
+        seed=request.seed,
+        list_bytes=index.list_bytes,
+        list_sizes=index.list_sizes,
+        access=access,
+        stages=(*stages, *extra_stages),
+        transfers=tuple(transfers),
+        recall=recall,
+        notes={**(notes or {}), **run.notes, "warnings": warnings, "load_average_after": load_average()},
+    )
+    kept.remove()
+    return profile
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    """No progress wanted."""
+
+
+class _Run:
+    """The stages of one profile. Each is taken from the checkpoint when it is there."""
+
+    def __init__(
+        self,
+        index: IVFIndex,
+        scanner: HostFaissScanner,
+        request: ProfileRequest,
+        raw: F32,
+        kept: Checkpoint,
+        progress: Progress,
+    ) -> None:
+        self._index, self._scanner, self._request = index, scanner, request
+        self._kept, self._progress = kept, progress
+        fit, held = split_halves(len(raw), request.seed)
+        fit, held = fit[: MAX_QUERIES // 2], held[: MAX_QUERIES // 2]
+        self._raw_held = raw[held]
+        self._fit, self._held = index.transform(raw[fit]), index.transform(raw[held])
+        #: What becomes of the profile's notes.
+        self.notes: dict[str, Any] = {
+            "queries": {"given": len(raw), "fit": len(fit), "held": len(held)},
+            "recall_target": request.recall_target,
+            "batches_too_large": list(request.batches_too_large),
+        }
+        shares = _RECALL_SHARE + _HOST_SHARE + _DEVICE_SHARE * len(request.devices)
+        self._second_per_share = request.max_seconds / shares
+
+    def recall(self) -> tuple[int, tuple[RecallPoint, ...]]:
+        """The nprobe to profile at, and quality against nprobe on held-back queries."""
+        request, kept = self._request, self._kept.get("recall")
+        if kept is None:
+            reference = search_exhaustively(
+                self._index,
+                self._scanner,
+                self._held,
+                request.k,
+                max_seconds=self._second_per_share * _RECALL_SHARE,
+                tick=lambda done, total: self._progress("recall", done, total),
+            )
+            grid = recall_grid(self._index.nlist)
+            wanted = sorted({*grid, *([request.nprobe] if request.nprobe is not None else [])})
+            points = tuple(recall_at(self._index, reference, n) for n in wanted)
+            chosen = request.nprobe or 0
+            if request.recall_target is not None:
+                measure = lambda n: recall_at(self._index, reference, n)  # noqa: E731
+                chosen, points = recommend_nprobe(points, request.recall_target, measure)
+            kept = {"nprobe": chosen, "points": [asdict(p) for p in points]}, {}
+            self._kept.put("recall", kept[0])
+        facts, _ = kept
+        points = tuple(RecallPoint(**p) for p in facts["points"])
+        self._finish("recall", {"queries": points[0].n_queries, "reference": "the same index at nprobe = nlist"})
+        return int(facts["nprobe"]), points
+
+    def access(self, nprobe: int, history: Profile | None, decay: float) -> AccessSample:
+        """Probed lists of both halves."""
+        kept = self._kept.get("access")
+        if kept is None:
+            sample = sample_access(
+                self._index,
+                self._fit,
+                self._held,
+                nprobe,
+                history=history,
+                decay=decay,
+                progress=lambda done, total: self._progress("access", done, total),
+            )
+            arrays = {name: getattr(sample, name) for name in ("fit_probes", "held_probes", "list_accesses")}
+            self._kept.put("access", {}, arrays)
+        else:
+            sample = AccessSample(**kept[1])
+        past = None if history is None else {"created_at": history.created_at, "id": history.id, "decay": decay}
+        self._finish("access", {"history": past})
+        return sample
+
+    def host(self, nprobe: int, access: AccessSample, runner: BatchRunner | None) -> tuple[StageSample, ...]:
+        """Samples of the host stages."""
+        request = self._request
+        # Runs with and without a runner time different things.
+        stage = "host" if runner is None else "host and router"
+        kept = self._kept.get(stage)
+        if kept is None:
+            timing = time_host(
+                self._index,
+                self._scanner,
+                self._held,
+                hot_order(access.list_accesses),
+                nprobe=nprobe,
+                k=request.k,
+                batches=request.batches,
+                coverages=request.coverages,
+                repeats=request.repeats,
+                max_seconds=self._second_per_share * _HOST_SHARE,
+                seed=request.seed,
+                raw_queries=self._raw_held,
+                runner=runner,
+                tick=lambda done, total: self._progress("host", done, total),
+            )
+            kept = {"notes": timing.notes, "samples": [asdict(s) for s in timing.samples]}, {}
+            self._kept.put(stage, kept[0])
+        self._finish("host", kept[0]["notes"])
+        return tuple(StageSample(**s) for s in kept[0]["samples"])
+
+    def device(
+        self, name: str, nprobe: int, access: AccessSample, budget_bytes: int
+    ) -> tuple[tuple[StageSample, ...], tuple[TransferSample, ...]]:
+        """Samples of one device; none, with a note, where it cannot scan this index or fails."""
+        stage = f"device {name}"
+        if self._index.device_codec() is None:
+            return self._without(stage, f"codec {self._index.codec!r} is scanned on the host only")
+        request, kept = self._request, self._kept.get(stage)
+        if kept is None:
+            try:
+                timing = time_device(
+                    self._index,
+                    name,
+                    self._held,
+                    hot_order(access.list_accesses),
+                    nprobe=nprobe,
+                    k=request.k,
+                    batches=request.batches,
+                    repeats=request.repeats,
+                    max_seconds=self._second_per_share * _DEVICE_SHARE,
+                    budget_bytes=budget_bytes,
+                    seed=request.seed,
+                    tick=lambda done, total: self._progress(stage, done, total),
+                )
+            except DeviceNotFoundError:
+                raise
+            except DeviceError as error:
+                return self._without(stage, str(error))
+            facts = {
+                "notes": timing.notes,
+                "samples": [asdict(s) for s in timing.samples],
+                "transfers": [asdict(t) for t in timing.transfers],
+            }
+            kept = facts, {}
+            self._kept.put(stage, facts)
+        facts = kept[0]
+        self._finish(stage, facts["notes"])
+        transfers = tuple(TransferSample(**t) for t in facts["transfers"])
+        return tuple(StageSample(**s) for s in facts["samples"]), transfers
+
+    def _without(self, stage: str, reason: str) -> tuple[tuple[StageSample, ...], tuple[TransferSample, ...]]:
+        _log.warning("%s was not measured: %s", stage, reason)
+        self._finish(stage, {"skipped": reason})
+        return (), ()
+
+    def _finish(self, stage: str, notes: dict[str, Any]) -> None:
+        self.notes[stage] = notes
+        self._progress(stage, 1, 1)
