@@ -1,7 +1,7 @@
 """Finished stages of an interrupted profile, in one ``.npz`` file (no pickle), so that the next attempt resumes.
 
-A checkpoint belongs to one key: index, machine, queries and parameters. Another key's, or a damaged one, is not used and
-gets overwritten. Losing a checkpoint costs time only, so failures to write one are logged and not raised.
+A checkpoint belongs to one key: index, machine, queries and parameters. Another key's, or a damaged one, is not used
+and gets overwritten. Losing a checkpoint costs time only, so failures to write one are logged and not raised.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Times one device: scans of resident lists, and host-to-device copies. Opens a small arena of its own and closes it.
 
-On a GPU copies are timed pinned and not. The stand-in device is main memory: its copies are plain memory copies, and its
-label says what it is.
+On a GPU copies are timed pinned and not. The stand-in device is main memory: its copies are plain memory copies, and
+its label says what it is.
 """
 
 from __future__ import annotations

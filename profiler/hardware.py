@@ -51,9 +51,8 @@ def _fingerprint(model: str, flags: tuple[str, ...], cores: int, memory_bytes: i
 
 def usable_cores() -> int:
     """Cores that this process may run on."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def load_average() -> float:

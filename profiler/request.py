@@ -14,7 +14,7 @@ from hybridindex.errors import InvalidInputError, ProfileError
 from hybridindex.tiers.validate import MAX_K
 from hybridindex.types import F32
 
-__all__ = ["DEFAULT_BATCHES", "DEFAULT_COVERAGES", "MIN_QUERIES", "ProfileRequest", "check_request"]
+__all__ = ["DEFAULT_BATCHES", "DEFAULT_COVERAGES", "MAX_QUERIES", "MIN_QUERIES", "ProfileRequest", "check_request"]
 
 #: Half of them order the lists, half estimate everything else.
 MIN_QUERIES = 64
@@ -46,7 +46,7 @@ class ProfileRequest:
     def key(self, *facts: str, queries: F32) -> str:
         """A digest of this request, of ``facts`` and of the queries: what a checkpoint belongs to."""
         digest = xxhash.xxh3_128(json.dumps([asdict(self), list(facts), list(queries.shape)]).encode())
-        digest.update(np.ascontiguousarray(queries))
+        digest.update(np.ascontiguousarray(queries).data)
         return digest.hexdigest()
 
 
@@ -98,10 +98,10 @@ def check_request(
         raise InvalidInputError(f"batches are {asked}; expected sizes from 1 up")
     if not all(0.0 <= c <= 1.0 for c in coverages):
         raise InvalidInputError(f"coverages are {tuple(coverages)}; expected fractions of lists from 0 to 1")
-    n_held = n_queries - n_queries // 2
+    n_held = min(n_queries - n_queries // 2, MAX_QUERIES // 2)
     usable = tuple(sorted({int(b) for b in asked if b <= n_held}))
     if not usable:
-        raise InvalidInputError(f"batches are {asked}; {n_queries} queries leave {n_held} for batches, half of them")
+        raise InvalidInputError(f"batches are {asked}; {n_queries} queries leave {n_held} held back to draw them from")
     return ProfileRequest(
         nprobe=nprobe if nprobe is not None or recall_target is not None else default_nprobe,
         recall_target=recall_target,

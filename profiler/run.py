@@ -1,7 +1,7 @@
 """Profiles an index: checks the request, runs the stages in order, puts the numbers together. Stores no profile.
 
-Stages: ``recall`` (quality against nprobe), ``access``, ``host``, one per device. Each is kept in the checkpoint when it
-is done, where one is wanted.
+Stages: ``recall`` (quality against nprobe), ``access``, ``host``, one per device. Each is kept in the checkpoint when
+it is done, where one is wanted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hybridindex.profiler.checkpoint import Checkpoint
 from hybridindex.profiler.device import DEFAULT_BUDGET_BYTES, time_device
 from hybridindex.profiler.hardware import hardware_info, load_average, measurement_warnings, omp_wait_policy
 from hybridindex.profiler.host import BatchRunner, host_threads, time_host
-from hybridindex.profiler.recall import recall_at, recall_grid, recommend_nprobe, search_exhaustively
+from hybridindex.profiler.recall import MIN_QUERIES, recall_at, recall_grid, recommend_nprobe, search_exhaustively
 from hybridindex.profiler.request import DEFAULT_COVERAGES, MAX_QUERIES, ProfileRequest, check_request
 from hybridindex.tiers.devices import resolve_device
 from hybridindex.tiers.host_faiss import HostFaissScanner
@@ -199,6 +199,7 @@ class _Run:
                 self._held,
                 request.k,
                 max_seconds=self._second_per_share * _RECALL_SHARE,
+                min_queries=MIN_QUERIES if request.recall_target is not None else 1,
                 tick=lambda done, total: self._progress("recall", done, total),
             )
             grid = recall_grid(self._index.nlist)
@@ -272,7 +273,10 @@ class _Run:
         if self._index.device_codec() is None:
             return self._without(stage, f"codec {self._index.codec!r} is scanned on the host only")
         request, kept = self._request, self._kept.get(stage)
-        if kept is None:
+        facts: dict[str, Any]
+        if kept is not None:
+            facts = kept[0]
+        else:
             try:
                 timing = time_device(
                     self._index,
@@ -297,9 +301,7 @@ class _Run:
                 "samples": [asdict(s) for s in timing.samples],
                 "transfers": [asdict(t) for t in timing.transfers],
             }
-            kept = facts, {}
             self._kept.put(stage, facts)
-        facts = kept[0]
         self._finish(stage, facts["notes"])
         transfers = tuple(TransferSample(**t) for t in facts["transfers"])
         return tuple(StageSample(**s) for s in facts["samples"]), transfers

@@ -166,7 +166,7 @@ def register(app: typer.Typer) -> None:
         emit(payload, as_json=json)
         if not json:
             out.print(f"plan {plan_id}", style="bold")
-            out.print(decided.explain(), markup=False, highlight=False)
+            out.print(decided.explain(), markup=False, highlight=False, soft_wrap=True)
         if not decided.feasible:
             raise typer.Exit(ExitCode.INFEASIBLE)
 
@@ -185,7 +185,7 @@ def register(app: typer.Typer) -> None:
         number, decided = found
         emit({"plan_id": number, **plan_summary(decided), "explanation": decided.explain()}, as_json=json)
         if not json:
-            out.print(decided.explain(), markup=False, highlight=False)
+            out.print(decided.explain(), markup=False, highlight=False, soft_wrap=True)
 
     @app.command()
     def history(index: IndexPath, store: StoreUrl = None, json: Json = False) -> None:

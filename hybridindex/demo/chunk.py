@@ -47,7 +47,8 @@ _ROFF_NAMED = re.compile(r"\\\[([^]]*)\]|\\\((..)")
 _ROFF_CHARS = {"aq": "'", "cq": "'", "dq": '"', "em": " - ", "en": "-", "lq": '"', "oq": "'", "rq": '"', "ti": "~"}
 _ROFF_TEXT_MACROS = frozenset(("SH", "SS", "B", "I", "BR", "RB", "BI", "IB", "IR", "RI", "TP", "IP", "SM", "SB", "UR"))
 _ROFF_PARAGRAPHS = frozenset(("SH", "SS", "TP", "IP", "PP", "P", "LP"))
-_POD_CODE = re.compile(r"\b[BCFILSZ]<(?:<+ )?([^<>]*?)(?: >+)?>")
+_POD_WIDE_CODE = re.compile(r"\b[BCFILSZ](<<+) (.*?) (>>+)")
+_POD_CODE = re.compile(r"\b[BCFILSZ]<([^<>]*)>")
 _POD_ESCAPE = {"E<lt>": "<", "E<gt>": ">", "E<sol>": "/", "E<verbar>": "|"}
 
 _DICT_LINK = re.compile(r"\{([^{}]*)\}")
@@ -131,11 +132,11 @@ def pod_to_text(page: str) -> str:
     """Text of a pod page: commands become their headings, formatting codes their contents."""
     lines = [line.partition(" ")[2] if line.startswith("=") else line for line in page.splitlines()]
     text = "\n".join(lines)
-    for code, char in _POD_ESCAPE.items():
-        text = text.replace(code, char)
-    text = re.sub(r"X<[^<>]*>", "", text)
+    text = _POD_WIDE_CODE.sub(r"\2", re.sub(r"X<[^<>]*>", "", text))
     for _ in range(3):  # codes nest: B<I<name>>
         text = _POD_CODE.sub(lambda m: str(m[1]).split("|")[0], text)
+    for code, char in _POD_ESCAPE.items():  # last: what they stand for is not markup
+        text = text.replace(code, char)
     return text
 
 

@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 from hybridindex.errors import BuildError, CorruptIndexError, DiskFullError, InvalidInputError, UnsupportedIndexError
 from hybridindex.index.manifest import Manifest, render_manifest
 
-__all__ = ["CURRENT_FILE", "GenerationWriter", "OutFile", "read_current"]
+__all__ = ["CURRENT_FILE", "GenerationWriter", "NotWritableError", "OutFile", "read_current"]
 
 CURRENT_FILE = "CURRENT"
 MANIFEST_FILE = "manifest.json"
@@ -35,6 +35,11 @@ _GENERATION = re.compile(r"gen-([0-9]{6,12})")
 #: Files that an index directory may hold beside its generations.
 _NEIGHBOURS = re.compile(r"\.lock|CURRENT\.new|control\.sqlite.*")
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
+_NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+class NotWritableError(BuildError):
+    """The place is read-only; nothing was begun."""
 
 
 def read_current(path: Path) -> Path:
@@ -128,6 +133,8 @@ class GenerationWriter:
         except BaseException as error:
             self._abandon()
             self._raise_disk_full(error)
+            if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
+                raise NotWritableError(f"{self.path} cannot be written: {error}") from error
             raise
         return self
 

@@ -5,7 +5,6 @@ Also the one-time conversion of ``blocks16`` to ``rows``, which is what faiss ca
 
 from __future__ import annotations
 
-import errno
 import logging
 import tempfile
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from hybridindex.errors import CorruptIndexError, IndexFormatError, InvalidInput
 from hybridindex.index.checksums import digest_file
 from hybridindex.index.commit import no_progress
 from hybridindex.index.faiss_model import LoadedModel, load_model, map_lists, require_faiss
-from hybridindex.index.generation import GenerationWriter, read_current
+from hybridindex.index.generation import GenerationWriter, NotWritableError, read_current
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.layout import check_extents
 from hybridindex.index.manifest import LISTS_FILE, MODEL_FILE, TABLE_FILE, Manifest, parse_manifest
@@ -196,9 +195,7 @@ def _converted(blocks: IVFIndex) -> IVFIndex:
             write_copy(blocks, writer, "rows")
     except _OvertakenError:
         _LOG.warning("%s was converted or rebuilt by another process meanwhile", path)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
+    except NotWritableError:
         return _converted_aside(blocks)
     return open_index(path, verify="quick")
 

@@ -173,7 +173,7 @@ def stage_fit(analysis: Analysis, stage: str, *, beyond: float = 4.0) -> StageFi
         return None
     top = max(s.batch for s in samples)
     inside = np.geomspace(min(s.batch for s in samples), top, 33)
-    batch = np.unique(np.round(np.concatenate((inside, np.geomspace(top, beyond * top, 12)))))
+    batch: F64 = np.unique(np.round(np.concatenate((inside, np.geomspace(top, beyond * top, 12))))).astype(np.float64)
     parts = [latency.parts(curve, curve.at(0), int(b)) for b in batch]
     return StageFit(
         sample_batch=np.array([s.batch for s in samples], dtype=np.float64),
@@ -273,6 +273,4 @@ def slo_need(plan: Plan, points: int = 49) -> SloNeed:
     slos = np.unique(np.concatenate((np.geomspace(low, high, points), [request.slo_ms])))
     solved = slo_curve(plan.analysis, unlimited, slos.tolist())
     allowed = [p.slo_ms for p in solved if p.verdict == "feasible" and p.device_bytes <= limit]
-    return SloNeed(
-        points=tuple(solved), limit_bytes=limit, smallest_slo_ms=min(allowed) if allowed else None
-    )
+    return SloNeed(points=tuple(solved), limit_bytes=limit, smallest_slo_ms=min(allowed) if allowed else None)

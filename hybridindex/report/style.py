@@ -54,7 +54,8 @@ WIDTH_IN = 8.0
 #: 8 inches shown at 800 CSS pixels: twice as many pixels for sharp screens.
 DPI = 200
 
-_SETTINGS: dict[str, Any] = {
+#: A dictionary; matplotlib types its keys as one long literal.
+_SETTINGS: Any = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9.5,
     "text.usetex": False,

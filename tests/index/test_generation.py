@@ -139,6 +139,15 @@ def test_really_full_disk(tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", disk], check=True)
 
 
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *args: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(BuildError, match=r"cannot be written.*Read-only"):
+        build(OLD, tmp_path / "i", nlist=2)
+
+
 def test_killed_builder_leaves_the_old_generation_and_the_next_build_cleans_up(tmp_path: Path) -> None:
     path = tmp_path / "i"
     build(OLD, path, nlist=2)

@@ -25,6 +25,7 @@ from hybridindex.index import (
     verify,
     write_layout,
 )
+from hybridindex.index.generation import NotWritableError
 from hybridindex.index.layout import to_blocks16
 from tests.conftest import clustered_vectors
 
@@ -206,7 +207,7 @@ def test_blocks16_that_cannot_be_written_is_converted_aside(
     class ReadOnly(writer):  # type: ignore[misc, valid-type]
         def __enter__(self) -> object:
             if self.path == path:
-                raise PermissionError(13, "read-only")
+                raise NotWritableError("read-only")
             return super().__enter__()
 
     monkeypatch.setattr(opening, "GenerationWriter", ReadOnly)

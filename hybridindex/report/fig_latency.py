@@ -1,0 +1,149 @@
+"""Pictures of the latency model: fits with their samples, predictions beside measurements."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hybridindex.partitioner.analysis import Analysis
+from hybridindex.report.series import StageFit, TimingCheck, batch_check, scan_check, stage_fit
+from hybridindex.report.style import (
+    BLUE,
+    FAINT,
+    GREY,
+    INK,
+    VERMILLION,
+    Picture,
+    canvas,
+    show_plain_log,
+    show_seconds,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["draw_latency_fit", "draw_prediction_check"]
+
+
+def draw_latency_fit(analysis: Analysis) -> Picture:
+    """Coarse quantization and host scan against batch size, nothing resident."""
+    fits = [
+        (title, fit, color)
+        for stage, title, color in (
+            ("coarse", "Coarse quantization", BLUE),
+            ("host_scan", "Host scan, nothing resident", VERMILLION),
+        )
+        if (fit := stage_fit(analysis, stage)) is not None
+    ]
+    if not fits:
+        return Picture(
+            name="latency-fit",
+            title="Host latency by batch",
+            caption="Full host scans and coarse quantization were not measured by batch size.",
+            png=None,
+        )
+    with canvas(4.0) as drawing:
+        for axes, (title, fit, color) in zip(drawing.panels(len(fits)), fits, strict=True):
+            _fit_panel(axes, title, fit, color)
+        png = drawing.png()
+    profile = analysis.profile
+    top = int(min(fit.measured_to for _, fit, _ in fits))
+    return Picture(
+        name="latency-fit",
+        title="Host latency by batch",
+        caption=f"Dots are timed runs ({profile.threads} thread{'s' if profile.threads != 1 else ''}, "
+        f"{profile.scanner}), lines the fitted medians: coarse quantization is piecewise linear in the batch size, the "
+        f"scan follows its bytes ({analysis.latency.host.model.name} model). Dashed, on grey: beyond batch {top:,} "
+        "nothing was measured, and every prediction there is marked as extrapolated. Both axes are logarithmic.",
+        png=png,
+    )
+
+
+def _fit_panel(axes: Axes, title: str, fit: StageFit, color: str) -> None:
+    inside = fit.batch <= fit.measured_to
+    beyond = fit.batch >= fit.measured_to
+    axes.axvspan(fit.measured_to, fit.batch[-1], color="#f2f2f2", zorder=0)
+    axes.plot(
+        fit.sample_batch, fit.sample_s, "o", color=color, alpha=0.4, markeredgewidth=0, label="timed run", zorder=2
+    )
+    axes.plot(fit.batch[inside], fit.fit_s[inside], color=INK, label="fit", zorder=3)
+    axes.plot(fit.batch[beyond], fit.fit_s[beyond], "--", color=INK, label="extrapolated", zorder=3)
+    axes.set_xlim(min(fit.sample_batch.min(), 1) * 0.85, fit.batch[-1])
+    show_plain_log(axes, "x", base=2)
+    show_seconds(axes, "y")
+    axes.set_xlabel("batch size (queries)")
+    axes.set_ylabel("time of a batch")
+    axes.set_title(title)
+    axes.legend(loc="upper left")
+
+
+def draw_prediction_check(analysis: Analysis) -> Picture:
+    """Predicted against measured time: masked host scans, and whole hybrid batches where they were timed."""
+    checks = [
+        (title, check)
+        for title, check in (
+            ("Host scan beside resident lists", scan_check(analysis)),
+            ("Whole hybrid batch", batch_check(analysis)),
+        )
+        if check is not None
+    ]
+    if not checks:
+        return Picture(
+            name="latency-check",
+            title="Predicted against measured latency",
+            caption="Scans with resident lists masked were not measured.",
+            png=None,
+        )
+    words = []
+    with canvas(4.4 if len(checks) > 1 else 4.6) as drawing:
+        panels = drawing.panels(len(checks))
+        for axes, (title, check) in zip(panels, checks, strict=True):
+            _check_panel(axes, title, check)
+            words.append(
+                f"{title}: {check.measured_s.size:,} runs, median relative error "
+                f"{float(np.median(check.relative_errors)):.0%}, {check.within_band:.0%} within ±20 %."
+            )
+        colors = panels[-1].collections[-1]
+        bar = drawing.figure.colorbar(colors, ax=panels, shrink=0.85, pad=0.02, format=lambda v, _: f"{v:.0%}")
+        bar.set_label("resident lists")
+        png = drawing.png()
+    model = analysis.latency.host
+    return Picture(
+        name="latency-check",
+        title="Predicted against measured latency",
+        caption=f"Each dot is one timed run; on the line the prediction is exact, the grey band is ±20 %. "
+        f"{' '.join(words)} The scan model was fitted to these machines' runs; on runs it had not seen, its median "
+        f"error was {model.errors[model.model.name]:.1%} (cross-validation).",
+        png=png,
+    )
+
+
+def _check_panel(axes: Axes, title: str, check: TimingCheck) -> None:
+    both = np.concatenate((check.predicted_s, check.measured_s))
+    both = both[both > 0]
+    low, high = float(both.min()) / 1.4, float(both.max()) * 1.4
+    line = np.array([low, high])
+    axes.fill_between(line, line * 0.8, line * 1.2, color=FAINT, alpha=0.8, linewidth=0, zorder=1, label="±20 %")
+    axes.plot(line, line, color=GREY, linewidth=1, zorder=2)
+    axes.scatter(
+        np.maximum(check.predicted_s, low),
+        check.measured_s,
+        c=check.coverage,
+        cmap="cividis",
+        vmin=0.0,
+        vmax=max(float(check.coverage.max()), 0.01),
+        s=24,
+        edgecolors="white",
+        linewidths=0.4,
+        zorder=3,
+    )
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+    show_seconds(axes, "x")
+    show_seconds(axes, "y")
+    axes.set_box_aspect(1)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("measured")
+    axes.set_title(title)
+    axes.legend(loc="upper left")

@@ -1,0 +1,99 @@
+"""Picture of a load test: latency percentiles and attainment by policy and rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hybridindex.report.rows import LoadRow
+from hybridindex.report.style import (
+    GREY,
+    INK,
+    MARKERS,
+    PALETTE,
+    Picture,
+    canvas,
+    plain_label,
+    show_percent,
+    show_plain_log,
+)
+
+__all__ = ["draw_load"]
+
+
+def draw_load(rows: Sequence[LoadRow], *, slo_ms: float, percentile: float) -> Picture:
+    """Every policy at every rate, side by side: p50, p95, p99; and the share answered within the SLO."""
+    if not rows:
+        return Picture(
+            name="load",
+            title="Under load",
+            caption="No load test was run for this report.",
+            png=None,
+        )
+    rates = sorted({row.rate for row in rows})
+    policies = list(dict.fromkeys(row.policy for row in rows))
+    gap = 0.8 / max(len(policies), 1)
+    with_attainment = any(row.attainment is not None for row in rows)
+    with canvas(4.6) as drawing:
+        from matplotlib.lines import Line2D
+
+        panels = drawing.panels(2 if with_attainment else 1, widths=(3, 2) if with_attainment else None)
+        latency = panels[0]
+        for row in rows:
+            place = policies.index(row.policy)
+            color = PALETTE[place % len(PALETTE)]
+            x = rates.index(row.rate) + (place - (len(policies) - 1) / 2) * gap
+            values = (row.p50_ms, row.p95_ms, row.p99_ms)
+            seen = [v for v in values if math.isfinite(v) and v > 0]
+            if seen:
+                latency.plot([x, x], [min(seen), max(seen)], color=color, linewidth=2.4, alpha=0.5, zorder=2)
+            for value, marker in zip(values, MARKERS, strict=False):
+                if math.isfinite(value) and value > 0:
+                    latency.plot(x, value, marker, color=color, markersize=7, markeredgecolor="white", zorder=3)
+            if with_attainment and row.attainment is not None:
+                bars = panels[1].bar(x, row.attainment, width=gap * 0.9, color=color, zorder=2)
+                if len(rates) * len(policies) <= 8:
+                    panels[1].bar_label(bars, labels=[f"{row.attainment:.0%}"], fontsize=8, padding=2)
+        latency.axhline(slo_ms, color=INK, linestyle="--", linewidth=1.2)
+        latency.annotate(
+            f"SLO {slo_ms:g} ms",
+            (0.0, slo_ms),
+            xycoords=("axes fraction", "data"),
+            xytext=(4, 3),
+            textcoords="offset points",
+            fontsize=8.5,
+        )
+        latency.margins(y=0.12)
+        show_plain_log(latency, "y")
+        latency.set_ylabel("latency from due time (ms)")
+        latency.set_title("Latency: p50, p95, p99")
+        if with_attainment:
+            panels[1].axhline(percentile / 100, color=INK, linestyle="--", linewidth=1.2, zorder=3)
+            panels[1].set_ylim(0, 1.12)
+            panels[1].set_yticks([0, 0.25, 0.5, 0.75, 1.0])
+            show_percent(panels[1], x=False)
+            panels[1].set_title(f"Answered within the SLO (goal {percentile:g} %)")
+        for axes in panels:
+            axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
+            axes.set_xlim(-0.6, len(rates) - 0.4)
+            axes.grid(visible=False, axis="x")
+            axes.set_xlabel("offered requests/s")
+        handles = [
+            Line2D([], [], color=PALETTE[i % len(PALETTE)], linewidth=6, label=plain_label(policy))
+            for i, policy in enumerate(policies)
+        ]
+        handles += [
+            Line2D([], [], color=GREY, marker=marker, linestyle="", label=name)
+            for marker, name in zip(MARKERS, ("p50", "p95", "p99"), strict=False)
+        ]
+        drawing.figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6))
+        png = drawing.png()
+    return Picture(
+        name="load",
+        title="Under load",
+        caption="Requests arrive at random (Poisson) and do not wait for answers; latency counts from the moment a "
+        "request was due. Each bar runs from the median to the 99th percentile on a logarithmic axis; shorter and "
+        f"lower is better, and the dashed lines are the SLO and the share of requests ({percentile:g} %) that should "
+        "meet it.",
+        png=png,
+    )

@@ -1,0 +1,104 @@
+"""The HTML page: one file, nothing outside it. Every text that comes from elsewhere is escaped here."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from hybridindex.report.style import Picture
+from hybridindex.report.tables import Table
+
+__all__ = ["Block", "page", "picture_block", "pre_block", "table_block", "text_block"]
+
+_CSS = """
+:root { color-scheme: light; }
+body { margin: 0; background: #fff; color: #222; font: 16px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
+main { max-width: 800px; margin: 0 auto; padding: 24px 20px 64px; }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywhere; }
+h2 { font-size: 1.2rem; margin: 40px 0 10px; padding-top: 14px; border-top: 1px solid #ddd; }
+p { margin: 8px 0; overflow-wrap: anywhere; }
+.under { color: #555; margin-bottom: 20px; }
+.verdict { border-left: 6px solid; padding: 10px 14px; margin: 16px 0; background: #f6f7f9; }
+.verdict b { text-transform: uppercase; letter-spacing: .04em; }
+.feasible { border-color: #0072B2; }
+.infeasible { border-color: #D55E00; }
+.warning { border: 2px solid #D55E00; padding: 10px 14px; margin: 16px 0; background: #fff6ef; }
+.missing { color: #555; font-style: italic; }
+figure { margin: 12px 0 0; }
+img { display: block; width: 800px; max-width: 100%; height: auto; }
+figcaption { color: #444; font-size: .92rem; margin-top: 6px; overflow-wrap: anywhere; }
+pre { background: #f6f7f9; padding: 12px 14px; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .82rem;
+      line-height: 1.55; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; margin: 8px 0; }
+th, td { text-align: left; vertical-align: top; padding: 5px 10px 5px 0; border-bottom: 1px solid #e6e6e6; }
+td, tbody th { overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+tbody th { font-weight: 600; width: 14rem; }
+thead th { color: #555; font-weight: 600; white-space: nowrap; }
+summary { cursor: pointer; padding: 6px 0; }
+@media print { main { max-width: none; } figure, table { break-inside: avoid; } }
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A piece of finished, escaped HTML, under a heading or following the one before."""
+
+    html: str
+    heading: str = ""
+
+
+def text_block(text: str, *, kind: str = "", heading: str = "", lead: str = "") -> Block:
+    """A paragraph; ``kind`` is a CSS class of this module, ``lead`` its bold beginning."""
+    bold = f"<b>{escape(lead)}</b> " if lead else ""
+    css = f' class="{kind}"' if kind else ""
+    return Block(html=f"<p{css}>{bold}{escape(text)}</p>", heading=heading)
+
+
+def pre_block(text: str, *, heading: str = "") -> Block:
+    return Block(html=f"<pre>{escape(text)}</pre>", heading=heading)
+
+
+def table_block(table: Table, *, heading: str = "", folded: str = "") -> Block:
+    """A table; ``folded`` puts it behind that summary, closed."""
+    head = ""
+    if table.header:
+        cells = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table.header)
+        head = f"<thead><tr>{cells}</tr></thead>"
+    body = "".join(_row(row, named=not table.header) for row in table.rows)
+    html = f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
+    if folded:
+        html = f"<details><summary>{escape(folded)}</summary>{html}</details>"
+    return Block(html=html, heading=heading)
+
+
+def _row(cells: Sequence[str], *, named: bool) -> str:
+    first = f'<th scope="row">{escape(cells[0])}</th>' if named else f"<td>{escape(cells[0])}</td>"
+    return f"<tr>{first}{''.join(f'<td>{escape(cell)}</td>' for cell in cells[1:])}</tr>"
+
+
+def picture_block(picture: Picture) -> Block:
+    """A figure with its caption, or a sentence that says what is missing."""
+    if picture.png is None:
+        return Block(html=f'<p class="missing">Not measured. {escape(picture.caption)}</p>', heading=picture.title)
+    data = base64.b64encode(picture.png).decode("ascii")
+    return Block(
+        html=f'<figure><img alt="{escape(picture.title)}: described below" src="data:image/png;base64,{data}">'
+        f"<figcaption>{escape(picture.caption)}</figcaption></figure>",
+        heading=picture.title,
+    )
+
+
+def page(title: str, under: str, blocks: Sequence[Block]) -> str:
+    """The whole document. A browser that obeys its policy loads nothing from anywhere and runs nothing."""
+    body = "\n".join((f"<h2>{escape(b.heading)}</h2>\n" if b.heading else "") + b.html for b in blocks)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
+        "style-src 'unsafe-inline'\">\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_CSS}</style>\n</head>\n<body>\n<main>\n"
+        f'<h1>{escape(title)}</h1>\n<p class="under">{escape(under)}</p>\n{body}\n</main>\n</body>\n</html>\n'
+    )

@@ -1,0 +1,202 @@
+"""The report's tables, as rows of plain text. Escaping and tags belong to :mod:`hybridindex.report.page`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hybridindex.partitioner.explain import format_bytes
+from hybridindex.partitioner.plan import Plan
+from hybridindex.report.rows import LoadRow
+from hybridindex.types import Profile
+
+__all__ = [
+    "NOT_MEASURED",
+    "Table",
+    "key_numbers",
+    "latency_table",
+    "load_table",
+    "model_errors",
+    "profile_facts",
+    "trace",
+]
+
+NOT_MEASURED = "not measured"
+_BATCHES = (1, 4, 16, 64)
+_MAX_TRACE_ROWS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of cells. Without a header the first cell of each row names it."""
+
+    rows: Sequence[Sequence[str]]
+    header: Sequence[str] = ()
+
+
+def key_numbers(plan: Plan) -> Table:
+    """The decision in figures."""
+    request, batch = plan.request, max(plan.batch, 1)
+    each = (
+        f" ({' + '.join(format_bytes(b) for b in plan.device_bytes_each)})" if len(plan.device_bytes_each) > 1 else ""
+    )
+    beyond = " (extrapolated)" if plan.extrapolated(batch) else ""
+    rows = [
+        ("Verdict", plan.verdict.value),
+        ("Asked for", f"{request.slo_stage} within {request.slo_ms:g} ms at p{request.percentile:g}"),
+        (
+            "Load",
+            f"{plan.rate_qps:.4g} requests/s" if plan.rate_qps is not None else "single queries: no rate was given",
+        ),
+        ("Coverage", f"{plan.coverage:.1%} of lists ({plan.resident_lists.size:,} of {plan.nlist:,})"),
+        ("Coverage by bytes", f"{plan.coverage_bytes_fraction:.1%} of {format_bytes(plan.analysis.profile.nbytes)}"),
+        ("Device memory", f"{format_bytes(plan.device_bytes)}{each}, pages and scratch"),
+        ("Budget", " + ".join(format_bytes(b) for b in request.budgets)),
+        ("Predicted hit rate", f"{plan.predicted_hit_rate:.1%} of a query's bytes on average"),
+        (f"Slowest query of {batch}", f"{plan.predicted_min_hit_rate(batch):.1%} predicted hit rate"),
+        (
+            f"Latency of a batch of {batch}",
+            f"{plan.predicted_latency_ms(batch):.3g} ms median, "
+            f"{plan.predicted_latency_ms(batch, 90):.3g} ms p90{beyond}; {plan.tau_s * 1e3:.3g} ms are allowed",
+        ),
+        ("Highest sustainable rate", f"{plan.max_sustainable_qps:.4g} requests/s"),
+    ]
+    if plan.nearest_slo_ms is not None:
+        rows.append(("Nearest SLO that can be met", f"{plan.nearest_slo_ms:.4g} ms"))
+    if plan.n_unplaced:
+        rows.append(("Wanted lists that fit nowhere", f"{plan.n_unplaced:,}"))
+    return Table(rows=rows)
+
+
+def latency_table(plan: Plan) -> Table:
+    """Predictions at several batch sizes."""
+    batches = sorted({*_BATCHES, max(plan.batch, 1)})
+    return Table(
+        header=("batch", "median", "p90", "mean hit rate", "slowest query's hit rate", ""),
+        rows=[
+            (
+                f"{batch:,}",
+                f"{plan.predicted_latency_ms(batch):.3g} ms",
+                f"{plan.predicted_latency_ms(batch, 90):.3g} ms",
+                f"{plan.predicted_hit_rate:.1%}",
+                f"{plan.predicted_min_hit_rate(batch):.1%}",
+                ", ".join(
+                    word
+                    for word, holds in (
+                        ("planned for", batch == plan.batch),
+                        ("extrapolated", plan.extrapolated(batch)),
+                    )
+                    if holds
+                ),
+            )
+            for batch in batches
+        ],
+    )
+
+
+def model_errors(plan: Plan) -> Table:
+    """Every model that was tried, with its error on data it had not seen."""
+    rows = [
+        (
+            "hit rate",
+            name.replace("_", "-"),
+            f"{median:.3f}",
+            f"{worst:.3f}",
+            "in use" if name == plan.hit_rate_model else "",
+        )
+        for name, (median, worst) in plan.hit_rate_errors.items()
+    ]
+    rows += [
+        (
+            "host scan",
+            name.replace("_", "-"),
+            f"{error:.1%}" if math.isfinite(error) else NOT_MEASURED,
+            "",
+            "in use" if name == plan.host_model else "",
+        )
+        for name, error in plan.host_model_errors.items()
+    ]
+    return Table(header=("of", "model", "median error", "worst", ""), rows=rows)
+
+
+def profile_facts(profile: Profile, index_info: Mapping[str, Any]) -> Table:
+    """What was measured, where and under which conditions."""
+    hardware = profile.hardware
+    stages = Counter(s.stage for s in profile.stages)
+    timed = ", ".join(f"{count:,} {stage.replace('_', ' ')}" for stage, count in stages.items()) or NOT_MEASURED
+    rows = [
+        ("Index", ", ".join(f"{name} {_plain(value)}" for name, value in index_info.items() if name != "name")),
+        ("nprobe, k", f"{profile.nprobe}, {profile.k}"),
+        ("Profiled", f"{profile.created_at}, profile {profile.id if profile.id is not None else 'not stored'}"),
+        ("Machine", f"{hardware.cpu_model}, {hardware.cores} cores, {format_bytes(hardware.memory_bytes)}"),
+        ("Devices", "; ".join(hardware.devices) or "no GPU"),
+        ("Host scanner", f"{profile.scanner}, {profile.threads} thread{'s' if profile.threads != 1 else ''}"),
+        ("OMP_WAIT_POLICY", profile.omp_wait_policy or "not set"),
+        ("Load average at start", f"{profile.load_average:.2f}"),
+        (
+            "Calibration queries",
+            f"{profile.access.fit_probes.shape[0]:,} to choose the hot order, "
+            f"{profile.access.held_probes.shape[0]:,} held back",
+        ),
+        ("Timed runs", timed),
+        ("Copies timed", f"{len(profile.transfers):,}" if profile.transfers else NOT_MEASURED),
+        ("Fingerprints", f"index {profile.index_fingerprint[:16]}, hardware {hardware.fingerprint[:16]}"),
+    ]
+    if hardware.versions:
+        rows.append(("Versions", ", ".join(f"{name} {version}" for name, version in hardware.versions.items())))
+    rows += [
+        (str(name).replace("_", " "), _plain(value))
+        for name, value in profile.notes.items()
+        if isinstance(value, (str, int, float, bool)) and len(str(value)) <= 200
+    ]
+    return Table(rows=rows)
+
+
+def trace(plan: Plan) -> Table:
+    """Every coverage that the solver tried, in order."""
+    return Table(
+        header=("lists", "coverage", "device memory", "rate/s", "batch", "latency", "allowed", ""),
+        rows=[
+            (
+                f"{step.count:,}",
+                f"{step.coverage:.2%}",
+                format_bytes(step.device_bytes),
+                f"{step.rate_qps:.4g}" if step.rate_qps is not None else "-",
+                f"{step.batch_up:,}" + (f" / {step.batch_down:,}" if step.batch_down else ""),
+                _milliseconds(step.latency_up_s)
+                + (f" / {_milliseconds(step.latency_down_s)}" if step.batch_down else ""),
+                _milliseconds(step.bound_up_s) + (f" / {_milliseconds(step.bound_down_s)}" if step.batch_down else ""),
+                "enough" if step.accepted else "too slow",
+            )
+            for step in plan.trace[-_MAX_TRACE_ROWS:]
+        ],
+    )
+
+
+def load_table(rows: Sequence[LoadRow]) -> Table:
+    """The load test in figures."""
+    return Table(
+        header=("policy", "requests/s", "p50", "p95", "p99", "attainment", "hit rate", "device memory"),
+        rows=[
+            (
+                row.policy,
+                f"{row.rate:g}",
+                *(f"{v:.3g} ms" if math.isfinite(v) else "unanswered" for v in (row.p50_ms, row.p95_ms, row.p99_ms)),
+                f"{row.attainment:.1%}" if row.attainment is not None else "-",
+                f"{row.hit_rate:.1%}" if row.hit_rate is not None else "-",
+                format_bytes(row.device_bytes) if row.device_bytes is not None else "-",
+            )
+            for row in rows
+        ],
+    )
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if math.isfinite(seconds) else "-"
+
+
+def _plain(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,215 @@
+"""Writes a report: one HTML file and its pictures, each complete or not there."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hybridindex.errors import ProfileMismatchError
+from hybridindex.partitioner.explain import format_bytes
+from hybridindex.partitioner.plan import Plan
+from hybridindex.report import tables
+from hybridindex.report.fig_latency import draw_latency_fit, draw_prediction_check
+from hybridindex.report.fig_load import draw_load
+from hybridindex.report.fig_plan import draw_hit_rate, draw_slo
+from hybridindex.report.fig_profile import draw_access, draw_recall, draw_transfers
+from hybridindex.report.page import Block, page, picture_block, pre_block, table_block, text_block
+from hybridindex.report.rows import LoadRow, load_rows
+from hybridindex.report.style import Picture, require_matplotlib
+from hybridindex.types import Profile
+
+__all__ = ["ReportFiles", "write_report"]
+
+HTML_NAME = "report.html"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFiles:
+    """What was written."""
+
+    html: Path
+    #: In the order of the report.
+    pngs: list[Path]
+
+
+def write_report(
+    out_dir: str | Path,
+    *,
+    index_info: Mapping[str, Any],
+    profile: Profile,
+    plan: Plan,
+    load: Iterable[LoadRow | Mapping[str, Any]] | None = None,
+    notes: Sequence[str] = (),
+    devices: Sequence[str] = (),
+    title: str = "",
+) -> ReportFiles:
+    """Draws everything and writes ``report.html`` and the PNGs into ``out_dir``.
+
+    The HTML holds its pictures and needs no other file; the PNGs are for other documents. Pictures of an earlier
+    report that this one does not have are removed.
+
+    Args:
+        out_dir: made if missing.
+        index_info: name, count, dim, nlist, codec, metric; shown as it is, so give no paths.
+        profile: what ``plan`` was decided from.
+        plan: the decision.
+        load: rows of a load test.
+        notes: sentences to show, one each: what a reader must know about the data.
+        devices: labels of the devices that served ``load``; those in the profile are known.
+        title: of the page; by default it names the index.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+        ProfileMismatchError: ``plan`` was made from a profile of another index or machine.
+        InvalidInputError: a row of ``load`` lacks a value.
+        OSError: the directory cannot be written.
+    """
+    require_matplotlib()
+    for name, own, other in (
+        ("index", plan.index_fingerprint, profile.index_fingerprint),
+        ("hardware", plan.hardware_fingerprint, profile.hardware.fingerprint),
+    ):
+        if own != other:
+            raise ProfileMismatchError(f"the plan's {name} fingerprint is {own!r}, the profile's {other!r}")
+    rows = load_rows(load)
+    request, analysis = plan.request, plan.analysis
+    pictures = {
+        picture.name: picture
+        for picture in (
+            draw_slo(plan),
+            draw_hit_rate(plan),
+            draw_access(analysis),
+            draw_load(rows, slo_ms=request.slo_ms, percentile=request.percentile),
+            draw_latency_fit(analysis),
+            draw_prediction_check(analysis),
+            draw_recall(profile),
+            draw_transfers(profile),
+        )
+    }
+    heading = title or f"hybridindex report: {index_info.get('name', 'index')}"
+    under = (
+        f"{_number(index_info.get('count', profile.count))} vectors of {index_info.get('dim', profile.dim)} dimensions "
+        f"in {profile.nlist:,} lists, {index_info.get('codec', profile.codec)}, "
+        f"{index_info.get('metric', profile.metric)}; {format_bytes(profile.nbytes)} of codes. "
+        f"Profiled {profile.created_at}."
+    )
+    html = page(heading, under, _blocks(plan, profile, index_info, rows, notes, devices, pictures))
+
+    target = Path(out_dir)
+    target.mkdir(parents=True, exist_ok=True)
+    pngs = []
+    for picture in pictures.values():
+        if picture.png is not None:
+            pngs.append(target / f"{picture.name}.png")
+            _replace(pngs[-1], picture.png)
+    _replace(target / HTML_NAME, html.encode("utf-8"))
+    for picture in pictures.values():
+        if picture.png is None:
+            (target / f"{picture.name}.png").unlink(missing_ok=True)
+    return ReportFiles(html=target / HTML_NAME, pngs=pngs)
+
+
+def _blocks(
+    plan: Plan,
+    profile: Profile,
+    index_info: Mapping[str, Any],
+    rows: Sequence[LoadRow],
+    notes: Sequence[str],
+    devices: Sequence[str],
+    pictures: Mapping[str, Picture],
+) -> list[Block]:
+    blocks = []
+    warning = _stand_in_warning(profile, devices)
+    if warning:
+        blocks.append(text_block(warning, kind="warning", lead="Stand-in device."))
+    blocks.append(text_block(_verdict_sentence(plan), kind=f"verdict {plan.verdict.value}", lead=plan.verdict.value))
+    blocks += [text_block(note) for note in notes]
+    blocks.append(table_block(tables.key_numbers(plan), heading="Key numbers"))
+    blocks.append(pre_block(plan.explain(), heading="The plan in words"))
+    blocks.append(picture_block(pictures["slo-bytes"]))
+    blocks.append(picture_block(pictures["hit-rate"]))
+    blocks.append(picture_block(pictures["access"]))
+    blocks.append(picture_block(pictures["load"]))
+    if rows:
+        blocks.append(table_block(tables.load_table(rows)))
+    blocks.append(table_block(tables.latency_table(plan), heading="Predicted latency"))
+    blocks.append(
+        text_block("Without queueing. Extrapolated: no batch of this size was timed, so the last slope goes on.")
+    )
+    blocks.append(picture_block(pictures["latency-fit"]))
+    blocks.append(picture_block(pictures["latency-check"]))
+    blocks.append(table_block(tables.model_errors(plan), heading="Models and their errors"))
+    blocks.append(
+        text_block(
+            "On queries and runs that a model had not seen. Hit rate: absolute error of the batch minimum; "
+            "host scan: relative error of the time."
+        )
+    )
+    blocks.append(picture_block(pictures["recall"]))
+    blocks.append(picture_block(pictures["transfers"]))
+    blocks.append(table_block(tables.profile_facts(profile, index_info), heading="What was measured, and where"))
+    trace = tables.trace(plan)
+    blocks.append(
+        table_block(
+            trace,
+            heading="Solver",
+            folded=f"{len(plan.trace):,} coverages tried, in order"
+            + (f"; the last {len(trace.rows):,} shown" if len(trace.rows) < len(plan.trace) else ""),
+        )
+    )
+    return blocks
+
+
+def _verdict_sentence(plan: Plan) -> str:
+    request = plan.request
+    asked = f"{'search' if request.slo_stage == 'search' else 'time to first token'} within {request.slo_ms:g} ms"
+    load = f" at {plan.rate_qps:.4g} requests/s" if plan.rate_qps is not None else ""
+    placed = (
+        f"{plan.coverage:.1%} of the lists on the device{'s' if plan.n_devices > 1 else ''} "
+        f"({format_bytes(plan.device_bytes)} of {format_bytes(sum(request.budgets))} allowed), expected to serve "
+        f"{plan.predicted_hit_rate:.0%} of the scan work"
+        if plan.resident_lists.size
+        else "everything stays on the host"
+    )
+    return f"p{request.percentile:g} {asked}{load}: {placed}. {plan.reason[:1].upper()}{plan.reason[1:]}."
+
+
+def _stand_in_warning(profile: Profile, devices: Sequence[str]) -> str:
+    """Empty when only real devices took part."""
+    seen = {*devices, *(s.device for s in profile.stages if s.device), *(t.device for t in profile.transfers)}
+    if any(label.lower().startswith("cpu") or "stand-in" in label.lower() for label in seen):
+        return (
+            "The device in this report is not a GPU but ordinary main memory, scanned by the same processor that does "
+            "the host's part. Bytes, hit rates, recall and exactness are real; device and transfer times, and latency "
+            "and attainment of hybrid search, say nothing about a GPU."
+        )
+    if not seen and not profile.hardware.devices:
+        return (
+            "This machine has no GPU and no device was timed. Bytes and hit rates are real; predicted latency counts "
+            "the device's part as hidden behind the host's."
+        )
+    return ""
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Writes beside ``path`` and renames: readers see the old file or the new one."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,246 @@
+"""The command line: every command, its JSON, its exit status, and one clear line for what went wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import typer
+
+from hybridindex.cli.console import ExitCode, parse_bytes, readable_bytes, to_json
+from hybridindex.cli.main import app, run
+from hybridindex.errors import InvalidInputError
+from tests.clustered import DIM, clustered
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """Runs one command in this process."""
+
+    def invoke(*words: object) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["hybridindex", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            run()
+        captured = capsys.readouterr()
+        code = stopped.value.code or 0
+        parsed = json.loads(captured.out) if "--json" in words and captured.out else None
+        return SimpleNamespace(code=code, out=captured.out, err=captured.err, json=parsed)
+
+    return invoke
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    np.save(folder / "vectors.npy", clustered(2500, seed=1))
+    np.save(folder / "calibration.npy", clustered(300, seed=2))
+    np.save(folder / "test.npy", clustered(40, seed=3))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def planned(files, tmp_path_factory):
+    """An index that was built, profiled and planned through the library."""
+    import hybridindex as hx
+
+    path = tmp_path_factory.mktemp("planned") / "idx"
+    with hx.build(np.load(files / "vectors.npy"), path, nlist=24, metric="l2", nprobe=6) as index:
+        profile = index.profile(np.load(files / "calibration.npy"), 6, max_seconds=1)
+        plan = index.plan(50, 16 << 20, profile, coverage=0.3)
+        with index.store() as store:
+            store.save_plan(plan.to_record(), profile.id)
+    return path
+
+
+def test_the_whole_way_by_commands(cli, files, tmp_path):
+    idx = tmp_path / "idx"
+    built = cli("build", files / "vectors.npy", idx, "--nlist", 24, "--metric", "l2", "--json")
+    assert built.code == 0
+    assert built.json["count"] == 2500
+    assert built.json["nlist"] == 24
+    profiled = cli(
+        "profile",
+        idx,
+        "-q",
+        files / "calibration.npy",
+        "--recall",
+        0.9,
+        "--max-seconds",
+        1,
+        "--device",
+        "cpu",
+        "--json",
+    )
+    assert profiled.code == 0, profiled.err
+    assert profiled.json["profile_id"] == 1
+    assert max(p["recall"] for p in profiled.json["recall"] if p["nprobe"] <= profiled.json["nprobe"]) >= 0.9
+    planned = cli("plan", idx, "--slo-ms", 1000, "--budget", "16MiB", "--coverage", 0.25, "--json")
+    assert planned.code == 0, planned.err
+    assert planned.json["verdict"] == "feasible"
+    assert planned.json["coverage"] == 0.25
+    explained = cli("explain", idx, "--json")
+    assert explained.code == 0
+    assert explained.json["explanation"].count("\n") == 9
+    found = cli("search", idx, "-q", files / "test.npy", "-k", 3, "--device", "cpu", "--json")
+    assert found.code == 0
+    assert np.shape(found.json["ids"]) == (40, 3)
+    assert found.json["devices"] == ["cpu (stand-in)"]
+    assert found.json["hit_rate"] > 0
+    host = cli(
+        "search",
+        idx,
+        "-q",
+        files / "test.npy",
+        "-k",
+        3,
+        "--plan",
+        "none",
+        "--nprobe",
+        planned_nprobe(cli, idx),
+        "--json",
+    )
+    assert host.json["ids"] == found.json["ids"]
+    bench = cli("bench", idx, "-q", files / "test.npy", "--rate", 200, "--duration", 0.5, "--device", "cpu", "--json")
+    assert bench.code == 0
+    assert bench.json["load"][0]["n_failed"] == 0
+    assert bench.json["load"][0]["attainment"] is not None
+    history = cli("history", idx, "--json")
+    assert len(history.json["profiles"]) == len(history.json["plans"]) == 1
+    assert cli("verify", idx, "--json").json["ok"] is True
+    report = cli("report", idx, "-o", tmp_path / "report", "--json")
+    assert report.code == 0, report.err
+    assert "<html" in Path(report.json["html"]).read_text().lower()
+
+
+def planned_nprobe(cli, idx) -> int:
+    return cli("history", idx, "--json").json["profiles"][0]["nprobe"]
+
+
+def test_faiss_files_come_in_and_go_out(cli, planned, tmp_path):
+    exported = cli("export", planned, tmp_path / "out.faiss", "--json")
+    assert exported.code == 0, exported.err
+    imported = cli("import", tmp_path / "out.faiss", tmp_path / "again", "--json")
+    assert imported.code == 0, imported.err
+    assert imported.json["count"] == 2500
+
+
+def test_infeasible_is_an_exit_status_not_an_error(cli, planned):
+    answer = cli("plan", planned, "--slo-ms", 0.0001, "--budget", "1GiB", "--json")
+    assert answer.code == ExitCode.INFEASIBLE
+    assert answer.json["verdict"] == "infeasible"
+
+
+def test_search_writes_arrays(cli, planned, files, tmp_path):
+    answer = cli("search", planned, "-q", files / "test.npy", "-o", tmp_path / "found.npz", "--json")
+    assert answer.code == 0
+    with np.load(tmp_path / "found.npz") as found:
+        assert found["ids"].shape == (40, 10)
+
+
+def test_doctor_says_what_is_here(cli):
+    answer = cli("doctor", "--json")
+    assert answer.code == 0
+    states = {f["what"]: f["state"] for f in answer.json["findings"]}
+    assert states["faiss"] in ("ok", "note")
+    assert "native extension" in states
+    assert "faiss" in cli("doctor").out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["verify", "{tmp}/nothing"], ExitCode.BAD_INDEX, "nothing"),
+        (["search", "{idx}", "-q", "{tmp}/none.npy"], ExitCode.BAD_INPUT, "does not exist"),
+        (["search", "{idx}", "-q", "{tmp}/text.npy"], ExitCode.BAD_INPUT, "not a readable .npy"),
+        (["search", "{idx}", "-q", "{test}", "-k", "0"], ExitCode.USAGE, "-k"),
+        (["search", "{idx}", "-q", "{test}", "-k", "5000"], ExitCode.BAD_INPUT, "k is 5000"),
+        (["search", "{idx}", "-q", "{test}", "--nprobe", "9999"], ExitCode.BAD_INPUT, "nprobe is 9999"),
+        (["search", "{idx}", "-q", "{test}", "--device", "cuda:77"], ExitCode.MISSING, "cuda:77"),
+        (["search", "{idx}", "-q", "{test}", "--plan", "99"], ExitCode.NO_PROFILE, "99"),
+        (["search", "{idx}", "-q", "{test}", "--plan", "best"], ExitCode.BAD_INPUT, "'best'"),
+        (["plan", "{idx}", "--slo-ms", "0", "--budget", "1GiB"], ExitCode.BAD_INPUT, "slo_ms"),
+        (["plan", "{idx}", "--slo-ms", "5", "--budget", "lots"], ExitCode.BAD_INPUT, "'lots'"),
+        (
+            ["plan", "{idx}", "--slo-ms", "5", "--budget", "1GiB", "--llm", "{tmp}/text.npy"],
+            ExitCode.BAD_INPUT,
+            "--llm",
+        ),
+        (["build", "{tmp}/text.npy", "{tmp}/new"], ExitCode.BAD_INPUT, "not a readable .npy"),
+        (["build", "{test}", "{tmp}/new", "--nlist", "500"], ExitCode.BAD_INPUT, "nlist"),
+        (["build", "{test}", "{tmp}/new", "--metric", "cosine"], ExitCode.BAD_INPUT, "cosine"),
+        (["import", "{tmp}/text.npy", "{tmp}/new"], ExitCode.BAD_INDEX, "text.npy"),
+        (["bench", "{idx}", "-q", "{test}", "--rate", "-1"], ExitCode.BAD_INPUT, "rate is -1"),
+        (["nonsense"], ExitCode.USAGE, "nonsense"),
+    ],
+)
+def test_bad_input_gives_one_clear_error(cli, planned, files, tmp_path, words, code, message):
+    (tmp_path / "text.npy").write_text("this is no array")
+    names = {"tmp": tmp_path, "idx": planned, "test": files / "test.npy"}
+    answer = cli(*(w.format(**names) for w in words))
+    assert answer.code == code, answer.err
+    assert message in answer.err
+    assert "Traceback" not in answer.err
+    assert not (tmp_path / "new" / "CURRENT").exists()
+
+
+def test_errors_are_json_too(cli, planned, tmp_path):
+    answer = cli("search", planned, "-q", tmp_path / "none.npy", "--json")
+    assert answer.json["error"]["type"] == "InvalidInputError"
+    assert answer.json["error"]["exit_code"] == answer.code == ExitCode.BAD_INPUT
+
+
+def test_plan_without_profile_says_so(cli, files, tmp_path):
+    assert cli("build", files / "vectors.npy", tmp_path / "i", "--nlist", 8, "--json").code == 0
+    answer = cli("plan", tmp_path / "i", "--slo-ms", 5, "--budget", "1GiB")
+    assert answer.code == ExitCode.NO_PROFILE
+    assert "profile" in answer.err
+
+
+def test_ctrl_c_is_130(cli, planned, monkeypatch):
+    import hybridindex as hx
+
+    def interrupted(*_args, **_kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hx, "open", interrupted)
+    assert cli("verify", planned).code == ExitCode.INTERRUPTED
+
+
+def test_every_command_takes_json_and_explains_itself():
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        assert command.help, name
+        assert any("--json" in p.opts for p in command.params), name
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("2GiB", 2 << 30), ("512 MB", 512_000_000), ("1.5k", 1536), ("7", 7), ("3T", 3 << 40)]
+)
+def test_sizes(text, nbytes):
+    assert parse_bytes(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1 parsec", "1e9"])
+def test_sizes_that_are_none(text):
+    with pytest.raises(InvalidInputError):
+        parse_bytes(text)
+
+
+def test_readable_sizes_and_plain_json():
+    assert readable_bytes(1536) == "1.5 KiB"
+    assert readable_bytes(12) == "12 B"
+    assert to_json({"a": np.float32(np.inf), "b": (np.int64(3),), "c": np.arange(2)}) == {
+        "a": None,
+        "b": [3],
+        "c": [0, 1],
+    }
+
+
+def test_dimension_of_demo_vectors_is_checked(cli, planned, tmp_path):
+    np.save(tmp_path / "wide.npy", np.zeros((2, DIM + 1), np.float32))
+    assert f"(n, {DIM})" in cli("search", planned, "-q", tmp_path / "wide.npy").err
