@@ -9,7 +9,8 @@ The tree::
     │   ├── CorruptIndexError                 bytes differ from the checksums, or a file is short
     │   └── UnsupportedIndexError             foreign file, newer format, not an IVF index, metric we do not serve
     ├── BuildError                            a build stopped; the old generation is intact
-    │   └── DiskFullError
+    │   ├── DiskFullError
+    │   └── NotWritableError
     ├── StoreError                            the control store cannot be used
     │   ├── StoreLockedError
     │   └── StoreVersionError                 written by a newer hybridindex
@@ -20,8 +21,7 @@ The tree::
     │   └── OutOfBudgetError                  internal to placement: pages or scratch exceed the budget
     ├── MissingDependencyError                an extra is not installed; names the extra
     └── RouterError
-        ├── RouterClosedError
-        └── DeadlineExceededError             the deadline had passed before work started
+        └── RouterClosedError
 
 "Infeasible" is a verdict of a plan, never an exception.
 """
@@ -31,7 +31,6 @@ from __future__ import annotations
 __all__ = [
     "BuildError",
     "CorruptIndexError",
-    "DeadlineExceededError",
     "DeviceError",
     "DeviceNotFoundError",
     "DiskFullError",
@@ -40,6 +39,7 @@ __all__ = [
     "IndexFormatError",
     "InvalidInputError",
     "MissingDependencyError",
+    "NotWritableError",
     "OutOfBudgetError",
     "ProfileError",
     "ProfileMismatchError",
@@ -84,6 +84,10 @@ class DiskFullError(BuildError):
     """The file system had no room; the previous generation is untouched."""
 
 
+class NotWritableError(BuildError):
+    """The place may not be written to."""
+
+
 class StoreError(HybridIndexError):
     """The control store cannot be used."""
 
@@ -126,7 +130,3 @@ class RouterError(HybridIndexError):
 
 class RouterClosedError(RouterError):
     """The router or session was closed."""
-
-
-class DeadlineExceededError(RouterError):
-    """The deadline had passed before work on the request started."""

@@ -178,12 +178,20 @@ def _stage(samples: Sequence[StageSample], stage: str) -> list[StageSample]:
     return [s for s in samples if s.stage == stage and s.batch > 0 and s.seconds > 0]
 
 
+def _device_columns(samples: list[StageSample]) -> F64:
+    return np.array([(1.0, s.work_bytes, s.unique_bytes) for s in samples], dtype=np.float64)
+
+
 def _fit_device(samples: list[StageSample]) -> DeviceScanModel | None:
+    """The slowest of the measured devices: which of them will hold a list is not known yet."""
     if not samples:
         return None
-    seconds = np.array([s.seconds for s in samples])
-    columns = np.array([(1.0, s.work_bytes, s.unique_bytes) for s in samples], dtype=np.float64)
-    (overhead, per_work, per_unique), error = relative_nnls(columns, seconds)
+    every = _device_columns(samples)
+    fits = []
+    for name in sorted({s.device for s in samples}):
+        own = [s for s in samples if s.device == name]
+        fits.append(relative_nnls(_device_columns(own), np.array([s.seconds for s in own])))
+    (overhead, per_work, per_unique), error = max(fits, key=lambda fit: float((every @ fit[0]).sum()))
     return DeviceScanModel(
         overhead_s=float(overhead),
         per_work_byte_s=float(per_work),

@@ -29,7 +29,7 @@ from hybridindex.types import I64, LLMProfile, Profile
 
 __all__ = ["Plan", "Verdict", "make_plan", "problem_of"]
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 #: Fields of a plan that a record keeps as they are.
 _PLAIN_FIELDS = (
     "reason",

@@ -81,7 +81,7 @@ class Checkpoint:
 
     def _read(self, path: Path) -> None:
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
             head = json.loads(arrays.pop(_HEAD).tobytes())
             usable = head["format"] == _FORMAT and head["key"] == self._key

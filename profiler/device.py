@@ -89,7 +89,9 @@ def time_device(
     store = ResidencyStore(index.nlist, lambda device, pages: None)
     tier = DeviceTier(index, name, 0, budget_bytes=budget_bytes, wanted_bytes=wanted)
     try:
-        tier.load(order.tolist(), store).result()
+        before_load = clock()
+        report = tier.load(order.tolist(), store).result()
+        load_seconds = clock() - before_load
         samples: list[StageSample] = []
         n_loaded = store.current.n_resident
         rounds = 0
@@ -112,6 +114,9 @@ def time_device(
             "stand_in": tier.info.stand_in,
             "lists_loaded": n_loaded,
             "coverage_loaded": n_loaded / index.nlist,
+            # The whole way of a list to the device: allocation, staging, publication.
+            "load_bytes": report.nbytes,
+            "load_seconds": load_seconds,
             "rounds": rounds,
             "seconds": clock() - started,
         }

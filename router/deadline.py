@@ -1,4 +1,4 @@
-"""How many lists a query may still probe before its deadline (PipeRAG's performance-model-driven retrieval, §4.2).
+"""How many lists a query may still probe before its deadline (PipeRAG's performance-model-driven retrieval, §3.2).
 
 Load and residency are known exactly at this point: the lists are quantized and the batch is formed. What is estimated
 is the host's pace, in seconds per scanned byte.
@@ -10,6 +10,7 @@ import threading
 
 import numpy as np
 
+from hybridindex.partitioner.lookahead import deadline_nprobe
 from hybridindex.types import I64
 
 __all__ = ["PaceEstimator", "nprobe_for_deadline"]
@@ -54,5 +55,9 @@ def nprobe_for_deadline(
     if pace is None:
         return max_nprobe
     predicted = (other_bytes + np.cumsum(miss_bytes[:, :max_nprobe].sum(axis=0))) * pace
-    fitting = int(np.searchsorted(predicted, window_s, side="right"))
-    return max(min(min_nprobe, max_nprobe), min(fitting, max_nprobe))
+    return deadline_nprobe(
+        lambda nprobe: float(predicted[nprobe - 1]),
+        window_s,
+        min_nprobe=min(min_nprobe, max_nprobe),
+        max_nprobe=max_nprobe,
+    )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridindex.errors import RouterClosedError
+from hybridindex.errors import OutOfBudgetError, RouterClosedError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.router.batch import Batch, Request
 from hybridindex.router.deadline import PaceEstimator, nprobe_for_deadline
@@ -252,16 +252,21 @@ class Engine:
             try:
                 scanner = tier.scanner(task.residency)
                 distances, ids = scanner.scan(batch.queries[part.rows], part.probes, part.coarse_distances, batch.k)
+            except OutOfBudgetError:
+                # Not the device's fault: this k does not fit its scratch.
+                self._fall_back(batch, part)
             except Exception as error:  # noqa: BLE001 - whatever a device does, the host answers
-                self._fall_back(tier, error, batch, part)
+                tier.fail(error)
+                lost = self._residency.current.resident_lists(tier.ordinal)
+                self._residency.publish({}, drops=lost.tolist())
+                self._fall_back(batch, part)
             else:
                 batch.complete(part.rows, distances, ids)
                 batch.end_scan()
             # An idle thread must not keep the last batch alive.
             del task, batch, part
 
-    def _fall_back(self, tier: DeviceTier, error: Exception, batch: Batch, part: ProbePart) -> None:
-        tier.fail(error)
-        self._stats.add(device_fallbacks=1)
-        self._residency.publish({}, drops=[int(i) for i in self._residency.current.resident_lists(tier.ordinal)])
+    def _fall_back(self, batch: Batch, part: ProbePart) -> None:
+        work = int(part.work_bytes.sum())
+        self._stats.add(device_fallbacks=1, host_work_bytes=work, device_work_bytes=-work)
         self._scan_host(batch, part, early=False)

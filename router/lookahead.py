@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from hybridindex.index.ivf import IVFIndex
 
+from hybridindex.errors import RouterClosedError
+from hybridindex.index.ivf import IVFIndex
 from hybridindex.router.stats import StatsCounter
 from hybridindex.tiers.device import DeviceTier, LoadReport
 from hybridindex.tiers.residency import ResidencyStore
@@ -90,6 +91,9 @@ class Lookahead:
         self._lock = threading.Lock()
         #: list -> sessions that hold it. Lists of the plan are never in here.
         self._holders: dict[int, set[Holder]] = {}
+        #: Lists that the plan owns, resident or on their way: no session holds or drops them.
+        self._pinned: frozenset[int] = frozenset()
+        self._closed = False
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hybridindex-lookahead", daemon=True)
         self._thread.start()
@@ -100,7 +104,12 @@ class Lookahead:
         The future is done when the bytes have landed or the session was closed.
         """
         future: Future[None] = Future()
-        self._jobs.put(lambda: self._prefetch(holder, queries, nprobe, budget_bytes, future))
+        # Bytes on their way cannot be called back: a caller who cancels only stops waiting.
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            if self._closed:
+                raise RouterClosedError("the router is closed")
+            self._jobs.put(lambda: self._prefetch(holder, queries, nprobe, budget_bytes, future))
         return future
 
     def _prefetch(self, holder: Holder, queries: F32, nprobe: int, budget_bytes: int, future: Future[None]) -> None:
@@ -145,12 +154,19 @@ class Lookahead:
             holder.lists_moved += len(report.loaded)
             holder.lists_skipped += len(report.skipped) + n_left_out
             for list_id in report.loaded:
-                if holder.closed:
-                    if not self._holders.get(list_id):
-                        drops.append(list_id)
+                if list_id in self._pinned:
                     continue
-                self._holders.setdefault(list_id, set()).add(holder)
-                holder.lists.add(list_id)
+                if not holder.closed:
+                    self._holders.setdefault(list_id, set()).add(holder)
+                    holder.lists.add(list_id)
+                elif not self._holders.get(list_id):
+                    drops.append(list_id)
+            if not holder.closed:
+                # Another session's lookahead brought these first.
+                for list_id in report.present:
+                    if list_id in self._holders:
+                        self._holders[list_id].add(holder)
+                        holder.lists.add(list_id)
         if drops:
             self._residency.publish({}, drops=drops)
         self._stats.add(
@@ -178,8 +194,9 @@ class Lookahead:
             self._residency.publish({}, drops=drops)
 
     def adopt(self, lists: Sequence[int]) -> None:
-        """A plan takes these lists over: ending sessions no longer drops them."""
+        """A plan owns exactly these lists from now on, also those that a session's copy is still bringing."""
         with self._lock:
+            self._pinned = frozenset(lists)
             for list_id in lists:
                 self._holders.pop(list_id, None)
 
@@ -200,5 +217,7 @@ class Lookahead:
 
     def close(self) -> None:
         """Finishes queued drafts and joins the thread. The device tiers are closed by their owner."""
-        self._jobs.put(None)
+        with self._lock:
+            self._closed = True
+            self._jobs.put(None)
         self._thread.join()

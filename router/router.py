@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ import numpy as np
 
 from hybridindex.errors import InvalidInputError, OutOfBudgetError, ProfileMismatchError, RouterClosedError
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.paging import PageGeometry, scratch_for_budget
+from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
 from hybridindex.router.batch import Request
 from hybridindex.router.deadline import PaceEstimator
 from hybridindex.router.engine import Engine
@@ -91,6 +93,7 @@ class Router:
         self._tiers: list[DeviceTier] = []
         self._residency = ResidencyStore(index.nlist, self._reclaim)
         self._host = HostFaissScanner(index, threads=threads)
+        self._plan_lock = threading.Lock()
         self._closed = False
         try:
             for ordinal, (name, budget) in enumerate(zip(devices, budgets, strict=True)):
@@ -121,14 +124,25 @@ class Router:
 
     def _open_tier(self, name: str, ordinal: int, budget: int, lookahead_bytes: int | None) -> DeviceTier:
         pinned = self._pinned_bytes(ordinal)
-        geometry = PageGeometry.for_code_size(self._index.code_size)
+        scratch = scratch_for_budget(budget)
+        if self._plan is not None and budget == self._plan.request.budgets[ordinal]:
+            scratch = self._plan.request.scratch[ordinal]
+        geometry = self._geometry()
         if lookahead_bytes is None:
             index_bytes = int(geometry.pages_for(self._index.list_sizes).sum()) * geometry.page_bytes
-            spare = budget - scratch_for_budget(budget) - pinned
+            spare = budget - scratch - pinned
             lookahead_bytes = max(0, min(_DEFAULT_LOOKAHEAD_BYTES, spare, index_bytes - pinned))
         wanted = pinned + lookahead_bytes
         try:
-            tier = DeviceTier(self._index, name, ordinal, budget_bytes=budget, wanted_bytes=wanted)
+            tier = DeviceTier(
+                self._index,
+                name,
+                ordinal,
+                budget_bytes=budget,
+                wanted_bytes=wanted,
+                scratch_bytes=scratch,
+                page_bytes=self._page_bytes(),
+            )
         except OutOfBudgetError as error:
             _log.error("%s; the host serves its lists", error)
             tier = DeviceTier(self._index, name, ordinal, budget_bytes=0, wanted_bytes=0)
@@ -139,9 +153,15 @@ class Router:
     def _pinned_bytes(self, ordinal: int) -> int:
         if self._plan is None:
             return 0
-        geometry = PageGeometry.for_code_size(self._index.code_size)
+        geometry = self._geometry()
         sizes = self._index.list_sizes[self._plan.list_device == ordinal]
         return int(geometry.pages_for(sizes).sum()) * geometry.page_bytes
+
+    def _page_bytes(self) -> int:
+        return DEFAULT_PAGE_BYTES if self._plan is None else self._plan.request.page_bytes
+
+    def _geometry(self) -> PageGeometry:
+        return PageGeometry.for_code_size(self._index.code_size, self._page_bytes())
 
     def _place(self, plan: Plan) -> None:
         """Makes the residency what ``plan`` says, moving only the difference, hottest lists first."""
@@ -158,8 +178,7 @@ class Router:
             for tier in self._tiers
         ]
         for future in waiting:
-            if future.exception() is None:
-                self._stats.add(unplaced_lists=len(future.result().skipped))
+            future.exception()  # waits; a failed device is marked and logged by its tier
 
     def apply_plan(self, plan: Plan) -> None:
         """Changes to another plan of the same index while serving; moves only the difference. Lists on their way are
@@ -169,16 +188,17 @@ class Router:
             ProfileMismatchError: the plan is of another index.
             InvalidInputError: the plan is for another number of devices.
         """
-        if self._closed:
-            raise RouterClosedError("the router is closed")
         if plan.index_fingerprint != self._index.fingerprint:
             raise ProfileMismatchError(
                 f"the plan was made for index {plan.index_fingerprint}, this is index {self._index.fingerprint}"
             )
         if plan.n_devices != len(self._tiers):
             raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); this router has {len(self._tiers)}")
-        self._place(plan)
-        self._plan = plan
+        with self._plan_lock:
+            if self._closed:
+                raise RouterClosedError("the router is closed")
+            self._place(plan)
+            self._plan = plan
 
     def _reclaim(self, device: int, pages: I32) -> None:
         self._tiers[device].arena.pages.free(pages)
@@ -317,7 +337,11 @@ class Router:
         return self._plan
 
     def stats(self) -> RouterStats:
-        return self._stats.read()
+        read = self._stats.read()
+        if self._plan is None or not self._tiers:
+            return read
+        wanted = (self._plan.list_device >= 0) & (self._index.list_sizes > 0)
+        return replace(read, unplaced_lists=int((wanted & (self._residency.current.list_device < 0)).sum()))
 
     def check_invariants(self) -> None:
         """Asserts what must hold at any time; for tests and debugging."""
@@ -328,9 +352,10 @@ class Router:
 
     def close(self) -> None:
         """Answers what is queued, joins all threads, lets the arenas go. Closing twice is harmless."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._plan_lock:
+            if self._closed:
+                return
+            self._closed = True
         self._engine.close()
         self._lookahead.close()
         for tier in self._tiers:

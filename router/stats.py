@@ -28,7 +28,7 @@ class RouterStats:
     lookahead_used_lists: int = 0
     #: Lists that lookahead wanted and that did not fit.
     lookahead_skipped_lists: int = 0
-    #: Lists of the plan that no device holds although it should: no room, or a failed device.
+    #: Lists of the current plan that no device holds now although one should: no room, or a failed device.
     unplaced_lists: int = 0
 
     @property

@@ -9,11 +9,11 @@ import numpy as np
 
 from hybridindex.index import build
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.paging import DEFAULT_PAGE_BYTES, scratch_for_budget
 from hybridindex.types import F32, I64
 
 DIM = 24
 NLIST = 32
-SCANNABLE = ("flat", "fp16", "sq8")
 
 
 def clustered(n: int, dim: int = DIM, *, n_centers: int = 60, seed: int = 0, offset: float = 0.0) -> F32:
@@ -42,7 +42,11 @@ def hand_made_plan(
         index_fingerprint=index.fingerprint,
         n_devices=n_devices,
         nprobe=index.nprobe,
-        request=SimpleNamespace(budgets=(budget,) * n_devices),
+        request=SimpleNamespace(
+            budgets=(budget,) * n_devices,
+            scratch=(scratch_for_budget(budget),) * n_devices,
+            page_bytes=DEFAULT_PAGE_BYTES,
+        ),
         list_device=list_device.astype(np.int16),
         resident_lists=resident,
     )

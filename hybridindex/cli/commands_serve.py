@@ -14,9 +14,10 @@ import hybridindex as hx
 from hybridindex.cli.commands_plan import load_plan
 from hybridindex.cli.console import CliProgress, emit, err, load_npy, parse_bytes, readable_bytes
 from hybridindex.cli.options import Devices, IndexPath, Json, Nprobe, PlanChoice, QueriesPath, StoreUrl, Threads
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import InvalidInputError, ProfileMismatchError
 from hybridindex.loadgen import run_open_loop
 from hybridindex.partitioner.plan import Plan
+from hybridindex.profiler.hardware import hardware_info
 
 __all__ = ["register"]
 
@@ -27,7 +28,16 @@ def _choose_plan(index: hx.Index, choice: str, devices: list[str] | None, store:
         if choice == "latest" and not devices and not control.list_plans(index_fingerprint=index.fingerprint):
             return None
         found = load_plan(index, choice, control)
-    return None if found is None else found[1]
+    if found is None:
+        return None
+    number, plan = found
+    here = hardware_info().fingerprint
+    if devices and plan.hardware_fingerprint != here:
+        raise ProfileMismatchError(
+            f"plan {number} was made from a profile of machine {plan.hardware_fingerprint}, this is machine {here}; "
+            "run profile and plan here"
+        )
+    return plan
 
 
 def _one_bar(progress: CliProgress, name: str, _stage: str, done: int, total: int | None) -> None:

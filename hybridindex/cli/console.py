@@ -97,7 +97,7 @@ def fail(error: BaseException, *, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(json.dumps({"error": {"type": kind, "message": message, "exit_code": int(code)}}) + "\n")
     err.print(f"[bold red]{kind}[/]: ", end="")
-    err.print(message, markup=False, highlight=False)
+    err.print(message, markup=False, highlight=False, soft_wrap=True)
     return int(code)
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 
 # Before anything loads faiss: spinning OpenMP threads on a busy machine make every timing meaningless. An entry point
@@ -24,6 +23,9 @@ from hybridindex.cli.doctor import examine, findings_table
 from hybridindex.cli.options import Json
 
 __all__ = ["app", "run"]
+
+#: Typer's parent of all "you called it wrong" errors: its own copy of click in newer versions, click's in older ones.
+_UsageError: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="hybridindex",
@@ -80,11 +82,11 @@ def run() -> None:
     try:
         # Not standalone: there, Ctrl-C would become a generic abort.
         status = typer.main.get_command(app)(standalone_mode=False)
-    except click.ClickException as error:
+    except _UsageError as error:
         error.show()
-        status = error.exit_code
-    except (HybridIndexError, KeyboardInterrupt, click.Abort) as error:
-        status = fail(KeyboardInterrupt() if isinstance(error, click.Abort) else error, as_json=as_json)
+        status = ExitCode.USAGE
+    except (HybridIndexError, KeyboardInterrupt, typer.Abort) as error:
+        status = fail(KeyboardInterrupt() if isinstance(error, typer.Abort) else error, as_json=as_json)
     sys.exit(status)
 
 

@@ -1,6 +1,6 @@
 """``hybridindex demo``: from nothing to a served, planned, measured index on real text, and a report.
 
-Steps that were done are kept beside the output and not done again: data, index, profile. The load is always served anew.
+Steps that were done are kept beside the output and not done again: data, index, profile. The load is served anew.
 Leaves ``summary.json`` beside the report.
 """
 
@@ -18,9 +18,10 @@ from rich.table import Table
 
 import hybridindex as hx
 from hybridindex.cli.commands_plan import index_info, plan_summary
-from hybridindex.cli.console import CliProgress, emit, err, out, readable_bytes, to_json
+from hybridindex.cli.console import CliProgress, emit, err, readable_bytes, to_json
 from hybridindex.demo.dataset import Dataset
 from hybridindex.demo.load import load_dataset
+from hybridindex.demo.queries import split_queries
 from hybridindex.errors import HybridIndexError, ProfileError
 from hybridindex.loadgen import LoadResult, run_open_loop
 from hybridindex.partitioner.plan import Plan
@@ -29,6 +30,7 @@ from hybridindex.types import F32, Profile
 __all__ = ["run_demo"]
 
 NLIST = 1300
+N_CALIBRATION = 4000
 RECALL = 0.95
 BUDGET_BYTES = 64 << 20
 SECONDS_PER_RATE = 6.0
@@ -106,26 +108,21 @@ def _stand_in_note(label: str) -> list[str]:
 def _queries(data: Dataset) -> tuple[F32, F32]:
     """Calibration and test halves of the log, disjoint as requests, centred like the passages."""
     log = data.centered(np.asarray(data.log_queries))
-    order = np.random.default_rng(0).permutation(len(log))
-    half = len(log) // 2
-    return np.ascontiguousarray(log[order[:half]][:4000]), np.ascontiguousarray(log[order[half:]])
+    split = split_queries(data.log.texts(), seed=0)
+    return np.ascontiguousarray(log[split.calibration[:N_CALIBRATION]]), np.ascontiguousarray(log[split.test])
 
 
 def _index(data: Dataset, path: Path, progress: Callable[[str, int, int | None], None]) -> hx.Index:
     made_from = path.parent / "index.json"
-    recipe = {"count": data.count, "dim": data.dim, "nlist": NLIST, "mean": float(data.mean.sum())}
+    nlist = min(NLIST, data.count // 40)
+    recipe = {"count": data.count, "dim": data.dim, "nlist": nlist, "mean": float(data.mean.sum())}
     try:
         if json.loads(made_from.read_text()) == recipe:
             return hx.open(path)
     except (OSError, ValueError, HybridIndexError):
         pass  # missing, or damaged: build it again
 
-    def chunks() -> Any:
-        vectors = data.vectors()
-        for start in range(0, data.count, 16_384):
-            yield data.centered(np.asarray(vectors[start : start + 16_384]))
-
-    index = hx.build(chunks(), path, nlist=NLIST, metric="ip", codec="flat", progress=progress)
+    index = hx.build(data.iter_centered(), path, nlist=nlist, metric="ip", codec="flat", progress=progress)
     _write_json(made_from, recipe)
     return index
 
@@ -146,7 +143,7 @@ def _profile(
 
 
 def _plan(index: hx.Index, profile: Profile) -> Plan:
-    """A plan for an SLO that the host alone just misses: half of its own latency at the batch sizes of a busy server."""
+    """A plan for an SLO that the host alone misses at the batch sizes of a busy server."""
     free = index.plan(1e6, BUDGET_BYTES, profile, coverage=0.0)
     host_ms = free.predicted_latency_ms(8, 90)
     slo_ms = float(f"{2 * 0.6 * host_ms:.2g}")

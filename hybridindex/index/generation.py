@@ -22,10 +22,17 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from hybridindex.errors import BuildError, CorruptIndexError, DiskFullError, InvalidInputError, UnsupportedIndexError
+from hybridindex.errors import (
+    BuildError,
+    CorruptIndexError,
+    DiskFullError,
+    InvalidInputError,
+    NotWritableError,
+    UnsupportedIndexError,
+)
 from hybridindex.index.manifest import Manifest, render_manifest
 
-__all__ = ["CURRENT_FILE", "GenerationWriter", "NotWritableError", "OutFile", "read_current"]
+__all__ = ["CURRENT_FILE", "GenerationWriter", "OutFile", "read_current"]
 
 CURRENT_FILE = "CURRENT"
 MANIFEST_FILE = "manifest.json"
@@ -33,13 +40,9 @@ _LOCK_FILE = ".lock"
 _BUILDING = ".building-"
 _GENERATION = re.compile(r"gen-([0-9]{6,12})")
 #: Files that an index directory may hold beside its generations.
-_NEIGHBOURS = re.compile(r"\.lock|CURRENT\.new|control\.sqlite.*")
+_NEIGHBOURS = re.compile(r"\.lock|CURRENT\.new|control\.sqlite.*|profile\.checkpoint.*")
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
-
-
-class NotWritableError(BuildError):
-    """The place is read-only; nothing was begun."""
 
 
 def read_current(path: Path) -> Path:

@@ -13,11 +13,11 @@ from typing import Literal
 
 import numpy as np
 
-from hybridindex.errors import CorruptIndexError, IndexFormatError, InvalidInputError
+from hybridindex.errors import CorruptIndexError, IndexFormatError, InvalidInputError, NotWritableError
 from hybridindex.index.checksums import digest_file
 from hybridindex.index.commit import no_progress
 from hybridindex.index.faiss_model import LoadedModel, load_model, map_lists, require_faiss
-from hybridindex.index.generation import GenerationWriter, NotWritableError, read_current
+from hybridindex.index.generation import GenerationWriter, read_current
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.layout import check_extents
 from hybridindex.index.manifest import LISTS_FILE, MODEL_FILE, TABLE_FILE, Manifest, parse_manifest

@@ -67,7 +67,8 @@ void scan_pages(const PagedCodes& codes, const ScanPlan& plan, const float* quer
     // Per query a heap of its k best, worst on top.
     std::vector<Candidate> heaps(static_cast<std::size_t>(n) * k);
     std::vector<std::int64_t> held(n, 0);
-    std::vector<float> buffer(kRowTile * codes.dim);
+    const bool in_place = codes.kind == CodeKind::f32 && plan.centroids == nullptr;
+    std::vector<float> buffer(in_place ? 0 : kRowTile * codes.dim);
     const float* rows[kRowTile];
     for (std::int64_t l = 0; l < plan.n_lists; ++l) {
         const std::int32_t* pages = plan.pages + plan.page_starts[l];

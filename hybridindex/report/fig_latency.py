@@ -96,24 +96,26 @@ def draw_prediction_check(analysis: Analysis) -> Picture:
             png=None,
         )
     words = []
-    with canvas(4.4 if len(checks) > 1 else 4.6) as drawing:
-        panels = drawing.panels(len(checks))
-        for axes, (title, check) in zip(panels, checks, strict=True):
+    with canvas(3.9) as drawing:
+        panels = drawing.panels(2)
+        for axes, (title, check) in zip(panels, checks, strict=False):
             _check_panel(axes, title, check)
             words.append(
                 f"{title}: {check.measured_s.size:,} runs, median relative error "
-                f"{float(np.median(check.relative_errors)):.0%}, {check.within_band:.0%} within ±20 %."
+                f"{float(np.median(check.relative_errors)):.0%}, {check.within_band:.0%} within ±20%."
             )
-        colors = panels[-1].collections[-1]
-        bar = drawing.figure.colorbar(colors, ax=panels, shrink=0.85, pad=0.02, format=lambda v, _: f"{v:.0%}")
+        if len(checks) == 1:
+            _ratio_panel(panels[1], checks[0][1])
+        colors = panels[0].collections[-1]
+        bar = drawing.figure.colorbar(colors, ax=panels, pad=0.02, format=lambda v, _: f"{v:.0%}")
         bar.set_label("resident lists")
         png = drawing.png()
     model = analysis.latency.host
     return Picture(
         name="latency-check",
         title="Predicted against measured latency",
-        caption=f"Each dot is one timed run; on the line the prediction is exact, the grey band is ±20 %. "
-        f"{' '.join(words)} The scan model was fitted to these machines' runs; on runs it had not seen, its median "
+        caption=f"Each dot is one timed run; on the line the prediction is exact, the grey band is ±20%. "
+        f"{' '.join(words)} The scan model was fitted to this machine's runs; on runs it had not seen, its median "
         f"error was {model.errors[model.model.name]:.1%} (cross-validation).",
         png=png,
     )
@@ -124,7 +126,7 @@ def _check_panel(axes: Axes, title: str, check: TimingCheck) -> None:
     both = both[both > 0]
     low, high = float(both.min()) / 1.4, float(both.max()) * 1.4
     line = np.array([low, high])
-    axes.fill_between(line, line * 0.8, line * 1.2, color=FAINT, alpha=0.8, linewidth=0, zorder=1, label="±20 %")
+    axes.fill_between(line, line * 0.8, line * 1.2, color=FAINT, alpha=0.8, linewidth=0, zorder=1, label="±20%")
     axes.plot(line, line, color=GREY, linewidth=1, zorder=2)
     axes.scatter(
         np.maximum(check.predicted_s, low),
@@ -142,8 +144,31 @@ def _check_panel(axes: Axes, title: str, check: TimingCheck) -> None:
     axes.set_ylim(low, high)
     show_seconds(axes, "x")
     show_seconds(axes, "y")
-    axes.set_box_aspect(1)
     axes.set_xlabel("predicted")
     axes.set_ylabel("measured")
     axes.set_title(title)
     axes.legend(loc="upper left")
+
+
+def _ratio_panel(axes: Axes, check: TimingCheck) -> None:
+    """Measured over predicted by batch size: shows at which batches a model errs, and which way."""
+    axes.axhspan(0.8, 1.2, color=FAINT, alpha=0.8, linewidth=0, zorder=1)
+    axes.axhline(1.0, color=GREY, linewidth=1, zorder=2)
+    ratio = check.measured_s / np.maximum(check.predicted_s, 1e-12)
+    axes.scatter(
+        check.batch,
+        np.clip(ratio, 0.0, 3.0),
+        c=check.coverage,
+        cmap="cividis",
+        vmin=0.0,
+        vmax=max(float(check.coverage.max()), 0.01),
+        s=24,
+        edgecolors="white",
+        linewidths=0.4,
+        zorder=3,
+    )
+    axes.set_ylim(0.0, max(2.0, min(float(ratio.max()) * 1.05, 3.05)))
+    show_plain_log(axes, "x", base=2)
+    axes.set_xlabel("batch size (queries)")
+    axes.set_ylabel("measured / predicted")
+    axes.set_title("The same, by batch size")

@@ -72,7 +72,7 @@ def draw_load(rows: Sequence[LoadRow], *, slo_ms: float, percentile: float) -> P
             panels[1].set_ylim(0, 1.12)
             panels[1].set_yticks([0, 0.25, 0.5, 0.75, 1.0])
             show_percent(panels[1], x=False)
-            panels[1].set_title(f"Answered within the SLO (goal {percentile:g} %)")
+            panels[1].set_title(f"Within the SLO (goal {percentile:g}%)")
         for axes in panels:
             axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
             axes.set_xlim(-0.6, len(rates) - 0.4)
@@ -93,7 +93,7 @@ def draw_load(rows: Sequence[LoadRow], *, slo_ms: float, percentile: float) -> P
         title="Under load",
         caption="Requests arrive at random (Poisson) and do not wait for answers; latency counts from the moment a "
         "request was due. Each bar runs from the median to the 99th percentile on a logarithmic axis; shorter and "
-        f"lower is better, and the dashed lines are the SLO and the share of requests ({percentile:g} %) that should "
+        f"lower is better, and the dashed lines are the SLO and the share of requests ({percentile:g}%) that should "
         "meet it.",
         png=png,
     )

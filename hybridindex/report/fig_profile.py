@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from hybridindex.partitioner.analysis import Analysis
@@ -19,6 +21,7 @@ from hybridindex.report.style import (
     byte_unit,
     canvas,
     plain_label,
+    show_bytes,
     show_percent,
     show_plain_log,
     show_seconds,
@@ -27,7 +30,7 @@ from hybridindex.types import Profile
 
 __all__ = ["draw_access", "draw_recall", "draw_transfers"]
 
-#: VectorLiteRAG, section III: share of accesses on the hottest 20 % of lists.
+#: VectorLiteRAG, section III: share of accesses on the hottest 20% of lists.
 _PAPER_SHARE = 0.2
 _PAPER = (("ORCAS", 0.93), ("Wiki-All", 0.59))
 
@@ -54,9 +57,9 @@ def draw_access(analysis: Analysis) -> Picture:
             axes.annotate(
                 f"{name} {value:.0%} (paper)",
                 (_PAPER_SHARE, value),
-                xytext=(-9, 0),
+                xytext=(9, 0),
                 textcoords="offset points",
-                ha="right",
+                ha="left",
                 va="center",
                 fontsize=8,
                 color=INK,
@@ -72,11 +75,11 @@ def draw_access(analysis: Analysis) -> Picture:
         png = drawing.png()
     flatter = shares.at(_PAPER_SHARE, shares.fit_accesses) - shares.at(_PAPER_SHARE, shares.held_accesses)
     caption = (
-        f"The hottest 20 % of lists take {shares.at(_PAPER_SHARE, shares.held_accesses):.0%} of the accesses and "
+        f"The hottest 20% of lists take {shares.at(_PAPER_SHARE, shares.held_accesses):.0%} of the accesses and "
         f"{shares.at(_PAPER_SHARE, shares.held_work):.0%} of the scan work of {held:,} held-back queries. The higher "
         f"the curve above the diagonal, the less memory a hit rate costs. Dotted: the {fit:,} queries that chose the "
         f"order; there the figure reads {abs(flatter) * 100:.1f} points {'higher' if flatter >= 0 else 'lower'}, which "
-        "is why plans use the solid curves. The ticks at 20 % are what the VectorLiteRAG paper reports for its data."
+        "is why plans use the solid curves. The ticks at 20% are what the VectorLiteRAG paper reports for its data."
     )
     return Picture(name="access", title="Access skew", caption=caption, png=png)
 
@@ -97,12 +100,13 @@ def draw_recall(profile: Profile) -> Picture:
         axes.plot(nprobe, [p.recall for p in points], "o-", color=BLUE, label=f"recall@{points[0].k}")
         axes.plot(nprobe, [p.ndcg for p in points], "s--", color=VERMILLION, label=f"NDCG@{points[0].k}")
         axes.axvline(profile.nprobe, color=INK, linewidth=1.2)
+        rightwards = profile.nprobe < np.sqrt(nprobe[0] * nprobe[-1])
         axes.annotate(
             f"in use: nprobe {profile.nprobe}",
             (profile.nprobe, 0),
             xycoords=("data", "axes fraction"),
-            xytext=(6, 8) if profile.nprobe < np.sqrt(nprobe[0] * nprobe[-1]) else (-6, 8),
-            ha="left" if profile.nprobe < np.sqrt(nprobe[0] * nprobe[-1]) else "right",
+            xytext=(6, 8) if rightwards else (-6, 8),
+            ha="left" if rightwards else "right",
             textcoords="offset points",
         )
         if len(nprobe) > 1:
@@ -113,7 +117,7 @@ def draw_recall(profile: Profile) -> Picture:
         axes.set_ylabel("against exact search")
         axes.set_title("Quality against lists scanned")
         show_percent(axes, x=False)
-        axes.legend(loc="center right")
+        axes.legend(loc="lower right" if rightwards else "upper left")
         png = drawing.png()
     chosen = [p for p in points if p.nprobe == profile.nprobe]
     at = (
@@ -124,10 +128,17 @@ def draw_recall(profile: Profile) -> Picture:
     return Picture(
         name="recall",
         title="Answer quality",
-        caption=f"{at}Measured against exact search over the same vectors on {points[0].n_queries:,} held-back "
+        caption=f"{at}Measured against {_reference(profile)} on {points[0].n_queries:,} held-back "
         "queries. Every other figure here holds for this nprobe; placement never changes answers.",
         png=png,
     )
+
+
+def _reference(profile: Profile) -> str:
+    """What counted as exact: the profiler notes it."""
+    noted = profile.notes.get("recall")
+    reference = noted.get("reference") if isinstance(noted, Mapping) else None
+    return reference if isinstance(reference, str) else "exact search over the same vectors"
 
 
 def draw_transfers(profile: Profile) -> Picture:
@@ -143,7 +154,6 @@ def draw_transfers(profile: Profile) -> Picture:
     rates: list[str] = []
     with canvas(3.9) as drawing:
         (axes,) = drawing.panels()
-        scale, unit = 1024.0, "KiB"
         for place, (device, pinned) in enumerate(sorted({(t.device, t.pinned) for t in samples})):
             own = [t for t in samples if (t.device, t.pinned) == (device, pinned)]
             nbytes = np.array([t.nbytes for t in own], dtype=np.float64)
@@ -154,7 +164,7 @@ def draw_transfers(profile: Profile) -> Picture:
             rates.append(f"{device}, {memory}: {latency * 1e6:.3g} µs + bytes at {speed}")
             color = PALETTE[place % len(PALETTE)]
             axes.plot(
-                nbytes / scale,
+                nbytes,
                 seconds,
                 MARKERS[place % len(MARKERS)],
                 color=color,
@@ -163,10 +173,10 @@ def draw_transfers(profile: Profile) -> Picture:
                 label=f"{plain_label(device)}, {memory}: {speed}",
             )
             line = np.geomspace(nbytes.min(), nbytes.max(), 60)
-            axes.plot(line / scale, latency + per_byte * line, color=color)
-        show_plain_log(axes, "x")
+            axes.plot(line, latency + per_byte * line, color=color)
+        show_bytes(axes)
         show_seconds(axes, "y")
-        axes.set_xlabel(f"bytes copied ({unit})")
+        axes.set_xlabel("bytes copied")
         axes.set_ylabel("time of one copy")
         axes.set_title("Copy time, host to device")
         axes.legend(loc="upper left")

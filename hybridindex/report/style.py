@@ -39,6 +39,7 @@ __all__ = [
     "plain_label",
     "readable_seconds",
     "require_matplotlib",
+    "show_bytes",
     "show_percent",
     "show_plain_log",
     "show_seconds",
@@ -174,7 +175,7 @@ def show_percent(axes: Axes, *, x: bool = True, y: bool = True) -> None:
 
     for wanted, axis in ((x, axes.xaxis), (y, axes.yaxis)):
         if wanted:
-            axis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
+            axis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol="%"))
 
 
 def show_plain_log(axes: Axes, which: str, base: int = 10) -> None:
@@ -201,6 +202,21 @@ def show_seconds(axes: Axes, which: str) -> None:
     show_plain_log(axes, which)
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_formatter(FuncFormatter(lambda value, _: readable_seconds(value)))
+
+
+def show_bytes(axes: Axes) -> None:
+    """A log x axis of bytes whose ticks carry their own unit: 4 KiB, 1 MiB."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=16, numticks=12))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _readable_bytes(value)))
+
+
+def _readable_bytes(nbytes: float) -> str:
+    divisor, unit = byte_unit(nbytes)
+    return f"{nbytes / divisor:g} {unit}"
 
 
 def legend_below(axes: Axes, columns: int, *, title: str | None = None) -> None:

@@ -27,6 +27,7 @@ __all__ = [
 NOT_MEASURED = "not measured"
 _BATCHES = (1, 4, 16, 64)
 _MAX_TRACE_ROWS = 200
+_MAX_NOTE = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,12 +148,21 @@ def profile_facts(profile: Profile, index_info: Mapping[str, Any]) -> Table:
     ]
     if hardware.versions:
         rows.append(("Versions", ", ".join(f"{name} {version}" for name, version in hardware.versions.items())))
-    rows += [
-        (str(name).replace("_", " "), _plain(value))
-        for name, value in profile.notes.items()
-        if isinstance(value, (str, int, float, bool)) and len(str(value)) <= 200
-    ]
+    rows += _note_rows(profile.notes)
     return Table(rows=rows)
+
+
+def _note_rows(notes: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Free-form notes that fit a line; nested ones as "name value" pairs."""
+    rows = []
+    for name, value in notes.items():
+        if isinstance(value, Mapping):
+            text = ", ".join(f"{key} {_plain(part)}" for key, part in value.items() if part is not None)
+        else:
+            text = _plain(value) if value is not None else ""
+        if text and len(text) <= _MAX_NOTE:
+            rows.append((f"Note: {name}".replace("_", " "), text.replace("_", " ")))
+    return rows
 
 
 def trace(plan: Plan) -> Table:
@@ -199,4 +209,10 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _plain(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        return " ".join(_plain(part) for part in value)
+    return str(value)

@@ -144,6 +144,8 @@ class PageArena:
         self._stream: Any = None
         if device.type == "cuda":
             self._staging = torch.empty(4 << 20, dtype=torch.uint8, pin_memory=True)
+            # The zeroing must be over before another stream writes.
+            torch.cuda.synchronize(device)
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @property
@@ -182,17 +184,21 @@ class PageArena:
                 event.record(self._stream)
             event.synchronize()
 
-    def rows(self, pages: I32, n_rows: int) -> torch.Tensor:
-        """The first ``n_rows`` rows stored in ``pages`` as (n_rows, code_size) uint8 on the device.
+    def rows(self, pages: I32, first: int, count: int) -> torch.Tensor:
+        """Rows first .. first + count - 1 of the list stored in ``pages``: (count, code_size) uint8 on the device.
 
-        A view when the pages are consecutive, a copy otherwise.
+        A view where their pages are consecutive, else a copy of just these rows.
         """
         import torch
 
-        runs = page_runs(pages)
-        if len(runs) == 1:
-            start, length = runs[0]
-            held = self.data[start : start + length]
-        else:
-            held = self.data.index_select(0, torch.from_numpy(pages).to(self.device))
-        return held.reshape(-1)[: n_rows * self.geometry.code_size].view(n_rows, self.geometry.code_size)
+        geometry = self.geometry
+        by_row = self.data.view(-1, geometry.code_size)
+        head, last = first // geometry.rows_per_page, (first + count - 1) // geometry.rows_per_page
+        touched = pages[head : last + 1]
+        if int(touched[-1]) - int(touched[0]) == len(touched) - 1 and bool((np.diff(touched) == 1).all()):
+            start = int(touched[0]) * geometry.rows_per_page + first % geometry.rows_per_page
+            return by_row[start : start + count]
+        wanted = np.arange(first, first + count)
+        at = pages[wanted // geometry.rows_per_page].astype(np.int64) * geometry.rows_per_page
+        at += wanted % geometry.rows_per_page
+        return by_row.index_select(0, torch.from_numpy(at).to(self.device))

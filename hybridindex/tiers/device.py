@@ -17,7 +17,7 @@ import numpy as np
 
 from hybridindex.errors import DeviceError, RouterClosedError
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.paging import PageGeometry, scratch_for_budget
+from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
 from hybridindex.tiers.arena import PageArena
 from hybridindex.tiers.device_native import NativePageScanner
 from hybridindex.tiers.device_torch import TorchScanner
@@ -54,7 +54,15 @@ class DeviceTier:
     """
 
     def __init__(
-        self, index: IVFIndex, device_name: str, ordinal: int, *, budget_bytes: int, wanted_bytes: int
+        self,
+        index: IVFIndex,
+        device_name: str,
+        ordinal: int,
+        *,
+        budget_bytes: int,
+        wanted_bytes: int,
+        scratch_bytes: int | None = None,
+        page_bytes: int = DEFAULT_PAGE_BYTES,
     ) -> None:
         """Allocates min(``wanted_bytes``, budget - scratch) bytes of pages on ``device_name``.
 
@@ -66,9 +74,9 @@ class DeviceTier:
         self.budget_bytes = budget_bytes
         self._index = index
         self._codec = index.device_codec()
-        self.geometry = PageGeometry.for_code_size(index.code_size)
-        self.scratch_bytes = scratch_for_budget(budget_bytes)
-        room = (budget_bytes - self.scratch_bytes) // self.geometry.page_bytes
+        self.geometry = PageGeometry.for_code_size(index.code_size, page_bytes)
+        self.scratch_bytes = scratch_for_budget(budget_bytes) if scratch_bytes is None else scratch_bytes
+        room = max(0, budget_bytes - self.scratch_bytes) // self.geometry.page_bytes
         wanted = -(-wanted_bytes // self.geometry.page_bytes)
         n_pages = int(min(room, wanted)) if self._codec is not None else 0
         #: Why this device holds nothing, when it cannot; shown by statistics and explain.
@@ -81,6 +89,7 @@ class DeviceTier:
         self._failure: BaseException | None = None
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._mover = threading.Thread(target=self._run_mover, name=f"hybridindex-mover-{ordinal}", daemon=True)
+        self._close_lock = threading.Lock()
         self._closed = False
         self._mover.start()
 
@@ -139,9 +148,7 @@ class DeviceTier:
         Lists become visible to new leases a few at a time. ``cancelled`` is asked before each list.
         """
         future: Future[LoadReport] = Future()
-        if self._closed:
-            future.set_exception(RouterClosedError("the device tier is closed"))
-            return future
+        future.set_running_or_notify_cancel()
 
         def job() -> None:
             try:
@@ -150,7 +157,10 @@ class DeviceTier:
                 self.fail(error)
                 future.set_exception(error)
 
-        self._queue.put(job)
+        with self._close_lock:
+            if self._closed:
+                raise RouterClosedError("the device tier is closed")
+            self._queue.put(job)
         return future
 
     def _load(self, lists: Sequence[int], store: ResidencyStore, cancelled: Callable[[], bool] | None) -> LoadReport:
@@ -195,7 +205,8 @@ class DeviceTier:
 
     def close(self) -> None:
         """Finishes queued copies and joins the mover. The arena's memory goes with the object."""
-        if not self._closed:
-            self._closed = True
-            self._queue.put(None)
-            self._mover.join()
+        with self._close_lock:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        self._mover.join()

@@ -67,8 +67,9 @@ class NativePageScanner(TorchScanner):
         n = len(queries)
         distances = np.empty((n, k), dtype=np.float32)
         ids = np.empty((n, k), dtype=np.int64)
-        # Heaps are the kernel's only memory that grows with the batch: 16 bytes a place.
-        step = max(1, self._scratch_bytes // (16 * k))
+        # What the kernel allocates: 16 bytes a place of each query's heap, 8 a query, and the rows being decoded.
+        decoded = 0 if self._codec.kind == "f32" and not self._codec.by_residual else 16 * self._index.scan_dim * 4
+        step = self._at_least_one((self._scratch_bytes - decoded) // (16 * k + 8), 16 * k + 8 + decoded, k)
         for start in range(0, n, step):
             rows = slice(start, start + step)
             found, positions = distances[rows], ids[rows]

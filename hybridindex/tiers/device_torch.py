@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import InvalidInputError, OutOfBudgetError
 from hybridindex.tiers.arena import PageArena
 from hybridindex.tiers.protocol import OnDone
 from hybridindex.tiers.residency import Residency
@@ -64,6 +64,7 @@ class TorchScanner:
 
         Raises:
             InvalidInputError: also when a probed list is not resident on this device in this snapshot.
+            OutOfBudgetError: the scratch is too small for one query at this k.
         """
         self._check(queries, probes, coarse_distances, k)
         worst = -np.inf if self._index.metric == "ip" else np.inf
@@ -86,14 +87,24 @@ class TorchScanner:
             raise InvalidInputError(f"list {int(absent[0])} is probed on device {self._ordinal} but not resident there")
 
     def _queries_per_tile(self, k: int) -> int:
-        # A quarter of the scratch for what lives as long as the tile: queries (twice, while gathered) and their top-k.
+        # Half of the scratch for what lives as long as the tile: queries (twice, while gathered) and their top-k (the
+        # running one, the gathered one, the next one), 12 bytes a place.
         per_query = 2 * self._index.scan_dim * 4 + 3 * k * 12
-        return max(1, self._scratch_bytes // 4 // per_query)
+        return self._at_least_one(self._scratch_bytes // 2 // per_query, per_query, k)
 
     def _rows_per_tile(self, n_queries: int, k: int) -> int:
-        # The rest for decoded rows and for the (queries, rows + k) block that top-k reads: value and payload.
-        per_row = self._index.scan_dim * 4 * 2 + n_queries * 2 * 12
-        return max(1, (self._scratch_bytes * 3 // 4 - n_queries * k * 12) // per_row)
+        # The other half for rows (as stored, decoded, once more while computed in double precision) and for the
+        # (queries, k + rows) block that top-k reads: value and position.
+        per_row = self._index.code_size + self._index.scan_dim * (4 + 4 + 8) + n_queries * 2 * 12
+        left = self._scratch_bytes // 2 - n_queries * k * 12
+        return self._at_least_one(left // per_row, per_row, k)
+
+    def _at_least_one(self, n: int, needed: int, k: int) -> int:
+        if n < 1:
+            raise OutOfBudgetError(
+                f"scratch of {self._scratch_bytes:,} bytes is too small for k {k}: a tile needs {2 * needed:,}"
+            )
+        return n
 
     def _scan_tile(self, queries: F32, probes: I64, k: int, filter_ids: I64 | None, distances: F32, ids: I64) -> None:
         import torch
@@ -111,14 +122,15 @@ class TorchScanner:
                 continue
             group = torch.from_numpy(members).to(device)
             xg = x if len(members) == len(queries) else x.index_select(0, group)
-            codes = self._arena.rows(self._residency.list_pages[list_id], size)
+            pages = self._residency.list_pages[list_id]
             allowed = None
             if filter_ids is not None:
                 allowed = torch.from_numpy(np.isin(self._index.list_ids(list_id), filter_ids)).to(device)
             held, held_at = best.index_select(0, group), best_at.index_select(0, group)
             step = self._rows_per_tile(len(members), k)
             for start in range(0, size, step):
-                decoded = self._decode(codes[start : start + step], list_id)
+                codes = self._arena.rows(pages, start, min(step, size - start))
+                decoded = self._decode(codes, list_id)
                 block = _distances(xg, decoded, keep_max=keep_max)
                 if allowed is not None:
                     block.masked_fill_(~allowed[start : start + step], -torch.inf if keep_max else torch.inf)
@@ -185,5 +197,8 @@ def _distances(x: torch.Tensor, rows: torch.Tensor, *, keep_max: bool) -> torch.
     import torch
 
     if keep_max:
+        if x.is_cuda and torch.backends.cuda.matmul.allow_tf32:
+            # The process allows shortened products for its own sake; ours must stay exact.
+            return (x.double() @ rows.double().T).float()
         return x @ rows.T
     return torch.cdist(x, rows, compute_mode="donot_use_mm_for_euclid_dist").square_()

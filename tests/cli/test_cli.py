@@ -154,7 +154,7 @@ def test_doctor_says_what_is_here(cli):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["verify", "{tmp}/nothing"], ExitCode.BAD_INDEX, "nothing"),
+        (["verify", "{tmp}/nothing"], ExitCode.BAD_INPUT, "nothing"),
         (["search", "{idx}", "-q", "{tmp}/none.npy"], ExitCode.BAD_INPUT, "does not exist"),
         (["search", "{idx}", "-q", "{tmp}/text.npy"], ExitCode.BAD_INPUT, "not a readable .npy"),
         (["search", "{idx}", "-q", "{test}", "-k", "0"], ExitCode.USAGE, "-k"),

@@ -14,7 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridindex.errors import CorruptIndexError, IndexFormatError, InvalidInputError, UnsupportedIndexError
+from hybridindex.errors import (
+    CorruptIndexError,
+    IndexFormatError,
+    InvalidInputError,
+    NotWritableError,
+    UnsupportedIndexError,
+)
 from hybridindex.index import (
     IVFIndex,
     build,
@@ -25,7 +31,6 @@ from hybridindex.index import (
     verify,
     write_layout,
 )
-from hybridindex.index.generation import NotWritableError
 from hybridindex.index.layout import to_blocks16
 from tests.conftest import clustered_vectors
 

@@ -252,6 +252,38 @@ def test_a_plan_adopts_lists_that_a_session_brought(index):
         assert router.residency.resident_lists().tolist() == brought.tolist()
 
 
+def test_a_plan_keeps_lists_that_a_session_was_still_bringing(index, monkeypatch):
+    """The copy is held in the middle; the plan comes; the session ends; the plan's lists stay."""
+    from hybridindex.tiers.arena import PageArena
+
+    write, started, go_on = PageArena.write, threading.Event(), threading.Event()
+
+    def held(self, pages, codes):
+        started.set()
+        assert go_on.wait(30)
+        write(self, pages, codes)
+
+    with Router(index, plan=hand_made_plan(index, np.full(NLIST, -1)), devices=["cpu"]) as router:
+        monkeypatch.setattr(PageArena, "write", held)
+        session = router.session()
+        moved = session.lookahead(clustered(1, seed=7), nprobe=4)
+        assert started.wait(30)
+        planner = threading.Thread(target=router.apply_plan, args=(hand_made_plan(index, np.zeros(NLIST)),))
+        planner.start()
+        go_on.set()
+        planner.join()
+        moved.result(30)
+        session.close()
+        assert router.residency.n_resident == (index.list_sizes > 0).sum()
+        assert router.stats().unplaced_lists == 0
+
+
+def test_cancelling_a_lookahead_only_stops_waiting(index):
+    with Router(index) as router, router.session() as session:
+        assert not session.lookahead(clustered(1)).cancel()
+        session.lookahead(clustered(1)).result(30)
+
+
 def test_closed_session_refuses(index):
     with Router(index, devices=["cpu"], device_budget_bytes=8 << 20) as router:
         session = router.session()
@@ -297,6 +329,7 @@ def test_copy_that_fails_loses_nothing(index, monkeypatch):
     with Router(index, plan=hand_made_plan(index, np.zeros(NLIST)), devices=["cpu"]) as router:
         check(index, clustered(4), 10, 8, router.search(clustered(4), 10, 8))
         assert router.devices[0].used_bytes == 0
+        assert router.stats().unplaced_lists == (index.list_sizes > 0).sum()
 
 
 def test_host_scan_error_reaches_the_caller_and_the_router_goes_on(index, monkeypatch):
@@ -343,6 +376,18 @@ def test_huge_budget_allocates_only_what_is_needed(index):
         page_bytes = router.devices[0].geometry.page_bytes
         assert router.devices[0].arena.nbytes <= (index.list_bytes + page_bytes).sum()
         assert router.search(clustered(3)).hit_rate.min() == 1.0
+
+
+def test_k_too_large_for_the_scratch_falls_back_without_failing_the_device(index):
+    page = 65_536 // (DIM * 4) * DIM * 4
+    plan = hand_made_plan(index, np.zeros(NLIST), budget=3 * page)
+    with Router(index, plan=plan, devices=["cpu"]) as router:
+        assert router.residency.n_resident > 0
+        check(index, clustered(3), 2048, NLIST, router.search(clustered(3), 2048, NLIST))
+        assert router.stats().device_fallbacks == 1
+        assert router.devices[0].usable
+        assert router.search(clustered(3), 5, NLIST).hit_rate.min() > 0
+        assert router.stats().device_fallbacks == 1
 
 
 # Deadlines

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from hybridindex.errors import DeviceNotFoundError
+from hybridindex.profiler.device import time_device, time_transfers
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def order(index):
+    return np.argsort(-index.list_sizes, kind="stable")
+
+
+def timed(index, name, queries, order, **options):
+    settings = {
+        "nprobe": 6,
+        "k": 3,
+        "batches": (1, 4),
+        "repeats": 2,
+        "max_seconds": 60.0,
+        "budget_bytes": 16 << 20,
+        "transfer_bytes": (1 << 10, 1 << 16),
+        **options,
+    }
+    return time_device(index, name, index.transform(queries), order, **settings)
+
+
+def test_stand_in_scans_and_copies_are_timed_and_say_what_they_are(index, queries, order):
+    timing = timed(index, "cpu", queries, order)
+    assert timing.label == "cpu (stand-in)"
+    assert timing.notes["stand_in"] is True
+    assert timing.notes["lists_loaded"] == (index.list_sizes > 0).sum()
+    assert {s.stage for s in timing.samples} == {"device_scan"}
+    assert {s.device for s in timing.samples} == {t.device for t in timing.transfers} == {"cpu (stand-in)"}
+    assert {s.batch for s in timing.samples} == {1, 4}
+    assert all(0 < s.unique_bytes <= s.work_bytes and s.seconds > 0 for s in timing.samples)
+    assert {t.nbytes for t in timing.transfers} == {1 << 10, 1 << 16}
+    assert not any(t.pinned for t in timing.transfers)
+    assert len({s.coverage for s in timing.samples}) == 3
+
+
+def test_only_what_fits_the_budget_is_scanned(index, queries, order):
+    # Two pages of 64 KiB beside the scratch.
+    timing = timed(index, "cpu", queries, order, budget_bytes=2 * 65536 + 32768, transfer_bytes=(1 << 30,))
+    assert 0 < timing.notes["lists_loaded"] < index.nlist
+    assert all(s.coverage <= timing.notes["coverage_loaded"] for s in timing.samples)
+    assert max(t.nbytes for t in timing.transfers) <= 2 * 65536 + 32768
+
+
+def test_a_budget_below_one_page_gives_transfers_only(index, queries, order):
+    timing = timed(index, "cpu", queries, order, budget_bytes=100)
+    assert timing.samples == ()
+    assert timing.transfers
+    assert timing.notes["lists_loaded"] == 0
+
+
+def test_nothing_stays_behind(index, queries, order):
+    before = {t.name for t in threading.enumerate()}
+    timed(index, "cpu", queries, order)
+    assert {t.name for t in threading.enumerate()} <= before
+
+
+def test_a_scan_that_fails_closes_the_device(index, queries, order):
+    before = {t.name for t in threading.enumerate()}
+    with pytest.raises(Exception, match="k is 0"):
+        timed(index, "cpu", queries, order, k=0)
+    assert {t.name for t in threading.enumerate()} <= before
+
+
+def test_a_missing_device_is_named(index, queries, order):
+    with pytest.raises(DeviceNotFoundError, match="cuda:99"):
+        timed(index, "cuda:99", queries, order)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_gpu_copies_are_timed_pinned_and_not(index, queries, order):
+    timing = timed(index, "cuda:0", queries, order)
+    assert {t.pinned for t in timing.transfers} == {True, False}
+    assert all(s.device.startswith("cuda:0 (") for s in timing.samples)
+    assert timing.samples
+
+
+def test_transfers_are_repeated_at_every_size():
+    samples = time_transfers(torch.device("cpu"), "ram", [10, 20], repeats=3)
+    assert [(s.nbytes, s.device, s.pinned) for s in samples] == [(10, "ram", False), (20, "ram", False)] * 3

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hybridindex.errors import InvalidInputError, ProfileError
+from hybridindex.profiler.request import DEFAULT_BATCHES, check_request
+
+
+def request(**changes):
+    values = {
+        "n_queries": 200,
+        "nlist": 32,
+        "default_nprobe": 8,
+        "nprobe": None,
+        "recall_target": None,
+        "k": 10,
+        "batches": None,
+        "coverages": (0.1, 0.5),
+        "repeats": 3,
+        "threads": None,
+        "devices": (),
+        "seed": 0,
+        "max_seconds": 60.0,
+        **changes,
+    }
+    return check_request(**values)
+
+
+def test_defaults_are_filled_in():
+    made = request()
+    assert made.nprobe == 8
+    assert made.batches == tuple(b for b in DEFAULT_BATCHES if b <= 100)
+    assert made.batches_too_large == tuple(b for b in DEFAULT_BATCHES if b > 100)
+    assert request(recall_target=0.9).nprobe is None
+
+
+def test_too_few_queries_say_how_many_there_are_and_should_be():
+    with pytest.raises(ProfileError, match=r"^63 calibration queries; at least 64"):
+        request(n_queries=63)
+    request(n_queries=64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"nprobe": 0}, "nprobe is 0; expected 1 to nlist, 32"),
+        ({"nprobe": 33}, "nprobe is 33"),
+        ({"nprobe": 2.0}, "nprobe holds 2.0"),
+        ({"nprobe": True}, "nprobe holds True"),
+        ({"nprobe": 4, "recall_target": 0.9}, "both given"),
+        ({"recall_target": 0.0}, "recall_target is 0.0"),
+        ({"recall_target": 1.01}, "recall_target is 1.01"),
+        ({"recall_target": float("nan")}, "recall_target is nan"),
+        ({"k": 0}, "k is 0"),
+        ({"k": 4096}, "k is 4096"),
+        ({"repeats": 0}, "repeats is 0"),
+        ({"threads": 0}, "threads is 0"),
+        ({"max_seconds": 0.0}, "max_seconds is 0.0"),
+        ({"max_seconds": float("inf")}, "max_seconds is inf"),
+        ({"seed": -1}, "seed is -1"),
+        ({"batches": ()}, r"batches are \(\)"),
+        ({"batches": (4, 0)}, "batches are"),
+        ({"batches": (101,)}, "leave 100"),
+        ({"coverages": (0.5, 1.5)}, "coverages are"),
+        ({"coverages": (float("nan"),)}, "coverages are"),
+    ],
+)
+def test_wrong_arguments_are_named(changes, said):
+    with pytest.raises(InvalidInputError, match=said):
+        request(**changes)
+
+
+def test_checkpoints_of_other_requests_or_queries_have_other_keys():
+    queries = np.zeros((200, 4), np.float32)
+    keys = {
+        request().key("a", queries=queries),
+        request().key("b", queries=queries),
+        request(seed=1).key("a", queries=queries),
+        request().key("a", queries=queries + 1),
+    }
+    assert len(keys) == 4
+    assert request().key("a", queries=queries.copy()) in keys

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import hybridindex.profiler.run as run_module
+from hybridindex.errors import DeviceError, DeviceNotFoundError, InvalidInputError, ProfileError, ProfileMismatchError
+from hybridindex.partitioner import make_plan
+from hybridindex.profiler import profile_index
+from hybridindex.profiler.access import access_counts, split_halves
+from hybridindex.store import ControlStore
+from hybridindex.types import StageSample
+from tests.clustered import clustered, small_index
+
+QUICK = {"batches": (1, 4), "repeats": 2, "coverages": (0.2,), "threads": 1, "k": 5}
+
+
+@pytest.fixture(scope="module")
+def profile(index, queries):
+    return profile_index(index, queries, nprobe=6, devices=["cpu"], device_budget_bytes=16 << 20, **QUICK)
+
+
+def test_a_profile_holds_what_was_measured_and_where(profile, index, queries):
+    assert profile.index_fingerprint == index.fingerprint
+    assert (profile.nprobe, profile.k, profile.threads, profile.scanner) == (6, 5, 1, "faiss")
+    assert (profile.metric, profile.codec, profile.dim, profile.count) == ("l2", "flat", 24, 3000)
+    assert {s.stage for s in profile.stages} == {"coarse", "host_scan", "device_scan"}
+    assert profile.transfers
+    assert [p.nprobe for p in profile.recall] == [1, 2, 4, 6, 8, 16, 32]
+    assert profile.access.fit_probes.shape == profile.access.held_probes.shape == (100, 6)
+    np.testing.assert_array_equal(profile.list_bytes, index.list_bytes)
+    assert profile.notes["queries"] == {"given": 200, "fit": 100, "held": 100}
+
+
+def test_the_hot_order_comes_from_one_half_and_estimates_from_the_other(profile, index, queries):
+    fit, held = split_halves(len(queries), 0)
+    x = index.transform(queries)
+    np.testing.assert_array_equal(profile.access.fit_probes, index.quantize(x[fit], 6)[0])
+    np.testing.assert_array_equal(profile.access.held_probes, index.quantize(x[held], 6)[0])
+    np.testing.assert_array_equal(profile.access.list_accesses, access_counts(profile.access.fit_probes, index.nlist))
+
+
+def test_the_store_keeps_it_and_the_partitioner_plans_from_it(profile, tmp_path):
+    with ControlStore.open(tmp_path / "control.sqlite") as store:
+        kept = store.load_profile(store.save_profile(profile).id)
+    assert replace(kept, id=None).stages == profile.stages
+    assert kept.notes == profile.notes
+    plan = make_plan(kept, slo_ms=1000, device_budget_bytes=1 << 20)
+    assert plan.verdict == "feasible"
+
+
+def test_recall_target_chooses_the_smallest_nprobe(index, queries):
+    made = profile_index(index, queries, recall_target=0.9, **QUICK)
+    by_nprobe = {p.nprobe: p.recall for p in made.recall}
+    assert by_nprobe[made.nprobe] >= 0.9
+    assert all(recall < 0.9 for nprobe, recall in by_nprobe.items() if nprobe < made.nprobe)
+    assert made.nprobe - 1 in by_nprobe
+    assert made.access.held_probes.shape[1] == made.nprobe
+
+
+def test_nprobe_defaults_to_the_index_s(index, queries):
+    assert profile_index(index, queries[:64], **QUICK).nprobe == index.nprobe
+
+
+def test_a_codec_of_the_host_skips_devices_and_says_so(tmp_path, queries):
+    with small_index(tmp_path / "idx", codec="pqfs", metric="ip") as index:
+        made = profile_index(index, queries, devices=["cpu"], **QUICK)
+    assert "host only" in made.notes["device cpu"]["skipped"]
+    assert made.transfers == ()
+    assert {s.stage for s in made.stages} == {"coarse", "host_scan"}
+
+
+def test_a_device_that_fails_is_left_out_and_the_rest_stays(index, queries, monkeypatch, caplog):
+    def fail(*_args, **_options):
+        raise DeviceError("it burns")
+
+    monkeypatch.setattr(run_module, "time_device", fail)
+    with caplog.at_level(logging.WARNING):
+        made = profile_index(index, queries, devices=["cpu"], **QUICK)
+    assert made.notes["device cpu"] == {"skipped": "it burns"}
+    assert "it burns" in caplog.text
+    assert made.stages
+
+
+def test_normalised_queries_are_transformed_before_they_are_measured(tmp_path):
+    queries = clustered(80, seed=2)
+    with small_index(tmp_path / "idx", metric="ip", normalize=True) as index:
+        scaled = profile_index(index, queries * 7, **QUICK)
+        plain = profile_index(index, queries, **QUICK)
+    np.testing.assert_array_equal(scaled.access.held_probes, plain.access.held_probes)
+
+
+def test_history_is_added_with_less_weight(profile, index, queries):
+    made = profile_index(index, queries, nprobe=6, history=profile, history_decay=0.5, **QUICK)
+    np.testing.assert_allclose(made.access.list_accesses, 1.5 * profile.access.list_accesses)
+    assert made.notes["access"]["history"]["created_at"] == profile.created_at
+
+
+def test_history_of_another_index_is_refused(profile, index, queries):
+    with pytest.raises(ProfileMismatchError, match="other"):
+        profile_index(index, queries, history=replace(profile, index_fingerprint="other"), **QUICK)
+
+
+def test_batch_runner_extra_stages_and_notes_are_kept(index, queries):
+    sizes = []
+    embedded = StageSample(stage="embed", batch=1, seconds=0.1)
+    made = profile_index(
+        index,
+        queries,
+        batch_runner=lambda x, nprobe: sizes.append(len(x)),
+        extra_stages=[embedded],
+        notes={"source": "a log"},
+        **QUICK,
+    )
+    assert sorted(sizes) == sorted(s.batch for s in made.stages if s.stage == "batch") == [1, 1, 4, 4]
+    assert made.stages[-1] == embedded
+    assert made.notes["source"] == "a log"
+
+
+def test_batches_larger_than_half_the_queries_are_noted(index, queries):
+    made = profile_index(index, queries, **{**QUICK, "batches": (1, 128)})
+    assert made.notes["batches_too_large"] == [128]
+    assert {s.batch for s in made.stages} == {1}
+
+
+def test_progress_tells_every_stage(index, queries):
+    told = []
+    profile_index(index, queries, progress=lambda stage, done, total: told.append((stage, done, total)), **QUICK)
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == ["recall", "access", "host"]
+    assert all(0 <= done <= total for _, done, total in told)
+
+
+@pytest.mark.parametrize("stage", ["access", "host", "device cpu"])
+def test_an_interrupted_profile_resumes_after_the_stages_it_finished(index, queries, tmp_path, monkeypatch, stage):
+    path = tmp_path / "checkpoint"
+    options = {"checkpoint": path, "devices": ["cpu"], "device_budget_bytes": 16 << 20, **QUICK}
+
+    def interrupt(name, done, total):
+        if name == stage and (done, total) == (1, 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile_index(index, queries, progress=interrupt, **options)
+    assert path.exists()
+
+    def not_again(*_args, **_options):
+        raise AssertionError("a finished stage was measured again")
+
+    finished = ["search_exhaustively", "sample_access", "time_host", "time_device"]
+    for name in finished[: ["access", "host", "device cpu"].index(stage) + 2]:
+        monkeypatch.setattr(run_module, name, not_again)
+    made = profile_index(index, queries, **options)
+    assert {s.stage for s in made.stages} == {"coarse", "host_scan", "device_scan"}
+    assert made.access.held_probes.dtype == np.int32
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_of_other_queries_is_not_used(index, queries, tmp_path):
+    path = tmp_path / "checkpoint"
+
+    def interrupt(name, done, total):
+        if name == "host":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile_index(index, queries, checkpoint=path, progress=interrupt, **QUICK)
+    other = clustered(200, seed=77)
+    made = profile_index(index, other, checkpoint=path, **QUICK)
+    held = index.transform(other[split_halves(200, 0)[1]])
+    np.testing.assert_array_equal(made.access.held_probes, index.quantize(held, index.nprobe)[0])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "said"),
+    [
+        (lambda q: q[:63], ProfileError, "63 calibration queries"),
+        (lambda q: q[:, :5], InvalidInputError, "shape"),
+        (lambda q: q.astype(np.float64), InvalidInputError, "float64"),
+        (lambda q: np.where(np.arange(24) == 3, np.nan, q).astype(np.float32), InvalidInputError, "NaN"),
+    ],
+)
+def test_unusable_queries_are_refused(index, queries, spoil, error, said):
+    with pytest.raises(error, match=said):
+        profile_index(index, spoil(queries), **QUICK)
+
+
+def test_a_missing_device_is_named_before_anything_is_measured(index, queries):
+    told = []
+    with pytest.raises(DeviceNotFoundError, match="cuda:99"):
+        profile_index(index, queries, devices=["cuda:99"], progress=lambda *facts: told.append(facts), **QUICK)
+    assert told == []
