@@ -144,19 +144,21 @@ class Index:
 
         if nprobe is not None and recall is not None:
             raise InvalidInputError("nprobe and recall were both given; give one: recall chooses nprobe")
-        profile = profile_index(
-            self._ivf,
-            queries,
-            nprobe=nprobe,
-            recall_target=recall,
-            k=k,
-            threads=threads,
-            devices=devices,
-            max_seconds=max_seconds,
-            seed=seed,
-            progress=progress,
-            **options,
-        )
+        with self.router(threads=threads) as router:
+            profile = profile_index(
+                self._ivf,
+                queries,
+                nprobe=nprobe,
+                recall_target=recall,
+                k=k,
+                threads=threads,
+                devices=devices,
+                max_seconds=max_seconds,
+                seed=seed,
+                batch_runner=lambda batch, lists: router.search(batch, k, lists),
+                progress=progress,
+                **options,
+            )
         if save:
             with self.store(store_url) as store:
                 profile = store.save_profile(profile)

@@ -32,6 +32,8 @@ DEFAULT_BUDGET_BYTES = 256 << 20
 TRANSFER_BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 #: Share of the loaded lists that a scan may use: different work at the same batch size.
 _LOADED_SHARES = (1.0, 0.5, 0.2)
+#: A batch size whose first runs took more than this share of the time is the largest.
+_WARM_UP_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ def time_device(
         order: (nlist,) int64, hottest first.
         nprobe: lists per query before the mask.
         k: neighbours per query.
-        batches: batch sizes, at most n.
+        batches: batch sizes, at most n. Sizes beyond one that is slow to warm up are left out, noted.
         repeats: rounds over batch sizes and shares of the loaded lists.
         max_seconds: about how long; one round is always finished.
         budget_bytes: hard limit on the device.
@@ -95,12 +97,16 @@ def time_device(
         samples: list[StageSample] = []
         n_loaded = store.current.n_resident
         rounds = 0
+        warm: list[int] = []
         if n_loaded:
             rng = np.random.default_rng(seed)
             bench = _DeviceBench(index, tier, store, queries, order, nprobe, k, rng, clock)
-            tasks = [(batch, share) for batch in batches for share in _LOADED_SHARES]
-            for batch in batches:  # warm-up: first launches compile and allocate
+            for batch in sorted(batches):  # warm-up: first launches compile and allocate
                 bench.run(batch, 1.0)
+                warm.append(batch)
+                if clock() - started > _WARM_UP_SHARE * max_seconds:
+                    break
+            tasks = [(batch, share) for batch in warm for share in _LOADED_SHARES]
             while rounds < repeats and (rounds == 0 or clock() - started < max_seconds):
                 for number in rng.permutation(len(tasks)):
                     samples += bench.run(*tasks[number])
@@ -117,6 +123,8 @@ def time_device(
             # The whole way of a list to the device: allocation, staging, publication.
             "load_bytes": report.nbytes,
             "load_seconds": load_seconds,
+            "batches": warm,
+            "batches_left_out": [b for b in batches if b not in warm],
             "rounds": rounds,
             "seconds": clock() - started,
         }

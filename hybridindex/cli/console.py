@@ -118,6 +118,8 @@ class CliProgress:
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
         if stage not in self._tasks:
+            for earlier in self._tasks.values():  # one that never learnt its total would run on
+                self._bars.stop_task(earlier)
             self._tasks[stage] = self._bars.add_task(stage, total=total)
         self._bars.update(self._tasks[stage], completed=done, total=total)
 

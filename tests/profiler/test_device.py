@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import threading
 
 import numpy as np
@@ -59,17 +60,28 @@ def test_a_budget_below_one_page_gives_transfers_only(index, queries, order):
     assert timing.notes["lists_loaded"] == 0
 
 
+def test_time_over_leaves_out_large_batches_but_finishes_a_round(index, queries, order):
+    ticking = itertools.count()
+    timing = timed(
+        index, "cpu", queries, order, repeats=9, max_seconds=1.0, clock=lambda: float(next(ticking)), batches=(16, 64)
+    )
+    assert timing.notes["batches"] == [16]
+    assert timing.notes["batches_left_out"] == [64]
+    assert timing.notes["rounds"] == 1
+    assert {s.batch for s in timing.samples} == {16}
+
+
 def test_nothing_stays_behind(index, queries, order):
-    before = {t.name for t in threading.enumerate()}
+    before = set(threading.enumerate())
     timed(index, "cpu", queries, order)
-    assert {t.name for t in threading.enumerate()} <= before
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_scan_that_fails_closes_the_device(index, queries, order):
-    before = {t.name for t in threading.enumerate()}
+    before = set(threading.enumerate())
     with pytest.raises(Exception, match="k is 0"):
         timed(index, "cpu", queries, order, k=0)
-    assert {t.name for t in threading.enumerate()} <= before
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_missing_device_is_named(index, queries, order):

@@ -5,7 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+import hybridindex.profiler.recall as recall_module
 from hybridindex.errors import ProfileError
+from hybridindex.index import from_faiss
 from hybridindex.profiler.recall import (
     MIN_QUERIES,
     Reference,
@@ -69,6 +71,47 @@ def test_losing_the_best_costs_more_ndcg_than_losing_the_last():
     assert without_best < without_last < _dcg(np.ones((1, 3), dtype=bool), gains)[0]
     # Found vectors move up: 2/log2(2) + 1/log2(3).
     assert without_best == pytest.approx(2 + 1 / np.log2(3))
+
+
+def test_gains_fall_from_the_best_to_the_last(index):
+    x = clustered(1, seed=8)
+    first, second = index.quantize(x, 2)[0][0]
+    reference = Reference(
+        queries=x,
+        k=3,
+        filled=np.ones((1, 3), dtype=bool),
+        rows=np.zeros(3, dtype=np.int64),
+        places=np.arange(3),
+        lists=np.array([second, first, first]),
+    )
+    point = recall_at(index, reference, 1)
+    assert point.recall == pytest.approx(2 / 3)
+    assert point.ndcg == pytest.approx((2 + 1 / np.log2(3)) / (3 + 2 / np.log2(3) + 1 / 2))
+    assert recall_at(index, reference, 2).ndcg == 1.0
+
+
+def test_ids_are_located_whatever_the_chunk(index, monkeypatch):
+    ids = np.array([[int(index.list_ids(5)[0]), int(index.list_ids(31)[-1])], [int(index.list_ids(0)[1]), -1]])
+    for chunk in (1, 100, 1 << 20):
+        monkeypatch.setattr(recall_module, "_CHUNK_IDS", chunk)
+        rows, places, lists = recall_module._locate(index, ids)
+        assert [*zip(rows.tolist(), places.tolist(), lists.tolist(), strict=True)] == [(0, 0, 5), (0, 1, 31), (1, 0, 0)]
+
+
+def test_an_id_that_was_imported_twice_is_found_by_either_list(tmp_path):
+    faiss = pytest.importorskip("faiss")
+    vectors = clustered(400, seed=1)
+    made = faiss.index_factory(vectors.shape[1], "IVF8,Flat")
+    made.train(vectors)
+    made.add_with_ids(vectors, np.arange(400) % 300)
+    faiss.write_index(made, str(tmp_path / "twice.faiss"))
+    with from_faiss(tmp_path / "twice.faiss", tmp_path / "idx") as index:
+        rows, places, lists = recall_module._locate(index, np.array([[5, 250]]))
+        holders = [i for i in range(8) for n in index.list_ids(i) if n == 5]
+        assert sorted(lists[places == 0].tolist()) == holders
+        assert len(holders) == 2
+        assert (places == 1).sum() == 1
+        assert (rows == 0).all()
 
 
 def test_exhaustive_search_stops_in_time_but_not_before_the_minimum(index):

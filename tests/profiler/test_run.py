@@ -8,6 +8,7 @@ import pytest
 
 import hybridindex.profiler.run as run_module
 from hybridindex.errors import DeviceError, DeviceNotFoundError, InvalidInputError, ProfileError, ProfileMismatchError
+from hybridindex.index import from_faiss
 from hybridindex.partitioner import make_plan
 from hybridindex.profiler import profile_index
 from hybridindex.profiler.access import access_counts, split_halves
@@ -85,12 +86,19 @@ def test_a_device_that_fails_is_left_out_and_the_rest_stays(index, queries, monk
     assert made.stages
 
 
-def test_normalised_queries_are_transformed_before_they_are_measured(tmp_path):
+def test_queries_are_transformed_before_they_are_measured(tmp_path):
+    faiss = pytest.importorskip("faiss")
+    vectors = clustered(1000, seed=1)
+    made = faiss.index_factory(vectors.shape[1], "PCA10,IVF16,Flat")
+    made.train(vectors)
+    made.add(vectors)
+    faiss.write_index(made, str(tmp_path / "made.faiss"))
     queries = clustered(80, seed=2)
-    with small_index(tmp_path / "idx", metric="ip", normalize=True) as index:
-        scaled = profile_index(index, queries * 7, **QUICK)
-        plain = profile_index(index, queries, **QUICK)
-    np.testing.assert_array_equal(scaled.access.held_probes, plain.access.held_probes)
+    with from_faiss(tmp_path / "made.faiss", tmp_path / "idx") as index:
+        profile = profile_index(index, queries, nprobe=3, **QUICK)
+        held = index.transform(queries[split_halves(80, 0)[1]])
+        np.testing.assert_array_equal(profile.access.held_probes, index.quantize(held, 3)[0])
+    assert (profile.dim, index.scan_dim) == (24, 10)
 
 
 def test_history_is_added_with_less_weight(profile, index, queries):
