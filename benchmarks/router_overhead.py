@@ -19,7 +19,7 @@ from benchmarks.data import benchmark_dataset
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset", default="demo", help="demo or full")
-    parser.add_argument("--nprobe", type=int, default=64)
+    parser.add_argument("--nprobe", type=int, default=224, help="224 reaches recall@10 0.95 on the log")
     parser.add_argument("--repeats", type=int, default=41)
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import numpy.typing as npt
 
-_Part = tuple[int, npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.int64]]
+_Part = tuple[int, npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.int64], int]
 
 def split_probes(
     probes: npt.NDArray[np.int64],
@@ -9,7 +9,7 @@ def split_probes(
     list_device: npt.NDArray[np.int16],
     list_bytes: npt.NDArray[np.int64],
     n_devices: int,
-) -> tuple[list[_Part], npt.NDArray[np.float32], npt.NDArray[np.int32]]: ...
+) -> tuple[list[_Part], npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.int32]]: ...
 def merge_topk(
     best_distances: npt.NDArray[np.float32],
     best_ids: npt.NDArray[np.int64],
@@ -18,6 +18,7 @@ def merge_topk(
     ids: npt.NDArray[np.int64],
     keep_max: bool,
 ) -> None: ...
+def finish_topk(distances: npt.NDArray[np.float32], ids: npt.NDArray[np.int64], keep_max: bool) -> None: ...
 def scan_pages(
     arena: npt.NDArray[np.uint8],
     rows_per_page: int,

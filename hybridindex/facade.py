@@ -6,6 +6,7 @@ Each method hands over to the room that owns the work; nothing is computed here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -140,25 +141,38 @@ class Index:
         Raises:
             InvalidInputError, ProfileError, StoreError.
         """
+        from hybridindex.calibrate import time_routed
+        from hybridindex.profiler.access import split_halves
+        from hybridindex.profiler.device import DEFAULT_BUDGET_BYTES
         from hybridindex.profiler.run import profile_index
 
         if nprobe is not None and recall is not None:
             raise InvalidInputError("nprobe and recall were both given; give one: recall chooses nprobe")
-        with self.router(threads=threads) as router:
-            profile = profile_index(
-                self._ivf,
-                queries,
-                nprobe=nprobe,
-                recall_target=recall,
-                k=k,
-                threads=threads,
-                devices=devices,
-                max_seconds=max_seconds,
-                seed=seed,
-                batch_runner=lambda batch, lists: router.search(batch, k, lists),
-                progress=progress,
-                **options,
-            )
+        profile = profile_index(
+            self._ivf,
+            queries,
+            nprobe=nprobe,
+            recall_target=recall,
+            k=k,
+            threads=threads,
+            devices=devices,
+            max_seconds=max_seconds,
+            seed=seed,
+            progress=progress,
+            **options,
+        )
+        # The half that did not choose the hot lists; routed last, because it needs the rest of the profile.
+        held = split_halves(len(queries), seed)[1]
+        routed = time_routed(
+            self._ivf,
+            profile,
+            np.asarray(queries)[held],
+            devices=devices,
+            device_budget_bytes=options.get("device_budget_bytes", DEFAULT_BUDGET_BYTES),
+            max_seconds=max_seconds / 4,
+            progress=progress,
+        )
+        profile = replace(profile, stages=profile.stages + routed)
         if save:
             with self.store(store_url) as store:
                 profile = store.save_profile(profile)

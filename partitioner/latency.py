@@ -7,7 +7,7 @@ queries would really miss. Does not decide coverage (:mod:`hybridindex.partition
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,7 +23,14 @@ from hybridindex.partitioner.scan_models import (
 )
 from hybridindex.types import F64, I64, Profile, StageSample
 
-__all__ = ["DeviceScanModel", "LatencyModel", "LatencyParts", "LatencyPrediction", "fit_latency_model"]
+__all__ = [
+    "DeviceScanModel",
+    "LatencyModel",
+    "LatencyParts",
+    "LatencyPrediction",
+    "RoutingModel",
+    "fit_latency_model",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +51,24 @@ class DeviceScanModel:
         return np.where(work_bytes > 0, seconds, 0.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingModel:
+    """What a routed batch takes beyond its stages: their speed together, what does not overlap, what routing costs."""
+
+    #: Seconds of a stage inside the router over its seconds alone.
+    scale: float = 1.0
+    #: Part of the shorter of host and device scan that does not hide behind the longer: 0 where they share nothing.
+    serial: float = 0.0
+    fixed_s: float = 0.0
+    per_query_s: float = 0.0
+
+    def seconds(self, before: F64 | float, host: F64, device: F64, batch: int) -> F64:
+        """(…) seconds, elementwise over broadcast terms."""
+        stages = before + np.maximum(host, device)
+        waiting = self.serial * np.minimum(host, device)
+        return self.scale * stages + waiting + (self.fixed_s + self.per_query_s * batch)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LatencyParts:
     """The terms of tau for many random batches of one size: (w,) float64 seconds where they differ per batch."""
@@ -52,11 +77,12 @@ class LatencyParts:
     host_s: F64
     device_s: F64
     merge_s: float
-    overhead_s: float
+    routing: RoutingModel
+    batch: int
 
     def total(self) -> F64:
         """(w,) seconds."""
-        return self.coarse_s + np.maximum(self.host_s, self.device_s) + self.merge_s + self.overhead_s
+        return self.routing.seconds(self.coarse_s + self.merge_s, self.host_s, self.device_s, self.batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +102,9 @@ class LatencyModel:
     host: HostScanModelChoice
     device: DeviceScanModel | None
     merge: PiecewiseLinear | None
-    #: Median of what routed batches took beyond the other terms.
-    overhead_s: float
+    #: Of batches that the host scans alone, and of batches that devices take part in.
+    host_routing: RoutingModel
+    hybrid_routing: RoutingModel
     #: Ascending, equally likely measured/predicted ratios of the coarse stage; same length as ``host.ratios``.
     coarse_ratios: F64
     #: Devices that share the hits evenly.
@@ -113,7 +140,8 @@ class LatencyModel:
             host_s=host,
             device_s=device,
             merge_s=float(self.merge.predict(batch)) if self.merge is not None and hits else 0.0,
-            overhead_s=self.overhead_s,
+            routing=self.hybrid_routing if hits and with_device else self.host_routing,
+            batch=batch,
         )
 
     def mean(self, curve: CoverageCurve, work: QueryWork, batch: int, *, with_device: bool = True) -> float:
@@ -153,8 +181,9 @@ class LatencyModel:
 
     def _spread(self, parts: LatencyParts) -> F64:
         """(w, levels) seconds: every batch at every level of the timing scatter. Slow stages are slow together."""
-        host = np.maximum(np.multiply.outer(parts.host_s, self.host.ratios), parts.device_s[:, None])
-        return host + (parts.coarse_s * self.coarse_ratios + (parts.merge_s + parts.overhead_s))
+        host = np.multiply.outer(parts.host_s, self.host.ratios)
+        before = parts.coarse_s * self.coarse_ratios + parts.merge_s
+        return parts.routing.seconds(before, host, parts.device_s[:, None], parts.batch)
 
 
 def _missed_work(curve: CoverageCurve, work: QueryWork, batch: int, starts: I64, *, family: str) -> ScanWork:
@@ -236,25 +265,34 @@ def fit_latency_model(profile: Profile, curve: CoverageCurve, *, n_devices: int 
         host=host,
         device=device,
         merge=merge,
-        overhead_s=0.0,
+        host_routing=RoutingModel(),
+        hybrid_routing=RoutingModel(),
         coarse_ratios=coarse_ratios,
         n_devices=n_devices,
         notes=tuple(notes),
     )
     routed = _stage(profile.stages, "batch")
-    if not routed:
-        return model
-    beyond = [
-        s.seconds - model.quantile(curve, curve.at(min(round(s.coverage * curve.nlist), curve.nlist)), s.batch, 50.0)
-        for s in routed
-    ]
-    return LatencyModel(
-        coarse=coarse,
-        host=host,
-        device=device,
-        merge=merge,
-        overhead_s=max(float(np.median(beyond)), 0.0),
-        coarse_ratios=coarse_ratios,
-        n_devices=n_devices,
-        notes=tuple(notes),
+    alone = _fit_routing(model, curve, [s for s in routed if s.coverage == 0])
+    hybrid = _fit_routing(model, curve, [s for s in routed if s.coverage > 0])
+    if alone is None and hybrid is None:
+        model = replace(model, notes=(*notes, "no routed batch was timed: routing is counted as 0"))
+    return replace(
+        model,
+        host_routing=alone or hybrid or RoutingModel(),
+        hybrid_routing=hybrid or alone or RoutingModel(),
     )
+
+
+def _fit_routing(model: LatencyModel, curve: CoverageCurve, routed: list[StageSample]) -> RoutingModel | None:
+    """From medians of the stages' terms to what routed batches took."""
+    if not routed:
+        return None
+    terms: dict[tuple[float, int], tuple[float, float, float, float]] = {}
+    for coverage, batch in sorted({(s.coverage, s.batch) for s in routed}):
+        parts = model.parts(curve, curve.at(min(round(coverage * curve.nlist), curve.nlist)), batch)
+        stages = parts.coarse_s + parts.merge_s + np.maximum(parts.host_s, parts.device_s)
+        shorter = np.minimum(parts.host_s, parts.device_s)
+        terms[coverage, batch] = (float(np.median(stages)), float(np.median(shorter)), 1.0, float(batch))
+    columns = np.array([terms[s.coverage, s.batch] for s in routed])
+    (scale, serial, fixed, per_query), _ = relative_nnls(columns, np.array([s.seconds for s in routed]))
+    return RoutingModel(scale=float(scale), serial=float(serial), fixed_s=float(fixed), per_query_s=float(per_query))

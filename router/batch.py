@@ -14,7 +14,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from hybridindex.router.merge import empty_topk, merge_topk
+from hybridindex.router.merge import empty_topk, finish_topk, merge_topk
+from hybridindex.router.split import ProbePart, ProbeSplit
 from hybridindex.types import F32, I32, I64, SearchResult
 
 __all__ = ["Batch", "Request"]
@@ -51,7 +52,7 @@ class Batch:
         #: (n,) request of each row; None in a batch of one request.
         self._request_of = None if alone else np.repeat(np.arange(len(requests)), np.diff(self._starts))
         self._lock = threading.Lock()
-        self._best_distances, self._best_ids = empty_topk(len(self.queries), self.k, keep_max=keep_max)
+        self._found: tuple[F32, I64] | None = None
         #: Per request: (query, scan) pairs that still have to report.
         self._open_parts: list[int] = []
         self._failed = False
@@ -63,25 +64,19 @@ class Batch:
         """Batch rows of one request."""
         return slice(self._starts[request], self._starts[request + 1])
 
-    def begin(
-        self, n_parts: I32, nprobe_used: I32, hit_rate: F32, n_scans: int, on_finished: Callable[[], None]
-    ) -> None:
-        """Says what the batch waits for.
+    def begin(self, split: ProbeSplit, on_finished: Callable[[], None]) -> None:
+        """Says what the batch waits for: one scan per part of ``split``, each of which ends with :meth:`end_scan`.
 
-        Args:
-            n_parts: (n,) int32 scans that hold work of each query.
-            nprobe_used: (n,) int32, goes into the results.
-            hit_rate: (n,) float32, goes into the results.
-            n_scans: scans that will report by :meth:`end_scan`.
-            on_finished: called once when all scans ended: from then on nobody reads the leased pages for this batch.
+        ``on_finished`` is called once when all scans ended: from then on nobody reads leased pages for this batch.
         """
-        self._nprobe_used = nprobe_used
-        self._hit_rate = hit_rate
-        self._n_scans = n_scans
+        self._nprobe_used = split.n_probes
+        self._hit_rate = split.hit_rate
+        self._n_scans = len(split.parts)
         self._on_finished = on_finished
-        self._open_parts = [int(n_parts[self.rows_of(i)].sum()) for i in range(len(self.requests))]
+        self._alone = len(split.parts) == 1
+        self._open_parts = [int(split.n_parts[self.rows_of(i)].sum()) for i in range(len(self.requests))]
         self._answer([i for i, open_parts in enumerate(self._open_parts) if open_parts == 0])
-        if n_scans == 0:
+        if not split.parts:
             on_finished()
 
     def complete(self, rows: I32, distances: F32, ids: I64) -> None:
@@ -89,9 +84,29 @@ class Batch:
         with self._lock:
             if self._failed:
                 return
-            merge_topk(self._best_distances, self._best_ids, rows, distances, ids, keep_max=self.keep_max)
+            best_distances, best_ids = self._best()
+            merge_topk(best_distances, best_ids, rows, distances, ids, keep_max=self.keep_max)
             answered = self._count_down(rows)
         self._answer(answered)
+
+    def complete_part(self, part: ProbePart, distances: F32, ids: I64) -> None:
+        """:meth:`complete` for all rows of one part; keeps the arrays where they are the whole answer."""
+        if not self._alone or len(part.rows) < len(self):
+            self.complete(part.rows, distances, ids)
+            return
+        finish_topk(distances, ids, keep_max=self.keep_max)
+        with self._lock:
+            if self._failed:
+                return
+            self._found = (distances, ids)
+            self._open_parts = [0] * len(self.requests)
+        self._answer(list(range(len(self.requests))))
+
+    def _best(self) -> tuple[F32, I64]:
+        """The running (n, k) distances and ids."""
+        if self._found is None:
+            self._found = empty_topk(len(self.queries), self.k, keep_max=self.keep_max)
+        return self._found
 
     def _count_down(self, rows: I32) -> list[int]:
         counts = [len(rows)] if self._request_of is None else np.bincount(self._request_of[rows]).tolist()
@@ -107,7 +122,8 @@ class Batch:
     def _answer(self, numbers: list[int]) -> None:
         for number in numbers:
             request, rows = self.requests[number], self.rows_of(number)
-            distances, ids = self._best_distances[rows, : request.k], self._best_ids[rows, : request.k]
+            all_distances, all_ids = self._best()
+            distances, ids = all_distances[rows, : request.k], all_ids[rows, : request.k]
             if self._request_of is not None:  # a view would keep the whole batch alive
                 distances, ids = distances.copy(), ids.copy()
             result = SearchResult(

@@ -155,15 +155,14 @@ class Engine:
             for number, request in enumerate(requests):
                 if request.on_probes is not None:
                     request.on_probes(probes[batch.rows_of(number)])
-            split = self._split(probes, coarse, lease.residency)
-            used = np.count_nonzero(probes >= 0, axis=1).astype(np.int32)
+            split = split_probes(probes, coarse, lease.residency.list_device, self._index.list_bytes, len(self._tiers))
         except Exception as error:  # noqa: BLE001 - handed to those who wait
             _log.exception("a batch of %d queries failed before its scan", len(batch))
             batch.fail(error)
             finished()
             return
         self._count(requests, split)
-        batch.begin(split.n_parts, used, split.hit_rate, len(split.parts), finished)
+        batch.begin(split, finished)
         host_part = None
         for part in split.parts:
             if part.device == HOST:
@@ -173,14 +172,6 @@ class Engine:
         if host_part is not None:
             # Slices pay only where some queries can leave early, that is where another request shares the batch.
             self._scan_host(batch, host_part, early=self._early_dispatch and len(requests) > 1)
-
-    def _split(self, probes: I64, coarse: F32, residency: Residency) -> ProbeSplit:
-        if residency.n_resident:
-            return split_probes(probes, coarse, residency.list_device, self._index.list_bytes, len(self._tiers))
-        n = len(probes)
-        work = self._work_of_probe[probes].sum(axis=1)
-        part = ProbePart(HOST, np.arange(n, dtype=np.int32), probes, coarse, work)
-        return ProbeSplit((part,), np.zeros(n, np.float32), np.ones(n, np.int32))
 
     def _limit_probes(self, batch: Batch, probes: I64, residency: Residency) -> None:
         """Cuts each request's probes to its own nprobe, in place; deadlines may lower it further."""
@@ -211,8 +202,8 @@ class Engine:
                 probes[rows, nprobe:] = -1
 
     def _count(self, requests: list[Request], split: ProbeSplit) -> None:
-        host = sum(int(part.work_bytes.sum()) for part in split.parts if part.device == HOST)
-        device = sum(int(part.work_bytes.sum()) for part in split.parts if part.device != HOST)
+        host = sum(part.total_bytes for part in split.parts if part.device == HOST)
+        device = sum(part.total_bytes for part in split.parts if part.device != HOST)
         n = len(split.n_parts)
         self._stats.add(
             requests=len(requests),
@@ -230,16 +221,17 @@ class Engine:
         queries = batch.queries if len(part.rows) == len(batch) else batch.queries[part.rows]
         started = time.perf_counter()
         try:
-            result = self._host.scan(
+            # The split has checked the probes, the quantizer made the rest.
+            result = self._host.scan_checked(
                 queries, part.probes, part.coarse_distances, batch.k, on_done=done if early else None
             )
             if not early:
-                batch.complete(part.rows, *result)
+                batch.complete_part(part, *result)
         except Exception as error:  # noqa: BLE001 - handed to those who wait
             _log.exception("the host scan of %d queries failed", len(part.rows))
             batch.fail(error)
         else:
-            self._pace.observe(int(part.work_bytes.sum()), time.perf_counter() - started)
+            self._pace.observe(part.total_bytes, time.perf_counter() - started)
         batch.end_scan()
 
     # Device threads
@@ -261,12 +253,12 @@ class Engine:
                 self._residency.publish({}, drops=lost.tolist())
                 self._fall_back(batch, part)
             else:
-                batch.complete(part.rows, distances, ids)
+                batch.complete_part(part, distances, ids)
                 batch.end_scan()
             # An idle thread must not keep the last batch alive.
             del task, batch, part
 
     def _fall_back(self, batch: Batch, part: ProbePart) -> None:
-        work = int(part.work_bytes.sum())
-        self._stats.add(device_fallbacks=1, host_work_bytes=work, device_work_bytes=-work)
+        moved = part.total_bytes
+        self._stats.add(device_fallbacks=1, host_work_bytes=moved, device_work_bytes=-moved)
         self._scan_host(batch, part, early=False)

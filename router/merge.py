@@ -10,13 +10,24 @@ import numpy as np
 from hybridindex.extension import native
 from hybridindex.types import F32, I32, I64
 
-__all__ = ["empty_topk", "merge_topk", "merge_topk_reference"]
+__all__ = ["empty_topk", "finish_topk", "merge_topk", "merge_topk_reference"]
 
 
 def empty_topk(n: int, k: int, *, keep_max: bool) -> tuple[F32, I64]:
     """(n, k) distances and ids with every place empty."""
     worst = -np.inf if keep_max else np.inf
     return np.full((n, k), worst, dtype=np.float32), np.full((n, k), -1, dtype=np.int64)
+
+
+def finish_topk(distances: F32, ids: I64, *, keep_max: bool) -> None:
+    """Puts one scanner's complete answer (n, k) into its public form, in place: ties by id, empty places infinite."""
+    if native is None:
+        whole = np.arange(len(ids), dtype=np.int32)
+        found = empty_topk(*ids.shape, keep_max=keep_max)
+        merge_topk_reference(*found, whole, distances, ids, keep_max=keep_max)
+        distances[:], ids[:] = found
+    else:
+        native.finish_topk(distances, ids, keep_max)
 
 
 def merge_topk(best_distances: F32, best_ids: I64, rows: I32, distances: F32, ids: I64, *, keep_max: bool) -> None:

@@ -35,6 +35,8 @@ class ProbePart:
     coarse_distances: F32
     #: (m,) int64 code bytes to scan per row.
     work_bytes: I64
+    #: Their sum.
+    total_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class ProbeSplit:
     hit_rate: F32
     #: (n,) int32: parts that hold work of each query.
     n_parts: I32
+    #: (n,) int32: probes of each query that name a list.
+    n_probes: I32
 
 
 def split_probes(
@@ -60,17 +64,20 @@ def split_probes(
     if native is None:
         return split_probes_reference(probes, coarse_distances, list_device, list_bytes, n_devices)
     try:
-        parts, hit_rate, n_parts = native.split_probes(probes, coarse_distances, list_device, list_bytes, n_devices)
+        parts, hit_rate, n_parts, n_probes = native.split_probes(
+            probes, coarse_distances, list_device, list_bytes, n_devices
+        )
     except IndexError as error:
         raise InvalidInputError(str(error)) from error
     # The buffer protocol names int64 "long long", which numpy takes for int64 and faiss's bindings do not.
     return ProbeSplit(
         tuple(
-            ProbePart(device, rows, lists.view(np.int64), distances, work.view(np.int64))
-            for device, rows, lists, distances, work in parts
+            ProbePart(device, rows, lists.view(np.int64), distances, work.view(np.int64), total)
+            for device, rows, lists, distances, work, total in parts
         ),
         hit_rate,
         n_parts,
+        n_probes,
     )
 
 
@@ -100,13 +107,15 @@ def split_probes_reference(
         # A stable sort of "not mine" moves a row's own probes to the front and keeps their order.
         order = np.argsort(~mine[rows], axis=1, kind="stable")[:, :width]
         kept = np.take_along_axis(mine[rows], order, axis=1)
+        rows_work = np.where(mine, work, 0)[rows].sum(axis=1)
         parts.append(
             ProbePart(
                 tier,
                 rows.astype(np.int32),
                 np.where(kept, np.take_along_axis(probes[rows], order, axis=1), -1),
                 np.where(kept, np.take_along_axis(coarse_distances[rows], order, axis=1), np.float32(0)),
-                np.where(mine, work, 0)[rows].sum(axis=1),
+                rows_work,
+                int(rows_work.sum()),
             )
         )
-    return ProbeSplit(tuple(parts), hit_rate, n_parts)
+    return ProbeSplit(tuple(parts), hit_rate, n_parts, valid.sum(axis=1).astype(np.int32))

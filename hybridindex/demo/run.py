@@ -46,7 +46,11 @@ def run_demo(output: Path, *, device: str = "auto", as_json: bool = False) -> No
     """
     output.mkdir(parents=True, exist_ok=True)
     name, label = _choose_device(device)
-    say = (lambda _text: None) if as_json else (lambda text: err.print(text, highlight=False))
+
+    def say(text: str) -> None:
+        if not as_json:
+            err.print(text, highlight=False, soft_wrap=True)
+
     with CliProgress(quiet=as_json) as progress:
         data = load_dataset("demo", output.parent / "cache", progress=progress)
     for note in data.notes:

@@ -244,8 +244,10 @@ class IVFIndex:
         x = queries[None] if queries.ndim == 1 else queries
         if x.ndim != 2 or x.shape[1] != self.dim:
             raise InvalidInputError(f"queries has shape {queries.shape}; expected (n, {self.dim}) or ({self.dim},)")
-        finite = np.isfinite(x)
-        if not finite.all():
+        with np.errstate(invalid="ignore"):
+            suspicious = not np.isfinite(x.sum(dtype=np.float64))  # one pass; NaN and infinity survive a sum
+        if suspicious:
+            finite = np.isfinite(x)
             row = int(np.argmax(~finite.all(axis=1)))
             raise InvalidInputError(f"queries[{row}] holds NaN or infinity; expected finite values")
         return np.ascontiguousarray(x)

@@ -10,4 +10,8 @@ void merge_topk(float* best_distances, std::int64_t* best_ids, std::int64_t n, s
                 const std::int32_t* rows, const float* part_distances, const std::int64_t* part_ids, std::int64_t m,
                 std::int64_t part_k, bool keep_max);
 
+// Puts one scanner's complete answer, (n, k) best first, into its public form, in place: ties by id, empty places last with
+// id -1 and an infinite distance. What merge_topk into an empty answer leaves.
+void finish_topk(float* distances, std::int64_t* ids, std::int64_t n, std::int64_t k, bool keep_max);
+
 }  // namespace hybridindex

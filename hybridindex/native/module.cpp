@@ -47,10 +47,11 @@ nb::tuple split(In<std::int64_t, 2> probes, In<float, 2> coarse, In<std::int16_t
         const std::size_t m = part.rows.size(), w = static_cast<std::size_t>(part.width);
         parts.append(nb::make_tuple(part.device, to_numpy(std::move(part.rows), {m}),
                                     to_numpy(std::move(part.probes), {m, w}), to_numpy(std::move(part.coarse), {m, w}),
-                                    to_numpy(std::move(part.work_bytes), {m})));
+                                    to_numpy(std::move(part.work_bytes), {m}), part.total_bytes));
     }
     const std::size_t n = probes.shape(0);
-    return nb::make_tuple(parts, to_numpy(std::move(result.hit_rate), {n}), to_numpy(std::move(result.n_parts), {n}));
+    return nb::make_tuple(parts, to_numpy(std::move(result.hit_rate), {n}), to_numpy(std::move(result.n_parts), {n}),
+                          to_numpy(std::move(result.n_probes), {n}));
 }
 
 void merge(InOut<float, 2> best_distances, InOut<std::int64_t, 2> best_ids, In<std::int32_t, 1> rows,
@@ -64,6 +65,14 @@ void merge(InOut<float, 2> best_distances, InOut<std::int64_t, 2> best_ids, In<s
     merge_topk(best_distances.data(), best_ids.data(), static_cast<std::int64_t>(best_ids.shape(0)),
                static_cast<std::int64_t>(best_ids.shape(1)), rows.data(), distances.data(), ids.data(),
                static_cast<std::int64_t>(ids.shape(0)), static_cast<std::int64_t>(ids.shape(1)), keep_max);
+}
+
+void finish(InOut<float, 2> distances, InOut<std::int64_t, 2> ids, bool keep_max) {
+    if (distances.shape(0) != ids.shape(0) || distances.shape(1) != ids.shape(1))
+        throw std::invalid_argument("distances and ids must have the same shape");
+    nb::gil_scoped_release release;
+    finish_topk(distances.data(), ids.data(), static_cast<std::int64_t>(ids.shape(0)),
+                static_cast<std::int64_t>(ids.shape(1)), keep_max);
 }
 
 // Which lists to scan: flat arrays, ragged ones with their starts.
@@ -120,6 +129,7 @@ NB_MODULE(_native, m) {
           nb::arg("n_devices"));
     m.def("merge_topk", &merge, nb::arg("best_distances"), nb::arg("best_ids"), nb::arg("rows"), nb::arg("distances"),
           nb::arg("ids"), nb::arg("keep_max"));
+    m.def("finish_topk", &finish, nb::arg("distances"), nb::arg("ids"), nb::arg("keep_max"));
     m.def("scan_pages", &scan, nb::arg("arena"), nb::arg("rows_per_page"), nb::arg("code_size"), nb::arg("kind"),
           nb::arg("scale"), nb::arg("offset"), nb::arg("list_ids"), nb::arg("sizes"), nb::arg("page_starts"),
           nb::arg("pages"), nb::arg("member_starts"), nb::arg("members"), nb::arg("centroids"), nb::arg("queries"),

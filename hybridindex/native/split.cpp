@@ -33,16 +33,19 @@ SplitResult split_probes(const std::int64_t* probes, const float* coarse, std::i
     SplitResult out;
     out.hit_rate.assign(n, 0.0f);
     out.n_parts.assign(n, 0);
+    out.n_probes.assign(n, 0);
     std::vector<std::int32_t> row_of(static_cast<std::size_t>(n_tiers) * n, -1);
     std::vector<int> part_of(n_tiers, -1);
     for (int t = 0; t < n_tiers; ++t) {
-        ProbePart part{t - 1, 0, {}, {}, {}, {}};
+        ProbePart part{t - 1, 0, {}, {}, {}, {}, 0};
         for (std::int64_t q = 0; q < n; ++q) {
             const std::size_t slot = static_cast<std::size_t>(t) * n + q;
             if (counts[slot] == 0) continue;
             row_of[slot] = static_cast<std::int32_t>(part.rows.size());
             part.rows.push_back(static_cast<std::int32_t>(q));
             part.work_bytes.push_back(work[slot]);
+            part.total_bytes += work[slot];
+            out.n_probes[q] += counts[slot];
             part.width = std::max<std::int64_t>(part.width, counts[slot]);
             ++out.n_parts[q];
         }

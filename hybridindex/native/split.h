@@ -14,12 +14,14 @@ struct ProbePart {
     std::vector<std::int64_t> probes;
     std::vector<float> coarse;
     std::vector<std::int64_t> work_bytes;  // per row
+    std::int64_t total_bytes = 0;          // their sum
 };
 
 struct SplitResult {
     std::vector<ProbePart> parts;         // host first when it has work, then devices in order; empty parts left out
     std::vector<float> hit_rate;          // (n) resident bytes / probed bytes; 0 where nothing was probed
     std::vector<std::int32_t> n_parts;    // (n) parts that hold work of this query
+    std::vector<std::int32_t> n_probes;   // (n) probes that are list ids
 };
 
 // Throws std::out_of_range for a probe outside [-1, nlist) and for a device outside [-1, n_devices).

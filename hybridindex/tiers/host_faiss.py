@@ -58,6 +58,19 @@ class HostFaissScanner:
     ) -> tuple[F32, I64]:
         """See :meth:`hybridindex.tiers.protocol.Scanner.scan`."""
         check_scan(queries, probes, coarse_distances, k, dim=self._index.scan_dim, nlist=self._index.nlist)
+        return self.scan_checked(queries, probes, coarse_distances, k, filter_ids=filter_ids, on_done=on_done)
+
+    def scan_checked(
+        self,
+        queries: F32,
+        probes: I64,
+        coarse_distances: F32,
+        k: int,
+        *,
+        filter_ids: I64 | None = None,
+        on_done: OnDone | None = None,
+    ) -> tuple[F32, I64]:
+        """:meth:`scan` of arguments that were checked before. A list id out of range here crashes the process."""
         self.adopt_thread()
         n, p = probes.shape
         distances = np.empty((n, k), dtype=np.float32)

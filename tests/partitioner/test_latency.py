@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.analysis import Analysis, analyse
-from hybridindex.partitioner.latency import fit_latency_model
+from hybridindex.partitioner.latency import RoutingModel, fit_latency_model
 from hybridindex.types import StageSample
 from tests.partitioner.synthetic import make_profile, scan_seconds
 
@@ -87,17 +87,37 @@ def test_what_was_not_measured_is_said(analysis: Analysis) -> None:
     assert any("coarse" in note for note in model.notes)
 
 
-def test_routed_batches_add_their_constant(analysis: Analysis) -> None:
+@pytest.mark.parametrize("coverage", [0.0, 51 / 256])
+def test_routed_batches_say_what_routing_costs(analysis: Analysis, coverage: float) -> None:
+    """Routing that doubles the stages and adds 0.5 ms and 20 us a query is found again."""
     curve, latency = analysis.curve, analysis.latency
+    work = curve.at(round(coverage * 256))
     routed = tuple(
         StageSample(
-            stage="batch", batch=b, seconds=latency.predict(curve, curve.at(51), b).seconds + 5e-4, coverage=51 / 256
+            stage="batch",
+            batch=b,
+            seconds=2 * float(np.median(latency.parts(curve, work, b).total())) + 5e-4 + 2e-5 * b,
+            coverage=coverage,
         )
-        for b in (1, 4, 16)
+        for b in (1, 4, 16, 64)
     )
-    merge = tuple(StageSample(stage="merge", batch=b, seconds=1e-4) for b in (1, 16))
     model = fit_latency_model(dataclasses.replace(analysis.profile, stages=analysis.profile.stages + routed), curve)
-    assert model.overhead_s == pytest.approx(5e-4, rel=0.01)
+    for batch in (1, 8, 32):
+        expected = 2 * float(np.median(latency.parts(curve, work, batch).total())) + 5e-4 + 2e-5 * batch
+        assert float(np.median(model.parts(curve, work, batch).total())) == pytest.approx(expected, rel=0.05)
+
+
+def test_scans_that_share_cores_do_not_overlap() -> None:
+    together = RoutingModel(serial=1.0)
+    apart = RoutingModel()
+    host, device = np.array([3.0, 1.0]), np.array([2.0, 4.0])
+    assert together.seconds(0.5, host, device, 1).tolist() == [5.5, 5.5]
+    assert apart.seconds(0.5, host, device, 1).tolist() == [3.5, 4.5]
+
+
+def test_merging_counts_where_devices_answer(analysis: Analysis) -> None:
+    curve = analysis.curve
+    merge = tuple(StageSample(stage="merge", batch=b, seconds=1e-4) for b in (1, 16))
     merged = fit_latency_model(dataclasses.replace(analysis.profile, stages=analysis.profile.stages + merge), curve)
     assert merged.parts(curve, curve.at(20), 4).merge_s == pytest.approx(1e-4)
     assert merged.parts(curve, curve.at(0), 4).merge_s == 0

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridindex.router.merge import empty_topk, merge_topk, merge_topk_reference
+from hybridindex.router import merge as merge_module
+from hybridindex.router.merge import empty_topk, finish_topk, merge_topk, merge_topk_reference
 
 
 @st.composite
@@ -55,3 +56,20 @@ def test_merging_part_by_part_equals_sorting_everything(case):
             merge(distances, ids, rows, part_distances, part_ids, keep_max=keep_max)
         np.testing.assert_array_equal(ids, expected[1])
         np.testing.assert_array_equal(distances, expected[0])
+
+
+@settings(max_examples=200, deadline=None)
+@given(parts())
+def test_finishing_a_whole_answer_equals_merging_it_into_nothing(case):
+    n, k, keep_max, made = case
+    for rows, distances, ids in made:
+        expected = everything_sorted(n, k, keep_max, [(rows, distances, ids)])
+        for built in (merge_module.native, None):
+            saved, merge_module.native = merge_module.native, built
+            try:
+                d, i = distances.copy(), ids.copy()
+                finish_topk(d, i, keep_max=keep_max)
+            finally:
+                merge_module.native = saved
+            np.testing.assert_array_equal(i, expected[1][rows])
+            np.testing.assert_array_equal(d, expected[0][rows])

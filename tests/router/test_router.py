@@ -337,7 +337,9 @@ def test_host_scan_error_reaches_the_caller_and_the_router_goes_on(index, monkey
 
     with Router(index) as router:
         with monkeypatch.context() as patch:
-            patch.setattr(HostFaissScanner, "scan", lambda *a, **k: (_ for _ in ()).throw(MemoryError("no room")))
+            patch.setattr(
+                HostFaissScanner, "scan_checked", lambda *a, **k: (_ for _ in ()).throw(MemoryError("no room"))
+            )
             with pytest.raises(MemoryError):
                 router.search(clustered(2))
         check(index, clustered(2), 10, 8, router.search(clustered(2), 10, 8))

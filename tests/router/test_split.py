@@ -40,7 +40,9 @@ def test_native_equals_reference(batch):
         np.testing.assert_array_equal(a.probes, b.probes)
         np.testing.assert_array_equal(a.coarse_distances, b.coarse_distances)
         np.testing.assert_array_equal(a.work_bytes, b.work_bytes)
+        assert a.total_bytes == b.total_bytes == b.work_bytes.sum()
     np.testing.assert_array_equal(native.n_parts, reference.n_parts)
+    np.testing.assert_array_equal(native.n_probes, reference.n_probes)
     np.testing.assert_allclose(native.hit_rate, reference.hit_rate, rtol=1e-6)
 
 
