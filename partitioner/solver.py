@@ -12,7 +12,7 @@ costs two latency predictions instead of an inner search.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ __all__ = ["Problem", "Solution", "SolverStep", "solve"]
 
 #: Batches are not followed beyond this; at such sizes latency is a straight line.
 MAX_BATCH = 1 << 24
+_NEAREST_PRECISION = 1e-3
 _LARGEST_TAU_S = 1e7
 
 
@@ -189,22 +190,34 @@ class Problem:
 
 
 def solve(problem: Problem, tau_s: float) -> Solution:
-    """Smallest hot prefix whose latency meets ``tau_s``; the most useful one when none does. Never raises."""
-    curve = problem.curve
+    """Smallest hot prefix whose latency meets ``tau_s``; the most useful one when none does. Never raises.
+
+    Latency need not fall with coverage all the way: the device's own time rises, and the first resident list already
+    brings the cost of a second tier. So prefixes are tried upwards on a coarse grid, and the first that meets the
+    target is narrowed down to a list.
+    """
     trace: list[SolverStep] = []
 
-    def accepted(count: int, *, measured_too: bool = False) -> bool:
-        trace.append(problem.prefix_step(count, tau_s, with_device=False, measured_too=measured_too))
-        return trace[-1].accepted
-
-    def try_with_device(count: int) -> SolverStep:
+    def attempt(count: int) -> SolverStep:
         trace.append(problem.prefix_step(count, tau_s, with_device=True, measured_too=True))
         return trace[-1]
 
-    def done(step: SolverStep, count: int) -> Solution:
+    refused = -1
+    tried = _prefixes(problem)
+    for count in tried:
+        step = attempt(count)
+        if not step.accepted:
+            refused = count
+            continue
+        while step.count - refused > 1:
+            middle = attempt((step.count + refused) // 2)
+            if middle.accepted:
+                step = middle
+            else:
+                refused = middle.count
         by_up = step.latency_up_s <= tau_s
         return Solution(
-            count=count,
+            count=step.count,
             feasible=True,
             reason="",
             tau_s=tau_s,
@@ -213,76 +226,57 @@ def solve(problem: Problem, tau_s: float) -> Solution:
             nearest_tau_s=None,
             trace=tuple(trace),
         )
-
-    cap = problem.cap_count()
-    if accepted(0, measured_too=True):
-        return done(trace[-1], 0)
-    if cap > 0 and accepted(cap, measured_too=True):
-        grid = curve.grid[(curve.grid > 0) & (curve.grid < cap)]
-        tried = np.concatenate(([0], grid, [cap])).astype(np.int64)
-        smallest = _bisect(tried, lambda count: accepted(count))
-        if smallest is None:
-            smallest = cap
-        # Where latency per query rises with the batch, a smaller batch may sustain the rate with fewer lists.
-        if accepted(smallest - 1, measured_too=True):
-            below = np.concatenate((tried[tried < smallest - 1], [smallest - 1]))
-            fewer = _bisect(below, lambda count: accepted(count, measured_too=True))
-            smallest = fewer if fewer is not None else smallest - 1
-        # The device's own time rises with coverage: the smallest coverage is where it hurts least, unless host and
-        # device scatter together; then a few larger ones and the fastest one are tried.
-        step = try_with_device(smallest)
-        if not step.accepted and problem.latency.device is not None:
-            larger = grid[grid > smallest][:: max(1, grid.size // 16)].tolist()
-            for count in sorted({*larger, _best_effort(problem, cap, tau_s)}):
-                step = try_with_device(count)
-                if step.accepted:
-                    break
-        if step.accepted:
-            return done(step, step.count)
-    count = _best_effort(problem, cap, tau_s)
-    work = curve.at(count)
-    nbytes = problem.device_bytes(int(curve.prefix_pages[count]))
-    step = problem.step(work, count, nbytes, tau_s, with_device=True, measured_too=False)
+    count, nearest_tau_s = _nearest(problem, tried, tau_s)
+    step = problem.prefix_step(count, tau_s, with_device=True)
     trace.append(step)
     return Solution(
         count=count,
         feasible=False,
-        reason=_why(problem, step, cap, tau_s),
+        reason=_why(problem, step, problem.cap_count(), tau_s),
         tau_s=tau_s,
         rate_qps=step.rate_qps,
         batch=step.batch_up,
-        nearest_tau_s=problem.nearest_tau(work, nbytes),
+        nearest_tau_s=nearest_tau_s,
         trace=tuple(trace),
     )
 
 
-def _bisect(grid: np.ndarray[tuple[int], np.dtype[np.int64]], accepts: Callable[[int], bool]) -> int | None:
-    """Smallest accepted count, given that the first grid point is refused and the last accepted."""
-    lo, hi = 0, grid.size - 1
-    if hi < 1:
-        return None
-    while hi - lo > 1:
-        mid = (lo + hi) // 2
-        lo, hi = (lo, mid) if accepts(int(grid[mid])) else (mid, hi)
-    low, high = int(grid[lo]), int(grid[hi])
-    while high - low > 1:
-        count = (low + high) // 2
-        low, high = (low, count) if accepts(count) else (count, high)
-    return high
+def _prefixes(problem: Problem) -> list[int]:
+    """Counts to try, ascending from 0 to all that fit and are ever probed: denser where the hot lists are."""
+    most = min(problem.cap_count(), problem.curve.useful_count())
+    if most < 1:
+        return [0]
+    counts = np.concatenate(([0], np.geomspace(1, most, 9), np.linspace(0, most, 11)))
+    return np.unique(np.round(counts).astype(np.int64)).tolist()
 
 
-def _best_effort(problem: Problem, cap: int, tau_s: float) -> int:
-    """As many lists as are of use: all that fit and are ever probed, fewer where the device becomes the slower side."""
-    useful = min(cap, problem.curve.useful_count())
-    if problem.latency.device is None or useful == 0:
-        return useful
-    rate = problem.rate_at(problem.device_bytes(int(problem.curve.prefix_pages[useful])))
-    batch = max(1, math.ceil(min(tau_s * rate, float(MAX_BATCH)))) if rate is not None else 1
-    counts = np.unique(np.concatenate((np.linspace(0, useful, 17), [useful]))).astype(np.int64)
-    seconds = [
-        problem.latency.quantile(problem.curve, problem.curve.at(int(c)), batch, problem.percentile) for c in counts
-    ]
-    return int(counts[int(np.argmin(seconds))])
+def _nearest(problem: Problem, counts: list[int], tau_s: float) -> tuple[int, float | None]:
+    """The prefix that meets the smallest target above ``tau_s``, and that target; None when no target can be met.
+
+    Then the rate is too high for all of them, and the prefix is the one that sustains the most.
+    """
+    works = {count: problem.curve.at(count) for count in counts}
+    winner = counts[-1]
+
+    def met(target_s: float) -> bool:
+        nonlocal winner
+        for count in sorted(counts, key=lambda c: c != winner):
+            if problem.prefix_step(count, target_s, with_device=True, measured_too=True).accepted:
+                winner = count
+                return True
+        return False
+
+    low = high = max(tau_s, 1e-9)
+    while not met(high):
+        low, high = high, high * 4.0
+        if high > _LARGEST_TAU_S:
+            batch = max(problem.latency.max_batch, 1)
+            means = {c: problem.latency.mean(problem.curve, work, batch) for c, work in works.items()}
+            return min(means, key=lambda c: means[c]), None
+    while high / low > 1.0 + _NEAREST_PRECISION:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if met(middle) else (middle, high)
+    return winner, high
 
 
 def _why(problem: Problem, step: SolverStep, cap: int, tau_s: float) -> str:
@@ -302,7 +296,7 @@ def _why(problem: Problem, step: SolverStep, cap: int, tau_s: float) -> str:
         )
     if step.count < min(cap, problem.curve.useful_count()):
         return (
-            f"beyond {step.count} resident lists the device takes longer than the host; there search takes "
+            f"more than {step.count} resident lists do not make it faster; with them search takes "
             f"{step.latency_up_s * 1e3:.3g} ms at batch {step.batch_up} where {tau_s * 1e3:.3g} ms are allowed"
         )
     if cap < problem.curve.useful_count():

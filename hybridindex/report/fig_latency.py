@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_latency_fit", "draw_prediction_check"]
 
+#: Ratios beyond this are drawn at the edge: one interrupted run must not squeeze the rest.
+_MOST = 8.0
+
 
 def draw_latency_fit(analysis: Analysis) -> Picture:
     """Coarse quantization and host scan against batch size, nothing resident."""
@@ -152,12 +155,12 @@ def _check_panel(axes: Axes, title: str, check: TimingCheck) -> None:
 
 def _ratio_panel(axes: Axes, check: TimingCheck) -> None:
     """Measured over predicted by batch size: shows at which batches a model errs, and which way."""
-    axes.axhspan(0.8, 1.2, color=FAINT, alpha=0.8, linewidth=0, zorder=1)
+    axes.axhspan(1 - 0.2, 1 + 0.2, color=FAINT, alpha=0.8, linewidth=0, zorder=1)
     axes.axhline(1.0, color=GREY, linewidth=1, zorder=2)
     ratio = check.measured_s / np.maximum(check.predicted_s, 1e-12)
     axes.scatter(
         check.batch,
-        np.clip(ratio, 0.0, 3.0),
+        np.clip(ratio, 1 / _MOST, _MOST),
         c=check.coverage,
         cmap="cividis",
         vmin=0.0,
@@ -167,7 +170,9 @@ def _ratio_panel(axes: Axes, check: TimingCheck) -> None:
         linewidths=0.4,
         zorder=3,
     )
-    axes.set_ylim(0.0, max(2.0, min(float(ratio.max()) * 1.05, 3.05)))
+    far = min(max(float(np.abs(np.log2(np.maximum(ratio, 1e-12))).max()), 1.0), np.log2(_MOST)) * 1.08
+    axes.set_ylim(2.0**-far, 2.0**far)
+    show_plain_log(axes, "y", base=2)
     show_plain_log(axes, "x", base=2)
     axes.set_xlabel("batch size (queries)")
     axes.set_ylabel("measured / predicted")

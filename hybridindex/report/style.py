@@ -182,6 +182,8 @@ def show_plain_log(axes: Axes, which: str, base: int = 10) -> None:
     """A log axis whose ticks are plain numbers (1, 2, 5, 10 ...), not powers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    subs: tuple[float, ...]
+
     axis = axes.xaxis if which == "x" else axes.yaxis
     if which == "x":
         axes.set_xscale("log", base=base)
@@ -189,8 +191,13 @@ def show_plain_log(axes: Axes, which: str, base: int = 10) -> None:
         axes.set_yscale("log", base=base)
     low, high = sorted(axes.get_xlim() if which == "x" else axes.get_ylim())
     decades = math.log10(high / low) if low > 0 else 1.0
-    subs = (1.0,) if base == 2 or decades > 3.2 else (1.0, 3.0) if decades > 2 else (1.0, 2.0, 5.0)
-    axis.set_major_locator(LogLocator(base=base, subs=subs, numticks=12))
+    if base == 2:
+        step, subs = (2 if decades < 2.2 else 4 if decades < 4.4 else 16), (1.0,)
+    elif decades < 0.8:
+        step, subs = base, (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+    else:
+        step, subs = base, (1.0,) if decades > 3.2 else (1.0, 3.0) if decades > 2 else (1.0, 2.0, 5.0)
+    axis.set_major_locator(LogLocator(base=step, subs=subs, numticks=12))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axis.set_minor_formatter(NullFormatter())
 
