@@ -138,9 +138,9 @@ def _check_panel(axes: Axes, title: str, check: TimingCheck) -> None:
         cmap="cividis",
         vmin=0.0,
         vmax=max(float(check.coverage.max()), 0.01),
-        s=24,
-        edgecolors="white",
-        linewidths=0.4,
+        s=16,
+        alpha=0.7,
+        linewidths=0,
         zorder=3,
     )
     axes.set_xlim(low, high)
@@ -165,9 +165,9 @@ def _ratio_panel(axes: Axes, check: TimingCheck) -> None:
         cmap="cividis",
         vmin=0.0,
         vmax=max(float(check.coverage.max()), 0.01),
-        s=24,
-        edgecolors="white",
-        linewidths=0.4,
+        s=16,
+        alpha=0.7,
+        linewidths=0,
         zorder=3,
     )
     far = min(max(float(np.abs(np.log2(np.maximum(ratio, 1e-12))).max()), 1.0), np.log2(_MOST)) * 1.08

@@ -143,6 +143,7 @@ def draw_slo(plan: Plan) -> Picture:
                 textcoords="offset points",
                 ha="right",
                 color=VERMILLION,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85},
             )
         else:
             axes.annotate(

@@ -78,7 +78,8 @@ def draw_access(analysis: Analysis) -> Picture:
         f"The hottest 20% of lists take {shares.at(_PAPER_SHARE, shares.held_accesses):.0%} of the accesses and "
         f"{shares.at(_PAPER_SHARE, shares.held_work):.0%} of the scan work of {held:,} held-back queries. The higher "
         f"the curve above the diagonal, the less memory a hit rate costs. Dotted: the {fit:,} queries that chose the "
-        f"order, {_apart(flatter)}; plans use the solid curves. The ticks at 20% are what the VectorLiteRAG paper reports for its data."
+        f"order, {_apart(flatter)}; plans use the solid curves. The ticks at 20% are what the VectorLiteRAG paper "
+        "reports for its data."
     )
     return Picture(name="access", title="Access skew", caption=caption, png=png)
 

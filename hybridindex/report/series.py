@@ -265,12 +265,15 @@ def slo_need(plan: Plan, points: int = 49) -> SloNeed:
     rough = slo_curve(plan.analysis, unlimited, wide.tolist())
     met = [p for p in rough if p.verdict == "feasible"]
     low, high = request.slo_ms / 4, request.slo_ms * 4
+    dense = np.empty(0)
     if met:
         # From a little below what any memory can meet to a little above what the host meets alone.
         low = min(met[0].slo_ms / 1.8, request.slo_ms / 1.3)
         alone = [p.slo_ms for p in met if p.device_bytes == 0]
-        high = max(alone[0] if alone else met[-1].slo_ms, request.slo_ms) * 1.3
-    slos = np.unique(np.concatenate((np.geomspace(low, high, points), [request.slo_ms])))
+        top = alone[0] if alone else met[-1].slo_ms
+        high = max(top, request.slo_ms) * 1.3
+        dense = np.geomspace(met[0].slo_ms / 1.45, top, points // 2)
+    slos = np.unique(np.concatenate((np.geomspace(low, high, points), dense, [request.slo_ms])))
     solved = slo_curve(plan.analysis, unlimited, slos.tolist())
     allowed = [p.slo_ms for p in solved if p.verdict == "feasible" and p.device_bytes <= limit]
     return SloNeed(points=tuple(solved), limit_bytes=limit, smallest_slo_ms=min(allowed) if allowed else None)

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import base64
+import dataclasses
+import re
+import struct
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from hybridindex.errors import MissingDependencyError, ProfileMismatchError
+from hybridindex.partitioner.plan import Plan, make_plan
+from hybridindex.report import ReportFiles, write_report
+from hybridindex.report import write as write_module
+from hybridindex.types import Profile
+from tests.report.conftest import INDEX_INFO, LOAD
+
+VOID = {"meta", "img", "br", "link"}
+ALL_NAMES = {
+    "slo-bytes",
+    "hit-rate",
+    "access",
+    "load",
+    "latency-fit",
+    "latency-check",
+    "recall",
+    "transfers",
+}
+
+
+class Reader(HTMLParser):
+    """Checks nesting; collects tags, attributes and text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(path: Path) -> Reader:
+    reader = Reader()
+    reader.feed(path.read_text(encoding="utf-8"))
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def png_size(data: bytes) -> tuple[int, int]:
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def test_full_report_has_every_picture_and_table(full_report: ReportFiles, full_plan: Plan) -> None:
+    reader = read(full_report.html)
+    assert {png.stem for png in full_report.pngs} == ALL_NAMES
+    assert sum(tag == "img" for tag, _ in reader.tags) == len(ALL_NAMES)
+    assert sum(tag == "details" for tag, _ in reader.tags) == 1
+    assert "Not measured." not in reader.text
+    for line in full_plan.explain().splitlines():
+        assert line in reader.text
+    for wanted in (
+        "Key numbers",
+        "Coverage by bytes",
+        "OMP_WAIT_POLICY",
+        "Load average",
+        "hybrid",
+        "Predicted latency",
+    ):
+        assert wanted in reader.text
+
+
+def test_pictures_are_sharp_at_800_pixels_and_the_same_as_in_the_page(full_report: ReportFiles) -> None:
+    embedded = [
+        base64.b64decode((attrs["src"] or "").removeprefix("data:image/png;base64,"))
+        for tag, attrs in read(full_report.html).tags
+        if tag == "img"
+    ]
+    for png in full_report.pngs:
+        data = png.read_bytes()
+        width, height = png_size(data)
+        assert width == 1600
+        assert 600 <= height <= 1400
+        assert 10_000 < len(data) < 600_000
+        assert data in embedded
+
+
+def test_page_needs_nothing_outside_itself(full_report: ReportFiles) -> None:
+    page = full_report.html.read_text(encoding="utf-8")
+    stripped = re.sub(r"base64,[A-Za-z0-9+/=]+", "", page)
+    assert "http:" not in stripped
+    assert "https:" not in stripped
+    assert "file:" not in stripped
+    assert "url(" not in stripped
+    assert "@import" not in stripped
+    assert str(full_report.html.parent) not in stripped
+    assert str(Path.home()) not in stripped
+    for tag, attrs in read(full_report.html).tags:
+        assert tag not in {"script", "link", "iframe", "object", "embed", "base"}
+        assert "href" not in attrs
+        assert (attrs.get("src") or "data:").startswith("data:")
+
+
+def test_stand_in_device_is_said_before_anything_else(full_report: ReportFiles) -> None:
+    text = read(full_report.html).text
+    assert text.index("Stand-in device.") < text.index("Key numbers")
+    assert "say nothing about a GPU" in text
+
+
+def test_hostile_text_stays_text(tmp_path: Path, bare_profile: Profile, bare_plan: Plan) -> None:
+    bad = '<script>alert("x")</script>&amp;$\\frac{1}{0}$ 漢'
+    profile = dataclasses.replace(
+        bare_profile,
+        hardware=dataclasses.replace(bare_profile.hardware, cpu_model=bad, devices=(bad,)),
+        notes={bad: bad, "nested": {bad: bad}},
+    )
+    files = write_report(
+        tmp_path,
+        index_info={**INDEX_INFO, "name": bad, "codec": bad},
+        profile=profile,
+        plan=bare_plan,
+        load=[{**LOAD[0], "policy": bad}, {**LOAD[0], "policy": "_hidden"}],
+        notes=[bad],
+        devices=[bad],
+    )
+    reader = read(files.html)
+    assert all(tag != "script" for tag, _ in reader.tags)
+    assert reader.text.count(bad) >= 6
+
+
+def test_sections_without_data_say_so(tmp_path: Path, bare_profile: Profile, bare_plan: Plan) -> None:
+    files = write_report(tmp_path, index_info=INDEX_INFO, profile=bare_profile, plan=bare_plan)
+    reader = read(files.html)
+    assert {png.stem for png in files.pngs} == ALL_NAMES - {"load", "recall", "transfers"}
+    assert reader.text.count("Not measured.") == 3
+    assert "No load test was run" in reader.text
+    assert "no device was timed" in reader.text
+
+
+def test_profile_with_nothing_but_full_scans_and_few_queries(tmp_path: Path, bare_profile: Profile) -> None:
+    access = dataclasses.replace(bare_profile.access, held_probes=bare_profile.access.held_probes[:9])
+    stages = tuple(s for s in bare_profile.stages if s.stage == "host_scan" and s.coverage == 0)
+    profile = dataclasses.replace(bare_profile, access=access, stages=stages)
+    plan = make_plan(profile, slo_ms=5.0, device_budget_bytes=0)
+    files = write_report(tmp_path, index_info=INDEX_INFO, profile=profile, plan=plan)
+    assert {png.stem for png in files.pngs} == {"slo-bytes", "access", "latency-fit"}
+    assert read(files.html).text.count("Not measured.") == 5
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"slo_ms": 1e-3, "device_budget_bytes": 1 << 20},
+        {"slo_ms": 5e3, "device_budget_bytes": 1 << 40, "n_devices": 2},
+        {"slo_ms": 0.8, "device_budget_bytes": 12 << 20, "rate_qps": 1e7},
+        {"slo_ms": 0.8, "device_budget_bytes": 12 << 20, "coverage": 1.0},
+    ],
+    ids=["too-fast", "too-slow", "overload", "fixed"],
+)
+def test_extreme_plans_are_drawn(tmp_path: Path, bare_profile: Profile, asked: dict[str, float]) -> None:
+    plan = make_plan(bare_profile, **asked)  # type: ignore[arg-type]
+    files = write_report(tmp_path, index_info=INDEX_INFO, profile=bare_profile, plan=plan)
+    assert plan.verdict.value in read(files.html).text
+    assert tmp_path / "slo-bytes.png" in files.pngs
+
+
+def test_second_report_replaces_the_first_and_drops_its_stale_pictures(
+    tmp_path: Path, full_profile: Profile, full_plan: Plan, bare_profile: Profile, bare_plan: Plan
+) -> None:
+    write_report(tmp_path, index_info=INDEX_INFO, profile=full_profile, plan=full_plan, load=LOAD)
+    mine = tmp_path / "mine.png"
+    mine.write_bytes(b"not ours")
+    files = write_report(tmp_path, index_info=INDEX_INFO, profile=bare_profile, plan=bare_plan)
+    assert {p.name for p in tmp_path.iterdir()} == {"report.html", "mine.png", *(p.name for p in files.pngs)}
+
+
+def test_failed_write_keeps_the_old_report_whole(
+    tmp_path: Path, bare_profile: Profile, bare_plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = write_report(tmp_path, index_info=INDEX_INFO, profile=bare_profile, plan=bare_plan)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+
+    def full_disk(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(write_module.os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        write_report(tmp_path, index_info=INDEX_INFO, profile=bare_profile, plan=bare_plan, title="new")
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    assert files.html.exists()
+
+
+def test_plan_of_another_index_is_refused(tmp_path: Path, bare_profile: Profile, bare_plan: Plan) -> None:
+    other = dataclasses.replace(bare_profile, index_fingerprint="other")
+    with pytest.raises(ProfileMismatchError, match="index fingerprint is 'index-1', the profile's 'other'"):
+        write_report(tmp_path / "out", index_info=INDEX_INFO, profile=other, plan=bare_plan)
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_matplotlib_names_the_extra(
+    tmp_path: Path, bare_profile: Profile, bare_plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'hybridindex\[report\]'"):
+        write_report(tmp_path, index_info=INDEX_INFO, profile=bare_profile, plan=bare_plan)
+    assert list(tmp_path.iterdir()) == []
