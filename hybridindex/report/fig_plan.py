@@ -104,10 +104,10 @@ def draw_slo(plan: Plan) -> Picture:
     """Device bytes against SLO, the budget, the plan's own point."""
     need = slo_need(plan)
     request = plan.request
-    met = [p for p in need.points if p.verdict == "feasible"]
+    met = need.points
     stage = "search" if request.slo_stage == "search" else "time to first token"
     budget = sum(request.budgets)
-    x_low, x_high = need.points[0].slo_ms, need.points[-1].slo_ms
+    x_low, x_high = need.low_ms, need.high_ms
     tallest = max([p.device_bytes for p in met] + [plan.device_bytes, 1])
     top = max(tallest, need.limit_bytes if need.limit_bytes <= 2.5 * tallest else 0) * 1.18
     scale, unit = byte_unit(top)

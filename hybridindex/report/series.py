@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -244,7 +244,11 @@ def _check(samples: list[StageSample], predicted: F64, seconds: F64) -> TimingCh
 class SloNeed:
     """Device bytes that each SLO takes, as if memory were unlimited; and what the budget allows of it."""
 
+    #: SLOs that can be met, ascending; empty when none in view can.
     points: tuple[SloPoint, ...]
+    #: The range worth showing: the plan's SLO, what no memory can meet, what the host meets alone.
+    low_ms: float
+    high_ms: float
     #: Most bytes that the devices can hold, scratch included.
     limit_bytes: int
     #: Smallest SLO of the curve that the budget allows; ``None`` when it allows none.
@@ -261,19 +265,40 @@ def slo_need(plan: Plan, points: int = 49) -> SloNeed:
     unlimited = dataclasses.replace(
         request, budgets=tuple(room + s + page for s in request.scratch), page_bytes=plan.page_bytes
     )
+
+    def solved(slo_ms: float) -> SloPoint:
+        return slo_curve(plan.analysis, unlimited, [slo_ms])[0]
+
     wide = np.geomspace(request.slo_ms / 64, request.slo_ms * 64, 25)
-    rough = slo_curve(plan.analysis, unlimited, wide.tolist())
-    met = [p for p in rough if p.verdict == "feasible"]
-    low, high = request.slo_ms / 4, request.slo_ms * 4
-    dense = np.empty(0)
-    if met:
-        # From a little below what any memory can meet to a little above what the host meets alone.
-        low = min(met[0].slo_ms / 1.8, request.slo_ms / 1.3)
-        alone = [p.slo_ms for p in met if p.device_bytes == 0]
-        top = alone[0] if alone else met[-1].slo_ms
-        high = max(top, request.slo_ms) * 1.3
-        dense = np.geomspace(met[0].slo_ms / 1.45, top, points // 2)
-    slos = np.unique(np.concatenate((np.geomspace(low, high, points), dense, [request.slo_ms])))
-    solved = slo_curve(plan.analysis, unlimited, slos.tolist())
-    allowed = [p.slo_ms for p in solved if p.verdict == "feasible" and p.device_bytes <= limit]
-    return SloNeed(points=tuple(solved), limit_bytes=limit, smallest_slo_ms=min(allowed) if allowed else None)
+    # A larger SLO never needs more, so both ends of the curve are found by bisection: infeasible solves are slow.
+    first = _first(wide, lambda slo_ms: solved(slo_ms).verdict == "feasible")
+    if first is None:
+        return SloNeed(
+            points=(), low_ms=request.slo_ms / 4, high_ms=request.slo_ms * 4, limit_bytes=limit, smallest_slo_ms=None
+        )
+    alone = _first(wide, lambda slo_ms: (p := solved(slo_ms)).verdict == "feasible" and p.device_bytes == 0)
+    below = float(wide[max(first - 1, 0)])
+    top = float(wide[alone if alone is not None else -1])
+    dense = np.geomspace(below, max(top, below), points)
+    high = max(top, request.slo_ms) * 1.3
+    slos = np.unique(np.concatenate((dense, [high], [request.slo_ms] if request.slo_ms >= below else [])))
+    met = [p for p in slo_curve(plan.analysis, unlimited, slos.tolist()) if p.verdict == "feasible"]
+    allowed = [p.slo_ms for p in met if p.device_bytes <= limit]
+    return SloNeed(
+        points=tuple(met),
+        low_ms=min(met[0].slo_ms / 1.4, request.slo_ms / 1.3),
+        high_ms=high,
+        limit_bytes=limit,
+        smallest_slo_ms=min(allowed) if allowed else None,
+    )
+
+
+def _first(ascending: F64, holds: Callable[[float], bool]) -> int | None:
+    """Place of the first value for which ``holds``, given that it then holds for all larger ones."""
+    if not holds(float(ascending[-1])):
+        return None
+    low, high = -1, ascending.size - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(float(ascending[middle])) else (middle, high)
+    return high

@@ -83,7 +83,7 @@ def test_batch_check_sees_a_routed_batch_that_took_twice_as_long(bare_profile: P
 
 def test_slo_need_falls_with_the_slo_and_meets_the_plan(bare_plan: Plan) -> None:
     need = slo_need(bare_plan)
-    met = [p for p in need.points if p.verdict == "feasible"]
+    met = need.points
     assert all(a.device_bytes >= b.device_bytes for a, b in itertools.pairwise(met))
     assert met[-1].device_bytes == 0
     at = next(p for p in need.points if p.slo_ms == bare_plan.request.slo_ms)
@@ -99,3 +99,11 @@ def test_budget_cuts_the_slo_curve(bare_profile: Profile, bare_plan: Plan) -> No
     assert generous.smallest_slo_ms is not None
     assert small.smallest_slo_ms is not None
     assert small.smallest_slo_ms > generous.smallest_slo_ms
+
+
+def test_no_slo_in_view_leaves_an_empty_curve(bare_profile: Profile) -> None:
+    plan = make_plan(bare_profile, slo_ms=0.8, device_budget_bytes=12 << 20, rate_qps=1e7)
+    need = slo_need(plan)
+    assert need.points == ()
+    assert need.smallest_slo_ms is None
+    assert need.low_ms < 0.8 < need.high_ms
