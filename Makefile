@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 export OMP_WAIT_POLICY := PASSIVE
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard hybridindex/native/*)
 
-.PHONY: help demo test test-core test-slow lint wheel-check bench clean
+.PHONY: help demo test lint wheel-check bench clean
 
 help:
 	@echo "make demo         real text, real queries: build, profile, plan, serve, report (build/demo)"
