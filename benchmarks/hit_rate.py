@@ -79,7 +79,7 @@ def main() -> None:
                     for name, values in errors.items():
                         shown = f"chosen ({analysis.hit_rates.best})" if name == "chosen" else name
                         summary.append((space, source, shown, float(np.median(values)), float(np.max(values))))
-    show(f"E[min hit rate], {data.name}, nlist {nlist}, nprobe {nlist // 16}",
+    show(f"smallest hit rate of a batch, expected: {data.name}, nlist {nlist}, nprobe {nlist // 16}",
          ("space", "queries", "model", "median error", "worst error"), summary)  # fmt: skip
     write(
         args.json,

@@ -100,16 +100,18 @@ def run_open_loop(
         progress("load", len(due), len(due))
     after = router.stats()
     good = np.isfinite(latency)
-    ms = latency[good] * 1e3 if good.any() else np.array([np.inf])
+    p50, p95, p99, mean = (
+        (*np.percentile(latency[good] * 1e3, [50, 95, 99]), latency[good].mean() * 1e3) if good.any() else (np.inf,) * 4
+    )
     return LoadResult(
         rate=float(rate),
         achieved_rate=float(good.sum() / elapsed),
         n_requests=len(due),
         n_failed=int((~good).sum()),
-        p50_ms=float(np.percentile(ms, 50)),
-        p95_ms=float(np.percentile(ms, 95)),
-        p99_ms=float(np.percentile(ms, 99)),
-        mean_ms=float(ms.mean()),
+        p50_ms=float(p50),
+        p95_ms=float(p95),
+        p99_ms=float(p99),
+        mean_ms=float(mean),
         attainment=None if slo_ms is None else float((latency * 1e3 <= slo_ms).mean()),
         hit_rate=float(hit_rate[good].mean()) if good.any() else 0.0,
         mean_batch=(after.queries - before.queries) / max(1, after.batches - before.batches),

@@ -88,6 +88,7 @@ def run_demo(output: Path, *, device: str = "auto", as_json: bool = False) -> No
         plan=plan,
         load=rows,
         notes=notes,
+        devices=[label],
         title="hybridindex demo",
     )
     emit({**summary, "report": files.html}, as_json=as_json, table=_table(rows, plan, label))

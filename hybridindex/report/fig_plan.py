@@ -114,15 +114,15 @@ def draw_slo(plan: Plan) -> Picture:
     with canvas(4.4) as drawing:
         (axes,) = drawing.panels()
         edge = need.smallest_slo_ms if need.smallest_slo_ms is not None else x_high
-        axes.axvspan(x_low, edge, facecolor="#f0f0f0", edgecolor="#cfcfcf", hatch="//", linewidth=0, zorder=0)
-        axes.text(
-            0.012,
-            0.03,
-            "cannot be met\nwithin the budget",
-            transform=axes.transAxes,
-            color=INK,
-            va="bottom",
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 2, "alpha": 0.9},
+        axes.axvspan(
+            x_low,
+            edge,
+            facecolor="#f0f0f0",
+            edgecolor="#c4c4c4",
+            hatch="//",
+            linewidth=0,
+            zorder=0,
+            label="cannot be met within the budget",
         )
         if met:
             axes.step(
@@ -172,7 +172,7 @@ def draw_slo(plan: Plan) -> Picture:
         axes.set_xlabel(f"SLO: {stage} at p{request.percentile:g}, queueing included (ms)")
         axes.set_ylabel(f"device memory ({unit})")
         axes.set_title("What an SLO costs")
-        legend_below(axes, 2)
+        legend_below(axes, 3)
         png = drawing.png()
     load = f"at {plan.rate_qps:.4g} requests/s" if plan.rate_qps is not None else "for single queries"
     if need.smallest_slo_ms is not None:

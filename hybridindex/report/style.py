@@ -193,11 +193,13 @@ def show_plain_log(axes: Axes, which: str, base: int = 10) -> None:
     decades = math.log10(high / low) if low > 0 else 1.0
     if base == 2:
         step, subs = (2 if decades < 2.2 else 4 if decades < 4.4 else 16), (1.0,)
-    elif decades < 0.8:
+    elif decades < 0.5:
+        step, subs = base, (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+    elif decades < 0.9:
         step, subs = base, (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
     else:
         step, subs = base, (1.0,) if decades > 3.2 else (1.0, 3.0) if decades > 2 else (1.0, 2.0, 5.0)
-    axis.set_major_locator(LogLocator(base=step, subs=subs, numticks=12))
+    axis.set_major_locator(LogLocator(base=step, subs=subs, numticks=16))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axis.set_minor_formatter(NullFormatter())
 
