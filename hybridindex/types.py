@@ -53,7 +53,8 @@ class SearchResult:
     ids: I64
     #: (n, k) float32; +inf (l2) or -inf (ip) in empty places; best first, ties by id.
     distances: F32
-    #: (n,) int32: lists that were really probed per query. Lower than asked only under a deadline.
+    #: (n,) int32: lists that were really probed per query. Lower than asked only under a deadline, or where an
+    #: approximate coarse quantizer found fewer.
     nprobe_used: I32
     #: (n,) float32: fraction of each query's scan work (bytes) that resident lists served.
     hit_rate: F32
@@ -126,7 +127,7 @@ class TransferSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallPoint:
-    """Quality at one nprobe against exact search over the same vectors, on held-back queries."""
+    """Quality at one nprobe against the same index searched with nprobe = nlist: what probing fewer lists loses."""
 
     nprobe: int
     recall: float

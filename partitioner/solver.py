@@ -247,7 +247,7 @@ def _prefixes(problem: Problem) -> list[int]:
     if most < 1:
         return [0]
     counts = np.concatenate(([0], np.geomspace(1, most, 9), np.linspace(0, most, 11)))
-    return np.unique(np.round(counts).astype(np.int64)).tolist()
+    return [int(count) for count in np.unique(np.round(counts))]
 
 
 def _nearest(problem: Problem, counts: list[int], tau_s: float) -> tuple[int, float | None]:

@@ -1,6 +1,6 @@
 """Which lists calibration queries probe: sampling, smoothing over time, and figures about skew for people.
 
-The hot order comes from one half of the queries, every estimate from the other (design, section 7). Hit-rate models are
+The hot order comes from one half of the queries, every estimate from the other. Hit-rate models are
 the partitioner's.
 """
 

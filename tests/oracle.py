@@ -1,5 +1,4 @@
-"""The oracle of the whole suite: what a plain IVF search over the same probes may answer, in float64 (design,
-invariant 1).
+"""The oracle of the whole suite: what a plain IVF search over the same probes may answer, in float64.
 
 An answer is right when every returned id is a candidate of the probed lists, its distance is its own decoded distance
 within 2e-4 * (1 + |D|), it is no worse than the k-th best candidate by more than that, results are sorted by
