@@ -52,18 +52,20 @@ def register(app: typer.Typer) -> None:
         index: IndexPath,
         nlist: Annotated[int | None, typer.Option(help="Number of lists; default about 4*sqrt(n).", min=1)] = None,
         metric: Annotated[str, typer.Option(help="ip or l2.")] = "ip",
-        codec: Annotated[str, typer.Option(help="flat, fp16, sq8, pq[M] or pqfs[M].")] = "flat",
+        codec: Annotated[str, typer.Option(help="flat, fp16, bf16, sq8, pq[M] or pqfs[M].")] = "flat",
         ids: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="(n,) int64 ids; default 0..n-1.")] = None,
         normalize: Annotated[bool, typer.Option(help="Cosine: normalise vectors and queries (metric ip).")] = False,
         nprobe: Annotated[int | None, typer.Option(help="Default lists per query.", min=1)] = None,
         memory: Annotated[str, typer.Option(help="Budget of anonymous memory.")] = "1GiB",
-        seed: Annotated[int, typer.Option(help="Of training.")] = 0,
+        seed: Annotated[int | None, typer.Option(help="Of training; default the library's.")] = None,
         json: Json = False,
     ) -> None:
         """Build an index from a .npy file, streaming, in bounded memory."""
         options: dict[str, Any] = {}
         if ids is not None:
             options["ids"] = load_npy(ids, "--ids")
+        if seed is not None:
+            options["seed"] = seed
         with (
             CliProgress(quiet=json) as progress,
             hx.build(
@@ -75,7 +77,6 @@ def register(app: typer.Typer) -> None:
                 normalize=normalize,
                 nprobe=nprobe,
                 memory_budget_bytes=parse_bytes(memory),
-                seed=seed,
                 progress=progress,
                 **options,
             ) as built,

@@ -45,6 +45,8 @@ class HostFaissScanner:
         self._list_bytes = index.list_bytes
         self.threads: int = threads or int(faiss.omp_get_max_threads())
         self._thread_setting = threading.local()
+        #: Unfiltered search parameters by number of probes, at most nlist of them.
+        self._params: dict[int, Any] = {}
 
     def scan(
         self,
@@ -109,10 +111,14 @@ class HostFaissScanner:
             distances[ids < 0] = -np.inf if self._index.metric == "ip" else np.inf
 
     def _parameters(self, width: int, filter_ids: I64 | None) -> Any:
+        if filter_ids is None:
+            # Read-only once made, so calls may share it; making one costs as much as a small merge.
+            if width not in self._params:
+                self._params[width] = self._faiss.SearchParametersIVF(nprobe=width)
+            return self._params[width]
         params = self._faiss.SearchParametersIVF(nprobe=width)
-        if filter_ids is not None:
-            params.sel = self._faiss.IDSelectorBatch(np.ascontiguousarray(filter_ids, dtype=np.int64))
-            params.referenced_objects = [params.sel]
+        params.sel = self._faiss.IDSelectorBatch(np.ascontiguousarray(filter_ids, dtype=np.int64))
+        params.referenced_objects = [params.sel]
         return params
 
     def _slices(self, probes: I64, slice_rows: int) -> list[I32]:
