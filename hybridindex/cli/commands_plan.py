@@ -50,7 +50,7 @@ def _llm_of(file: Path) -> LLMProfile:
 
 def profile_summary(profile: Profile) -> dict[str, Any]:
     """What ``profile`` answers."""
-    from hybridindex.profiler.access import skew_summary
+    from hybridindex.profiler.access import sample_size_error, skew_summary
 
     return {
         "profile_id": profile.id,
@@ -62,6 +62,7 @@ def profile_summary(profile: Profile) -> dict[str, Any]:
         "hardware": profile.hardware.fingerprint,
         "recall": [{"nprobe": p.nprobe, "recall": p.recall, "ndcg": p.ndcg} for p in profile.recall],
         "skew": skew_summary(profile),
+        "sample_size": sample_size_error(profile.access, profile.list_bytes),
         "samples": len(profile.stages),
         "transfers": len(profile.transfers),
         "notes": dict(profile.notes),
@@ -77,6 +78,12 @@ def _profile_table(summary: dict[str, Any]) -> Table:
         table.add_row(
             f"hottest {row['lists']:.0%} of lists",
             f"{row['accesses_held']:.0%} of accesses, {row['work_held']:.0%} of bytes (held-out queries)",
+        )
+    for size in summary["sample_size"]:
+        table.add_row(
+            f"{size['fraction']:.1%} of the sample",
+            f"{size['n_queries']} queries: hot lists lose {size['order_loss']:.3f} of the hit rate, "
+            f"curve off by {size['curve_error']:.3f}",
         )
     for point in summary["recall"]:
         table.add_row(f"recall at nprobe {point['nprobe']}", f"{point['recall']:.3f} (NDCG {point['ndcg']:.3f})")

@@ -1,4 +1,4 @@
-"""The tree itself: links resolve, every room is a declared package, and imports point the way docs/architecture.md says."""
+"""The tree itself: links resolve, every room is a declared package, imports point the way architecture.md says."""
 
 from __future__ import annotations
 
