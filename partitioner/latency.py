@@ -258,8 +258,8 @@ def fit_latency_model(profile: Profile, curve: CoverageCurve, *, n_devices: int 
         if merge_samples
         else None
     )
-    if merge is None:
-        notes.append("merging was not measured: counted as 0")
+    if merge is None and not _stage(profile.stages, "batch"):
+        notes.append("neither merging nor routed batches were measured: counted as 0")
     model = LatencyModel(
         coarse=coarse,
         host=host,
@@ -274,8 +274,6 @@ def fit_latency_model(profile: Profile, curve: CoverageCurve, *, n_devices: int 
     routed = _stage(profile.stages, "batch")
     alone = _fit_routing(model, curve, [s for s in routed if s.coverage == 0])
     hybrid = _fit_routing(model, curve, [s for s in routed if s.coverage > 0])
-    if alone is None and hybrid is None:
-        model = replace(model, notes=(*notes, "no routed batch was timed: routing is counted as 0"))
     return replace(
         model,
         host_routing=alone or hybrid or RoutingModel(),
