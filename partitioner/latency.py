@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.optimize import lsq_linear
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.coverage import CoverageCurve, QueryWork
@@ -31,6 +32,9 @@ __all__ = [
     "RoutingModel",
     "fit_latency_model",
 ]
+
+#: How much the prior counts against one sample's relative error.
+_PRIOR_WEIGHT = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,5 +296,28 @@ def _fit_routing(model: LatencyModel, curve: CoverageCurve, routed: list[StageSa
         shorter = np.minimum(parts.host_s, parts.device_s)
         terms[coverage, batch] = (float(np.median(stages)), float(np.median(shorter)), 1.0, float(batch))
     columns = np.array([terms[s.coverage, s.batch] for s in routed])
-    (scale, serial, fixed, per_query), _ = relative_nnls(columns, np.array([s.seconds for s in routed]))
-    return RoutingModel(scale=float(scale), serial=float(serial), fixed_s=float(fixed), per_query_s=float(per_query))
+    scale, serial, fixed, per_query = _bounded_fit(columns, np.array([s.seconds for s in routed]))
+    return RoutingModel(scale=scale, serial=serial, fixed_s=fixed, per_query_s=per_query)
+
+
+def _bounded_fit(columns: F64, seconds: F64, rounds: int = 4) -> tuple[float, float, float, float]:
+    """Coefficients of (stages, shorter scan, 1, batch) with small relative errors.
+
+    Stages that grow evenly with the batch cannot be told from a cost per query, so the first two are held near what
+    they would be without surprises, and inside what can be.
+    """
+    lower, upper = np.array([0.5, 0.0, 0.0, 0.0]), np.array([2.0, 1.0, np.inf, np.inf])
+    unit = np.maximum(columns.max(axis=0), 1e-300)
+    pull = np.sqrt(_PRIOR_WEIGHT * len(seconds))
+    prior = np.array([[pull, 0.0, 0.0, 0.0], [0.0, pull, 0.0, 0.0]])
+    weights = 1.0 / np.maximum(seconds, 1e-12)
+    relative = np.ones_like(seconds)
+    found = np.array([1.0, 0.0, 0.0, 0.0])
+    for _ in range(rounds):
+        w = weights / np.sqrt(relative)
+        # In units of each column's largest value; the first two stay as they are, so that the prior can speak of them.
+        scaled = columns / np.concatenate((np.ones(2), unit[2:]))
+        rows = np.vstack((scaled * w[:, None], prior))
+        found = lsq_linear(rows, np.concatenate((seconds * w, [pull, 0.0])), bounds=(lower, upper)).x
+        relative = np.maximum(np.abs(scaled @ found - seconds) * weights, 1e-3)
+    return float(found[0]), float(found[1]), float(found[2] / unit[2]), float(found[3] / unit[3])

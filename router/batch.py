@@ -6,6 +6,7 @@ merged; nobody waits for the batch. Scanning and threads are :mod:`hybridindex.r
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -18,7 +19,9 @@ from hybridindex.router.merge import empty_topk, finish_topk, merge_topk
 from hybridindex.router.split import ProbePart, ProbeSplit
 from hybridindex.types import F32, I32, I64, SearchResult
 
-__all__ = ["Batch", "Request"]
+__all__ = ["Batch", "Request", "fail_request"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -129,8 +132,7 @@ class Batch:
             result = SearchResult(
                 ids=ids, distances=distances, nprobe_used=self._nprobe_used[rows], hit_rate=self._hit_rate[rows]
             )
-            if request.future.set_running_or_notify_cancel():
-                request.future.set_result(result)
+            _settle(request.future, result=result)
 
     def end_scan(self) -> None:
         """One scan, successful or not, will not touch the batch any more."""
@@ -149,5 +151,25 @@ class Batch:
             # Before begin(), nobody has an answer.
             waiting = [r for i, r in enumerate(self.requests) if not self._open_parts or self._open_parts[i]]
         for request in waiting:
-            if request.future.set_running_or_notify_cancel():
-                request.future.set_exception(error)
+            _settle(request.future, error=error)
+
+
+def _settle(
+    future: Future[SearchResult], *, result: SearchResult | None = None, error: BaseException | None = None
+) -> None:
+    """Completes a future unless it was cancelled. What its callbacks raise is theirs: it must not stop the engine."""
+    try:
+        if not future.set_running_or_notify_cancel():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            assert result is not None
+            future.set_result(result)
+    except BaseException:  # noqa: BLE001 - even SystemExit from a callback
+        _log.exception("a callback of a search future raised")
+
+
+def fail_request(request: Request, error: BaseException) -> None:
+    """Gives ``error`` to one request that never reached a batch."""
+    _settle(request.future, error=error)

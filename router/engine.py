@@ -10,14 +10,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hybridindex.errors import OutOfBudgetError, RouterClosedError
+from hybridindex.errors import InvalidInputError, OutOfBudgetError, RouterClosedError
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.router.batch import Batch, Request
+from hybridindex.router.batch import Batch, Request, fail_request
 from hybridindex.router.deadline import PaceEstimator, nprobe_for_deadline
 from hybridindex.router.split import HOST, ProbePart, ProbeSplit, split_probes
 from hybridindex.router.stats import StatsCounter
@@ -105,20 +105,45 @@ class Engine:
         for thread in self._device_threads:
             thread.join()
 
+    def owns_current_thread(self) -> bool:
+        """Whether a callback or one of our own threads asks: waiting for an answer there would wait forever."""
+        return threading.current_thread() in (self._thread, *self._device_threads)
+
     # Engine thread
 
     def _run(self) -> None:
-        self._host.adopt_thread()
+        try:
+            self._host.adopt_thread()
+            while self._run_once():
+                pass
+        except BaseException as error:  # noqa: BLE001 - the last resort: nobody may wait for a dead thread
+            _log.exception("the engine stopped")
+            with self._close_lock:
+                self._closed = True
+            self._fail_waiting(error)
+
+    def _run_once(self) -> bool:
+        """One batch; False when it was the last."""
+        # The slot first: while both are taken, requests gather and form one larger batch.
+        self._slots.acquire()
+        requests, last = self._take()
+        if requests:
+            self._execute(requests)
+        else:
+            self._slots.release()
+        return not last
+
+    def _fail_waiting(self, error: BaseException) -> None:
+        waiting = [self._held_back] if self._held_back is not None else []
         while True:
-            # The slot first: while both are taken, requests gather and form one larger batch.
-            self._slots.acquire()
-            requests, last = self._take()
-            if requests:
-                self._execute(requests)
-            else:
-                self._slots.release()
-            if last:
-                return
+            try:
+                request = self._waiting.get_nowait()
+            except queue.Empty:
+                break
+            if request is not None:
+                waiting.append(request)
+        for request in waiting:
+            fail_request(request, error)
 
     def _take(self) -> tuple[list[Request], bool]:
         """Everything that waits, up to the cap; True when the engine should stop afterwards."""
@@ -142,25 +167,40 @@ class Engine:
 
     def _execute(self, requests: list[Request]) -> None:
         lease = self._residency.lease()
-        batch = Batch(requests, keep_max=self._index.metric == "ip")
 
         def finished() -> None:
-            lease.release()
-            self._slots.release()
+            try:
+                lease.release()
+            finally:
+                self._slots.release()
 
         try:
-            probes, coarse = self._index.quantize(batch.queries, batch.nprobe)
-            if len(requests) > 1 or requests[0].deadline_s is not None:
-                self._limit_probes(batch, probes, lease.residency)
-            for number, request in enumerate(requests):
-                if request.on_probes is not None:
-                    request.on_probes(probes[batch.rows_of(number)])
-            split = split_probes(probes, coarse, lease.residency.list_device, self._index.list_bytes, len(self._tiers))
-        except Exception as error:  # noqa: BLE001 - handed to those who wait
-            _log.exception("a batch of %d queries failed before its scan", len(batch))
-            batch.fail(error)
+            batch, host_part = self._start(requests, lease.residency, finished)
+        except BaseException as error:  # noqa: BLE001 - handed to those who wait
+            _log.exception("a batch of %d requests failed before its scan", len(requests))
+            for request in requests:
+                fail_request(request, error)
             finished()
             return
+        if host_part is not None:
+            try:
+                # Slices pay only where some queries can leave early: where another request shares the batch.
+                self._scan_host(batch, host_part, early=self._early_dispatch and len(requests) > 1)
+            finally:
+                batch.end_scan()
+
+    def _start(
+        self, requests: list[Request], residency: Residency, finished: Callable[[], None]
+    ) -> tuple[Batch, ProbePart | None]:
+        """Quantizes, splits, and hands parts to the devices. Raises only before anything was handed over."""
+        batch = Batch(requests, keep_max=self._index.metric == "ip")
+        probes, coarse = self._index.quantize(batch.queries, batch.nprobe)
+        if len(requests) > 1 or requests[0].deadline_s is not None:
+            self._limit_probes(batch, probes, residency)
+        split = split_probes(probes, coarse, residency.list_device, self._index.list_bytes, len(self._tiers))
+        for number, request in enumerate(requests):
+            if request.on_probes is not None:
+                self._tell_probes(request.on_probes, probes[batch.rows_of(number)].copy())
         self._count(requests, split)
         batch.begin(split, finished)
         host_part = None
@@ -168,10 +208,14 @@ class Engine:
             if part.device == HOST:
                 host_part = part
             else:
-                self._device_queues[part.device].put(_DeviceTask(batch, part, lease.residency))
-        if host_part is not None:
-            # Slices pay only where some queries can leave early, that is where another request shares the batch.
-            self._scan_host(batch, host_part, early=self._early_dispatch and len(requests) > 1)
+                self._device_queues[part.device].put(_DeviceTask(batch, part, residency))
+        return batch, host_part
+
+    def _tell_probes(self, on_probes: Callable[[I64], None], probes: I64) -> None:
+        try:
+            on_probes(probes)
+        except Exception:  # noqa: BLE001 - one caller's callback must not fail the others
+            _log.exception("an on_probes callback raised")
 
     def _limit_probes(self, batch: Batch, probes: I64, residency: Residency) -> None:
         """Cuts each request's probes to its own nprobe, in place; deadlines may lower it further."""
@@ -215,6 +259,8 @@ class Engine:
         )
 
     def _scan_host(self, batch: Batch, part: ProbePart, *, early: bool) -> None:
+        """Scans and completes a part, or fails the batch. Never raises; the caller ends the scan."""
+
         def done(rows: I32, distances: F32, ids: I64) -> None:
             batch.complete(part.rows[rows], distances, ids)
 
@@ -227,38 +273,45 @@ class Engine:
             )
             if not early:
                 batch.complete_part(part, *result)
-        except Exception as error:  # noqa: BLE001 - handed to those who wait
+        except BaseException as error:  # noqa: BLE001 - handed to those who wait
             _log.exception("the host scan of %d queries failed", len(part.rows))
             batch.fail(error)
         else:
             self._pace.observe(part.total_bytes, time.perf_counter() - started)
-        batch.end_scan()
 
     # Device threads
 
     def _run_device(self, ordinal: int) -> None:
         tier, waiting = self._tiers[ordinal], self._device_queues[ordinal]
-        self._host.adopt_thread()
         while (task := waiting.get()) is not None:
-            batch, part = task.batch, task.part
             try:
-                scanner = tier.scanner(task.residency)
-                distances, ids = scanner.scan(batch.queries[part.rows], part.probes, part.coarse_distances, batch.k)
-            except OutOfBudgetError:
-                # Not the device's fault: this k does not fit its scratch.
-                self._fall_back(batch, part)
-            except Exception as error:  # noqa: BLE001 - whatever a device does, the host answers
-                tier.fail(error)
-                lost = self._residency.current.resident_lists(tier.ordinal)
-                self._residency.publish({}, drops=lost.tolist())
-                self._fall_back(batch, part)
-            else:
-                batch.complete_part(part, distances, ids)
-                batch.end_scan()
+                self._scan_device(tier, task)
+            except BaseException as error:  # noqa: BLE001 - nobody may wait for a dead thread
+                _log.exception("a device part of %d queries failed", len(task.part.rows))
+                task.batch.fail(error)
+            finally:
+                task.batch.end_scan()
             # An idle thread must not keep the last batch alive.
-            del task, batch, part
+            del task
+
+    def _scan_device(self, tier: DeviceTier, task: _DeviceTask) -> None:
+        batch, part = task.batch, task.part
+        try:
+            scanner = tier.scanner(task.residency)
+            distances, ids = scanner.scan(batch.queries[part.rows], part.probes, part.coarse_distances, batch.k)
+        except (OutOfBudgetError, InvalidInputError):
+            # Not the device's fault: this k does not fit its scratch, or the index was closed.
+            self._fall_back(batch, part)
+        except Exception as error:  # noqa: BLE001 - whatever a device does, the host answers
+            tier.fail(error)
+            lost = self._residency.current.resident_lists(tier.ordinal)
+            self._residency.publish({}, drops=lost.tolist())
+            self._fall_back(batch, part)
+        else:
+            batch.complete_part(part, distances, ids)
 
     def _fall_back(self, batch: Batch, part: ProbePart) -> None:
         moved = part.total_bytes
         self._stats.add(device_fallbacks=1, host_work_bytes=moved, device_work_bytes=-moved)
+        self._host.adopt_thread()
         self._scan_host(batch, part, early=False)

@@ -123,7 +123,9 @@ class Lookahead:
             list_bytes = geometry.pages_for(self._index.list_sizes) * geometry.page_bytes
             present = self._residency.current.list_device >= 0
             self._share(holder, probes, present)
-            chosen, left_out = choose_lists(probes, list_bytes, present, budget_bytes)
+            with self._lock:  # rounds of one session share its budget
+                held = int(list_bytes[list(holder.lists)].sum()) if holder.lists else 0
+            chosen, left_out = choose_lists(probes, list_bytes, present, budget_bytes - held)
             report = tier.load(chosen, self._residency, cancelled=lambda: holder.closed)
             report.add_done_callback(lambda done: self._landed(holder, len(left_out), done, future))
         except Exception as error:  # noqa: BLE001 - handed to the caller
@@ -142,12 +144,14 @@ class Lookahead:
                     holder.lists.add(list_id)
 
     def _landed(self, holder: Holder, n_left_out: int, done: Future[LoadReport], future: Future[None]) -> None:
-        error = done.exception()
-        if error is not None:
-            # The device is marked as failed and logged by its tier; searches go to the host.
+        try:
+            # A failed device is marked and logged by its tier; searches go to the host.
+            if done.exception() is None:
+                self._settle(holder, n_left_out, done.result())
+        finally:
             future.set_result(None)
-            return
-        report = done.result()
+
+    def _settle(self, holder: Holder, n_left_out: int, report: LoadReport) -> None:
         drops: list[int] = []
         with self._lock:
             holder.bytes_moved += report.nbytes
@@ -167,14 +171,14 @@ class Lookahead:
                     if list_id in self._holders:
                         self._holders[list_id].add(holder)
                         holder.lists.add(list_id)
-        if drops:
-            self._residency.publish({}, drops=drops)
+            if drops:
+                # Under the lock: nobody may adopt or share a list between the decision and the drop.
+                self._residency.publish({}, drops=drops)
         self._stats.add(
             lookahead_lists=len(report.loaded),
             lookahead_bytes=report.nbytes,
             lookahead_skipped_lists=len(report.skipped) + n_left_out,
         )
-        future.set_result(None)
 
     def release(self, holder: Holder) -> None:
         """Ends a session: lists that nobody else holds leave the device once their last reader is done."""
@@ -190,8 +194,8 @@ class Lookahead:
                     del self._holders[list_id]
                     drops.append(list_id)
             holder.lists = set()
-        if drops:
-            self._residency.publish({}, drops=drops)
+            if drops:
+                self._residency.publish({}, drops=drops)
 
     def adopt(self, lists: Sequence[int]) -> None:
         """A plan owns exactly these lists from now on, also those that a session's copy is still bringing."""
@@ -199,6 +203,11 @@ class Lookahead:
             self._pinned = frozenset(lists)
             for list_id in lists:
                 self._holders.pop(list_id, None)
+
+    def held(self) -> list[int]:
+        """Lists that sessions hold, in no order."""
+        with self._lock:
+            return list(self._holders)
 
     def _roomiest(self) -> DeviceTier | None:
         usable = [tier for tier in self._tiers if tier.usable]
@@ -213,7 +222,11 @@ class Lookahead:
     def _run(self) -> None:
         self._prepare_thread()
         while (job := self._jobs.get()) is not None:
-            job()
+            try:
+                job()
+            except BaseException:  # noqa: BLE001 - later lookaheads still need this thread
+                _log.exception("a lookahead failed")
+            del job
 
     def close(self) -> None:
         """Finishes queued drafts and joins the thread. The device tiers are closed by their owner."""

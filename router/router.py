@@ -10,12 +10,20 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridindex.errors import InvalidInputError, OutOfBudgetError, ProfileMismatchError, RouterClosedError
+from hybridindex.errors import (
+    DeviceError,
+    DeviceNotFoundError,
+    InvalidInputError,
+    ProfileMismatchError,
+    RouterClosedError,
+    RouterError,
+)
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
 from hybridindex.router.batch import Request
@@ -24,11 +32,12 @@ from hybridindex.router.engine import Engine
 from hybridindex.router.lookahead import Holder, Lookahead
 from hybridindex.router.session import Session
 from hybridindex.router.stats import RouterStats, StatsCounter
+from hybridindex.tiers.arena import PageAllocator
 from hybridindex.tiers.device import DeviceTier
 from hybridindex.tiers.host_faiss import HostFaissScanner
 from hybridindex.tiers.residency import Residency, ResidencyStore
 from hybridindex.tiers.validate import MAX_K
-from hybridindex.types import I32, I64, SearchResult
+from hybridindex.types import I64, SearchResult
 
 if TYPE_CHECKING:
     from hybridindex.partitioner.plan import Plan
@@ -41,6 +50,8 @@ _log = logging.getLogger(__name__)
 MAX_BATCH_QUERIES = 65_536
 #: Device bytes kept for lookahead, over all sessions, where the budget has them and nothing else is said.
 _DEFAULT_LOOKAHEAD_BYTES = 256 << 20
+#: Longest wait of a plan change for batches in flight.
+_RECLAIM_TIMEOUT_S = 30.0
 
 
 class Router:
@@ -81,23 +92,30 @@ class Router:
         """
         self._index = index
         self._plan = plan
+        if plan is not None and not hasattr(plan, "index_fingerprint"):
+            raise InvalidInputError(f"plan is a {type(plan).__name__}; expected what Index.plan returned, or None")
         if plan is not None and plan.index_fingerprint != index.fingerprint:
             raise ProfileMismatchError(
                 f"the plan was made for index {plan.index_fingerprint}, this is index {index.fingerprint}; "
                 "profile and plan this index again"
             )
-        if max_batch is not None and max_batch < 1:
-            raise InvalidInputError(f"max_batch is {max_batch}; expected at least 1, or None for everything that waits")
+        if max_batch is not None:
+            max_batch = _check_count("max_batch", max_batch, MAX_BATCH_QUERIES)
+        if lookahead_bytes is not None:
+            lookahead_bytes = _check_bytes("lookahead_bytes", lookahead_bytes)
         budgets = _budgets(plan, devices, device_budget_bytes)
         self._stats = StatsCounter()
         self._tiers: list[DeviceTier] = []
-        self._residency = ResidencyStore(index.nlist, self._reclaim)
+        allocators: list[PageAllocator] = []
+        # Not a method: the store must not keep a closed router, and its arenas, alive.
+        self._residency = ResidencyStore(index.nlist, lambda device, pages: allocators[device].free(pages))
         self._host = HostFaissScanner(index, threads=threads)
         self._plan_lock = threading.Lock()
         self._closed = False
         try:
             for ordinal, (name, budget) in enumerate(zip(devices, budgets, strict=True)):
                 self._tiers.append(self._open_tier(name, ordinal, budget, lookahead_bytes))
+                allocators.append(self._tiers[-1].arena.pages)
             self._lookahead = Lookahead(index, self._tiers, self._residency, self._stats, self._host.adopt_thread)
         except BaseException:
             for tier in self._tiers:
@@ -143,7 +161,9 @@ class Router:
                 scratch_bytes=scratch,
                 page_bytes=self._page_bytes(),
             )
-        except OutOfBudgetError as error:
+        except DeviceNotFoundError:
+            raise
+        except DeviceError as error:
             _log.error("%s; the host serves its lists", error)
             tier = DeviceTier(self._index, name, ordinal, budget_bytes=0, wanted_bytes=0)
         if tier.disabled_reason and pinned:
@@ -168,10 +188,15 @@ class Router:
         target = plan.list_device
         current = self._residency.current.list_device
         resident = np.flatnonzero(current >= 0)
-        stale = resident[current[resident] != target[resident]]
         self._lookahead.adopt([int(i) for i in np.flatnonzero(target >= 0)])
+        # What sessions brought and the plan does not want stays theirs.
+        held = np.isin(resident, self._lookahead.held())
+        stale = resident[(current[resident] != target[resident]) & ~held]
         if len(stale):
-            self._residency.publish({}, drops=[int(i) for i in stale])
+            dropped = self._residency.publish({}, drops=[int(i) for i in stale])
+            # The new lists may need the old ones' pages, and batches in flight still read those.
+            if not self._residency.wait_reclaimed(dropped.version, _RECLAIM_TIMEOUT_S):
+                _log.warning("pages of dropped lists are still read after %g s", _RECLAIM_TIMEOUT_S)
         hottest_first = plan.resident_lists
         waiting = [
             tier.load(hottest_first[target[hottest_first] == tier.ordinal].tolist(), self._residency)
@@ -188,6 +213,7 @@ class Router:
             ProfileMismatchError: the plan is of another index.
             InvalidInputError: the plan is for another number of devices.
         """
+        self._refuse_own_threads("apply_plan")
         if plan.index_fingerprint != self._index.fingerprint:
             raise ProfileMismatchError(
                 f"the plan was made for index {plan.index_fingerprint}, this is index {self._index.fingerprint}"
@@ -199,9 +225,6 @@ class Router:
                 raise RouterClosedError("the router is closed")
             self._place(plan)
             self._plan = plan
-
-    def _reclaim(self, device: int, pages: I32) -> None:
-        self._tiers[device].arena.pages.free(pages)
 
     # Search
 
@@ -227,6 +250,7 @@ class Router:
             InvalidInputError: names the argument.
             RouterClosedError: after :meth:`close`.
         """
+        self._refuse_own_threads("search")
         return self.submit(queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe).result()
 
     async def asearch(
@@ -257,14 +281,12 @@ class Router:
 
         ``on_probes`` is given the (n, nprobe) lists that were probed, on the engine's thread, before the answer.
         """
-        _check_count("k", k, MAX_K)
+        k = _check_count("k", k, MAX_K)
         nprobe = self._check_nprobe(nprobe)
+        min_nprobe = _check_count("min_nprobe", min_nprobe, self._index.nlist)
         deadline_s = None
         if deadline_ms is not None:
-            if not (math.isfinite(deadline_ms) and deadline_ms > 0):
-                raise InvalidInputError(f"deadline_ms is {deadline_ms}; expected a positive number of milliseconds")
-            _check_count("min_nprobe", min_nprobe, self._index.nlist)
-            deadline_s = time.monotonic() + deadline_ms / 1e3
+            deadline_s = time.monotonic() + _check_milliseconds("deadline_ms", deadline_ms) / 1e3
         request = Request(
             queries=self._prepare(queries),
             k=k,
@@ -280,18 +302,23 @@ class Router:
         checked = self._index.check_queries(queries)
         if not 1 <= len(checked) <= MAX_BATCH_QUERIES:
             raise InvalidInputError(f"queries hold {len(checked)} rows; expected 1..{MAX_BATCH_QUERIES}")
-        return self._index.transform(checked)
+        transformed = self._index.transform(checked)
+        # The answer comes later: what the caller does to its own buffer meanwhile must not matter.
+        return transformed.copy() if np.may_share_memory(transformed, queries) else transformed
 
     def _check_nprobe(self, nprobe: int | None) -> int:
         if nprobe is None:
             return self.nprobe
-        _check_count("nprobe", nprobe, self._index.nlist)
-        return int(nprobe)
+        return _check_count("nprobe", nprobe, self._index.nlist)
 
     @property
     def nprobe(self) -> int:
         """Lists probed when a call does not say."""
         return self._plan.nprobe if self._plan is not None else self._index.nprobe
+
+    def _refuse_own_threads(self, what: str) -> None:
+        if self._engine.owns_current_thread():
+            raise RouterError(f"{what} was called from a callback on the router's own thread and would wait for itself")
 
     # Sessions
 
@@ -307,15 +334,12 @@ class Router:
         if lookahead_bytes is None:
             spare = (t.arena.nbytes - self._pinned_bytes(t.ordinal) for t in self._tiers)
             lookahead_bytes = max(0, max(spare, default=0))
-        if lookahead_bytes < 0:
-            raise InvalidInputError(f"lookahead_bytes is {lookahead_bytes}; expected 0 or more")
-        return Session(self, lookahead_bytes)
+        return Session(self, _check_bytes("lookahead_bytes", lookahead_bytes))
 
     def _start_lookahead(self, holder: Holder, drafts: Any, nprobe: int | None, budget_bytes: int) -> Future[None]:
         if self._closed:
             raise RouterClosedError("the router is closed")
-        if budget_bytes < 0:
-            raise InvalidInputError(f"budget_bytes is {budget_bytes}; expected 0 or more")
+        budget_bytes = _check_bytes("budget_bytes", budget_bytes)
         return self._lookahead.prefetch(holder, self._prepare(drafts), self._check_nprobe(nprobe), budget_bytes)
 
     def _end_lookahead(self, holder: Holder) -> None:
@@ -352,6 +376,7 @@ class Router:
 
     def close(self) -> None:
         """Answers what is queued, joins all threads, lets the arenas go. Closing twice is harmless."""
+        self._refuse_own_threads("close")
         with self._plan_lock:
             if self._closed:
                 return
@@ -370,18 +395,34 @@ class Router:
         self.close()
 
 
-def _check_count(name: str, value: Any, limit: int) -> None:
+def _check_count(name: str, value: Any, limit: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise InvalidInputError(f"{name} is {value!r}; expected an integer 1..{limit}")
     if not 1 <= value <= limit:
         raise InvalidInputError(f"{name} is {value}; expected 1..{limit}")
+    return int(value)
+
+
+def _check_milliseconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not (math.isfinite(value) and value > 0):
+        raise InvalidInputError(f"{name} is {value!r}; expected a positive number of milliseconds")
+    return float(value)
+
+
+def _check_bytes(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        raise InvalidInputError(f"{name} is {value!r}; expected whole bytes, 0 or more")
+    return int(value)
 
 
 def _budgets(
     plan: Plan | None, devices: Sequence[str], device_budget_bytes: int | Sequence[int] | None
 ) -> tuple[int, ...]:
-    if isinstance(devices, str):
-        raise InvalidInputError(f"devices is the string {devices!r}; expected a list such as [{devices!r}]")
+    if isinstance(devices, str) or not isinstance(devices, Sequence) or not all(isinstance(d, str) for d in devices):
+        raise InvalidInputError(f"devices is {devices!r}; expected a list of names such as ['cuda:0'] or ['cpu']")
+    gpus = [d if ":" in d else f"{d}:0" for d in devices if d != "cpu"]
+    if len(set(gpus)) < len(gpus):
+        raise InvalidInputError(f"devices is {devices!r}; expected each GPU once: its budget is per device")
     if not devices:
         return ()
     if plan is not None and plan.n_devices != len(devices):
@@ -390,12 +431,10 @@ def _budgets(
         if plan is None:
             raise InvalidInputError("device_budget_bytes is missing: devices without a plan need an explicit budget")
         return plan.request.budgets
-    if isinstance(device_budget_bytes, int):
-        budgets: tuple[int, ...] = (device_budget_bytes,) * len(devices)
-    else:
-        budgets = tuple(device_budget_bytes)
+    many = device_budget_bytes if isinstance(device_budget_bytes, Sequence | np.ndarray) else None
+    if isinstance(many, str) or many is None:
+        return (_check_bytes("device_budget_bytes", device_budget_bytes),) * len(devices)
+    budgets = tuple(_check_bytes("device_budget_bytes", b) for b in many)
     if len(budgets) != len(devices):
         raise InvalidInputError(f"device_budget_bytes has {len(budgets)} entries for {len(devices)} devices")
-    if any(b < 0 for b in budgets):
-        raise InvalidInputError(f"device_budget_bytes is {budgets}; expected 0 or more bytes per device")
     return budgets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
@@ -44,6 +45,8 @@ class Session:
         self._n_lookaheads = 0
         self._used: set[int] = set()
         self._closed = False
+        # A session that is dropped without close() must not hold its pages for ever.
+        self._end = weakref.finalize(self, router._end_lookahead, self._holder)
 
     def lookahead(
         self, draft_queries: Any, *, nprobe: int | None = None, budget_bytes: int | None = None
@@ -110,9 +113,8 @@ class Session:
 
     def close(self) -> None:
         """Cancels what still moves and gives the session's pages back. Closing twice is harmless."""
-        if not self._closed:
-            self._closed = True
-            self._router._end_lookahead(self._holder)
+        self._closed = True
+        self._end()
 
     def __enter__(self) -> Session:
         return self

@@ -64,7 +64,8 @@ void merge_topk(float* best_distances, std::int64_t* best_ids, std::int64_t n, s
         if (row < 0 || row >= n) throw std::out_of_range("row " + std::to_string(row) + " is outside the batch");
         part.clear();
         for (std::int64_t j = 0; j < part_k; ++j)
-            if (part_ids[i * part_k + j] >= 0) part.push_back({part_distances[i * part_k + j], part_ids[i * part_k + j]});
+            if (part_ids[i * part_k + j] >= 0 && part_distances[i * part_k + j] == part_distances[i * part_k + j])
+                part.push_back({part_distances[i * part_k + j], part_ids[i * part_k + j]});
         // Scanners answer sorted by distance, with ties in any order.
         if (!std::is_sorted(part.begin(), part.end(), before)) std::sort(part.begin(), part.end(), before);
         float* distances = best_distances + row * k;

@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdint>
 #include <stdexcept>
 
 #include "merge.h"
@@ -84,10 +85,11 @@ void scan(In<std::uint8_t, 2> arena, std::int64_t rows_per_page, std::int64_t co
     const std::size_t n_lists = list_ids.shape(0), dim = queries.shape(1), n = queries.shape(0);
     if (kind < 0 || kind > 2) throw std::invalid_argument("kind must be 0 (f32), 1 (f16) or 2 (sq8)");
     const std::size_t element = kind == 0 ? 4 : kind == 1 ? 2 : 1;
-    if (code_size < 0 || static_cast<std::size_t>(code_size) != dim * element || rows_per_page < 1 ||
-        static_cast<std::size_t>(rows_per_page * code_size) > arena.shape(1))
+    if (code_size < 1 || static_cast<std::size_t>(code_size) != dim * element || rows_per_page < 1 ||
+        static_cast<std::size_t>(rows_per_page) > arena.shape(1) / static_cast<std::size_t>(code_size))
         throw std::invalid_argument("code_size or rows_per_page do not fit the queries and the arena");
-    if (kind == 0 && arena.shape(1) % 4 != 0) throw std::invalid_argument("f32 pages must be multiples of 4 bytes");
+    if (kind == 0 && (arena.shape(1) % 4 != 0 || reinterpret_cast<std::uintptr_t>(arena.data()) % 4 != 0))
+        throw std::invalid_argument("f32 pages must be aligned to 4 bytes");
     if (kind == 2 && (scale.shape(0) != dim || offset.shape(0) != dim))
         throw std::invalid_argument("scale and offset must have one entry per dimension");
     if (sizes.shape(0) != n_lists || page_starts.shape(0) != n_lists + 1 || member_starts.shape(0) != n_lists + 1)
@@ -103,8 +105,9 @@ void scan(In<std::uint8_t, 2> arena, std::int64_t rows_per_page, std::int64_t co
     const bool residual = centroids.shape(0) != 0;
     if (residual && (centroids.shape(0) != n_lists || centroids.shape(1) != dim))
         throw std::invalid_argument("centroids must be (n_lists, dim), or have no rows");
-    if (distances.shape(0) != n || positions.shape(0) != n || distances.shape(1) != positions.shape(1))
-        throw std::invalid_argument("distances and positions must be (n, k)");
+    if (distances.shape(0) != n || positions.shape(0) != n || distances.shape(1) != positions.shape(1) ||
+        distances.shape(1) < 1)
+        throw std::invalid_argument("distances and positions must be (n, k), k at least 1");
     const PagedCodes codes{arena.data(),
                            static_cast<std::int64_t>(arena.shape(0)),
                            static_cast<std::int64_t>(arena.shape(1)),
@@ -127,11 +130,12 @@ NB_MODULE(_native, m) {
     m.doc() = "Native kernels of hybridindex.";
     m.def("split_probes", &split, nb::arg("probes"), nb::arg("coarse"), nb::arg("list_device"), nb::arg("list_bytes"),
           nb::arg("n_devices"));
-    m.def("merge_topk", &merge, nb::arg("best_distances"), nb::arg("best_ids"), nb::arg("rows"), nb::arg("distances"),
+    m.def("merge_topk", &merge, nb::arg("best_distances").noconvert(), nb::arg("best_ids").noconvert(), nb::arg("rows"), nb::arg("distances"),
           nb::arg("ids"), nb::arg("keep_max"));
-    m.def("finish_topk", &finish, nb::arg("distances"), nb::arg("ids"), nb::arg("keep_max"));
+    m.def("finish_topk", &finish, nb::arg("distances").noconvert(), nb::arg("ids").noconvert(),
+          nb::arg("keep_max"));
     m.def("scan_pages", &scan, nb::arg("arena"), nb::arg("rows_per_page"), nb::arg("code_size"), nb::arg("kind"),
           nb::arg("scale"), nb::arg("offset"), nb::arg("list_ids"), nb::arg("sizes"), nb::arg("page_starts"),
           nb::arg("pages"), nb::arg("member_starts"), nb::arg("members"), nb::arg("centroids"), nb::arg("queries"),
-          nb::arg("keep_max"), nb::arg("distances"), nb::arg("positions"));
+          nb::arg("keep_max"), nb::arg("distances").noconvert(), nb::arg("positions").noconvert());
 }

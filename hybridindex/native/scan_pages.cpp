@@ -23,8 +23,11 @@ bool worse_on_top(const Candidate& a, const Candidate& b) { return a.score < b.s
 
 void check(const PagedCodes& codes, const ScanPlan& plan, std::int64_t n) {
     for (std::int64_t l = 0; l < plan.n_lists; ++l) {
+        if (plan.list_ids[l] < 0 || plan.list_ids[l] > std::numeric_limits<std::int32_t>::max())
+            throw std::out_of_range("list id " + std::to_string(plan.list_ids[l]) + " does not fit a position");
         const std::int64_t held = plan.page_starts[l + 1] - plan.page_starts[l];
-        if (held < 0 || plan.sizes[l] < 0 || plan.sizes[l] > held * codes.rows_per_page)
+        if (plan.sizes[l] < 0 || plan.sizes[l] > std::numeric_limits<std::uint32_t>::max() ||
+            plan.sizes[l] > held * codes.rows_per_page)
             throw std::out_of_range("list " + std::to_string(plan.list_ids[l]) + " has more rows than its pages hold");
         for (std::int64_t p = plan.page_starts[l]; p < plan.page_starts[l + 1]; ++p)
             if (plan.pages[p] < 0 || plan.pages[p] >= codes.n_pages)
@@ -89,6 +92,8 @@ void scan_pages(const PagedCodes& codes, const ScanPlan& plan, const float* quer
                         squared_l2(rows[r], x, codes.dim, found);
                     for (std::int64_t i = 0; i < in_tile; ++i) {
                         const std::int64_t q = plan.members[m + i];
+                        // As in faiss: what is not a number, or as far as can be, is no candidate.
+                        if (!((keep_max ? -found[i] : found[i]) < std::numeric_limits<float>::max())) continue;
                         const Candidate candidate{keep_max ? -found[i] : found[i],
                                                   plan.list_ids[l] << 32 | (first + r)};
                         Candidate* heap = heaps.data() + q * k;

@@ -143,7 +143,7 @@ class PageArena:
         self._staging: torch.Tensor | None = None
         self._stream: Any = None
         if device.type == "cuda":
-            self._staging = torch.empty(4 << 20, dtype=torch.uint8, pin_memory=True)
+            self._staging = torch.empty(4 << 20, dtype=torch.uint8, device="cpu", pin_memory=True)
             # The zeroing must be over before another stream writes.
             torch.cuda.synchronize(device)
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -151,6 +151,11 @@ class PageArena:
     @property
     def nbytes(self) -> int:
         return self.pages.n_pages * self.geometry.page_bytes
+
+    def release(self) -> None:
+        """Lets the memory go. Page numbers stay accounted for; nothing may be read or written afterwards."""
+        self.data = self.data[:0].clone()
+        self._staging = None
 
     def write(self, pages: I32, codes: U8) -> None:
         """Copies ``codes`` (size, code_size) uint8 into ``pages``; returns when the bytes are on the device.
@@ -180,7 +185,7 @@ class PageArena:
             np.copyto(window[: len(part)], part)
             with torch.cuda.stream(self._stream):
                 target[at : at + len(part)].copy_(self._staging[: len(part)], non_blocking=True)
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
                 event.record(self._stream)
             event.synchronize()
 

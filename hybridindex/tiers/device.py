@@ -195,18 +195,23 @@ class DeviceTier:
                     store.publish(written)
                     written = {}
         finally:
-            if written:
+            if written and self.usable:
                 store.publish(written)
+            else:
+                for _, pages in written.values():
+                    self.arena.pages.free(pages)
         return LoadReport(loaded=tuple(loaded), skipped=tuple(skipped), present=tuple(present), nbytes=nbytes)
 
     def _run_mover(self) -> None:
         while (job := self._queue.get()) is not None:
             job()
+            del job  # an idle thread must not keep the last one's lists alive
 
     def close(self) -> None:
-        """Finishes queued copies and joins the mover. The arena's memory goes with the object."""
+        """Finishes queued copies, joins the mover, lets the arena's memory go. Nobody may scan any more."""
         with self._close_lock:
             if not self._closed:
                 self._closed = True
                 self._queue.put(None)
         self._mover.join()
+        self.arena.release()

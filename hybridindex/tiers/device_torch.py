@@ -112,7 +112,9 @@ class TorchScanner:
         device = self._arena.device
         keep_max = self._index.metric == "ip"
         x = torch.from_numpy(np.ascontiguousarray(queries)).to(device)
-        best = torch.full((len(queries), k), -torch.inf if keep_max else torch.inf, device=device)
+        worst = -torch.inf if keep_max else torch.inf
+        # The dtype is said everywhere: the process may have another default.
+        best = torch.full((len(queries), k), worst, dtype=torch.float32, device=device)
         best_at = torch.full((len(queries), k), -1, dtype=torch.int64, device=device)
         lists, rows, starts = queries_by_list(probes)
         for number, list_id in enumerate(lists.tolist()):
@@ -121,7 +123,7 @@ class TorchScanner:
             if size == 0:
                 continue
             group = torch.from_numpy(members).to(device)
-            xg = x if len(members) == len(queries) else x.index_select(0, group)
+            xg = x.index_select(0, group)
             pages = self._residency.list_pages[list_id]
             allowed = None
             if filter_ids is not None:
@@ -132,8 +134,10 @@ class TorchScanner:
                 codes = self._arena.rows(pages, start, min(step, size - start))
                 decoded = self._decode(codes, list_id)
                 block = _distances(xg, decoded, keep_max=keep_max)
+                # As in faiss: what is not a number, or as far as can be, is no candidate.
+                block.masked_fill_(torch.isnan(block), worst)
                 if allowed is not None:
-                    block.masked_fill_(~allowed[start : start + step], -torch.inf if keep_max else torch.inf)
+                    block.masked_fill_(~allowed[start : start + step], worst)
                 at = (list_id << _POSITION_BITS) + torch.arange(start, start + len(decoded), device=device)
                 top, where = torch.topk(torch.cat((held, block), dim=1), k, dim=1, largest=keep_max, sorted=False)
                 held_at = torch.cat((held_at, at.expand(len(members), -1)), dim=1).gather(1, where)
@@ -143,8 +147,8 @@ class TorchScanner:
         order = torch.argsort(best, dim=1, descending=keep_max)
         distances[:] = best.gather(1, order).cpu().numpy()
         positions = best_at.gather(1, order).cpu().numpy()
-        # A filtered-out row keeps its position at infinite distance.
-        ids[:] = ids_of_positions(self._index, np.where(np.isfinite(distances), positions, -1))
+        # A filtered-out row keeps its position at the worst distance.
+        ids[:] = ids_of_positions(self._index, np.where(distances == worst, -1, positions))
 
     def _decode(self, codes: torch.Tensor, list_id: int) -> torch.Tensor:
         import torch
@@ -189,6 +193,16 @@ def queries_by_list(probes: I64) -> tuple[I64, I64, I64]:
     return lists[starts], rows, np.append(starts, len(rows))
 
 
+def _shortened_products() -> bool:
+    """Whether the process lets CUDA multiply float32 with fewer bits; newer torch refuses to read the older switch."""
+    import torch
+
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    if precision is None:
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    return precision not in ("none", "ieee") or torch.get_float32_matmul_precision() != "highest"
+
+
 def _distances(x: torch.Tensor, rows: torch.Tensor, *, keep_max: bool) -> torch.Tensor:
     """(g, d) x (s, d) -> (g, s): inner products, or squared l2 by direct differences.
 
@@ -197,7 +211,7 @@ def _distances(x: torch.Tensor, rows: torch.Tensor, *, keep_max: bool) -> torch.
     import torch
 
     if keep_max:
-        if x.is_cuda and torch.backends.cuda.matmul.allow_tf32:
+        if x.is_cuda and _shortened_products():
             # The process allows shortened products for its own sake; ours must stay exact.
             return (x.double() @ rows.double().T).float()
         return x @ rows.T

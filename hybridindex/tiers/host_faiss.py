@@ -35,15 +35,17 @@ class HostFaissScanner:
     name = "faiss"
 
     def __init__(self, index: IVFIndex, *, threads: int | None = None) -> None:
-        if threads is not None and threads < 1:
-            raise InvalidInputError(f"threads is {threads}; expected at least 1")
+        if threads is not None and (
+            isinstance(threads, bool) or not isinstance(threads, int | np.integer) or threads < 1
+        ):
+            raise InvalidInputError(f"threads is {threads!r}; expected an integer of at least 1")
         import faiss
 
         self._faiss: Any = faiss
         self._index = index
         self._ivf: Any = index.open_faiss()
         self._list_bytes = index.list_bytes
-        self.threads: int = threads or int(faiss.omp_get_max_threads())
+        self.threads: int = int(threads or faiss.omp_get_max_threads())
         self._thread_setting = threading.local()
         #: Unfiltered search parameters by number of probes, at most nlist of them.
         self._params: dict[int, Any] = {}

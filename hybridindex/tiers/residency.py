@@ -69,6 +69,9 @@ class ResidencyStore:
 
     def __init__(self, nlist: int, reclaim: Callable[[int, I32], None]) -> None:
         self._lock = threading.Lock()
+        self._reclaimed = threading.Condition(self._lock)
+        #: Threads that are giving pages back right now.
+        self._giving_back = 0
         self._reclaim = reclaim
         self._readers: dict[int, int] = {}
         #: (first version that no longer names the pages, device, pages), ascending versions.
@@ -119,10 +122,20 @@ class ResidencyStore:
             self._current = Residency(
                 version=version, list_device=list_device, list_pages=list_pages, n_resident=n_resident
             )
-            freed = self._take_unread()
+            freed = self._take_unread() + surplus
             snapshot = self._current
-        self._give_back(freed + surplus)
+        self._give_back(freed)
         return snapshot
+
+    def wait_reclaimed(self, version: int, timeout_s: float) -> bool:
+        """Waits until all pages that ``version`` and older snapshots gave up are free; False after ``timeout_s``.
+
+        New leases take newer snapshots, so this waits for batches in flight, not for traffic to stop.
+        """
+        with self._lock:
+            return self._reclaimed.wait_for(
+                lambda: not self._giving_back and all(entry[0] > version for entry in self._retired), timeout_s
+            )
 
     def _release(self, version: int) -> None:
         with self._lock:
@@ -135,6 +148,7 @@ class ResidencyStore:
         self._give_back(freed)
 
     def _take_unread(self) -> list[tuple[int, int, I32]]:
+        self._giving_back += 1
         if not self._retired:
             return []
         oldest_read = min(self._readers, default=self._current.version)
@@ -143,8 +157,14 @@ class ResidencyStore:
         return freed
 
     def _give_back(self, freed: list[tuple[int, int, I32]]) -> None:
-        for _, device, pages in freed:
-            self._reclaim(device, pages)
+        """Outside the lock, with ``_giving_back`` counted up by :meth:`_take_unread`."""
+        try:
+            for _, device, pages in freed:
+                self._reclaim(device, pages)
+        finally:
+            with self._lock:
+                self._giving_back -= 1
+                self._reclaimed.notify_all()
 
     @property
     def n_leases(self) -> int:
