@@ -1,4 +1,6 @@
-"""Solving and placing at nlist 65,536 over 8 devices. Target: at most 50 ms (the paper: under a minute).
+"""Solving and placing at nlist 65,536 over 8 devices. Target: at most 50 ms, or 100 ms where the SLO cannot be met.
+
+The paper: under a minute.
 
 The profile is synthetic (Zipf accesses, 4,000 queries x 128 probes); only time is measured here. Statistics that
 depend on the profile alone (coverage curve, model validation, latency fits) are computed once per profile and timed
@@ -23,10 +25,10 @@ def main() -> None:
     slo_ms = host.predicted_latency_ms(16) * 1.2
     budget = int(profile.nbytes // 8)
 
-    def plan(**options: float) -> object:
+    def plan(tighter: float = 1.0, **options: float) -> object:
         return make_plan(
             profile,
-            slo_ms=slo_ms,
+            slo_ms=slo_ms / tighter,
             device_budget_bytes=budget,
             n_devices=8,
             analysis=analysis,
@@ -35,10 +37,13 @@ def main() -> None:
 
     rate = 16 / (slo_ms / 2e3)
     solved = plan(rate_qps=rate)
+    too_high = solved.max_sustainable_qps * 100  # type: ignore[attr-defined]
     timed = interleave(
         {
             "solve and place, one query at a time": plan,
             "solve and place, at a rate": lambda: plan(rate_qps=rate),
+            "infeasible: search a nearest SLO": lambda: plan(rate_qps=rate, tighter=1e3),
+            "infeasible: rate 100x too high": lambda: plan(rate_qps=too_high),
             "place every list": lambda: make_plan(
                 profile, slo_ms=slo_ms, device_budget_bytes=1 << 40, n_devices=8, coverage=1.0, analysis=analysis
             ),

@@ -1,6 +1,6 @@
 """``python -m hybridindex``."""
 
-from hybridindex.cli.main import run
+from hybridindex.cli.entry import run
 
 if __name__ == "__main__":
     run()

@@ -21,7 +21,7 @@ from hybridindex.partitioner.analysis import Analysis, analyse
 from hybridindex.partitioner.coverage import QueryWork
 from hybridindex.partitioner.hitrate import distribution
 from hybridindex.partitioner.placement import choose_hottest, place_lpt
-from hybridindex.partitioner.request import PlanRequest, SloStage
+from hybridindex.partitioner.request import PlanRequest, SloStage, check_batch
 from hybridindex.partitioner.solver import Problem, Solution, SolverStep, solve
 from hybridindex.partitioner.sustain import max_sustainable_qps, self_consistent_epsilon
 from hybridindex.partitioner.throughput import throughput_model
@@ -29,7 +29,7 @@ from hybridindex.types import I64, LLMProfile, Profile
 
 __all__ = ["Plan", "Verdict", "make_plan", "problem_of"]
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 #: Fields of a plan that a record keeps as they are.
 _PLAIN_FIELDS = (
     "reason",
@@ -133,7 +133,12 @@ class Plan:
         return self.request.n_devices
 
     def predicted_min_hit_rate(self, batch: int) -> float:
-        """E[smallest hit rate by bytes in a batch], by the model that validated best (Eq. 2)."""
+        """E[smallest hit rate by bytes in a batch], by the model that validated best (Eq. 2).
+
+        Raises:
+            InvalidInputError: ``batch`` is no integer >= 1.
+        """
+        check_batch(batch)
         model = distribution(self.analysis.curve, self._work, self.analysis.hit_rates.best)
         return min(model.expected_min(batch), self.predicted_hit_rate)
 
@@ -145,7 +150,12 @@ class Plan:
         return model.min_quantile(batch, probability)
 
     def predicted_latency_ms(self, batch: int, percentile: float | None = None) -> float:
-        """Milliseconds of one routed batch, without queueing: the median, or another percentile."""
+        """Milliseconds of one routed batch, without queueing: the median, or another percentile.
+
+        Raises:
+            InvalidInputError: ``batch`` is no integer >= 1, or ``percentile`` not between 0 and 100.
+        """
+        check_batch(batch)
         return self.analysis.latency.predict(self.analysis.curve, self._work, batch, percentile).seconds * 1e3
 
     def extrapolated(self, batch: int) -> bool:
@@ -240,6 +250,8 @@ def make_plan(
         InvalidInputError: an argument is out of its range.
         ProfileError: the profile is too small or incomplete.
     """
+    if not isinstance(profile, Profile):
+        raise InvalidInputError(f"profile is {profile!r}; give the Profile that profiling returned")
     request = PlanRequest.resolve(
         slo_ms=slo_ms,
         device_budget_bytes=device_budget_bytes,
@@ -300,8 +312,7 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
     final = problem.step(work, int(resident.size), sum(each), tau_s, with_device=True, measured_too=True)
     met = final.accepted and request.search_slo_s > 0
     trace = (*(solution.trace if solution is not None else ()), final)
-    by_up = final.latency_up_s <= tau_s or final.batch_down < 1
-    batch = final.batch_up if by_up else final.batch_down
+    batch = final.accepted_batch or final.batch_up
     reason, nearest = _reason(problem, request, solution, final, met, work, sum(each))
     epsilon_solved, coverage_solved = self_consistent_epsilon(problem, request, work, batch, final.rate_qps)
     mean_hit = float(work.hit_rate.mean())
@@ -398,8 +409,9 @@ def _reason(
         return (
             f"the {how} coverage answers batches of {final.batch_up} in {final.latency_up_s * 1e3:.3g} ms "
             f"at p{request.percentile:g}, within {tau_ms:.3g} ms"
-            if final.latency_up_s <= final.bound_up_s
-            else f"the {how} coverage sustains {final.rate_qps or 0:.4g} requests/s in batches of {final.batch_down}",
+            if final.accepted_batch == final.batch_up
+            else f"the {how} coverage sustains {final.rate_qps or 0:.4g} requests/s "
+            f"in batches of {final.accepted_batch}",
             None,
         )
     # The solver's own nearest is the one that a new plan is sure to reach; a hair more absorbs rounding.

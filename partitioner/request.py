@@ -6,13 +6,16 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal
+
+import numpy as np
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.paging import DEFAULT_PAGE_BYTES, scratch_for_budget
 from hybridindex.types import LLMProfile
 
-__all__ = ["PlanRequest", "SloStage"]
+__all__ = ["PlanRequest", "SloStage", "check_batch"]
 
 SloStage = Literal["search", "ttft"]
 
@@ -59,25 +62,27 @@ class PlanRequest:
             InvalidInputError: naming the argument, its value and what would be right.
         """
         if not _positive(slo_ms):
-            raise InvalidInputError(f"slo_ms is {slo_ms}; give a finite number of milliseconds > 0")
-        if isinstance(n_devices, bool) or int(n_devices) != n_devices or n_devices < 1:
-            raise InvalidInputError(f"n_devices is {n_devices}; give an integer >= 1")
+            raise InvalidInputError(f"slo_ms is {slo_ms!r}; give a finite number of milliseconds > 0")
+        if not _integral(n_devices) or n_devices < 1:
+            raise InvalidInputError(f"n_devices is {n_devices!r}; give an integer >= 1")
         if rate_qps is not None and not _positive(rate_qps):
-            raise InvalidInputError(f"rate_qps is {rate_qps}; give a finite number > 0, or None when it is not known")
-        if not math.isfinite(epsilon) or epsilon < 0:
-            raise InvalidInputError(f"epsilon is {epsilon}; give a finite number >= 0")
-        if not 0.0 < percentile < 100.0:
-            raise InvalidInputError(f"percentile is {percentile}; give a number between 0 and 100")
-        if coverage is not None and not 0.0 <= coverage <= 1.0:
-            raise InvalidInputError(f"coverage is {coverage}; give a fraction of lists in [0, 1], or None to solve")
+            raise InvalidInputError(f"rate_qps is {rate_qps!r}; give a finite number > 0, or None when it is not known")
+        if not _finite(epsilon) or epsilon < 0:
+            raise InvalidInputError(f"epsilon is {epsilon!r}; give a finite number >= 0")
+        if not _finite(percentile) or not 0.0 < percentile < 100.0:
+            raise InvalidInputError(f"percentile is {percentile!r}; give a number between 0 and 100")
+        if coverage is not None and not (_finite(coverage) and 0.0 <= coverage <= 1.0):
+            raise InvalidInputError(f"coverage is {coverage!r}; give a fraction of lists in [0, 1], or None to solve")
+        if llm is not None and not isinstance(llm, LLMProfile):
+            raise InvalidInputError(f"llm is {llm!r}; give an LLMProfile, or None when no LLM shares the device")
         if slo_stage not in ("search", "ttft"):
             raise InvalidInputError(f"slo_stage is {slo_stage!r}; give 'search' or 'ttft'")
         if slo_stage == "ttft" and llm is None:
             raise InvalidInputError("slo_stage is 'ttft' but llm is None; give an LLM profile with its ttft_s")
         if llm is not None and (not math.isfinite(llm.ttft_s) or llm.ttft_s < 0):
             raise InvalidInputError(f"llm.ttft_s is {llm.ttft_s}; give finite seconds >= 0")
-        if page_bytes < 1:
-            raise InvalidInputError(f"page_bytes is {page_bytes}; give an integer >= 1")
+        if not _integral(page_bytes) or page_bytes < 1:
+            raise InvalidInputError(f"page_bytes is {page_bytes!r}; give an integer >= 1")
         budgets = _per_device("device_budget_bytes", device_budget_bytes, n_devices)
         if scratch_bytes is None:
             scratch = tuple(scratch_for_budget(b) for b in budgets)
@@ -144,18 +149,41 @@ class PlanRequest:
         return cls(**values)
 
 
-def _positive(value: float) -> bool:
-    return math.isfinite(value) and value > 0
+def check_batch(batch: int) -> None:
+    """Refuse what is no batch size.
+
+    Raises:
+        InvalidInputError: ``batch`` is no integer >= 1.
+    """
+    if not _integral(batch) or batch < 1:
+        raise InvalidInputError(f"batch is {batch!r}; give an integer >= 1: a batch has at least 1 query")
 
 
-def _per_device(name: str, value: int | Sequence[int], n_devices: int) -> tuple[int, ...]:
-    if isinstance(value, Sequence):
+# Callers' values may be of any type, whatever the annotations say.
+
+
+def _finite(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+
+
+def _positive(value: Any) -> bool:
+    return _finite(value) and bool(value > 0)
+
+
+def _integral(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def _per_device(name: str, value: Any, n_devices: int) -> tuple[int, ...]:
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         values = tuple(value)
         if len(values) != n_devices:
             raise InvalidInputError(f"{name} has {len(values)} entries; n_devices is {n_devices}: give one per device")
     else:
-        values = (value,) * n_devices
+        values = (value,) * int(n_devices)
     for v in values:
-        if not math.isfinite(v) or int(v) != v or v < 0:
-            raise InvalidInputError(f"{name} is {value}; give whole bytes >= 0")
+        if not _finite(v) or int(v) != v or v < 0:
+            raise InvalidInputError(f"{name} is {value!r}; give whole bytes >= 0: one number, or one per device")
     return tuple(int(v) for v in values)

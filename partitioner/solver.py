@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,12 @@ __all__ = ["Problem", "Solution", "SolverStep", "solve"]
 
 #: Batches are not followed beyond this; at such sizes latency is a straight line.
 MAX_BATCH = 1 << 24
-_NEAREST_PRECISION = 1e-3
+#: A target is raised by so little that it lies above a limit which it must pass.
+_HAIR = 1e-6
+#: Prefixes that the nearest target is sought among.
+_NEAREST_PREFIXES = 8
+#: Relative width to which the nearest target is narrowed down.
+_NEAREST_PRECISION = 1e-2
 _LARGEST_TAU_S = 1e7
 
 
@@ -50,6 +55,8 @@ class SolverStep:
     latency_down_s: float
     bound_down_s: float
     accepted: bool
+    #: The batch size that was accepted: ``batch_up`` before ``batch_down``; 0 when refused.
+    accepted_batch: int
 
     def to_data(self) -> list[Any]:
         """JSON-able values in field order; NaN becomes null."""
@@ -85,7 +92,7 @@ class Solution:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
-    """What coverage is solved for. Pure; every method is a function of its arguments."""
+    """What coverage is solved for. Pure; every method is a function of its arguments. Timings are remembered."""
 
     curve: CoverageCurve
     latency: LatencyModel
@@ -97,6 +104,26 @@ class Problem:
     scratch_bytes: int
     #: Pages that all devices hold together.
     limit_pages: int
+    _timings: dict[tuple[int, int, bool], tuple[float, float]] = field(init=False, repr=False, default_factory=dict)
+    _works: dict[int, QueryWork] = field(init=False, repr=False, default_factory=dict)
+
+    def work_at(self, count: int) -> QueryWork:
+        """The work of the first ``count`` lists of the hot order."""
+        work = self._works.get(count)
+        if work is None:
+            work = self._works[count] = self.curve.at(count)
+        return work
+
+    def timing(self, work: QueryWork, batch: int, *, with_device: bool = True) -> tuple[float, float]:
+        """(seconds at the SLO's percentile, mean seconds) of batches; predicted once per prefix and batch."""
+        if work.prefix is None:
+            return self.latency.both(self.curve, work, batch, self.percentile, with_device=with_device)
+        key = (work.prefix, batch, with_device)
+        known = self._timings.get(key)
+        if known is None:
+            known = self.latency.both(self.curve, work, batch, self.percentile, with_device=with_device)
+            self._timings[key] = known
+        return known
 
     def device_bytes(self, pages: int) -> int:
         return pages * self.curve.geometry.page_bytes + self.scratch_bytes if pages > 0 else 0
@@ -126,29 +153,31 @@ class Problem:
         rate = self.rate_at(device_bytes)
 
         def timing(batch: int) -> tuple[float, float]:
-            return self.latency.both(self.curve, work, batch, self.percentile, with_device=with_device)
+            return self.timing(work, batch, with_device=with_device)
 
         expected = min(tau_s * rate, float(MAX_BATCH)) if rate is not None else 0.0
         up = max(1, math.ceil(expected - 1e-9))
         down = math.floor(expected + 1e-9)
         latency_up, mean_up = timing(up)
         sustained = rate is None or rate <= 0 or mean_up <= up / rate
-        accepted = latency_up <= tau_s and sustained
+        accepted = up if latency_up <= tau_s and sustained else 0
         latency_down = bound_down = math.nan
         if rate is not None and rate > 0 and 1 <= down < up:
             slowest, latency_down = timing(down)
             bound_down = down / rate
-            accepted = accepted or (slowest <= tau_s and latency_down <= bound_down)
+            if not accepted and slowest <= tau_s and latency_down <= bound_down:
+                accepted = down
         if not accepted and measured_too and rate is not None and rate > 0:
             for batch in self.latency.host.batches:
                 if batch >= down:
                     break
                 slowest, mean = timing(batch)
                 if slowest <= tau_s and mean <= batch / rate:
-                    accepted, latency_down, bound_down, down = True, mean, batch / rate, batch
+                    accepted = down = batch
+                    latency_down, bound_down = mean, batch / rate
                     break
         if self.llm is not None and rate is not None and rate <= 0:
-            accepted = False
+            accepted = 0
         return SolverStep(
             count=count,
             coverage=count / self.curve.nlist,
@@ -160,33 +189,54 @@ class Problem:
             batch_down=down if not math.isnan(bound_down) else 0,
             latency_down_s=latency_down,
             bound_down_s=bound_down,
-            accepted=accepted,
+            accepted=accepted > 0,
+            accepted_batch=accepted,
         )
 
     def prefix_step(self, count: int, tau_s: float, *, with_device: bool, measured_too: bool = False) -> SolverStep:
         """:meth:`step` for the first ``count`` lists of the hot order."""
         nbytes = self.device_bytes(int(self.curve.prefix_pages[count]))
-        work = self.curve.at(count)
+        work = self.work_at(count)
         return self.step(work, count, nbytes, tau_s, with_device=with_device, measured_too=measured_too)
 
-    def nearest_tau(self, work: QueryWork, device_bytes: int, precision: float = 1e-3) -> float | None:
-        """Smallest latency target that ``work``'s resident set meets; ``None`` when the rate itself is too high."""
+    def nearest_tau(self, work: QueryWork, device_bytes: int, least_s: float = 0.0) -> float | None:
+        """Smallest latency target >= ``least_s`` that ``work``'s resident set meets; ``None`` when none can be met.
 
-        def met(tau_s: float) -> bool:
-            return self.step(work, 0, device_bytes, tau_s, with_device=True, measured_too=True).accepted
+        :meth:`step` accepts a sustained batch B from max(latency(B), (B - 1) / mu) on: without end when B was
+        measured, otherwise below (B + 1) / mu. So the smallest sustained batch decides, measured or not.
+        """
+        rate = self.rate_at(device_bytes)
+        if rate is not None and rate <= 0 and self.llm is not None:
+            return None
+        if rate is None or rate <= 0:
+            return max(self.timing(work, 1)[0], least_s)
+        arrivals_per_s = rate
 
-        low = self.latency.quantile(self.curve, work, 1, self.percentile)
-        if met(low):
-            return low
-        high = max(low, 1e-6)
-        while not met(high):
-            low, high = high, high * 2.0
-            if high > _LARGEST_TAU_S:
-                return None
-        while high / max(low, 1e-12) > 1.0 + precision:
-            middle = math.sqrt(max(low, 1e-12) * high)
-            low, high = (low, middle) if met(middle) else (middle, high)
-        return high
+        def target(batch: int) -> float:
+            return max(self.timing(work, batch)[0], (batch - 1 + _HAIR) / arrivals_per_s, least_s)
+
+        def sustained(batch: int) -> bool:
+            return self.timing(work, batch)[1] <= batch / arrivals_per_s
+
+        def settles(batch: int) -> bool:
+            return sustained(batch) and target(batch) * (1.0 + _HAIR) < (batch + 1) / arrivals_per_s
+
+        first = next((target(batch) for batch in self.latency.host.batches if sustained(batch)), math.inf)
+        found = [first]
+        low = max(0, math.floor(min(least_s * rate, float(MAX_BATCH))) - 1)
+        high = low + 1
+        # A batch that fills for longer than the best target so far cannot improve on it.
+        while high <= MAX_BATCH and (high - 1) / rate < first and not settles(high):
+            low, high = high, high * 4
+        if high <= MAX_BATCH and (high - 1) / rate < first:
+            while high - low > 1 and (high - low) * 128 > high:
+                middle = (low + high) // 2
+                low, high = (low, middle) if settles(middle) else (middle, high)
+            found.append(target(high))
+        for tau_s in sorted(t for t in found if t <= _LARGEST_TAU_S):
+            if self.step(work, 0, device_bytes, tau_s, with_device=True, measured_too=True).accepted:
+                return tau_s
+        return None
 
 
 def solve(problem: Problem, tau_s: float) -> Solution:
@@ -215,14 +265,13 @@ def solve(problem: Problem, tau_s: float) -> Solution:
                 step = middle
             else:
                 refused = middle.count
-        by_up = step.latency_up_s <= tau_s
         return Solution(
             count=step.count,
             feasible=True,
             reason="",
             tau_s=tau_s,
             rate_qps=step.rate_qps,
-            batch=step.batch_up if by_up or step.batch_down < 1 else step.batch_down,
+            batch=step.accepted_batch,
             nearest_tau_s=None,
             trace=tuple(trace),
         )
@@ -251,32 +300,31 @@ def _prefixes(problem: Problem) -> list[int]:
 
 
 def _nearest(problem: Problem, counts: list[int], tau_s: float) -> tuple[int, float | None]:
-    """The prefix that meets the smallest target above ``tau_s``, and that target; None when no target can be met.
+    """The prefix that meets the smallest target from ``tau_s`` on, and that target; None when no target can be met.
 
-    Then the rate is too high for all of them, and the prefix is the one that sustains the most.
+    Then the rate is too high for all of them, and the prefix is the one that sustains the most. Few of ``counts`` are
+    looked at, the ends among them: the target is near to the best, and met by a prefix that :func:`solve` tries.
     """
-    works = {count: problem.curve.at(count) for count in counts}
-    winner = counts[-1]
-
-    def met(target_s: float) -> bool:
-        nonlocal winner
-        for count in sorted(counts, key=lambda c: c != winner):
-            if problem.prefix_step(count, target_s, with_device=True, measured_too=True).accepted:
-                winner = count
-                return True
-        return False
-
-    low = high = max(tau_s, 1e-9)
-    while not met(high):
-        low, high = high, high * 4.0
-        if high > _LARGEST_TAU_S:
-            batch = max(problem.latency.max_batch, 1)
-            means = {c: problem.latency.mean(problem.curve, work, batch) for c, work in works.items()}
-            return min(means, key=lambda c: means[c]), None
-    while high / low > 1.0 + _NEAREST_PRECISION:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if met(middle) else (middle, high)
-    return winner, high
+    places = np.unique(np.round(np.linspace(0, len(counts) - 1, _NEAREST_PREFIXES)).astype(int))
+    works = {counts[place]: problem.work_at(counts[place]) for place in places.tolist()}
+    targets: dict[int, float] = {}
+    for count, work in works.items():
+        nbytes = problem.device_bytes(int(problem.curve.prefix_pages[count]))
+        nearest_s = problem.nearest_tau(work, nbytes, tau_s)
+        if nearest_s is not None:
+            targets[count] = nearest_s
+    if targets:
+        winner = min(targets, key=lambda count: targets[count])
+        # Timings that do not rise evenly with the batch may be met earlier: down to the next edge.
+        low, high = tau_s, targets[winner]
+        while high > low * (1.0 + _NEAREST_PRECISION):
+            middle = math.sqrt(low * high)
+            met = problem.prefix_step(winner, middle, with_device=True, measured_too=True).accepted
+            low, high = (low, middle) if met else (middle, high)
+        return winner, high
+    batch = max(problem.latency.max_batch, 1)
+    means = {count: problem.timing(work, batch)[1] for count, work in works.items()}
+    return min(means, key=lambda count: means[count]), None
 
 
 def _why(problem: Problem, step: SolverStep, cap: int, tau_s: float) -> str:

@@ -17,7 +17,7 @@ def max_sustainable_qps(problem: Problem, work: QueryWork, device_bytes: int, ta
     best = 0.0
     top = max(problem.latency.max_batch, 1)
     for batch in np.unique(np.round(np.geomspace(1, top, 12)).astype(int)).tolist():
-        slowest, mean = problem.latency.both(problem.curve, work, batch, problem.percentile)
+        slowest, mean = problem.timing(work, batch)
         if slowest <= tau_s and mean > 0:
             best = max(best, batch / mean)
     return min(best, problem.llm.at(device_bytes)) if problem.llm is not None else best
@@ -29,13 +29,13 @@ def self_consistent_epsilon(
     """Epsilon from the batching model and the coverage it would need; one refinement suffices, both are reported."""
     if rate is None or rate <= 0 or request.search_slo_s <= 0:
         return None, None
-    epsilon = waiting_factor(rate, problem.latency.mean(problem.curve, work, batch), request.percentile)
+    epsilon = waiting_factor(rate, problem.timing(work, batch)[1], request.percentile)
     if request.coverage is not None:
         return epsilon, None
     solution: Solution | None = None
     for _ in range(2):
         solution = solve(problem, request.search_slo_s / (1.0 + epsilon))
-        seconds = problem.latency.mean(problem.curve, problem.curve.at(solution.count), solution.batch)
+        seconds = problem.timing(problem.work_at(solution.count), solution.batch)[1]
         again = waiting_factor(rate, seconds, request.percentile)
         settled = abs(again - epsilon) < 0.02
         epsilon = again

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -79,9 +80,9 @@ def check_request(
         )
     if nprobe is not None and recall_target is not None:
         raise InvalidInputError(f"nprobe {nprobe} and recall_target {recall_target} were both given; give one")
-    if nprobe is not None and not 1 <= _whole("nprobe", nprobe) <= nlist:
+    if nprobe is not None and not 1 <= (nprobe := _whole("nprobe", nprobe)) <= nlist:
         raise InvalidInputError(f"nprobe is {nprobe}; expected 1 to nlist, {nlist}")
-    if recall_target is not None and not 0.0 < recall_target <= 1.0:
+    if recall_target is not None and not 0.0 < (recall_target := _number("recall_target", recall_target)) <= 1.0:
         raise InvalidInputError(f"recall_target is {recall_target}; expected above 0 and up to 1, for example 0.95")
     if not 1 <= _whole("k", k) <= MAX_K:
         raise InvalidInputError(f"k is {k}; expected 1..{MAX_K}")
@@ -89,15 +90,20 @@ def check_request(
         raise InvalidInputError(f"repeats is {repeats}; expected at least 1")
     if threads is not None and _whole("threads", threads) < 1:
         raise InvalidInputError(f"threads is {threads}; expected at least 1, or None for faiss's own setting")
+    max_seconds = _number("max_seconds", max_seconds)
     if not (math.isfinite(max_seconds) and max_seconds > 0):
         raise InvalidInputError(f"max_seconds is {max_seconds}; expected a positive finite number of seconds")
     if _whole("seed", seed) < 0:
         raise InvalidInputError(f"seed is {seed}; expected 0 or more")
-    asked = DEFAULT_BATCHES if batches is None else tuple(batches)
+    asked = DEFAULT_BATCHES if batches is None else _several("batches", batches, "whole numbers")
     if not asked or min(_whole("batches", b) for b in asked) < 1:
         raise InvalidInputError(f"batches are {asked}; expected sizes from 1 up")
-    if not all(0.0 <= c <= 1.0 for c in coverages):
-        raise InvalidInputError(f"coverages are {tuple(coverages)}; expected fractions of lists from 0 to 1")
+    shares = tuple(_number("coverages", c) for c in _several("coverages", coverages, "fractions of lists"))
+    if not all(0.0 <= c <= 1.0 for c in shares):
+        raise InvalidInputError(f"coverages are {shares}; expected fractions of lists from 0 to 1")
+    names = _several("devices", devices, "names like 'cuda:0'")
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidInputError(f"devices are {names!r}; expected a list of names like 'cuda:0'")
     n_held = min(n_queries - n_queries // 2, MAX_QUERIES // 2)
     usable = tuple(sorted({int(b) for b in asked if b <= n_held}))
     if not usable:
@@ -108,12 +114,12 @@ def check_request(
         k=int(k),
         batches=usable,
         batches_too_large=tuple(sorted({int(b) for b in asked if b > n_held})),
-        coverages=tuple(float(c) for c in coverages),
+        coverages=shares,
         repeats=int(repeats),
         threads=None if threads is None else int(threads),
-        devices=tuple(devices),
+        devices=names,
         seed=int(seed),
-        max_seconds=float(max_seconds),
+        max_seconds=max_seconds,
     )
 
 
@@ -121,3 +127,16 @@ def _whole(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise InvalidInputError(f"{name} holds {value!r}; expected whole numbers")
     return int(value)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise InvalidInputError(f"{name} holds {value!r}; expected numbers")
+    return float(value)
+
+
+def _several(name: str, values: Any, what: str) -> tuple[Any, ...]:
+    # A string is a sequence too, of letters.
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise InvalidInputError(f"{name} is {values!r}; expected a list of {what}")
+    return tuple(values)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hybridindex.errors import DeviceError, DeviceNotFoundError, ProfileMismatchError
+from hybridindex.errors import DeviceError, DeviceNotFoundError, InvalidInputError, ProfileMismatchError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.profiler.access import DEFAULT_DECAY, hot_order, sample_access, split_halves
 from hybridindex.profiler.checkpoint import Checkpoint
@@ -92,6 +92,8 @@ def profile_index(
         DeviceNotFoundError: a device does not exist here.
     """
     raw = index.check_queries(queries)
+    if queries.ndim != 2:
+        raise InvalidInputError(f"queries has shape {queries.shape}, one query; expected (n, {index.dim}) of many")
     request = check_request(
         n_queries=len(raw),
         nlist=index.nlist,

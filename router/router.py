@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -404,9 +403,11 @@ def _check_count(name: str, value: Any, limit: int) -> int:
 
 
 def _check_milliseconds(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not (math.isfinite(value) and value > 0):
+    numeric = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    number = float(value) if numeric else math.nan
+    if not (math.isfinite(number) and number > 0):
         raise InvalidInputError(f"{name} is {value!r}; expected a positive number of milliseconds")
-    return float(value)
+    return number
 
 
 def _check_bytes(name: str, value: Any) -> int:

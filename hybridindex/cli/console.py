@@ -19,7 +19,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from hybridindex import errors
 from hybridindex.errors import InvalidInputError
 
-__all__ = ["CliProgress", "ExitCode", "emit", "exit_code_of", "fail", "load_npy", "parse_bytes", "readable_bytes"]
+__all__ = [
+    "CliProgress",
+    "ExitCode",
+    "emit",
+    "exit_code_of",
+    "fail",
+    "load_npy",
+    "parse_bytes",
+    "readable_bytes",
+    "show_json_error",
+]
 
 out = Console()
 err = Console(stderr=True)
@@ -89,13 +99,18 @@ def emit(payload: Any, *, as_json: bool, table: Any = None) -> None:
         out.print(table)
 
 
+def show_json_error(kind: str, message: str, code: ExitCode) -> None:
+    """One JSON object with what went wrong, on stdout."""
+    sys.stdout.write(json.dumps({"error": {"type": kind, "message": message, "exit_code": int(code)}}) + "\n")
+
+
 def fail(error: BaseException, *, as_json: bool) -> int:
     """Says what went wrong, once, and returns the exit status."""
     code = exit_code_of(error)
     message = "interrupted; nothing half-made was left" if isinstance(error, KeyboardInterrupt) else str(error)
     kind = type(error).__name__
     if as_json:
-        sys.stdout.write(json.dumps({"error": {"type": kind, "message": message, "exit_code": int(code)}}) + "\n")
+        show_json_error(kind, message, code)
     err.print(f"[bold red]{kind}[/]: ", end="")
     err.print(message, markup=False, highlight=False, soft_wrap=True)
     return int(code)

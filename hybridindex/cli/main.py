@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from hybridindex import HybridIndexError, __version__
 from hybridindex.cli import commands_index, commands_plan, commands_serve
-from hybridindex.cli.console import ExitCode, emit, fail
+from hybridindex.cli.console import ExitCode, emit, fail, show_json_error
 from hybridindex.cli.doctor import examine, findings_table
 from hybridindex.cli.options import Json
 
@@ -77,15 +77,21 @@ def demo(
 
 
 def run() -> None:
-    """Entry point: turns deliberate errors into one line and an exit status."""
+    """Entry point: turns deliberate errors, and those of the system, into one line and an exit status."""
     as_json = "--json" in sys.argv[1:]
     try:
         # Not standalone: there, Ctrl-C would become a generic abort.
+        # Not standalone: there, errors would be shown by Typer.
         status = typer.main.get_command(app)(standalone_mode=False)
+        # Typer turns Ctrl-C into this status, and says nothing.
+        if status == ExitCode.INTERRUPTED:
+            status = fail(KeyboardInterrupt(), as_json=as_json)
     except _UsageError as error:
+        if as_json:
+            show_json_error("UsageError", error.format_message(), ExitCode.USAGE)
         error.show()
         status = ExitCode.USAGE
-    except (HybridIndexError, KeyboardInterrupt, typer.Abort) as error:
+    except (HybridIndexError, OSError, KeyboardInterrupt, typer.Abort) as error:
         status = fail(KeyboardInterrupt() if isinstance(error, typer.Abort) else error, as_json=as_json)
     sys.exit(status)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from hybridindex.index.faiss_model import (
     require_faiss,
     train_model,
 )
-from hybridindex.index.generation import GenerationWriter, OutFile
+from hybridindex.index.generation import GenerationWriter, OutFile, as_path
 from hybridindex.index.ids import find_duplicates
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.lists import ExtentReader, ExtentWriter, repack
@@ -89,14 +90,20 @@ def build(
             are rows (pack: lists; checksum: bytes).
 
     Raises:
-        InvalidInputError: an argument is wrong, or a vector holds NaN or infinity; names it.
+        InvalidInputError: an argument is wrong, or a vector holds NaN or infinity or is too long; names it.
         DuplicateIdError: an id is given twice.
         DiskFullError: no room; the previous generation is untouched.
+        NotWritableError: ``path`` cannot be made or written.
         BuildError: another process is writing to the same index.
         MissingDependencyError: faiss is not installed.
     """
-    path = Path(path)
-    _check_options(metric, normalize, nlist, nprobe, memory_budget_bytes, train_size, seed)
+    path = as_path(path)
+    _check_metric(metric, normalize)
+    nlist, nprobe = _optional("nlist", nlist), _optional("nprobe", nprobe)
+    train_size = _optional("train_size", train_size)
+    memory_budget_bytes, seed = _whole("memory_budget_bytes", memory_budget_bytes, 1), _whole("seed", seed, 0)
+    if seed > _MAX_SEED:
+        raise InvalidInputError(f"seed is {seed}; expected at most {_MAX_SEED}")
     require_faiss()
     report = progress or no_progress
     with GenerationWriter(path) as writer:
@@ -108,6 +115,8 @@ def build(
         if nprobe is not None and nprobe > nlist:
             raise InvalidInputError(f"nprobe is {nprobe}; expected at most nlist, {nlist}")
         spec = parse_codec(codec, source.dim)
+        # Normalised, every element is at most 1.
+        source = replace(source, max_abs=None if normalize else spec.max_abs)
         memory = divide_budget(memory_budget_bytes, dim=source.dim, nlist=nlist, spec=spec)
         _check_ids_unique(source, writer, memory)
         model = new_model(spec, dim=source.dim, nlist=nlist, metric=metric, normalize=normalize)
@@ -147,31 +156,22 @@ def default_nprobe(nlist: int) -> int:
     return max(1, min(nlist, round(nlist / 16)))
 
 
-def _check_options(
-    metric: str,
-    normalize: bool,
-    nlist: int | None,
-    nprobe: int | None,
-    memory_budget_bytes: int,
-    train_size: int | None,
-    seed: int,
-) -> None:
+def _check_metric(metric: str, normalize: bool) -> None:
     if metric not in ("ip", "l2"):
         raise InvalidInputError(f"metric is {metric!r}; expected 'ip' or 'l2' (cosine: metric 'ip', normalize=True)")
     if normalize and metric != "ip":
         raise InvalidInputError("normalize=True with metric 'l2'; expected metric 'ip': it gives the same order")
-    numbers = (
-        ("nlist", nlist, 1),
-        ("nprobe", nprobe, 1),
-        ("train_size", train_size, 1),
-        ("memory_budget_bytes", memory_budget_bytes, 1),
-        ("seed", seed, 0),
-    )
-    for name, value, least in numbers:
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least):
-            raise InvalidInputError(f"{name} is {value!r}; expected an integer of at least {least}")
-    if seed > _MAX_SEED:
-        raise InvalidInputError(f"seed is {seed}; expected at most {_MAX_SEED}")
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    """A Python integer of a Python or numpy one: manifests hold no other."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InvalidInputError(f"{name} is {value!r}; expected an integer of at least {least}")
+    return int(value)
+
+
+def _optional(name: str, value: Any) -> int | None:
+    return None if value is None else _whole(name, value, 1)
 
 
 def _check_ids_unique(source: VectorSource, writer: GenerationWriter, memory: BuildMemory) -> None:

@@ -41,6 +41,11 @@ class CodecSpec:
         """The layout that faiss scans this codec in."""
         return "pqfs32" if self.kind == "pqfs" else "rows"
 
+    @property
+    def max_abs(self) -> float | None:
+        """Largest absolute value of an element that the codec can hold; ``None`` where float32 is the limit."""
+        return 65504.0 if self.kind == "fp16" else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceCodec:
@@ -70,11 +75,13 @@ def parse_codec(name: str, dim: int) -> CodecSpec:
     Raises:
         InvalidInputError: unknown name, or M does not divide dim.
     """
+    if not isinstance(name, str):
+        raise InvalidInputError(f"codec is {name!r}; expected one of {', '.join(CODEC_NAMES)}")
     row_bytes = {"flat": 4 * dim, "fp16": 2 * dim, "bf16": 2 * dim, "sq8": dim}
     if name in row_bytes:
         kind: CodecKind = name  # type: ignore[assignment]
         return CodecSpec(name=name, kind=kind, m=0, code_size=row_bytes[name], by_residual=False)
-    match = _PQ_NAME.fullmatch(name) if isinstance(name, str) else None
+    match = _PQ_NAME.fullmatch(name)
     if match is None:
         raise InvalidInputError(f"codec is {name!r}; expected one of {', '.join(CODEC_NAMES)}")
     fast = match[1] == "pqfs"

@@ -6,17 +6,16 @@ lists are cut off the end, and ours are written instead.
 
 from __future__ import annotations
 
-import errno
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridindex.errors import DiskFullError, UnsupportedIndexError
+from hybridindex.errors import DiskFullError, InvalidInputError, UnsupportedIndexError
 from hybridindex.index.commit import no_progress
 from hybridindex.index.faiss_model import empty_lists, peel, require_faiss
-from hybridindex.index.generation import OutFile
+from hybridindex.index.generation import DISK_FULL, OutFile, as_path, unusable_path
 from hybridindex.index.source import Progress
 
 if TYPE_CHECKING:
@@ -34,13 +33,15 @@ def to_faiss(index: IVFIndex, file: str | Path, *, progress: Progress | None = N
 
     Raises:
         UnsupportedIndexError: this faiss stores lists in a way we do not know.
+        InvalidInputError: ``file`` is a directory, or no name of a file.
+        NotWritableError: there is no such directory, or it may not be written to.
         DiskFullError: no room.
     """
+    file = as_path(file, "file")
     report = progress or no_progress
     head = _head(index)
     blocks = index.manifest.layout == "pqfs32"
-    file = Path(file)
-    part = OutFile(file.with_name(file.name + ".part"))
+    part = _open_part(file)
     try:
         part.append(head)
         if not blocks:
@@ -64,9 +65,18 @@ def to_faiss(index: IVFIndex, file: str | Path, *, progress: Progress | None = N
     except BaseException as error:
         part.close()
         part.path.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
             raise DiskFullError(f"no room for {file} ({error}); nothing was left behind") from error
         raise
+
+
+def _open_part(file: Path) -> OutFile:
+    try:
+        if file.is_dir():
+            raise InvalidInputError(f"file {str(file)!r} is a directory; expected the name of a file")
+        return OutFile(file.with_name(file.name + ".part"))
+    except OSError as error:
+        raise unusable_path(error, file) from error
 
 
 def _head(index: IVFIndex) -> bytes:

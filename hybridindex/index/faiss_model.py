@@ -243,8 +243,11 @@ def write_model(outer: Any, write: Callable[[bytes], None]) -> None:
         raise failure[0]
 
 
-def load_model(path: Path) -> LoadedModel:
+def load_model(path: Path, *, precompute: bool = True) -> LoadedModel:
     """Read ``model.faiss``. Its checksum must have been verified: faiss trusts the bytes it parses.
+
+    ``precompute=False`` leaves out the table with which faiss takes residual pq distances under l2 apart into sums:
+    they lose digits where vectors are far from the origin, and the table costs memory. The scan is barely slower.
 
     Raises:
         CorruptIndexError: faiss cannot read it although the checksum is right.
@@ -252,12 +255,14 @@ def load_model(path: Path) -> LoadedModel:
     """
     faiss = require_faiss()
     try:
-        outer = faiss.read_index(str(path))
+        outer = faiss.read_index(str(path), 0 if precompute else faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
     except (RuntimeError, MemoryError) as error:
         raise CorruptIndexError(f"faiss {faiss.__version__} cannot read {path}: {faiss_message(error)}") from error
     model, id_map = peel(outer)
     if id_map is not None:
         raise UnsupportedIndexError(f"{path} holds an id map; expected a bare trained index")
+    if not precompute and isinstance(model.ivf, faiss.IndexIVFPQ):
+        model.ivf.use_precomputed_table = -1  # nor later
     return model
 
 

@@ -26,13 +26,14 @@ from hybridindex.errors import (
     BuildError,
     CorruptIndexError,
     DiskFullError,
+    HybridIndexError,
     InvalidInputError,
     NotWritableError,
     UnsupportedIndexError,
 )
 from hybridindex.index.manifest import Manifest, render_manifest
 
-__all__ = ["CURRENT_FILE", "GenerationWriter", "OutFile", "read_current"]
+__all__ = ["CURRENT_FILE", "DISK_FULL", "GenerationWriter", "OutFile", "as_path", "read_current", "unusable_path"]
 
 CURRENT_FILE = "CURRENT"
 MANIFEST_FILE = "manifest.json"
@@ -41,8 +42,30 @@ _BUILDING = ".building-"
 _GENERATION = re.compile(r"gen-([0-9]{6,12})")
 #: Files that an index directory may hold beside its generations.
 _NEIGHBOURS = re.compile(r"\.lock|CURRENT\.new|control\.sqlite.*|profile\.checkpoint.*")
-_DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
-_NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+#: The name itself is wrong, whoever writes there.
+_BAD_NAME = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EILSEQ}
+
+
+def as_path(value: Any, name: str = "path") -> Path:
+    """``value`` as a path.
+
+    Raises:
+        InvalidInputError: it is no string or path, or holds a null character.
+    """
+    if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes):
+        raise InvalidInputError(f"{name} is a {type(value).__name__}; expected a string or a pathlib.Path")
+    path = Path(value)
+    if "\0" in str(path):
+        raise InvalidInputError(f"{name} {str(path)!r} holds a null character; expected a file name")
+    return path
+
+
+def unusable_path(error: OSError | ValueError, path: Path) -> HybridIndexError:
+    """What to raise when ``error`` came from making or opening ``path`` for writing."""
+    if isinstance(error, ValueError) or error.errno in _BAD_NAME:
+        return InvalidInputError(f"path {str(path)!r} cannot be a place to write to: {error}")
+    return NotWritableError(f"{path} cannot be written: {error}")
 
 
 def read_current(path: Path) -> Path:
@@ -53,8 +76,11 @@ def read_current(path: Path) -> Path:
         UnsupportedIndexError: the directory is not an index.
         CorruptIndexError: CURRENT is damaged or names a generation that is not there.
     """
-    if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
+    try:
+        what = None if path.is_dir() else "is a file" if path.exists() else "does not exist"
+    except OSError as error:
+        raise InvalidInputError(f"path {str(path)!r} cannot be looked at: {error}") from error
+    if what is not None:
         raise InvalidInputError(f"path {str(path)!r} {what}; expected an index directory")
     try:
         raw = (path / CURRENT_FILE).read_bytes()
@@ -136,8 +162,8 @@ class GenerationWriter:
         except BaseException as error:
             self._abandon()
             self._raise_disk_full(error)
-            if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
-                raise NotWritableError(f"{self.path} cannot be written: {error}") from error
+            if isinstance(error, OSError | ValueError) and not isinstance(error, HybridIndexError):
+                raise unusable_path(error, self.path) from error
             raise
         return self
 
@@ -227,7 +253,7 @@ class GenerationWriter:
         self._lock.release()
 
     def _raise_disk_full(self, error: BaseException) -> None:
-        if isinstance(error, OSError) and error.errno in _DISK_FULL:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
             old = "the previous generation is untouched" if _current_name(self.path) else "nothing was left behind"
             raise DiskFullError(f"no room on the file system of {self.path} ({error}); {old}") from error
 

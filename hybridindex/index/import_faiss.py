@@ -19,7 +19,7 @@ from hybridindex.errors import CorruptIndexError, InvalidInputError, Unsupported
 from hybridindex.index.codec import Layout
 from hybridindex.index.commit import commit_generation, no_progress, write_empty_model
 from hybridindex.index.faiss_model import LoadedModel, faiss_message, peel, require_faiss
-from hybridindex.index.generation import GenerationWriter, OutFile
+from hybridindex.index.generation import GenerationWriter, OutFile, as_path
 from hybridindex.index.ids import find_duplicates
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.layout import plan_extents, total_bytes
@@ -74,8 +74,12 @@ def from_faiss(
         CorruptIndexError: the file is truncated or damaged.
         DiskFullError, BuildError: as in :func:`hybridindex.index.build.build`.
     """
-    file, path = Path(file), Path(path)
-    if not file.is_file():
+    file, path = as_path(file, "file"), as_path(path)
+    try:
+        readable = file.is_file()
+    except OSError as error:
+        raise InvalidInputError(f"file {str(file)!r} cannot be read: {error}") from error
+    if not readable:
         raise InvalidInputError(f"file {str(file)!r} is not a file; expected one written by faiss.write_index")
     report = progress or no_progress
     outer = _read(file)

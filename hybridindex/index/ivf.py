@@ -29,6 +29,7 @@ from hybridindex.index.faiss_model import (
 from hybridindex.index.layout import element_bytes, id_slots
 from hybridindex.index.lists import ExtentReader
 from hybridindex.index.manifest import Manifest
+from hybridindex.index.source import find_unusable
 from hybridindex.types import F32, I64, U8, Metric
 
 __all__ = ["IVFIndex"]
@@ -233,7 +234,7 @@ class IVFIndex:
         """Queries as (n, dim) float32, C-contiguous; (dim,) becomes (1, dim).
 
         Raises:
-            InvalidInputError: not a float32 array of that shape, or NaN or infinity in it.
+            InvalidInputError: not a float32 array of that shape, NaN or infinity in it, or too long a vector.
         """
         if not isinstance(queries, np.ndarray):
             raise InvalidInputError(f"queries is a {type(queries).__name__}; expected a float32 numpy array")
@@ -244,12 +245,8 @@ class IVFIndex:
         x = queries[None] if queries.ndim == 1 else queries
         if x.ndim != 2 or x.shape[1] != self.dim:
             raise InvalidInputError(f"queries has shape {queries.shape}; expected (n, {self.dim}) or ({self.dim},)")
-        with np.errstate(invalid="ignore"):
-            suspicious = not np.isfinite(x.sum(dtype=np.float64))  # one pass; NaN and infinity survive a sum
-        if suspicious:
-            finite = np.isfinite(x)
-            row = int(np.argmax(~finite.all(axis=1)))
-            raise InvalidInputError(f"queries[{row}] holds NaN or infinity; expected finite values")
+        if (found := find_unusable(x)) is not None:
+            raise InvalidInputError(f"queries[{found[0]}] {found[1]}")
         return np.ascontiguousarray(x)
 
     def transform(self, queries: F32) -> F32:

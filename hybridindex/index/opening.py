@@ -9,7 +9,7 @@ import logging
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from hybridindex.errors import CorruptIndexError, IndexFormatError, InvalidInput
 from hybridindex.index.checksums import digest_file
 from hybridindex.index.commit import no_progress
 from hybridindex.index.faiss_model import LoadedModel, load_model, map_lists, require_faiss
-from hybridindex.index.generation import GenerationWriter, read_current
+from hybridindex.index.generation import GenerationWriter, as_path, read_current
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.layout import check_extents
 from hybridindex.index.manifest import LISTS_FILE, MODEL_FILE, TABLE_FILE, Manifest, parse_manifest
@@ -35,6 +35,7 @@ Verify = Literal["full", "quick"]
 #: A writer may remove a generation while a reader opens it; the reader then takes the next one.
 _ATTEMPTS = 5
 _CONVERT_LOCK_TIMEOUT_S = 600.0
+_T = TypeVar("_T")
 
 
 def save(index: IVFIndex, path: str | Path, *, progress: Progress | None = None) -> IVFIndex:
@@ -46,7 +47,7 @@ def save(index: IVFIndex, path: str | Path, *, progress: Progress | None = None)
         InvalidInputError: ``path`` exists and is not an index.
         DiskFullError, BuildError: as :func:`hybridindex.index.build.build`.
     """
-    with GenerationWriter(Path(path)) as writer:
+    with GenerationWriter(as_path(path)) as writer:
         write_copy(index, writer, index.manifest.layout, progress or no_progress)
     return open_index(path, verify="quick")
 
@@ -57,7 +58,7 @@ def read_manifest(path: str | Path) -> Manifest:
     Raises:
         InvalidInputError, UnsupportedIndexError, CorruptIndexError: as :func:`open_index`.
     """
-    return _read_manifest(read_current(Path(path)))
+    return _of_current(as_path(path), _read_manifest)
 
 
 def verify(path: str | Path) -> Manifest:
@@ -67,7 +68,10 @@ def verify(path: str | Path) -> Manifest:
         CorruptIndexError: names the file that differs.
         InvalidInputError, UnsupportedIndexError: there is no index.
     """
-    generation = read_current(Path(path))
+    return _of_current(as_path(path), _verify_generation)
+
+
+def _verify_generation(generation: Path) -> Manifest:
     manifest = _read_manifest(generation)
     _check_files(generation, manifest, "full")
     _read_table(generation, manifest)
@@ -89,12 +93,17 @@ def open_index(path: str | Path, verify: Verify = "full") -> IVFIndex:
     """
     if verify not in ("full", "quick"):
         raise InvalidInputError(f"verify is {verify!r}; expected 'full' or 'quick'")
-    path = Path(path)
+    directory = as_path(path)
     require_faiss()
+    return _of_current(directory, lambda generation: _open_generation(directory, generation, verify))
+
+
+def _of_current(path: Path, read: Callable[[Path], _T]) -> _T:
+    """What ``read`` says of the current generation; of the next one, if that was put in its place meanwhile."""
     for attempt in range(_ATTEMPTS):
         generation = read_current(path)
         try:
-            return _open_generation(path, generation, verify)
+            return read(generation)
         except IndexFormatError:
             if attempt + 1 == _ATTEMPTS or _unchanged(path, generation):
                 raise
@@ -115,7 +124,8 @@ def _open_generation(path: Path, generation: Path, verify: Verify) -> IVFIndex:
     try:
         data: U8 = np.memmap(generation / LISTS_FILE, dtype=np.uint8, mode="r")
         model_bytes: U8 = np.memmap(generation / MODEL_FILE, dtype=np.uint8, mode="r")
-        model = load_model(generation / MODEL_FILE)
+        # An imported index answers as faiss does with the file it came from; ours need not.
+        model = load_model(generation / MODEL_FILE, precompute=manifest.notes.get("source") != "build")
         _check_model(model, manifest, generation)
         if manifest.layout != "blocks16":
             lists = generation / LISTS_FILE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hybridindex.errors import InvalidInputError
 from hybridindex.index.codec import Layout
 from hybridindex.index.commit import commit_generation, no_progress
-from hybridindex.index.generation import GenerationWriter
+from hybridindex.index.generation import GenerationWriter, as_path
 from hybridindex.index.layout import element_bytes
 from hybridindex.index.lists import ExtentReader, repack
 from hybridindex.index.manifest import LISTS_FILE, MODEL_FILE, Manifest
@@ -31,7 +31,7 @@ def write_layout(index: IVFIndex, path: str | Path, layout: Layout, *, progress:
         InvalidInputError: the codec has no such layout, or ``path`` exists and is not an index.
         DiskFullError, BuildError: as :func:`hybridindex.index.build.build`.
     """
-    with GenerationWriter(Path(path)) as writer:
+    with GenerationWriter(as_path(path)) as writer:
         return write_copy(index, writer, layout, progress or no_progress)
 
 

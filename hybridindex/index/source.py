@@ -13,15 +13,29 @@ from typing import Any
 import numpy as np
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.index.generation import GenerationWriter, OutFile
+from hybridindex.index.generation import GenerationWriter, OutFile, as_path
 from hybridindex.types import F32, I64
 
-__all__ = ["MAX_DIM", "Progress", "VectorSource", "check_ids_argument", "open_source"]
+__all__ = [
+    "MAX_DIM",
+    "MAX_SQUARED_NORM",
+    "Progress",
+    "VectorSource",
+    "check_ids_argument",
+    "find_unusable",
+    "open_source",
+]
 
 #: ``progress(stage, done, total)``; total is None while it is unknown. An exception raised by it stops the build.
 Progress = Callable[[str, int, int | None], None]
 
 MAX_DIM = 4096
+
+#: So that the squared distance of two vectors, at most four times this, is far from float32's 3.4e38: faiss ends the
+#: process where a distance is infinite.
+MAX_SQUARED_NORM = 1e37 / 4
+#: Above this, a squared norm summed in float32 is taken again in float64.
+_SURE_SQUARED_NORM = 0.99 * MAX_SQUARED_NORM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +48,8 @@ class VectorSource:
     given_ids: Any
     #: Spool files to drop when the source is no longer needed.
     scratch: tuple[OutFile, ...] = ()
+    #: Largest absolute value that the codec can hold; ``None``: all that pass the check of norms.
+    max_abs: float | None = None
 
     @property
     def n(self) -> int:
@@ -44,20 +60,31 @@ class VectorSource:
         return int(self.vectors.shape[1])
 
     def rows(self, start: int, stop: int) -> F32:
-        """Rows start..stop, C-contiguous, checked to be finite; a view where the source allows it."""
+        """Rows start..stop, C-contiguous, checked to be usable; a view where the source allows it."""
         x = np.ascontiguousarray(self.vectors[start:stop])
         _check_finite(x, start)
+        self._check_fits(x, start)
         return x
 
     def sample(self, rows: I64, chunk_rows: int) -> F32:
-        """The rows at the given increasing positions (m,): (m, dim) float32, a copy, checked to be finite."""
+        """The rows at the given increasing positions (m,): (m, dim) float32, a copy, checked to be usable."""
         out = np.empty((len(rows), self.dim), dtype=np.float32)
         for start in range(0, len(rows), chunk_rows):
             part = rows[start : start + chunk_rows]
             x = self.vectors[part]
             _check_finite(x, part)
+            self._check_fits(x, part)
             out[start : start + chunk_rows] = x
         return out
+
+    def _check_fits(self, x: F32, rows: int | I64) -> None:
+        if self.max_abs is None or not x.size or max(float(x.max()), -float(x.min())) <= self.max_abs:
+            return
+        local = int(np.argmax((np.abs(x) > self.max_abs).any(axis=1)))
+        raise InvalidInputError(
+            f"vectors[{_row(rows, local)}] holds {np.abs(x[local]).max():.4g}; the codec holds up to {self.max_abs:g}: "
+            "scale the vectors, or take codec 'bf16'"
+        )
 
     def ids(self, start: int, stop: int) -> I64:
         """Ids of rows start..stop."""
@@ -70,10 +97,10 @@ def open_source(vectors: Any, ids: Any, writer: GenerationWriter, progress: Prog
     """Make a source of whatever the caller gave; chunks are spooled into the generation being written.
 
     Raises:
-        InvalidInputError: wrong type, dtype, shape or dimension; a NaN or infinity in a spooled chunk.
+        InvalidInputError: wrong type, dtype, shape or dimension; NaN, infinity or too long a vector in a chunk.
     """
     if isinstance(vectors, str | Path):
-        vectors = _map_npy(Path(vectors))
+        vectors = _map_npy(as_path(vectors, "vectors"))
     if isinstance(vectors, np.ndarray):
         _check_matrix(vectors, "vectors")
         return VectorSource(vectors=vectors, given_ids=check_ids_argument(ids, len(vectors)))
@@ -93,7 +120,10 @@ def check_ids_argument(ids: Any, n: int) -> Any:
     """
     if ids is None:
         return None
-    array = ids if isinstance(ids, np.ndarray) else np.asarray(ids)
+    try:
+        array = ids if isinstance(ids, np.ndarray) else np.asarray(ids)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"ids is no array of integers ({error}); expected ({n},) int64") from error
     if array.dtype.kind not in "iu" or not np.can_cast(array.dtype, np.int64):
         raise InvalidInputError(f"ids has dtype {array.dtype}; expected int64")
     if array.ndim != 1 or len(array) != n:
@@ -111,7 +141,7 @@ def _map_npy(path: Path) -> Any:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise InvalidInputError(f"vectors {str(path)!r} cannot be read: {error}") from error
-    except ValueError as error:
+    except (EOFError, ValueError) as error:
         raise InvalidInputError(f"vectors {str(path)!r} is not a .npy file of float32: {error}") from error
 
 
@@ -132,16 +162,33 @@ def _check_matrix(x: Any, name: str, dim: int | None = None) -> None:
 
 
 def _check_finite(x: F32, rows: int | I64) -> None:
-    """``rows``: position of the first row, or of every row."""
-    # A sum is finite only if every element is; only a suspicious sum (it may overflow too) needs the full look.
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(np.einsum("ij->i", x)).all():
-            return
-    bad = ~np.isfinite(x).all(axis=1)
-    if bad.any():
-        local = int(np.argmax(bad))
-        row = rows + local if isinstance(rows, int) else int(rows[local])
-        raise InvalidInputError(f"vectors[{row}] holds NaN or infinity; expected finite values")
+    """Refuses NaN, infinity and too long a vector. ``rows``: position of the first row, or of every row."""
+    if (found := find_unusable(x)) is not None:
+        local, fault = found
+        raise InvalidInputError(f"vectors[{_row(rows, local)}] {fault}")
+
+
+def find_unusable(x: F32) -> tuple[int, str] | None:
+    """The first row of (n, dim) float32 that holds NaN or infinity or is too long, and what is wrong with it."""
+    # One pass; NaN and infinity survive it, and compare as False.
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        sure = np.einsum("ij,ij->i", x, x) <= _SURE_SQUARED_NORM
+    if sure.all():
+        return None
+    for local in np.flatnonzero(~sure).tolist():
+        row = x[local].astype(np.float64)
+        if not np.isfinite(row).all():
+            return local, "holds NaN or infinity; expected finite values"
+        if row @ row > MAX_SQUARED_NORM:
+            return local, (
+                f"has length {np.sqrt(row @ row):.3g}; expected at most {np.sqrt(MAX_SQUARED_NORM):.3g}: squared "
+                "distances would not fit float32"
+            )
+    return None
+
+
+def _row(rows: int | I64, local: int) -> int:
+    return rows + local if isinstance(rows, int) else int(rows[local])
 
 
 def _spool(chunks: Iterable[Any], ids: Any, writer: GenerationWriter, progress: Progress) -> VectorSource:
@@ -162,6 +209,8 @@ def _spool(chunks: Iterable[Any], ids: Any, writer: GenerationWriter, progress: 
         x = np.ascontiguousarray(x)
         _check_finite(x, n)
         rows_file.append(x)
+        if is_pair and chunk_ids is None:
+            raise InvalidInputError(f"chunk {number}: its ids are None; expected ({len(x)},) int64")
         if is_pair:
             ids_file.append(np.ascontiguousarray(check_ids_argument(chunk_ids, len(x)), dtype=np.int64))
         n += len(x)

@@ -13,7 +13,7 @@ from sqlalchemy import RowMapping, Select, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from hybridindex.errors import ProfileError, ProfileMismatchError
+from hybridindex.errors import ProfileError, ProfileMismatchError, StoreError
 from hybridindex.store.arrays import decode_array, encode_array
 from hybridindex.store.checks import check_profile
 from hybridindex.store.jsondata import from_json, to_json_object
@@ -175,7 +175,7 @@ def _load(session: Session, profile_id: int) -> Profile:
     return Profile(
         id=profile_id,
         **{name: getattr(row, name) for name in _SCALARS},
-        hardware=_hardware(from_json(hardware.data)),
+        hardware=_hardware(from_json(hardware.data), profile_id),
         list_bytes=array("list_bytes", "int64", row.nlist),
         list_sizes=array("list_sizes", "int64", row.nlist),
         access=AccessSample(
@@ -190,9 +190,12 @@ def _load(session: Session, profile_id: int) -> Profile:
     )
 
 
-def _hardware(data: dict[str, Any]) -> HardwareInfo:
-    known = {f.name: data[f.name] for f in fields(HardwareInfo) if f.name in data}
-    return HardwareInfo(**{**known, "cpu_flags": tuple(data["cpu_flags"]), "devices": tuple(data["devices"])})
+def _hardware(data: Any, profile_id: int) -> HardwareInfo:
+    try:
+        known = {f.name: data[f.name] for f in fields(HardwareInfo) if f.name in data}
+        return HardwareInfo(**{**known, "cpu_flags": tuple(data["cpu_flags"]), "devices": tuple(data["devices"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"profile {profile_id}: its hardware is a damaged row ({error!r})") from error
 
 
 def _select_samples(session: Session, table: type[Base], kind: type[_SampleT], profile_id: int) -> tuple[_SampleT, ...]:

@@ -244,3 +244,68 @@ def test_readable_sizes_and_plain_json():
 def test_dimension_of_demo_vectors_is_checked(cli, planned, tmp_path):
     np.save(tmp_path / "wide.npy", np.zeros((2, DIM + 1), np.float32))
     assert f"(n, {DIM})" in cli("search", planned, "-q", tmp_path / "wide.npy").err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ctrl_c_during_a_command_says_so(cli, monkeypatch, as_json):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hybridindex.cli.main.examine", interrupted)
+    answer = cli("doctor", *(["--json"] if as_json else []))
+    assert answer.code == ExitCode.INTERRUPTED
+    assert "KeyboardInterrupt: interrupted" in answer.err
+    assert (answer.json["error"]["exit_code"] if as_json else answer.json) == (130 if as_json else None)
+
+
+def test_ctrl_c_during_start_up_says_so(monkeypatch, capsys):
+    def interrupted(name, *rest):
+        if name == "hybridindex.cli.main":
+            raise KeyboardInterrupt
+        return real(name, *rest)
+
+    import builtins
+
+    from hybridindex.cli import entry
+
+    real = builtins.__import__
+    monkeypatch.setattr(sys, "argv", ["hybridindex", "doctor", "--json"])
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        entry.run()
+    assert stopped.value.code == 130
+    captured = capsys.readouterr()
+    assert captured.err.startswith("KeyboardInterrupt: interrupted")
+    assert json.loads(captured.out)["error"]["type"] == "KeyboardInterrupt"
+
+
+def test_the_entry_point_runs_commands(monkeypatch, capsys):
+    from hybridindex.cli import entry
+
+    monkeypatch.setattr(sys, "argv", ["hybridindex", "--version"])
+    with pytest.raises(SystemExit) as stopped:
+        entry.run()
+    assert not stopped.value.code
+    assert capsys.readouterr().out.startswith("hybridindex ")
+
+
+def test_wrong_usage_is_json_too(cli):
+    answer = cli("doctor", "--json", "--nonsense")
+    assert answer.code == ExitCode.USAGE
+    assert answer.json["error"]["type"] == "UsageError"
+    assert "--nonsense" in answer.json["error"]["message"]
+    assert answer.json["error"]["exit_code"] == 2
+    assert "--nonsense" in answer.err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_error_of_the_system_is_one_line(cli, monkeypatch, as_json):
+    def full():
+        raise OSError(28, "No space left on device", "somewhere")
+
+    monkeypatch.setattr("hybridindex.cli.main.examine", full)
+    answer = cli("doctor", *(["--json"] if as_json else []))
+    assert answer.code == ExitCode.UNEXPECTED
+    assert "No space left on device" in answer.err
+    assert answer.err.count("\n") == 1
+    assert (answer.json["error"]["exit_code"] if as_json else answer.json) == (1 if as_json else None)

@@ -31,6 +31,9 @@ def all_ids(index: IVFIndex) -> np.ndarray:
 def test_search_equals_faiss_with_the_same_model(make_index: Callable[..., IVFIndex], codec: str, metric: str) -> None:
     index = make_index(codec, metric)
     plain = faiss.deserialize_index(np.array(index.mapped_model()))
+    if codec.startswith("pq") and not codec.startswith("pqfs"):
+        plain.use_precomputed_table = -1  # as in an open index of our own
+        plain.precompute_table()
     plain.add_with_ids(X, np.arange(600) * 3 + 7)
     plain.nprobe = index.open_faiss().nprobe = 5
     queries = X[::20] + np.float32(0.05)
@@ -187,6 +190,12 @@ BAD_VECTORS: list[tuple[Any, str]] = [
     (_chunks(X, (X, np.arange(600))), "chunk 1: ids must come with every chunk or with none"),
     (_chunks((X, np.arange(600), 3)), "tuple of 3"),
     (_chunks((X, np.arange(599))), "shape"),
+    (_chunks((X, None)), "chunk 0: its ids are None"),
+    (_broken(1e25, 77), r"vectors\[77\] has length 1e\+25; expected at most 1.58e\+18"),
+    (_broken(-1e25, 77), r"vectors\[77\] has length"),
+    (_chunks(X, _broken(1.6e18, 1)), r"vectors\[601\] has length"),
+    (X * np.float32(1e19), r"vectors\[0\] has length"),
+    ("a\0b.npy", "holds a null character"),
 ]
 
 
@@ -203,6 +212,7 @@ BAD_IDS: list[tuple[Any, str]] = [
     (np.arange(600.0), "dtype float64"),
     (np.arange(600).astype(np.uint64), "dtype uint64"),
     (np.zeros((600, 1), np.int64), "shape"),
+    ([[1], [1, 2]], "ids is no array of integers"),
 ]
 
 
@@ -236,6 +246,10 @@ def test_duplicate_id_is_named(tmp_path: Path, order: str) -> None:
         ({"metric": "l2", "normalize": True}, "normalize=True with metric 'l2'"),
         ({"codec": "pq5"}, "codec is 'pq5'; M must divide dim 16"),
         ({"codec": "zip"}, "codec is 'zip'"),
+        ({"codec": ["flat"]}, r"codec is \['flat'\]"),
+        ({"seed": None}, "seed is None; expected an integer"),
+        ({"memory_budget_bytes": None}, "memory_budget_bytes is None; expected an integer"),
+        ({"seed": np.float64(1)}, "seed is"),
         ({"memory_budget_bytes": 1000}, "memory_budget_bytes is 1000; nlist 8 of dim 16 needs"),
         ({"train_size": 0}, "train_size is 0"),
         ({"seed": -1}, "seed is -1"),
@@ -262,9 +276,56 @@ def test_a_path_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
     assert open_index(tmp_path / "empty").count == 600
 
 
-@pytest.mark.parametrize("name", ["x.npy", "objects.npy"])
+@pytest.mark.parametrize("name", ["x.npy", "objects.npy", "empty.npy"])
 def test_a_file_that_is_no_matrix_of_floats_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "x.npy").write_bytes(b"not numpy")
+    (tmp_path / "empty.npy").touch()
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(InvalidInputError, match=name):
         build(tmp_path / name, tmp_path / "i", nlist=8)
+
+
+def test_numpy_integers_are_options_as_good_as_others(tmp_path: Path) -> None:
+    plain: dict[str, Any] = {"nlist": 8, "nprobe": 3, "train_size": 200, "seed": 5, "memory_budget_bytes": 1 << 28}
+    with build(X, tmp_path / "a", **plain) as index:
+        same = build(X, tmp_path / "b", **{name: np.int64(value) for name, value in plain.items()})
+        assert (same.fingerprint, same.nprobe) == (index.fingerprint, 3)
+        assert same.manifest.notes == index.manifest.notes
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+@pytest.mark.parametrize("codec", ["flat", "bf16", "sq8", "pq", "pqfs"])
+def test_the_longest_allowed_vectors_are_built_and_searched(
+    make_index: Callable[..., IVFIndex], codec: str, metric: str
+) -> None:
+    # Longer ones would end the process inside faiss.
+    x = X * (np.float32(1.57e18) / np.linalg.norm(X, axis=1, keepdims=True))
+    index = make_index(codec, metric, vectors=x)
+    probes, coarse = index.quantize(index.transform(index.check_queries(-x[:5])), 12)
+    index.open_faiss().nprobe = 12
+    distances, ids = index.open_faiss().search_preassigned(-x[:5], 600, probes, coarse)
+    assert np.isfinite(distances).all()
+    assert (ids >= 0).all()
+
+
+def test_fp16_refuses_what_it_cannot_hold(make_index: Callable[..., IVFIndex]) -> None:
+    for value in (65505.0, -65505.0):
+        with pytest.raises(InvalidInputError, match=r"vectors\[599\] holds 6\.55e\+04; the codec holds up to 65504"):
+            make_index("fp16", vectors=_broken(value, 599))
+    assert make_index("fp16", vectors=_broken(65504.0, 599)).count == 600
+    assert make_index("fp16", vectors=_broken(1e6, 599), normalize=True).count == 600
+    assert make_index("bf16", vectors=_broken(1e6, 599)).count == 600
+
+
+def test_pq_keeps_its_digits_far_from_the_origin(make_index: Callable[..., IVFIndex]) -> None:
+    rng = np.random.default_rng(0)
+    x, queries = (rng.normal(1000, 1, (n, 8)).astype(np.float32) for n in (2000, 20))
+    index = make_index("pq", "l2", vectors=x, nlist=16, ids=np.arange(2000))
+    decoded = np.empty((2000, 8))
+    for list_id in range(16):
+        decoded[index.list_ids(list_id)] = index.decode_list(list_id)
+    probes, coarse = index.quantize(queries, 16)
+    index.open_faiss().nprobe = 16
+    distances, ids = index.open_faiss().search_preassigned(queries, 10, probes, coarse)
+    exact = ((decoded[ids] - queries[:, None]) ** 2).sum(2)
+    assert (np.abs(distances - exact) <= 1e-4 * (1 + exact)).all()

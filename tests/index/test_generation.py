@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from hybridindex.errors import BuildError, DiskFullError
-from hybridindex.index import build, generation, open_index, verify
+from hybridindex.errors import BuildError, DiskFullError, HybridIndexError, InvalidInputError, NotWritableError
+from hybridindex.index import build, from_faiss, generation, open_index, read_manifest, save, to_faiss, verify
 from tests.conftest import clustered_vectors
 
 OLD, NEW = clustered_vectors(300, 8), clustered_vectors(400, 8, seed=1)
@@ -114,8 +114,9 @@ def test_ctrl_c_right_after_the_switch_keeps_the_new_generation(
     assert open_index(path).count == 400
 
 
-def test_disk_full_on_a_first_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    FaultyDisk(monkeypatch, 3, errno.ENOSPC)
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_disk_full_on_a_first_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    FaultyDisk(monkeypatch, 3, error)
     with pytest.raises(DiskFullError, match="nothing was left behind"):
         build(OLD, tmp_path / "i", nlist=2)
     assert list(tmp_path.iterdir()) == []
@@ -201,3 +202,58 @@ def test_control_store_beside_the_generations_survives(tmp_path: Path) -> None:
 def test_index_dtype_is_explicit_everywhere(tmp_path: Path) -> None:
     index = build(OLD, tmp_path / "i", nlist=2)
     assert index.list_sizes.dtype == index.list_bytes.dtype == index.list_ids(0).dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("file/sub", InvalidInputError),
+        ("file/sub/sub", InvalidInputError),
+        ("n" * 300, InvalidInputError),
+        ("a\0b", InvalidInputError),
+        ("/proc/foo", NotWritableError),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(tmp_path: Path, place: str, error: type[HybridIndexError]) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(error, match=place[:50].partition("\0")[0]):
+        build(OLD, tmp_path / place, nlist=2)
+    assert names(tmp_path) == ["file"]
+    with pytest.raises(InvalidInputError):
+        open_index(tmp_path / place)
+    with pytest.raises(InvalidInputError):
+        from_faiss(tmp_path / place, tmp_path / "i")
+
+
+@pytest.mark.parametrize("path", [None, 3, b"bytes", ["list"]])
+def test_what_is_no_path_is_refused(tmp_path: Path, path: Any) -> None:
+    with build(OLD, tmp_path / "i", nlist=2) as index:
+        for use in (open_index, read_manifest, verify):
+            with pytest.raises(InvalidInputError, match="expected a string or a pathlib"):
+                use(path)
+        uses: list[Any] = [
+            lambda: build(OLD, path, nlist=2),
+            lambda: save(index, path),
+            lambda: to_faiss(index, path),
+            lambda: from_faiss(path, tmp_path / "j"),
+        ]
+        for call in uses:
+            with pytest.raises(InvalidInputError, match="expected a string or a pathlib"):
+                call()
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("nope/x", NotWritableError),
+        ("/proc/foo", NotWritableError),
+        ("", InvalidInputError),
+        ("i/CURRENT/x", InvalidInputError),
+        ("n" * 300, InvalidInputError),
+    ],
+)
+def test_an_export_to_no_place_for_a_file_is_refused(tmp_path: Path, place: str, error: type[HybridIndexError]) -> None:
+    with build(OLD, tmp_path / "i", nlist=2) as index, pytest.raises(error):
+        to_faiss(index, tmp_path / place)
+    assert names(tmp_path) == ["i"]
+    assert not tmp_path.with_name(tmp_path.name + ".part").exists()

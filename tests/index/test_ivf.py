@@ -103,6 +103,8 @@ def test_queries_of_right_shape_pass_unchanged(make_index: Callable[..., IVFInde
         (None, "NoneType"),
         (np.where(np.arange(32).reshape(2, 16) == 20, np.nan, X[:2]).astype(np.float32), r"queries\[1\] holds NaN"),
         (np.full((1, 16), np.inf, np.float32), r"queries\[0\] holds NaN or infinity"),
+        (np.full((1, 16), 1e19, np.float32), r"queries\[0\] has length 4e\+19; expected at most 1.58e\+18"),
+        (X[:2] * np.float32([[1], [1e30]]), r"queries\[1\] has length"),
     ],
 )
 def test_bad_queries_are_refused(make_index: Callable[..., IVFIndex], queries: Any, message: str) -> None:

@@ -32,6 +32,7 @@ from hybridindex.index import (
     write_layout,
 )
 from hybridindex.index.layout import to_blocks16
+from hybridindex.index.manifest import Manifest
 from tests.conftest import clustered_vectors
 
 FILES = ["CURRENT", *(f"gen-000001/{name}" for name in ("manifest.json", "model.faiss", "lists.idx.npy", "lists.bin"))]
@@ -144,8 +145,9 @@ def test_files_of_two_generations_do_not_mix(make_index: Callable[..., IVFIndex]
         shutil.rmtree(tmp_path / "mixed")
 
 
+@pytest.mark.parametrize("read", [open_index, verify])
 def test_a_reader_overtaken_by_a_rebuild_opens_the_new_generation(
-    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], IVFIndex | Manifest]
 ) -> None:
     path = tmp_path / "i"
     shutil.copytree(built, path)
@@ -159,7 +161,24 @@ def test_a_reader_overtaken_by_a_rebuild_opens_the_new_generation(
         return read_table(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(opening, "_read_table", read_late)
-    assert open_index(path).count == 50
+    assert read(path).count == 50
+
+
+def test_a_manifest_overtaken_by_a_rebuild_is_the_new_one(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "i"
+    shutil.copytree(built, path)
+    read_now = opening._read_manifest
+
+    def read_late(generation: Path) -> Manifest:
+        if generation.name == "gen-000001":
+            monkeypatch.setattr(opening, "_read_manifest", read_now)
+            build(clustered_vectors(50, 8), path, nlist=2)
+        return read_now(generation)
+
+    monkeypatch.setattr(opening, "_read_manifest", read_late)
+    assert read_manifest(path).count == 50
 
 
 def test_save_copies_and_keeps_the_fingerprint(make_index: Callable[..., IVFIndex], tmp_path: Path) -> None:

@@ -272,3 +272,64 @@ def test_a_codec_that_devices_cannot_scan_stays_on_the_host(analysis: Analysis) 
     assert plan.resident_lists.size == 0
     assert plan.device_bytes == 0
     assert "no device tier scans this codec" in plan.reason
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("slo_ms", v) for v in (None, "50", [50], True, math.nan)),
+        *(("device_budget_bytes", v) for v in (None, "1", ["a"], True, math.nan)),
+        *(("n_devices", v) for v in (None, math.nan, 1.5, True, "1")),
+        ("rate_qps", "1"),
+        ("coverage", "a"),
+        ("coverage", math.nan),
+        ("percentile", "a"),
+        ("epsilon", "a"),
+        ("llm", {}),
+        ("page_bytes", "a"),
+    ],
+)
+def test_values_of_wrong_types_are_named(analysis: Analysis, field: str, value: Any) -> None:
+    with pytest.raises(InvalidInputError, match=f"^{field} is .*; give "):
+        plan_for(analysis, **{field: value})
+
+
+def test_numpy_numbers_and_arrays_are_taken(analysis: Analysis) -> None:
+    plan = plan_for(
+        analysis,
+        slo_ms=np.float32(2),
+        device_budget_bytes=np.array([8 * MIB, 4 * MIB]),
+        n_devices=np.int64(2),
+        rate_qps=np.int64(100),
+    )
+    assert plan.request.budgets == (8 * MIB, 4 * MIB)
+    json.dumps(plan.to_record()["data"])
+    assert plan.predicted_latency_ms(np.int64(4)) == plan.predicted_latency_ms(4)
+
+
+def test_a_profile_must_be_one() -> None:
+    with pytest.raises(InvalidInputError, match="profile is 5"):
+        make_plan(5, slo_ms=1.0, device_budget_bytes=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("batch", [math.nan, 1.5, 0, "4", True])
+def test_batches_are_whole(analysis: Analysis, batch: Any) -> None:
+    plan = plan_for(analysis)
+    for predict in (plan.predicted_latency_ms, plan.predicted_min_hit_rate):
+        with pytest.raises(InvalidInputError, match="batch is"):
+            predict(batch)
+
+
+def test_the_reason_names_the_batch_that_was_accepted(analysis: Analysis, monkeypatch: pytest.MonkeyPatch) -> None:
+    def both(self: object, curve: object, work: object, batch: int, *rest: object, **options: object) -> object:
+        return 3e-3, {3: 2.9e-3, 4: 4.1e-3}.get(batch, 1.0)
+
+    monkeypatch.setattr(type(analysis.latency), "both", both)
+    plan = plan_for(analysis, slo_ms=7.0, rate_qps=1000.0)
+    assert plan.feasible
+    final = plan.trace[-1]
+    assert (final.batch_up, final.accepted_batch, plan.batch) == (4, 3, 3)
+    assert final.latency_up_s <= final.bound_up_s
+    assert "sustains 1000 requests/s in batches of 3" in plan.reason
+    again = Plan.from_record(plan.to_record(), analysis.profile, analysis=analysis)
+    assert again.trace[-1].accepted_batch == 3

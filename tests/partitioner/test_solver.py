@@ -179,3 +179,50 @@ def test_the_trace_tells_what_was_tried(analysis: Analysis) -> None:
     assert solution.count in counts
     assert all(step.rate_qps == 2000.0 for step in solution.trace)
     assert np.isfinite([step.latency_up_s for step in solution.trace]).all()
+
+
+def test_the_accepted_batch_is_the_one_that_sustains_the_rate(
+    analysis: Analysis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of ceil(tau mu) in time but not sustained is not what was accepted: the smaller one is."""
+    rate, tau_s = 1000.0, 3.5e-3
+    means = {1: 2e-3, 2: 1.9e-3, 3: 2.9e-3, 4: 4.1e-3}
+
+    def both(self: object, curve: object, work: object, batch: int, *rest: object, **options: object) -> object:
+        return tau_s * 0.9, means.get(batch, 9.0)
+
+    monkeypatch.setattr(type(analysis.latency), "both", both)
+    solution = solve(problem_for(analysis, rate_qps=rate), tau_s)
+    assert solution.feasible
+    step = solution.trace[-1]
+    assert step.latency_up_s <= step.bound_up_s
+    assert (step.batch_up, step.batch_down, step.accepted_batch, solution.batch) == (4, 3, 3, 3)
+    means[3] = 3.1e-3
+    assert solve(problem_for(analysis, rate_qps=rate), tau_s).batch == 2  # measured
+    means[4] = 3.9e-3
+    assert solve(problem_for(analysis, rate_qps=rate), tau_s).batch == 4
+    means[2] = means[4] = 9.0
+    refused = solve(problem_for(analysis, rate_qps=rate), tau_s)
+    assert {step.accepted_batch for step in refused.trace} == {0}
+
+
+@settings(max_examples=60, deadline=None)
+@given(tau_ms=st.floats(0.001, 1.0), rate=st.floats(1, 30_000))
+def test_the_nearest_target_is_met_and_just_below_is_not(analysis: Analysis, tau_ms: float, rate: float) -> None:
+    problem = problem_for(analysis, rate_qps=rate)
+    solution = solve(problem, tau_ms * MS)
+    if not solution.feasible and solution.nearest_tau_s is not None:
+        assert solution.nearest_tau_s >= tau_ms * MS
+        assert solve(problem, solution.nearest_tau_s).feasible
+        # At an edge: just below, the same lists do not meet it (timings are ragged, so not at every point below).
+        below = np.linspace(max(0.97 * solution.nearest_tau_s, 0.999 * tau_ms * MS), solution.nearest_tau_s, 40)[:-1]
+        steps = [problem.prefix_step(solution.count, t, with_device=True, measured_too=True) for t in below]
+        assert not all(step.accepted for step in steps)
+
+
+def test_timings_are_predicted_once_and_not_shared_between_problems(analysis: Analysis) -> None:
+    problem = problem_for(analysis, rate_qps=1000.0)
+    work = problem.work_at(10)
+    assert problem.timing(work, 4) is problem.timing(problem.work_at(10), 4)
+    other = dataclasses.replace(problem, percentile=99.0)
+    assert other.timing(work, 4)[0] > problem.timing(work, 4)[0]

@@ -64,6 +64,14 @@ def test_too_few_queries_say_how_many_there_are_and_should_be():
         ({"batches": (101,)}, "leave 100"),
         ({"coverages": (0.5, 1.5)}, "coverages are"),
         ({"coverages": (float("nan"),)}, "coverages are"),
+        ({"coverages": ("x",)}, "coverages holds 'x'"),
+        ({"coverages": 0.5}, "coverages is 0.5; expected a list"),
+        ({"recall_target": "x"}, "recall_target holds 'x'; expected numbers"),
+        ({"max_seconds": "x"}, "max_seconds holds 'x'; expected numbers"),
+        ({"batches": 4}, "batches is 4; expected a list"),
+        ({"devices": "cuda:0"}, "devices is 'cuda:0'; expected a list of names"),
+        ({"devices": None}, "devices is None; expected a list"),
+        ({"devices": [0]}, r"devices are \(0,\); expected a list of names"),
     ],
 )
 def test_wrong_arguments_are_named(changes, said):
@@ -81,3 +89,13 @@ def test_checkpoints_of_other_requests_or_queries_have_other_keys():
     }
     assert len(keys) == 4
     assert request().key("a", queries=queries.copy()) in keys
+
+
+def test_numpy_numbers_make_the_same_request():
+    queries = np.zeros((200, 4), np.float32)
+    plain = {"k": 5, "batches": (2, 4), "repeats": 2, "threads": 1, "seed": 3, "max_seconds": 8, "coverages": (0.5,)}
+    for more in ({"nprobe": 4}, {"recall_target": 0.5}):
+        same = {"nprobe": np.int64(4)} if "nprobe" in more else {"recall_target": np.float32(0.5)}
+        same |= {name: np.int64(plain[name]) for name in ("k", "repeats", "threads", "seed", "max_seconds")}
+        same |= {"batches": np.array([2, 4]), "coverages": np.array([0.5], np.float32)}
+        assert request(**same).key("a", queries=queries) == request(**plain, **more).key("a", queries=queries)

@@ -200,3 +200,8 @@ def test_a_missing_device_is_named_before_anything_is_measured(index, queries):
     with pytest.raises(DeviceNotFoundError, match="cuda:99"):
         profile_index(index, queries, devices=["cuda:99"], progress=lambda *facts: told.append(facts), **QUICK)
     assert told == []
+
+
+def test_one_query_alone_is_refused_by_its_shape(index, queries):
+    with pytest.raises(InvalidInputError, match=r"queries has shape \(24,\), one query; expected \(n, 24\)"):
+        profile_index(index, queries[0], **QUICK)

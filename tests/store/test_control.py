@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event, text, update
 
 from hybridindex.errors import InvalidInputError, ProfileError, ProfileMismatchError, StoreError, StoreLockedError
 from hybridindex.store import ControlStore
+from hybridindex.store.models import HardwareRow
 from hybridindex.types import AccessSample, Profile, StageSample
 
 Maker = Callable[..., Profile]
@@ -323,3 +324,12 @@ def test_password_is_not_in_messages() -> None:
     with pytest.raises(StoreError, match="postgresql") as caught:
         ControlStore.open("postgresql://u:s3cret@127.0.0.1:9/none", busy_timeout_s=1)
     assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [{}, [], 5, {"cpu_flags": [], "devices": []}, {"cpu_flags": 5, "devices": []}])
+def test_damaged_hardware_is_an_error_that_names_it(store: ControlStore, profile_of: Maker, data: Any) -> None:
+    saved = store.save_profile(profile_of())
+    with store._writer.begin() as connection:
+        connection.execute(update(HardwareRow).values(data=data))
+    with pytest.raises(StoreError, match=f"profile {saved.id}: its hardware is a damaged row"):
+        store.load_profile(saved.id)
