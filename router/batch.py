@@ -10,8 +10,9 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 import numpy as np
 
@@ -19,9 +20,68 @@ from hybridindex.router.merge import empty_topk, finish_topk, merge_topk
 from hybridindex.router.split import ProbePart, ProbeSplit
 from hybridindex.types import F32, I32, I64, SearchResult
 
-__all__ = ["Batch", "Request", "fail_request"]
+__all__ = ["Batch", "BlockingReply", "FutureReply", "Reply", "Request"]
 
 _log = logging.getLogger(__name__)
+
+
+class Reply(Protocol):
+    """Where a request's answer goes. Settled once, from any thread; never raises."""
+
+    def settle(self, result: SearchResult) -> None: ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+
+class FutureReply:
+    """For callers that do not wait."""
+
+    __slots__ = ("future",)
+
+    def __init__(self) -> None:
+        self.future: Future[SearchResult] = Future()
+
+    def settle(self, result: SearchResult) -> None:
+        self._complete(lambda: self.future.set_result(result))
+
+    def fail(self, error: BaseException) -> None:
+        self._complete(lambda: self.future.set_exception(error))
+
+    def _complete(self, complete: Callable[[], None]) -> None:
+        """Unless it was cancelled. What its callbacks raise is theirs: it must not stop the engine."""
+        try:
+            if self.future.set_running_or_notify_cancel():
+                complete()
+        except BaseException:  # noqa: BLE001 - even SystemExit from a callback
+            _log.exception("a callback of a search future raised")
+
+
+class BlockingReply:
+    """For one caller that waits: a lock instead of a future, which costs a small batch more than its merge."""
+
+    __slots__ = ("_error", "_result", "_settled")
+
+    def __init__(self) -> None:
+        self._settled = threading.Lock()
+        self._settled.acquire()
+        self._result: SearchResult | None = None
+        self._error: BaseException | None = None
+
+    def settle(self, result: SearchResult) -> None:
+        self._result = result
+        self._settled.release()
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._settled.release()
+
+    def wait(self) -> SearchResult:
+        """The answer, or raises the error; once."""
+        self._settled.acquire()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -32,13 +92,13 @@ class Request:
     queries: F32
     k: int
     nprobe: int
+    reply: Reply
     #: Monotonic time by which the answer should be there, or None: nprobe is then never lowered.
     deadline_s: float | None = None
     #: Floor that a deadline may lower nprobe to.
     min_nprobe: int = 1
     #: When given, receives the (n, nprobe) lists that were probed, before the answer is set.
     on_probes: Callable[[I64], None] | None = None
-    future: Future[SearchResult] = field(default_factory=Future)
 
 
 class Batch:
@@ -77,8 +137,12 @@ class Batch:
         self._n_scans = len(split.parts)
         self._on_finished = on_finished
         self._alone = len(split.parts) == 1
-        self._open_parts = [int(split.n_parts[self.rows_of(i)].sum()) for i in range(len(self.requests))]
-        self._answer([i for i, open_parts in enumerate(self._open_parts) if open_parts == 0])
+        if self._request_of is None:
+            self._open_parts = [sum(len(part.rows) for part in split.parts)]
+        else:
+            self._open_parts = np.add.reduceat(split.n_parts, self._starts[:-1]).tolist()
+        if 0 in self._open_parts:
+            self._answer([i for i, open_parts in enumerate(self._open_parts) if open_parts == 0])
         if not split.parts:
             on_finished()
 
@@ -124,15 +188,14 @@ class Batch:
 
     def _answer(self, numbers: list[int]) -> None:
         for number in numbers:
-            request, rows = self.requests[number], self.rows_of(number)
-            all_distances, all_ids = self._best()
-            distances, ids = all_distances[rows, : request.k], all_ids[rows, : request.k]
-            if self._request_of is not None:  # a view would keep the whole batch alive
-                distances, ids = distances.copy(), ids.copy()
-            result = SearchResult(
-                ids=ids, distances=distances, nprobe_used=self._nprobe_used[rows], hit_rate=self._hit_rate[rows]
-            )
-            _settle(request.future, result=result)
+            request, (distances, ids) = self.requests[number], self._best()
+            nprobe_used, hit_rate = self._nprobe_used, self._hit_rate
+            if self._request_of is not None:
+                rows = self.rows_of(number)
+                # Copies: views would keep the whole batch alive.
+                distances, ids = distances[rows, : request.k].copy(), ids[rows, : request.k].copy()
+                nprobe_used, hit_rate = nprobe_used[rows].copy(), hit_rate[rows].copy()
+            request.reply.settle(SearchResult(ids=ids, distances=distances, nprobe_used=nprobe_used, hit_rate=hit_rate))
 
     def end_scan(self) -> None:
         """One scan, successful or not, will not touch the batch any more."""
@@ -151,25 +214,4 @@ class Batch:
             # Before begin(), nobody has an answer.
             waiting = [r for i, r in enumerate(self.requests) if not self._open_parts or self._open_parts[i]]
         for request in waiting:
-            _settle(request.future, error=error)
-
-
-def _settle(
-    future: Future[SearchResult], *, result: SearchResult | None = None, error: BaseException | None = None
-) -> None:
-    """Completes a future unless it was cancelled. What its callbacks raise is theirs: it must not stop the engine."""
-    try:
-        if not future.set_running_or_notify_cancel():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            assert result is not None
-            future.set_result(result)
-    except BaseException:  # noqa: BLE001 - even SystemExit from a callback
-        _log.exception("a callback of a search future raised")
-
-
-def fail_request(request: Request, error: BaseException) -> None:
-    """Gives ``error`` to one request that never reached a batch."""
-    _settle(request.future, error=error)
+            request.reply.fail(error)

@@ -1,7 +1,9 @@
 """The engine: takes everything that waits, quantizes, splits, scans on all tiers at once, answers as queries complete.
 
 Threads: one engine thread for batching, coarse quantization and the host scan; one thread per device. At most two
-batches are in flight, so that the host starts on the next one while a device finishes the last.
+batches are in flight, so that the host starts on the next one while a device finishes the last. A caller who waits for
+the answer does the engine thread's work itself where nothing else is there to be done: waking two threads can take
+longer than a small search.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ import numpy as np
 
 from hybridindex.errors import InvalidInputError, OutOfBudgetError, RouterClosedError
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.router.batch import Batch, Request, fail_request
+from hybridindex.router.batch import Batch, BlockingReply, Request
 from hybridindex.router.deadline import PaceEstimator, nprobe_for_deadline
 from hybridindex.router.split import HOST, ProbePart, ProbeSplit, split_probes
 from hybridindex.router.stats import StatsCounter
 from hybridindex.tiers.device import DeviceTier
 from hybridindex.tiers.host_faiss import HostFaissScanner
 from hybridindex.tiers.residency import Residency, ResidencyStore
-from hybridindex.types import F32, I32, I64
+from hybridindex.types import F32, I32, I64, SearchResult
 
 __all__ = ["Engine"]
 
@@ -69,7 +71,17 @@ class Engine:
         self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         #: Taken from the queue but left for the next batch by the cap.
         self._held_back: Request | None = None
-        self._slots = threading.Semaphore(_MAX_BATCHES_IN_FLIGHT)
+        #: One token for each batch that may still start.
+        self._slots: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(_MAX_BATCHES_IN_FLIGHT):
+            self._slots.put(None)
+        #: Held while a batch is taken and its host part scanned.
+        self._turn = threading.Lock()
+        #: The engine thread has requests and waits for its turn: no caller goes before it.
+        self._turn_wanted = False
+        #: The one caller's thread that may take the engine thread's place: OpenMP keeps a pool of threads for every
+        #: thread that ever searched.
+        self._stand_in: threading.Thread | None = None
         self._close_lock = threading.Lock()
         self._closed = False
         self._device_queues: list[queue.SimpleQueue[_DeviceTask | None]] = [queue.SimpleQueue() for _ in tiers]
@@ -92,14 +104,54 @@ class Engine:
                 raise RouterClosedError("the router is closed")
             self._waiting.put(request)
 
+    def run(self, request: Request, reply: BlockingReply) -> SearchResult:
+        """:meth:`submit`, and waits for ``reply``, the request's own.
+
+        Raises:
+            RouterClosedError: the engine was closed.
+            Exception: whatever the search failed with.
+        """
+        if not self._run_here(request):
+            self.submit(request)
+        return reply.wait()
+
+    def _run_here(self, request: Request) -> bool:
+        """Executes ``request`` on the calling thread where the engine is idle; False where it is not."""
+        if self._turn_wanted or not self._waiting.empty() or not self._may_stand_in():
+            return False
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            if self._closed or self._held_back is not None:
+                return False
+            before = self._host.adopt_thread()
+            try:
+                self._slots.get_nowait()
+                self._execute([request])
+                return True
+            except queue.Empty:
+                return False
+            finally:
+                self._host.give_back_thread(before)
+        finally:
+            self._turn.release()
+
+    def _may_stand_in(self) -> bool:
+        current = threading.current_thread()
+        if self._stand_in is not current:
+            if self._stand_in is not None and self._stand_in.is_alive():
+                return False
+            self._stand_in = current
+        return True
+
     def close(self) -> None:
-        """Answers what is queued, then joins all threads."""
+        """Answers what is queued, then joins all threads. Once."""
         with self._close_lock:
-            if self._closed:
-                return
             self._closed = True
             self._waiting.put(None)
         self._thread.join()
+        # For good: after this no caller runs a batch.
+        self._turn.acquire()
         for waiting in self._device_queues:
             waiting.put(None)
         for thread in self._device_threads:
@@ -124,13 +176,17 @@ class Engine:
 
     def _run_once(self) -> bool:
         """One batch; False when it was the last."""
-        # The slot first: while both are taken, requests gather and form one larger batch.
-        self._slots.acquire()
-        requests, last = self._take()
-        if requests:
+        first = self._held_back or self._waiting.get()
+        self._held_back = None
+        if first is None:
+            return False
+        self._turn_wanted = True
+        with self._turn:
+            self._turn_wanted = False
+            # Only now the rest: while a turn or a slot is waited for, requests gather and form one larger batch.
+            self._slots.get()
+            requests, last = self._take(first)
             self._execute(requests)
-        else:
-            self._slots.release()
         return not last
 
     def _fail_waiting(self, error: BaseException) -> None:
@@ -143,14 +199,10 @@ class Engine:
             if request is not None:
                 waiting.append(request)
         for request in waiting:
-            fail_request(request, error)
+            request.reply.fail(error)
 
-    def _take(self) -> tuple[list[Request], bool]:
-        """Everything that waits, up to the cap; True when the engine should stop afterwards."""
-        first = self._held_back or self._waiting.get()
-        self._held_back = None
-        if first is None:
-            return [], True
+    def _take(self, first: Request) -> tuple[list[Request], bool]:
+        """``first`` and everything that waits, up to the cap; True when the engine should stop afterwards."""
         requests, n = [first], len(first.queries)
         while True:
             try:
@@ -172,14 +224,14 @@ class Engine:
             try:
                 lease.release()
             finally:
-                self._slots.release()
+                self._slots.put(None)
 
         try:
             batch, host_part = self._start(requests, lease.residency, finished)
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
             _log.exception("a batch of %d requests failed before its scan", len(requests))
             for request in requests:
-                fail_request(request, error)
+                request.reply.fail(error)
             finished()
             return
         if host_part is not None:
@@ -246,8 +298,12 @@ class Engine:
                 probes[rows, nprobe:] = -1
 
     def _count(self, requests: list[Request], split: ProbeSplit) -> None:
-        host = sum(part.total_bytes for part in split.parts if part.device == HOST)
-        device = sum(part.total_bytes for part in split.parts if part.device != HOST)
+        host = device = 0
+        for part in split.parts:
+            if part.device == HOST:
+                host += part.total_bytes
+            else:
+                device += part.total_bytes
         n = len(split.n_parts)
         self._stats.add(
             requests=len(requests),

@@ -81,7 +81,7 @@ class Lookahead:
         tiers: Sequence[DeviceTier],
         residency: ResidencyStore,
         stats: StatsCounter,
-        prepare_thread: Callable[[], None],
+        prepare_thread: Callable[[], object],
     ) -> None:
         self._index = index
         self._tiers = tiers

@@ -25,7 +25,7 @@ from hybridindex.errors import (
 )
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
-from hybridindex.router.batch import Request
+from hybridindex.router.batch import BlockingReply, FutureReply, Reply, Request
 from hybridindex.router.deadline import PaceEstimator
 from hybridindex.router.engine import Engine
 from hybridindex.router.lookahead import Holder, Lookahead
@@ -36,7 +36,7 @@ from hybridindex.tiers.device import DeviceTier
 from hybridindex.tiers.host_faiss import HostFaissScanner
 from hybridindex.tiers.residency import Residency, ResidencyStore
 from hybridindex.tiers.validate import MAX_K
-from hybridindex.types import I64, SearchResult
+from hybridindex.types import F32, I64, SearchResult
 
 if TYPE_CHECKING:
     from hybridindex.partitioner.plan import Plan
@@ -249,8 +249,23 @@ class Router:
             InvalidInputError: names the argument.
             RouterClosedError: after :meth:`close`.
         """
+        return self._search(queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+
+    def _search(
+        self,
+        queries: Any,
+        k: int,
+        nprobe: int | None,
+        *,
+        deadline_ms: float | None,
+        min_nprobe: int,
+        on_probes: Callable[[I64], None] | None = None,
+    ) -> SearchResult:
         self._refuse_own_threads("search")
-        return self.submit(queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe).result()
+        reply = BlockingReply()
+        # No copy of the queries: the caller waits, and its buffer with it.
+        request = self._request(reply, self._prepare(queries), k, nprobe, deadline_ms, min_nprobe, on_probes)
+        return self._engine.run(request, reply)
 
     async def asearch(
         self,
@@ -280,30 +295,43 @@ class Router:
 
         ``on_probes`` is given the (n, nprobe) lists that were probed, on the engine's thread, before the answer.
         """
+        reply = FutureReply()
+        prepared = _own(queries, self._prepare(queries))
+        self._engine.submit(self._request(reply, prepared, k, nprobe, deadline_ms, min_nprobe, on_probes))
+        return reply.future
+
+    def _request(
+        self,
+        reply: Reply,
+        prepared: F32,
+        k: int,
+        nprobe: int | None,
+        deadline_ms: float | None,
+        min_nprobe: int,
+        on_probes: Callable[[I64], None] | None,
+    ) -> Request:
         k = _check_count("k", k, MAX_K)
         nprobe = self._check_nprobe(nprobe)
         min_nprobe = _check_count("min_nprobe", min_nprobe, self._index.nlist)
         deadline_s = None
         if deadline_ms is not None:
             deadline_s = time.monotonic() + _check_milliseconds("deadline_ms", deadline_ms) / 1e3
-        request = Request(
-            queries=self._prepare(queries),
+        return Request(
+            queries=prepared,
             k=k,
             nprobe=nprobe,
+            reply=reply,
             deadline_s=deadline_s,
             min_nprobe=min_nprobe,
             on_probes=on_probes,
         )
-        self._engine.submit(request)
-        return request.future
 
-    def _prepare(self, queries: Any) -> Any:
+    def _prepare(self, queries: Any) -> F32:
+        """Queries checked and transformed: (n, scan_dim) float32, maybe in the caller's own memory."""
         checked = self._index.check_queries(queries)
         if not 1 <= len(checked) <= MAX_BATCH_QUERIES:
             raise InvalidInputError(f"queries hold {len(checked)} rows; expected 1..{MAX_BATCH_QUERIES}")
-        transformed = self._index.transform(checked)
-        # The answer comes later: what the caller does to its own buffer meanwhile must not matter.
-        return transformed.copy() if np.may_share_memory(transformed, queries) else transformed
+        return self._index.transform(checked)
 
     def _check_nprobe(self, nprobe: int | None) -> int:
         if nprobe is None:
@@ -339,7 +367,8 @@ class Router:
         if self._closed:
             raise RouterClosedError("the router is closed")
         budget_bytes = _check_bytes("budget_bytes", budget_bytes)
-        return self._lookahead.prefetch(holder, self._prepare(drafts), self._check_nprobe(nprobe), budget_bytes)
+        prepared = _own(drafts, self._prepare(drafts))
+        return self._lookahead.prefetch(holder, prepared, self._check_nprobe(nprobe), budget_bytes)
 
     def _end_lookahead(self, holder: Holder) -> None:
         self._lookahead.release(holder)
@@ -392,6 +421,11 @@ class Router:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _own(given: Any, prepared: F32) -> F32:
+    """``prepared`` outside the caller's memory: the caller may change its buffer before the answer is there."""
+    return prepared.copy() if np.may_share_memory(prepared, given) else prepared
 
 
 def _check_count(name: str, value: Any, limit: int) -> int:

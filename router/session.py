@@ -84,9 +84,9 @@ class Session:
     ) -> SearchResult:
         """As :meth:`hybridindex.router.Router.search`; also counts which moved lists were of use."""
         self._check_open()
-        return self._router.submit(
+        return self._router._search(
             queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, on_probes=self._note_probes
-        ).result()
+        )
 
     def _note_probes(self, probes: I64) -> None:
         probed = set(np.unique(probes[probes >= 0]).tolist())

@@ -6,7 +6,7 @@ the extension was not built.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,7 @@ __all__ = ["HOST", "ProbePart", "ProbeSplit", "split_probes", "split_probes_refe
 HOST = -1
 
 
-@dataclass(frozen=True, slots=True)
-class ProbePart:
+class ProbePart(NamedTuple):
     """The probes of one tier, compacted: only queries with work there, only their own probes, in coarse order."""
 
     #: Device ordinal, or :data:`HOST`.
@@ -33,14 +32,11 @@ class ProbePart:
     probes: I64
     #: (m, w) float32.
     coarse_distances: F32
-    #: (m,) int64 code bytes to scan per row.
-    work_bytes: I64
-    #: Their sum.
+    #: Code bytes to scan, over all rows.
     total_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeSplit:
+class ProbeSplit(NamedTuple):
     """One batch, split."""
 
     #: Non-empty parts, host first.
@@ -63,22 +59,21 @@ def split_probes(
     """
     if native is None:
         return split_probes_reference(probes, coarse_distances, list_device, list_bytes, n_devices)
+    n = len(probes)
+    hit_rate, n_parts, n_probes = np.empty(n, np.float32), np.empty(n, np.int32), np.empty(n, np.int32)
     try:
-        parts, hit_rate, n_parts, n_probes = native.split_probes(
-            probes, coarse_distances, list_device, list_bytes, n_devices
+        found = native.split_probes(
+            probes, coarse_distances, list_device, list_bytes, n_devices, hit_rate, n_parts, n_probes
         )
     except IndexError as error:
         raise InvalidInputError(str(error)) from error
-    # The buffer protocol names int64 "long long", which numpy takes for int64 and faiss's bindings do not.
-    return ProbeSplit(
-        tuple(
-            ProbePart(device, rows, lists.view(np.int64), distances, work.view(np.int64), total)
-            for device, rows, lists, distances, work, total in parts
-        ),
-        hit_rate,
-        n_parts,
-        n_probes,
-    )
+    parts = []
+    for device, total_bytes, rows, lists, distances in found:
+        if rows is None:  # one tier has the whole batch, and nothing was copied
+            rows, lists, distances = np.arange(n, dtype=np.int32), probes, coarse_distances
+        # The buffer protocol names int64 "long long", which numpy takes for int64 and faiss's bindings do not.
+        parts.append(ProbePart(device, rows, lists.view(np.int64), distances, total_bytes))
+    return ProbeSplit(tuple(parts), hit_rate, n_parts, n_probes)
 
 
 def split_probes_reference(
@@ -107,15 +102,13 @@ def split_probes_reference(
         # A stable sort of "not mine" moves a row's own probes to the front and keeps their order.
         order = np.argsort(~mine[rows], axis=1, kind="stable")[:, :width]
         kept = np.take_along_axis(mine[rows], order, axis=1)
-        rows_work = np.where(mine, work, 0)[rows].sum(axis=1)
         parts.append(
             ProbePart(
                 tier,
                 rows.astype(np.int32),
                 np.where(kept, np.take_along_axis(probes[rows], order, axis=1), -1),
                 np.where(kept, np.take_along_axis(coarse_distances[rows], order, axis=1), np.float32(0)),
-                rows_work,
-                int(rows_work.sum()),
+                int(work[mine].sum()),
             )
         )
     return ProbeSplit(tuple(parts), hit_rate, n_parts, valid.sum(axis=1).astype(np.int32))

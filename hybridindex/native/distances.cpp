@@ -41,6 +41,16 @@ void squared_l2(const float* row, const float* const* queries, std::int64_t dim,
 }
 
 HYBRIDINDEX_CLONES
+std::int64_t first_row_beyond(const float* rows, std::int64_t n, std::int64_t dim, float limit) {
+    for (std::int64_t row = 0; row < n; ++row, rows += dim) {
+        float sum = 0;
+        for (std::int64_t i = 0; i < dim; ++i) sum += rows[i] * rows[i];
+        if (!(sum <= limit)) return row;
+    }
+    return n;
+}
+
+HYBRIDINDEX_CLONES
 void decode_sq8(const std::uint8_t* code, const float* scale, const float* offset, std::int64_t dim, float* row) {
     for (std::int64_t i = 0; i < dim; ++i) row[i] = offset[i] + scale[i] * static_cast<float>(code[i]);
 }

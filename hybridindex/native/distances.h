@@ -10,6 +10,9 @@ constexpr int kQueryTile = 4;
 void inner_products(const float* row, const float* const* queries, std::int64_t dim, float* out);
 void squared_l2(const float* row, const float* const* queries, std::int64_t dim, float* out);
 
+// The first of n rows whose sum of squares is not at most limit, NaN and infinity included; n where there is none.
+std::int64_t first_row_beyond(const float* rows, std::int64_t n, std::int64_t dim, float limit);
+
 // row[i] = offset[i] + scale[i] * code[i]
 void decode_sq8(const std::uint8_t* code, const float* scale, const float* offset, std::int64_t dim, float* row);
 // IEEE half precision, stored little-endian.

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <stdexcept>
 
+#include "distances.h"
 #include "merge.h"
 #include "scan_pages.h"
 #include "split.h"
@@ -29,30 +30,37 @@ nb::object to_numpy(std::vector<T>&& values, std::initializer_list<std::size_t> 
     return nb::cast(nb::ndarray<nb::numpy, T>(owned->data(), shape, owner));
 }
 
-nb::tuple split(In<std::int64_t, 2> probes, In<float, 2> coarse, In<std::int16_t, 1> list_device,
-                In<std::int64_t, 1> list_bytes, int n_devices) {
-    if (coarse.shape(0) != probes.shape(0) || coarse.shape(1) != probes.shape(1))
+nb::list split(In<std::int64_t, 2> probes, In<float, 2> coarse, In<std::int16_t, 1> list_device,
+               In<std::int64_t, 1> list_bytes, int n_devices, InOut<float, 1> hit_rate,
+               InOut<std::int32_t, 1> n_parts, InOut<std::int32_t, 1> n_probes) {
+    const std::size_t n = probes.shape(0);
+    if (coarse.shape(0) != n || coarse.shape(1) != probes.shape(1))
         throw std::invalid_argument("coarse distances must have the shape of probes");
     if (list_bytes.shape(0) != list_device.shape(0))
         throw std::invalid_argument("list_bytes and list_device must have one entry per list");
+    if (hit_rate.shape(0) != n || n_parts.shape(0) != n || n_probes.shape(0) != n)
+        throw std::invalid_argument("hit_rate, n_parts and n_probes must have one entry per query");
     if (n_devices < 0) throw std::invalid_argument("n_devices must not be negative");
-    SplitResult result;
+    std::vector<ProbePart> found;
     {
         nb::gil_scoped_release release;
-        result = split_probes(probes.data(), coarse.data(), static_cast<std::int64_t>(probes.shape(0)),
-                              static_cast<std::int64_t>(probes.shape(1)), list_device.data(), list_bytes.data(),
-                              static_cast<std::int64_t>(list_device.shape(0)), n_devices);
+        found = split_probes(probes.data(), coarse.data(), static_cast<std::int64_t>(n),
+                             static_cast<std::int64_t>(probes.shape(1)), list_device.data(), list_bytes.data(),
+                             static_cast<std::int64_t>(list_device.shape(0)), n_devices, hit_rate.data(),
+                             n_parts.data(), n_probes.data());
     }
     nb::list parts;
-    for (ProbePart& part : result.parts) {
+    for (ProbePart& part : found) {
+        if (part.whole) {
+            parts.append(nb::make_tuple(part.device, part.total_bytes, nb::none(), nb::none(), nb::none()));
+            continue;
+        }
         const std::size_t m = part.rows.size(), w = static_cast<std::size_t>(part.width);
-        parts.append(nb::make_tuple(part.device, to_numpy(std::move(part.rows), {m}),
-                                    to_numpy(std::move(part.probes), {m, w}), to_numpy(std::move(part.coarse), {m, w}),
-                                    to_numpy(std::move(part.work_bytes), {m}), part.total_bytes));
+        parts.append(nb::make_tuple(part.device, part.total_bytes, to_numpy(std::move(part.rows), {m}),
+                                    to_numpy(std::move(part.probes), {m, w}),
+                                    to_numpy(std::move(part.coarse), {m, w})));
     }
-    const std::size_t n = probes.shape(0);
-    return nb::make_tuple(parts, to_numpy(std::move(result.hit_rate), {n}), to_numpy(std::move(result.n_parts), {n}),
-                          to_numpy(std::move(result.n_probes), {n}));
+    return parts;
 }
 
 void merge(InOut<float, 2> best_distances, InOut<std::int64_t, 2> best_ids, In<std::int32_t, 1> rows,
@@ -66,6 +74,11 @@ void merge(InOut<float, 2> best_distances, InOut<std::int64_t, 2> best_ids, In<s
     merge_topk(best_distances.data(), best_ids.data(), static_cast<std::int64_t>(best_ids.shape(0)),
                static_cast<std::int64_t>(best_ids.shape(1)), rows.data(), distances.data(), ids.data(),
                static_cast<std::int64_t>(ids.shape(0)), static_cast<std::int64_t>(ids.shape(1)), keep_max);
+}
+
+std::int64_t first_beyond(In<float, 2> rows, float limit) {
+    return first_row_beyond(rows.data(), static_cast<std::int64_t>(rows.shape(0)),
+                            static_cast<std::int64_t>(rows.shape(1)), limit);
 }
 
 void finish(InOut<float, 2> distances, InOut<std::int64_t, 2> ids, bool keep_max) {
@@ -129,11 +142,13 @@ void scan(In<std::uint8_t, 2> arena, std::int64_t rows_per_page, std::int64_t co
 NB_MODULE(_native, m) {
     m.doc() = "Native kernels of hybridindex.";
     m.def("split_probes", &split, nb::arg("probes"), nb::arg("coarse"), nb::arg("list_device"), nb::arg("list_bytes"),
-          nb::arg("n_devices"));
+          nb::arg("n_devices"), nb::arg("hit_rate").noconvert(), nb::arg("n_parts").noconvert(),
+          nb::arg("n_probes").noconvert());
     m.def("merge_topk", &merge, nb::arg("best_distances").noconvert(), nb::arg("best_ids").noconvert(), nb::arg("rows"), nb::arg("distances"),
           nb::arg("ids"), nb::arg("keep_max"));
     m.def("finish_topk", &finish, nb::arg("distances").noconvert(), nb::arg("ids").noconvert(),
           nb::arg("keep_max"));
+    m.def("first_row_beyond", &first_beyond, nb::arg("rows"), nb::arg("limit"));
     m.def("scan_pages", &scan, nb::arg("arena"), nb::arg("rows_per_page"), nb::arg("code_size"), nb::arg("kind"),
           nb::arg("scale"), nb::arg("offset"), nb::arg("list_ids"), nb::arg("sizes"), nb::arg("page_starts"),
           nb::arg("pages"), nb::arg("member_starts"), nb::arg("members"), nb::arg("centroids"), nb::arg("queries"),

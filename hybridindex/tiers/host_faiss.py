@@ -6,7 +6,6 @@ batch is therefore cut into slices, least work first: queries with few misses ar
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,9 +43,10 @@ class HostFaissScanner:
         self._faiss: Any = faiss
         self._index = index
         self._ivf: Any = index.open_faiss()
+        # Over queries and probes: with faiss's default, 0, search_preassigned runs on one thread.
+        self._ivf.parallel_mode = 2
         self._list_bytes = index.list_bytes
         self.threads: int = int(threads or faiss.omp_get_max_threads())
-        self._thread_setting = threading.local()
         #: Unfiltered search parameters by number of probes, at most nlist of them.
         self._params: dict[int, Any] = {}
 
@@ -62,7 +62,19 @@ class HostFaissScanner:
     ) -> tuple[F32, I64]:
         """See :meth:`hybridindex.tiers.protocol.Scanner.scan`."""
         check_scan(queries, probes, coarse_distances, k, dim=self._index.scan_dim, nlist=self._index.nlist)
-        return self.scan_checked(queries, probes, coarse_distances, k, filter_ids=filter_ids, on_done=on_done)
+        before = self.adopt_thread()
+        try:
+            distances, ids = self.scan_checked(
+                np.ascontiguousarray(queries),
+                np.ascontiguousarray(probes),
+                np.ascontiguousarray(coarse_distances),
+                k,
+                filter_ids=filter_ids,
+                on_done=on_done,
+            )
+        finally:
+            self.give_back_thread(before)
+        return self._normalise(distances, ids)
 
     def scan_checked(
         self,
@@ -74,8 +86,9 @@ class HostFaissScanner:
         filter_ids: I64 | None = None,
         on_done: OnDone | None = None,
     ) -> tuple[F32, I64]:
-        """:meth:`scan` of arguments that were checked before. A list id out of range here crashes the process."""
-        self.adopt_thread()
+        """:meth:`scan` of contiguous arrays without its checks, on a thread that was adopted before. Distances in
+        empty places are what faiss puts there. A list id out of range crashes the process.
+        """
         n, p = probes.shape
         distances = np.empty((n, k), dtype=np.float32)
         ids = np.empty((n, k), dtype=np.int64)
@@ -90,27 +103,27 @@ class HostFaissScanner:
         if on_done is None or n <= slice_rows:
             self._search(queries, probes, coarse_distances, k, distances, ids, params)
             if on_done is not None:
-                on_done(np.arange(n, dtype=np.int32), distances, ids)
+                on_done(np.arange(n, dtype=np.int32), *self._normalise(distances, ids))
             return distances, ids
         for rows in self._slices(probes, slice_rows):
             part_distances = np.empty((len(rows), k), dtype=np.float32)
             part_ids = np.empty((len(rows), k), dtype=np.int64)
             self._search(queries[rows], probes[rows], coarse_distances[rows], k, part_distances, part_ids, params)
-            distances[rows], ids[rows] = part_distances, part_ids
+            distances[rows], ids[rows] = self._normalise(part_distances, part_ids)
             on_done(rows, part_distances, part_ids)
         return distances, ids
 
     def _search(self, x: F32, probes: I64, coarse: F32, k: int, distances: F32, ids: I64, params: Any) -> None:
         # The C call, not faiss's Python wrapper: that one takes nprobe from the shared index, which is not thread-safe.
-        x, probes = np.ascontiguousarray(x), np.ascontiguousarray(probes)
-        coarse = np.ascontiguousarray(coarse)
         ptr = self._faiss.swig_ptr
         self._ivf.search_preassigned_c(
             len(x), ptr(x), k, ptr(probes), ptr(coarse), ptr(distances), ptr(ids), False, params
         )
-        # faiss marks empty places with the largest float; the public contract says infinity.
-        if ids[:, -1].min(initial=0) < 0:
-            distances[ids < 0] = -np.inf if self._index.metric == "ip" else np.inf
+
+    def _normalise(self, distances: F32, ids: I64) -> tuple[F32, I64]:
+        """faiss marks empty places with the largest float; the public contract says infinity. In place."""
+        distances[ids < 0] = -np.inf if self._index.metric == "ip" else np.inf
+        return distances, ids
 
     def _parameters(self, width: int, filter_ids: I64 | None) -> Any:
         if filter_ids is None:
@@ -128,8 +141,15 @@ class HostFaissScanner:
         order = np.argsort(work, kind="stable").astype(np.int32)
         return [order[start : start + slice_rows] for start in range(0, len(order), slice_rows)]
 
-    def adopt_thread(self) -> None:
-        """Gives the calling thread this scanner's thread count: OpenMP keeps it per thread, for quantization too."""
-        if getattr(self._thread_setting, "value", None) != self.threads:
+    def adopt_thread(self) -> int:
+        """Gives the calling thread this scanner's thread count, for quantization too: OpenMP keeps it per thread.
+        Returns what it was; a thread that is not ours gets it back with :meth:`give_back_thread`."""
+        before = int(self._faiss.omp_get_max_threads())
+        if before != self.threads:
             self._faiss.omp_set_num_threads(self.threads)
-            self._thread_setting.value = self.threads
+        return before
+
+    def give_back_thread(self, before: int) -> None:
+        """Undoes :meth:`adopt_thread`."""
+        if before != self.threads:
+            self._faiss.omp_set_num_threads(before)

@@ -144,6 +144,8 @@ class ResidencyStore:
                 self._readers[version] = left
                 return
             del self._readers[version]
+            if not self._retired:
+                return
             freed = self._take_unread()
         self._give_back(freed)
 

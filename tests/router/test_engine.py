@@ -1,0 +1,141 @@
+"""Who executes a batch: the engine thread, or the caller who waits for it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import faiss
+import pytest
+
+from hybridindex.errors import RouterClosedError
+from hybridindex.router import Router
+from tests.clustered import clustered, small_index
+from tests.router.test_router import check
+
+WAIT_S = 30
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    with small_index(tmp_path_factory.mktemp("idx") / "i", nprobe=8) as index:
+        yield index
+
+
+@pytest.fixture
+def quantizing_threads(index, monkeypatch):
+    """Names of the threads that quantized, in order."""
+    seen = []
+    quantize = index.quantize
+
+    def noted(queries, nprobe):
+        seen.append(threading.current_thread().name)
+        return quantize(queries, nprobe)
+
+    monkeypatch.setattr(index, "quantize", noted)
+    return seen
+
+
+def in_thread(name, call):
+    """Runs ``call`` on a thread of its own and returns what it returned."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(call()), name=name)
+    thread.start()
+    thread.join(WAIT_S)
+    return results[0]
+
+
+def test_a_waiting_caller_searches_on_its_own_thread(index, quantizing_threads):
+    with Router(index) as router:
+        router.search(clustered(3))
+        router.submit(clustered(1)).result(WAIT_S)
+    assert quantizing_threads == [threading.current_thread().name, "hybridindex-engine"]
+
+
+def test_only_one_living_thread_stands_in(index, quantizing_threads):
+    with Router(index) as router, ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
+        in_thread("first", lambda: router.search(clustered(1)))
+        pool.submit(router.search, clustered(1)).result(WAIT_S)  # "first" is gone
+        router.search(clustered(1))  # the pool's thread is not
+    assert quantizing_threads == ["first", "pool_0", "hybridindex-engine"]
+
+
+def test_the_callers_own_thread_count_comes_back(index):
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(3)
+    try:
+        with Router(index, threads=1) as router:
+            router.search(clustered(2))
+            assert faiss.omp_get_max_threads() == 3
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+def test_nobody_overtakes_what_waits(index, monkeypatch):
+    """While a search runs on its caller's thread, others queue; they come next, together."""
+    entered, resume = threading.Event(), threading.Event()
+    quantize, batches = index.quantize, []
+
+    def held(queries, nprobe):
+        batches.append(len(queries))
+        entered.set()
+        assert resume.wait(WAIT_S)
+        return quantize(queries, nprobe)
+
+    with Router(index) as router, ThreadPoolExecutor(4) as pool:
+        monkeypatch.setattr(index, "quantize", held)
+        first = pool.submit(router.search, clustered(1))
+        assert entered.wait(WAIT_S)
+        futures = [router.submit(clustered(2, seed=i)) for i in range(3)]
+        blocked = [pool.submit(router.search, clustered(1, seed=i)) for i in range(2)]
+        while router._engine._waiting.qsize() < 4:  # the engine thread holds the fifth
+            threading.Event().wait(0.001)
+        resume.set()
+        for future in [first, *blocked]:
+            future.result(WAIT_S)
+        monkeypatch.undo()
+        for i, future in enumerate(futures):
+            check(index, clustered(2, seed=i), 10, router.nprobe, future.result(WAIT_S))
+    assert batches == [1, 8]
+
+
+def test_close_waits_for_a_search_on_its_callers_thread(index, monkeypatch):
+    entered, resume = threading.Event(), threading.Event()
+    quantize = index.quantize
+
+    def held(queries, nprobe):
+        entered.set()
+        assert resume.wait(WAIT_S)
+        return quantize(queries, nprobe)
+
+    router = Router(index, devices=["cpu"], device_budget_bytes=1 << 20)
+    monkeypatch.setattr(index, "quantize", held)
+    with ThreadPoolExecutor(2) as pool:
+        search = pool.submit(router.search, clustered(2))
+        assert entered.wait(WAIT_S)
+        closing = pool.submit(router.close)
+        while not router._closed:
+            threading.Event().wait(0.001)
+        assert not closing.done()
+        resume.set()
+        monkeypatch.undo()
+        check(index, clustered(2), 10, 8, search.result(WAIT_S))
+        closing.result(WAIT_S)
+    with pytest.raises(RouterClosedError):
+        router.search(clustered(1))
+
+
+def test_ctrl_c_in_a_search_leaves_a_working_router(index, monkeypatch):
+    with Router(index) as router:
+
+        def interrupted(*_args):
+            raise KeyboardInterrupt
+
+        for what in ("_search", "adopt_thread"):
+            with monkeypatch.context() as patch:
+                patch.setattr(router._host, what, interrupted)
+                for _ in range(3):  # more than there are slots
+                    with pytest.raises(KeyboardInterrupt):
+                        router.search(clustered(1))
+        check(index, clustered(2), 5, 4, router.search(clustered(2), 5, 4))
+        check(index, clustered(2), 5, 4, router.submit(clustered(2), 5, 4).result(WAIT_S))
