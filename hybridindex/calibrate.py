@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
+from typing import cast
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.partitioner.analysis import analyse
 from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.router.router import Router
+from hybridindex.tiers.host import HostScannerName
 from hybridindex.types import F32, Profile, StageSample
 
 __all__ = ["BATCHES", "COVERAGES", "time_routed"]
@@ -56,13 +59,15 @@ def time_routed(
         raise InvalidInputError("queries is empty; expected at least one to route")
     rng = np.random.default_rng(profile.seed)
     samples: list[StageSample] = []
+    # The scanner that the stages were timed with.
+    open_router = partial(Router, index, threads=profile.threads, host_scanner=cast("HostScannerName", profile.scanner))
     with ExitStack() as open_routers:
-        routers = {0.0: open_routers.enter_context(Router(index, threads=profile.threads))}
+        routers = {0.0: open_routers.enter_context(open_router())}
         if devices and index.device_codec() is not None:
             # All coverages are there at once, so that they can take turns: they share the budget.
             share = device_budget_bytes // len(COVERAGES)
             for plan in _plans(profile, len(devices), share):
-                router = Router(index, plan=plan, devices=devices, lookahead_bytes=0, threads=profile.threads)
+                router = open_router(plan=plan, devices=devices, lookahead_bytes=0)
                 open_routers.enter_context(router)
                 if router.stats().unplaced_lists == 0:
                     routers[plan.coverage] = router

@@ -5,6 +5,7 @@ Each method hands over to the room that owns the work; nothing is computed here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
     from hybridindex.partitioner.plan import Plan
     from hybridindex.router.router import Router
     from hybridindex.store.control import ControlStore
+    from hybridindex.tiers.host import HostScannerName
 
 __all__ = ["Index", "Progress", "build", "from_faiss", "open_index"]
+
+_log = logging.getLogger(__name__)
 
 #: progress(stage, done, total): total is None while it is not known.
 Progress = Callable[[str, int, int | None], None]
@@ -249,11 +253,12 @@ class Index:
         max_batch: int | None = None,
         threads: int | None = None,
         early_dispatch: bool = True,
+        host_scanner: HostScannerName = "auto",
     ) -> Router:
         """Starts serving; see :class:`hybridindex.router.Router`. A context manager; close it before the index."""
         from hybridindex.router.router import Router
 
-        return Router(
+        router = Router(
             self._ivf,
             plan=plan,
             devices=devices,
@@ -262,7 +267,16 @@ class Index:
             max_batch=max_batch,
             threads=threads,
             early_dispatch=early_dispatch,
+            host_scanner=host_scanner,
         )
+        if plan is not None and (measured := plan.analysis.profile.scanner) != router.host_scanner:
+            _log.warning(
+                "the plan's profile timed the host scanner %s, and %s serves: what the plan predicts will be off; "
+                "profile again",
+                measured,
+                router.host_scanner,
+            )
+        return router
 
     def save(self, path: str | Path, **options: Any) -> Index:
         """Writes a copy of the current generation to another directory and opens it."""

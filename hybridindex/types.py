@@ -175,7 +175,7 @@ class Profile:
     nlist: int
     nprobe: int
     k: int
-    #: Host scanner that was timed: "faiss".
+    #: Host scanner that was timed: "native" or "faiss".
     scanner: str
     threads: int
     omp_wait_policy: str

@@ -17,7 +17,7 @@ import numpy as np
 from hybridindex.index.faiss_model import require_faiss
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.profiler.work import keep_probes, resident_counts, work_of
-from hybridindex.tiers.host_faiss import HostFaissScanner
+from hybridindex.tiers.host import HostScanner
 from hybridindex.types import F32, I64, StageSample
 
 __all__ = ["BatchRunner", "HostTiming", "host_threads", "time_host"]
@@ -44,7 +44,7 @@ class HostTiming:
 
 
 @contextmanager
-def host_threads(scanner: HostFaissScanner) -> Iterator[None]:
+def host_threads(scanner: HostScanner) -> Iterator[None]:
     """Quantize and scan with the scanner's threads on this thread, and give faiss its own setting back afterwards."""
     faiss = require_faiss()
     before = int(faiss.omp_get_max_threads())
@@ -57,7 +57,7 @@ def host_threads(scanner: HostFaissScanner) -> Iterator[None]:
 
 def time_host(
     index: IVFIndex,
-    scanner: HostFaissScanner,
+    scanner: HostScanner,
     queries: F32,
     order: I64,
     *,
@@ -152,7 +152,7 @@ class _HostBench:
     def __init__(
         self,
         index: IVFIndex,
-        scanner: HostFaissScanner,
+        scanner: HostScanner,
         queries: F32,
         order: I64,
         nprobe: int,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ from hybridindex.profiler.host import BatchRunner, host_threads, time_host
 from hybridindex.profiler.recall import MIN_QUERIES, recall_at, recall_grid, recommend_nprobe, search_exhaustively
 from hybridindex.profiler.request import DEFAULT_COVERAGES, MAX_QUERIES, ProfileRequest, check_request
 from hybridindex.tiers.devices import resolve_device
-from hybridindex.tiers.host_faiss import HostFaissScanner
+from hybridindex.tiers.host import HostScanner, HostScannerName, open_host_scanner
 from hybridindex.types import F32, AccessSample, Profile, RecallPoint, StageSample, TransferSample
 
 __all__ = ["Progress", "profile_index"]
@@ -48,6 +49,7 @@ def profile_index(
     coverages: Sequence[float] = DEFAULT_COVERAGES,
     repeats: int = 10,
     threads: int | None = None,
+    host_scanner: HostScannerName = "auto",
     devices: Sequence[str] = (),
     device_budget_bytes: int = DEFAULT_BUDGET_BYTES,
     seed: int = 0,
@@ -119,11 +121,13 @@ def profile_index(
     hardware, policy, load = hardware_info(), omp_wait_policy(), load_average()
     warnings = measurement_warnings(policy, load, hardware.cores)
     past = "" if history is None else f"{history.created_at} {history.id} {history_decay}"
-    key = request.key(index.fingerprint, hardware.fingerprint, past, str(device_budget_bytes), queries=raw)
+    scanner = open_host_scanner(index, threads=request.threads, name=host_scanner)
+    key = request.key(
+        index.fingerprint, hardware.fingerprint, scanner.name, past, str(device_budget_bytes), queries=raw
+    )
     kept = Checkpoint(checkpoint, key)
-    scanner = HostFaissScanner(index, threads=request.threads)
     run = _Run(index, scanner, request, raw, kept, progress or _silent)
-    with host_threads(scanner):
+    with closing(scanner), host_threads(scanner):
         chosen, recall = run.recall()
         access = run.access(chosen, history, history_decay)
         stages = list(run.host(chosen, access, batch_runner))
@@ -170,7 +174,7 @@ class _Run:
     def __init__(
         self,
         index: IVFIndex,
-        scanner: HostFaissScanner,
+        scanner: HostScanner,
         request: ProfileRequest,
         raw: F32,
         kept: Checkpoint,

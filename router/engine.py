@@ -24,7 +24,7 @@ from hybridindex.router.deadline import PaceEstimator, nprobe_for_deadline
 from hybridindex.router.split import HOST, ProbePart, ProbeSplit, split_probes
 from hybridindex.router.stats import StatsCounter
 from hybridindex.tiers.device import DeviceTier
-from hybridindex.tiers.host_faiss import HostFaissScanner
+from hybridindex.tiers.host import HostScanner
 from hybridindex.tiers.residency import Residency, ResidencyStore
 from hybridindex.types import F32, I32, I64, SearchResult
 
@@ -48,7 +48,7 @@ class Engine:
     def __init__(
         self,
         index: IVFIndex,
-        host: HostFaissScanner,
+        host: HostScanner,
         tiers: Sequence[DeviceTier],
         residency: ResidencyStore,
         stats: StatsCounter,

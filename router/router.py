@@ -33,7 +33,7 @@ from hybridindex.router.session import Session
 from hybridindex.router.stats import RouterStats, StatsCounter
 from hybridindex.tiers.arena import PageAllocator
 from hybridindex.tiers.device import DeviceTier
-from hybridindex.tiers.host_faiss import HostFaissScanner
+from hybridindex.tiers.host import HostScannerName, open_host_scanner
 from hybridindex.tiers.residency import Residency, ResidencyStore
 from hybridindex.tiers.validate import MAX_K
 from hybridindex.types import F32, I64, SearchResult
@@ -70,6 +70,7 @@ class Router:
         max_batch: int | None = None,
         threads: int | None = None,
         early_dispatch: bool = True,
+        host_scanner: HostScannerName = "auto",
     ) -> None:
         """Allocates the arenas, copies the plan's lists, and is ready when it returns.
 
@@ -83,11 +84,13 @@ class Router:
             max_batch: most queries taken together; None: everything that waits.
             threads: host threads per scan; None: faiss's own setting.
             early_dispatch: answer a request as soon as its own queries are done, not with its batch.
+            host_scanner: "native", "faiss", or "auto": native where it supports the codec.
 
         Raises:
             InvalidInputError: arguments contradict each other or the plan.
             ProfileMismatchError: the plan is of another index.
             DeviceNotFoundError: a device does not exist.
+            UnsupportedIndexError: the host scanner that was asked for cannot scan this index.
         """
         self._index = index
         self._plan = plan
@@ -108,7 +111,7 @@ class Router:
         allocators: list[PageAllocator] = []
         # Not a method: the store must not keep a closed router, and its arenas, alive.
         self._residency = ResidencyStore(index.nlist, lambda device, pages: allocators[device].free(pages))
-        self._host = HostFaissScanner(index, threads=threads)
+        self._host = open_host_scanner(index, threads=threads, name=host_scanner)
         self._plan_lock = threading.Lock()
         self._closed = False
         try:
@@ -119,6 +122,7 @@ class Router:
         except BaseException:
             for tier in self._tiers:
                 tier.close()
+            self._host.close()
             raise
         self._engine = Engine(
             index,
@@ -385,6 +389,11 @@ class Router:
         return tuple(self._tiers)
 
     @property
+    def host_scanner(self) -> str:
+        """What scans on the host: "native" or "faiss"."""
+        return self._host.name
+
+    @property
     def plan(self) -> Plan | None:
         return self._plan
 
@@ -413,6 +422,7 @@ class Router:
         self._lookahead.close()
         for tier in self._tiers:
             tier.close()
+        self._host.close()
 
     def __enter__(self) -> Router:
         return self

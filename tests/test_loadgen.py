@@ -8,7 +8,7 @@ import pytest
 from hybridindex.errors import InvalidInputError
 from hybridindex.loadgen import poisson_arrivals, run_open_loop
 from hybridindex.router import Router
-from hybridindex.tiers.host_faiss import HostFaissScanner
+from hybridindex.tiers.host_native import HostNativeScanner
 from tests.clustered import clustered, small_index
 
 
@@ -41,7 +41,7 @@ def test_failures_count_against_attainment(index, monkeypatch):
     def broken(*_args, **_kwargs):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(HostFaissScanner, "scan_checked", broken)
+    monkeypatch.setattr(HostNativeScanner, "scan_checked", broken)
     with Router(index) as router:
         result = run_open_loop(router, clustered(50), rate=200, duration_s=0.3, slo_ms=60_000)
     assert result.n_failed == result.n_requests

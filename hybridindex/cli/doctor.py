@@ -59,10 +59,11 @@ def _extension() -> Finding:
         return Finding(
             what="native extension",
             state="note",
-            detail=f"not built, numpy stands in ({import_error})",
+            detail=f"not built ({import_error}): faiss scans on the host, numpy splits and merges, both slower",
             remedy="install from a wheel, or with a C++ compiler: pip install --force-reinstall hybridindex",
         )
-    return Finding(what="native extension", state="ok", detail="split_probes, merge_topk, scan_pages")
+    kernels = ", ".join(native.kernels_here())
+    return Finding(what="native extension", state="ok", detail=f"host scan kernels here, best first: {kernels}")
 
 
 def _faiss() -> Finding:

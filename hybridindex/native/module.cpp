@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <stdexcept>
 
+#include "bind_list_scan.h"
 #include "distances.h"
 #include "merge.h"
 #include "scan_pages.h"
@@ -141,6 +142,9 @@ void scan(In<std::uint8_t, 2> arena, std::int64_t rows_per_page, std::int64_t co
 
 NB_MODULE(_native, m) {
     m.doc() = "Native kernels of hybridindex.";
+    // Objects that live until the interpreter ends are no leak.
+    nb::set_leak_warnings(false);
+    bind_list_scan(m);
     m.def("split_probes", &split, nb::arg("probes"), nb::arg("coarse"), nb::arg("list_device"), nb::arg("list_bytes"),
           nb::arg("n_devices"), nb::arg("hit_rate").noconvert(), nb::arg("n_parts").noconvert(),
           nb::arg("n_probes").noconvert());

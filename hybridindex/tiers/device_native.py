@@ -12,7 +12,7 @@ from hybridindex.index.codec import DeviceCodec
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.tiers.arena import PageArena
 from hybridindex.tiers.device_torch import TorchScanner, ids_of_positions, queries_by_list
-from hybridindex.tiers.protocol import OnDone
+from hybridindex.tiers.protocol import IdFilter, OnDone
 from hybridindex.tiers.residency import Residency
 from hybridindex.types import F32, I64
 
@@ -57,7 +57,7 @@ class NativePageScanner(TorchScanner):
         coarse_distances: F32,
         k: int,
         *,
-        filter_ids: I64 | None = None,
+        filter_ids: IdFilter | None = None,
         on_done: OnDone | None = None,
     ) -> tuple[F32, I64]:
         """See :meth:`hybridindex.tiers.protocol.Scanner.scan`."""

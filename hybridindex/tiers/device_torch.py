@@ -12,9 +12,9 @@ import numpy as np
 
 from hybridindex.errors import InvalidInputError, OutOfBudgetError
 from hybridindex.tiers.arena import PageArena
-from hybridindex.tiers.protocol import OnDone
+from hybridindex.tiers.protocol import IdFilter, OnDone
 from hybridindex.tiers.residency import Residency
-from hybridindex.tiers.validate import check_scan
+from hybridindex.tiers.validate import allowed_ids, check_filter, check_scan
 from hybridindex.types import F32, I64
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class TorchScanner:
         coarse_distances: F32,
         k: int,
         *,
-        filter_ids: I64 | None = None,
+        filter_ids: IdFilter | None = None,
         on_done: OnDone | None = None,
     ) -> tuple[F32, I64]:
         """See :meth:`hybridindex.tiers.protocol.Scanner.scan`.
@@ -67,6 +67,7 @@ class TorchScanner:
             OutOfBudgetError: the scratch is too small for one query at this k.
         """
         self._check(queries, probes, coarse_distances, k)
+        check_filter(filter_ids)
         worst = -np.inf if self._index.metric == "ip" else np.inf
         distances = np.full((len(queries), k), worst, dtype=np.float32)
         ids = np.full((len(queries), k), -1, dtype=np.int64)
@@ -106,7 +107,9 @@ class TorchScanner:
             )
         return n
 
-    def _scan_tile(self, queries: F32, probes: I64, k: int, filter_ids: I64 | None, distances: F32, ids: I64) -> None:
+    def _scan_tile(
+        self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None, distances: F32, ids: I64
+    ) -> None:
         import torch
 
         device = self._arena.device
@@ -127,7 +130,7 @@ class TorchScanner:
             pages = self._residency.list_pages[list_id]
             allowed = None
             if filter_ids is not None:
-                allowed = torch.from_numpy(np.isin(self._index.list_ids(list_id), filter_ids)).to(device)
+                allowed = torch.from_numpy(np.isin(self._index.list_ids(list_id), allowed_ids(filter_ids))).to(device)
             held, held_at = best.index_select(0, group), best_at.index_select(0, group)
             step = self._rows_per_tile(len(members), k)
             for start in range(0, size, step):

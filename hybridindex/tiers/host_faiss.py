@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridindex.errors import InvalidInputError
-from hybridindex.tiers.protocol import OnDone
-from hybridindex.tiers.validate import check_scan
+from hybridindex.tiers.openmp import adopt_openmp_threads, openmp_threads
+from hybridindex.tiers.protocol import IdFilter, OnDone
+from hybridindex.tiers.validate import allowed_ids, check_filter, check_scan, check_threads
 from hybridindex.types import F32, I32, I64
 
 if TYPE_CHECKING:
@@ -34,10 +34,7 @@ class HostFaissScanner:
     name = "faiss"
 
     def __init__(self, index: IVFIndex, *, threads: int | None = None) -> None:
-        if threads is not None and (
-            isinstance(threads, bool) or not isinstance(threads, int | np.integer) or threads < 1
-        ):
-            raise InvalidInputError(f"threads is {threads!r}; expected an integer of at least 1")
+        requested = check_threads(threads)
         import faiss
 
         self._faiss: Any = faiss
@@ -46,7 +43,7 @@ class HostFaissScanner:
         # Over queries and probes: with faiss's default, 0, search_preassigned runs on one thread.
         self._ivf.parallel_mode = 2
         self._list_bytes = index.list_bytes
-        self.threads: int = int(threads or faiss.omp_get_max_threads())
+        self.threads: int = requested or openmp_threads()
         #: Unfiltered search parameters by number of probes, at most nlist of them.
         self._params: dict[int, Any] = {}
 
@@ -57,11 +54,12 @@ class HostFaissScanner:
         coarse_distances: F32,
         k: int,
         *,
-        filter_ids: I64 | None = None,
+        filter_ids: IdFilter | None = None,
         on_done: OnDone | None = None,
     ) -> tuple[F32, I64]:
         """See :meth:`hybridindex.tiers.protocol.Scanner.scan`."""
         check_scan(queries, probes, coarse_distances, k, dim=self._index.scan_dim, nlist=self._index.nlist)
+        check_filter(filter_ids)
         before = self.adopt_thread()
         try:
             distances, ids = self.scan_checked(
@@ -83,7 +81,7 @@ class HostFaissScanner:
         coarse_distances: F32,
         k: int,
         *,
-        filter_ids: I64 | None = None,
+        filter_ids: IdFilter | None = None,
         on_done: OnDone | None = None,
     ) -> tuple[F32, I64]:
         """:meth:`scan` of contiguous arrays without its checks, on a thread that was adopted before. Distances in
@@ -125,14 +123,14 @@ class HostFaissScanner:
         distances[ids < 0] = -np.inf if self._index.metric == "ip" else np.inf
         return distances, ids
 
-    def _parameters(self, width: int, filter_ids: I64 | None) -> Any:
+    def _parameters(self, width: int, filter_ids: IdFilter | None) -> Any:
         if filter_ids is None:
             # Read-only once made, so calls may share it; making one costs as much as a small merge.
             if width not in self._params:
                 self._params[width] = self._faiss.SearchParametersIVF(nprobe=width)
             return self._params[width]
         params = self._faiss.SearchParametersIVF(nprobe=width)
-        params.sel = self._faiss.IDSelectorBatch(np.ascontiguousarray(filter_ids, dtype=np.int64))
+        params.sel = self._faiss.IDSelectorBatch(allowed_ids(filter_ids))
         params.referenced_objects = [params.sel]
         return params
 
@@ -144,12 +142,11 @@ class HostFaissScanner:
     def adopt_thread(self) -> int:
         """Gives the calling thread this scanner's thread count, for quantization too: OpenMP keeps it per thread.
         Returns what it was; a thread that is not ours gets it back with :meth:`give_back_thread`."""
-        before = int(self._faiss.omp_get_max_threads())
-        if before != self.threads:
-            self._faiss.omp_set_num_threads(self.threads)
-        return before
+        return adopt_openmp_threads(self.threads)
 
     def give_back_thread(self, before: int) -> None:
         """Undoes :meth:`adopt_thread`."""
-        if before != self.threads:
-            self._faiss.omp_set_num_threads(before)
+        adopt_openmp_threads(before)
+
+    def close(self) -> None:
+        """Nothing to end: the threads are OpenMP's."""

@@ -8,13 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from hybridindex.types import F32, I32, I64
 
-__all__ = ["OnDone", "Scanner"]
+__all__ = ["IdFilter", "OnDone", "Scanner"]
 
 #: Called as queries complete: rows (m,) int32 into the scanned batch, their distances (m, k) f32 and ids (m, k) int64.
 #: Called from the scanning thread, every row exactly once, before ``scan`` returns.
 OnDone = Callable[[I32, F32, I64], None]
+
+#: The ids that may be answered: (m,) int64 in ascending order, or a (largest id + 1,) bool array, true where allowed.
+IdFilter = npt.NDArray[np.int64] | npt.NDArray[np.bool_]
 
 
 class Scanner(Protocol):
@@ -30,7 +36,7 @@ class Scanner(Protocol):
         coarse_distances: F32,
         k: int,
         *,
-        filter_ids: I64 | None = None,
+        filter_ids: IdFilter | None = None,
         on_done: OnDone | None = None,
     ) -> tuple[F32, I64]:
         """Top-k of each query over its probed lists.
@@ -41,7 +47,7 @@ class Scanner(Protocol):
             coarse_distances: (n, p) float32 distance of each query to each probed centroid. Not optional: residual
                 codecs need them.
             k: 1..2048.
-            filter_ids: (m,) int64, sorted; when given, only vectors with these ids are candidates.
+            filter_ids: when given, only vectors with these ids are candidates; see :data:`IdFilter`.
             on_done: see :data:`OnDone`.
 
         Returns:

@@ -26,7 +26,7 @@ def profile(index, queries):
 
 def test_a_profile_holds_what_was_measured_and_where(profile, index, queries):
     assert profile.index_fingerprint == index.fingerprint
-    assert (profile.nprobe, profile.k, profile.threads, profile.scanner) == (6, 5, 1, "faiss")
+    assert (profile.nprobe, profile.k, profile.threads, profile.scanner) == (6, 5, 1, "native")
     assert (profile.metric, profile.codec, profile.dim, profile.count) == ("l2", "flat", 24, 3000)
     assert {s.stage for s in profile.stages} == {"coarse", "host_scan", "device_scan"}
     assert profile.transfers

@@ -128,10 +128,10 @@ def test_close_waits_for_a_search_on_its_callers_thread(index, monkeypatch):
 def test_ctrl_c_in_a_search_leaves_a_working_router(index, monkeypatch):
     with Router(index) as router:
 
-        def interrupted(*_args):
+        def interrupted(*_args, **_kwargs):
             raise KeyboardInterrupt
 
-        for what in ("_search", "adopt_thread"):
+        for what in ("scan_checked", "adopt_thread"):
             with monkeypatch.context() as patch:
                 patch.setattr(router._host, what, interrupted)
                 for _ in range(3):  # more than there are slots

@@ -333,12 +333,12 @@ def test_copy_that_fails_loses_nothing(index, monkeypatch):
 
 
 def test_host_scan_error_reaches_the_caller_and_the_router_goes_on(index, monkeypatch):
-    from hybridindex.tiers.host_faiss import HostFaissScanner
+    from hybridindex.tiers.host_native import HostNativeScanner
 
     with Router(index) as router:
         with monkeypatch.context() as patch:
             patch.setattr(
-                HostFaissScanner, "scan_checked", lambda *a, **k: (_ for _ in ()).throw(MemoryError("no room"))
+                HostNativeScanner, "scan_checked", lambda *a, **k: (_ for _ in ()).throw(MemoryError("no room"))
             )
             with pytest.raises(MemoryError):
                 router.search(clustered(2))

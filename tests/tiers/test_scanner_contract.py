@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
@@ -12,13 +14,14 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.tiers.device import DeviceTier
 from hybridindex.tiers.device_torch import TorchScanner
 from hybridindex.tiers.host_faiss import HostFaissScanner
+from hybridindex.tiers.host_native import HostNativeScanner
 from hybridindex.tiers.residency import ResidencyStore
 from tests.clustered import DIM, NLIST, clustered, small_index
 from tests.oracle import candidate_distances, check_answer
 
-CASES = [(codec, metric) for codec in ("flat", "fp16", "sq8") for metric in ("ip", "l2")]
+CASES = [(codec, metric) for codec in ("flat", "fp16", "bf16", "sq8") for metric in ("ip", "l2")]
 HOST_ONLY = [("pq8", "ip"), ("pq8", "l2")]
-SCANNERS = ["faiss", "native-cpu", "torch-cpu", pytest.param("torch-cuda", marks=pytest.mark.gpu)]
+SCANNERS = ["faiss", "native-host", "native-cpu", "torch-cpu", pytest.param("torch-cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
@@ -34,6 +37,10 @@ def scanner(request, index):
     if request.param == "faiss":
         yield HostFaissScanner(index, threads=2)
         return
+    if request.param == "native-host":
+        with closing(HostNativeScanner(index, threads=2)) as native:
+            yield native
+        return
     kind, _, device = request.param.partition("-")
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
@@ -45,6 +52,8 @@ def scanner(request, index):
         chosen = tier.scanner(residency)
         if kind == "torch" and type(chosen) is not TorchScanner:
             chosen = TorchScanner(index, tier._codec, tier.arena, residency, 0, tier.scratch_bytes)
+        if kind == "native" and index.codec == "bf16":
+            pytest.skip("torch scans bf16 on the stand-in device")
         assert chosen.name == kind
         yield chosen
     tier.close()

@@ -1,0 +1,142 @@
+// The AVX-512 kernels with an integer filter on AMX tiles: 16 rows x 16 queries x 64 dimensions an instruction.
+#include "block_kernels.h"
+#if defined(__AVX512VNNI__) && defined(__AMX_INT8__) && defined(__linux__)
+#define HYBRIDINDEX_LANES 16
+#include "block_kernels_impl.h"
+
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace hybridindex {
+namespace {
+
+constexpr int kTile = 16;
+// Fewer queries leave so much of a tile empty that the vector unit is faster.
+constexpr int kFewest = 4;
+
+std::int64_t amx_packed_bytes(int n, std::int64_t dim) { return (n + kTile - 1) / kTile * kTile * dim; }
+
+// Tiles of 16 queries, 64 dimensions after 64: inside a tile, four dimensions of query 0, the same four of query 1, ...
+void amx_pack(const std::int8_t* const* queries, int n, std::int64_t dim, std::int8_t* packed) {
+    if (n < kFewest) return pack(queries, n, dim, packed);
+    for (int first = 0; first < n; first += kTile, packed += kTile * dim)
+        for (int q = 0; q < kTile; ++q)
+            for (std::int64_t i = 0; i < dim; i += 4) {
+                std::int8_t* at = packed + i * kTile + q * 4;
+                if (first + q < n)
+                    std::memcpy(at, queries[first + q] + i, 4);
+                else
+                    std::memset(at, 0, 4);
+            }
+}
+
+// Row r of `dots` (16 x 16) against the limits of 16 queries.
+inline int passing(const std::int32_t* dots, int first, int n, const float* bases, const float* slopes,
+                   const float* row_terms, std::uint32_t* found) {
+    const __mmask16 real = static_cast<__mmask16>((1u << n) - 1u);
+    const __m512 b = _mm512_loadu_ps(bases), s = _mm512_loadu_ps(slopes);
+    int count = 0;
+    for (int r = 0; r < kBlockRows; ++r) {
+        const __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(dots + r * kTile));
+        const __m512 value = _mm512_fmadd_ps(s, _mm512_set1_ps(row_terms[r]), dot);
+        std::uint32_t mask = _mm512_mask_cmp_ps_mask(real, value, b, _CMP_LE_OQ);
+        for (; mask != 0; mask &= mask - 1)
+            found[count++] = static_cast<std::uint32_t>(first + __builtin_ctz(mask)) << 4 | static_cast<std::uint32_t>(r);
+    }
+    return count;
+}
+
+int amx_filter(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n, std::int64_t dim,
+               const float* bases, const float* slopes, const float* row_terms, std::uint32_t* found,
+               const void* next) {
+    if (n < kFewest) return filter(rows, stride, packed, n, dim, bases, slopes, row_terms, found, next);
+    if (next != nullptr) {
+        const char* at = static_cast<const char*>(next);
+        for (std::int64_t i = 0; i < kBlockRows * dim; i += 64) __builtin_prefetch(at + i, 0, 2);
+    }
+    alignas(64) std::int32_t dots[2][kTile * kTile];
+    int count = 0;
+    int q = 0;
+    for (; q + kTile < n; q += 2 * kTile) {
+        const std::int8_t* first = packed + q * dim;
+        const std::int8_t* second = first + kTile * dim;
+        _tile_zero(0);
+        _tile_zero(1);
+        for (std::int64_t i = 0; i < dim; i += kCodeStep) {
+            _tile_loadd(2, rows + i, stride);
+            _tile_loadd(3, first + i * kTile, 64);
+            _tile_dpbusd(0, 2, 3);
+            _tile_loadd(4, second + i * kTile, 64);
+            _tile_dpbusd(1, 2, 4);
+        }
+        _tile_stored(0, dots[0], 64);
+        _tile_stored(1, dots[1], 64);
+        count += passing(dots[0], q, kTile, bases + q, slopes + q, row_terms, found + count);
+        count += passing(dots[1], q + kTile, n - q - kTile < kTile ? n - q - kTile : kTile, bases + q + kTile,
+                         slopes + q + kTile, row_terms, found + count);
+    }
+    if (q < n) {
+        const std::int8_t* first = packed + q * dim;
+        _tile_zero(0);
+        for (std::int64_t i = 0; i < dim; i += kCodeStep) {
+            _tile_loadd(2, rows + i, stride);
+            _tile_loadd(3, first + i * kTile, 64);
+            _tile_dpbusd(0, 2, 3);
+        }
+        _tile_stored(0, dots[0], 64);
+        count += passing(dots[0], q, n - q, bases + q, slopes + q, row_terms, found + count);
+    }
+    return count;
+}
+
+void amx_begin() {
+    struct {
+        std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+        std::uint16_t row_bytes[16] = {};
+        std::uint8_t rows[16] = {};
+    } config;
+    static_assert(sizeof(config) == 64);
+    for (int i = 0; i < 5; ++i) config.row_bytes[i] = 64, config.rows[i] = 16;
+    // The intrinsic tells GCC of eight of the bytes that it reads.
+    asm volatile("" : : "r"(&config) : "memory");
+    _tile_loadconfig(&config);
+}
+
+void amx_end() { _tile_release(); }
+
+// By hand: compilers learnt the names late.
+bool amx_there() {
+    unsigned a, b, c, d;
+    constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTile) && (d & kInt8);
+}
+
+// Linux hands out the tile registers to processes that ask.
+bool amx_allowed() {
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+}  // namespace
+
+const BlockKernels* amx_kernels() {
+    static const BlockKernels kernels = [] {
+        BlockKernels made = make_kernels("amx");
+        made.packed_bytes = amx_packed_bytes;
+        made.pack = amx_pack;
+        made.filter = amx_filter;
+        made.begin = amx_begin;
+        made.end = amx_end;
+        return made;
+    }();
+    static const bool runs = avx512_kernels() != nullptr && amx_there() && amx_allowed();
+    return runs ? &kernels : nullptr;
+}
+
+}  // namespace hybridindex
+#else
+namespace hybridindex {
+const BlockKernels* amx_kernels() { return nullptr; }
+}  // namespace hybridindex
+#endif

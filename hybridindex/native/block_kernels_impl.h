@@ -1,0 +1,322 @@
+// One source for every instruction set. The including file defines HYBRIDINDEX_LANES (floats in a register) and is
+// compiled with that set's flags; everything here has internal linkage, so that no code for a newer CPU can be picked
+// for an older one by the linker.
+#include <cmath>
+#include <cstring>
+
+#include "block_kernels.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace hybridindex {
+namespace {
+
+constexpr int W = HYBRIDINDEX_LANES;
+typedef float vec __attribute__((vector_size(W * 4)));
+typedef float vec_unaligned __attribute__((vector_size(W * 4), aligned(4), may_alias));
+typedef std::int32_t ivec __attribute__((vector_size(W * 4)));
+
+inline vec load(const float* p) { return *reinterpret_cast<const vec_unaligned*>(p); }
+
+template <typename V, typename M>
+inline V shuffle(V a, V b, M mask) {
+#if defined(__clang__)
+    V out;
+    for (int i = 0; i < W; ++i) out[i] = mask[i] < W ? a[mask[i]] : b[mask[i] - W];
+    return out;
+#else
+    return __builtin_shuffle(a, b, mask);
+#endif
+}
+
+// Masks of one step of the sum below: lanes whose bit `step` is 0 belong to a, the others to b.
+template <int Step>
+constexpr ivec own_lanes() {
+    ivec mask{};
+    for (int i = 0; i < W; ++i) mask[i] = (i & Step) ? W + i : i;
+    return mask;
+}
+template <int Step>
+constexpr ivec other_lanes() {
+    ivec mask{};
+    for (int i = 0; i < W; ++i) mask[i] = (i & Step) ? W + i - Step : i + Step;
+    return mask;
+}
+
+template <int Step, typename V>
+inline V fold(V a, V b) {
+    return shuffle(a, b, own_lanes<Step>()) + shuffle(a, b, other_lanes<Step>());
+}
+
+// Lane l of the result is the sum over all lanes of acc[l]; W - 1 folds instead of W sums.
+template <typename V>
+inline V sum_lanes(V* acc) {
+#pragma GCC unroll 16
+    for (int i = 0; i < W / 2; ++i) acc[i] = fold<1>(acc[2 * i], acc[2 * i + 1]);
+#pragma GCC unroll 16
+    for (int i = 0; i < W / 4; ++i) acc[i] = fold<2>(acc[2 * i], acc[2 * i + 1]);
+    if constexpr (W >= 8) {
+#pragma GCC unroll 16
+        for (int i = 0; i < W / 8; ++i) acc[i] = fold<(W >= 8 ? 4 : 1)>(acc[2 * i], acc[2 * i + 1]);
+    }
+    if constexpr (W >= 16) acc[0] = fold<(W >= 16 ? 8 : 1)>(acc[0], acc[1]);
+    return acc[0];
+}
+
+// C queries against W / C rows; fetches Fetch lines of the next block ahead with every step.
+template <bool L2, int C, int Fetch>
+inline void tile(const float* rows, std::int64_t stride, const float* const* queries, std::int64_t dim, float* out,
+                 const char*& next) {
+    constexpr int R = W / C;
+    vec acc[W] = {};
+    for (std::int64_t i = 0; i < dim; i += W) {
+#pragma GCC unroll 16
+        for (int line = 0; line < Fetch; ++line, next += 64) __builtin_prefetch(next, 0, 2);
+        vec x[R];
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) x[r] = load(rows + r * stride + i);
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) {
+            const vec q = load(queries[c] + i);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) {
+                if constexpr (L2) {
+                    const vec t = q - x[r];
+                    acc[c * R + r] += t * t;
+                } else {
+                    acc[c * R + r] += q * x[r];
+                }
+            }
+        }
+    }
+    const vec sums = sum_lanes(acc);
+#pragma GCC unroll 16
+    for (int c = 0; c < C; ++c)
+        std::memcpy(out + c * kBlockRows, reinterpret_cast<const char*>(&sums) + c * R * 4, R * 4);
+}
+
+template <bool L2, int C, int Fetch>
+inline void tiles(const float* rows, std::int64_t stride, const float* const* queries, std::int64_t dim, float* out,
+                  const char*& next) {
+    constexpr int R = W / C;
+    for (int r = 0; r < kBlockRows; r += R) tile<L2, C, Fetch>(rows + r * stride, stride, queries, dim, out + r, next);
+}
+
+template <bool L2>
+void block(const float* rows, std::int64_t stride, const float* const* queries, int n, std::int64_t dim, float* out,
+           const void* next) {
+    // A step of C queries reads W * W / C floats of this block: so many lines of the next one keep pace in one pass over
+    // the block. Where there are more passes, each fetches a share: a burst would wait for memory.
+    constexpr int kLines = W * W / 16;
+    const char* at = static_cast<const char*>(next);
+    int q = 0;
+    if (next != nullptr) {
+        if (n >= 16) {
+            constexpr int kShare = kLines / 4 / 4 > 0 ? kLines / 4 / 4 : 1;
+            for (; q < 16; q += 4) tiles<L2, 4, kShare>(rows, stride, queries + q, dim, out + q * kBlockRows, at);
+        } else if (n >= 8) {
+            constexpr int kShare = kLines / 4 / 2 > 0 ? kLines / 4 / 2 : 1;
+            for (; q < 8; q += 4) tiles<L2, 4, kShare>(rows, stride, queries + q, dim, out + q * kBlockRows, at);
+        } else if (n >= 4) {
+            tiles<L2, 4, (kLines / 4 > 0 ? kLines / 4 : 1)>(rows, stride, queries, dim, out, at);
+            q = 4;
+        } else if (n >= 2) {
+            tiles<L2, 2, (kLines / 2 > 0 ? kLines / 2 : 1)>(rows, stride, queries, dim, out, at);
+            q = 2;
+        } else {
+            tiles<L2, 1, kLines>(rows, stride, queries, dim, out, at);
+            q = 1;
+        }
+    }
+    for (; q + 4 <= n; q += 4) tiles<L2, 4, 0>(rows, stride, queries + q, dim, out + q * kBlockRows, at);
+    if (q + 2 <= n) {
+        tiles<L2, 2, 0>(rows, stride, queries + q, dim, out + q * kBlockRows, at);
+        q += 2;
+    }
+    if (q < n) tiles<L2, 1, 0>(rows, stride, queries + q, dim, out + q * kBlockRows, at);
+}
+
+template <bool L2>
+float one(const float* row, const float* query, std::int64_t dim) {
+    vec acc[4] = {};
+    int turn = 0;
+    for (std::int64_t i = 0; i < dim; i += W, turn = (turn + 1) & 3) {
+        if constexpr (L2) {
+            const vec t = load(query + i) - load(row + i);
+            acc[turn] += t * t;
+        } else {
+            acc[turn] += load(query + i) * load(row + i);
+        }
+    }
+    const vec sum = (acc[0] + acc[1]) + (acc[2] + acc[3]);
+    float lanes[W];
+    std::memcpy(lanes, &sum, sizeof(lanes));
+    for (int half = W / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+std::uint32_t at_most(const float* values, float limit) {
+#if HYBRIDINDEX_LANES == 16 && defined(__AVX512F__)
+    return _mm512_cmp_ps_mask(_mm512_loadu_ps(values), _mm512_set1_ps(limit), _CMP_LE_OQ);
+#elif HYBRIDINDEX_LANES == 8 && defined(__AVX__)
+    const __m256 l = _mm256_set1_ps(limit);
+    return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(values), l, _CMP_LE_OQ))) |
+           static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(values + 8), l, _CMP_LE_OQ))) << 8;
+#else
+    std::uint32_t mask = 0;
+    for (int i = 0; i < kBlockRows; ++i) mask |= static_cast<std::uint32_t>(values[i] <= limit) << i;
+    return mask;
+#endif
+}
+
+void decode_u8(const std::uint8_t* codes, const float* scale, const float* offset, std::int64_t dim, float* out) {
+    for (std::int64_t i = 0; i < dim; ++i) out[i] = offset[i] + scale[i] * static_cast<float>(codes[i]);
+}
+
+void decode_bf16(const std::uint8_t* codes, std::int64_t dim, float* out) {
+    for (std::int64_t i = 0; i < dim; ++i) {
+        std::uint16_t half;
+        std::memcpy(&half, codes + 2 * i, 2);
+        const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
+        std::memcpy(out + i, &bits, 4);
+    }
+}
+
+void decode_f16(const std::uint8_t* codes, std::int64_t dim, float* out) {
+    std::int64_t i = 0;
+#if HYBRIDINDEX_LANES == 16 && defined(__AVX512F__)
+    for (; i + 16 <= dim; i += 16)
+        _mm512_storeu_ps(out + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 2 * i))));
+#elif HYBRIDINDEX_LANES == 8 && defined(__F16C__)
+    for (; i + 8 <= dim; i += 8)
+        _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 2 * i))));
+#endif
+    for (; i < dim; ++i) {
+        // Re-biases the exponent in float arithmetic: exact, subnormals included; infinities and NaN are restored.
+        std::uint16_t half;
+        std::memcpy(&half, codes + 2 * i, 2);
+        const std::uint32_t magnitude = static_cast<std::uint32_t>(half & 0x7fffu) << 13;
+        float value;
+        std::memcpy(&value, &magnitude, 4);
+        value *= 0x1p112f;
+        std::uint32_t bits;
+        std::memcpy(&bits, &value, 4);
+        bits |= (half & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
+        bits |= static_cast<std::uint32_t>(half & 0x8000u) << 16;
+        std::memcpy(out + i, &bits, 4);
+    }
+}
+
+float weighted_square(const std::uint8_t* codes, const float* weight, std::int64_t dim) {
+    vec acc = {};
+    std::int64_t i = 0;
+    for (; i + W <= dim; i += W) {
+        vec c;
+        for (int j = 0; j < W; ++j) c[j] = static_cast<float>(codes[i + j]);
+        c *= load(weight + i);
+        acc += c * c;
+    }
+    float sum = 0;
+    for (int j = 0; j < W; ++j) sum += acc[j];
+    for (; i < dim; ++i) {
+        const float c = weight[i] * static_cast<float>(codes[i]);
+        sum += c * c;
+    }
+    return sum;
+}
+
+// -- The integer filter, without tiles of its own hardware: queries stay rows of dim bytes.
+
+std::int64_t packed_bytes(int n, std::int64_t dim) { return n * dim; }
+
+void pack(const std::int8_t* const* queries, int n, std::int64_t dim, std::int8_t* packed) {
+    for (int q = 0; q < n; ++q) std::memcpy(packed + q * dim, queries[q], static_cast<std::size_t>(dim));
+}
+
+#if HYBRIDINDEX_LANES == 16 && defined(__AVX512VNNI__)
+inline ivec dot_step(ivec acc, const std::uint8_t* u, const std::int8_t* s) {
+    return reinterpret_cast<ivec>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(acc), _mm512_loadu_si512(u), _mm512_loadu_si512(s)));
+}
+constexpr int kDotBytes = 64;
+#elif HYBRIDINDEX_LANES == 8 && defined(__AVX2__)
+inline ivec dot_step(ivec acc, const std::uint8_t* u, const std::int8_t* s) {
+    const __m256i a = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(u)));
+    const __m256i b = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(s)));
+    return acc + reinterpret_cast<ivec>(_mm256_madd_epi16(a, b));
+}
+constexpr int kDotBytes = 16;
+#else
+inline ivec dot_step(ivec acc, const std::uint8_t* u, const std::int8_t* s) {
+    for (int i = 0; i < W; ++i) acc[i] += static_cast<std::int32_t>(u[i]) * static_cast<std::int32_t>(s[i]);
+    return acc;
+}
+constexpr int kDotBytes = W;
+#endif
+
+template <int C>
+inline void dot_tile(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* queries, std::int64_t dim,
+                     std::int32_t* out) {
+    constexpr int R = W / C;
+    ivec acc[W] = {};
+    for (std::int64_t i = 0; i < dim; i += kDotBytes) {
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c)
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r)
+                acc[c * R + r] = dot_step(acc[c * R + r], rows + r * stride + i, queries + c * dim + i);
+    }
+    const ivec sums = sum_lanes(acc);
+#pragma GCC unroll 16
+    for (int c = 0; c < C; ++c)
+        std::memcpy(out + c * kBlockRows, reinterpret_cast<const char*>(&sums) + c * R * 4, R * 4);
+}
+
+template <int C>
+inline int filter_tiles(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* queries, std::int64_t dim,
+                        const float* bases, const float* slopes, const float* row_terms, int first,
+                        std::uint32_t* found) {
+    constexpr int R = W / C;
+    std::int32_t dots[C * kBlockRows];
+    for (int r = 0; r < kBlockRows; r += R) dot_tile<C>(rows + r * stride, stride, queries, dim, dots + r);
+    int n_found = 0;
+    for (int c = 0; c < C; ++c) {
+        float values[kBlockRows];
+        // dot + slope * row_term <= base; the row term's rounding is inside base's slack.
+        for (int r = 0; r < kBlockRows; ++r)
+            values[r] = static_cast<float>(dots[c * kBlockRows + r]) + slopes[c] * row_terms[r];
+        for (std::uint32_t mask = at_most(values, bases[c]); mask != 0; mask &= mask - 1)
+            found[n_found++] = static_cast<std::uint32_t>(first + c) << 4 | static_cast<std::uint32_t>(__builtin_ctz(mask));
+    }
+    return n_found;
+}
+
+int filter(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n, std::int64_t dim,
+           const float* bases, const float* slopes, const float* row_terms, std::uint32_t* found, const void* next) {
+    if (next != nullptr) {
+        const char* at = static_cast<const char*>(next);
+        for (std::int64_t i = 0; i < kBlockRows * dim; i += 64) __builtin_prefetch(at + i, 0, 2);
+    }
+    int q = 0, count = 0;
+    for (; q + 4 <= n; q += 4)
+        count += filter_tiles<4>(rows, stride, packed + q * dim, dim, bases + q, slopes + q, row_terms, q, found + count);
+    if (q + 2 <= n) {
+        count += filter_tiles<2>(rows, stride, packed + q * dim, dim, bases + q, slopes + q, row_terms, q, found + count);
+        q += 2;
+    }
+    if (q < n) count += filter_tiles<1>(rows, stride, packed + q * dim, dim, bases + q, slopes + q, row_terms, q, found + count);
+    return count;
+}
+
+void nothing() {}
+
+constexpr BlockKernels make_kernels(const char* name) {
+    return {name,        block<false>, block<true>,     one<false>,   one<true>, at_most, decode_f16,
+            decode_bf16, decode_u8,    weighted_square, packed_bytes, pack,      filter,  nothing,
+            nothing};
+}
+
+}  // namespace
+}  // namespace hybridindex

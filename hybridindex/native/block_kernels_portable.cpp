@@ -1,0 +1,12 @@
+// For any CPU: four floats are a register on every one that matters (SSE2, NEON).
+#define HYBRIDINDEX_LANES 4
+#include "block_kernels_impl.h"
+
+namespace hybridindex {
+
+const BlockKernels* portable_kernels() {
+    static constexpr BlockKernels kernels = make_kernels("portable");
+    return &kernels;
+}
+
+}  // namespace hybridindex

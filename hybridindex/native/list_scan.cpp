@@ -1,0 +1,447 @@
+#include "list_scan.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
+#include "query_heap.h"
+#include "scan_items.h"
+
+namespace hybridindex {
+namespace {
+
+// Queries compared with a block before the next block is read: bounds the scratch of a thread.
+constexpr std::int64_t kGroup = 256;
+
+// Products of more bytes than this, 255 * 127 each, do not fit 32 bits.
+constexpr std::int64_t kMostIntegerDim = 1 << 16;
+// Any step is a right one; below this its inverse is no longer a float.
+constexpr double kLeastStep = 1e-30;
+
+std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
+
+// What one thread needs for one item at a time.
+struct ThreadScratch {
+    std::vector<float> rows;         // a decoded block
+    std::vector<std::uint8_t> codes; // a padded block of codes
+    std::vector<float> distances;    // (group, kBlockRows)
+    std::vector<std::int8_t> packed;
+    std::vector<float> bases, slopes;
+    std::vector<std::uint32_t> found;
+};
+
+// sq8 only: the query as whole numbers, and what that loses. The distance to a row of bytes c is
+// constant + row_term + sum of w[i] c[i], with w = step * weights + error; nothing below
+// constant + row_term + step * dot - slack can be missed.
+struct IntegerQuery {
+    double constant, step, slack;
+};
+
+}  // namespace
+
+class Scratch {
+public:
+    std::vector<std::int32_t> slot_of;
+    ProbedLists probed;
+    std::vector<ScanItem> items;
+    std::vector<std::int32_t> items_of_query;
+    std::vector<float> queries;  // (n, padded dim), negated for inner products
+    std::vector<std::int8_t> weights;
+    std::vector<IntegerQuery> integer;
+    std::vector<QueryHeap> heaps;
+    std::vector<std::atomic<std::int32_t>> left;
+    std::vector<ThreadScratch> threads;
+};
+
+bool IdFilter::allows(std::int64_t id) const {
+    if (bitmap != nullptr) return id >= 0 && id < n_bits && (bitmap[id >> 3] >> (id & 7) & 1);
+    return std::binary_search(sorted, sorted + n_sorted, id);
+}
+
+namespace {
+
+// One call of scan(): what its threads share.
+class Job {
+public:
+    Job(const ListTable& lists, bool keep_max, const BlockKernels& kernels, const ScanTask& task, Scratch& scratch,
+        ThreadPool& pool)
+        : lists_(lists), keep_max_(keep_max), kernels_(kernels), task_(task), scratch_(scratch), pool_(pool),
+          dim_(round_up(lists.dim, kDimStep)), code_dim_(round_up(lists.dim, kCodeStep)),
+          integer_(lists.code == Code::u8 && lists.centroids == nullptr && lists.dim <= kMostIntegerDim),
+          direct_(lists.code == Code::f32 && lists.centroids == nullptr && lists.dim == dim_) {}
+
+    void run() {
+        prepare();
+        pool_.run([this] { work(false); }, [this] { work(true); }, [this] { deliver(); });
+        deliver();
+        if (error_) std::rethrow_exception(error_);
+    }
+
+private:
+    void prepare() {
+        const int threads = pool_.n_helpers() + 1;
+        group_probes(task_.probes, task_.n, task_.p, lists_.extents, lists_.nlist, scratch_.slot_of, scratch_.probed);
+        make_items(scratch_.probed, lists_.extents, lists_.code_size, lists_.dim, task_.n, threads,
+                   static_cast<bool>(task_.on_done), scratch_.items, scratch_.items_of_query);
+        copy_queries();
+        if (integer_) make_integer_queries();
+        const std::size_t n = static_cast<std::size_t>(task_.n);
+        scratch_.heaps.resize(n);
+        if (scratch_.left.size() < n) scratch_.left = std::vector<std::atomic<std::int32_t>>(n);
+        for (std::size_t q = 0; q < n; ++q) {
+            scratch_.heaps[q].reset(task_.distances + q * task_.k, task_.ids + q * task_.k, task_.k);
+            scratch_.left[q].store(scratch_.items_of_query[q], std::memory_order_relaxed);
+            if (scratch_.items_of_query[q] == 0) finish_query(static_cast<std::int32_t>(q));
+        }
+        std::int64_t widest = 0;
+        for (std::size_t i = 0; i + 1 < scratch_.probed.starts.size(); ++i)
+            widest = std::max(widest, scratch_.probed.starts[i + 1] - scratch_.probed.starts[i]);
+        group_ = std::min(widest, kGroup);
+        if (scratch_.threads.size() < static_cast<std::size_t>(threads))
+            scratch_.threads.resize(static_cast<std::size_t>(threads));
+        for (int t = 0; t < threads; ++t) make_room(scratch_.threads[static_cast<std::size_t>(t)]);
+    }
+
+    // Everything that a thread will need, so that nothing can fail on it.
+    void make_room(ThreadScratch& mine) const {
+        const std::size_t group = static_cast<std::size_t>(group_);
+        grow(mine.rows, static_cast<std::size_t>(kBlockRows * dim_));
+        if (integer_) {
+            grow(mine.codes, static_cast<std::size_t>(kBlockRows * code_dim_));
+            grow(mine.packed, static_cast<std::size_t>(kernels_.packed_bytes(static_cast<int>(group_), code_dim_)));
+            grow(mine.bases, static_cast<std::size_t>(round_up(group_, 16)));
+            grow(mine.slopes, static_cast<std::size_t>(round_up(group_, 16)));
+            grow(mine.found, group * kBlockRows);
+        } else {
+            grow(mine.distances, group * kBlockRows);
+        }
+    }
+
+    template <typename T>
+    static void grow(std::vector<T>& vector, std::size_t size) {
+        if (vector.size() < size) vector.resize(size);
+    }
+
+    void copy_queries() {
+        scratch_.queries.assign(static_cast<std::size_t>(task_.n * dim_), 0.0f);
+        const float sign = keep_max_ ? -1.0f : 1.0f;
+        for (std::int64_t q = 0; q < task_.n; ++q)
+            for (std::int64_t i = 0; i < lists_.dim; ++i)
+                scratch_.queries[q * dim_ + i] = sign * task_.queries[q * lists_.dim + i];
+    }
+
+    void make_integer_queries() {
+        scratch_.weights.assign(static_cast<std::size_t>(task_.n * code_dim_), 0);
+        scratch_.integer.resize(static_cast<std::size_t>(task_.n));
+        std::vector<double> w(static_cast<std::size_t>(lists_.dim));
+        for (std::int64_t q = 0; q < task_.n; ++q) {
+            const float* query = scratch_.queries.data() + q * dim_;
+            double constant = 0, largest = 0, magnitude = 0;
+            for (std::int64_t i = 0; i < lists_.dim; ++i) {
+                const double x = query[i], a = lists_.offset[i], b = lists_.scale[i];
+                if (keep_max_) {  // the query is negated: distance = <x, a + b c>
+                    constant += x * a;
+                    w[i] = x * b;
+                    magnitude += std::abs(x) * (std::abs(a) + 255 * std::abs(b));
+                } else {  // distance = sum of ((x - a) - b c)^2
+                    const double t = x - a, most = std::abs(x) + std::abs(a) + 255 * std::abs(b);
+                    constant += t * t;
+                    w[i] = -2 * t * b;
+                    magnitude += most * most;
+                }
+                largest = std::max(largest, std::abs(w[i]));
+            }
+            const double step = largest > 0 ? std::max(largest / 127, kLeastStep) : 1;
+            double lost = 0;
+            std::int8_t* weights = scratch_.weights.data() + q * code_dim_;
+            for (std::int64_t i = 0; i < lists_.dim; ++i) {
+                const double whole = std::round(w[i] / step);
+                weights[i] = static_cast<std::int8_t>(whole);
+                // Bytes are at most 255: this is how far the sum of error[i] c[i] can fall below zero.
+                lost += 255 * std::max(0.0, step * whole - w[i]);
+            }
+            // And the rounding of everything that is summed in float: the exact distance, the row term, the comparison.
+            const double rounding = magnitude * static_cast<double>(lists_.dim + 16) * 0x1p-21;
+            scratch_.integer[q] = {constant, step, lost + rounding};
+        }
+    }
+
+    // -- on any thread
+
+    void work(bool leading) {
+        ThreadScratch& mine = scratch_.threads[static_cast<std::size_t>(next_thread_.fetch_add(1))];
+        for (;;) {
+            if (leading) deliver();
+            const std::size_t item = next_item_.fetch_add(1, std::memory_order_relaxed);
+            if (item >= scratch_.items.size() || cancelled_.load(std::memory_order_relaxed)) break;
+            // Around the item alone: on_done may run anything, another scan for one, that needs the same registers.
+            if (integer_) kernels_.begin();
+            scan(scratch_.items[item], mine);
+            if (integer_) kernels_.end();
+        }
+    }
+
+    void scan(const ScanItem& item, ThreadScratch& mine) {
+        const std::int64_t begin = scratch_.probed.starts[item.list], end = scratch_.probed.starts[item.list + 1];
+        const std::int64_t list = scratch_.probed.lists[item.list];
+        const std::int64_t* extent = lists_.extents + list * 3;
+        const std::uint8_t* codes = lists_.base + extent[2] + item.first * lists_.code_size;
+        const std::int64_t* ids =
+            reinterpret_cast<const std::int64_t*>(lists_.base + extent[2] + extent[1] * lists_.code_size) + item.first;
+        for (std::int64_t first = begin; first < end; first += kGroup) {
+            const std::int32_t* members = scratch_.probed.members.data() + first;
+            const int n = static_cast<int>(std::min(kGroup, end - first));
+            if (integer_)
+                filter_rows(codes, ids, item.count, members, n, mine);
+            else
+                compare_rows(codes, ids, item.count, members, n, list, mine);
+        }
+        for (std::int64_t m = begin; m < end; ++m)
+            if (scratch_.left[scratch_.probed.members[m]].fetch_sub(1, std::memory_order_acq_rel) == 1)
+                finish_query(scratch_.probed.members[m]);
+    }
+
+    // Where somebody will go on reading: the next item that nobody has taken, or nullptr.
+    const std::uint8_t* following() const {
+        const std::size_t item = next_item_.load(std::memory_order_relaxed);
+        if (item >= scratch_.items.size()) return nullptr;
+        const ScanItem& next = scratch_.items[item];
+        return lists_.base + lists_.extents[scratch_.probed.lists[next.list] * 3 + 2] + next.first * lists_.code_size;
+    }
+
+    // Rows that exist and whose ids are allowed, as bits.
+    std::uint32_t wanted_rows(const std::int64_t* ids, std::int64_t count) const {
+        const std::uint32_t valid = count >= kBlockRows ? 0xffffu : (1u << count) - 1u;
+        if (!task_.filter.active()) return valid;
+        std::uint32_t wanted = 0;
+        for (std::uint32_t rest = valid; rest != 0; rest &= rest - 1)
+            if (task_.filter.allows(ids[std::countr_zero(rest)])) wanted |= rest & -rest;
+        return wanted;
+    }
+
+    void decode(const std::uint8_t* code, const float* centroid, float* row) const {
+        switch (lists_.code) {
+            case Code::f32: std::memcpy(row, code, static_cast<std::size_t>(lists_.dim) * 4); break;
+            case Code::f16: kernels_.decode_f16(code, lists_.dim, row); break;
+            case Code::bf16: kernels_.decode_bf16(code, lists_.dim, row); break;
+            case Code::u8: kernels_.decode_u8(code, lists_.scale, lists_.offset, lists_.dim, row); break;
+        }
+        if (centroid != nullptr)
+            for (std::int64_t i = 0; i < lists_.dim; ++i) row[i] += centroid[i];
+        for (std::int64_t i = lists_.dim; i < dim_; ++i) row[i] = 0;
+    }
+
+    // Exact distances of whole blocks.
+    void compare_rows(const std::uint8_t* codes, const std::int64_t* ids, std::int64_t count, const std::int32_t* members,
+                      int n, std::int64_t list, ThreadScratch& mine) {
+        const float* queries[kGroup];
+        for (int m = 0; m < n; ++m) queries[m] = scratch_.queries.data() + members[m] * dim_;
+        const float* centroid = lists_.centroids == nullptr ? nullptr : lists_.centroids + list * lists_.dim;
+        const auto distances_of = keep_max_ ? kernels_.inner_products : kernels_.squared_l2;
+        const std::int64_t block_bytes = kBlockRows * lists_.code_size;
+        for (std::int64_t first = 0; first < count; first += kBlockRows, codes += block_bytes) {
+            const std::uint32_t wanted = wanted_rows(ids + first, count - first);
+            if (wanted == 0) continue;
+            const std::int64_t rows = std::min<std::int64_t>(kBlockRows, count - first);
+            const float* block = reinterpret_cast<const float*>(codes);
+            if (!direct_ || rows < kBlockRows) {
+                for (std::int64_t r = 0; r < rows; ++r)
+                    decode(codes + r * lists_.code_size, centroid, mine.rows.data() + r * dim_);
+                std::fill_n(mine.rows.data() + rows * dim_, (kBlockRows - rows) * dim_, 0.0f);
+                block = mine.rows.data();
+            }
+            distances_of(block, dim_, queries, n, dim_, mine.distances.data(),
+                         !direct_ ? nullptr : first + kBlockRows < count ? codes + block_bytes : following());
+            for (int m = 0; m < n; ++m) {
+                QueryHeap& heap = scratch_.heaps[static_cast<std::size_t>(members[m])];
+                const float* found = mine.distances.data() + m * kBlockRows;
+                for (std::uint32_t near = kernels_.at_most(found, heap.limit()) & wanted; near != 0; near &= near - 1) {
+                    const int r = std::countr_zero(near);
+                    heap.push(found[r], ids[first + r]);
+                }
+            }
+        }
+    }
+
+    // The largest value of dot + row_term / step with which a row can still enter the query's answer.
+    float dot_limit(std::int32_t query) const {
+        const IntegerQuery& integer = scratch_.integer[static_cast<std::size_t>(query)];
+        const double limit = scratch_.heaps[static_cast<std::size_t>(query)].limit();
+        const double base = (limit + integer.slack - integer.constant) / integer.step;
+        return std::nextafter(static_cast<float>(base), std::numeric_limits<float>::infinity());
+    }
+
+    // Whole-number dot products first; exact distances only for rows that these cannot rule out.
+    void filter_rows(const std::uint8_t* codes, const std::int64_t* ids, std::int64_t count, const std::int32_t* members,
+                     int n, ThreadScratch& mine) {
+        const std::int8_t* weights[kGroup];
+        for (int m = 0; m < n; ++m) {
+            weights[m] = scratch_.weights.data() + members[m] * code_dim_;
+            mine.bases[static_cast<std::size_t>(m)] = dot_limit(members[m]);
+            mine.slopes[static_cast<std::size_t>(m)] =
+                static_cast<float>(1 / scratch_.integer[static_cast<std::size_t>(members[m])].step);
+        }
+        kernels_.pack(weights, n, code_dim_, mine.packed.data());
+        const auto distance_of = keep_max_ ? kernels_.inner_product : kernels_.squared_l2_one;
+        const std::int64_t block_bytes = kBlockRows * lists_.code_size;
+        for (std::int64_t first = 0; first < count; first += kBlockRows, codes += block_bytes) {
+            const std::uint32_t wanted = wanted_rows(ids + first, count - first);
+            if (wanted == 0) continue;
+            const std::int64_t rows = std::min<std::int64_t>(kBlockRows, count - first);
+            const std::uint8_t* block = codes;
+            std::int64_t stride = lists_.code_size;
+            const bool whole = rows == kBlockRows && lists_.dim == code_dim_;
+            if (!whole) {
+                for (std::int64_t r = 0; r < rows; ++r)
+                    std::memcpy(mine.codes.data() + r * code_dim_, codes + r * lists_.code_size,
+                                static_cast<std::size_t>(lists_.dim));
+                block = mine.codes.data();
+                stride = code_dim_;
+            }
+            float row_terms[kBlockRows] = {};
+            if (!keep_max_)
+                for (std::int64_t r = 0; r < rows; ++r)
+                    row_terms[r] = kernels_.weighted_square(codes + r * lists_.code_size, lists_.scale, lists_.dim);
+            const int n_found =
+                kernels_.filter(block, stride, mine.packed.data(), n, code_dim_, mine.bases.data(), mine.slopes.data(),
+                                row_terms, mine.found.data(),
+                                first + kBlockRows < count ? codes + block_bytes : following());
+            std::uint32_t decoded = 0;
+            for (int f = 0; f < n_found; ++f) {
+                const int m = static_cast<int>(mine.found[static_cast<std::size_t>(f)] >> 4);
+                const int r = static_cast<int>(mine.found[static_cast<std::size_t>(f)] & 15u);
+                if (!(wanted >> r & 1)) continue;
+                float* row = mine.rows.data() + r * dim_;
+                if (!(decoded >> r & 1)) {
+                    decode(codes + r * lists_.code_size, nullptr, row);
+                    decoded |= 1u << r;
+                }
+                QueryHeap& heap = scratch_.heaps[static_cast<std::size_t>(members[m])];
+                const float distance = distance_of(row, scratch_.queries.data() + members[m] * dim_, dim_);
+                if (distance <= heap.limit()) {
+                    heap.push(distance, ids[first + r]);
+                    mine.bases[static_cast<std::size_t>(m)] = dot_limit(members[m]);
+                }
+            }
+        }
+    }
+
+    void finish_query(std::int32_t query) {
+        scratch_.heaps[static_cast<std::size_t>(query)].finish(keep_max_);
+        if (!task_.on_done) return;
+        {
+            const std::lock_guard lock(done_mutex_);
+            done_.push_back(query);
+        }
+        n_done_.fetch_add(1, std::memory_order_release);
+        pool_.nudge();
+    }
+
+    // -- on the calling thread
+
+    void deliver() {
+        if (!task_.on_done || n_done_.load(std::memory_order_acquire) == n_delivered_ || error_) return;
+        std::vector<std::int32_t> rows;
+        {
+            const std::lock_guard lock(done_mutex_);
+            rows.swap(done_);
+        }
+        if (rows.empty()) return;  // went with the last ones, before they were counted
+        n_delivered_ += rows.size();
+        try {
+            task_.on_done(rows);
+        } catch (...) {
+            error_ = std::current_exception();
+            cancelled_.store(true, std::memory_order_relaxed);
+        }
+    }
+
+    const ListTable& lists_;
+    const bool keep_max_;
+    const BlockKernels& kernels_;
+    const ScanTask& task_;
+    Scratch& scratch_;
+    ThreadPool& pool_;
+    const std::int64_t dim_, code_dim_;
+    const bool integer_, direct_;
+    std::int64_t group_ = 0;
+
+    std::atomic<int> next_thread_{0};
+    std::atomic<std::size_t> next_item_{0};
+    std::atomic<bool> cancelled_{false};
+
+    std::mutex done_mutex_;
+    std::vector<std::int32_t> done_;
+    std::atomic<std::size_t> n_done_{0};
+    std::size_t n_delivered_ = 0;
+    std::exception_ptr error_;
+};
+
+void check(const ListTable& lists) {
+    const auto fail = [](std::int64_t list, const std::string& what) {
+        throw std::invalid_argument("list " + std::to_string(list) + " " + what);
+    };
+    const std::int64_t element = lists.code == Code::f32 ? 4 : lists.code == Code::u8 ? 1 : 2;
+    if (lists.dim < 1 || lists.code_size != lists.dim * element)
+        throw std::invalid_argument("code_size is " + std::to_string(lists.code_size) + "; expected " +
+                                    std::to_string(lists.dim * element));
+    if (reinterpret_cast<std::uintptr_t>(lists.base) % 8 != 0)
+        throw std::invalid_argument("the lists must start at a multiple of 8 bytes");
+    std::vector<std::int64_t> order;
+    for (std::int64_t i = 0; i < lists.nlist; ++i) {
+        const std::int64_t size = lists.extents[3 * i], capacity = lists.extents[3 * i + 1], offset = lists.extents[3 * i + 2];
+        if (size < 0 || capacity < size || size > std::numeric_limits<std::int32_t>::max())
+            fail(i, "has size " + std::to_string(size) + " and capacity " + std::to_string(capacity));
+        if (offset < 0 || offset > lists.nbytes || capacity > (lists.nbytes - offset) / (lists.code_size + 8))
+            fail(i, "leaves the buffer");
+        if (offset % 8 != 0 || (capacity * lists.code_size) % 8 != 0) fail(i, "is not aligned to 8 bytes");
+        if (capacity > 0) order.push_back(i);
+    }
+    std::sort(order.begin(), order.end(),
+              [&](std::int64_t a, std::int64_t b) { return lists.extents[3 * a + 2] < lists.extents[3 * b + 2]; });
+    for (std::size_t i = 0; i + 1 < order.size(); ++i) {
+        const std::int64_t a = order[i], b = order[i + 1];
+        if (lists.extents[3 * a + 2] + lists.extents[3 * a + 1] * (lists.code_size + 8) > lists.extents[3 * b + 2])
+            fail(b, "overlaps list " + std::to_string(a));
+    }
+}
+
+}  // namespace
+
+ListScanner::ListScanner(const ListTable& lists, bool keep_max, const BlockKernels& kernels)
+    : lists_(lists), keep_max_(keep_max), kernels_(kernels) {
+    check(lists);
+}
+
+ListScanner::~ListScanner() = default;
+
+std::unique_ptr<Scratch> ListScanner::take_scratch() {
+    {
+        const std::lock_guard lock(mutex_);
+        if (!idle_.empty()) {
+            std::unique_ptr<Scratch> taken = std::move(idle_.back());
+            idle_.pop_back();
+            return taken;
+        }
+    }
+    auto made = std::make_unique<Scratch>();
+    made->slot_of.assign(static_cast<std::size_t>(lists_.nlist), -1);
+    return made;
+}
+
+void ListScanner::scan(const ScanTask& task, ThreadPool& pool) {
+    // Not given back where the scan throws: what it left half done goes with it.
+    std::unique_ptr<Scratch> scratch = take_scratch();
+    Job(lists_, keep_max_, kernels_, task, *scratch, pool).run();
+    const std::lock_guard lock(mutex_);
+    if (idle_.size() < 2) idle_.push_back(std::move(scratch));
+}
+
+}  // namespace hybridindex

@@ -1,0 +1,80 @@
+// Scan of probed inverted lists, list-major: the bytes of a list are read once per batch and compared with all queries
+// that probe it. A query is complete the moment its last list is scanned.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "block_kernels.h"
+#include "thread_pool.h"
+
+namespace hybridindex {
+
+enum class Code { f32, f16, bf16, u8 };
+
+// Mapped lists: rows of code_size bytes, then ids; `extents` has (size, capacity, byte offset) per list.
+struct ListTable {
+    const std::uint8_t* base;
+    std::int64_t nbytes;
+    const std::int64_t* extents;
+    std::int64_t nlist;
+    Code code;
+    std::int64_t code_size;
+    std::int64_t dim;
+    const float* scale;      // (dim), u8 only: value = offset + scale * byte
+    const float* offset;     // (dim), u8 only
+    const float* centroids;  // (nlist, dim), added to every decoded row; nullptr: rows are whole vectors
+};
+
+// Which ids may be answered: bit i of a bitmap of n_bits, or a sorted array.
+struct IdFilter {
+    const std::uint8_t* bitmap = nullptr;
+    std::int64_t n_bits = 0;
+    const std::int64_t* sorted = nullptr;
+    std::int64_t n_sorted = 0;
+
+    bool active() const { return bitmap != nullptr || sorted != nullptr; }
+    bool allows(std::int64_t id) const;
+};
+
+struct ScanTask {
+    const float* queries;        // (n, dim)
+    std::int64_t n;
+    const std::int64_t* probes;  // (n, p), -1: none
+    std::int64_t p;
+    std::int64_t k;
+    float* distances;   // (n, k), best first
+    std::int64_t* ids;  // (n, k), -1 in empty places, which are at infinite distance
+    IdFilter filter;
+    // Called on the calling thread with rows that are complete, each once; may throw, which ends the scan.
+    std::function<void(const std::vector<std::int32_t>&)> on_done;
+};
+
+class Scratch;
+
+// Safe to use from several threads at once.
+class ListScanner {
+public:
+    // Throws std::invalid_argument where extents leave the buffer, overlap or are not aligned.
+    ListScanner(const ListTable& lists, bool keep_max, const BlockKernels& kernels);
+    ~ListScanner();
+
+    const BlockKernels& kernels() const { return kernels_; }
+
+    // Throws std::out_of_range for a probe that is no list, before anything is read. Answers do not depend on the
+    // number of threads.
+    void scan(const ScanTask& task, ThreadPool& pool);
+
+private:
+    std::unique_ptr<Scratch> take_scratch();
+
+    const ListTable lists_;
+    const bool keep_max_;
+    const BlockKernels& kernels_;
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<Scratch>> idle_;
+};
+
+}  // namespace hybridindex
