@@ -7,7 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("split_probes", "solver", "router_overhead", "hit_rate", "latency", "exactness")
+NAMES = (
+    "split_probes",
+    "solver",
+    "router_overhead",
+    "host_scan",
+    "early_dispatch",
+    "recall_qps",
+    "hit_rate",
+    "latency",
+    "exactness",
+)
 
 
 def main() -> None:

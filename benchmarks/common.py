@@ -86,11 +86,17 @@ class Timing:
 
 
 def interleave(
-    sides: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 2, calls: int = 1
+    sides: Mapping[str, Callable[[], object]],
+    *,
+    repeats: int,
+    warmup: int = 2,
+    calls: int = 1,
+    mirrored: bool = False,
 ) -> dict[str, Timing]:
     """Times every side once per round, in an order that changes each round; seconds per call.
 
-    Each round gives every side ``calls`` calls in a row, timed together.
+    Each round gives every side ``calls`` calls in a row, timed together. ``mirrored``: every second round runs the
+    order of the round before backwards, so that with few repeats no side stands mostly behind the same other one.
     """
     for run in sides.values():
         for _ in range(warmup):
@@ -98,8 +104,10 @@ def interleave(
     taken: dict[str, list[float]] = {name: [] for name in sides}
     names = list(sides)
     rng = np.random.default_rng(0)
-    for _ in range(repeats):
-        for name in rng.permutation(names).tolist():
+    order: list[str] = []
+    for number in range(repeats):
+        order = order[::-1] if mirrored and number % 2 else rng.permutation(names).tolist()
+        for name in order:
             run = sides[name]
             start = time.perf_counter()
             for _ in range(calls):
