@@ -31,6 +31,7 @@ from hybridindex.errors import (
     NotWritableError,
     UnsupportedIndexError,
 )
+from hybridindex.index.huge_pages import drop_small_pages
 from hybridindex.index.manifest import Manifest, render_manifest
 
 __all__ = ["CURRENT_FILE", "DISK_FULL", "GenerationWriter", "OutFile", "as_path", "read_current", "unusable_path"]
@@ -130,6 +131,7 @@ class OutFile:
 
     def sync(self) -> None:
         os.fsync(self._fd)
+        drop_small_pages(self._fd)
 
     def close(self) -> None:
         if self._fd >= 0:

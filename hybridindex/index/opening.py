@@ -18,6 +18,7 @@ from hybridindex.index.checksums import digest_file
 from hybridindex.index.commit import no_progress
 from hybridindex.index.faiss_model import LoadedModel, load_model, map_lists, require_faiss
 from hybridindex.index.generation import GenerationWriter, as_path, read_current
+from hybridindex.index.huge_pages import load_in_huge_pages
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.layout import check_extents
 from hybridindex.index.manifest import LISTS_FILE, MODEL_FILE, TABLE_FILE, Manifest, parse_manifest
@@ -158,6 +159,8 @@ def _check_files(generation: Path, manifest: Manifest, verify: Verify) -> None:
             size = file.stat().st_size
             if size != entry.size:
                 raise CorruptIndexError(f"{file} has {size} bytes; the manifest says {entry.size}")
+            if verify == "full" and name == LISTS_FILE:
+                load_in_huge_pages(file)
             if (verify == "full" or name != LISTS_FILE) and digest_file(file) != entry.xxh3_128:
                 raise CorruptIndexError(f"{file} differs from its checksum in the manifest")
         except OSError as error:

@@ -13,6 +13,26 @@ constexpr int kBlockRows = 16;
 constexpr std::int64_t kDimStep = 16;
 constexpr std::int64_t kCodeStep = 64;
 
+// Of a block of rows.
+struct RowTerms {
+    float length[kBlockRows];
+    float square[kBlockRows];
+};
+
+// Of a group of queries, one entry each: see BlockKernels::filter.
+struct QueryLimits {
+    const float* base;
+    const float* square;
+    const float* length;
+};
+
+// w[i] = step * weights[i] + error[i].
+struct QueryWeights {
+    double step;
+    double error_sum;     // sum of error[i]
+    double error_length;  // |error|
+};
+
 struct BlockKernels {
     const char* name;
     // out[q * kBlockRows + r] = -<queries[q], row r>, as queries come negated, or |queries[q] - row r|^2. `next` is the
@@ -30,18 +50,23 @@ struct BlockKernels {
     void (*decode_f16)(const std::uint8_t* codes, std::int64_t dim, float* out);
     void (*decode_bf16)(const std::uint8_t* codes, std::int64_t dim, float* out);
     void (*decode_u8)(const std::uint8_t* codes, const float* scale, const float* offset, std::int64_t dim, float* out);
-    // Sum of (weight[i] * codes[i])^2.
-    float (*weighted_square)(const std::uint8_t* codes, const float* weight, std::int64_t dim);
 
-    // The integer filter. Queries are packed once for many blocks: `packed` has room for packed_bytes(n, dim).
+    // The integer filter: rows of bytes c, queries of whole numbers, dim a multiple of kCodeStep.
+    // Of each row, |c - 128|, and for distances the sum of (scale[i] * c[i])^2 over code_dim elements; scale may be
+    // nullptr, then that sum is 0.
+    void (*row_terms)(const std::uint8_t* rows, std::int64_t stride, int n_rows, std::int64_t code_dim,
+                      const float* scale, RowTerms* out);
+    // weights[i] = round(w[i] / step), with the step that makes the largest 127; and what that loses.
+    QueryWeights (*weigh)(const float* w, std::int64_t dim, std::int8_t* weights);
+    // Queries are packed once for many blocks: `packed` has room for packed_bytes(n, dim).
     std::int64_t (*packed_bytes)(int n_queries, std::int64_t dim);
     void (*pack)(const std::int8_t* const* queries, int n_queries, std::int64_t dim, std::int8_t* packed);
-    // Pairs where dot + slopes[q] * row_terms[r] <= bases[q], dot being the exact integer product, as (q << 4 | r) into
-    // found (n_queries * kBlockRows). bases and slopes have room for a multiple of 16. begin/end surround calls on one
-    // thread.
+    // Pairs where dot + limits.square * terms.square[r] - limits.length * terms.length[r] <= limits.base, dot being the
+    // exact integer product, as (q << 4 | r) into found (n_queries * kBlockRows). The arrays in limits have room for a
+    // multiple of 16. begin/end surround calls on one thread.
     int (*filter)(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n_queries,
-                  std::int64_t dim, const float* bases, const float* slopes, const float* row_terms,
-                  std::uint32_t* found, const void* next);
+                  std::int64_t dim, const QueryLimits& limits, const RowTerms& terms, std::uint32_t* found,
+                  const void* next);
     void (*begin)();
     void (*end)();
 };

@@ -32,15 +32,17 @@ void amx_pack(const std::int8_t* const* queries, int n, std::int64_t dim, std::i
 }
 
 // Row r of `dots` (16 x 16) against the limits of 16 queries.
-inline int passing(const std::int32_t* dots, int first, int n, const float* bases, const float* slopes,
-                   const float* row_terms, std::uint32_t* found) {
-    const __mmask16 real = static_cast<__mmask16>((1u << n) - 1u);
-    const __m512 b = _mm512_loadu_ps(bases), s = _mm512_loadu_ps(slopes);
+inline int passing(const std::int32_t* dots, int first, int n, const QueryLimits& limits, const RowTerms& terms,
+                   std::uint32_t* found) {
+    const __mmask16 real = static_cast<__mmask16>(n < kTile ? (1u << n) - 1u : 0xffffu);
+    const __m512 base = _mm512_loadu_ps(limits.base + first), square = _mm512_loadu_ps(limits.square + first),
+                 length = _mm512_loadu_ps(limits.length + first);
     int count = 0;
     for (int r = 0; r < kBlockRows; ++r) {
-        const __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(dots + r * kTile));
-        const __m512 value = _mm512_fmadd_ps(s, _mm512_set1_ps(row_terms[r]), dot);
-        std::uint32_t mask = _mm512_mask_cmp_ps_mask(real, value, b, _CMP_LE_OQ);
+        __m512 value = _mm512_cvtepi32_ps(_mm512_load_si512(dots + r * kTile));
+        value = _mm512_fmadd_ps(square, _mm512_set1_ps(terms.square[r]), value);
+        value = _mm512_fnmadd_ps(length, _mm512_set1_ps(terms.length[r]), value);
+        std::uint32_t mask = _mm512_mask_cmp_ps_mask(real, value, base, _CMP_LE_OQ);
         for (; mask != 0; mask &= mask - 1)
             found[count++] = static_cast<std::uint32_t>(first + __builtin_ctz(mask)) << 4 | static_cast<std::uint32_t>(r);
     }
@@ -48,9 +50,8 @@ inline int passing(const std::int32_t* dots, int first, int n, const float* base
 }
 
 int amx_filter(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n, std::int64_t dim,
-               const float* bases, const float* slopes, const float* row_terms, std::uint32_t* found,
-               const void* next) {
-    if (n < kFewest) return filter(rows, stride, packed, n, dim, bases, slopes, row_terms, found, next);
+               const QueryLimits& limits, const RowTerms& terms, std::uint32_t* found, const void* next) {
+    if (n < kFewest) return filter(rows, stride, packed, n, dim, limits, terms, found, next);
     if (next != nullptr) {
         const char* at = static_cast<const char*>(next);
         for (std::int64_t i = 0; i < kBlockRows * dim; i += 64) __builtin_prefetch(at + i, 0, 2);
@@ -72,9 +73,8 @@ int amx_filter(const std::uint8_t* rows, std::int64_t stride, const std::int8_t*
         }
         _tile_stored(0, dots[0], 64);
         _tile_stored(1, dots[1], 64);
-        count += passing(dots[0], q, kTile, bases + q, slopes + q, row_terms, found + count);
-        count += passing(dots[1], q + kTile, n - q - kTile < kTile ? n - q - kTile : kTile, bases + q + kTile,
-                         slopes + q + kTile, row_terms, found + count);
+        count += passing(dots[0], q, kTile, limits, terms, found + count);
+        count += passing(dots[1], q + kTile, n - q - kTile, limits, terms, found + count);
     }
     if (q < n) {
         const std::int8_t* first = packed + q * dim;
@@ -85,7 +85,7 @@ int amx_filter(const std::uint8_t* rows, std::int64_t stride, const std::int8_t*
             _tile_dpbusd(0, 2, 3);
         }
         _tile_stored(0, dots[0], 64);
-        count += passing(dots[0], q, n - q, bases + q, slopes + q, row_terms, found + count);
+        count += passing(dots[0], q, n - q, limits, terms, found + count);
     }
     return count;
 }

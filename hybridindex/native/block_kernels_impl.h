@@ -138,26 +138,6 @@ void block(const float* rows, std::int64_t stride, const float* const* queries, 
     if (q < n) tiles<L2, 1, 0>(rows, stride, queries + q, dim, out + q * kBlockRows, at);
 }
 
-template <bool L2>
-float one(const float* row, const float* query, std::int64_t dim) {
-    vec acc[4] = {};
-    int turn = 0;
-    for (std::int64_t i = 0; i < dim; i += W, turn = (turn + 1) & 3) {
-        if constexpr (L2) {
-            const vec t = load(query + i) - load(row + i);
-            acc[turn] += t * t;
-        } else {
-            acc[turn] += load(query + i) * load(row + i);
-        }
-    }
-    const vec sum = (acc[0] + acc[1]) + (acc[2] + acc[3]);
-    float lanes[W];
-    std::memcpy(lanes, &sum, sizeof(lanes));
-    for (int half = W / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-    return lanes[0];
-}
-
 std::uint32_t at_most(const float* values, float limit) {
 #if HYBRIDINDEX_LANES == 16 && defined(__AVX512F__)
     return _mm512_cmp_ps_mask(_mm512_loadu_ps(values), _mm512_set1_ps(limit), _CMP_LE_OQ);
@@ -172,8 +152,51 @@ std::uint32_t at_most(const float* values, float limit) {
 #endif
 }
 
+// W bytes as floats.
+inline vec load_codes(const std::uint8_t* codes) {
+#if HYBRIDINDEX_LANES == 16 && defined(__AVX512F__)
+    return reinterpret_cast<vec>(
+        _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)))));
+#elif HYBRIDINDEX_LANES == 8 && defined(__AVX2__)
+    return reinterpret_cast<vec>(
+        _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)))));
+#else
+    vec out;
+    for (int i = 0; i < W; ++i) out[i] = static_cast<float>(codes[i]);
+    return out;
+#endif
+}
+
+inline float sum_of(vec v) {
+    float lanes[W];
+    std::memcpy(lanes, &v, sizeof(lanes));
+    for (int half = W / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
 void decode_u8(const std::uint8_t* codes, const float* scale, const float* offset, std::int64_t dim, float* out) {
-    for (std::int64_t i = 0; i < dim; ++i) out[i] = offset[i] + scale[i] * static_cast<float>(codes[i]);
+    std::int64_t i = 0;
+    for (; i + W <= dim; i += W) {
+        const vec value = load(offset + i) + load(scale + i) * load_codes(codes + i);
+        std::memcpy(out + i, &value, sizeof(value));
+    }
+    for (; i < dim; ++i) out[i] = offset[i] + scale[i] * static_cast<float>(codes[i]);
+}
+
+template <bool L2>
+float one(const float* row, const float* query, std::int64_t dim) {
+    vec acc[4] = {};
+    int turn = 0;
+    for (std::int64_t i = 0; i < dim; i += W, turn = (turn + 1) & 3) {
+        if constexpr (L2) {
+            const vec t = load(query + i) - load(row + i);
+            acc[turn] += t * t;
+        } else {
+            acc[turn] += load(query + i) * load(row + i);
+        }
+    }
+    return sum_of((acc[0] + acc[1]) + (acc[2] + acc[3]));
 }
 
 void decode_bf16(const std::uint8_t* codes, std::int64_t dim, float* out) {
@@ -210,25 +233,71 @@ void decode_f16(const std::uint8_t* codes, std::int64_t dim, float* out) {
     }
 }
 
-float weighted_square(const std::uint8_t* codes, const float* weight, std::int64_t dim) {
-    vec acc = {};
+// -- The integer filter
+
+// Sum of (c - 128)^2: whole numbers, exact in 32 bits up to 2^17 dimensions.
+inline std::int32_t centred_square(const std::uint8_t* codes, std::int64_t dim) {
+    std::int32_t sum = 0;
     std::int64_t i = 0;
-    for (; i + W <= dim; i += W) {
-        vec c;
-        for (int j = 0; j < W; ++j) c[j] = static_cast<float>(codes[i + j]);
-        c *= load(weight + i);
-        acc += c * c;
+#if HYBRIDINDEX_LANES == 16 && defined(__AVX512BW__)
+    __m512i acc = _mm512_setzero_si512();
+    const __m512i middle = _mm512_set1_epi16(128);
+    for (; i + 32 <= dim; i += 32) {
+        const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i));
+        const __m512i c = _mm512_sub_epi16(_mm512_cvtepu8_epi16(bytes), middle);
+        acc = _mm512_add_epi32(acc, _mm512_madd_epi16(c, c));
     }
-    float sum = 0;
-    for (int j = 0; j < W; ++j) sum += acc[j];
+    sum = _mm512_reduce_add_epi32(acc);
+#endif
     for (; i < dim; ++i) {
-        const float c = weight[i] * static_cast<float>(codes[i]);
+        const std::int32_t c = static_cast<std::int32_t>(codes[i]) - 128;
         sum += c * c;
     }
     return sum;
 }
 
-// -- The integer filter, without tiles of its own hardware: queries stay rows of dim bytes.
+void row_terms(const std::uint8_t* rows, std::int64_t stride, int n_rows, std::int64_t code_dim, const float* scale,
+               RowTerms* out) {
+    for (int r = 0; r < n_rows; ++r, rows += stride) {
+        out->length[r] = std::sqrt(static_cast<float>(centred_square(rows, code_dim)));
+        out->square[r] = 0;
+        if (scale == nullptr) continue;
+        vec acc = {};
+        std::int64_t i = 0;
+        for (; i + W <= code_dim; i += W) {
+            const vec c = load(scale + i) * load_codes(rows + i);
+            acc += c * c;
+        }
+        float sum = sum_of(acc);
+        for (; i < code_dim; ++i) {
+            const float c = scale[i] * static_cast<float>(rows[i]);
+            sum += c * c;
+        }
+        out->square[r] = sum;
+    }
+}
+
+// Any step is a right one; below this its inverse is no longer a float.
+constexpr float kLeastStep = 1e-30f;
+
+QueryWeights weigh(const float* w, std::int64_t dim, std::int8_t* weights) {
+    float largest = 0;
+    for (std::int64_t i = 0; i < dim; ++i) largest = std::fabs(w[i]) > largest ? std::fabs(w[i]) : largest;
+    const float fitting = largest / 127, step = largest == 0 ? 1.0f : fitting < kLeastStep ? kLeastStep : fitting;
+    const float inverse = 1 / step;
+    double sum = 0, square = 0;
+    for (std::int64_t i = 0; i < dim; ++i) {
+        float whole = std::rint(w[i] * inverse);
+        whole = whole > 127.0f ? 127.0f : whole < -127.0f ? -127.0f : whole;
+        weights[i] = static_cast<std::int8_t>(whole);
+        const double error = static_cast<double>(w[i]) - static_cast<double>(step) * static_cast<double>(whole);
+        sum += error;
+        square += error * error;
+    }
+    return {step, sum, std::sqrt(square)};
+}
+
+// Without tiles of their own hardware queries stay rows of dim bytes.
 
 std::int64_t packed_bytes(int n, std::int64_t dim) { return n * dim; }
 
@@ -276,37 +345,36 @@ inline void dot_tile(const std::uint8_t* rows, std::int64_t stride, const std::i
 
 template <int C>
 inline int filter_tiles(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* queries, std::int64_t dim,
-                        const float* bases, const float* slopes, const float* row_terms, int first,
-                        std::uint32_t* found) {
+                        const QueryLimits& limits, const RowTerms& terms, int first, std::uint32_t* found) {
     constexpr int R = W / C;
     std::int32_t dots[C * kBlockRows];
     for (int r = 0; r < kBlockRows; r += R) dot_tile<C>(rows + r * stride, stride, queries, dim, dots + r);
     int n_found = 0;
     for (int c = 0; c < C; ++c) {
         float values[kBlockRows];
-        // dot + slope * row_term <= base; the row term's rounding is inside base's slack.
+        const float square = limits.square[first + c], length = limits.length[first + c];
         for (int r = 0; r < kBlockRows; ++r)
-            values[r] = static_cast<float>(dots[c * kBlockRows + r]) + slopes[c] * row_terms[r];
-        for (std::uint32_t mask = at_most(values, bases[c]); mask != 0; mask &= mask - 1)
+            values[r] = static_cast<float>(dots[c * kBlockRows + r]) + square * terms.square[r] - length * terms.length[r];
+        for (std::uint32_t mask = at_most(values, limits.base[first + c]); mask != 0; mask &= mask - 1)
             found[n_found++] = static_cast<std::uint32_t>(first + c) << 4 | static_cast<std::uint32_t>(__builtin_ctz(mask));
     }
     return n_found;
 }
 
 int filter(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n, std::int64_t dim,
-           const float* bases, const float* slopes, const float* row_terms, std::uint32_t* found, const void* next) {
+           const QueryLimits& limits, const RowTerms& terms, std::uint32_t* found, const void* next) {
     if (next != nullptr) {
         const char* at = static_cast<const char*>(next);
         for (std::int64_t i = 0; i < kBlockRows * dim; i += 64) __builtin_prefetch(at + i, 0, 2);
     }
     int q = 0, count = 0;
     for (; q + 4 <= n; q += 4)
-        count += filter_tiles<4>(rows, stride, packed + q * dim, dim, bases + q, slopes + q, row_terms, q, found + count);
+        count += filter_tiles<4>(rows, stride, packed + q * dim, dim, limits, terms, q, found + count);
     if (q + 2 <= n) {
-        count += filter_tiles<2>(rows, stride, packed + q * dim, dim, bases + q, slopes + q, row_terms, q, found + count);
+        count += filter_tiles<2>(rows, stride, packed + q * dim, dim, limits, terms, q, found + count);
         q += 2;
     }
-    if (q < n) count += filter_tiles<1>(rows, stride, packed + q * dim, dim, bases + q, slopes + q, row_terms, q, found + count);
+    if (q < n) count += filter_tiles<1>(rows, stride, packed + q * dim, dim, limits, terms, q, found + count);
     return count;
 }
 
@@ -314,8 +382,8 @@ void nothing() {}
 
 constexpr BlockKernels make_kernels(const char* name) {
     return {name,        block<false>, block<true>,     one<false>,   one<true>, at_most, decode_f16,
-            decode_bf16, decode_u8,    weighted_square, packed_bytes, pack,      filter,  nothing,
-            nothing};
+            decode_bf16, decode_u8,    row_terms,       weigh,        packed_bytes, pack,    filter,
+            nothing,     nothing};
 }
 
 }  // namespace

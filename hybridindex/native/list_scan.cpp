@@ -22,8 +22,9 @@ constexpr std::int64_t kGroup = 256;
 
 // Products of more bytes than this, 255 * 127 each, do not fit 32 bits.
 constexpr std::int64_t kMostIntegerDim = 1 << 16;
-// Any step is a right one; below this its inverse is no longer a float.
-constexpr double kLeastStep = 1e-30;
+
+// Work, as in make_items, that is worth waking a thread for.
+constexpr std::int64_t kWorkOfAHelper = 256 << 10;
 
 std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
@@ -33,15 +34,16 @@ struct ThreadScratch {
     std::vector<std::uint8_t> codes; // a padded block of codes
     std::vector<float> distances;    // (group, kBlockRows)
     std::vector<std::int8_t> packed;
-    std::vector<float> bases, slopes;
+    std::vector<float> base, square, length;  // QueryLimits
     std::vector<std::uint32_t> found;
 };
 
-// sq8 only: the query as whole numbers, and what that loses. The distance to a row of bytes c is
-// constant + row_term + sum of w[i] c[i], with w = step * weights + error; nothing below
-// constant + row_term + step * dot - slack can be missed.
+// sq8 only: the query as whole numbers. The distance to a row of bytes c is
+//   constant + square(c) + sum of w[i] c[i],  w = step * weights + error,
+// and sum of error[i] c[i] = 128 * sum of error[i] + sum of error[i] (c[i] - 128), where the last sum is at least
+// -|error| |c - 128| (Cauchy-Schwarz). `constant` has the middle part in it, `rounding` bounds what float sums lose.
 struct IntegerQuery {
-    double constant, step, slack;
+    double constant, step, error_length, rounding;
 };
 
 }  // namespace
@@ -79,7 +81,7 @@ public:
 
     void run() {
         prepare();
-        pool_.run([this] { work(false); }, [this] { work(true); }, [this] { deliver(); });
+        pool_.run(n_helpers_, [this] { work(false); }, [this] { work(true); }, [this] { deliver(); });
         deliver();
         if (error_) std::rethrow_exception(error_);
     }
@@ -88,8 +90,10 @@ private:
     void prepare() {
         const int threads = pool_.n_helpers() + 1;
         group_probes(task_.probes, task_.n, task_.p, lists_.extents, lists_.nlist, scratch_.slot_of, scratch_.probed);
-        make_items(scratch_.probed, lists_.extents, lists_.code_size, lists_.dim, task_.n, threads,
-                   static_cast<bool>(task_.on_done), scratch_.items, scratch_.items_of_query);
+        const std::int64_t work =
+            make_items(scratch_.probed, lists_.extents, lists_.code_size, lists_.dim, task_.n, threads,
+                       static_cast<bool>(task_.on_done), scratch_.items, scratch_.items_of_query);
+        n_helpers_ = static_cast<int>(std::min<std::int64_t>(pool_.n_helpers(), work / kWorkOfAHelper));
         copy_queries();
         if (integer_) make_integer_queries();
         const std::size_t n = static_cast<std::size_t>(task_.n);
@@ -116,8 +120,8 @@ private:
         if (integer_) {
             grow(mine.codes, static_cast<std::size_t>(kBlockRows * code_dim_));
             grow(mine.packed, static_cast<std::size_t>(kernels_.packed_bytes(static_cast<int>(group_), code_dim_)));
-            grow(mine.bases, static_cast<std::size_t>(round_up(group_, 16)));
-            grow(mine.slopes, static_cast<std::size_t>(round_up(group_, 16)));
+            for (std::vector<float>* limits : {&mine.base, &mine.square, &mine.length})
+                grow(*limits, static_cast<std::size_t>(round_up(group_, kBlockRows)));
             grow(mine.found, group * kBlockRows);
         } else {
             grow(mine.distances, group * kBlockRows);
@@ -140,36 +144,27 @@ private:
     void make_integer_queries() {
         scratch_.weights.assign(static_cast<std::size_t>(task_.n * code_dim_), 0);
         scratch_.integer.resize(static_cast<std::size_t>(task_.n));
-        std::vector<double> w(static_cast<std::size_t>(lists_.dim));
+        std::vector<float> w(static_cast<std::size_t>(lists_.dim));
         for (std::int64_t q = 0; q < task_.n; ++q) {
             const float* query = scratch_.queries.data() + q * dim_;
-            double constant = 0, largest = 0, magnitude = 0;
+            double constant = 0, magnitude = 0;
             for (std::int64_t i = 0; i < lists_.dim; ++i) {
                 const double x = query[i], a = lists_.offset[i], b = lists_.scale[i];
+                const double most = std::abs(a) + 255 * std::abs(b);
                 if (keep_max_) {  // the query is negated: distance = <x, a + b c>
                     constant += x * a;
-                    w[i] = x * b;
-                    magnitude += std::abs(x) * (std::abs(a) + 255 * std::abs(b));
+                    w[i] = static_cast<float>(x * b);
+                    magnitude += std::abs(x) * most;
                 } else {  // distance = sum of ((x - a) - b c)^2
-                    const double t = x - a, most = std::abs(x) + std::abs(a) + 255 * std::abs(b);
-                    constant += t * t;
-                    w[i] = -2 * t * b;
-                    magnitude += most * most;
+                    constant += (x - a) * (x - a);
+                    w[i] = static_cast<float>(-2 * (x - a) * b);
+                    magnitude += (std::abs(x) + most) * (std::abs(x) + most);
                 }
-                largest = std::max(largest, std::abs(w[i]));
             }
-            const double step = largest > 0 ? std::max(largest / 127, kLeastStep) : 1;
-            double lost = 0;
-            std::int8_t* weights = scratch_.weights.data() + q * code_dim_;
-            for (std::int64_t i = 0; i < lists_.dim; ++i) {
-                const double whole = std::round(w[i] / step);
-                weights[i] = static_cast<std::int8_t>(whole);
-                // Bytes are at most 255: this is how far the sum of error[i] c[i] can fall below zero.
-                lost += 255 * std::max(0.0, step * whole - w[i]);
-            }
-            // And the rounding of everything that is summed in float: the exact distance, the row term, the comparison.
-            const double rounding = magnitude * static_cast<double>(lists_.dim + 16) * 0x1p-21;
-            scratch_.integer[q] = {constant, step, lost + rounding};
+            const QueryWeights made = kernels_.weigh(w.data(), lists_.dim, scratch_.weights.data() + q * code_dim_);
+            // Rounding: of w, of the exact distance and what it is compared with, of the row's square, of the filter.
+            scratch_.integer[q] = {constant + 128 * made.error_sum, made.step, made.error_length,
+                                   magnitude * static_cast<double>(lists_.dim + 16) * 0x1p-20};
         }
     }
 
@@ -270,12 +265,12 @@ private:
         }
     }
 
-    // The largest value of dot + row_term / step with which a row can still enter the query's answer.
-    float dot_limit(std::int32_t query) const {
+    // QueryLimits::base: no row beyond it can enter the query's answer.
+    float base_limit(std::int32_t query) const {
         const IntegerQuery& integer = scratch_.integer[static_cast<std::size_t>(query)];
         const double limit = scratch_.heaps[static_cast<std::size_t>(query)].limit();
-        const double base = (limit + integer.slack - integer.constant) / integer.step;
-        return std::nextafter(static_cast<float>(base), std::numeric_limits<float>::infinity());
+        const double base = (limit + integer.rounding - integer.constant) / integer.step;
+        return static_cast<float>(base + std::abs(base) * 0x1p-22);
     }
 
     // Whole-number dot products first; exact distances only for rows that these cannot rule out.
@@ -284,10 +279,14 @@ private:
         const std::int8_t* weights[kGroup];
         for (int m = 0; m < n; ++m) {
             weights[m] = scratch_.weights.data() + members[m] * code_dim_;
-            mine.bases[static_cast<std::size_t>(m)] = dot_limit(members[m]);
-            mine.slopes[static_cast<std::size_t>(m)] =
-                static_cast<float>(1 / scratch_.integer[static_cast<std::size_t>(members[m])].step);
+            const IntegerQuery& integer = scratch_.integer[static_cast<std::size_t>(members[m])];
+            mine.base[static_cast<std::size_t>(m)] = base_limit(members[m]);
+            mine.square[static_cast<std::size_t>(m)] = static_cast<float>(1 / integer.step);
+            mine.length[static_cast<std::size_t>(m)] =
+                static_cast<float>(integer.error_length / integer.step * (1 + 0x1p-20));
         }
+        const QueryLimits limits{mine.base.data(), mine.square.data(), mine.length.data()};
+        RowTerms terms{};
         kernels_.pack(weights, n, code_dim_, mine.packed.data());
         const auto distance_of = keep_max_ ? kernels_.inner_product : kernels_.squared_l2_one;
         const std::int64_t block_bytes = kBlockRows * lists_.code_size;
@@ -305,13 +304,10 @@ private:
                 block = mine.codes.data();
                 stride = code_dim_;
             }
-            float row_terms[kBlockRows] = {};
-            if (!keep_max_)
-                for (std::int64_t r = 0; r < rows; ++r)
-                    row_terms[r] = kernels_.weighted_square(codes + r * lists_.code_size, lists_.scale, lists_.dim);
+            kernels_.row_terms(codes, lists_.code_size, static_cast<int>(rows), lists_.dim,
+                               keep_max_ ? nullptr : lists_.scale, &terms);
             const int n_found =
-                kernels_.filter(block, stride, mine.packed.data(), n, code_dim_, mine.bases.data(), mine.slopes.data(),
-                                row_terms, mine.found.data(),
+                kernels_.filter(block, stride, mine.packed.data(), n, code_dim_, limits, terms, mine.found.data(),
                                 first + kBlockRows < count ? codes + block_bytes : following());
             std::uint32_t decoded = 0;
             for (int f = 0; f < n_found; ++f) {
@@ -327,7 +323,7 @@ private:
                 const float distance = distance_of(row, scratch_.queries.data() + members[m] * dim_, dim_);
                 if (distance <= heap.limit()) {
                     heap.push(distance, ids[first + r]);
-                    mine.bases[static_cast<std::size_t>(m)] = dot_limit(members[m]);
+                    mine.base[static_cast<std::size_t>(m)] = base_limit(members[m]);
                 }
             }
         }
@@ -372,6 +368,7 @@ private:
     const std::int64_t dim_, code_dim_;
     const bool integer_, direct_;
     std::int64_t group_ = 0;
+    int n_helpers_ = 0;
 
     std::atomic<int> next_thread_{0};
     std::atomic<std::size_t> next_item_{0};

@@ -98,9 +98,9 @@ std::vector<std::int32_t> shortest_first(const ProbedLists& probed, const std::v
 
 }  // namespace
 
-void make_items(const ProbedLists& probed, const std::int64_t* extents, std::int64_t code_size, std::int64_t dim,
-                std::int64_t n, int threads, bool finish_early, std::vector<ScanItem>& items,
-                std::vector<std::int32_t>& items_of_query) {
+std::int64_t make_items(const ProbedLists& probed, const std::int64_t* extents, std::int64_t code_size, std::int64_t dim,
+                        std::int64_t n, int threads, bool finish_early, std::vector<ScanItem>& items,
+                        std::vector<std::int32_t>& items_of_query) {
     const std::size_t n_lists = probed.lists.size();
     std::vector<std::int64_t> work(n_lists);
     std::int64_t total = 0;
@@ -128,6 +128,7 @@ void make_items(const ProbedLists& probed, const std::int64_t* extents, std::int
     } else {
         for (std::size_t i = 0; i < n_lists; ++i) cut(static_cast<std::int32_t>(i));
     }
+    return total;
 }
 
 }  // namespace hybridindex

@@ -28,8 +28,9 @@ void group_probes(const std::int64_t* probes, std::int64_t n, std::int64_t p, co
 
 // Cuts lists into items of about equal work for `threads` threads and counts them per query. With `finish_early` the
 // lists of the query with the least left come first, then those of the next: every list is still read once.
-void make_items(const ProbedLists& probed, const std::int64_t* extents, std::int64_t code_size, std::int64_t dim,
-                std::int64_t n, int threads, bool finish_early, std::vector<ScanItem>& items,
-                std::vector<std::int32_t>& items_of_query);
+// Returns the work of all items, about in bytes read.
+std::int64_t make_items(const ProbedLists& probed, const std::int64_t* extents, std::int64_t code_size, std::int64_t dim,
+                        std::int64_t n, int threads, bool finish_early, std::vector<ScanItem>& items,
+                        std::vector<std::int32_t>& items_of_query);
 
 }  // namespace hybridindex

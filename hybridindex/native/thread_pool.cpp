@@ -45,7 +45,7 @@ ThreadPool::~ThreadPool() {
 void ThreadPool::serve() {
     std::unique_lock lock(mutex_);
     for (;;) {
-        const auto found = std::find_if(tasks_.begin(), tasks_.end(), [](const Task* task) { return task->open; });
+        const auto found = std::find_if(tasks_.begin(), tasks_.end(), [](const Task* task) { return task->open && task->wanted > 0; });
         if (found == tasks_.end()) {
             if (stop_) return;
             work_->wait(lock);
@@ -53,6 +53,7 @@ void ThreadPool::serve() {
         }
         Task* const task = *found;
         ++task->active;
+        --task->wanted;
         lock.unlock();
         (*task->help)();
         lock.lock();
@@ -61,18 +62,18 @@ void ThreadPool::serve() {
     }
 }
 
-void ThreadPool::run(const std::function<void()>& help, const std::function<void()>& lead,
+void ThreadPool::run(int n_helpers, const std::function<void()>& help, const std::function<void()>& lead,
                      const std::function<void()>& on_nudge) {
-    if (n_helpers_ == 0 || getpid() != pid_) {
+    if (n_helpers <= 0 || n_helpers_ == 0 || getpid() != pid_) {
         lead();
         return;
     }
-    Task task{&help};
+    Task task{&help, n_helpers};
     {
         const std::lock_guard lock(mutex_);
         tasks_.push_back(&task);
     }
-    work_->notify_all();
+    for (int i = 0; i < n_helpers && i < n_helpers_; ++i) work_->notify_one();
     lead();
     std::unique_lock lock(mutex_);
     task.open = false;

@@ -25,10 +25,10 @@ public:
 
     int n_helpers() const { return n_helpers_; }
 
-    // Runs `help` on helpers as they become free, and `lead` on the calling thread; returns when all have returned.
-    // Neither may throw; each returns when nothing is left to be started. While it waits for the last helpers, the
+    // Runs `help` on up to `n_helpers` helpers as they become free, and `lead` on the calling thread; returns when all
+    // have returned. Neither may throw; each returns when nothing is left to be started. While it waits for the last helpers, the
     // caller runs `on_nudge` after each nudge().
-    void run(const std::function<void()>& help, const std::function<void()>& lead,
+    void run(int n_helpers, const std::function<void()>& help, const std::function<void()>& lead,
              const std::function<void()>& on_nudge);
     // Wakes callers that wait for their helpers.
     void nudge();
@@ -36,6 +36,7 @@ public:
 private:
     struct Task {
         const std::function<void()>* help;
+        int wanted;
         int active = 0;
         bool open = true;
     };
