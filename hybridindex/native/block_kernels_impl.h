@@ -110,18 +110,26 @@ void block(const float* rows, std::int64_t stride, const float* const* queries, 
     // A step of C queries reads W * W / C floats of this block: so many lines of the next one keep pace in one pass over
     // the block. Where there are more passes, each fetches a share: a burst would wait for memory.
     constexpr int kLines = W * W / 16;
+    constexpr int kAll = kLines / 4 > 0 ? kLines / 4 : 1, kHalf = kLines / 8 > 0 ? kLines / 8 : 1,
+                  kQuarter = kLines / 16 > 0 ? kLines / 16 : 1;
     const char* at = static_cast<const char*>(next);
     int q = 0;
+    const auto four = [&]<int Fetch>() {
+        tiles<L2, 4, Fetch>(rows, stride, queries + q, dim, out + q * kBlockRows, at);
+        q += 4;
+    };
     if (next != nullptr) {
         if (n >= 16) {
-            constexpr int kShare = kLines / 4 / 4 > 0 ? kLines / 4 / 4 : 1;
-            for (; q < 16; q += 4) tiles<L2, 4, kShare>(rows, stride, queries + q, dim, out + q * kBlockRows, at);
+            for (int pass = 0; pass < 4; ++pass) four.template operator()<kQuarter>();
+        } else if (n >= 12) {
+            four.template operator()<kHalf>();
+            four.template operator()<kQuarter>();
+            four.template operator()<kQuarter>();
         } else if (n >= 8) {
-            constexpr int kShare = kLines / 4 / 2 > 0 ? kLines / 4 / 2 : 1;
-            for (; q < 8; q += 4) tiles<L2, 4, kShare>(rows, stride, queries + q, dim, out + q * kBlockRows, at);
+            four.template operator()<kHalf>();
+            four.template operator()<kHalf>();
         } else if (n >= 4) {
-            tiles<L2, 4, (kLines / 4 > 0 ? kLines / 4 : 1)>(rows, stride, queries, dim, out, at);
-            q = 4;
+            four.template operator()<kAll>();
         } else if (n >= 2) {
             tiles<L2, 2, (kLines / 2 > 0 ? kLines / 2 : 1)>(rows, stride, queries, dim, out, at);
             q = 2;

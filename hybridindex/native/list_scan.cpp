@@ -23,6 +23,8 @@ constexpr std::int64_t kGroup = 256;
 // Products of more bytes than this, 255 * 127 each, do not fit 32 bits.
 constexpr std::int64_t kMostIntegerDim = 1 << 16;
 
+// Below it the integer filter's own arithmetic would underflow.
+constexpr double kLeastStep = 0x1p-90;
 // Work, as in make_items, that is worth waking a thread for.
 constexpr std::int64_t kWorkOfAHelper = 256 << 10;
 
@@ -162,6 +164,10 @@ private:
                 }
             }
             const QueryWeights made = kernels_.weigh(w.data(), lists_.dim, scratch_.weights.data() + q * code_dim_);
+            if (!(made.step > kLeastStep)) {  // too near the end of float's range to say anything: every row passes
+                scratch_.integer[q] = {-std::numeric_limits<double>::infinity(), 1, 0, 0};
+                continue;
+            }
             // Rounding: of w, of the exact distance and what it is compared with, of the row's square, of the filter.
             scratch_.integer[q] = {constant + 128 * made.error_sum, made.step, made.error_length,
                                    magnitude * static_cast<double>(lists_.dim + 16) * 0x1p-20};
