@@ -7,14 +7,18 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Spinning OpenMP threads make every measurement on a shared machine meaningless.
 export OMP_WAIT_POLICY := PASSIVE
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard hybridindex/native/*)
+SANITIZE := build/sanitize
+FUZZ_SECONDS ?= 30
 
-.PHONY: help demo test lint wheel-check bench clean
+.PHONY: help demo test lint wheel-check sanitize fuzz bench clean
 
 help:
 	@echo "make demo         real text, real queries: build, profile, plan, serve, report (build/demo)"
 	@echo "make test         install into .venv and run the whole test suite"
 	@echo "make lint         ruff and mypy"
 	@echo "make wheel-check  build the wheel and the sdist, install the wheel elsewhere, import every module"
+	@echo "make sanitize     tests of the native scan under address, undefined-behaviour and thread sanitizers"
+	@echo "make fuzz         the native scan over malformed input, FUZZ_SECONDS=30"
 	@echo "make bench        the benchmarks behind the README's numbers (build/bench)"
 	@echo "make clean        remove .venv and build"
 
@@ -45,6 +49,12 @@ lint: $(VENV)/.test
 
 wheel-check: $(BIN)/python
 	PYTHON=$(abspath $(BIN))/python sh tests/packaging/check_wheel.sh
+
+sanitize: $(VENV)/.test
+	PYTHON=$(abspath $(BIN))/python sh tests/native/sanitize.sh $(SANITIZE)
+
+fuzz: $(VENV)/.test
+	PYTHON=$(abspath $(BIN))/python sh tests/native/fuzz.sh $(SANITIZE) address,undefined --seconds $(FUZZ_SECONDS)
 
 bench: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.all --output build/bench

@@ -75,10 +75,11 @@ struct BlockKernels {
 const BlockKernels& best_kernels();
 const BlockKernels* kernels_named(const char* name);
 
-// Defined where the compiler can make them.
-const BlockKernels* portable_kernels();
-const BlockKernels* avx2_kernels();
-const BlockKernels* avx512_kernels();
-const BlockKernels* amx_kernels();
+// nullptr where the compiler could not make them. Data, not functions: nothing compiled for a newer CPU runs before it
+// is known to be there.
+extern const BlockKernels* const portable_kernels;
+extern const BlockKernels* const avx2_kernels;
+extern const BlockKernels* const avx512_kernels;
+extern const BlockKernels* const amx_kernels;
 
 }  // namespace hybridindex

@@ -4,10 +4,6 @@
 #define HYBRIDINDEX_LANES 16
 #include "block_kernels_impl.h"
 
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 namespace hybridindex {
 namespace {
 
@@ -105,38 +101,25 @@ void amx_begin() {
 
 void amx_end() { _tile_release(); }
 
-// By hand: compilers learnt the names late.
-bool amx_there() {
-    unsigned a, b, c, d;
-    constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTile) && (d & kInt8);
+constexpr BlockKernels with_tiles() {
+    BlockKernels made = make_kernels("amx");
+    made.packed_bytes = amx_packed_bytes;
+    made.pack = amx_pack;
+    made.filter = amx_filter;
+    made.begin = amx_begin;
+    made.end = amx_end;
+    return made;
 }
 
-// Linux hands out the tile registers to processes that ask.
-bool amx_allowed() {
-    constexpr int kRequestPermission = 0x1023, kTileData = 18;
-    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
+constexpr BlockKernels kernels = with_tiles();
 
 }  // namespace
 
-const BlockKernels* amx_kernels() {
-    static const BlockKernels kernels = [] {
-        BlockKernels made = make_kernels("amx");
-        made.packed_bytes = amx_packed_bytes;
-        made.pack = amx_pack;
-        made.filter = amx_filter;
-        made.begin = amx_begin;
-        made.end = amx_end;
-        return made;
-    }();
-    static const bool runs = avx512_kernels() != nullptr && amx_there() && amx_allowed();
-    return runs ? &kernels : nullptr;
-}
+const BlockKernels* const amx_kernels = &kernels;
 
 }  // namespace hybridindex
 #else
 namespace hybridindex {
-const BlockKernels* amx_kernels() { return nullptr; }
+const BlockKernels* const amx_kernels = nullptr;
 }  // namespace hybridindex
 #endif

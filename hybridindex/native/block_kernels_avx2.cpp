@@ -6,15 +6,12 @@
 
 namespace hybridindex {
 
-const BlockKernels* avx2_kernels() {
-    static constexpr BlockKernels kernels = make_kernels("avx2");
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") ? &kernels
-                                                                                                          : nullptr;
-}
+static constexpr BlockKernels kernels = make_kernels("avx2");
+const BlockKernels* const avx2_kernels = &kernels;
 
 }  // namespace hybridindex
 #else
 namespace hybridindex {
-const BlockKernels* avx2_kernels() { return nullptr; }
+const BlockKernels* const avx2_kernels = nullptr;
 }  // namespace hybridindex
 #endif

@@ -6,17 +6,12 @@
 
 namespace hybridindex {
 
-const BlockKernels* avx512_kernels() {
-    static constexpr BlockKernels kernels = make_kernels("avx512");
-    const bool runs = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512vnni");
-    return runs ? &kernels : nullptr;
-}
+static constexpr BlockKernels kernels = make_kernels("avx512");
+const BlockKernels* const avx512_kernels = &kernels;
 
 }  // namespace hybridindex
 #else
 namespace hybridindex {
-const BlockKernels* avx512_kernels() { return nullptr; }
+const BlockKernels* const avx512_kernels = nullptr;
 }  // namespace hybridindex
 #endif

@@ -4,9 +4,7 @@
 
 namespace hybridindex {
 
-const BlockKernels* portable_kernels() {
-    static constexpr BlockKernels kernels = make_kernels("portable");
-    return &kernels;
-}
+static constexpr BlockKernels kernels = make_kernels("portable");
+const BlockKernels* const portable_kernels = &kernels;
 
 }  // namespace hybridindex

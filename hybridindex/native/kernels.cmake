@@ -1,7 +1,10 @@
 # The inner loops, once per instruction set; which one runs is decided at run time. A file whose flags the compiler does
 # not know, or that is for another CPU, compiles to nothing. Included by whoever compiles block_kernels_*.cpp.
 include(CheckCXXCompilerFlag)
-set(KERNEL_FLAGS "-O3;-ffp-contract=fast;-fno-math-errno;-fno-trapping-math;-Wno-maybe-uninitialized;-Wno-psabi")
+if(NOT KERNEL_LEVEL)
+  set(KERNEL_LEVEL -O3)  # with sanitizers a lower one: unrolled and checked, the loops take minutes to compile
+endif()
+set(KERNEL_FLAGS "${KERNEL_LEVEL};-ffp-contract=fast;-fno-math-errno;-fno-trapping-math;-Wno-maybe-uninitialized;-Wno-psabi")
 set(FLAGS_portable "")
 set(FLAGS_avx2 "-mavx2;-mfma;-mf16c")
 set(FLAGS_avx512 "${FLAGS_avx2};-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni")

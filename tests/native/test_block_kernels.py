@@ -1,0 +1,143 @@
+"""Every set of kernels that this CPU runs, over every code, metric and awkward shape, against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridindex import _native
+from tests.native.lists import CODES, check, make_lists, make_probes, make_queries, scan
+
+KERNELS = _native.kernels_here()
+DIMS = [1, 3, 16, 17, 63, 64, 100, 384]
+POOLS = [_native.ThreadPool(helpers) for helpers in (0, 1, 2, 4)]
+METRICS = ("ip", "l2")
+
+
+def test_portable_kernels_run_everywhere_and_the_best_come_first():
+    assert KERNELS[-1] == "portable"
+    assert make_lists(np.random.default_rng(0), [3], 4, "f32").scanner("ip").kernels == KERNELS[0]
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("kernels", KERNELS)
+@settings(max_examples=20, deadline=None)
+@given(
+    dim=st.sampled_from(DIMS),
+    sizes=st.lists(st.sampled_from([0, 1, 2, 15, 16, 17, 31, 33, 100, 250]), min_size=1, max_size=6),
+    n=st.sampled_from([0, 1, 2, 3, 4, 5, 9, 16, 17, 33]),
+    k=st.sampled_from([1, 2, 7, 100, 2048]),
+    residual=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_whole_numbers_are_answered_to_the_bit(kernels, code, metric, dim, sizes, n, k, residual, seed):
+    rng = np.random.default_rng(seed)
+    lists = make_lists(rng, sizes, dim, code, exact=True, residual=residual, duplicates=0.3)
+    queries = make_queries(rng, n, dim, exact=True)
+    probes = make_probes(rng, n, min(4, len(sizes)), len(sizes))
+    scanner = lists.scanner(metric, kernels)
+    assert scanner.kernels == kernels
+    for pool in (POOLS[0], POOLS[2]):
+        check(lists, metric, queries, probes, scan(scanner, queries, probes, k, pool), exact=True)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("code", CODES)
+@settings(max_examples=12, deadline=None)
+@given(
+    dim=st.sampled_from(DIMS),
+    sizes=st.lists(st.integers(0, 300), min_size=1, max_size=5),
+    n=st.integers(1, 24),
+    k=st.sampled_from([1, 5, 40]),
+    residual=st.booleans(),
+    centre=st.sampled_from([0.0, 1.0, 30.0]),
+    seed=st.integers(0, 10_000),
+)
+def test_any_numbers_are_right_and_threads_change_no_bit(code, metric, dim, sizes, n, k, residual, centre, seed):
+    rng = np.random.default_rng(seed)
+    lists = make_lists(rng, sizes, dim, code, residual=residual, centre=centre, duplicates=0.1)
+    queries = make_queries(rng, n, dim, centre=centre)
+    probes = make_probes(rng, n, min(4, len(sizes)), len(sizes))
+    per_set = []
+    for kernels in KERNELS:
+        scanner = lists.scanner(metric, kernels)
+        first = scan(scanner, queries, probes, k, POOLS[0])
+        check(lists, metric, queries, probes, first)
+        per_set.append(first)
+        for pool in POOLS[1:]:
+            distances, ids = scan(scanner, queries, probes, k, pool)
+            np.testing.assert_array_equal(distances, first[0])
+            np.testing.assert_array_equal(ids, first[1])
+    # Sets round differently; ids may differ only where distances are that close.
+    for distances, ids in per_set[1:]:
+        differs = ids != per_set[0][1]
+        size = np.abs(lists.rows).max(initial=0) + np.abs(queries).max()
+        np.testing.assert_allclose(distances[differs], per_set[0][0][differs], rtol=1e-5, atol=2e-6 * dim * size**2)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("dim", [63, 64, 384])
+def test_l2_of_bytes_far_from_the_origin_is_the_distance_of_decoded_vectors(kernels, dim):
+    rng = np.random.default_rng(dim)
+    lists = make_lists(rng, [500, 37, 0, 16], dim, "sq8", centre=1000.0)
+    queries = make_queries(rng, 20, dim, centre=1000.0)
+    probes = np.tile(np.arange(4), (20, 1))
+    distances, ids = answer = scan(lists.scanner("l2", kernels), queries, probes, 10, POOLS[2])
+    check(lists, "l2", queries, probes, answer)
+    # The differences are small and exact in float32: so must the distances be, however far the origin.
+    position = {int(i): at for at, i in enumerate(lists.ids)}
+    own = lists.rows[[position[int(i)] for i in ids.ravel()]].reshape(20, 10, dim).astype(np.float64)
+    exact = ((own - queries[:, None].astype(np.float64)) ** 2).sum(axis=2)
+    np.testing.assert_allclose(distances, exact, rtol=2e-6 * dim)
+    all_rows = ((lists.rows[None].astype(np.float64) - queries[:, None]) ** 2).sum(axis=2)
+    np.testing.assert_allclose(distances, np.sort(all_rows, axis=1)[:, :10], rtol=2e-6 * dim)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_products_of_bytes_that_do_not_fit_32_bits(kernels):
+    dim = 70_016
+    lists = make_lists(np.random.default_rng(3), [20], dim, "sq8", exact=True)
+    data = lists.data.copy()
+    at, capacity = int(lists.extents[0, 2]), int(lists.extents[0, 1])
+    codes = np.linspace(200, 255, 20).astype(np.uint8)
+    data[at : at + 20 * dim] = codes.repeat(dim)
+    data[at + capacity * dim :][:160] = np.arange(20).view(np.uint8)
+    scanner = lists.scanner("ip", kernels, data=data, offset=np.zeros(dim, np.float32))
+    _, ids = scan(scanner, np.ones((1, dim), np.float32), np.zeros((1, 1), np.int64), 3, POOLS[0])
+    assert ids.tolist() == [[19, 18, 17]]
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("tiny", [1e-12, 1e-18, 1e-20])
+def test_very_small_numbers_lose_no_row(kernels, metric, tiny):
+    rng = np.random.default_rng(4)
+    lists = make_lists(rng, [200], 32, "sq8")
+    queries = make_queries(rng, 6, 32) * np.float32(tiny)
+    scanner = lists.scanner(
+        metric, kernels, scale=lists.scale * np.float32(tiny), offset=lists.offset * np.float32(tiny)
+    )
+    distances, ids = scan(scanner, queries, np.zeros((6, 1), np.int64), 200, POOLS[0])
+    assert (np.sort(ids, axis=1) == np.sort(lists.ids)).all()
+    assert np.isfinite(distances).all()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("code", ["f32", "f16", "bf16"])
+def test_what_is_no_number_is_no_candidate(kernels, code):
+    lists = make_lists(np.random.default_rng(5), [40], 16, code, exact=True)
+    data = lists.data.copy()
+    at, width = int(lists.extents[0, 2]), 16 * (4 if code == "f32" else 2)
+    nan = {"f32": np.array([np.nan, np.inf], "f4"), "f16": np.array([np.nan, np.inf], "f2")}
+    bad = nan[code].view(np.uint8) if code in nan else np.array([0x7FC0, 0x7F80], np.uint16).view(np.uint8)
+    data[at : at + len(bad) // 2] = bad[: len(bad) // 2]
+    data[at + width : at + width + len(bad) // 2] = bad[len(bad) // 2 :]
+    queries = -np.ones((2, 16), np.float32)
+    for metric in METRICS:
+        distances, ids = scan(lists.scanner(metric, kernels, data=data), queries, np.zeros((2, 1), int), 40, POOLS[0])
+        assert (np.sort(ids[:, :38], axis=1) == np.sort(lists.ids[2:])).all()
+        assert (ids[:, 38:] == -1).all()
+        assert not np.isnan(distances).any()
