@@ -18,7 +18,7 @@ from hybridindex.index.checksums import digest_file
 from hybridindex.index.commit import no_progress
 from hybridindex.index.faiss_model import LoadedModel, load_model, map_lists, require_faiss
 from hybridindex.index.generation import GenerationWriter, as_path, read_current
-from hybridindex.index.huge_pages import load_in_huge_pages
+from hybridindex.index.huge_pages import load_in_huge_pages, map_file
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.layout import check_extents
 from hybridindex.index.manifest import LISTS_FILE, MODEL_FILE, TABLE_FILE, Manifest, parse_manifest
@@ -123,7 +123,7 @@ def _open_generation(path: Path, generation: Path, verify: Verify) -> IVFIndex:
     _check_files(generation, manifest, verify)
     table = _read_table(generation, manifest)
     try:
-        data: U8 = np.memmap(generation / LISTS_FILE, dtype=np.uint8, mode="r")
+        data = map_file(generation / LISTS_FILE)
         model_bytes: U8 = np.memmap(generation / MODEL_FILE, dtype=np.uint8, mode="r")
         # An imported index answers as faiss does with the file it came from; ours need not.
         model = load_model(generation / MODEL_FILE, precompute=manifest.notes.get("source") != "build")
@@ -133,7 +133,7 @@ def _open_generation(path: Path, generation: Path, verify: Verify) -> IVFIndex:
             map_lists(model.ivf, lists, table, code_size=manifest.code_size, nbytes=data.nbytes)
             model.outer.ntotal = manifest.count
             model.ivf.nprobe = manifest.nprobe
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise CorruptIndexError(f"{generation} cannot be mapped: {error}") from error
     index = IVFIndex(path, manifest, model, table, data, model_bytes)
     return _converted(index) if manifest.layout == "blocks16" else index

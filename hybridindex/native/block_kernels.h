@@ -9,6 +9,8 @@ namespace hybridindex {
 
 // Rows in a block. Row pointers may have any alignment.
 constexpr int kBlockRows = 16;
+// Queries that pass over a block together; and how many it takes until the next block is on its way.
+constexpr int kTileQueries = 4, kFetchQueries = 16;
 // Dimensions are padded with zeros to a multiple of this, codes of the integer filter to a multiple of the second.
 constexpr std::int64_t kDimStep = 16;
 constexpr std::int64_t kCodeStep = 64;
@@ -35,12 +37,13 @@ struct QueryWeights {
 
 struct BlockKernels {
     const char* name;
-    // out[q * kBlockRows + r] = -<queries[q], row r>, as queries come negated, or |queries[q] - row r|^2. `next` is the
-    // block that will be read after this one: it is fetched ahead.
+    // out[q * kBlockRows + r] = -<queries[q], row r>, as queries come negated, or |queries[q] - row r|^2. Fetches ahead the
+    // block that will be read after this one, `next`; and, a quarter block for every kTileQueries beyond kFetchQueries,
+    // what comes later, `later`. Either may be nullptr.
     void (*inner_products)(const float* rows, std::int64_t stride, const float* const* queries, int n_queries,
-                           std::int64_t dim, float* out, const void* next);
+                           std::int64_t dim, float* out, const void* next, const void* later);
     void (*squared_l2)(const float* rows, std::int64_t stride, const float* const* queries, int n_queries,
-                       std::int64_t dim, float* out, const void* next);
+                       std::int64_t dim, float* out, const void* next, const void* later);
     // The same for one row and one query.
     float (*inner_product)(const float* row, const float* query, std::int64_t dim);
     float (*squared_l2_one)(const float* row, const float* query, std::int64_t dim);

@@ -48,10 +48,12 @@ inline int passing(const std::int32_t* dots, int first, int n, const QueryLimits
 int amx_filter(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n, std::int64_t dim,
                const QueryLimits& limits, const RowTerms& terms, std::uint32_t* found, const void* next) {
     if (n < kFewest) return filter(rows, stride, packed, n, dim, limits, terms, found, next);
-    if (next != nullptr) {
-        const char* at = static_cast<const char*>(next);
-        for (std::int64_t i = 0; i < kBlockRows * dim; i += 64) __builtin_prefetch(at + i, 0, 2);
-    }
+    const char* at = static_cast<const char*>(next);
+    // The first pass over a block fetches the next one.
+    const auto fetch = [&at] {
+        if (at == nullptr) return;
+        for (int line = 0; line < kTile; ++line, at += 64) __builtin_prefetch(at, 0, 2);
+    };
     alignas(64) std::int32_t dots[2][kTile * kTile];
     int count = 0;
     int q = 0;
@@ -63,6 +65,7 @@ int amx_filter(const std::uint8_t* rows, std::int64_t stride, const std::int8_t*
         for (std::int64_t i = 0; i < dim; i += kCodeStep) {
             _tile_loadd(2, rows + i, stride);
             _tile_loadd(3, first + i * kTile, 64);
+            if (q == 0) fetch();
             _tile_dpbusd(0, 2, 3);
             _tile_loadd(4, second + i * kTile, 64);
             _tile_dpbusd(1, 2, 4);
@@ -78,6 +81,7 @@ int amx_filter(const std::uint8_t* rows, std::int64_t stride, const std::int8_t*
         for (std::int64_t i = 0; i < dim; i += kCodeStep) {
             _tile_loadd(2, rows + i, stride);
             _tile_loadd(3, first + i * kTile, 64);
+            if (q == 0) fetch();
             _tile_dpbusd(0, 2, 3);
         }
         _tile_stored(0, dots[0], 64);

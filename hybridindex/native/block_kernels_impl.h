@@ -106,12 +106,10 @@ inline void tiles(const float* rows, std::int64_t stride, const float* const* qu
 
 template <bool L2>
 void block(const float* rows, std::int64_t stride, const float* const* queries, int n, std::int64_t dim, float* out,
-           const void* next) {
+           const void* next, const void* later) {
     // A step of C queries reads W * W / C floats of this block: so many lines of the next one keep pace in one pass over
     // the block. Where there are more passes, each fetches a share: a burst would wait for memory.
     constexpr int kLines = W * W / 16;
-    constexpr int kAll = kLines / 4 > 0 ? kLines / 4 : 1, kHalf = kLines / 8 > 0 ? kLines / 8 : 1,
-                  kQuarter = kLines / 16 > 0 ? kLines / 16 : 1;
     const char* at = static_cast<const char*>(next);
     int q = 0;
     const auto four = [&]<int Fetch>() {
@@ -119,24 +117,31 @@ void block(const float* rows, std::int64_t stride, const float* const* queries, 
         q += 4;
     };
     if (next != nullptr) {
-        if (n >= 16) {
-            for (int pass = 0; pass < 4; ++pass) four.template operator()<kQuarter>();
-        } else if (n >= 12) {
-            four.template operator()<kHalf>();
-            four.template operator()<kQuarter>();
-            four.template operator()<kQuarter>();
-        } else if (n >= 8) {
-            four.template operator()<kHalf>();
-            four.template operator()<kHalf>();
+        if (n >= 8 && kLines >= 16) {  // enough lines a step that they can be shared
+            constexpr int kQuarter = kLines / 16, kHalf = kLines / 8;
+            if (n >= kFetchQueries) {
+                for (int pass = 0; pass < kFetchQueries / kTileQueries; ++pass) four.template operator()<kQuarter>();
+            } else if (n >= 12) {
+                four.template operator()<kHalf>();
+                four.template operator()<kQuarter>();
+                four.template operator()<kQuarter>();
+            } else {
+                four.template operator()<kHalf>();
+                four.template operator()<kHalf>();
+            }
         } else if (n >= 4) {
-            four.template operator()<kAll>();
+            four.template operator()<kLines / 4>();
         } else if (n >= 2) {
-            tiles<L2, 2, (kLines / 2 > 0 ? kLines / 2 : 1)>(rows, stride, queries, dim, out, at);
+            tiles<L2, 2, kLines / 2>(rows, stride, queries, dim, out, at);
             q = 2;
         } else {
             tiles<L2, 1, kLines>(rows, stride, queries, dim, out, at);
             q = 1;
         }
+    }
+    if (later != nullptr && n > kFetchQueries && kLines >= 16) {
+        at = static_cast<const char*>(later);
+        while (q + 4 <= n) four.template operator()<kLines / 16>();
     }
     for (; q + 4 <= n; q += 4) tiles<L2, 4, 0>(rows, stride, queries + q, dim, out + q * kBlockRows, at);
     if (q + 2 <= n) {
@@ -333,12 +338,18 @@ inline ivec dot_step(ivec acc, const std::uint8_t* u, const std::int8_t* s) {
 constexpr int kDotBytes = W;
 #endif
 
-template <int C>
+template <int C, bool Fetch>
 inline void dot_tile(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* queries, std::int64_t dim,
-                     std::int32_t* out) {
+                     std::int32_t* out, const char*& next) {
     constexpr int R = W / C;
+    // Lines of the next block for every step: as many bytes as are read of this one.
+    constexpr int kLines = R * kDotBytes / 64 > 0 ? R * kDotBytes / 64 : 1;
     ivec acc[W] = {};
     for (std::int64_t i = 0; i < dim; i += kDotBytes) {
+        if constexpr (Fetch) {
+#pragma GCC unroll 16
+            for (int line = 0; line < kLines; ++line, next += 64) __builtin_prefetch(next, 0, 2);
+        }
 #pragma GCC unroll 16
         for (int c = 0; c < C; ++c)
 #pragma GCC unroll 16
@@ -351,12 +362,14 @@ inline void dot_tile(const std::uint8_t* rows, std::int64_t stride, const std::i
         std::memcpy(out + c * kBlockRows, reinterpret_cast<const char*>(&sums) + c * R * 4, R * 4);
 }
 
-template <int C>
+template <int C, bool Fetch>
 inline int filter_tiles(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* queries, std::int64_t dim,
-                        const QueryLimits& limits, const RowTerms& terms, int first, std::uint32_t* found) {
+                        const QueryLimits& limits, const RowTerms& terms, int first, std::uint32_t* found,
+                        const void* next) {
     constexpr int R = W / C;
     std::int32_t dots[C * kBlockRows];
-    for (int r = 0; r < kBlockRows; r += R) dot_tile<C>(rows + r * stride, stride, queries, dim, dots + r);
+    const char* at = static_cast<const char*>(next);
+    for (int r = 0; r < kBlockRows; r += R) dot_tile<C, Fetch>(rows + r * stride, stride, queries, dim, dots + r, at);
     int n_found = 0;
     for (int c = 0; c < C; ++c) {
         float values[kBlockRows];
@@ -371,18 +384,17 @@ inline int filter_tiles(const std::uint8_t* rows, std::int64_t stride, const std
 
 int filter(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n, std::int64_t dim,
            const QueryLimits& limits, const RowTerms& terms, std::uint32_t* found, const void* next) {
-    if (next != nullptr) {
-        const char* at = static_cast<const char*>(next);
-        for (std::int64_t i = 0; i < kBlockRows * dim; i += 64) __builtin_prefetch(at + i, 0, 2);
-    }
     int q = 0, count = 0;
-    for (; q + 4 <= n; q += 4)
-        count += filter_tiles<4>(rows, stride, packed + q * dim, dim, limits, terms, q, found + count);
-    if (q + 2 <= n) {
-        count += filter_tiles<2>(rows, stride, packed + q * dim, dim, limits, terms, q, found + count);
-        q += 2;
-    }
-    if (q < n) count += filter_tiles<1>(rows, stride, packed + q * dim, dim, limits, terms, q, found + count);
+    const auto pass = [&]<int C>() {
+        // The first pass over a block fetches the next one.
+        count += q == 0 && next != nullptr
+                     ? filter_tiles<C, true>(rows, stride, packed, dim, limits, terms, 0, found, next)
+                     : filter_tiles<C, false>(rows, stride, packed + q * dim, dim, limits, terms, q, found + count, next);
+        q += C;
+    };
+    while (q + 4 <= n) pass.template operator()<4>();
+    if (q + 2 <= n) pass.template operator()<2>();
+    if (q < n) pass.template operator()<1>();
     return count;
 }
 

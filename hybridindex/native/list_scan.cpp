@@ -7,7 +7,7 @@
 #include <cstring>
 #include <exception>
 #include <limits>
-#include <numeric>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -25,6 +25,9 @@ constexpr std::int64_t kMostIntegerDim = 1 << 16;
 
 // Below it the integer filter's own arithmetic would underflow.
 constexpr double kLeastStep = 0x1p-90;
+constexpr std::size_t kNoItem = static_cast<std::size_t>(-1);
+// Items for each thread that are left when threads stop taking two at a time.
+constexpr std::size_t kReserveUntil = 4;
 // Work, as in make_items, that is worth waking a thread for.
 constexpr std::int64_t kWorkOfAHelper = 256 << 10;
 
@@ -32,6 +35,8 @@ std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + s
 
 // What one thread needs for one item at a time.
 struct ThreadScratch {
+    // Where this thread will go on reading after its item, and how far that was fetched: empty where nobody knows.
+    std::span<const std::uint8_t> following, later;
     std::vector<float> rows;         // a decoded block
     std::vector<std::uint8_t> codes; // a padded block of codes
     std::vector<float> distances;    // (group, kBlockRows)
@@ -178,10 +183,18 @@ private:
 
     void work(bool leading) {
         ThreadScratch& mine = scratch_.threads[static_cast<std::size_t>(next_thread_.fetch_add(1))];
+        const std::size_t n_items = scratch_.items.size();
+        std::size_t reserved = kNoItem;
         for (;;) {
             if (leading) deliver();
-            const std::size_t item = next_item_.fetch_add(1, std::memory_order_relaxed);
-            if (item >= scratch_.items.size() || cancelled_.load(std::memory_order_relaxed)) break;
+            const std::size_t item = reserved != kNoItem ? reserved : next_item_.fetch_add(1, std::memory_order_relaxed);
+            if (item >= n_items || cancelled_.load(std::memory_order_relaxed)) break;
+            // One more, so that its bytes can be fetched meanwhile; not near the end, where another may be idle.
+            reserved = kNoItem;
+            if (next_item_.load(std::memory_order_relaxed) + kReserveUntil * scratch_.threads.size() < n_items)
+                reserved = next_item_.fetch_add(1, std::memory_order_relaxed);
+            mine.following = item_bytes(reserved != kNoItem ? reserved : next_item_.load(std::memory_order_relaxed));
+            mine.later = mine.following;
             // Around the item alone: on_done may run anything, another scan for one, that needs the same registers.
             if (integer_) kernels_.begin();
             scan(scratch_.items[item], mine);
@@ -209,12 +222,19 @@ private:
                 finish_query(scratch_.probed.members[m]);
     }
 
-    // Where somebody will go on reading: the next item that nobody has taken, or nullptr.
-    const std::uint8_t* following() const {
-        const std::size_t item = next_item_.load(std::memory_order_relaxed);
-        if (item >= scratch_.items.size()) return nullptr;
+    // The codes of an item, or nothing where there is no such item.
+    std::span<const std::uint8_t> item_bytes(std::size_t item) const {
+        if (item >= scratch_.items.size()) return {};
         const ScanItem& next = scratch_.items[item];
-        return lists_.base + lists_.extents[scratch_.probed.lists[next.list] * 3 + 2] + next.first * lists_.code_size;
+        const std::int64_t start = lists_.extents[scratch_.probed.lists[next.list] * 3 + 2] + next.first * lists_.code_size;
+        return {lists_.base + start, static_cast<std::size_t>(next.count * lists_.code_size)};
+    }
+
+    // What will be read after a block, to be fetched ahead; nullptr where nobody knows.
+    static const std::uint8_t* after(const std::uint8_t* block, std::int64_t block_bytes, bool last,
+                                     const ThreadScratch& mine) {
+        if (!last) return block + block_bytes;
+        return mine.following.empty() ? nullptr : mine.following.data();
     }
 
     // Rows that exist and whose ids are allowed, as bits.
@@ -258,8 +278,14 @@ private:
                 std::fill_n(mine.rows.data() + rows * dim_, (kBlockRows - rows) * dim_, 0.0f);
                 block = mine.rows.data();
             }
+            const bool fetch_later = direct_ && n >= kFetchQueries + kTileQueries && !mine.later.empty();
             distances_of(block, dim_, queries, n, dim_, mine.distances.data(),
-                         !direct_ ? nullptr : first + kBlockRows < count ? codes + block_bytes : following());
+                         direct_ ? after(codes, block_bytes, first + kBlockRows >= count, mine) : nullptr,
+                         fetch_later ? mine.later.data() : nullptr);
+            if (fetch_later) {
+                const std::int64_t fetched = block_bytes / 4 * ((n - kFetchQueries) / kTileQueries);
+                mine.later = mine.later.subspan(std::min(mine.later.size(), static_cast<std::size_t>(fetched)));
+            }
             for (int m = 0; m < n; ++m) {
                 QueryHeap& heap = scratch_.heaps[static_cast<std::size_t>(members[m])];
                 const float* found = mine.distances.data() + m * kBlockRows;
@@ -314,7 +340,7 @@ private:
                                keep_max_ ? nullptr : lists_.scale, &terms);
             const int n_found =
                 kernels_.filter(block, stride, mine.packed.data(), n, code_dim_, limits, terms, mine.found.data(),
-                                first + kBlockRows < count ? codes + block_bytes : following());
+                                after(codes, block_bytes, first + kBlockRows >= count, mine));
             std::uint32_t decoded = 0;
             for (int f = 0; f < n_found; ++f) {
                 const int m = static_cast<int>(mine.found[static_cast<std::size_t>(f)] >> 4);
