@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <exception>
@@ -23,6 +24,9 @@ constexpr std::int64_t kGroup = 256;
 // Products of more bytes than this, 255 * 127 each, do not fit 32 bits.
 constexpr std::int64_t kMostIntegerDim = 1 << 16;
 
+// Complete rows that make a report, and how long fewer may wait for one.
+constexpr std::size_t kRowsOfAReport = 16;
+constexpr std::chrono::microseconds kTimeOfAReport{500};
 // Below it the integer filter's own arithmetic would underflow.
 constexpr double kLeastStep = 0x1p-90;
 constexpr std::size_t kNoItem = static_cast<std::size_t>(-1);
@@ -88,8 +92,8 @@ public:
 
     void run() {
         prepare();
-        pool_.run(n_helpers_, [this] { work(false); }, [this] { work(true); }, [this] { deliver(); });
-        deliver();
+        pool_.run(n_helpers_, [this] { work(false); }, [this] { work(true); }, [this] { deliver(false); });
+        deliver(false);
         if (error_) std::rethrow_exception(error_);
     }
 
@@ -186,7 +190,7 @@ private:
         const std::size_t n_items = scratch_.items.size();
         std::size_t reserved = kNoItem;
         for (;;) {
-            if (leading) deliver();
+            if (leading) deliver(true);
             const std::size_t item = reserved != kNoItem ? reserved : next_item_.fetch_add(1, std::memory_order_relaxed);
             if (item >= n_items || cancelled_.load(std::memory_order_relaxed)) break;
             // One more, so that its bytes can be fetched meanwhile; not near the end, where another may be idle.
@@ -374,8 +378,14 @@ private:
 
     // -- on the calling thread
 
-    void deliver() {
-        if (!task_.on_done || n_done_.load(std::memory_order_acquire) == n_delivered_ || error_) return;
+    // Reports what is complete. While there is work, only when it is worth the report: that runs in Python.
+    void deliver(bool working) {
+        if (!task_.on_done || error_) return;
+        const std::size_t ready = n_done_.load(std::memory_order_acquire) - n_delivered_;
+        if (ready == 0) return;
+        const auto now = std::chrono::steady_clock::now();
+        if (working && ready < kRowsOfAReport && now - reported_ < kTimeOfAReport) return;
+        reported_ = now;
         std::vector<std::int32_t> rows;
         {
             const std::lock_guard lock(done_mutex_);
@@ -410,6 +420,7 @@ private:
     std::vector<std::int32_t> done_;
     std::atomic<std::size_t> n_done_{0};
     std::size_t n_delivered_ = 0;
+    std::chrono::steady_clock::time_point reported_{};
     std::exception_ptr error_;
 };
 
