@@ -98,7 +98,7 @@ struct Case {
     explicit Case(Bytes& in) {
         static constexpr const char* kNames[] = {"portable", "avx2", "avx512", "amx"};
         kernels = kernels_named(kNames[in.byte() % 4]);
-        if (kernels == nullptr) kernels = portable_kernels();
+        if (kernels == nullptr) kernels = portable_kernels;
         keep_max = in.byte() & 1;
         tame = !in.one_in(4);
         make_lists(in);
