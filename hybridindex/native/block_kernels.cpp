@@ -27,10 +27,11 @@ bool has_avx512() {
 // By hand: compilers learnt the names late. Linux hands the tile registers to processes that ask.
 bool has_amx() {
 #if defined(__linux__)
-    constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
+    constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, kHalves = 1u << 22, kVectorHalves = 1u << 5;
     constexpr int kRequestPermission = 0x1023, kTileData = 18;
     unsigned a, b, c, d;
     return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTile) && (d & kInt8) &&
+           (d & kHalves) && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kVectorHalves) &&
            syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
     return false;

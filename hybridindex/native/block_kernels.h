@@ -11,9 +11,9 @@ namespace hybridindex {
 constexpr int kBlockRows = 16;
 // Queries that pass over a block together; and how many it takes until the next block is on its way.
 constexpr int kTileQueries = 4, kFetchQueries = 16;
-// Dimensions are padded with zeros to a multiple of this, codes of the integer filter to a multiple of the second.
+// Dimensions are padded with zeros to a multiple of this; rows of a filter to a multiple of so many bytes.
 constexpr std::int64_t kDimStep = 16;
-constexpr std::int64_t kCodeStep = 64;
+constexpr std::int64_t kFilterStep = 64;
 
 // Of a block of rows.
 struct RowTerms {
@@ -21,7 +21,7 @@ struct RowTerms {
     float square[kBlockRows];
 };
 
-// Of a group of queries, one entry each: see BlockKernels::filter.
+// Of a group of queries, one entry each: see BlockKernels::filter. The arrays have room for a multiple of 16.
 struct QueryLimits {
     const float* base;
     const float* square;
@@ -44,9 +44,9 @@ struct BlockKernels {
                            std::int64_t dim, float* out, const void* next, const void* later);
     void (*squared_l2)(const float* rows, std::int64_t stride, const float* const* queries, int n_queries,
                        std::int64_t dim, float* out, const void* next, const void* later);
-    // The same for one row and one query.
-    float (*inner_product)(const float* row, const float* query, std::int64_t dim);
-    float (*squared_l2_one)(const float* row, const float* query, std::int64_t dim);
+    // The same for n pairs of a row and a query, to the bit.
+    void (*inner_product_pairs)(const float* const* rows, const float* const* queries, int n, std::int64_t dim, float* out);
+    void (*squared_l2_pairs)(const float* const* rows, const float* const* queries, int n, std::int64_t dim, float* out);
     // Bit r is set where values[r] <= limit, for kBlockRows values.
     std::uint32_t (*at_most)(const float* values, float limit);
     // Codes to floats, dim elements: IEEE half, bfloat16, and offset + scale * byte.
@@ -54,25 +54,41 @@ struct BlockKernels {
     void (*decode_bf16)(const std::uint8_t* codes, std::int64_t dim, float* out);
     void (*decode_u8)(const std::uint8_t* codes, const float* scale, const float* offset, std::int64_t dim, float* out);
 
-    // The integer filter: rows of bytes c, queries of whole numbers, dim a multiple of kCodeStep.
+    // The filters: cheap dot products of a block with queries, to find the pairs that are worth an exact distance. Rows
+    // and queries are `row_bytes` bytes of whole numbers, or of bfloat16, a multiple of kFilterStep.
+    //
+    // Queries are packed once for many blocks: `packed` has room for packed_bytes(n, row_bytes), at a multiple of 64.
+    std::int64_t (*packed_bytes)(int n_queries, std::int64_t row_bytes);
+    void (*pack)(const std::int8_t* const* queries, int n_queries, std::int64_t row_bytes, std::int8_t* packed);
+    // Pairs that are not above their limit, dot + limits.square * terms.square[r] - limits.length * terms.length[r] <=
+    // limits.base, as (q << 4 | r) into found (n_queries * kBlockRows). Fetches `next` ahead, which may be nullptr.
+    // Calls on one thread stand between begin and end.
+    //
+    // Rows of bytes, queries of signed bytes; dot is the exact integer product.
+    int (*filter)(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n_queries,
+                  std::int64_t row_bytes, const QueryLimits& limits, const RowTerms& terms, std::uint32_t* found,
+                  const void* next);
+    // Both bfloat16, sums in float32; kFewestHalves queries at least. nullptr where the CPU has nothing that pays.
+    int (*filter_halves)(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n_queries,
+                         std::int64_t row_bytes, const QueryLimits& limits, const RowTerms& terms, std::uint32_t* found,
+                         const void* next);
+    void (*begin)();
+    void (*end)();
+
     // Of each row, |c - 128|, and for distances the sum of (scale[i] * c[i])^2 over code_dim elements; scale may be
     // nullptr, then that sum is 0.
     void (*row_terms)(const std::uint8_t* rows, std::int64_t stride, int n_rows, std::int64_t code_dim,
                       const float* scale, RowTerms* out);
     // weights[i] = round(w[i] / step), with the step that makes the largest 127; and what that loses.
     QueryWeights (*weigh)(const float* w, std::int64_t dim, std::int8_t* weights);
-    // Queries are packed once for many blocks: `packed` has room for packed_bytes(n, dim).
-    std::int64_t (*packed_bytes)(int n_queries, std::int64_t dim);
-    void (*pack)(const std::int8_t* const* queries, int n_queries, std::int64_t dim, std::int8_t* packed);
-    // Pairs where dot + limits.square * terms.square[r] - limits.length * terms.length[r] <= limits.base, dot being the
-    // exact integer product, as (q << 4 | r) into found (n_queries * kBlockRows). The arrays in limits have room for a
-    // multiple of 16. begin/end surround calls on one thread.
-    int (*filter)(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n_queries,
-                  std::int64_t dim, const QueryLimits& limits, const RowTerms& terms, std::uint32_t* found,
-                  const void* next);
-    void (*begin)();
-    void (*end)();
+    // A block of floats as bfloat16, row_bytes a row, with |x| and |x|^2. Fetches the first half of `next` ahead, as
+    // filter_halves does with the second. nullptr where filter_halves is.
+    void (*round_rows)(const float* rows, std::int64_t stride, std::int64_t dim, std::int64_t row_bytes,
+                       std::uint8_t* halves, RowTerms* out, const void* next);
 };
+
+// Fewer queries are compared faster as they are.
+constexpr int kFewestHalves = 6;
 
 // The best that this CPU runs, and by name ("portable", "avx2", "avx512", "amx"); nullptr: not for this CPU or build.
 const BlockKernels& best_kernels();

@@ -180,14 +180,6 @@ inline vec load_codes(const std::uint8_t* codes) {
 #endif
 }
 
-inline float sum_of(vec v) {
-    float lanes[W];
-    std::memcpy(lanes, &v, sizeof(lanes));
-    for (int half = W / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-    return lanes[0];
-}
-
 void decode_u8(const std::uint8_t* codes, const float* scale, const float* offset, std::int64_t dim, float* out) {
     std::int64_t i = 0;
     for (; i + W <= dim; i += W) {
@@ -197,19 +189,29 @@ void decode_u8(const std::uint8_t* codes, const float* scale, const float* offse
     for (; i < dim; ++i) out[i] = offset[i] + scale[i] * static_cast<float>(codes[i]);
 }
 
+// Sums as tile() does, pair by pair: lanes in the same order, so that a pair has one distance.
 template <bool L2>
-float one(const float* row, const float* query, std::int64_t dim) {
-    vec acc[4] = {};
-    int turn = 0;
-    for (std::int64_t i = 0; i < dim; i += W, turn = (turn + 1) & 3) {
-        if constexpr (L2) {
-            const vec t = load(query + i) - load(row + i);
-            acc[turn] += t * t;
-        } else {
-            acc[turn] += load(query + i) * load(row + i);
-        }
+void pairs(const float* const* rows, const float* const* queries, int n, std::int64_t dim, float* out) {
+    for (int first = 0; first < n; first += 4, rows += 4, queries += 4) {
+        const int here = n - first < 4 ? n - first : 4;
+        vec acc[4] = {};
+        for (std::int64_t i = 0; i < dim; i += W)
+#pragma GCC unroll 4
+            for (int pair = 0; pair < 4; ++pair) {
+                const int at = pair < here ? pair : 0;
+                const vec q = load(queries[at] + i), x = load(rows[at] + i);
+                if constexpr (L2) {
+                    const vec t = q - x;
+                    acc[pair] += t * t;
+                } else {
+                    acc[pair] += q * x;
+                }
+            }
+        vec sums = fold<2>(fold<1>(acc[0], acc[1]), fold<1>(acc[2], acc[3]));
+        if constexpr (W >= 8) sums = fold<(W >= 8 ? 4 : 1)>(sums, sums);
+        if constexpr (W >= 16) sums = fold<(W >= 16 ? 8 : 1)>(sums, sums);
+        std::memcpy(out + first, &sums, static_cast<std::size_t>(here) * 4);
     }
-    return sum_of((acc[0] + acc[1]) + (acc[2] + acc[3]));
 }
 
 void decode_bf16(const std::uint8_t* codes, std::int64_t dim, float* out) {
@@ -246,47 +248,60 @@ void decode_f16(const std::uint8_t* codes, std::int64_t dim, float* out) {
     }
 }
 
-// -- The integer filter
+// -- The filter of whole numbers
 
-// Sum of (c - 128)^2: whole numbers, exact in 32 bits up to 2^17 dimensions.
-inline std::int32_t centred_square(const std::uint8_t* codes, std::int64_t dim) {
-    std::int32_t sum = 0;
+// Sums of (c - 128)^2, lane by lane: whole numbers, exact in 32 bits up to 2^17 dimensions.
+inline ivec centred_squares(const std::uint8_t* codes, std::int64_t dim) {
+    ivec sums = {};
     std::int64_t i = 0;
-#if HYBRIDINDEX_LANES == 16 && defined(__AVX512BW__)
-    __m512i acc = _mm512_setzero_si512();
+#if HYBRIDINDEX_LANES == 16 && defined(__AVX512VNNI__)
     const __m512i middle = _mm512_set1_epi16(128);
+    __m512i acc = _mm512_setzero_si512();
     for (; i + 32 <= dim; i += 32) {
         const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i));
         const __m512i c = _mm512_sub_epi16(_mm512_cvtepu8_epi16(bytes), middle);
-        acc = _mm512_add_epi32(acc, _mm512_madd_epi16(c, c));
+        acc = _mm512_dpwssd_epi32(acc, c, c);
     }
-    sum = _mm512_reduce_add_epi32(acc);
+    sums = reinterpret_cast<ivec>(acc);
 #endif
     for (; i < dim; ++i) {
         const std::int32_t c = static_cast<std::int32_t>(codes[i]) - 128;
-        sum += c * c;
+        sums[i % W] += c * c;
     }
-    return sum;
+    return sums;
+}
+
+inline vec scaled_squares(const std::uint8_t* codes, const float* scale, std::int64_t dim) {
+    vec sums = {};
+    std::int64_t i = 0;
+    for (; i + W <= dim; i += W) {
+        const vec c = load(scale + i) * load_codes(codes + i);
+        sums += c * c;
+    }
+    for (; i < dim; ++i) {
+        const float c = scale[i] * static_cast<float>(codes[i]);
+        sums[i % W] += c * c;
+    }
+    return sums;
 }
 
 void row_terms(const std::uint8_t* rows, std::int64_t stride, int n_rows, std::int64_t code_dim, const float* scale,
                RowTerms* out) {
-    for (int r = 0; r < n_rows; ++r, rows += stride) {
-        out->length[r] = std::sqrt(static_cast<float>(centred_square(rows, code_dim)));
-        out->square[r] = 0;
-        if (scale == nullptr) continue;
-        vec acc = {};
-        std::int64_t i = 0;
-        for (; i + W <= code_dim; i += W) {
-            const vec c = load(scale + i) * load_codes(rows + i);
-            acc += c * c;
+    for (int first = 0; first < n_rows; first += W, rows += W * stride) {
+        // Lanes of W rows, folded together. Rows that are not there count the first one again.
+        ivec centred[W];
+        for (int r = 0; r < W; ++r) centred[r] = centred_squares(rows + (first + r < n_rows ? r : 0) * stride, code_dim);
+        const ivec squares = sum_lanes(centred);
+        for (int r = 0; r < W; ++r) out->length[first + r] = std::sqrt(static_cast<float>(squares[r]));
+        if (scale == nullptr) {
+            for (int r = 0; r < W; ++r) out->square[first + r] = 0;
+            continue;
         }
-        float sum = sum_of(acc);
-        for (; i < code_dim; ++i) {
-            const float c = scale[i] * static_cast<float>(rows[i]);
-            sum += c * c;
-        }
-        out->square[r] = sum;
+        vec scaled[W];
+        for (int r = 0; r < W; ++r)
+            scaled[r] = scaled_squares(rows + (first + r < n_rows ? r : 0) * stride, scale, code_dim);
+        const vec sums = sum_lanes(scaled);
+        std::memcpy(out->square + first, &sums, sizeof(sums));
     }
 }
 
@@ -401,9 +416,24 @@ int filter(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* pac
 void nothing() {}
 
 constexpr BlockKernels make_kernels(const char* name) {
-    return {name,        block<false>, block<true>,     one<false>,   one<true>, at_most, decode_f16,
-            decode_bf16, decode_u8,    row_terms,       weigh,        packed_bytes, pack,    filter,
-            nothing,     nothing};
+    return {.name = name,
+            .inner_products = block<false>,
+            .squared_l2 = block<true>,
+            .inner_product_pairs = pairs<false>,
+            .squared_l2_pairs = pairs<true>,
+            .at_most = at_most,
+            .decode_f16 = decode_f16,
+            .decode_bf16 = decode_bf16,
+            .decode_u8 = decode_u8,
+            .packed_bytes = packed_bytes,
+            .pack = pack,
+            .filter = filter,
+            .filter_halves = nullptr,
+            .begin = nothing,
+            .end = nothing,
+            .row_terms = row_terms,
+            .weigh = weigh,
+            .round_rows = nullptr};
 }
 
 }  // namespace

@@ -8,10 +8,12 @@
 #include <cstring>
 #include <exception>
 #include <limits>
+#include <new>
 #include <span>
 #include <stdexcept>
 #include <string>
 
+#include "query_bounds.h"
 #include "query_heap.h"
 #include "scan_items.h"
 
@@ -27,8 +29,11 @@ constexpr std::int64_t kMostIntegerDim = 1 << 16;
 // Complete rows that make a report, and how long fewer may wait for one.
 constexpr std::size_t kRowsOfAReport = 16;
 constexpr std::chrono::microseconds kTimeOfAReport{500};
-// Below it the integer filter's own arithmetic would underflow.
-constexpr double kLeastStep = 0x1p-90;
+// Blocks that are compared exactly after one of which a third passed the filter: so many at first, twice as many each
+// time in a row, up to the second number.
+constexpr int kFewestExactBlocks = 8, kMostExactBlocks = 4096;
+// Pairs whose exact distances are computed at a time.
+constexpr int kPairs = 64;
 constexpr std::size_t kNoItem = static_cast<std::size_t>(-1);
 // Items for each thread that are left when threads stop taking two at a time.
 constexpr std::size_t kReserveUntil = 4;
@@ -37,24 +42,40 @@ constexpr std::int64_t kWorkOfAHelper = 256 << 10;
 
 std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
+// Memory that grows and whose content nobody keeps; begins at a multiple of 64 bytes.
+template <typename T>
+class Room {
+public:
+    T* data() { return data_.get(); }
+    T& operator[](std::size_t i) { return data_.get()[i]; }
+
+    void grow(std::size_t size) {
+        if (size <= size_) return;
+        data_.reset(static_cast<T*>(::operator new[](size * sizeof(T), std::align_val_t(64))));
+        std::memset(data_.get(), 0, size * sizeof(T));
+        size_ = size;
+    }
+
+private:
+    struct Free {
+        void operator()(T* data) const { ::operator delete[](data, std::align_val_t(64)); }
+    };
+    std::unique_ptr<T[], Free> data_;
+    std::size_t size_ = 0;
+};
+
 // What one thread needs for one item at a time.
 struct ThreadScratch {
     // Where this thread will go on reading after its item, and how far that was fetched: empty where nobody knows.
     std::span<const std::uint8_t> following, later;
-    std::vector<float> rows;         // a decoded block
-    std::vector<std::uint8_t> codes; // a padded block of codes
-    std::vector<float> distances;    // (group, kBlockRows)
-    std::vector<std::int8_t> packed;
-    std::vector<float> base, square, length;  // QueryLimits
-    std::vector<std::uint32_t> found;
-};
-
-// sq8 only: the query as whole numbers. The distance to a row of bytes c is
-//   constant + square(c) + sum of w[i] c[i],  w = step * weights + error,
-// and sum of error[i] c[i] = 128 * sum of error[i] + sum of error[i] (c[i] - 128), where the last sum is at least
-// -|error| |c - 128| (Cauchy-Schwarz). `constant` has the middle part in it, `rounding` bounds what float sums lose.
-struct IntegerQuery {
-    double constant, step, error_length, rounding;
+    // Blocks that are still compared without the filter, and how many that were.
+    int exact_left = 0, exact_run = 0;
+    Room<float> rows;           // a decoded block
+    Room<std::uint8_t> codes;   // a block in the filter's numbers
+    Room<float> distances;      // (group, kBlockRows)
+    Room<std::int8_t> packed;
+    Room<float> base, square, length;  // QueryLimits
+    Room<std::uint32_t> found;
 };
 
 }  // namespace
@@ -66,8 +87,8 @@ public:
     std::vector<ScanItem> items;
     std::vector<std::int32_t> items_of_query;
     std::vector<float> queries;  // (n, padded dim), negated for inner products
-    std::vector<std::int8_t> weights;
-    std::vector<IntegerQuery> integer;
+    Room<std::int8_t> filtered;   // (n, row_bytes), queries in the filter's numbers
+    std::vector<QueryBound> bounds;
     std::vector<QueryHeap> heaps;
     std::vector<std::atomic<std::int32_t>> left;
     std::vector<ThreadScratch> threads;
@@ -86,14 +107,16 @@ public:
     Job(const ListTable& lists, bool keep_max, const BlockKernels& kernels, const ScanTask& task, Scratch& scratch,
         ThreadPool& pool)
         : lists_(lists), keep_max_(keep_max), kernels_(kernels), task_(task), scratch_(scratch), pool_(pool),
-          dim_(round_up(lists.dim, kDimStep)), code_dim_(round_up(lists.dim, kCodeStep)),
-          integer_(lists.code == Code::u8 && lists.centroids == nullptr && lists.dim <= kMostIntegerDim),
+          dim_(round_up(lists.dim, kDimStep)),
+          bytes_(lists.code == Code::u8 && lists.centroids == nullptr && lists.dim <= kMostIntegerDim),
+          halves_(!bytes_ && kernels.filter_halves != nullptr),
+          row_bytes_(round_up(bytes_ ? lists.dim : 2 * dim_, kFilterStep)),
           direct_(lists.code == Code::f32 && lists.centroids == nullptr && lists.dim == dim_) {}
 
     void run() {
         prepare();
-        pool_.run(n_helpers_, [this] { work(false); }, [this] { work(true); }, [this] { deliver(false); });
-        deliver(false);
+        pool_.run(n_helpers_, [this] { work(false); }, [this] { work(true); }, [this] { deliver(); });
+        deliver();
         if (error_) std::rethrow_exception(error_);
     }
 
@@ -105,8 +128,12 @@ private:
             make_items(scratch_.probed, lists_.extents, lists_.code_size, lists_.dim, task_.n, threads,
                        static_cast<bool>(task_.on_done), scratch_.items, scratch_.items_of_query);
         n_helpers_ = static_cast<int>(std::min<std::int64_t>(pool_.n_helpers(), work / kWorkOfAHelper));
+        std::int64_t widest = 0;
+        for (std::size_t i = 0; i + 1 < scratch_.probed.starts.size(); ++i)
+            widest = std::max(widest, scratch_.probed.starts[i + 1] - scratch_.probed.starts[i]);
+        group_ = std::min(widest, kGroup);
         copy_queries();
-        if (integer_) make_integer_queries();
+        if (may_filter(group_)) bound_queries();
         const std::size_t n = static_cast<std::size_t>(task_.n);
         scratch_.heaps.resize(n);
         if (scratch_.left.size() < n) scratch_.left = std::vector<std::atomic<std::int32_t>>(n);
@@ -115,33 +142,28 @@ private:
             scratch_.left[q].store(scratch_.items_of_query[q], std::memory_order_relaxed);
             if (scratch_.items_of_query[q] == 0) finish_query(static_cast<std::int32_t>(q));
         }
-        std::int64_t widest = 0;
-        for (std::size_t i = 0; i + 1 < scratch_.probed.starts.size(); ++i)
-            widest = std::max(widest, scratch_.probed.starts[i + 1] - scratch_.probed.starts[i]);
-        group_ = std::min(widest, kGroup);
         if (scratch_.threads.size() < static_cast<std::size_t>(threads))
             scratch_.threads.resize(static_cast<std::size_t>(threads));
         for (int t = 0; t < threads; ++t) make_room(scratch_.threads[static_cast<std::size_t>(t)]);
     }
 
+    bool filters() const { return may_filter(group_); }
+
+    // Whether a filter is worth it for so many queries; bytes are always filtered.
+    bool may_filter(std::int64_t n) const { return bytes_ || (halves_ && n >= kFewestHalves); }
+
     // Everything that a thread will need, so that nothing can fail on it.
     void make_room(ThreadScratch& mine) const {
         const std::size_t group = static_cast<std::size_t>(group_);
-        grow(mine.rows, static_cast<std::size_t>(kBlockRows * dim_));
-        if (integer_) {
-            grow(mine.codes, static_cast<std::size_t>(kBlockRows * code_dim_));
-            grow(mine.packed, static_cast<std::size_t>(kernels_.packed_bytes(static_cast<int>(group_), code_dim_)));
-            for (std::vector<float>* limits : {&mine.base, &mine.square, &mine.length})
-                grow(*limits, static_cast<std::size_t>(round_up(group_, kBlockRows)));
-            grow(mine.found, group * kBlockRows);
-        } else {
-            grow(mine.distances, group * kBlockRows);
-        }
-    }
-
-    template <typename T>
-    static void grow(std::vector<T>& vector, std::size_t size) {
-        if (vector.size() < size) vector.resize(size);
+        mine.rows.grow(static_cast<std::size_t>(kBlockRows * dim_));
+        mine.distances.grow(group * kBlockRows);
+        mine.exact_left = 0, mine.exact_run = kFewestExactBlocks;
+        if (!may_filter(group_)) return;
+        mine.codes.grow(static_cast<std::size_t>(kBlockRows * row_bytes_));
+        mine.packed.grow(static_cast<std::size_t>(kernels_.packed_bytes(static_cast<int>(group_), row_bytes_)));
+        for (Room<float>* limits : {&mine.base, &mine.square, &mine.length})
+            limits->grow(static_cast<std::size_t>(round_up(group_, kBlockRows)));
+        mine.found.grow(group * kBlockRows);
     }
 
     void copy_queries() {
@@ -152,35 +174,24 @@ private:
                 scratch_.queries[q * dim_ + i] = sign * task_.queries[q * lists_.dim + i];
     }
 
-    void make_integer_queries() {
-        scratch_.weights.assign(static_cast<std::size_t>(task_.n * code_dim_), 0);
-        scratch_.integer.resize(static_cast<std::size_t>(task_.n));
-        std::vector<float> w(static_cast<std::size_t>(lists_.dim));
-        for (std::int64_t q = 0; q < task_.n; ++q) {
+    void bound_queries() {
+        const std::size_t n = static_cast<std::size_t>(task_.n);
+        scratch_.filtered.grow(n * static_cast<std::size_t>(row_bytes_));
+        scratch_.bounds.resize(n);
+        std::vector<float> weights(static_cast<std::size_t>(lists_.dim));
+        for (std::size_t q = 0; q < n; ++q) {
             const float* query = scratch_.queries.data() + q * dim_;
-            double constant = 0, magnitude = 0;
-            for (std::int64_t i = 0; i < lists_.dim; ++i) {
-                const double x = query[i], a = lists_.offset[i], b = lists_.scale[i];
-                const double most = std::abs(a) + 255 * std::abs(b);
-                if (keep_max_) {  // the query is negated: distance = <x, a + b c>
-                    constant += x * a;
-                    w[i] = static_cast<float>(x * b);
-                    magnitude += std::abs(x) * most;
-                } else {  // distance = sum of ((x - a) - b c)^2
-                    constant += (x - a) * (x - a);
-                    w[i] = static_cast<float>(-2 * (x - a) * b);
-                    magnitude += (std::abs(x) + most) * (std::abs(x) + most);
-                }
-            }
-            const QueryWeights made = kernels_.weigh(w.data(), lists_.dim, scratch_.weights.data() + q * code_dim_);
-            if (!(made.step > kLeastStep)) {  // too near the end of float's range to say anything: every row passes
-                scratch_.integer[q] = {-std::numeric_limits<double>::infinity(), 1, 0, 0};
-                continue;
-            }
-            // Rounding: of w, of the exact distance and what it is compared with, of the row's square, of the filter.
-            scratch_.integer[q] = {constant + 128 * made.error_sum, made.step, made.error_length,
-                                   magnitude * static_cast<double>(lists_.dim + 16) * 0x1p-20};
+            std::int8_t* filtered = filtered_query(q);
+            scratch_.bounds[q] =
+                bytes_ ? bound_of_bytes(query, lists_.scale, lists_.offset, lists_.dim, keep_max_, kernels_, weights.data(), filtered)
+                       : bound_of_halves(query, dim_, keep_max_, reinterpret_cast<std::uint16_t*>(filtered));
+            const std::int64_t used = bytes_ ? lists_.dim : 2 * dim_;
+            std::memset(filtered + used, 0, static_cast<std::size_t>(row_bytes_ - used));
         }
+    }
+
+    std::int8_t* filtered_query(std::size_t query) const {
+        return scratch_.filtered.data() + query * static_cast<std::size_t>(row_bytes_);
     }
 
     // -- on any thread
@@ -189,8 +200,14 @@ private:
         ThreadScratch& mine = scratch_.threads[static_cast<std::size_t>(next_thread_.fetch_add(1))];
         const std::size_t n_items = scratch_.items.size();
         std::size_t reserved = kNoItem;
+        if (filters()) kernels_.begin();
         for (;;) {
-            if (leading) deliver(true);
+            if (leading && worth_delivering()) {
+                // on_done may run anything, another scan for one, that needs the same registers.
+                if (filters()) kernels_.end();
+                deliver();
+                if (filters()) kernels_.begin();
+            }
             const std::size_t item = reserved != kNoItem ? reserved : next_item_.fetch_add(1, std::memory_order_relaxed);
             if (item >= n_items || cancelled_.load(std::memory_order_relaxed)) break;
             // One more, so that its bytes can be fetched meanwhile; not near the end, where another may be idle.
@@ -199,11 +216,9 @@ private:
                 reserved = next_item_.fetch_add(1, std::memory_order_relaxed);
             mine.following = item_bytes(reserved != kNoItem ? reserved : next_item_.load(std::memory_order_relaxed));
             mine.later = mine.following;
-            // Around the item alone: on_done may run anything, another scan for one, that needs the same registers.
-            if (integer_) kernels_.begin();
             scan(scratch_.items[item], mine);
-            if (integer_) kernels_.end();
         }
+        if (filters()) kernels_.end();
     }
 
     void scan(const ScanItem& item, ThreadScratch& mine) {
@@ -216,10 +231,7 @@ private:
         for (std::int64_t first = begin; first < end; first += kGroup) {
             const std::int32_t* members = scratch_.probed.members.data() + first;
             const int n = static_cast<int>(std::min(kGroup, end - first));
-            if (integer_)
-                filter_rows(codes, ids, item.count, members, n, mine);
-            else
-                compare_rows(codes, ids, item.count, members, n, list, mine);
+            scan_rows(codes, ids, item.count, members, n, list, mine);
         }
         for (std::int64_t m = begin; m < end; ++m)
             if (scratch_.left[scratch_.probed.members[m]].fetch_sub(1, std::memory_order_acq_rel) == 1)
@@ -232,13 +244,6 @@ private:
         const ScanItem& next = scratch_.items[item];
         const std::int64_t start = lists_.extents[scratch_.probed.lists[next.list] * 3 + 2] + next.first * lists_.code_size;
         return {lists_.base + start, static_cast<std::size_t>(next.count * lists_.code_size)};
-    }
-
-    // What will be read after a block, to be fetched ahead; nullptr where nobody knows.
-    static const std::uint8_t* after(const std::uint8_t* block, std::int64_t block_bytes, bool last,
-                                     const ThreadScratch& mine) {
-        if (!last) return block + block_bytes;
-        return mine.following.empty() ? nullptr : mine.following.data();
     }
 
     // Rows that exist and whose ids are allowed, as bits.
@@ -263,104 +268,167 @@ private:
         for (std::int64_t i = lists_.dim; i < dim_; ++i) row[i] = 0;
     }
 
-    // Exact distances of whole blocks.
-    void compare_rows(const std::uint8_t* codes, const std::int64_t* ids, std::int64_t count, const std::int32_t* members,
-                      int n, std::int64_t list, ThreadScratch& mine) {
+    // The rows of an item against a group of queries: through the filter where that pays, block by block.
+    void scan_rows(const std::uint8_t* codes, const std::int64_t* ids, std::int64_t count, const std::int32_t* members,
+                   int n, std::int64_t list, ThreadScratch& mine) {
         const float* queries[kGroup];
         for (int m = 0; m < n; ++m) queries[m] = scratch_.queries.data() + members[m] * dim_;
+        const bool filtered = may_filter(n);
+        if (filtered) pack_queries(members, n, mine);
         const float* centroid = lists_.centroids == nullptr ? nullptr : lists_.centroids + list * lists_.dim;
-        const auto distances_of = keep_max_ ? kernels_.inner_products : kernels_.squared_l2;
         const std::int64_t block_bytes = kBlockRows * lists_.code_size;
         for (std::int64_t first = 0; first < count; first += kBlockRows, codes += block_bytes) {
-            const std::uint32_t wanted = wanted_rows(ids + first, count - first);
-            if (wanted == 0) continue;
-            const std::int64_t rows = std::min<std::int64_t>(kBlockRows, count - first);
-            const float* block = reinterpret_cast<const float*>(codes);
-            if (!direct_ || rows < kBlockRows) {
-                for (std::int64_t r = 0; r < rows; ++r)
-                    decode(codes + r * lists_.code_size, centroid, mine.rows.data() + r * dim_);
-                std::fill_n(mine.rows.data() + rows * dim_, (kBlockRows - rows) * dim_, 0.0f);
-                block = mine.rows.data();
-            }
-            const bool fetch_later = direct_ && n >= kFetchQueries + kTileQueries && !mine.later.empty();
-            distances_of(block, dim_, queries, n, dim_, mine.distances.data(),
-                         direct_ ? after(codes, block_bytes, first + kBlockRows >= count, mine) : nullptr,
-                         fetch_later ? mine.later.data() : nullptr);
-            if (fetch_later) {
-                const std::int64_t fetched = block_bytes / 4 * ((n - kFetchQueries) / kTileQueries);
-                mine.later = mine.later.subspan(std::min(mine.later.size(), static_cast<std::size_t>(fetched)));
-            }
-            for (int m = 0; m < n; ++m) {
-                QueryHeap& heap = scratch_.heaps[static_cast<std::size_t>(members[m])];
-                const float* found = mine.distances.data() + m * kBlockRows;
-                for (std::uint32_t near = kernels_.at_most(found, heap.limit()) & wanted; near != 0; near &= near - 1) {
-                    const int r = std::countr_zero(near);
-                    heap.push(found[r], ids[first + r]);
-                }
+            Block block{.codes = codes, .ids = ids + first, .members = members, .queries = queries, .centroid = centroid};
+            block.n_queries = n;
+            block.n_rows = static_cast<int>(std::min<std::int64_t>(kBlockRows, count - first));
+            block.wanted = wanted_rows(ids + first, count - first);
+            if (block.wanted == 0) continue;
+            // What is read after this block, to be fetched ahead; nullptr where nobody knows.
+            block.next = first + kBlockRows < count ? codes + block_bytes
+                         : mine.following.empty()   ? nullptr
+                                                    : mine.following.data();
+            if (!bytes_) read_rows(block, mine);
+            if (filtered && filter_rows(block, mine)) continue;
+            compare_rows(block, mine);
+        }
+    }
+
+    // A block of rows, and the queries that are compared with it.
+    struct Block {
+        const std::uint8_t* codes;
+        const std::int64_t* ids;
+        const std::int32_t* members;
+        const float* const* queries;
+        const float* centroid;
+        int n_queries = 0, n_rows = 0;
+        std::uint32_t wanted = 0;
+        const std::uint8_t* next = nullptr;
+        const float* rows = nullptr;  // kBlockRows of dim_ floats
+    };
+
+    // Rows as floats: where they lie, or decoded, with zeros in places of rows that are not there.
+    void read_rows(Block& block, ThreadScratch& mine) const {
+        if (direct_ && block.n_rows == kBlockRows) {
+            block.rows = reinterpret_cast<const float*>(block.codes);
+            return;
+        }
+        float* rows = mine.rows.data();
+        for (std::int64_t r = 0; r < block.n_rows; ++r) decode(block.codes + r * lists_.code_size, block.centroid, rows + r * dim_);
+        std::fill_n(rows + block.n_rows * dim_, (kBlockRows - block.n_rows) * dim_, 0.0f);
+        block.rows = rows;
+    }
+
+    // Exact distances of a whole block.
+    void compare_rows(const Block& block, ThreadScratch& mine) {
+        const int n = block.n_queries;
+        const bool fetch_later = direct_ && n >= kFetchQueries + kTileQueries && !mine.later.empty();
+        (keep_max_ ? kernels_.inner_products : kernels_.squared_l2)(
+            block.rows, dim_, block.queries, n, dim_, mine.distances.data(), direct_ ? block.next : nullptr,
+            fetch_later ? mine.later.data() : nullptr);
+        if (fetch_later) {
+            const std::int64_t fetched = kBlockRows * lists_.code_size / 4 * ((n - kFetchQueries) / kTileQueries);
+            mine.later = mine.later.subspan(std::min(mine.later.size(), static_cast<std::size_t>(fetched)));
+        }
+        for (int m = 0; m < n; ++m) {
+            QueryHeap& heap = scratch_.heaps[static_cast<std::size_t>(block.members[m])];
+            const float* found = mine.distances.data() + m * kBlockRows;
+            for (std::uint32_t near = kernels_.at_most(found, heap.limit()) & block.wanted; near != 0; near &= near - 1) {
+                const int r = std::countr_zero(near);
+                heap.push(found[r], block.ids[r]);
             }
         }
+    }
+
+    void pack_queries(const std::int32_t* members, int n, ThreadScratch& mine) {
+        const std::int8_t* rows[kGroup];
+        for (int m = 0; m < n; ++m) {
+            rows[m] = filtered_query(static_cast<std::size_t>(members[m]));
+            const QueryBound& bound = scratch_.bounds[static_cast<std::size_t>(members[m])];
+            mine.square[static_cast<std::size_t>(m)] = static_cast<float>(bound.square / bound.step);
+            mine.length[static_cast<std::size_t>(m)] = static_cast<float>(bound.length / bound.step);
+        }
+        renew_limits(members, n, mine);
+        kernels_.pack(rows, n, row_bytes_, mine.packed.data());
+    }
+
+    void renew_limits(const std::int32_t* members, int n, ThreadScratch& mine) const {
+        for (int m = 0; m < n; ++m) mine.base[static_cast<std::size_t>(m)] = base_limit(members[m]);
     }
 
     // QueryLimits::base: no row beyond it can enter the query's answer.
     float base_limit(std::int32_t query) const {
-        const IntegerQuery& integer = scratch_.integer[static_cast<std::size_t>(query)];
-        const double limit = scratch_.heaps[static_cast<std::size_t>(query)].limit();
-        const double base = (limit + integer.rounding - integer.constant) / integer.step;
-        return static_cast<float>(base + std::abs(base) * 0x1p-22);
+        return scratch_.bounds[static_cast<std::size_t>(query)].base(scratch_.heaps[static_cast<std::size_t>(query)].limit());
     }
 
-    // Whole-number dot products first; exact distances only for rows that these cannot rule out.
-    void filter_rows(const std::uint8_t* codes, const std::int64_t* ids, std::int64_t count, const std::int32_t* members,
-                     int n, ThreadScratch& mine) {
-        const std::int8_t* weights[kGroup];
-        for (int m = 0; m < n; ++m) {
-            weights[m] = scratch_.weights.data() + members[m] * code_dim_;
-            const IntegerQuery& integer = scratch_.integer[static_cast<std::size_t>(members[m])];
-            mine.base[static_cast<std::size_t>(m)] = base_limit(members[m]);
-            mine.square[static_cast<std::size_t>(m)] = static_cast<float>(1 / integer.step);
-            mine.length[static_cast<std::size_t>(m)] =
-                static_cast<float>(integer.error_length / integer.step * (1 + 0x1p-20));
+    // Exact distances only of pairs that the filter cannot rule out; false where these would be too many, and nothing is
+    // done.
+    bool filter_rows(const Block& block, ThreadScratch& mine) {
+        const int n = block.n_queries;
+        if (mine.exact_left > 0) {
+            if (--mine.exact_left == 0) renew_limits(block.members, n, mine);
+            return false;
         }
         const QueryLimits limits{mine.base.data(), mine.square.data(), mine.length.data()};
         RowTerms terms{};
-        kernels_.pack(weights, n, code_dim_, mine.packed.data());
-        const auto distance_of = keep_max_ ? kernels_.inner_product : kernels_.squared_l2_one;
-        const std::int64_t block_bytes = kBlockRows * lists_.code_size;
-        for (std::int64_t first = 0; first < count; first += kBlockRows, codes += block_bytes) {
-            const std::uint32_t wanted = wanted_rows(ids + first, count - first);
-            if (wanted == 0) continue;
-            const std::int64_t rows = std::min<std::int64_t>(kBlockRows, count - first);
-            const std::uint8_t* block = codes;
+        int n_found;
+        if (bytes_) {
+            const std::uint8_t* rows = block.codes;
             std::int64_t stride = lists_.code_size;
-            const bool whole = rows == kBlockRows && lists_.dim == code_dim_;
-            if (!whole) {
-                for (std::int64_t r = 0; r < rows; ++r)
-                    std::memcpy(mine.codes.data() + r * code_dim_, codes + r * lists_.code_size,
-                                static_cast<std::size_t>(lists_.dim));
-                block = mine.codes.data();
-                stride = code_dim_;
+            if (block.n_rows < kBlockRows || lists_.dim != row_bytes_) {  // not to read beyond them
+                for (std::int64_t r = 0; r < block.n_rows; ++r)
+                    std::memcpy(mine.codes.data() + r * row_bytes_, rows + r * stride, static_cast<std::size_t>(stride));
+                rows = mine.codes.data();
+                stride = row_bytes_;
             }
-            kernels_.row_terms(codes, lists_.code_size, static_cast<int>(rows), lists_.dim,
-                               keep_max_ ? nullptr : lists_.scale, &terms);
-            const int n_found =
-                kernels_.filter(block, stride, mine.packed.data(), n, code_dim_, limits, terms, mine.found.data(),
-                                after(codes, block_bytes, first + kBlockRows >= count, mine));
-            std::uint32_t decoded = 0;
-            for (int f = 0; f < n_found; ++f) {
+            kernels_.row_terms(block.codes, lists_.code_size, block.n_rows, lists_.dim, keep_max_ ? nullptr : lists_.scale, &terms);
+            n_found = kernels_.filter(rows, stride, mine.packed.data(), n, row_bytes_, limits, terms, mine.found.data(), block.next);
+        } else {
+            const std::uint8_t* next = direct_ ? block.next : nullptr;
+            kernels_.round_rows(block.rows, dim_, dim_, row_bytes_, mine.codes.data(), &terms, next);
+            n_found = kernels_.filter_halves(mine.codes.data(), row_bytes_, mine.packed.data(), n, row_bytes_, limits, terms,
+                                             mine.found.data(), next);
+            if (n_found * 3 > n * kBlockRows) {
+                mine.exact_left = mine.exact_run;
+                mine.exact_run = std::min(2 * mine.exact_run, kMostExactBlocks);
+                return false;
+            }
+            mine.exact_run = kFewestExactBlocks;
+        }
+        compare_pairs(block, n_found, mine);
+        return true;
+    }
+
+    // Exact distances of found pairs.
+    void compare_pairs(const Block& block, int n_found, ThreadScratch& mine) {
+        const auto distances_of = keep_max_ ? kernels_.inner_product_pairs : kernels_.squared_l2_pairs;
+        const float* rows[kPairs];
+        const float* queries[kPairs];
+        float distances[kPairs];
+        int members[kPairs], places[kPairs];
+        std::uint32_t decoded = block.rows == nullptr ? 0 : 0xffffu;
+        float* own_rows = mine.rows.data();
+        for (int f = 0; f < n_found;) {
+            int count = 0;
+            for (; f < n_found && count < kPairs; ++f) {
                 const int m = static_cast<int>(mine.found[static_cast<std::size_t>(f)] >> 4);
                 const int r = static_cast<int>(mine.found[static_cast<std::size_t>(f)] & 15u);
-                if (!(wanted >> r & 1)) continue;
-                float* row = mine.rows.data() + r * dim_;
+                if (!(block.wanted >> r & 1)) continue;
                 if (!(decoded >> r & 1)) {
-                    decode(codes + r * lists_.code_size, nullptr, row);
+                    decode(block.codes + r * lists_.code_size, block.centroid, own_rows + r * dim_);
                     decoded |= 1u << r;
                 }
-                QueryHeap& heap = scratch_.heaps[static_cast<std::size_t>(members[m])];
-                const float distance = distance_of(row, scratch_.queries.data() + members[m] * dim_, dim_);
-                if (distance <= heap.limit()) {
-                    heap.push(distance, ids[first + r]);
-                    mine.base[static_cast<std::size_t>(m)] = base_limit(members[m]);
-                }
+                rows[count] = (block.rows == nullptr ? own_rows : block.rows) + r * dim_;
+                queries[count] = block.queries[m];
+                members[count] = m;
+                places[count++] = r;
+            }
+            distances_of(rows, queries, count, dim_, distances);
+            for (int pair = 0; pair < count; ++pair) {
+                const std::int32_t query = block.members[members[pair]];
+                QueryHeap& heap = scratch_.heaps[static_cast<std::size_t>(query)];
+                if (!(distances[pair] <= heap.limit())) continue;
+                heap.push(distances[pair], block.ids[places[pair]]);
+                mine.base[static_cast<std::size_t>(members[pair])] = base_limit(query);
             }
         }
     }
@@ -378,14 +446,17 @@ private:
 
     // -- on the calling thread
 
-    // Reports what is complete. While there is work, only when it is worth the report: that runs in Python.
-    void deliver(bool working) {
-        if (!task_.on_done || error_) return;
+    // While there is work, a report must be worth its time: it runs in Python.
+    bool worth_delivering() const {
+        if (!task_.on_done || error_) return false;
         const std::size_t ready = n_done_.load(std::memory_order_acquire) - n_delivered_;
-        if (ready == 0) return;
-        const auto now = std::chrono::steady_clock::now();
-        if (working && ready < kRowsOfAReport && now - reported_ < kTimeOfAReport) return;
-        reported_ = now;
+        return ready >= kRowsOfAReport || (ready > 0 && std::chrono::steady_clock::now() - reported_ >= kTimeOfAReport);
+    }
+
+    // Reports what is complete.
+    void deliver() {
+        if (!task_.on_done || error_ || n_done_.load(std::memory_order_acquire) == n_delivered_) return;
+        reported_ = std::chrono::steady_clock::now();
         std::vector<std::int32_t> rows;
         {
             const std::lock_guard lock(done_mutex_);
@@ -407,8 +478,10 @@ private:
     const ScanTask& task_;
     Scratch& scratch_;
     ThreadPool& pool_;
-    const std::int64_t dim_, code_dim_;
-    const bool integer_, direct_;
+    const std::int64_t dim_;
+    const bool bytes_, halves_;      // which filter there is
+    const std::int64_t row_bytes_;   // of a row in the filter's numbers
+    const bool direct_;              // rows are read where they lie
     std::int64_t group_ = 0;
     int n_helpers_ = 0;
 

@@ -141,3 +141,69 @@ def test_what_is_no_number_is_no_candidate(kernels, code):
         assert (np.sort(ids[:, :38], axis=1) == np.sort(lists.ids[2:])).all()
         assert (ids[:, 38:] == -1).all()
         assert not np.isnan(distances).any()
+
+
+# On AMX tiles groups of queries are compared through a filter of rounded numbers, on AVX-512 without one; exact
+# distances are summed alike.
+needs_tiles = pytest.mark.skipif(not {"amx", "avx512"} <= set(KERNELS), reason="this CPU has no AMX tiles")
+
+
+def _same_to_the_bit(lists, metric, queries, probes, k):
+    with_filter, without = (scan(lists.scanner(metric, name), queries, probes, k, POOLS[2]) for name in ("amx", "avx512"))
+    np.testing.assert_array_equal(with_filter[1], without[1])
+    np.testing.assert_array_equal(with_filter[0], without[0])
+
+
+@needs_tiles
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("code", ["f32", "f16", "bf16"])
+@settings(max_examples=25, deadline=None)
+@given(
+    dim=st.sampled_from([1, 16, 33, 48, 100, 384]),
+    sizes=st.lists(st.sampled_from([0, 5, 16, 300, 1000]), min_size=1, max_size=4),
+    n=st.sampled_from([6, 7, 16, 17, 33, 70, 300]),
+    k=st.sampled_from([1, 10, 100]),
+    centre=st.sampled_from([0.0, 1.0, 30.0]),
+    residual=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_a_filter_of_halves_changes_no_bit(code, metric, dim, sizes, n, k, centre, residual, seed):
+    rng = np.random.default_rng(seed)
+    lists = make_lists(rng, sizes, dim, code, centre=centre, residual=residual, duplicates=0.2)
+    queries = make_queries(rng, n, dim, centre=centre)
+    _same_to_the_bit(lists, metric, queries, make_probes(rng, n, len(sizes), len(sizes)), k)
+
+
+@needs_tiles
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("size", [1e-30, 1e-15, 1e-3, 1e6, 1e15])
+def test_a_filter_of_halves_survives_numbers_of_any_size(metric, size):
+    rng = np.random.default_rng(6)
+    lists = make_lists(rng, [2000], 64, "f32")
+    data = lists.data.copy()
+    at = int(lists.extents[0, 2])
+    rows = data[at : at + 2000 * 64 * 4].view(np.float32).reshape(2000, 64)
+    rows[:1000] *= np.float32(size)
+    queries = make_queries(rng, 40, 64)
+    queries[:20] *= np.float32(size)
+    probes = np.zeros((40, 1), np.int64)
+    answers = [scan(lists.scanner(metric, name, data=data), queries, probes, 10, POOLS[0]) for name in ("amx", "avx512")]
+    np.testing.assert_array_equal(answers[0][1], answers[1][1])
+    np.testing.assert_array_equal(answers[0][0], answers[1][0])
+
+
+@needs_tiles
+@pytest.mark.parametrize("metric", METRICS)
+def test_errors_of_rounding_that_all_point_one_way_lose_no_row(metric):
+    # Just below the middle between two halves: each number of a row is rounded down as far as it can be, and the
+    # filter sees rows that are equal or worse than those it holds already, while every one is better.
+    dim, n = 128, 16
+    lists = make_lists(np.random.default_rng(7), [640], dim, "f32")
+    data = lists.data.copy()
+    at = int(lists.extents[0, 2])
+    rows = data[at : at + 640 * dim * 4].view(np.float32).reshape(640, dim)
+    rows[:] = np.linspace(1.0, 1.0 + 2.0**-8 - 2.0**-16, 640, dtype=np.float32)[:, None]
+    queries = np.full((n, dim), 1.0 if metric == "ip" else 1.5, np.float32)
+    for name in ("amx", "avx512"):
+        _, ids = scan(lists.scanner(metric, name, data=data), queries, np.zeros((n, 1), np.int64), 5, POOLS[0])
+        assert (ids == lists.ids[[639, 638, 637, 636, 635]]).all(), name

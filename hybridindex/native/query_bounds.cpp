@@ -1,0 +1,79 @@
+#include "query_bounds.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace hybridindex {
+namespace {
+
+// Below it the filter's own arithmetic would underflow.
+constexpr double kLeastStep = 0x1p-90;
+// Lengths of queries between which no product overflows or vanishes that matters.
+constexpr double kShortest = 0x1p-40, kLongest = 0x1p60;
+// More than what sums of products that are too small for a float can add up to.
+constexpr double kVanished = 0x1p-80;
+
+}  // namespace
+
+QueryBound QueryBound::none() { return {-std::numeric_limits<double>::infinity(), 1, 0, 0, 0}; }
+
+float QueryBound::base(double limit) const {
+    const double base = (limit + rounding - constant) / step;
+    return static_cast<float>(base + std::abs(base) * 0x1p-22);
+}
+
+// The distance to c is constant + square(c) + sum of w[i] c[i], w = step * weights + error, and the sum of error[i] c[i]
+// is 128 * sum of error[i] + sum of error[i] (c[i] - 128), where the last sum is at least -|error| |c - 128|
+// (Cauchy-Schwarz). `constant` has the middle part in it.
+QueryBound bound_of_bytes(const float* query, const float* scale, const float* offset, std::int64_t dim, bool inner_product,
+                          const BlockKernels& kernels, float* scratch, std::int8_t* weights) {
+    double constant = 0, magnitude = 0;
+    for (std::int64_t i = 0; i < dim; ++i) {
+        const double x = query[i], a = offset[i], b = scale[i];
+        const double most = std::abs(a) + 255 * std::abs(b);
+        if (inner_product) {  // distance = <x, a + b c>
+            constant += x * a;
+            scratch[i] = static_cast<float>(x * b);
+            magnitude += std::abs(x) * most;
+        } else {  // distance = sum of ((x - a) - b c)^2
+            constant += (x - a) * (x - a);
+            scratch[i] = static_cast<float>(-2 * (x - a) * b);
+            magnitude += (std::abs(x) + most) * (std::abs(x) + most);
+        }
+    }
+    const QueryWeights made = kernels.weigh(scratch, dim, weights);
+    if (!(made.step > kLeastStep)) return QueryBound::none();
+    // Rounding: of w, of the exact distance and what it is compared with, of the row's square, of the filter.
+    const double rounding = magnitude * static_cast<double>(dim + 16) * 0x1p-20;
+    return {constant + 128 * made.error_sum, made.step, inner_product ? 0.0 : 1.0, made.error_length * (1 + 0x1p-20),
+            rounding};
+}
+
+// The distance is <w, x> with w the query, or |query|^2 + |x|^2 + <w, x> with w = -2 query. The filter has w' and x' for
+// w and x: |<w, x> - <w', x'>| <= |w - w'| |x| + |w'| |x - x'|, and rounding to 8 bits gives |x - x'| <= 2^-8 |x|. What
+// float32 sums lose, here and in the exact distance, is below dim * 2^-22 of the lengths' product or of their squares.
+QueryBound bound_of_halves(const float* query, std::int64_t dim, bool inner_product, std::uint16_t* halves) {
+    const float factor = inner_product ? 1.0f : -2.0f;
+    double square = 0, lost = 0, kept = 0;
+    for (std::int64_t i = 0; i < dim; ++i) {
+        const float w = factor * query[i];
+        std::uint32_t bits;
+        std::memcpy(&bits, &w, 4);
+        bits = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;  // to the nearest, ties to even
+        halves[i] = static_cast<std::uint16_t>(bits >> 16);
+        float half;
+        std::memcpy(&half, &bits, 4);
+        square += static_cast<double>(w) * w;
+        lost += (static_cast<double>(w) - half) * (static_cast<double>(w) - half);
+        kept += static_cast<double>(half) * half;
+    }
+    const double size = std::sqrt(square);
+    if (!(size >= kShortest && size <= kLongest)) return QueryBound::none();
+    const double sums = static_cast<double>(dim + 16) * 0x1p-20;
+    const double length = (std::sqrt(lost) + std::sqrt(kept) * (0x1p-8 + sums)) * (1 + sums);
+    if (inner_product) return {0, 1, 0, length, kVanished};
+    return {square / 4, 1, 1 - sums, length, square * sums + kVanished};
+}
+
+}  // namespace hybridindex
