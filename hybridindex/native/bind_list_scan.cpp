@@ -58,15 +58,15 @@ public:
         if (extents_.shape(1) != 3) throw std::invalid_argument("extents must be (nlist, 3)");
         lists.extents = extents_.data();
         lists.nlist = static_cast<std::int64_t>(extents_.shape(0));
-        lists.code = code_named(code);
-        lists.dim = dim;
+        lists.codes.code = code_named(code);
+        lists.codes.dim = dim;
         if (dim < 1 || dim > (1 << 20)) throw std::invalid_argument("dim must be 1 to 2^20");
-        lists.code_size = dim * (lists.code == Code::f32 ? 4 : lists.code == Code::u8 ? 1 : 2);
-        const std::size_t per_dim = lists.code == Code::u8 ? static_cast<std::size_t>(dim) : 0;
+        lists.codes.code_size = dim * element_size(lists.codes.code);
+        const std::size_t per_dim = lists.codes.code == Code::u8 ? static_cast<std::size_t>(dim) : 0;
         if (scale_.shape(0) != per_dim || offset_.shape(0) != per_dim)
             throw std::invalid_argument("scale and offset must have one entry per dimension for sq8, none otherwise");
-        lists.scale = scale_.data();
-        lists.offset = offset_.data();
+        lists.codes.scale = scale_.data();
+        lists.codes.offset = offset_.data();
         if (centroids_.shape(0) != 0) {
             if (centroids_.shape(0) != extents_.shape(0) || centroids_.shape(1) != static_cast<std::size_t>(dim))
                 throw std::invalid_argument("centroids must be (nlist, dim), or have no rows");

@@ -8,23 +8,18 @@
 #include <vector>
 
 #include "block_kernels.h"
+#include "codes.h"
 #include "thread_pool.h"
 
 namespace hybridindex {
 
-enum class Code { f32, f16, bf16, u8 };
-
-// Mapped lists: rows of code_size bytes, then ids; `extents` has (size, capacity, byte offset) per list.
+// Mapped lists: rows, then ids; `extents` has (size, capacity, byte offset) per list.
 struct ListTable {
     const std::uint8_t* base;
     std::int64_t nbytes;
     const std::int64_t* extents;
     std::int64_t nlist;
-    Code code;
-    std::int64_t code_size;
-    std::int64_t dim;
-    const float* scale;      // (dim), u8 only: value = offset + scale * byte
-    const float* offset;     // (dim), u8 only
+    RowCodes codes;
     const float* centroids;  // (nlist, dim), added to every decoded row; nullptr: rows are whole vectors
 };
 

@@ -107,9 +107,9 @@ struct Case {
 
     void make_lists(Bytes& in) {
         static constexpr std::int64_t kDims[] = {1, 2, 3, 15, 16, 17, 33, 63, 64, 65, 128};
-        lists.code = static_cast<Code>(in.byte() % 4);
-        lists.dim = kDims[in.byte() % std::size(kDims)];
-        lists.code_size = lists.dim * (lists.code == Code::f32 ? 4 : lists.code == Code::u8 ? 1 : 2);
+        lists.codes.code = static_cast<Code>(in.byte() % 4);
+        lists.codes.dim = kDims[in.byte() % std::size(kDims)];
+        lists.codes.code_size = lists.codes.dim * element_size(lists.codes.code);
         lists.nlist = in.below(9);
         extents = room<std::int64_t>(lists.nlist * 3);
         std::int64_t end = 0;
@@ -118,24 +118,24 @@ struct Case {
             const std::int64_t capacity = (size + in.below(9) + 7) / 8 * 8;
             end += in.below(3) * 8;
             extents[3 * i] = size, extents[3 * i + 1] = capacity, extents[3 * i + 2] = end;
-            end += capacity * (lists.code_size + 8);
+            end += capacity * (lists.codes.code_size + 8);
         }
         lists.nbytes = end;
         data = room<std::uint8_t>(end);
         for (std::int64_t i = 0; i < lists.nlist; ++i) fill_list(in, i);
         lists.base = data.get();
-        if (lists.code == Code::u8) {
-            scale = room<float>(lists.dim), offset = room<float>(lists.dim);
-            for (std::int64_t d = 0; d < lists.dim; ++d) {
+        if (lists.codes.code == Code::u8) {
+            scale = room<float>(lists.codes.dim), offset = room<float>(lists.codes.dim);
+            for (std::int64_t d = 0; d < lists.codes.dim; ++d) {
                 scale[d] = tame ? 0.25f : number(in);
                 offset[d] = tame ? in.small() : number(in);
             }
         }
         if (in.one_in(4)) {
-            centroids = room<float>(lists.nlist * lists.dim);
-            for (std::int64_t d = 0; d < lists.nlist * lists.dim; ++d) centroids[d] = in.small();
+            centroids = room<float>(lists.nlist * lists.codes.dim);
+            for (std::int64_t d = 0; d < lists.nlist * lists.codes.dim; ++d) centroids[d] = in.small();
         }
-        lists.scale = scale.get(), lists.offset = offset.get(), lists.centroids = centroids.get();
+        lists.codes.scale = scale.get(), lists.codes.offset = offset.get(), lists.centroids = centroids.get();
         // The faults.
         if (lists.nlist > 0 && in.one_in(3))
             for (int faults = 1 + in.byte() % 3; faults > 0; --faults) {
@@ -144,7 +144,7 @@ struct Case {
             }
         if (lists.nbytes > 0 && in.one_in(8)) lists.nbytes -= 1 + in.below(std::min<std::int64_t>(lists.nbytes, 64));
         if (lists.nbytes > 8 && in.one_in(32)) ++lists.base, --lists.nbytes;
-        if (in.one_in(32)) lists.code_size += in.below(9) - 4;
+        if (in.one_in(32)) lists.codes.code_size += in.below(9) - 4;
         lists.extents = extents.get();
     }
 
@@ -159,7 +159,7 @@ struct Case {
         std::uint8_t* at = data.get() + extents[3 * list + 2];
         const std::int64_t size = extents[3 * list], capacity = extents[3 * list + 1];
         std::minstd_rand values(static_cast<unsigned>(in.below(65536)) + 1);
-        for (std::int64_t i = 0; i < size * lists.dim; ++i) {
+        for (std::int64_t i = 0; i < size * lists.codes.dim; ++i) {
             const float value = static_cast<float>(static_cast<int>(values() >> 8) % 9 - 4);
             std::uint32_t bits;
             std::memcpy(&bits, &value, 4);
@@ -168,7 +168,7 @@ struct Case {
             // 0, 1, 2 and 4 as halves, or whatever comes.
             static constexpr std::uint16_t kHalves[] = {0, 0x3c00, 0x4000, 0x4400};
             const std::uint16_t half = tame ? kHalves[high & 3] : high;
-            switch (lists.code) {
+            switch (lists.codes.code) {
                 case Code::f32: std::memcpy(at + i * 4, &bits, 4); break;
                 case Code::bf16: std::memcpy(at + i * 2, &high, 2); break;
                 case Code::f16: std::memcpy(at + i * 2, &half, 2); break;
@@ -177,7 +177,7 @@ struct Case {
         }
         for (std::int64_t i = 0; i < size; ++i) {
             const std::int64_t id = in.one_in(64) ? in.wild() : list * 1000 + i;
-            std::memcpy(at + capacity * lists.code_size + i * 8, &id, 8);
+            std::memcpy(at + capacity * lists.codes.code_size + i * 8, &id, 8);
         }
     }
 
@@ -185,8 +185,8 @@ struct Case {
         task.n = in.one_in(6) ? 200 + in.below(110) : in.below(24);
         task.p = in.below(5);
         task.k = in.one_in(8) ? 1 + in.below(500) : 1 + in.below(12);
-        queries = room<float>(task.n * lists.dim);
-        for (std::int64_t i = 0; i < task.n * lists.dim; ++i)
+        queries = room<float>(task.n * lists.codes.dim);
+        for (std::int64_t i = 0; i < task.n * lists.codes.dim; ++i)
             queries[i] = tame || !in.one_in(8) ? static_cast<float>(i * 7 % 11) - 5 : number(in);
         probes = room<std::int64_t>(task.n * task.p);
         const bool faulty = in.one_in(6);
@@ -260,7 +260,7 @@ void check_answer(const Case& made, const Answer& got) {
             const std::int64_t* extent = made.extents.get() + 3 * list;
             for (std::int64_t i = 0; i < extent[0]; ++i) {
                 std::int64_t id;
-                std::memcpy(&id, made.lists.base + extent[2] + extent[1] * made.lists.code_size + i * 8, 8);
+                std::memcpy(&id, made.lists.base + extent[2] + extent[1] * made.lists.codes.code_size + i * 8, 8);
                 if (!made.task.filter.active() || made.task.filter.allows(id)) there.insert(id);
             }
         }

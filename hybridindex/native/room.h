@@ -1,0 +1,36 @@
+// Memory that is used again: it grows, and nobody keeps what is in it.
+#pragma once
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <new>
+
+namespace hybridindex {
+
+// Begins at a multiple of 64 bytes, as tiles and registers are read fastest.
+template <typename T>
+class Room {
+public:
+    T* data() { return data_.get(); }
+    const T* data() const { return data_.get(); }
+    T& operator[](std::ptrdiff_t i) { return data_.get()[i]; }
+
+    // Zeros where it had to grow.
+    void grow(std::ptrdiff_t size) {
+        if (size <= size_) return;
+        const std::size_t nbytes = static_cast<std::size_t>(size) * sizeof(T);
+        data_.reset(static_cast<T*>(::operator new[](nbytes, kAlignment)));
+        std::memset(data_.get(), 0, nbytes);
+        size_ = size;
+    }
+
+private:
+    static constexpr std::align_val_t kAlignment{64};
+    struct Free {
+        void operator()(T* data) const { ::operator delete[](data, kAlignment); }
+    };
+    std::unique_ptr<T[], Free> data_;
+    std::ptrdiff_t size_ = 0;
+};
+
+}  // namespace hybridindex
