@@ -57,7 +57,7 @@ class HotnessPolicy:
 
     @property
     def ceiling(self) -> float:
-        """What no hotness can exceed: h₀, or υ·δ/(δ−1), the limit of a list that every round uses."""
+        """What no hotness exceeds, but for rounding: h₀, or υ·δ/(δ−1), the limit of a list that every round uses."""
         return max(self.initial_value, self.update_value / (1.0 - 1.0 / self.decay_factor))
 
     def cache_share_bytes(self, arena_bytes: int) -> int:
@@ -84,7 +84,7 @@ def next_round(hotness: F64, used: Mask, policy: HotnessPolicy) -> F64:
         decayed = hotness / policy.decay_factor
     decayed[decayed < np.finfo(np.float64).tiny] = 0.0
     decayed[used] += policy.update_value
-    return np.minimum(decayed, policy.ceiling, out=decayed)
+    return decayed
 
 
 def lists_to_evict(hotness: F64, cached: Mask, protected: Mask, list_bytes: I64, share_bytes: int) -> I64:
