@@ -94,7 +94,8 @@ def _squared_distances(queries: F32) -> F32:
     # Norms and products cancel badly far from the origin; between queries only differences matter.
     x = queries - queries.mean(axis=0, dtype=np.float64).astype(np.float32)
     norms = np.einsum("nd,nd->n", x, x)
-    squared: F32 = norms[:, None] + norms[None, :] - 2.0 * (x @ x.T)
+    # Not x @ x.T: BLAS would wait for threads of its own, for milliseconds where scans keep the cores busy.
+    squared: F32 = norms[:, None] + norms[None, :] - 2.0 * np.einsum("nd,md->nm", x, x)
     return squared
 
 
@@ -117,7 +118,8 @@ def overlap_bytes(probes: I64, group_of: I64, n_groups: int, resident: npt.NDArr
     # One column more takes the probes that name no list: -1 is the last column.
     touched = np.zeros((n_groups, nlist + 1), dtype=np.bool_)
     touched[group_of[:, None], probes] = True
-    overlap: F64 = touched[:, :nlist].astype(np.float64) @ (resident * list_bytes.astype(np.float64)).T
+    resident_bytes = resident * list_bytes.astype(np.float64)
+    overlap: F64 = np.einsum("gl,dl->gd", touched[:, :nlist].astype(np.float64), resident_bytes)
     return overlap
 
 
