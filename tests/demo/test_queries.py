@@ -75,6 +75,8 @@ def test_a_session_ends_where_its_words_do() -> None:
     assert session_numbers(turns).tolist() == [0, 0, 1, 2]
     facets = [("jaguar", "the car", "web"), ("jaguar", "the animal", "web"), ("pi", "the number", "web")]
     assert session_numbers(facets).tolist() == [0, 0, 1]
+    again = [("jaguar", "the car", "web"), ("pi", "the number", "web"), ("jaguar", "the animal", "web")]
+    assert session_numbers(again).tolist() == [0, 1, 2]
     assert session_numbers([("x", "y", "trec"), ("x", "y", "web")]).tolist() == [0, 1]
     assert session_numbers([]).tolist() == []
 
