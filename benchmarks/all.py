@@ -17,6 +17,8 @@ NAMES = (
     "hit_rate",
     "latency",
     "exactness",
+    "schedulers",
+    "lookahead_replay",
 )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from hybridindex.demo.embed import center
-from hybridindex.demo.queries import LOG, Pair
+from hybridindex.demo.queries import LOG, Pair, session_numbers
 from hybridindex.errors import InvalidInputError
 from hybridindex.types import F32, I64
 
@@ -66,6 +66,10 @@ class PairSet:
     def pairs(self) -> list[Pair]:
         """(draft, final, kind), kind one of trec, web, fanout, cast."""
         return [(draft, final, kind) for draft, final, kind in json.loads(self.pairs_path.read_text(encoding="utf-8"))]
+
+    def sessions(self) -> I64:
+        """(count,) int64, ascending from 0: the session that each pair belongs to; pairs of one are in its order."""
+        return session_numbers(self.pairs())
 
     def drafts(self) -> F32:
         """(count, 256) float32, raw unit vectors."""

@@ -31,6 +31,7 @@ __all__ = [
     "read_conversations",
     "read_pairs",
     "read_queries",
+    "session_numbers",
     "split_queries",
 ]
 
@@ -173,6 +174,27 @@ def read_pairs(topics: zipfile.ZipFile, fanoutqa_wheel: Path, convrewriting_whee
         pairs += [(turns[i], " ".join(turns[: i + 1]), "cast") for i in range(1, len(turns))]
     clean = ((tidy(draft), tidy(final), kind) for draft, final, kind in pairs)
     return list(dict.fromkeys(pair for pair in clean if pair[0] and pair[1] and pair[0] != pair[1]))
+
+
+def session_numbers(pairs: Sequence[Pair]) -> I64:
+    """(n,) int64, ascending from 0: which of the pairs, in the order of :func:`read_pairs`, one user's session has.
+
+    A pair continues the session of the pair before it where its draft is known from that session already (the same
+    question or query, or a sub-question of it), or where it is the next turn of the same conversation.
+    """
+    numbers = np.zeros(len(pairs), dtype=np.int64)
+    known: set[str] = set()
+    before: Pair = ("", "", "")
+    number = -1
+    for i, (draft, final, kind) in enumerate(pairs):
+        follows = final.startswith(f"{before[1]} ") if kind == "cast" else draft in known
+        if kind != before[2] or not follows:
+            number += 1
+            known = set()
+        known |= {draft, final}
+        before = draft, final, kind
+        numbers[i] = number
+    return numbers
 
 
 def read_conversations(convrewriting_wheel: Path) -> list[list[str]]:

@@ -118,6 +118,10 @@ def test_a_dataset_is_made_from_nothing(world: World, tmp_path: Path) -> None:
     assert data.log_queries.shape == (4, data.dim)
     assert data.nq_queries.shape == (2, data.dim)
     assert len(data.pairs.pairs()) == data.pairs.count == len(data.pairs.drafts()) == len(data.pairs.finals())
+    drafts, finals, _ = zip(*data.pairs.pairs(), strict=True)
+    np.testing.assert_array_equal(data.pairs.drafts(), toy_embedder().embed(drafts))
+    np.testing.assert_array_equal(data.pairs.finals(), toy_embedder().embed(finals))
+    assert data.pairs.sessions().tolist() == [0, 1, 1, 2, 2, 3]
     assert data.conversations() == [["What is it?", "Is it treatable?"]]
     assert "embed passages" in stages
 

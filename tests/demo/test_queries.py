@@ -18,6 +18,7 @@ from hybridindex.demo.queries import (
     read_conversations,
     read_pairs,
     read_queries,
+    session_numbers,
     split_queries,
     tab_first,
     trec_topics,
@@ -59,6 +60,25 @@ def test_pairs_of_every_kind_are_read_once(tmp_path: Path) -> None:
 
 def test_conversations_have_two_turns_or_more(tmp_path: Path) -> None:
     assert read_conversations(write_cast_wheel(tmp_path)) == [["What is it?", "Is it treatable?"]]
+
+
+def test_sessions_are_found_among_the_pairs(tmp_path: Path) -> None:
+    with open_topics(write_pyserini_wheel(tmp_path)) as topics:
+        pairs = read_pairs(topics, write_fanout_wheel(tmp_path), write_cast_wheel(tmp_path))
+    # One title, one query with two facets, one question with the sub-questions of two levels, one conversation.
+    assert [kind for _, _, kind in pairs] == ["trec", "web", "web", "fanout", "fanout", "cast"]
+    assert session_numbers(pairs).tolist() == [0, 1, 1, 2, 2, 3]
+
+
+def test_a_session_ends_where_its_words_do() -> None:
+    turns = [("b?", "a? b?", "cast"), ("c?", "a? b? c?", "cast"), ("b?", "d? b?", "cast"), ("e", "f", "web")]
+    assert session_numbers(turns).tolist() == [0, 0, 1, 2]
+    facets = [("jaguar", "the car", "web"), ("jaguar", "the animal", "web"), ("pi", "the number", "web")]
+    assert session_numbers(facets).tolist() == [0, 0, 1]
+    again = [("jaguar", "the car", "web"), ("pi", "the number", "web"), ("jaguar", "the animal", "web")]
+    assert session_numbers(again).tolist() == [0, 1, 2]
+    assert session_numbers([("x", "y", "trec"), ("x", "y", "web")]).tolist() == [0, 1]
+    assert session_numbers([]).tolist() == []
 
 
 def test_old_topics_lose_their_field_labels() -> None:
