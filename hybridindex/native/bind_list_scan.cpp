@@ -1,6 +1,5 @@
 #include "bind_list_scan.h"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -11,17 +10,12 @@
 #include <string>
 #include <utility>
 
+#include "arrays.h"
 #include "list_scan.h"
 
 namespace nb = nanobind;
 
 namespace hybridindex {
-namespace {
-
-template <typename T, int Dim>
-using In = nb::ndarray<const T, nb::ndim<Dim>, nb::c_contig, nb::device::cpu>;
-template <typename T, int Dim>
-using InOut = nb::ndarray<T, nb::ndim<Dim>, nb::c_contig, nb::device::cpu>;
 
 Code code_named(const std::string& name) {
     if (name == "f32") return Code::f32;
@@ -36,6 +30,8 @@ const BlockKernels& kernels_for(const std::string& name) {
     if (const BlockKernels* found = kernels_named(name.c_str())) return *found;
     throw std::invalid_argument("kernels \"" + name + "\" do not run on this CPU or were not built");
 }
+
+namespace {
 
 // An empty array may have no address, but a filter without one is none.
 template <typename T>
@@ -61,7 +57,7 @@ public:
         lists.code = code_named(code);
         lists.dim = dim;
         if (dim < 1 || dim > (1 << 20)) throw std::invalid_argument("dim must be 1 to 2^20");
-        lists.code_size = dim * (lists.code == Code::f32 ? 4 : lists.code == Code::u8 ? 1 : 2);
+        lists.code_size = dim * element_size(lists.code);
         const std::size_t per_dim = lists.code == Code::u8 ? static_cast<std::size_t>(dim) : 0;
         if (scale_.shape(0) != per_dim || offset_.shape(0) != per_dim)
             throw std::invalid_argument("scale and offset must have one entry per dimension for sq8, none otherwise");

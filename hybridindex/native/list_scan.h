@@ -8,11 +8,10 @@
 #include <vector>
 
 #include "block_kernels.h"
+#include "codes.h"
 #include "thread_pool.h"
 
 namespace hybridindex {
-
-enum class Code { f32, f16, bf16, u8 };
 
 // Mapped lists: rows of code_size bytes, then ids; `extents` has (size, capacity, byte offset) per list.
 struct ListTable {
