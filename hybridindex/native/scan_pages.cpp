@@ -139,39 +139,25 @@ private:
         }
     }
 
-    // What will be read after the block that begins at row `first`, for the kernels to fetch ahead; nullptr: nothing.
-    // They fetch one stretch, so a block that is cut is asked for here.
-    const std::uint8_t* after(const ScanItem& item, const PagedList& pages, std::int64_t first) const {
-        const std::int64_t next = first + kBlockRows, rows = std::min<std::int64_t>(kBlockRows, item.first + item.count - next);
-        if (rows <= 0) return following_.empty() ? nullptr : following_.data();
-        if (pages.run(next, rows) == rows) return pages.row(next);
-        for (std::int64_t r = 0, run; r < rows; r += run) {
-            run = pages.run(next + r, rows - r);
-            const std::uint8_t* piece = pages.row(next + r);
-            for (std::int64_t i = 0; i < run * rows_.code_size; i += 64) __builtin_prefetch(piece + i, 0, 2);
-        }
-        return nullptr;
-    }
-
     // Exact distances of whole blocks.
     void compare_rows(const ScanItem& item, const PagedList& pages, const std::int32_t* members, int n) {
         const float* queries[kGroup];
         for (int m = 0; m < n; ++m) queries[m] = queries_.data() + members[m] * dim_;
         const float* centroid = plan_.centroids == nullptr ? nullptr : plan_.centroids + list_of(item) * rows_.dim;
         const auto distances_of = task_.keep_max ? kernels_.inner_products : kernels_.squared_l2;
-        const std::int64_t origin = plan_.list_ids[list_of(item)] << 32, end = item.first + item.count;
-        for (std::int64_t first = item.first; first < end; first += kBlockRows) {
-            const std::int64_t rows = std::min<std::int64_t>(kBlockRows, end - first);
-            const float* block = reinterpret_cast<const float*>(pages.row(first));
-            if (!direct_ || rows < kBlockRows || pages.run(first, rows) < rows) {
-                for (std::int64_t r = 0; r < rows; ++r)
-                    decode_row(kernels_, rows_, pages.row(first + r), centroid, block_.data() + r * dim_);
+        const std::int64_t origin = plan_.list_ids[list_of(item)] << 32;
+        for (BlockWalk at(pages, item.first, item.first + item.count); at.more(); at.advance()) {
+            const int rows = at.rows();
+            const float* block = reinterpret_cast<const float*>(at.row(0));
+            if (!direct_ || rows < kBlockRows || !at.whole()) {
+                for (int r = 0; r < rows; ++r)
+                    decode_row(kernels_, rows_, at.row(r), centroid, block_.data() + r * dim_);
                 std::fill_n(block_.data() + rows * dim_, (kBlockRows - rows) * dim_, 0.0f);
                 block = block_.data();
             }
             const bool fetch_later = direct_ && n >= kFetchQueries + kTileQueries && !later_.empty();
             distances_of(block, dim_, queries, n, dim_, found_distances_.data(),
-                         direct_ ? after(item, pages, first) : nullptr, fetch_later ? later_.data() : nullptr);
+                         direct_ ? at.fetch_next(following_.data()) : nullptr, fetch_later ? later_.data() : nullptr);
             if (fetch_later) {
                 const std::int64_t fetched = kBlockRows * rows_.code_size / 4 * ((n - kFetchQueries) / kTileQueries);
                 later_ = later_.subspan(std::min(later_.size(), static_cast<std::size_t>(fetched)));
@@ -182,7 +168,7 @@ private:
                 const float* found = found_distances_.data() + m * kBlockRows;
                 for (std::uint32_t near = kernels_.at_most(found, heap.limit()) & real; near != 0; near &= near - 1) {
                     const int r = std::countr_zero(near);
-                    heap.push(found[r], origin | (first + r));
+                    heap.push(found[r], origin | (at.first() + r));
                 }
             }
         }
@@ -206,21 +192,21 @@ private:
         RowTerms terms{};
         kernels_.pack(weights, n, code_dim_, packed_.data());
         const auto distance_of = task_.keep_max ? kernels_.inner_product : kernels_.squared_l2_one;
-        const std::int64_t origin = plan_.list_ids[list_of(item)] << 32, end = item.first + item.count;
-        for (std::int64_t first = item.first; first < end; first += kBlockRows) {
-            const std::int64_t rows = std::min<std::int64_t>(kBlockRows, end - first);
-            const std::uint8_t* block = pages.row(first);
+        const std::int64_t origin = plan_.list_ids[list_of(item)] << 32;
+        for (BlockWalk at(pages, item.first, item.first + item.count); at.more(); at.advance()) {
+            const int rows = at.rows();
+            const std::uint8_t* block = at.row(0);
             std::int64_t stride = rows_.code_size;
-            if (rows_.dim != code_dim_ || rows < kBlockRows || pages.run(first, rows) < rows) {
-                for (std::int64_t r = 0; r < rows; ++r)
-                    std::memcpy(bytes_.data() + r * code_dim_, pages.row(first + r), static_cast<std::size_t>(rows_.dim));
+            if (rows_.dim != code_dim_ || rows < kBlockRows || !at.whole()) {
+                for (int r = 0; r < rows; ++r)
+                    std::memcpy(bytes_.data() + r * code_dim_, at.row(r), static_cast<std::size_t>(rows_.dim));
                 block = bytes_.data();
                 stride = code_dim_;
             }
-            kernels_.row_terms(block, stride, static_cast<int>(rows), rows_.dim, task_.keep_max ? nullptr : rows_.scale,
+            kernels_.row_terms(block, stride, rows, rows_.dim, task_.keep_max ? nullptr : rows_.scale,
                                &terms);
             const int n_found = kernels_.filter(block, stride, packed_.data(), n, code_dim_, limits, terms, found_.data(),
-                                                after(item, pages, first));
+                                                at.fetch_next(following_.data()));
             std::uint32_t decoded = 0;
             for (int f = 0; f < n_found; ++f) {
                 const int m = static_cast<int>(found_[static_cast<std::size_t>(f)] >> 4);
@@ -234,7 +220,7 @@ private:
                 QueryHeap& heap = heaps_[static_cast<std::size_t>(members[m])];
                 const float distance = distance_of(row, queries_.data() + members[m] * dim_, dim_);
                 if (distance <= heap.limit()) {
-                    heap.push(distance, origin | (first + r));
+                    heap.push(distance, origin | (at.first() + r));
                     base_[static_cast<std::size_t>(m)] = base_limit(members[m]);
                 }
             }
