@@ -19,11 +19,14 @@ def merge_topk(
     keep_max: bool,
 ) -> None: ...
 def finish_topk(distances: npt.NDArray[np.float32], ids: npt.NDArray[np.int64], keep_max: bool) -> None: ...
+def group_probes(
+    probes: npt.NDArray[np.int64], extents: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]: ...
+def page_scratch_need(code: str, dim: int, residual: bool, k: int) -> tuple[int, int]: ...
 def scan_pages(
     arena: npt.NDArray[np.uint8],
     rows_per_page: int,
-    code_size: int,
-    kind: int,
+    code: str,
     scale: npt.NDArray[np.float32],
     offset: npt.NDArray[np.float32],
     list_ids: npt.NDArray[np.int64],
@@ -31,10 +34,11 @@ def scan_pages(
     page_starts: npt.NDArray[np.int64],
     pages: npt.NDArray[np.int32],
     member_starts: npt.NDArray[np.int64],
-    members: npt.NDArray[np.int64],
+    members: npt.NDArray[np.int32],
     centroids: npt.NDArray[np.float32],
     queries: npt.NDArray[np.float32],
     keep_max: bool,
     distances: npt.NDArray[np.float32],
     positions: npt.NDArray[np.int64],
+    kernels: str = "",
 ) -> None: ...

@@ -1,6 +1,5 @@
 #include "bind_list_scan.h"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -11,17 +10,12 @@
 #include <string>
 #include <utility>
 
+#include "arrays.h"
 #include "list_scan.h"
 
 namespace nb = nanobind;
 
 namespace hybridindex {
-namespace {
-
-template <typename T, int Dim>
-using In = nb::ndarray<const T, nb::ndim<Dim>, nb::c_contig, nb::device::cpu>;
-template <typename T, int Dim>
-using InOut = nb::ndarray<T, nb::ndim<Dim>, nb::c_contig, nb::device::cpu>;
 
 Code code_named(const std::string& name) {
     if (name == "f32") return Code::f32;
@@ -36,6 +30,8 @@ const BlockKernels& kernels_for(const std::string& name) {
     if (const BlockKernels* found = kernels_named(name.c_str())) return *found;
     throw std::invalid_argument("kernels \"" + name + "\" do not run on this CPU or were not built");
 }
+
+namespace {
 
 // An empty array may have no address, but a filter without one is none.
 template <typename T>

@@ -1,27 +1,21 @@
 #include "scan_pages.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "distances.h"
+#include "room.h"
+#include "row_scan.h"
+#include "scan_items.h"
 
 namespace hybridindex {
 namespace {
 
-// Rows decoded at a time: they stay in the first-level cache while all queries of the list pass over them.
-constexpr std::int64_t kRowTile = 16;
-
-struct Candidate {
-    float score;  // smaller is better
-    std::int64_t position;
-};
-
-bool worse_on_top(const Candidate& a, const Candidate& b) { return a.score < b.score; }
-
-void check(const PagedCodes& codes, const ScanPlan& plan, std::int64_t n) {
+void check(const PagedCodes& codes, const PagePlan& plan, std::int64_t n) {
     for (std::int64_t l = 0; l < plan.n_lists; ++l) {
         if (plan.list_ids[l] < 0 || plan.list_ids[l] > std::numeric_limits<std::int32_t>::max())
             throw std::out_of_range("list id " + std::to_string(plan.list_ids[l]) + " does not fit a position");
@@ -38,87 +32,107 @@ void check(const PagedCodes& codes, const ScanPlan& plan, std::int64_t n) {
     }
 }
 
-// Rows [first, first + count) of a list, decoded, as kRowTile pointers; f32 rows are read in place.
-void decode_rows(const PagedCodes& codes, const std::int32_t* pages, std::int64_t first, std::int64_t count,
-                 const float* centroid, std::vector<float>& buffer, const float** rows) {
-    for (std::int64_t i = 0; i < count; ++i) {
-        const std::int64_t row = first + i;
-        const std::uint8_t* code = codes.base + static_cast<std::int64_t>(pages[row / codes.rows_per_page]) * codes.page_bytes +
-                                   (row % codes.rows_per_page) * codes.code_size;
-        if (codes.kind == CodeKind::f32 && centroid == nullptr) {
-            rows[i] = reinterpret_cast<const float*>(code);
-            continue;
-        }
-        float* decoded = buffer.data() + i * codes.dim;
-        if (codes.kind == CodeKind::sq8)
-            decode_sq8(code, codes.scale, codes.offset, codes.dim, decoded);
-        else if (codes.kind == CodeKind::f16)
-            decode_f16(code, codes.dim, decoded);
-        else
-            std::copy_n(reinterpret_cast<const float*>(code), codes.dim, decoded);
-        if (centroid != nullptr)
-            for (std::int64_t j = 0; j < codes.dim; ++j) decoded[j] += centroid[j];
-        rows[i] = decoded;
+// One call of scan_pages(). Blocks are rows 16 i .. 16 i + 15 of a list wherever these lie: what a page boundary or a
+// gap between pages cuts is gathered.
+class PageScan {
+public:
+    PageScan(const PagedCodes& codes, const PagePlan& plan, const PageTask& task, const BlockKernels& kernels)
+        : codes_(codes), plan_(plan), task_(task),
+          queries_(codes.rows, plan.centroids != nullptr, task.keep_max, kernels) {}
+
+    void run() {
+        make_work();
+        // A query may probe a list twice: more members than queries.
+        group_ = std::min({widest_, task_.n, kGroup});
+        queries_.prepare(task_.queries, task_.n, task_.k, group_, task_.distances, task_.positions);
+        scan_.make_room(queries_, group_);
+        gathered_.grow(kBlockRows * codes_.rows.code_size);
+        scan_.begin();
+        for (std::size_t i = 0; i < items_.size(); ++i)
+            scan(items_[i], i + 1 < items_.size() ? first_run(items_[i + 1]) : std::span<const std::uint8_t>{});
+        scan_.end();
+        for (std::int32_t q = 0; q < task_.n; ++q) queries_.heap(q).finish(task_.keep_max);
     }
-}
+
+private:
+    void make_work() {
+        std::vector<std::int64_t> extents(static_cast<std::size_t>(plan_.n_lists) * 3);
+        probed_.starts.push_back(0);
+        for (std::int64_t l = 0; l < plan_.n_lists; ++l) {
+            extents[static_cast<std::size_t>(l) * 3] = plan_.sizes[l];
+            const std::int32_t* first = plan_.members + plan_.member_starts[l];
+            const std::int32_t* last = plan_.members + plan_.member_starts[l + 1];
+            if (plan_.sizes[l] == 0 || first == last) continue;
+            probed_.lists.push_back(l);
+            probed_.members.insert(probed_.members.end(), first, last);
+            probed_.starts.push_back(static_cast<std::int64_t>(probed_.members.size()));
+            widest_ = std::max<std::int64_t>(widest_, last - first);
+        }
+        std::vector<std::int32_t> items_of_query;
+        make_items(probed_, extents.data(), codes_.rows.code_size, codes_.rows.dim, task_.n, 1, false, items_, items_of_query);
+    }
+
+    // The list of an item, as a row of the plan.
+    std::int64_t list_of(const ScanItem& item) const { return probed_.lists[static_cast<std::size_t>(item.list)]; }
+
+    PagedList pages_of(const ScanItem& item) const {
+        return {codes_, plan_.pages + plan_.page_starts[list_of(item)]};
+    }
+
+    std::span<const std::uint8_t> first_run(const ScanItem& item) const {
+        const PagedList pages = pages_of(item);
+        return {pages.row(item.first), static_cast<std::size_t>(pages.run(item.first, item.count) * codes_.rows.code_size)};
+    }
+
+    // `following` is what will be read after the item.
+    void scan(const ScanItem& item, std::span<const std::uint8_t> following) {
+        const std::size_t probed = static_cast<std::size_t>(item.list);
+        const PagedList pages = pages_of(item);
+        const float* centroid = plan_.centroids == nullptr ? nullptr : plan_.centroids + list_of(item) * codes_.rows.dim;
+        const std::int64_t origin = plan_.list_ids[list_of(item)] << 32;
+        for (std::int64_t first = probed_.starts[probed]; first < probed_.starts[probed + 1]; first += group_) {
+            scan_.start_group(probed_.members.data() + first,
+                              static_cast<int>(std::min(group_, probed_.starts[probed + 1] - first)), centroid, following);
+            for (BlockWalk at(pages, item.first, item.first + item.count); at.more(); at.advance())
+                scan_.scan({.codes = at.whole() ? at.row(0) : gather(at),
+                            .n_rows = at.rows(),
+                            .wanted = (1u << at.rows()) - 1u,
+                            .ids = nullptr,
+                            .first_id = origin | at.first(),
+                            .next = at.fetch_next(following.data())});
+        }
+    }
+
+    const std::uint8_t* gather(const BlockWalk& at) {
+        const std::size_t row_bytes = static_cast<std::size_t>(codes_.rows.code_size);
+        for (int r = 0; r < at.rows(); ++r)
+            std::memcpy(gathered_.data() + r * codes_.rows.code_size, at.row(r), row_bytes);
+        return gathered_.data();
+    }
+
+    const PagedCodes& codes_;
+    const PagePlan& plan_;
+    const PageTask& task_;
+
+    ProbedLists probed_;  // rows of the plan
+    std::vector<ScanItem> items_;
+    std::int64_t widest_ = 0, group_ = 0;
+    RowQueries queries_;
+    RowScan scan_;
+    Room<std::uint8_t> gathered_;  // a block that does not lie in one piece
+};
 
 }  // namespace
 
-void scan_pages(const PagedCodes& codes, const ScanPlan& plan, const float* queries, std::int64_t n, std::int64_t k,
-                bool keep_max, float* distances, std::int64_t* positions) {
-    check(codes, plan, n);
-    // Per query a heap of its k best, worst on top.
-    std::vector<Candidate> heaps(static_cast<std::size_t>(n) * k);
-    std::vector<std::int64_t> held(n, 0);
-    const bool in_place = codes.kind == CodeKind::f32 && plan.centroids == nullptr;
-    std::vector<float> buffer(in_place ? 0 : kRowTile * codes.dim);
-    const float* rows[kRowTile];
-    for (std::int64_t l = 0; l < plan.n_lists; ++l) {
-        const std::int32_t* pages = plan.pages + plan.page_starts[l];
-        const float* centroid = plan.centroids == nullptr ? nullptr : plan.centroids + l * codes.dim;
-        for (std::int64_t first = 0; first < plan.sizes[l]; first += kRowTile) {
-            const std::int64_t count = std::min(kRowTile, plan.sizes[l] - first);
-            decode_rows(codes, pages, first, count, centroid, buffer, rows);
-            for (std::int64_t m = plan.member_starts[l]; m < plan.member_starts[l + 1]; m += kQueryTile) {
-                const std::int64_t in_tile = std::min<std::int64_t>(kQueryTile, plan.member_starts[l + 1] - m);
-                const float* x[kQueryTile];
-                for (int i = 0; i < kQueryTile; ++i)  // a short tile repeats its last query
-                    x[i] = queries + plan.members[m + std::min<std::int64_t>(i, in_tile - 1)] * codes.dim;
-                for (std::int64_t r = 0; r < count; ++r) {
-                    float found[kQueryTile];
-                    if (keep_max)
-                        inner_products(rows[r], x, codes.dim, found);
-                    else
-                        squared_l2(rows[r], x, codes.dim, found);
-                    for (std::int64_t i = 0; i < in_tile; ++i) {
-                        const std::int64_t q = plan.members[m + i];
-                        // As in faiss: what is not a number, or as far as can be, is no candidate.
-                        if (!((keep_max ? -found[i] : found[i]) < std::numeric_limits<float>::max())) continue;
-                        const Candidate candidate{keep_max ? -found[i] : found[i],
-                                                  plan.list_ids[l] << 32 | (first + r)};
-                        Candidate* heap = heaps.data() + q * k;
-                        if (held[q] < k) {
-                            heap[held[q]++] = candidate;
-                            std::push_heap(heap, heap + held[q], worse_on_top);
-                        } else if (candidate.score < heap[0].score) {
-                            std::pop_heap(heap, heap + k, worse_on_top);
-                            heap[k - 1] = candidate;
-                            std::push_heap(heap, heap + k, worse_on_top);
-                        }
-                    }
-                }
-            }
-        }
-    }
-    const float empty = keep_max ? -std::numeric_limits<float>::infinity() : std::numeric_limits<float>::infinity();
-    for (std::int64_t q = 0; q < n; ++q) {
-        Candidate* heap = heaps.data() + q * k;
-        std::sort_heap(heap, heap + held[q], worse_on_top);
-        for (std::int64_t j = 0; j < k; ++j) {
-            distances[q * k + j] = j < held[q] ? (keep_max ? -heap[j].score : heap[j].score) : empty;
-            positions[q * k + j] = j < held[q] ? heap[j].position : -1;
-        }
-    }
+void scan_pages(const PagedCodes& codes, const PagePlan& plan, const PageTask& task, const BlockKernels& kernels) {
+    check(codes, plan, task.n);
+    PageScan(codes, plan, task, kernels).run();
+}
+
+RowQueries::Need scratch_need(const RowCodes& codes, bool has_centroids, std::int64_t k) {
+    RowQueries::Need need = RowQueries(codes, has_centroids, false, best_kernels()).need(k);
+    need.fixed += kBlockRows * codes.code_size;
+    return need;
 }
 
 }  // namespace hybridindex

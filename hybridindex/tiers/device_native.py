@@ -1,24 +1,24 @@
-"""Scan of resident lists in the stand-in device's RAM with our native kernel: each page is read once per batch.
+"""Scan of resident lists in the stand-in device's RAM with our native kernels: each page is read once per batch.
 
-Answers what :class:`hybridindex.tiers.device_torch.TorchScanner` answers; filtered scans are left to it.
+The inner loops are those of the host scan (:mod:`hybridindex.tiers.host_native`): the same row has the same distance
+on both, to the bit. Filtered scans are left to :class:`hybridindex.tiers.device_torch.TorchScanner`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from hybridindex.errors import OutOfBudgetError
 from hybridindex.extension import native
 from hybridindex.index.codec import DeviceCodec
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.tiers.arena import PageArena
-from hybridindex.tiers.device_torch import TorchScanner, ids_of_positions, queries_by_list
+from hybridindex.tiers.device_torch import TorchScanner, ids_of_positions
 from hybridindex.tiers.protocol import IdFilter, OnDone
 from hybridindex.tiers.residency import Residency
 from hybridindex.types import F32, I64
 
 __all__ = ["NativePageScanner"]
-
-_KINDS = {"f32": 0, "f16": 1, "sq8": 2}
 
 
 class NativePageScanner(TorchScanner):
@@ -28,8 +28,8 @@ class NativePageScanner(TorchScanner):
 
     @staticmethod
     def supports(codec: DeviceCodec, arena: PageArena) -> bool:
-        """Whether the kernel is built and can decode this codec where the arena is."""
-        return native is not None and arena.device.type == "cpu" and codec.kind in _KINDS
+        """Whether the kernels are built and reach the arena; they decode every device codec."""
+        return native is not None and arena.device.type == "cpu"
 
     def __init__(
         self,
@@ -44,8 +44,6 @@ class NativePageScanner(TorchScanner):
         none = np.empty(0, np.float32)
         scale, offset = none, none
         if codec.kind == "sq8":
-            assert codec.vmin is not None
-            assert codec.vdiff is not None
             scale = codec.vdiff / np.float32(255)
             offset = codec.vmin + codec.vdiff * np.float32(0.5 / 255)
         self._scale, self._offset = scale, offset
@@ -67,9 +65,13 @@ class NativePageScanner(TorchScanner):
         n = len(queries)
         distances = np.empty((n, k), dtype=np.float32)
         ids = np.empty((n, k), dtype=np.int64)
-        # What the kernel allocates: 16 bytes a place of each query's heap, 8 a query, and the rows being decoded.
-        decoded = 0 if self._codec.kind == "f32" and not self._codec.by_residual else 16 * self._index.scan_dim * 4
-        step = self._at_least_one((self._scratch_bytes - decoded) // (16 * k + 8), 16 * k + 8 + decoded, k)
+        assert native is not None
+        fixed, per_query = native.page_scratch_need(self._codec.kind, self._codec.dim, self._codec.by_residual, k)
+        step = (self._scratch_bytes - fixed) // per_query
+        if step < 1:
+            raise OutOfBudgetError(
+                f"scratch of {self._scratch_bytes:,} bytes is too small for k {k}: a query needs {fixed + per_query:,}"
+            )
         for start in range(0, n, step):
             rows = slice(start, start + step)
             found, positions = distances[rows], ids[rows]
@@ -80,27 +82,24 @@ class NativePageScanner(TorchScanner):
         return distances, ids
 
     def _scan_rows(self, queries: F32, probes: I64, distances: F32, positions: I64) -> None:
-        lists, members, member_starts = queries_by_list(probes)
-        pages = [self._residency.list_pages[i] for i in lists]
-        kept = [p if p is not None else np.empty(0, np.int32) for p in pages]
-        page_starts = np.zeros(len(lists) + 1, dtype=np.int64)
-        np.cumsum([len(p) for p in kept], out=page_starts[1:])
-        centroids = self._index.centroids[lists] if self._codec.by_residual else np.empty((0, 0), np.float32)
         assert native is not None
+        lists, member_starts, members = native.group_probes(np.ascontiguousarray(probes), self._index.extents())
+        pages = self._residency.list_pages[lists]
+        page_starts = np.zeros(len(lists) + 1, dtype=np.int64)
+        np.cumsum([len(p) for p in pages], out=page_starts[1:])
         native.scan_pages(
             self._arena.data.numpy(),
             self._arena.geometry.rows_per_page,
-            self._arena.geometry.code_size,
-            _KINDS[self._codec.kind],
+            self._codec.kind,
             self._scale,
             self._offset,
             lists,
             self._index.list_sizes[lists],
             page_starts,
-            np.concatenate(kept) if kept else np.empty(0, np.int32),
+            np.concatenate(pages) if len(pages) else np.empty(0, np.int32),
             member_starts,
             members,
-            centroids,
+            self._index.centroids[lists] if self._codec.by_residual else np.empty((0, 0), np.float32),
             queries,
             self._index.metric == "ip",
             distances,

@@ -32,6 +32,11 @@ class Lists:
         return self.rows.shape[1]
 
     @property
+    def code_size(self) -> int:
+        """Bytes of one row."""
+        return self.dim * _CODE_BYTES[self.code]
+
+    @property
     def starts(self) -> I64:
         """(nlist + 1,): where the rows of each list begin."""
         return np.concatenate([[0], np.cumsum(self.extents[:, 0])])
@@ -125,9 +130,8 @@ def make_lists(
 def with_ids(lists: Lists, ids: I64) -> Lists:
     """The same rows under other ids."""
     data = lists.data.copy()
-    code_size = lists.dim * _CODE_BYTES[lists.code]
     for (size, capacity, at), first in zip(lists.extents, lists.starts, strict=False):
-        at += capacity * code_size
+        at += capacity * lists.code_size
         data[at : at + size * 8] = ids[first : first + size].view(np.uint8)
     return replace(lists, data=data, ids=ids)
 

@@ -44,8 +44,6 @@ def scanner(request, index):
     kind, _, device = request.param.partition("-")
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    if kind == "native" and index.codec == "bf16":
-        pytest.skip("the stand-in's kernel has no bf16: there torch-cpu is the scanner that serves it")
     tier = DeviceTier(index, device, 0, budget_bytes=16 << 20, wanted_bytes=16 << 20)
     store = ResidencyStore(index.nlist, lambda _d, pages: tier.arena.pages.free(pages))
     tier.load(range(index.nlist), store).result()
