@@ -149,7 +149,9 @@ needs_tiles = pytest.mark.skipif(not {"amx", "avx512"} <= set(KERNELS), reason="
 
 
 def _same_to_the_bit(lists, metric, queries, probes, k):
-    with_filter, without = (scan(lists.scanner(metric, name), queries, probes, k, POOLS[2]) for name in ("amx", "avx512"))
+    with_filter, without = (
+        scan(lists.scanner(metric, name), queries, probes, k, POOLS[2]) for name in ("amx", "avx512")
+    )
     np.testing.assert_array_equal(with_filter[1], without[1])
     np.testing.assert_array_equal(with_filter[0], without[0])
 
@@ -187,7 +189,9 @@ def test_a_filter_of_halves_survives_numbers_of_any_size(metric, size):
     queries = make_queries(rng, 40, 64)
     queries[:20] *= np.float32(size)
     probes = np.zeros((40, 1), np.int64)
-    answers = [scan(lists.scanner(metric, name, data=data), queries, probes, 10, POOLS[0]) for name in ("amx", "avx512")]
+    answers = [
+        scan(lists.scanner(metric, name, data=data), queries, probes, 10, POOLS[0]) for name in ("amx", "avx512")
+    ]
     np.testing.assert_array_equal(answers[0][1], answers[1][1])
     np.testing.assert_array_equal(answers[0][0], answers[1][0])
 
