@@ -11,6 +11,7 @@ NAMES = (
     "split_probes",
     "solver",
     "router_overhead",
+    "device_copy",
     "host_scan",
     "early_dispatch",
     "recall_qps",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -93,6 +93,12 @@ class PageAllocator:
             self._starts.insert(at, start)
             self._lengths.insert(at, length)
 
+    def free_pages(self) -> I32:
+        """Numbers of the free pages, ascending: (n_free,) int32."""
+        with self._lock:
+            runs = [np.arange(s, s + n, dtype=np.int32) for s, n in zip(self._starts, self._lengths, strict=True)]
+        return np.concatenate(runs) if runs else np.empty(0, dtype=np.int32)
+
     def check_invariants(self) -> None:
         """Asserts that free runs are sorted, disjoint, not adjacent, and add up."""
         with self._lock:
@@ -109,7 +115,10 @@ def page_runs(pages: I32) -> list[tuple[int, int]]:
     """Runs (start, length) of consecutive numbers, in the order given."""
     if len(pages) == 0:
         return []
-    breaks = np.flatnonzero(np.diff(pages) != 1) + 1
+    # Once per list that moves: np.diff takes longer than all of this.
+    breaks = (pages[1:] - pages[:-1] != 1).nonzero()[0] + 1
+    if len(breaks) == 0:
+        return [(int(pages[0]), len(pages))]
     return [(int(run[0]), len(run)) for run in np.split(pages, breaks)]
 
 
@@ -140,13 +149,9 @@ class PageArena:
             raise OutOfBudgetError(f"device {device} has no room for an arena of {nbytes:,} bytes: {error}") from error
         except RuntimeError as error:
             raise DeviceError(f"device {device} refused an arena of {nbytes:,} bytes: {error}") from error
-        self._staging: torch.Tensor | None = None
-        self._stream: Any = None
         if device.type == "cuda":
-            self._staging = torch.empty(4 << 20, dtype=torch.uint8, device="cpu", pin_memory=True)
             # The zeroing must be over before another stream writes.
-            torch.cuda.synchronize(device)
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            torch.cuda.current_stream(device).synchronize()
 
     @property
     def nbytes(self) -> int:
@@ -155,39 +160,21 @@ class PageArena:
     def release(self) -> None:
         """Lets the memory go. Page numbers stay accounted for; nothing may be read or written afterwards."""
         self.data = self.data[:0].clone()
-        self._staging = None
 
     def write(self, pages: I32, codes: U8) -> None:
-        """Copies ``codes`` (size, code_size) uint8 into ``pages``; returns when the bytes are on the device.
+        """Copies ``codes`` (size, code_size) uint8 into ``pages`` of an arena in main memory, on the calling thread.
 
-        One writer at a time (the tier's mover thread): the staging buffer is shared.
+        Arenas on a GPU are written through a copy stream, by :class:`hybridindex.tiers.copier.Copier`.
         """
         flat = codes.reshape(-1)
         page_bytes = self.geometry.page_bytes
         done = 0
         for start, length in page_runs(pages):
-            target = self.data[start : start + length].view(-1)
             nbytes = min(length * page_bytes, len(flat) - done)
-            if self._staging is None:
-                np.copyto(target[:nbytes].numpy(), flat[done : done + nbytes])
-            else:
-                self._copy_staged(target, flat[done : done + nbytes])
+            target = self.data[start : start + length].view(-1)
+            np.copyto(target[:nbytes].numpy(), flat[done : done + nbytes])
             done += nbytes
         assert done == len(flat), "codes do not fit the pages"
-
-    def _copy_staged(self, target: torch.Tensor, source: U8) -> None:
-        import torch
-
-        assert self._staging is not None
-        window = self._staging.numpy()
-        for at in range(0, len(source), len(window)):
-            part = source[at : at + len(window)]
-            np.copyto(window[: len(part)], part)
-            with torch.cuda.stream(self._stream):
-                target[at : at + len(part)].copy_(self._staging[: len(part)], non_blocking=True)
-                event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-                event.record(self._stream)
-            event.synchronize()
 
     def rows(self, pages: I32, first: int, count: int) -> torch.Tensor:
         """Rows first .. first + count - 1 of the list stored in ``pages``: (count, code_size) uint8 on the device.

@@ -1,56 +1,41 @@
 """One device's tier: its arena, its budget, its mover thread and its state.
 
 Lists get here by :meth:`DeviceTier.load` (asynchronous, on the mover thread) and leave by dropping them from the
-residency. What should be resident is decided above; answers never depend on it.
+residency. What should be resident is decided above; answers never depend on it. How a list travels is
+:mod:`hybridindex.tiers.loading`'s and :mod:`hybridindex.tiers.copier`'s business.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
-import numpy as np
-
-from hybridindex.errors import DeviceError, RouterClosedError
+from hybridindex.errors import DeviceError, OutOfBudgetError, RouterClosedError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
 from hybridindex.tiers.arena import PageArena
+from hybridindex.tiers.copier import DEFAULT_STAGING_BYTES, CopyStats, open_copier
 from hybridindex.tiers.device_native import NativePageScanner
 from hybridindex.tiers.device_torch import TorchScanner
-from hybridindex.tiers.devices import resolve_device
+from hybridindex.tiers.devices import available_bytes, resolve_device
+from hybridindex.tiers.loading import ListLoad, LoadReport
+from hybridindex.tiers.moves import MoveQueue, check_share
+from hybridindex.tiers.pinned import PinnedMemory, PinReport
+from hybridindex.tiers.recovery import DeviceHealth, Probe
 from hybridindex.tiers.residency import Residency, ResidencyStore
-from hybridindex.types import I32
 
 __all__ = ["DeviceTier", "LoadReport"]
 
 _log = logging.getLogger(__name__)
 
-#: Lists written before a new snapshot is published: few enough that early searches find them, many enough that the
-#: snapshot copy (one array entry per list) stays a small part of the work.
-_PUBLISH_EVERY = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadReport:
-    """What became of one load request."""
-
-    loaded: tuple[int, ...]
-    #: Lists that did not fit the free pages.
-    skipped: tuple[int, ...]
-    #: Lists that were resident already, here or on another device.
-    present: tuple[int, ...]
-    nbytes: int
-
 
 class DeviceTier:
     """Owner of one device's arena.
 
-    Threads: ``load`` and ``scanner`` may be called from any thread; the mover thread alone writes pages. ``close``
-    joins it.
+    Threads: every method may be called from any thread; the mover thread alone writes pages. ``close`` joins it.
     """
 
     def __init__(
@@ -63,11 +48,26 @@ class DeviceTier:
         wanted_bytes: int,
         scratch_bytes: int | None = None,
         page_bytes: int = DEFAULT_PAGE_BYTES,
+        staging_bytes: int = DEFAULT_STAGING_BYTES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Allocates min(``wanted_bytes``, budget - scratch) bytes of pages on ``device_name``.
 
+        Args:
+            index: whose lists are moved here.
+            device_name: "cuda:N", or "cpu" for the stand-in.
+            ordinal: the device's number in its router.
+            budget_bytes: hard limit on the device: pages and scratch together. The runtime's own memory is not in it,
+                see :attr:`context_bytes`.
+            wanted_bytes: pages that would be of use.
+            scratch_bytes: part of the budget for a scan's temporary buffers.
+            page_bytes: most bytes of a page.
+            staging_bytes: host memory for copies on their way; taken with the first copy, none on the stand-in.
+            clock: seconds, monotonic; for back-off and pace.
+
         Raises:
-            DeviceNotFoundError, OutOfBudgetError, DeviceError, MissingDependencyError.
+            OutOfBudgetError: more is needed than the device has free.
+            DeviceNotFoundError, DeviceError, MissingDependencyError.
         """
         self.device, self.info = resolve_device(device_name)
         self.ordinal = ordinal
@@ -85,13 +85,28 @@ class DeviceTier:
             self.disabled_reason = f"codec {index.codec!r} is scanned on the host only"
         elif room < 1:
             self.disabled_reason = f"budget of {budget_bytes:,} bytes is below one page plus scratch"
+        if n_pages:
+            self._check_room(n_pages * self.geometry.page_bytes)
         self.arena = PageArena(self.device, self.geometry, n_pages)
-        self._failure: BaseException | None = None
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._mover = threading.Thread(target=self._run_mover, name=f"hybridindex-mover-{ordinal}", daemon=True)
-        self._close_lock = threading.Lock()
+        self._copier = open_copier(self.arena, staging_bytes=staging_bytes)
+        self._pinned = PinnedMemory(self.geometry, page_locked=self.device.type == "cuda")
+        self._health = DeviceHealth()
+        self._clock = clock
+        self._moves: MoveQueue[ListLoad | Probe] = MoveQueue()
+        self._work = threading.Condition()
+        self._pin_lock = threading.Lock()
         self._closed = False
+        self._mover = threading.Thread(target=self._run_mover, name=f"hybridindex-mover-{ordinal}", daemon=True)
         self._mover.start()
+
+    def _check_room(self, arena_bytes: int) -> None:
+        needed, free = arena_bytes + self.scratch_bytes, available_bytes(self.device)
+        if free is not None and needed > free:
+            raise OutOfBudgetError(
+                f"device {self.label}: {needed:,} bytes are needed (pages {arena_bytes:,}, scratch "
+                f"{self.scratch_bytes:,}; budget {self.budget_bytes:,}) and {free:,} are free; expected a budget "
+                "within what other owners of the device leave"
+            )
 
     # State
 
@@ -105,23 +120,90 @@ class DeviceTier:
         return self._failure
 
     @property
+    def _failure(self) -> BaseException | None:
+        return self._health.failure
+
+    @property
     def usable(self) -> bool:
         return self._failure is None and not self.disabled_reason and self.arena.pages.n_pages > 0
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of pages in use, readers of older snapshots included."""
+        """Bytes of pages in use, readers of older snapshots and :attr:`kept_bytes` included."""
         return (self.arena.pages.n_pages - self.arena.pages.n_free) * self.geometry.page_bytes
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of pages out of use since a copy failed that may still write them; free after a recovery."""
+        return self._copier.kept_pages * self.geometry.page_bytes
+
+    @property
+    def context_bytes(self) -> int | None:
+        """Device memory of the runtime's context, outside the budget; None where it is not known."""
+        return self.info.context_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory taken for copies: staging buffers and pinned lists."""
+        return self._copier.staging_bytes + self._pinned.nbytes
+
+    @property
+    def copy_stats(self) -> CopyStats:
+        """What moved to this device so far."""
+        return self._copier.stats
+
+    @property
+    def n_failures(self) -> int:
+        """How often this device went from working to failed."""
+        return self._health.n_failures
+
+    @property
+    def n_probes(self) -> int:
+        """How often a failed device was tried again."""
+        return self._health.n_probes
+
     def fail(self, error: BaseException) -> None:
-        """Marks the device as failed: nothing is loaded or scanned here until :meth:`recover`. Logged once."""
-        if self._failure is None:
-            self._failure = error
+        """Marks the device as failed: nothing is loaded or scanned here until :meth:`recover`. Logged once a failure.
+
+        Its pages stay as they are; who serves the lists drops them from the residency.
+        """
+        if self._health.fail(error, self._clock()):
             _log.error("device %s failed, its lists are served by the host: %r", self.label, error)
 
-    def recover(self) -> None:
-        """Lets the device take lists again."""
-        self._failure = None
+    def retry_due(self, now: float) -> bool:
+        """Whether :meth:`recover` should be called: 1, 2, 4 ... 60 s after the failure and each trial that failed.
+
+        ``now`` is in seconds of the tier's clock.
+        """
+        return self._health.retry_due(now)
+
+    def recover(self) -> Future[bool]:
+        """Tries a failed device before the next copy and returns at once: a page is written, read back and compared.
+
+        The future says whether the device takes lists again. One that has not failed does; while another trial goes on
+        it is False.
+
+        Raises:
+            RouterClosedError: the tier is closed.
+        """
+        probe = Probe(self._copier, self._probe_ended)
+        with self._work:
+            if self._closed:
+                raise RouterClosedError("the device tier is closed")
+            if self._health.begin_probe():
+                self._moves.put(probe)
+                self._work.notify()
+            else:
+                probe.future.set_result(self._health.failure is None)
+        return probe.future
+
+    def _probe_ended(self, error: BaseException | None) -> None:
+        self._health.end_probe(works=error is None, now_s=self._clock())
+        if error is None:
+            _log.warning("device %s works again after %d trial(s)", self.label, self._health.n_probes)
+        else:
+            # The failure itself was logged as an error; a trial that fails is nothing new.
+            _log.debug("device %s does not work yet: %r", self.label, error)
 
     # Scan
 
@@ -141,77 +223,110 @@ class DeviceTier:
     # Movement
 
     def load(
-        self, lists: Sequence[int], store: ResidencyStore, cancelled: Callable[[], bool] | None = None
+        self,
+        lists: Sequence[int],
+        store: ResidencyStore,
+        cancelled: Callable[[], bool] | None = None,
+        *,
+        bandwidth_share: float | None = None,
     ) -> Future[LoadReport]:
         """Queues the copy of ``lists``, in order, and returns at once. What does not fit is skipped, never split.
 
-        Lists become visible to new leases a few at a time. ``cancelled`` is asked before each list.
+        Lists become visible to new leases a buffer at a time.
+
+        Args:
+            lists: list ids.
+            store: where they are published.
+            cancelled: asked before each list and each buffer; what has landed stays, the rest is skipped.
+            bandwidth_share: None: a foreground move. 0 < share <= 1: a background move; it gives way to foreground
+                moves between buffers, and copies for that share of the time.
+
+        Raises:
+            InvalidInputError: ``bandwidth_share`` is out of range.
+            RouterClosedError: the tier is closed.
         """
-        future: Future[LoadReport] = Future()
-        future.set_running_or_notify_cancel()
-
-        def job() -> None:
-            try:
-                future.set_result(self._load(lists, store, cancelled))
-            except BaseException as error:  # noqa: BLE001 - handed to whoever waits; the device is marked
-                self.fail(error)
-                future.set_exception(error)
-
-        with self._close_lock:
+        check_share(bandwidth_share)
+        load = ListLoad(
+            lists,
+            index=self._index,
+            store=store,
+            arena=self.arena,
+            copier=self._copier,
+            pinned=self._pinned,
+            ordinal=self.ordinal,
+            usable=lambda: self.usable,
+            cancelled=lambda: self._closed or (cancelled is not None and cancelled()),
+            # A paced move waits for each buffer: its time is what the rest is reckoned from.
+            depth=0 if bandwidth_share is not None and bandwidth_share < 1 else self._copier.depth,
+        )
+        with self._work:
             if self._closed:
                 raise RouterClosedError("the device tier is closed")
-            self._queue.put(job)
-        return future
+            self._moves.put(load, bandwidth_share)
+            self._work.notify()
+        return load.future
 
-    def _load(self, lists: Sequence[int], store: ResidencyStore, cancelled: Callable[[], bool] | None) -> LoadReport:
-        loaded: list[int] = []
-        skipped: list[int] = []
-        present: list[int] = []
-        written: dict[int, tuple[int, I32]] = {}
-        nbytes = 0
-        try:
+    def pin_lists(self, lists: Sequence[int]) -> PinReport:
+        """Copies lists into page-locked host memory, from where later loads go without staging. Takes as long.
+
+        Where the host refuses, the rest goes on through the staging buffers: said by the report and in the log.
+        """
+        pinned: list[int] = []
+        reason = ""
+        with self._pin_lock:
+            before = self._pinned.nbytes
             for list_id in lists:
-                size = int(self._index.list_sizes[list_id])
-                if size == 0:  # nothing to move, nothing to scan
-                    continue
-                if store.current.list_device[list_id] >= 0 or list_id in written:
-                    present.append(list_id)
-                    continue
-                stop = not self.usable or (cancelled is not None and cancelled())
-                n_pages = int(self.geometry.pages_for(np.int64(size)))  # type: ignore[arg-type]
-                pages = None if stop else self.arena.pages.allocate(n_pages)
-                if pages is None:
-                    skipped.append(list_id)
-                    continue
+                if self._closed:
+                    reason = "the device tier is closed"
+                    break
                 try:
-                    self.arena.write(pages, self._index.list_codes(list_id))
-                except BaseException:
-                    self.arena.pages.free(pages)
-                    raise
-                written[list_id] = (self.ordinal, pages)
-                nbytes += n_pages * self.geometry.page_bytes
-                loaded.append(list_id)
-                if len(written) >= _PUBLISH_EVERY:
-                    store.publish(written)
-                    written = {}
-        finally:
-            if written and self.usable:
-                store.publish(written)
-            else:
-                for _, pages in written.values():
-                    self.arena.pages.free(pages)
-        return LoadReport(loaded=tuple(loaded), skipped=tuple(skipped), present=tuple(present), nbytes=nbytes)
+                    self._pinned.add(int(list_id), self._index.list_codes(int(list_id)))
+                except (RuntimeError, MemoryError) as error:
+                    reason = f"the host refused page-locked memory after {self._pinned.nbytes:,} bytes: {error}"
+                    _log.warning("device %s: %s; other lists go through the staging buffers", self.label, reason)
+                    break
+                pinned.append(int(list_id))
+            return PinReport(pinned=tuple(pinned), nbytes=self._pinned.nbytes - before, reason=reason)
 
     def _run_mover(self) -> None:
-        while (job := self._queue.get()) is not None:
-            job()
-            del job  # an idle thread must not keep the last one's lists alive
+        while (move := self._next_move()) is not None:
+            started = self._clock()
+            try:
+                more = move.step()
+            except BaseException as error:  # noqa: BLE001 - handed to whoever waits; the device is marked
+                more = False
+                self.fail(error)
+                move.abort(error)
+            ended = self._clock()
+            with self._work:
+                self._moves.stepped(move, more=more, busy_s=ended - started, now_s=ended)
+            del move  # an idle thread must not keep the last one's lists alive
+
+    def _next_move(self) -> ListLoad | Probe | None:
+        """Waits for the next move; None when the tier is closed and all are done."""
+        with self._work:
+            while True:
+                move, rest_s = self._moves.next(self._clock(), hurry=self._closed)
+                if move is not None or (self._closed and not self._moves):
+                    return move
+                self._work.wait(rest_s)
+
+    def check_invariants(self) -> None:
+        """Asserts what must hold at any time: the budget, and pages that are free or have an owner."""
+        self.arena.pages.check_invariants()
+        assert self.arena.nbytes + (self.scratch_bytes if self.arena.nbytes else 0) <= self.budget_bytes
+        self._copier.check_invariants()
 
     def close(self) -> None:
-        """Finishes queued copies, joins the mover, lets the arena's memory go. Nobody may scan any more."""
-        with self._close_lock:
-            if not self._closed:
-                self._closed = True
-                self._queue.put(None)
+        """Ends queued moves after the buffer that is on its way, joins the mover, lets the memory go.
+
+        Lists that were not sent are skipped, and their futures are done. Nobody may scan any more.
+        """
+        with self._work:
+            self._closed = True
+            self._work.notify()
         self._mover.join()
+        self._copier.close()
+        with self._pin_lock:
+            self._pinned.clear()
         self.arena.release()

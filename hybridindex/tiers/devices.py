@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hybridindex.errors import DeviceNotFoundError, MissingDependencyError
+from hybridindex.tiers.driver import free_bytes_outside
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceInfo", "require_torch", "resolve_device"]
+__all__ = ["DeviceInfo", "available_bytes", "require_torch", "resolve_device"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,9 @@ class DeviceInfo:
     #: Free and total bytes when asked; None for the stand-in.
     free_bytes: int | None
     total_bytes: int | None
+    #: What the runtime took of the device for its context, outside every budget: the drop of free memory over its
+    #: making. None for the stand-in, and where it was made before we looked or the driver does not tell.
+    context_bytes: int | None = None
 
 
 def require_torch() -> None:
@@ -58,6 +63,49 @@ def resolve_device(name: str) -> tuple[torch.device, DeviceInfo]:
         have = f"this machine has {count} CUDA device(s)" if count else "no CUDA device is visible to torch here"
         raise DeviceNotFoundError(f"device {name!r} does not exist: {have}; 'cpu' is the stand-in device in RAM")
     device = torch.device("cuda", number)
+    context_bytes = _open_context(device)
     free, total = torch.cuda.mem_get_info(device)
     label = f"cuda:{number} ({torch.cuda.get_device_name(device)})"
-    return device, DeviceInfo(name=f"cuda:{number}", label=label, stand_in=False, free_bytes=free, total_bytes=total)
+    info = DeviceInfo(
+        name=f"cuda:{number}",
+        label=label,
+        stand_in=False,
+        free_bytes=free,
+        total_bytes=total,
+        context_bytes=context_bytes,
+    )
+    return device, info
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Bytes that could be allocated on ``device`` right now; None for the stand-in, whose memory is the host's.
+
+    What torch holds for this process and nobody uses is counted in: it gives that back before it gives up.
+    """
+    if device.type != "cuda":
+        return None
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+_context_lock = threading.Lock()
+#: What the context of each device took when this process made it; one context per device and process.
+_context_bytes: dict[int, int | None] = {}
+
+
+def _open_context(device: torch.device) -> int | None:
+    """Makes the runtime's context where there is none yet; its bytes, as :attr:`DeviceInfo.context_bytes`."""
+    import torch
+
+    with _context_lock:
+        if device.index not in _context_bytes:
+            uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+            before = free_bytes_outside(uuid)
+            torch.cuda.mem_get_info(device)
+            after = free_bytes_outside(uuid)
+            # No drop: the context was there already, and what it took is not known.
+            known = before is not None and after is not None and after < before
+            _context_bytes[device.index] = before - after if known else None  # type: ignore[operator]
+        return _context_bytes[device.index]

@@ -1,0 +1,100 @@
+"""Whether a device works, when a failed one may be tried again, and the trial itself.
+
+Pure but for the probe: times are arguments. Who asks, and how often, is decided above.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from hybridindex.tiers.copier import Copier
+
+__all__ = ["DeviceHealth", "Probe"]
+
+_FIRST_DELAY_S = 1.0
+_LONGEST_DELAY_S = 60.0
+
+
+class DeviceHealth:
+    """Failed or not, and the back-off: 1, 2, 4 ... 60 s after the failure and after each trial that failed.
+
+    A device that fails again within the longest delay of its recovery goes on with the next delay: one that fails at
+    every use is not tried every second. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        self._probing = False
+        self._retry_at_s = 0.0
+        self._delay_s = _FIRST_DELAY_S
+        self._recovered_at_s = float("-inf")
+        #: Failures of a working device, and trials of a failed one.
+        self.n_failures = 0
+        self.n_probes = 0
+
+    @property
+    def failure(self) -> BaseException | None:
+        return self._failure
+
+    def fail(self, error: BaseException, now_s: float) -> bool:
+        """Marks as failed; False when it was already."""
+        with self._lock:
+            if self._failure is not None:
+                return False
+            self._failure = error
+            self.n_failures += 1
+            if now_s - self._recovered_at_s > _LONGEST_DELAY_S:
+                self._delay_s = _FIRST_DELAY_S
+            self._put_off(now_s)
+            return True
+
+    def _put_off(self, now_s: float) -> None:
+        self._retry_at_s = now_s + self._delay_s
+        self._delay_s = min(2 * self._delay_s, _LONGEST_DELAY_S)
+
+    def retry_due(self, now_s: float) -> bool:
+        """Whether a trial is due: failed, its delay over, and no trial going on."""
+        with self._lock:
+            return self._failure is not None and not self._probing and now_s >= self._retry_at_s
+
+    def begin_probe(self) -> bool:
+        """Takes the right to try; False when there is nothing to try, or somebody does."""
+        with self._lock:
+            if self._failure is None or self._probing:
+                return False
+            self._probing = True
+            self.n_probes += 1
+            return True
+
+    def end_probe(self, *, works: bool, now_s: float) -> None:
+        with self._lock:
+            self._probing = False
+            if works:
+                self._failure = None
+                self._recovered_at_s = now_s
+            else:
+                self._put_off(now_s)
+
+
+class Probe:
+    """A move that tries a failed device: a page is written, read back and compared. One step."""
+
+    def __init__(self, copier: Copier, ended: Callable[[BaseException | None], None]) -> None:
+        """``ended`` is told what was wrong, or None, before the future is done."""
+        self._copier = copier
+        self._ended = ended
+        self.future: Future[bool] = Future()
+        self.future.set_running_or_notify_cancel()
+
+    def step(self) -> bool:
+        self._copier.probe()
+        self._ended(None)
+        self.future.set_result(True)
+        return False
+
+    def abort(self, error: BaseException) -> None:
+        self._ended(error)
+        self.future.set_result(False)

@@ -1,0 +1,167 @@
+"""One load, step by step: what goes into which buffer, when it is published, what a report says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hybridindex.paging import PageGeometry
+from hybridindex.tiers.arena import PageArena
+from hybridindex.tiers.copier import Copier
+from hybridindex.tiers.loading import ListLoad
+from hybridindex.tiers.pinned import PinnedMemory
+from hybridindex.tiers.residency import ResidencyStore
+from tests.clustered import NLIST, small_index
+from tests.tiers.late_stream import LateStream
+
+SEND_PAGES = 4
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    with small_index(tmp_path_factory.mktemp("loading") / "i", n=1500) as index:
+        yield index
+
+
+class Bench:
+    """A device with a late stream; pages of 10 rows, 4 pages a buffer."""
+
+    def __init__(self, index, n_pages=400):
+        self.index = index
+        self.geometry = PageGeometry.for_code_size(index.code_size, 1024)
+        self.arena = PageArena(torch.device("cpu"), self.geometry, n_pages)
+        self.stream = LateStream()
+        self.copier = Copier(self.arena, self.stream, staging_bytes=3 * SEND_PAGES * self.geometry.page_bytes)
+        self.pinned = PinnedMemory(self.geometry, page_locked=False)
+        self.store = ResidencyStore(NLIST, lambda _device, pages: self.arena.pages.free(pages))
+        self.usable, self.cancelled = True, False
+
+    def load(self, lists, depth=3):
+        return ListLoad(
+            lists,
+            index=self.index,
+            store=self.store,
+            arena=self.arena,
+            copier=self.copier,
+            pinned=self.pinned,
+            ordinal=0,
+            usable=lambda: self.usable,
+            cancelled=lambda: self.cancelled,
+            depth=depth,
+        )
+
+    def run(self, lists, **options):
+        load = self.load(lists, **options)
+        while load.step():
+            pass
+        return load.future.result(0)
+
+    def pages_of(self, list_id):
+        return int(self.geometry.pages_for(self.index.list_sizes[list_id]))
+
+    def holds(self, list_id):
+        codes = self.index.list_codes(list_id).reshape(-1)
+        pages = self.store.current.list_pages[list_id]
+        return np.array_equal(self.arena.data.numpy()[pages].reshape(-1)[: len(codes)], codes)
+
+
+@pytest.fixture
+def bench(index):
+    return Bench(index)
+
+
+@pytest.fixture
+def large(index):
+    """A list of more than two buffers."""
+    return int(np.argmax(index.list_sizes))
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("pin", [False, True])
+def test_all_lists_arrive_whole_in_few_sends(bench, index, depth, pin):
+    if pin:
+        for list_id in range(0, NLIST, 2):
+            bench.pinned.add(list_id, index.list_codes(list_id))
+    report = bench.run(range(NLIST), depth=depth)
+    full = np.flatnonzero(index.list_sizes)
+    assert report.loaded == tuple(full.tolist())
+    assert all(bench.holds(list_id) for list_id in full)
+    n_pages = sum(bench.pages_of(i) for i in full)
+    assert bench.copier.stats.sends == -(-n_pages // SEND_PAGES), "a buffer went out before it was full"
+    assert report.nbytes == n_pages * bench.geometry.page_bytes == bench.copier.stats.nbytes
+
+
+def test_a_list_is_published_when_its_last_buffer_has_landed_and_not_before(bench, large):
+    assert bench.pages_of(large) > 2 * SEND_PAGES
+    load = bench.load([large])
+    while bench.stream.n_launched == 0 or load._sending is not None:
+        load.step()
+    bench.stream.progress(bench.stream.n_launched - bench.stream.n_done - 1)
+    assert bench.store.current.n_resident == 0
+    assert not load.step()
+    assert bench.store.current.n_resident == 1
+    assert bench.holds(large)
+
+
+def test_cancelled_between_two_buffers_of_a_list_its_pages_are_free_once_nothing_writes_them(bench, large, index):
+    small = int(np.flatnonzero(index.list_sizes)[-1])
+    assert small != large
+    load = bench.load([large, small])
+    load.step()
+    bench.cancelled = True
+    n_free = bench.arena.pages.n_free
+    load._send()
+    load._land(3)
+    assert bench.stream.pending
+    assert bench.arena.pages.n_free == n_free
+    assert not load.step()
+    assert load.future.result(0).skipped == (large, small)
+    assert load.future.result(0).loaded == ()
+    assert bench.arena.pages.n_free == bench.arena.pages.n_pages
+
+
+def test_a_list_larger_than_the_arena_is_told_apart_from_one_that_found_no_room(index, large):
+    bench = Bench(index, n_pages=Bench(index).pages_of(large) - 1)
+    others = [int(i) for i in np.flatnonzero(index.list_sizes) if i != large]
+    report = bench.run([large, *others])
+    assert report.too_large == (large,)
+    assert report.skipped
+    assert large not in report.skipped
+    assert {*report.loaded, *report.skipped} == set(others)
+
+
+def test_a_list_that_another_load_brought_first_is_present_and_its_copy_is_given_back(bench, index):
+    list_id = int(np.flatnonzero(index.list_sizes)[0])
+    slow = bench.load([list_id])
+    slow.step()
+    assert bench.run([list_id]).loaded == (list_id,)
+    n_free = bench.arena.pages.n_free
+    while slow.step():
+        pass
+    report = slow.future.result(0)
+    assert (report.loaded, report.present, report.nbytes) == ((), (list_id,), 0)
+    assert bench.arena.pages.n_free == n_free + bench.pages_of(list_id)
+    bench.store.check_invariants()
+
+
+def test_a_device_that_failed_meanwhile_publishes_nothing_and_keeps_no_page(bench, index):
+    full = np.flatnonzero(index.list_sizes).tolist()
+    smallest_first = sorted(full, key=bench.pages_of)
+    assert bench.pages_of(smallest_first[0]) <= SEND_PAGES
+    load = bench.load(smallest_first)
+    load.step()
+    bench.usable = False
+    while load.step():
+        pass
+    report = load.future.result(0)
+    assert report.loaded == ()
+    assert sorted(report.skipped) == full
+    assert bench.store.current.n_resident == 0
+    assert bench.arena.pages.n_free == bench.arena.pages.n_pages
+
+
+def test_a_list_named_twice_moves_once(bench, index):
+    list_id = int(np.flatnonzero(index.list_sizes)[0])
+    report = bench.run([list_id, list_id])
+    assert (report.loaded, report.present) == ((list_id,), (list_id,))
