@@ -254,6 +254,7 @@ class Index:
         threads: int | None = None,
         early_dispatch: bool = True,
         host_scanner: HostScannerName = "auto",
+        cache_fraction: float = 0.5,
     ) -> Router:
         """Starts serving; see :class:`hybridindex.router.Router`. A context manager; close it before the index."""
         from hybridindex.router.router import Router
@@ -268,6 +269,7 @@ class Index:
             threads=threads,
             early_dispatch=early_dispatch,
             host_scanner=host_scanner,
+            cache_fraction=cache_fraction,
         )
         if plan is not None and (measured := plan.analysis.profile.scanner) != router.host_scanner:
             _log.warning(

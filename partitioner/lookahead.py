@@ -60,12 +60,20 @@ class LookaheadBudget:
     eq7_bytes: int
 
 
-def miss_curve_of(curve: CoverageCurve) -> MissCurve:
-    """Miss rate by bytes against page bytes moved in hot order."""
+def miss_curve_of(curve: CoverageCurve, resident_bytes: int = 0) -> MissCurve:
+    """Miss rate by bytes against page bytes moved in hot order, when ``resident_bytes`` of it are there already.
+
+    A draft query knows better than the hot order which lists come next: real misses fall at least as fast.
+    """
     nbytes = curve.prefix_pages[curve.grid].astype(np.float64) * curve.geometry.page_bytes
     nbytes, first = np.unique(nbytes[::-1], return_index=True)
-    rate = np.minimum.accumulate(1.0 - curve.mean[::-1][first])
-    return MissCurve(nbytes=nbytes, miss_rate=np.clip(rate, 0.0, 1.0))
+    rate = np.clip(np.minimum.accumulate(1.0 - curve.mean[::-1][first]), 0.0, 1.0)
+    start = min(float(resident_bytes), float(nbytes[-1]))
+    beyond = nbytes > start
+    return MissCurve(
+        nbytes=np.concatenate(([0.0], nbytes[beyond] - start)),
+        miss_rate=np.concatenate(([float(np.interp(start, nbytes, rate))], rate[beyond])),
+    )
 
 
 def lookahead_budget(

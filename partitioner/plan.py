@@ -20,11 +20,13 @@ from hybridindex.paging import DEFAULT_PAGE_BYTES
 from hybridindex.partitioner.analysis import Analysis, analyse
 from hybridindex.partitioner.coverage import QueryWork
 from hybridindex.partitioner.hitrate import distribution
+from hybridindex.partitioner.lookahead import LookaheadBudget, lookahead_budget, miss_curve_of
 from hybridindex.partitioner.placement import choose_hottest, place_lpt
 from hybridindex.partitioner.request import PlanRequest, SloStage, check_batch
 from hybridindex.partitioner.solver import Problem, Solution, SolverStep, solve
 from hybridindex.partitioner.sustain import max_sustainable_qps, self_consistent_epsilon
 from hybridindex.partitioner.throughput import throughput_model
+from hybridindex.partitioner.transfer import fit_transfers
 from hybridindex.types import I64, LLMProfile, Profile
 
 __all__ = ["Plan", "Verdict", "make_plan", "problem_of"]
@@ -157,6 +159,37 @@ class Plan:
         """
         check_batch(batch)
         return self.analysis.latency.predict(self.analysis.curve, self._work, batch, percentile).seconds * 1e3
+
+    def lookahead_budget(self, window_ms: float, *, share_bytes: int, batch: int = 1) -> LookaheadBudget:
+        """Bytes that a session should move ahead of its search while the LLM generates for ``window_ms``.
+
+        Args:
+            window_ms: generation time that copies can hide behind; see ``LLMProfile.generation_s``.
+            share_bytes: most bytes of the arena that lookahead may take.
+            batch: queries that will share the search.
+
+        Raises:
+            InvalidInputError: a negative window or share, or ``batch`` below 1.
+            ProfileError: the profile has no timed copies.
+        """
+        check_batch(batch)
+        if not (math.isfinite(window_ms) and window_ms >= 0):
+            raise InvalidInputError(f"window_ms is {window_ms}; give a finite number of milliseconds >= 0")
+        analysis, curve = self.analysis, self.analysis.curve
+        transfer = fit_transfers(analysis.profile.transfers, pinned=False)
+        nothing = curve.of_lists(np.empty(0, dtype=np.int64))
+        everything = curve.of_lists(np.arange(curve.nlist, dtype=np.int64))
+        own = sum(self.device_bytes_each) - sum(
+            s for s, used in zip(self.request.scratch, self.device_bytes_each, strict=True) if used
+        )
+        return lookahead_budget(
+            bandwidth_bytes_per_s=transfer.bytes_per_s,
+            t_llm_s=window_ms / 1e3,
+            miss_curve=miss_curve_of(curve, resident_bytes=own),
+            host_scan_s=float(analysis.latency.parts(curve, nothing, batch).host_s.mean()),
+            device_scan_s=float(analysis.latency.parts(curve, everything, batch).device_s.mean()),
+            share_bytes=share_bytes,
+        )
 
     def extrapolated(self, batch: int) -> bool:
         """True when predictions at ``batch`` go beyond what was measured."""

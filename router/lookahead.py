@@ -1,7 +1,8 @@
-"""Lookahead: which lists to move for a draft query, and who holds them (TeleRAG, §4.1 and §4.2).
+"""Lookahead: which lists to move for a draft query, where to, and what has to go for them (TeleRAG, §4.1 and §4.2).
 
-:func:`choose_lists` is pure. :class:`Lookahead` owns the thread that quantizes drafts and the count of sessions per
-list. Moving bytes is :mod:`hybridindex.tiers.device`'s business; answers never depend on what has landed.
+:func:`choose_lists` is pure. :class:`Lookahead` owns the thread that quantizes drafts and moves what they want; who
+holds a list is in :mod:`hybridindex.router.holdings`. Moving bytes is :mod:`hybridindex.tiers.device`'s business;
+answers never depend on what has landed.
 """
 
 from __future__ import annotations
@@ -11,21 +12,27 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from hybridindex.errors import RouterClosedError
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.router.grouping import assign_greedily, group_queries, overlap_bytes, resident_on
+from hybridindex.router.holdings import Holder, Holdings
+from hybridindex.router.hotness import HotnessPolicy
 from hybridindex.router.stats import StatsCounter
 from hybridindex.tiers.device import DeviceTier, LoadReport
 from hybridindex.tiers.residency import ResidencyStore
 from hybridindex.types import F32, I64
 
-__all__ = ["Holder", "Lookahead", "choose_lists"]
+__all__ = ["Lookahead", "choose_lists"]
 
 _log = logging.getLogger(__name__)
+
+#: Longest wait for scans in flight to leave the pages of evicted lists; what does not fit then is skipped.
+_EVICTION_TIMEOUT_S = 1.0
 
 
 def choose_lists(
@@ -61,19 +68,21 @@ def choose_lists(
     return chosen, left_out
 
 
-@dataclass(eq=False, slots=True)
-class Holder:
-    """What one session holds. Owned by :class:`Lookahead`; sessions only keep the handle."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Draft:
+    """One lookahead that waits for its turn."""
 
-    lists: set[int] = field(default_factory=set)
-    closed: bool = False
-    bytes_moved: int = 0
-    lists_moved: int = 0
-    lists_skipped: int = 0
+    holder: Holder
+    #: (n, scan_dim) float32.
+    queries: F32
+    nprobe: int
+    budget_bytes: int
+    future: Future[None]
 
 
 class Lookahead:
-    """Owner of lists that sessions hold on devices. Thread-safe; :meth:`close` joins its thread."""
+    """Owner of the lists that are on devices for sessions, or because these used them. Thread-safe; :meth:`close`
+    joins its thread."""
 
     def __init__(
         self,
@@ -82,21 +91,31 @@ class Lookahead:
         residency: ResidencyStore,
         stats: StatsCounter,
         prepare_thread: Callable[[], object],
+        list_bytes: I64,
+        cache: HotnessPolicy | None,
     ) -> None:
+        """
+        Args:
+            prepare_thread: called once on the own thread, before it quantizes.
+            list_bytes: (nlist,) int64 device bytes of each list, page rounding included.
+            cache: None: lists leave with the last session that holds them.
+        """
         self._index = index
         self._tiers = tiers
         self._residency = residency
         self._stats = stats
         self._prepare_thread = prepare_thread
         self._lock = threading.Lock()
-        #: list -> sessions that hold it. Lists of the plan are never in here.
-        self._holders: dict[int, set[Holder]] = {}
-        #: Lists that the plan owns, resident or on their way: no session holds or drops them.
-        self._pinned: frozenset[int] = frozenset()
+        self._holdings = Holdings(list_bytes, cache)
+        #: Per device: bytes on their way.
+        self._coming = [0] * len(tiers)
         self._closed = False
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        #: Drafts, the probes of searches, abandoned holders, and None as the last.
+        self._jobs: queue.SimpleQueue[_Draft | I64 | Holder | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hybridindex-lookahead", daemon=True)
         self._thread.start()
+
+    # For sessions
 
     def prefetch(self, holder: Holder, queries: F32, nprobe: int, budget_bytes: int) -> Future[None]:
         """Queues the move of what ``queries`` (n, scan_dim) will probe; returns at once.
@@ -106,127 +125,209 @@ class Lookahead:
         future: Future[None] = Future()
         # Bytes on their way cannot be called back: a caller who cancels only stops waiting.
         future.set_running_or_notify_cancel()
+        draft = _Draft(holder=holder, queries=queries, nprobe=nprobe, budget_bytes=budget_bytes, future=future)
         with self._lock:
             if self._closed:
                 raise RouterClosedError("the router is closed")
-            self._jobs.put(lambda: self._prefetch(holder, queries, nprobe, budget_bytes, future))
+            self._jobs.put(draft)
         return future
 
-    def _prefetch(self, holder: Holder, queries: F32, nprobe: int, budget_bytes: int, future: Future[None]) -> None:
-        try:
-            tier = self._roomiest()
-            if tier is None or holder.closed:
-                future.set_result(None)
-                return
-            probes, _ = self._index.quantize(queries, nprobe)
-            geometry = tier.geometry
-            list_bytes = geometry.pages_for(self._index.list_sizes) * geometry.page_bytes
-            present = self._residency.current.list_device >= 0
-            self._share(holder, probes, present)
-            with self._lock:  # rounds of one session share its budget
-                held = int(list_bytes[list(holder.lists)].sum()) if holder.lists else 0
-            chosen, left_out = choose_lists(probes, list_bytes, present, budget_bytes - held)
-            report = tier.load(chosen, self._residency, cancelled=lambda: holder.closed)
-            report.add_done_callback(lambda done: self._landed(holder, len(left_out), done, future))
-        except Exception as error:  # noqa: BLE001 - handed to the caller
-            _log.exception("a lookahead of %d queries failed", len(queries))
-            future.set_exception(error)
-
-    def _share(self, holder: Holder, probes: I64, present: npt.NDArray[np.bool_]) -> None:
-        """Joins lists that other sessions brought, so that they stay while this session lives."""
-        wanted = np.unique(probes[probes >= 0])
+    def note_use(self, probed: I64) -> None:
+        """A session's search probed these lists (m,): the cache's next round. Returns at once."""
         with self._lock:
-            if holder.closed:
-                return
-            for list_id in wanted[present[wanted]].tolist():
-                if list_id in self._holders:
-                    self._holders[list_id].add(holder)
-                    holder.lists.add(list_id)
-
-    def _landed(self, holder: Holder, n_left_out: int, done: Future[LoadReport], future: Future[None]) -> None:
-        try:
-            # A failed device is marked and logged by its tier; searches go to the host.
-            if done.exception() is None:
-                self._settle(holder, n_left_out, done.result())
-        finally:
-            future.set_result(None)
-
-    def _settle(self, holder: Holder, n_left_out: int, report: LoadReport) -> None:
-        drops: list[int] = []
-        with self._lock:
-            holder.bytes_moved += report.nbytes
-            holder.lists_moved += len(report.loaded)
-            holder.lists_skipped += len(report.skipped) + n_left_out
-            for list_id in report.loaded:
-                if list_id in self._pinned:
-                    continue
-                if not holder.closed:
-                    self._holders.setdefault(list_id, set()).add(holder)
-                    holder.lists.add(list_id)
-                elif not self._holders.get(list_id):
-                    drops.append(list_id)
-            if not holder.closed:
-                # Another session's lookahead brought these first.
-                for list_id in report.present:
-                    if list_id in self._holders:
-                        self._holders[list_id].add(holder)
-                        holder.lists.add(list_id)
-            if drops:
-                # Under the lock: nobody may adopt or share a list between the decision and the drop.
-                self._residency.publish({}, drops=drops)
-        self._stats.add(
-            lookahead_lists=len(report.loaded),
-            lookahead_bytes=report.nbytes,
-            lookahead_skipped_lists=len(report.skipped) + n_left_out,
-        )
+            if self._tiers and not self._closed:
+                self._jobs.put(probed)
 
     def release(self, holder: Holder) -> None:
-        """Ends a session: lists that nobody else holds leave the device once their last reader is done."""
-        drops: list[int] = []
+        """Ends a session: lists that nobody else holds are cached, or leave once their last reader is done."""
         with self._lock:
-            holder.closed = True
-            for list_id in holder.lists:
-                holders = self._holders.get(list_id)
-                if holders is None:  # adopted by a plan meanwhile
-                    continue
-                holders.discard(holder)
-                if not holders:
-                    del self._holders[list_id]
-                    drops.append(list_id)
-            holder.lists = set()
-            if drops:
-                self._residency.publish({}, drops=drops)
+            drops = self._holdings.release(holder) + self._beyond_share()
+            self._drop(drops)
+
+    def abandon(self, holder: Holder) -> None:
+        """:meth:`release` before long, on the own thread. Takes no lock: a garbage collector may call it anywhere."""
+        self._jobs.put(holder)
+
+    # For plans
 
     def adopt(self, lists: Sequence[int]) -> None:
         """A plan owns exactly these lists from now on, also those that a session's copy is still bringing."""
         with self._lock:
-            self._pinned = frozenset(lists)
-            for list_id in lists:
-                self._holders.pop(list_id, None)
+            self._holdings.pin(lists)
 
-    def held(self) -> list[int]:
-        """Lists that sessions hold, in no order."""
+    def wanted(self) -> npt.NDArray[np.bool_]:
+        """(nlist,) bool: what sessions hold, and the cache."""
         with self._lock:
-            return list(self._holders)
+            return self._holdings.wanted()
 
-    def _roomiest(self) -> DeviceTier | None:
-        usable = [tier for tier in self._tiers if tier.usable]
-        return max(usable, key=lambda tier: tier.arena.pages.n_free, default=None)
+    def evict_for(self, tier: DeviceTier, lists: I64) -> None:
+        """Drops as much of the cache as ``lists`` need to fit ``tier``, and waits until their pages are free."""
+        with self._lock:
+            needed = int(self._holdings.list_bytes[lists].sum())
+            drops = self._evict(tier, needed, lists)
+        self._wait_for_pages(drops)
+
+    # Reading
 
     @property
     def n_held(self) -> int:
         """Lists that sessions hold."""
         with self._lock:
-            return len(self._holders)
+            return self._holdings.n_held
+
+    @property
+    def n_cached(self) -> int:
+        """Lists that stay because they were used."""
+        with self._lock:
+            return int((self._holdings.cached & (self._residency.current.list_device >= 0)).sum())
+
+    def check_invariants(self) -> None:
+        """Asserts that cached lists have no other reason to stay."""
+        with self._lock:
+            self._holdings.check_invariants()
+
+    # The own thread
 
     def _run(self) -> None:
         self._prepare_thread()
-        while (job := self._jobs.get()) is not None:
+        while True:
+            jobs = [self._jobs.get()]
+            while not self._jobs.empty():
+                jobs.append(self._jobs.get())
             try:
-                job()
+                self._work(jobs)
             except BaseException:  # noqa: BLE001 - later lookaheads still need this thread
                 _log.exception("a lookahead failed")
-            del job
+            if any(job is None for job in jobs):
+                return
+            del jobs
+
+    def _work(self, jobs: Sequence[_Draft | I64 | Holder | None]) -> None:
+        for job in jobs:
+            if isinstance(job, Holder):
+                self.release(job)
+            elif isinstance(job, np.ndarray):
+                with self._lock:
+                    self._holdings.note_use(job)
+        tiers = [tier for tier in self._tiers if tier.usable]
+        waiting = []
+        for draft in jobs:
+            if not isinstance(draft, _Draft):
+                continue
+            if tiers and not draft.holder.closed:
+                waiting.append(draft)
+            else:
+                draft.future.set_result(None)
+        if not waiting:
+            return
+        try:
+            # All that waited are quantized together; each keeps its own budget.
+            probes = self._quantize(waiting)
+            tier_of = self._choose_tiers(waiting, probes, tiers)
+        except Exception as error:  # noqa: BLE001 - handed to the callers
+            _log.exception("%d lookaheads failed", len(waiting))
+            for draft in waiting:
+                draft.future.set_exception(error)
+            return
+        for draft, wanted, number in zip(waiting, probes, tier_of.tolist(), strict=True):
+            self._start(draft, wanted, tiers[number])
+
+    def _quantize(self, drafts: Sequence[_Draft]) -> list[I64]:
+        """Each draft's probes, (n, nprobe) int64."""
+        together = np.concatenate([draft.queries for draft in drafts])
+        probes, _ = self._index.quantize(together, max(draft.nprobe for draft in drafts))
+        ends = np.cumsum([len(draft.queries) for draft in drafts])
+        return [part[:, : draft.nprobe] for part, draft in zip(np.split(probes, ends[:-1]), drafts, strict=True)]
+
+    def _choose_tiers(self, drafts: Sequence[_Draft], probes: Sequence[I64], tiers: Sequence[DeviceTier]) -> I64:
+        """Which device brings each draft's lists: alike drafts the same, the one that has most of them, in equal parts.
+
+        A list counts wherever it is: the choice is about which device scans, not about what is found.
+        """
+        if len(tiers) == 1:
+            return np.zeros(len(drafts), dtype=np.int64)
+        middles = np.stack([draft.queries.mean(axis=0) for draft in drafts])
+        group_of = group_queries(middles, -(-len(drafts) // len(tiers)))
+        members = np.concatenate([np.full(p.size, g) for p, g in zip(probes, group_of, strict=True)])
+        lists = np.concatenate([p.reshape(-1) for p in probes])
+        resident = resident_on(self._residency.current.list_device, len(self._tiers))
+        n_groups = int(group_of.max()) + 1
+        overlap = overlap_bytes(lists[:, None], members, n_groups, resident, self._holdings.list_bytes)
+        # Where no device has more, the emptiest: less than a byte decides nothing else.
+        free = np.array([tier.arena.pages.n_free / max(1, tier.arena.pages.n_pages) for tier in tiers])
+        device_of = assign_greedily(overlap[:, [tier.ordinal for tier in tiers]] + free / 2)
+        return device_of[group_of]
+
+    def _start(self, draft: _Draft, probes: I64, tier: DeviceTier) -> None:
+        holder, list_bytes = draft.holder, self._holdings.list_bytes
+        wanted = np.unique(probes[probes >= 0])
+        with self._lock:
+            present = self._residency.current.list_device >= 0
+            self._holdings.join(holder, wanted[present[wanted]].tolist())
+            # Rounds of one session share its budget.
+            held = int(list_bytes[list(holder.lists)].sum())
+            chosen, left_out = choose_lists(probes, list_bytes, present, draft.budget_bytes - held)
+            coming = int(list_bytes[chosen].sum())
+            drops = self._evict(tier, coming, wanted)
+            self._coming[tier.ordinal] += coming
+        self._wait_for_pages(drops)
+
+        def landed(done: Future[LoadReport]) -> None:
+            try:
+                with self._lock:
+                    self._coming[tier.ordinal] -= coming
+                # A failed device is marked and logged by its tier; searches go to the host.
+                if done.exception() is None:
+                    self._settle(holder, len(left_out), done.result())
+            finally:
+                draft.future.set_result(None)
+
+        tier.load(chosen, self._residency, cancelled=lambda: holder.closed).add_done_callback(landed)
+
+    def _settle(self, holder: Holder, n_left_out: int, report: LoadReport) -> None:
+        n_skipped = len(report.skipped) + len(report.too_large) + n_left_out
+        with self._lock:
+            holder.bytes_moved += report.nbytes
+            holder.lists_moved += len(report.loaded)
+            holder.lists_skipped += n_skipped
+            drops = self._holdings.landed(holder, report.loaded)
+            # Another session's lookahead brought these first.
+            self._holdings.join(holder, report.present)
+            # Under the lock: nobody may adopt or share a list between the decision and the drop.
+            self._drop(drops + self._beyond_share())
+        self._stats.add(
+            lookahead_lists=len(report.loaded),
+            lookahead_bytes=report.nbytes,
+            lookahead_skipped_lists=n_skipped,
+        )
+
+    # With the lock held
+
+    def _on(self, tier: DeviceTier) -> npt.NDArray[np.bool_]:
+        on: npt.NDArray[np.bool_] = self._residency.current.list_device == tier.ordinal
+        return on
+
+    def _beyond_share(self) -> list[int]:
+        beyond = []
+        for tier in self._tiers:
+            beyond += self._holdings.evict_beyond_share(self._on(tier), tier.arena.nbytes)
+        self._stats.add(cache_evicted_lists=len(beyond))
+        return beyond
+
+    def _evict(self, tier: DeviceTier, needed_bytes: int, wanted: I64) -> list[int]:
+        free = tier.arena.pages.n_free * tier.geometry.page_bytes - self._coming[tier.ordinal]
+        drops = self._holdings.evict_for(needed_bytes, max(0, free), self._on(tier), wanted)
+        self._drop(drops)
+        self._stats.add(cache_evicted_lists=len(drops))
+        return drops
+
+    def _drop(self, lists: Sequence[int]) -> None:
+        if lists:
+            self._residency.publish({}, drops=lists)
+
+    def _wait_for_pages(self, dropped: Sequence[int]) -> None:
+        if dropped and not self._residency.wait_reclaimed(self._residency.current.version, _EVICTION_TIMEOUT_S):
+            _log.warning("pages of evicted lists are still read after %g s", _EVICTION_TIMEOUT_S)
 
     def close(self) -> None:
         """Finishes queued drafts and joins the thread. The device tiers are closed by their owner."""

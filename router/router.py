@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from types import TracebackType
@@ -28,12 +28,16 @@ from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_bud
 from hybridindex.router.batch import BlockingReply, FutureReply, Reply, Request
 from hybridindex.router.deadline import PaceEstimator
 from hybridindex.router.engine import Engine
-from hybridindex.router.lookahead import Holder, Lookahead
+from hybridindex.router.holdings import Holder
+from hybridindex.router.hotness import HotnessPolicy
+from hybridindex.router.lookahead import Lookahead
+from hybridindex.router.recovery import Recovery
 from hybridindex.router.session import Session
 from hybridindex.router.stats import RouterStats, StatsCounter
 from hybridindex.tiers.arena import PageAllocator
-from hybridindex.tiers.device import DeviceTier
+from hybridindex.tiers.device import DeviceTier, LoadReport
 from hybridindex.tiers.host import HostScannerName, open_host_scanner
+from hybridindex.tiers.moves import check_share
 from hybridindex.tiers.residency import Residency, ResidencyStore
 from hybridindex.tiers.validate import MAX_K
 from hybridindex.types import F32, I64, SearchResult
@@ -51,6 +55,12 @@ MAX_BATCH_QUERIES = 65_536
 _DEFAULT_LOOKAHEAD_BYTES = 256 << 20
 #: Longest wait of a plan change for batches in flight.
 _RECLAIM_TIMEOUT_S = 30.0
+#: Lookahead budgets that are remembered, by window.
+_MAX_WINDOWS = 256
+#: Lists that sessions bring to other devices while a plan is placed are moved again so often.
+_PLACE_TRIES = 3
+#: Part of a device's copying time that its lists take when it comes back.
+_REFRESH_SHARE = 0.5
 
 
 class Router:
@@ -71,6 +81,7 @@ class Router:
         threads: int | None = None,
         early_dispatch: bool = True,
         host_scanner: HostScannerName = "auto",
+        cache_fraction: float = 0.5,
     ) -> None:
         """Allocates the arenas, copies the plan's lists, and is ready when it returns.
 
@@ -85,6 +96,8 @@ class Router:
             threads: host threads per scan; None: faiss's own setting.
             early_dispatch: answer a request as soon as its own queries are done, not with its batch.
             host_scanner: "native", "faiss", or "auto": native where it supports the codec.
+            cache_fraction: part of each arena that lists may fill which no session holds any more but some used. They
+                make way for whatever a plan or a session wants. 0: none stay.
 
         Raises:
             InvalidInputError: arguments contradict each other or the plan.
@@ -106,6 +119,8 @@ class Router:
         if lookahead_bytes is not None:
             lookahead_bytes = _check_bytes("lookahead_bytes", lookahead_bytes)
         budgets = _budgets(plan, devices, device_budget_bytes)
+        # The constants that serve several users best: docs/lookahead.md.
+        cache = HotnessPolicy(decay_factor=1.1, cache_fraction=cache_fraction) if cache_fraction else None
         self._stats = StatsCounter()
         self._tiers: list[DeviceTier] = []
         allocators: list[PageAllocator] = []
@@ -113,12 +128,24 @@ class Router:
         self._residency = ResidencyStore(index.nlist, lambda device, pages: allocators[device].free(pages))
         self._host = open_host_scanner(index, threads=threads, name=host_scanner)
         self._plan_lock = threading.Lock()
+        self._window_budgets: dict[tuple[int, float, int], tuple[Plan, int]] = {}
         self._closed = False
         try:
             for ordinal, (name, budget) in enumerate(zip(devices, budgets, strict=True)):
                 self._tiers.append(self._open_tier(name, ordinal, budget, lookahead_bytes))
                 allocators.append(self._tiers[-1].arena.pages)
-            self._lookahead = Lookahead(index, self._tiers, self._residency, self._stats, self._host.adopt_thread)
+            geometry = self._geometry()
+            #: (nlist,) int64, page rounding included.
+            self._page_bytes_of: I64 = geometry.pages_for(index.list_sizes) * geometry.page_bytes
+            self._lookahead = Lookahead(
+                index,
+                self._tiers,
+                self._residency,
+                self._stats,
+                self._host.adopt_thread,
+                self._page_bytes_of,
+                cache,
+            )
         except BaseException:
             for tier in self._tiers:
                 tier.close()
@@ -134,6 +161,7 @@ class Router:
             max_batch=max_batch,
             early_dispatch=early_dispatch,
         )
+        self._recovery = Recovery(self._tiers, self._restore)
         try:
             if plan is not None and self._tiers:
                 self._place(plan)
@@ -186,37 +214,55 @@ class Router:
     def _geometry(self) -> PageGeometry:
         return PageGeometry.for_code_size(self._index.code_size, self._page_bytes())
 
-    def _place(self, plan: Plan) -> None:
+    def _place(self, plan: Plan, bandwidth_share: float | None = None) -> None:
         """Makes the residency what ``plan`` says, moving only the difference, hottest lists first."""
         target = plan.list_device
-        current = self._residency.current.list_device
-        resident = np.flatnonzero(current >= 0)
         self._lookahead.adopt([int(i) for i in np.flatnonzero(target >= 0)])
-        # What sessions brought and the plan does not want stays theirs.
-        held = np.isin(resident, self._lookahead.held())
-        stale = resident[(current[resident] != target[resident]) & ~held]
-        if len(stale):
-            dropped = self._residency.publish({}, drops=[int(i) for i in stale])
-            # The new lists may need the old ones' pages, and batches in flight still read those.
-            if not self._residency.wait_reclaimed(dropped.version, _RECLAIM_TIMEOUT_S):
-                _log.warning("pages of dropped lists are still read after %g s", _RECLAIM_TIMEOUT_S)
-        hottest_first = plan.resident_lists
-        waiting = [
-            tier.load(hottest_first[target[hottest_first] == tier.ordinal].tolist(), self._residency)
-            for tier in self._tiers
-        ]
-        for future in waiting:
-            future.exception()  # waits; a failed device is marked and logged by its tier
+        for _ in range(_PLACE_TRIES):
+            current = self._residency.current.list_device
+            # What sessions brought and the plan does not want stays theirs, or in the cache.
+            stale = (current >= 0) & (current != target) & ~(self._lookahead.wanted() & (target < 0))
+            if stale.any():
+                dropped = self._residency.publish({}, drops=[int(i) for i in np.flatnonzero(stale)])
+                # The new lists may need the old ones' pages, and batches in flight still read those.
+                if not self._residency.wait_reclaimed(dropped.version, _RECLAIM_TIMEOUT_S):
+                    _log.warning("pages of dropped lists are still read after %g s", _RECLAIM_TIMEOUT_S)
+            waiting = [self._load_planned(plan, tier, bandwidth_share) for tier in self._tiers]
+            for future in waiting:
+                future.exception()  # waits; a failed device is marked and logged by its tier
+            current = self._residency.current.list_device
+            # A session's copy may have brought one to another device meanwhile.
+            if not ((target >= 0) & (current >= 0) & (current != target)).any():
+                return
 
-    def apply_plan(self, plan: Plan) -> None:
+    def _load_planned(self, plan: Plan, tier: DeviceTier, bandwidth_share: float | None) -> Future[LoadReport]:
+        """Starts to bring what ``plan`` wants on one device and what is not there, hottest first."""
+        hottest_first = plan.resident_lists
+        wanted = hottest_first[plan.list_device[hottest_first] == tier.ordinal]
+        self._lookahead.evict_for(tier, wanted[self._residency.current.list_device[wanted] < 0])
+        return tier.load(wanted.tolist(), self._residency, bandwidth_share=bandwidth_share)
+
+    def _restore(self, tier: DeviceTier) -> None:
+        """A device works again: its lists of the plan come back."""
+        self._stats.add(device_recoveries=1)
+        with self._plan_lock:
+            if self._plan is not None and not self._closed:
+                self._load_planned(self._plan, tier, _REFRESH_SHARE).exception()
+
+    def apply_plan(self, plan: Plan, *, bandwidth_share: float = 1.0) -> None:
         """Changes to another plan of the same index while serving; moves only the difference. Lists on their way are
         served by the host. The arenas keep their size: lists that do not fit stay on the host, counted as unplaced.
 
+        Args:
+            bandwidth_share: 0 < share <= 1, the part of the time in which a device may copy for this; lookahead goes
+                first.
+
         Raises:
             ProfileMismatchError: the plan is of another index.
-            InvalidInputError: the plan is for another number of devices.
+            InvalidInputError: the plan is for another number of devices, or the share is out of range.
         """
         self._refuse_own_threads("apply_plan")
+        check_share(bandwidth_share)
         if plan.index_fingerprint != self._index.fingerprint:
             raise ProfileMismatchError(
                 f"the plan was made for index {plan.index_fingerprint}, this is index {self._index.fingerprint}"
@@ -226,7 +272,7 @@ class Router:
         with self._plan_lock:
             if self._closed:
                 raise RouterClosedError("the router is closed")
-            self._place(plan)
+            self._place(plan, bandwidth_share)
             self._plan = plan
 
     # Search
@@ -353,19 +399,44 @@ class Router:
 
     # Sessions
 
-    def session(self, *, lookahead_bytes: int | None = None) -> Session:
+    def session(self, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> Session:
         """A retrieval session with lookahead.
 
         Args:
-            lookahead_bytes: most bytes that one lookahead of this session moves; default what the arenas have beside
-                the plan's lists.
+            lookahead_bytes: most bytes that lookahead of this session moves, over all its rounds.
+            window_ms: generation time that its copies can hide behind: the budget then is what the plan's profile
+                predicts to be best (:meth:`hybridindex.partitioner.plan.Plan.lookahead_budget`). Without either, what
+                the roomiest arena has beside the plan's lists.
+
+        Raises:
+            InvalidInputError: both are given, a bad number, or a window without a plan.
+            ProfileError: a window, and the plan's profile timed no copies.
+            RouterClosedError: after :meth:`close`.
         """
         if self._closed:
             raise RouterClosedError("the router is closed")
+        spare = max((t.arena.nbytes - self._pinned_bytes(t.ordinal) for t in self._tiers), default=0)
+        if lookahead_bytes is not None and window_ms is not None:
+            raise InvalidInputError("lookahead_bytes and window_ms are both given; the window decides the bytes")
+        if window_ms is not None:
+            if self._plan is None:
+                raise InvalidInputError("window_ms needs a router with a plan; give lookahead_bytes")
+            lookahead_bytes = self._window_bytes(self._plan, _check_milliseconds("window_ms", window_ms), max(0, spare))
         if lookahead_bytes is None:
-            spare = (t.arena.nbytes - self._pinned_bytes(t.ordinal) for t in self._tiers)
-            lookahead_bytes = max(0, max(spare, default=0))
+            lookahead_bytes = max(0, spare)
         return Session(self, _check_bytes("lookahead_bytes", lookahead_bytes))
+
+    def _window_bytes(self, plan: Plan, window_ms: float, share_bytes: int) -> int:
+        """The plan's answer, remembered: pipelines have few steps, and asking takes longer than a small search."""
+        key = (id(plan), window_ms, share_bytes)
+        known = self._window_budgets.get(key)
+        if known is None:
+            if len(self._window_budgets) >= _MAX_WINDOWS:
+                self._window_budgets.clear()
+            # The plan is kept beside its answer: no other gets its id meanwhile.
+            known = plan, plan.lookahead_budget(window_ms, share_bytes=share_bytes).nbytes
+            self._window_budgets[key] = known
+        return known[1]
 
     def _start_lookahead(self, holder: Holder, drafts: Any, nprobe: int | None, budget_bytes: int) -> Future[None]:
         if self._closed:
@@ -376,6 +447,16 @@ class Router:
 
     def _end_lookahead(self, holder: Holder) -> None:
         self._lookahead.release(holder)
+
+    def _abandon_lookahead(self, holder: Holder) -> None:
+        self._lookahead.abandon(holder)
+
+    def _note_use(self, probed: I64) -> None:
+        self._lookahead.note_use(probed)
+
+    def _device_bytes_of(self, lists: Collection[int]) -> int:
+        """Bytes that these lists take on a device."""
+        return int(self._page_bytes_of[list(lists)].sum())
 
     # State
 
@@ -398,7 +479,11 @@ class Router:
         return self._plan
 
     def stats(self) -> RouterStats:
-        read = self._stats.read()
+        read = replace(
+            self._stats.read(),
+            cached_lists=self._lookahead.n_cached,
+            device_failures=sum(tier.n_failures for tier in self._tiers),
+        )
         if self._plan is None or not self._tiers:
             return read
         wanted = (self._plan.list_device >= 0) & (self._index.list_sizes > 0)
@@ -407,9 +492,9 @@ class Router:
     def check_invariants(self) -> None:
         """Asserts what must hold at any time; for tests and debugging."""
         self._residency.check_invariants()
+        self._lookahead.check_invariants()
         for tier in self._tiers:
-            tier.arena.pages.check_invariants()
-            assert tier.arena.nbytes + (tier.scratch_bytes if tier.arena.nbytes else 0) <= tier.budget_bytes
+            tier.check_invariants()
 
     def close(self) -> None:
         """Answers what is queued, joins all threads, lets the arenas go. Closing twice is harmless."""
@@ -418,6 +503,7 @@ class Router:
             if self._closed:
                 return
             self._closed = True
+        self._recovery.close()
         self._engine.close()
         self._lookahead.close()
         for tier in self._tiers:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybridindex.errors import RouterClosedError
-from hybridindex.router.lookahead import Holder
+from hybridindex.router.holdings import Holder
 from hybridindex.types import I64, SearchResult
 
 if TYPE_CHECKING:
@@ -30,8 +30,14 @@ class SessionStats:
     bytes_moved: int
     #: Lists that did not fit the budget or the free pages.
     lists_skipped: int
-    #: Moved or shared lists that a search of this session then probed.
+    #: Moved or shared lists that a search of this session then probed, and their bytes.
     lists_used: int
+    bytes_used: int
+    #: Bytes that its own lookaheads moved and none of its searches probed, so far.
+    bytes_wasted: int
+    searches: int
+    #: Mean over searched queries of the part of their bytes that devices scanned; 0 before the first.
+    hit_rate: float
 
 
 class Session:
@@ -44,9 +50,13 @@ class Session:
         self._lock = threading.Lock()
         self._n_lookaheads = 0
         self._used: set[int] = set()
+        self._probed: set[int] = set()
+        self._n_searches = 0
+        self._n_queries = 0
+        self._hit_rates = 0.0
         self._closed = False
         # A session that is dropped without close() must not hold its pages for ever.
-        self._end = weakref.finalize(self, router._end_lookahead, self._holder)
+        self._dropped = weakref.finalize(self, router._abandon_lookahead, self._holder)
 
     def lookahead(
         self, draft_queries: Any, *, nprobe: int | None = None, budget_bytes: int | None = None
@@ -84,17 +94,25 @@ class Session:
     ) -> SearchResult:
         """As :meth:`hybridindex.router.Router.search`; also counts which moved lists were of use."""
         self._check_open()
-        return self._router._search(
+        result = self._router._search(
             queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, on_probes=self._note_probes
         )
+        with self._lock:
+            self._n_searches += 1
+            self._n_queries += len(result.hit_rate)
+            self._hit_rates += float(result.hit_rate.sum())
+        return result
 
     def _note_probes(self, probes: I64) -> None:
-        probed = set(np.unique(probes[probes >= 0]).tolist())
+        lists = np.unique(probes[probes >= 0])
+        probed = set(lists.tolist())
         with self._lock:
+            self._probed |= probed
             fresh = (probed & self._holder.lists) - self._used
             self._used |= fresh
         if fresh:
             self._router._stats.add(lookahead_used_lists=len(fresh))
+        self._router._note_use(lists)
 
     @property
     def stats(self) -> SessionStats:
@@ -105,6 +123,10 @@ class Session:
                 bytes_moved=self._holder.bytes_moved,
                 lists_skipped=self._holder.lists_skipped,
                 lists_used=len(self._used),
+                bytes_used=self._router._device_bytes_of(self._used),
+                bytes_wasted=self._router._device_bytes_of(self._holder.brought - self._probed),
+                searches=self._n_searches,
+                hit_rate=self._hit_rates / self._n_queries if self._n_queries else 0.0,
             )
 
     def _check_open(self) -> None:
@@ -112,9 +134,10 @@ class Session:
             raise RouterClosedError("the session is closed")
 
     def close(self) -> None:
-        """Cancels what still moves and gives the session's pages back. Closing twice is harmless."""
+        """Cancels what still moves; its lists may stay cached, or leave. Closing twice is harmless."""
         self._closed = True
-        self._end()
+        if self._dropped.detach() is not None:
+            self._router._end_lookahead(self._holder)
 
     def __enter__(self) -> Session:
         return self

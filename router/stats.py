@@ -28,6 +28,13 @@ class RouterStats:
     lookahead_used_lists: int = 0
     #: Lists that lookahead wanted and that did not fit.
     lookahead_skipped_lists: int = 0
+    #: Lists that nobody held and that left for others.
+    cache_evicted_lists: int = 0
+    #: Lists that stay on devices because sessions used them.
+    cached_lists: int = 0
+    #: How often a device failed, and how often one came back.
+    device_failures: int = 0
+    device_recoveries: int = 0
     #: Lists of the current plan that no device holds now although one should: no room, or a failed device.
     unplaced_lists: int = 0
 

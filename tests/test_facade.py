@@ -71,6 +71,26 @@ def test_an_infeasible_plan_routes_best_effort(index, profile):
         assert (router.search(clustered(3)).ids >= 0).all()
 
 
+def test_a_session_moves_what_its_window_allows(index, profile):
+    plan = index.plan(50, 4 << 20, profile, coverage=0.1)
+    query = clustered(1, seed=9)
+    with index.router(plan=plan, devices=["cpu"]) as router:
+        spare = router.devices[0].arena.nbytes - router.devices[0].used_bytes
+        with router.session(window_ms=1000) as session:
+            session.lookahead(query, nprobe=8).result(30)
+            # All of it, or as much as keeps the device from being the slower side.
+            assert 0 < session.stats.bytes_moved <= plan.lookahead_budget(1000, share_bytes=spare).nbytes
+        with router.session(window_ms=1e-6) as session:
+            session.lookahead(query, nprobe=8).result(30)
+            assert session.stats.bytes_moved <= plan.lookahead_budget(1e-6, share_bytes=spare).nbytes
+        with pytest.raises(InvalidInputError, match="both"):
+            router.session(window_ms=5, lookahead_bytes=1)
+        with pytest.raises(InvalidInputError, match="window_ms"):
+            router.session(window_ms=-1)
+    with index.router() as router, pytest.raises(InvalidInputError, match="plan"):
+        router.session(window_ms=5)
+
+
 def test_several_devices_share_the_lists(index, profile):
     plan = index.plan(50, [4 << 20, 1 << 20], profile, coverage=0.6, n_devices=2)
     assert set(plan.list_device[plan.resident_lists]) == {0, 1}

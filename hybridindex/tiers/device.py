@@ -117,15 +117,11 @@ class DeviceTier:
     @property
     def failure(self) -> BaseException | None:
         """What made this device fail, or None while it works."""
-        return self._failure
-
-    @property
-    def _failure(self) -> BaseException | None:
         return self._health.failure
 
     @property
     def usable(self) -> bool:
-        return self._failure is None and not self.disabled_reason and self.arena.pages.n_pages > 0
+        return self.failure is None and not self.disabled_reason and self.arena.pages.n_pages > 0
 
     @property
     def used_bytes(self) -> int:
@@ -213,8 +209,8 @@ class DeviceTier:
         Raises:
             DeviceError: the device failed, or cannot scan this index.
         """
-        if self._failure is not None:
-            raise DeviceError(f"device {self.label} has failed: {self._failure!r}")
+        if self.failure is not None:
+            raise DeviceError(f"device {self.label} has failed: {self.failure!r}")
         if self._codec is None:
             raise DeviceError(self.disabled_reason)
         kind = NativePageScanner if NativePageScanner.supports(self._codec, self.arena) else TorchScanner

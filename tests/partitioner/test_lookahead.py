@@ -76,6 +76,17 @@ def test_the_profiles_curve_falls_from_one_to_zero(analysis: Analysis) -> None:
     assert curve.at(float(curve.nbytes[-1])) == pytest.approx(0.0)
 
 
+def test_what_is_resident_already_needs_no_move(analysis: Analysis) -> None:
+    whole = miss_curve_of(analysis.curve)
+    there = int(whole.nbytes[len(whole.nbytes) // 3])
+    rest = miss_curve_of(analysis.curve, resident_bytes=there)
+    assert rest.nbytes[-1] == whole.nbytes[-1] - there
+    for nbytes in np.linspace(0, rest.nbytes[-1], 11):
+        assert rest.at(nbytes) == pytest.approx(whole.at(nbytes + there))
+    everything = miss_curve_of(analysis.curve, resident_bytes=int(whole.nbytes[-1]) + 1)
+    assert everything.nbytes.tolist() == [0.0]
+
+
 @pytest.mark.parametrize("field", ["bandwidth_bytes_per_s", "t_llm_s", "host_scan_s", "device_scan_s", "share_bytes"])
 def test_bad_arguments_are_refused(field: str) -> None:
     arguments = {"bandwidth_bytes_per_s": 1.0, "t_llm_s": 1.0, "host_scan_s": 1.0, "share_bytes": 1, field: -1}

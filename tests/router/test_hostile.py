@@ -163,13 +163,26 @@ def test_rounds_of_a_session_share_its_budget(index):
 
 
 def test_a_dropped_session_gives_its_pages_back(index):
-    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router:
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20, cache_fraction=0) as router:
         session = router.session()
         session.lookahead(clustered(1, seed=7)).result(WAIT_S)
         assert router.residency.n_resident > 0
         del session
         gc.collect()
+        with router.session() as later:  # comes after the dropped one in the queue
+            later.lookahead(clustered(1), budget_bytes=0).result(WAIT_S)
         assert router.residency.n_resident == 0
+
+
+def test_a_session_collected_while_lookahead_works_stops_nothing(index):
+    """A collector may run anywhere, also in the thread that holds the lock which ending a session takes."""
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router:
+        cycle = [router.session()]
+        cycle.append(cycle)
+        with router._lookahead._lock:
+            del cycle
+            gc.collect()
+        check(index, clustered(3), 10, 8, router.search(clustered(3)))
 
 
 def test_a_closed_router_keeps_no_arena(index):

@@ -17,6 +17,7 @@ from hybridindex.errors import (
     ProfileMismatchError,
     RouterClosedError,
 )
+from hybridindex.paging import scratch_for_budget
 from hybridindex.router import Router
 from hybridindex.tiers.device_native import NativePageScanner
 from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
@@ -138,12 +139,13 @@ def test_asearch_shares_batches(index):
             check(index, clustered(1, seed=i), 5, 8, result)
 
 
-def test_answers_stay_right_while_snapshots_swap_under_load(index):
+@pytest.mark.parametrize("cache_fraction", [0.0, 0.3])
+def test_answers_stay_right_while_snapshots_swap_under_load(index, cache_fraction):
     rng = np.random.default_rng(4)
     plans = [hand_made_plan(index, random_placement(rng, 2, f), n_devices=2) for f in (0.1, 0.5, 0.9, 0.4)]
     failures: list[BaseException] = []
     stop = threading.Event()
-    with Router(index, plan=plans[0], devices=["cpu", "cpu"]) as router:
+    with Router(index, plan=plans[0], devices=["cpu", "cpu"], cache_fraction=cache_fraction) as router:
 
         def client(seed):
             try:
@@ -168,7 +170,11 @@ def test_answers_stay_right_while_snapshots_swap_under_load(index):
             thread.join()
         assert failures == []
         router.apply_plan(plans[1])
-        np.testing.assert_array_equal(router.residency.list_device, plans[1].list_device)
+        planned = plans[1].list_device >= 0
+        device = router.residency.list_device
+        np.testing.assert_array_equal(device[planned & (index.list_sizes > 0)], plans[1].list_device[planned])
+        assert (device[~planned] >= 0).sum() == router.stats().cached_lists
+        assert cache_fraction or not router.stats().cached_lists
         for tier in router.devices:
             resident = router.residency.resident_lists(tier.ordinal)
             used = int(tier.geometry.pages_for(index.list_sizes[resident]).sum()) * tier.geometry.page_bytes
@@ -191,7 +197,7 @@ def test_plan_change_moves_only_the_difference(index):
 
 def test_lookahead_moves_bytes_and_close_gives_them_back(index):
     query = clustered(1, seed=7)
-    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router:
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20, cache_fraction=0) as router:
         with router.session() as session:
             session.lookahead(query, nprobe=8).result(30)
             tier = router.devices[0]
@@ -228,7 +234,7 @@ def test_lookahead_keeps_its_budget_and_skips_what_does_not_fit(index):
 
 def test_lists_held_by_two_sessions_stay_until_both_end(index):
     query = clustered(1, seed=7)
-    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router:
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20, cache_fraction=0) as router:
         one, two = router.session(), router.session()
         one.lookahead(query, nprobe=4).result(30)
         two.lookahead(query, nprobe=4).result(30)
@@ -237,6 +243,105 @@ def test_lists_held_by_two_sessions_stay_until_both_end(index):
         assert router.residency.n_resident == held > 0
         two.close()
         assert router.residency.n_resident == 0
+
+
+def test_lists_stay_cached_and_serve_the_next_session(index):
+    query = clustered(1, seed=7)
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20, cache_fraction=1.0) as router:
+        with router.session() as session:
+            session.lookahead(query, nprobe=8).result(30)
+            check(index, query, 5, 8, session.search(query, 5, 8))
+            moved = session.stats
+        assert moved.bytes_used == moved.bytes_moved > 0
+        assert (moved.bytes_wasted, moved.searches, moved.hit_rate) == (0, 1, 1.0)
+        assert router.stats().cached_lists == moved.lists_moved
+        with router.session() as session:
+            session.lookahead(query, nprobe=8).result(30)
+            assert session.stats.bytes_moved == 0
+            assert router.stats().cached_lists == 0
+            assert session.search(query, 5, 8).hit_rate.tolist() == [1.0]
+            assert session.stats.lists_used == moved.lists_moved
+        router.check_invariants()
+
+
+def test_what_a_session_moves_and_does_not_probe_is_counted_as_waste(index):
+    near, far = clustered(1, seed=7), clustered(200, seed=9)
+    # Of many queries the one that probes least of what the first one does.
+    probed = set(index.quantize(near, 4)[0].ravel().tolist())
+    shared = [len(probed & set(row)) for row in index.quantize(far, 4)[0].tolist()]
+    other = far[[int(np.argmin(shared))]]
+    assert min(shared) == 0
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
+        session.lookahead(near, nprobe=4).result(30)
+        session.search(other, 5, 4)
+        stats = session.stats
+        assert stats.bytes_wasted == stats.bytes_moved > 0
+        assert (stats.bytes_used, stats.hit_rate) == (0, 0.0)
+
+
+def arena_of(index, n_pages):
+    """A budget whose arena has ``n_pages`` pages."""
+    page = 65_536 // (DIM * 4) * DIM * 4
+    budget = n_pages * page
+    while (budget - scratch_for_budget(budget)) // page < n_pages:
+        budget += page
+    return budget
+
+
+def test_the_cache_keeps_its_share_and_makes_way(index):
+    pages = int((index.list_sizes > 0).sum()) // 2
+    budget = arena_of(index, pages)
+    options = {"devices": ["cpu"], "device_budget_bytes": budget, "lookahead_bytes": budget, "cache_fraction": 0.5}
+    with Router(index, **options) as router:
+        tier = router.devices[0]
+        for seed in range(12):
+            query = clustered(1, seed=seed)
+            with router.session() as session:
+                session.lookahead(query, nprobe=6).result(30)
+                assert session.stats.lists_skipped == 0  # whatever is cached makes way
+                check(index, query, 5, 8, session.search(query, 5, 8))
+            assert tier.used_bytes <= tier.arena.nbytes // 2
+            router.check_invariants()
+        assert router.stats().cached_lists > 0
+        assert router.stats().cache_evicted_lists > 0
+        # A plan needs the whole arena.
+        hottest = np.argsort(index.list_sizes, kind="stable")[::-1]
+        wanted = np.full(NLIST, -1)
+        wanted[hottest[: tier.arena.pages.n_pages]] = 0
+        router.apply_plan(hand_made_plan(index, wanted))
+        assert router.stats().unplaced_lists == 0
+        check(index, clustered(9), 10, 8, router.search(clustered(9), 10, 8))
+
+
+def test_drafts_that_wait_together_are_shared_out_over_devices(index):
+    options = {"devices": ["cpu", "cpu"], "device_budget_bytes": 32 << 20}
+    with Router(index, **options) as router:
+        sessions = [router.session() for _ in range(8)]
+        entered, resume = threading.Event(), threading.Event()
+        quantize = index.quantize
+
+        def held(queries, nprobe):
+            entered.set()
+            assert resume.wait(30)
+            return quantize(queries, nprobe)
+
+        index.quantize = held
+        try:
+            moves = [sessions[0].lookahead(clustered(1, seed=0), nprobe=3)]
+            assert entered.wait(30)
+            moves += [s.lookahead(clustered(1, seed=i), nprobe=3) for i, s in enumerate(sessions[1:], 1)]
+        finally:
+            resume.set()
+            del index.quantize
+        for move in moves:
+            move.result(30)
+        assert all(len(router.residency.resident_lists(i)) for i in (0, 1))
+        for i, session in enumerate(sessions):
+            result = session.search(clustered(1, seed=i), 5, 3)
+            check(index, clustered(1, seed=i), 5, 3, result)
+            assert result.hit_rate.tolist() == [1.0]
+            session.close()
+        router.check_invariants()
 
 
 def test_a_plan_adopts_lists_that_a_session_brought(index):
@@ -314,9 +419,23 @@ def test_failed_device_degrades_to_the_host_and_is_counted(index, monkeypatch, c
         assert router.residency.n_resident == 0
         assert not router.devices[0].usable
         assert caplog.text.count("fell off the bus") == 1
-        router.devices[0].recover()
+        assert router.devices[0].recover().result(30)
         router.apply_plan(plan)
         assert router.search(queries, 10, 8).hit_rate.min() == 1.0
+
+
+def test_a_device_that_works_again_gets_its_lists_back(index, monkeypatch):
+    plan = hand_made_plan(index, np.zeros(NLIST))
+    queries = clustered(12, seed=2)
+    with Router(index, plan=plan, devices=["cpu"]) as router:
+        tier = router.devices[0]
+        tier.fail(RuntimeError("the device fell off the bus"))
+        check(index, queries, 10, 8, router.search(queries, 10, 8))
+        assert router.residency.n_resident == 0
+        monkeypatch.setattr(tier, "retry_due", lambda now: tier.failure is not None)
+        router._recovery.try_failed()
+        assert router.search(queries, 10, 8).hit_rate.min() == 1.0
+        assert (router.stats().device_failures, router.stats().device_recoveries) == (1, 1)
 
 
 def test_copy_that_fails_loses_nothing(index, monkeypatch):

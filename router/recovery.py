@@ -1,0 +1,70 @@
+"""Devices that failed come back: a thread tries them again, with back-off, and says when one works.
+
+How a device is tried, and when the next trial is due, is :class:`hybridindex.tiers.device.DeviceTier`'s business.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from hybridindex.errors import RouterClosedError
+from hybridindex.tiers.device import DeviceTier
+
+__all__ = ["Recovery"]
+
+_log = logging.getLogger(__name__)
+
+#: Between two looks at the devices; the shortest back-off is as long.
+_INTERVAL_S = 1.0
+
+
+class Recovery:
+    """Owner of the thread. :meth:`close` joins it. Without devices there is none."""
+
+    def __init__(
+        self,
+        tiers: Sequence[DeviceTier],
+        restore: Callable[[DeviceTier], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        interval_s: float = _INTERVAL_S,
+    ) -> None:
+        """
+        Args:
+            restore: called on the thread with a device that works again.
+            clock: of the tiers, seconds.
+        """
+        self._tiers = tiers
+        self._restore = restore
+        self._clock = clock
+        self._interval_s = interval_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hybridindex-recovery", daemon=True)
+        if tiers:
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            self.try_failed()
+
+    def try_failed(self) -> None:
+        """Tries each failed device whose time has come, and waits for the outcome."""
+        for tier in self._tiers:
+            if not tier.retry_due(self._clock()):
+                continue
+            try:
+                if tier.recover().result():
+                    self._restore(tier)
+            except RouterClosedError:
+                return
+            except Exception:  # noqa: BLE001 - other devices, and later trials, still need this thread
+                _log.exception("device %s could not be tried", tier.label)
+
+    def close(self) -> None:
+        """Joins the thread; a trial that goes on is finished first."""
+        self._stop.set()
+        if self._tiers:
+            self._thread.join()

@@ -1,0 +1,97 @@
+"""Failed devices are tried when their time has come, and given their lists back."""
+
+from __future__ import annotations
+
+import pytest
+
+from hybridindex.paging import scratch_for_budget
+from hybridindex.router.recovery import Recovery
+from hybridindex.tiers.device import DeviceTier
+from tests.clustered import small_index
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    with small_index(tmp_path_factory.mktemp("idx") / "i") as index:
+        yield index
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def tier(index, clock):
+    budget = 1 << 20
+    made = DeviceTier(
+        index, "cpu", 0, budget_bytes=budget, wanted_bytes=budget - scratch_for_budget(budget), clock=clock
+    )
+    yield made
+    made.close()
+
+
+def never(_tier):
+    raise AssertionError("restored without need")
+
+
+def test_a_device_is_tried_when_due_and_restored_once(tier, clock):
+    restored = []
+    recovery = Recovery([tier], restored.append, clock=clock, interval_s=3600)
+    tier.fail(RuntimeError("gone"))
+    recovery.try_failed()
+    assert (restored, tier.n_probes) == ([], 0)
+    clock.now = 1.0
+    recovery.try_failed()
+    recovery.try_failed()
+    assert (restored, tier.n_probes, tier.usable) == ([tier], 1, True)
+    recovery.close()
+
+
+def test_a_device_that_does_not_come_back_is_tried_ever_less_often(tier, clock, monkeypatch):
+    recovery = Recovery([tier], never, clock=clock, interval_s=3600)
+    tier.fail(RuntimeError("gone"))
+
+    def broken(pages, codes):
+        raise RuntimeError("still gone")
+
+    monkeypatch.setattr(tier.arena, "write", broken)
+    for second in range(1, 32):
+        clock.now = float(second)
+        recovery.try_failed()
+    # After 1, 2, 4, 8 and 16 s more each time.
+    assert tier.n_probes == 5
+    assert not tier.usable
+    recovery.close()
+
+
+def test_an_error_while_lists_come_back_does_not_end_the_trials(tier, clock, caplog):
+    def broken(_tier):
+        raise RuntimeError("no lists")
+
+    recovery = Recovery([tier], broken, clock=clock, interval_s=3600)
+    tier.fail(RuntimeError("gone"))
+    clock.now = 1.0
+    recovery.try_failed()
+    assert "could not be tried" in caplog.text
+    assert tier.usable
+    recovery.close()
+
+
+def test_the_thread_tries_by_itself_and_ends_with_close(tier, clock):
+    import threading
+
+    restored = threading.Event()
+    tier.fail(RuntimeError("gone"))
+    clock.now = 1.0
+    recovery = Recovery([tier], lambda _tier: restored.set(), clock=clock, interval_s=0.001)
+    assert restored.wait(30)
+    recovery.close()
+    recovery.close()
