@@ -300,6 +300,8 @@ def test_the_cache_keeps_its_share_and_makes_way(index):
                 session.lookahead(query, nprobe=6).result(30)
                 assert session.stats.lists_skipped == 0  # whatever is cached makes way
                 check(index, query, 5, 8, session.search(query, 5, 8))
+            # The answer is there before its lease ends.
+            assert router._residency.wait_reclaimed(router.residency.version, 30)
             assert tier.used_bytes <= tier.arena.nbytes // 2
             router.check_invariants()
         assert router.stats().cached_lists > 0
