@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <functional>
-#include <queue>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -62,37 +62,30 @@ void group_probes(const std::int64_t* probes, std::int64_t n, std::int64_t p, co
 
 namespace {
 
-// Probed lists, those of the query with the least work left first.
+// Probed lists, those of the query with the least work first, then what is left of the next one's. Work that shared lists
+// take off a query is not followed: keeping the queries in order by it took a tenth of the scan.
 std::vector<std::int32_t> shortest_first(const ProbedLists& probed, const std::vector<std::int64_t>& work, std::int64_t n) {
-    std::vector<std::vector<std::int32_t>> lists_of(n);
-    std::vector<std::int64_t> left(n, 0);
-    for (std::size_t i = 0; i < probed.lists.size(); ++i)
-        for (std::int64_t m = probed.starts[i]; m < probed.starts[i + 1]; ++m) {
-            lists_of[probed.members[m]].push_back(static_cast<std::int32_t>(i));
-            left[probed.members[m]] += work[i];
-        }
-    using Entry = std::pair<std::int64_t, std::int32_t>;
-    std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queries;
-    for (std::int64_t q = 0; q < n; ++q) queries.emplace(left[q], static_cast<std::int32_t>(q));
-    std::vector<std::int32_t> order;
-    order.reserve(probed.lists.size());
-    std::vector<char> taken(probed.lists.size(), 0);
-    while (!queries.empty()) {
-        const auto [least, query] = queries.top();
-        queries.pop();
-        if (least != left[query]) continue;  // an older entry of a query that got shorter
-        for (const std::int32_t i : lists_of[query]) {
-            if (taken[i]) continue;
-            taken[i] = 1;
-            order.push_back(i);
-            for (std::int64_t m = probed.starts[i]; m < probed.starts[i + 1]; ++m) {
-                const std::int32_t other = probed.members[m];
-                left[other] -= work[i];
-                if (other != query) queries.emplace(left[other], other);
-            }
-        }
-        left[query] = -1;
-    }
+    std::vector<std::int64_t> work_of(static_cast<std::size_t>(n), 0);
+    const auto each_member = [&](const auto& visit) {
+        for (std::size_t i = 0; i < probed.lists.size(); ++i)
+            for (std::int64_t m = probed.starts[i]; m < probed.starts[i + 1]; ++m)
+                visit(i, static_cast<std::size_t>(probed.members[static_cast<std::size_t>(m)]));
+    };
+    each_member([&](std::size_t i, std::size_t query) { work_of[query] += work[i]; });
+    std::vector<std::int32_t> queries(static_cast<std::size_t>(n)), place(queries.size());
+    std::iota(queries.begin(), queries.end(), 0);
+    std::sort(queries.begin(), queries.end(), [&](std::int32_t a, std::int32_t b) {
+        return std::pair(work_of[static_cast<std::size_t>(a)], a) < std::pair(work_of[static_cast<std::size_t>(b)], b);
+    });
+    for (std::size_t i = 0; i < queries.size(); ++i) place[static_cast<std::size_t>(queries[i])] = static_cast<std::int32_t>(i);
+    // The place of the first query that waits for each list; lists of one place in the order they came in.
+    std::vector<std::int32_t> first(probed.lists.size(), static_cast<std::int32_t>(n)), order(probed.lists.size());
+    each_member([&](std::size_t i, std::size_t query) { first[i] = std::min(first[i], place[query]); });
+    std::vector<std::int32_t> starts(static_cast<std::size_t>(n) + 2, 0);
+    for (const std::int32_t at : first) ++starts[static_cast<std::size_t>(at) + 1];
+    std::partial_sum(starts.begin(), starts.end(), starts.begin());
+    for (std::size_t i = 0; i < first.size(); ++i)
+        order[static_cast<std::size_t>(starts[static_cast<std::size_t>(first[i])]++)] = static_cast<std::int32_t>(i);
     return order;
 }
 
