@@ -67,7 +67,8 @@ class TritonScanner(TorchScanner):
         scratch_bytes: int,
     ) -> None:
         super().__init__(index, codec, arena, residency, ordinal, scratch_bytes)
-        self._workspace = Workspace.of(arena, codec, scratch_bytes)
+        #: Where the scan runs.
+        self.workspace = Workspace.of(arena, codec, scratch_bytes)
 
     def scan(
         self,
@@ -94,7 +95,7 @@ class TritonScanner(TorchScanner):
         positions = np.full((n, k), -1, dtype=np.int64)
         cutting = Cutting(
             selection=Selection.of(k),
-            room=self._scratch_bytes - 4 * self._workspace.constants.size,
+            room=self._scratch_bytes - 4 * self.workspace.constants.size,
             query_bytes=4 * dim,
             centroid_bytes=4 * dim if self._codec.by_residual else 0,
             rows_per_page=self._arena.geometry.rows_per_page,
@@ -121,7 +122,7 @@ class TritonScanner(TorchScanner):
         )
         rows = slice(tables.first_query, tables.first_query + tables.n_queries)
         centroids = self._index.centroids[tables.list] if self._codec.by_residual else np.empty((0, 0), np.float32)
-        keys = self._workspace.scan(tables, cutting.selection, queries[rows], centroids, keep_max)
+        keys = self.workspace.scan(tables, cutting.selection, queries[rows], centroids, keep_max)
         found, at = _answers(keys, tables, pairs, keep_max)
         if positions[rows.start, 0] >= 0:
             # The query was begun by the tile before.
@@ -213,8 +214,8 @@ class Workspace:
         starts = selection.starts(tables.query_slot)
         with self._lock, self._turn():
             at = self._upload(tables, starts, queries, centroids)
-            self._launch(tables, at, keep_max)
-            answer = self._select(at, starts, selection, tables.n_queries, keep_max)
+            self.launch(tables, at, keep_max)
+            answer = self.select(at, starts, selection, tables.n_queries, keep_max)
             keys = self._fetch(answer, tables.n_queries * selection.kept).reshape(-1, selection.kept)
         keys.sort(axis=1)
         return keys
@@ -264,7 +265,8 @@ class Workspace:
         at["free"] = used + _aligned(tables.n_slots)
         return at
 
-    def _launch(self, tables: ItemTables, at: dict[str, int], keep_max: bool) -> None:
+    def launch(self, tables: ItemTables, at: dict[str, int], keep_max: bool) -> None:
+        """Queues the distances of uploaded tables."""
         from hybridindex.tiers import triton_kernels
 
         dim, kind = self._codec.dim, self._codec.kind
@@ -289,10 +291,10 @@ class Workspace:
                 WIDE=not self._on_cuda, ROWS=64, COLS=32 if kind == "f32" else 64, num_warps=4,
             )  # fmt: skip
 
-    def _select(
+    def select(
         self, at: dict[str, int], starts: list[I64], selection: Selection, n_queries: int, keep_max: bool
     ) -> int:
-        """Selects level by level, in two places of the scratch that take turns; where the answer lies, in keys."""
+        """Queues the selection, level by level, in two places that take turns; where the answer lies, in keys."""
         from hybridindex.tiers import triton_kernels
 
         places = [-(-at["free"] // 32) * _ALIGNED, 0]
