@@ -12,6 +12,7 @@ NAMES = (
     "solver",
     "router_overhead",
     "host_scan",
+    "device_scan",
     "early_dispatch",
     "recall_qps",
     "hit_rate",

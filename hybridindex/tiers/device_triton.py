@@ -69,6 +69,10 @@ class TritonScanner(TorchScanner):
         super().__init__(index, codec, arena, residency, ordinal, scratch_bytes)
         #: Where the scan runs.
         self.workspace = Workspace.of(arena, codec, scratch_bytes)
+        import torch
+
+        element = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.int16, "sq8": torch.uint8}[codec.kind]
+        self._elements = arena.data.view(-1).view(element)
 
     def scan(
         self,
@@ -122,7 +126,7 @@ class TritonScanner(TorchScanner):
         )
         rows = slice(tables.first_query, tables.first_query + tables.n_queries)
         centroids = self._index.centroids[tables.list] if self._codec.by_residual else np.empty((0, 0), np.float32)
-        keys = self.workspace.scan(tables, cutting.selection, queries[rows], centroids, keep_max)
+        keys = self.workspace.scan(self._elements, tables, cutting.selection, queries[rows], centroids, keep_max)
         found, at = _answers(keys, tables, pairs, keep_max)
         if positions[rows.start, 0] >= 0:
             # The query was begun by the tile before.
@@ -153,33 +157,35 @@ def _merge(distances: F32, positions: I64, more: F32, more_at: I64, keep_max: bo
 
 
 class Workspace:
-    """Scratch, pinned staging and stream of one arena's scans. Scans take turns; nothing here outlives the arena.
+    """Scratch, pinned staging and stream of one arena's scans. Thread-safe: scans take turns.
 
-    The scratch is taken once and whole: a device allocation that comes and goes would disturb an LLM beside us.
+    The scratch is taken once and whole: a device allocation that comes and goes would disturb an LLM beside us. It goes
+    when the arena's memory does, so nothing here may hold on to that.
     """
 
-    _made: ClassVar[weakref.WeakKeyDictionary[PageArena, Workspace]] = weakref.WeakKeyDictionary()
+    #: By the identity of the arena's tensor; an entry leaves with the tensor.
+    _made: ClassVar[dict[int, Workspace]] = {}
     _making: ClassVar[threading.Lock] = threading.Lock()
 
     @classmethod
     def of(cls, arena: PageArena, codec: DeviceCodec, scratch_bytes: int) -> Workspace:
         """The arena's workspace, made at the first call and anew for another scratch."""
         with cls._making:
-            made = cls._made.get(arena)
+            key = id(arena.data)
+            made = cls._made.get(key)
+            if made is None:
+                weakref.finalize(arena.data, cls._made.pop, key, None).atexit = False
             if made is None or made.scratch_bytes != scratch_bytes:
-                made = cls._made[arena] = cls(arena, codec, scratch_bytes)
+                made = cls._made[key] = cls(arena, codec, scratch_bytes)
             return made
 
     def __init__(self, arena: PageArena, codec: DeviceCodec, scratch_bytes: int) -> None:
         import torch
 
-        # No reference to the arena itself: it would keep the weak key alive.
         self.scratch_bytes = scratch_bytes
         self._codec = codec
         self._device = arena.device
         self._rows_per_page = arena.geometry.rows_per_page
-        element = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.int16, "sq8": torch.uint8}[codec.kind]
-        self._data = arena.data.view(-1).view(element)
         self._lock = threading.Lock()
         words = scratch_bytes // 128 * 32
         self._ints = torch.empty(words, dtype=torch.int32, device=self._device)
@@ -204,17 +210,24 @@ class Workspace:
         return torch.empty(n, dtype=torch.int32, pin_memory=self._on_cuda)
 
     def scan(
-        self, tables: ItemTables, selection: Selection, queries: F32, centroids: F32, keep_max: bool
+        self,
+        elements: torch.Tensor,
+        tables: ItemTables,
+        selection: Selection,
+        queries: F32,
+        centroids: F32,
+        keep_max: bool,
     ) -> npt.NDArray[np.int64]:
         """Keys of the best of each query of a tile: (n, kept) int64, ascending.
 
         Args:
+            elements: every element of the arena, flat, as stored; bfloat16 as int16.
             queries: (n, dim) float32 of this tile; ``centroids`` (s, dim) of its stretches, for residual codecs.
         """
         starts = selection.starts(tables.query_slot)
         with self._lock, self._turn():
             at = self._upload(tables, starts, queries, centroids)
-            self.launch(tables, at, keep_max)
+            self.launch(elements, tables, at, keep_max)
             answer = self.select(at, starts, selection, tables.n_queries, keep_max)
             keys = self._fetch(answer, tables.n_queries * selection.kept).reshape(-1, selection.kept)
         keys.sort(axis=1)
@@ -265,7 +278,7 @@ class Workspace:
         at["free"] = used + _aligned(tables.n_slots)
         return at
 
-    def launch(self, tables: ItemTables, at: dict[str, int], keep_max: bool) -> None:
+    def launch(self, elements: torch.Tensor, tables: ItemTables, at: dict[str, int], keep_max: bool) -> None:
         """Queues the distances of uploaded tables."""
         from hybridindex.tiers import triton_kernels
 
@@ -282,12 +295,12 @@ class Workspace:
         if tables.n_light:
             cols = _columns(dim)
             triton_kernels.scan_light[(tables.n_light,)](
-                self._data, self._ints, self._floats, *where, **shape,
+                elements, self._ints, self._floats, *where, **shape,
                 KEEP_MAX=keep_max, ROWS=_rows_at_once(dim, cols, self._rows_per_page), COLS=cols, num_warps=4,
             )  # fmt: skip
         if n_heavy := len(tables.page) - tables.n_light:
             triton_kernels.scan_heavy[(n_heavy,)](
-                self._data, self._ints, self._floats, tables.n_light, *where, **shape,
+                elements, self._ints, self._floats, tables.n_light, *where, **shape,
                 WIDE=not self._on_cuda, ROWS=64, COLS=32 if kind == "f32" else 64, num_warps=4,
             )  # fmt: skip
 

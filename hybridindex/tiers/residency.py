@@ -81,7 +81,7 @@ class ResidencyStore:
         self._readers: dict[int, int] = {}
         #: (first version that no longer names the pages, device, pages), ascending versions.
         self._retired: list[tuple[int, int, I32]] = []
-        self._log = np.empty(256, dtype=np.int32)
+        self._log = np.empty(16, dtype=np.int32)
         self._logged = 0
         self._current = Residency(
             version=0,
@@ -153,7 +153,7 @@ class ResidencyStore:
             kept = np.concatenate([np.empty(0, np.int32), *(list_pages[i] for i in resident)])
             ends = np.cumsum([len(list_pages[i]) for i in resident], dtype=np.int64)
             list_log[resident] = np.append(0, ends[:-1]) if resident else []
-            self._log = np.empty(2 * (len(kept) + len(pages)) + 256, dtype=np.int32)
+            self._log = np.empty(2 * (len(kept) + len(pages)) + 16, dtype=np.int32)
             self._log[: len(kept)], self._logged = kept, len(kept)
         at = self._logged
         self._log[at : at + len(pages)] = pages
