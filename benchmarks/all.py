@@ -13,6 +13,7 @@ NAMES = (
     "router_overhead",
     "device_copy",
     "host_scan",
+    "device_scan",
     "early_dispatch",
     "recall_qps",
     "hit_rate",

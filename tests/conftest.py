@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ import pytest
 
 from hybridindex.index import IVFIndex, build
 from hybridindex.types import F32
+
+# Without a GPU, triton kernels run in triton's interpreter, on CPU tensors. Triton reads this once, when it is
+# imported; nothing here has imported it yet. With a GPU they are compiled, and tests run them there.
+if not any(Path("/dev").glob("nvidia[0-9]*")):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def clustered_vectors(n: int, dim: int, *, seed: int = 0, clusters: int = 12) -> F32:

@@ -20,6 +20,7 @@ from hybridindex.tiers.arena import PageArena
 from hybridindex.tiers.copier import DEFAULT_STAGING_BYTES, CopyStats, open_copier
 from hybridindex.tiers.device_native import NativePageScanner
 from hybridindex.tiers.device_torch import TorchScanner
+from hybridindex.tiers.device_triton import TritonScanner
 from hybridindex.tiers.devices import available_bytes, resolve_device
 from hybridindex.tiers.loading import ListLoad, LoadReport
 from hybridindex.tiers.moves import MoveQueue, check_share
@@ -213,8 +214,13 @@ class DeviceTier:
             raise DeviceError(f"device {self.label} has failed: {self.failure!r}")
         if self._codec is None:
             raise DeviceError(self.disabled_reason)
-        kind = NativePageScanner if NativePageScanner.supports(self._codec, self.arena) else TorchScanner
-        return kind(self._index, self._codec, self.arena, residency, self.ordinal, self.scratch_bytes)
+        reason = TritonScanner.unsupported(self.arena)
+        kind: type[TorchScanner] = TorchScanner if reason else TritonScanner
+        if NativePageScanner.supports(self._codec, self.arena):
+            kind = NativePageScanner
+        scanner = kind(self._index, self._codec, self.arena, residency, self.ordinal, self.scratch_bytes)
+        scanner.passed_over = reason
+        return scanner
 
     # Movement
 

@@ -49,6 +49,13 @@ class TorchScanner:
         self._residency = residency
         self._ordinal = ordinal
         self._scratch_bytes = scratch_bytes
+        #: Why this kernel scans and not a faster one; empty where none is faster. Set by who chose it.
+        self.passed_over = ""
+
+    @property
+    def kernel(self) -> str:
+        """Which kernel scans, and why: "triton", or "torch: triton is not installed; ..."."""
+        return f"{self.name}: {self.passed_over}" if self.passed_over else self.name
 
     def scan(
         self,

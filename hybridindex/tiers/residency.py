@@ -31,6 +31,11 @@ class Residency:
     #: (nlist,) object: (n_pages,) int32 page numbers on that device, or None.
     list_pages: npt.NDArray[Any]
     n_resident: int
+    #: The same page numbers for whoever wants those of many lists at once: list l's are ``page_log[list_log[l]:]``, as
+    #: many as its rows take. (nlist,) int64; of a list that is not resident it says nothing.
+    list_log: I64
+    #: (n,) int32, shared by snapshots: what lies there never changes, newer entries follow behind.
+    page_log: I32
 
     def resident_lists(self, device: int | None = None) -> I64:
         """Ids of resident lists, ascending; of one device when given."""
@@ -76,11 +81,15 @@ class ResidencyStore:
         self._readers: dict[int, int] = {}
         #: (first version that no longer names the pages, device, pages), ascending versions.
         self._retired: list[tuple[int, int, I32]] = []
+        self._log = np.empty(16, dtype=np.int32)
+        self._logged = 0
         self._current = Residency(
             version=0,
             list_device=np.full(nlist, -1, dtype=np.int16),
             list_pages=np.full(nlist, None, dtype=object),
             n_resident=0,
+            list_log=np.zeros(nlist, dtype=np.int64),
+            page_log=self._log,
         )
 
     @property
@@ -102,7 +111,7 @@ class ResidencyStore:
         """
         with self._lock:
             old = self._current
-            list_device, list_pages = old.list_device.copy(), old.list_pages.copy()
+            list_device, list_pages, list_log = old.list_device.copy(), old.list_pages.copy(), old.list_log.copy()
             version, n_resident = old.version + 1, old.n_resident
             for list_id in drops:
                 if list_device[list_id] < 0:
@@ -116,16 +125,40 @@ class ResidencyStore:
                     surplus.append((version, device, pages))
                     continue
                 list_device[list_id], list_pages[list_id] = device, pages
+                list_log[list_id] = self._append(list_pages, list_log, pages)
                 n_resident += 1
-            list_device.flags.writeable = False
-            list_pages.flags.writeable = False
+            for array in (list_device, list_pages, list_log):
+                array.flags.writeable = False
             self._current = Residency(
-                version=version, list_device=list_device, list_pages=list_pages, n_resident=n_resident
+                version=version,
+                list_device=list_device,
+                list_pages=list_pages,
+                n_resident=n_resident,
+                list_log=list_log,
+                page_log=self._log,
             )
             freed = self._take_unread() + surplus
             snapshot = self._current
         self._give_back(freed)
         return snapshot
+
+    def _append(self, list_pages: npt.NDArray[Any], list_log: I64, pages: I32) -> int:
+        """Writes ``pages`` behind the log and returns where.
+
+        A full log is copied without what nobody needs any more, into one of twice the size that is left: each entry is
+        copied once or twice in its life, on average. Older snapshots keep the log that they know.
+        """
+        if self._logged + len(pages) > len(self._log):
+            resident = [i for i, held in enumerate(list_pages) if held is not None and held is not pages]
+            kept = np.concatenate([np.empty(0, np.int32), *(list_pages[i] for i in resident)])
+            ends = np.cumsum([len(list_pages[i]) for i in resident], dtype=np.int64)
+            list_log[resident] = np.append(0, ends[:-1]) if resident else []
+            self._log = np.empty(2 * (len(kept) + len(pages)) + 16, dtype=np.int32)
+            self._log[: len(kept)], self._logged = kept, len(kept)
+        at = self._logged
+        self._log[at : at + len(pages)] = pages
+        self._logged = at + len(pages)
+        return at
 
     def wait_reclaimed(self, version: int, timeout_s: float) -> bool:
         """Waits until all pages that ``version`` and older snapshots gave up are free; False after ``timeout_s``.
@@ -186,4 +219,7 @@ class ResidencyStore:
             pages = np.concatenate(held)
             assert len(np.unique(pages)) == len(pages), f"a page of device {device} has two owners"
         assert current.n_resident == int((current.list_device >= 0).sum())
+        for list_id in current.resident_lists():
+            at, pages = int(current.list_log[list_id]), current.list_pages[list_id]
+            assert (current.page_log[at : at + len(pages)] == pages).all(), f"the log misplaces list {list_id}"
         assert all((p is not None) == (d >= 0) for p, d in zip(current.list_pages, current.list_device, strict=True))

@@ -54,7 +54,10 @@ class ResidencyMachine(RuleBasedStateMachine):
         free = {p for s, n in zip(self.pages._starts, self.pages._lengths, strict=True) for p in range(s, s + n)}
         for snapshot in [self.store.current, *(lease.residency for lease in self.open)]:
             for list_id in snapshot.resident_lists():
-                assert free.isdisjoint(snapshot.list_pages[list_id].tolist())
+                pages = snapshot.list_pages[list_id]
+                assert free.isdisjoint(pages.tolist())
+                at = snapshot.list_log[list_id]
+                assert snapshot.page_log[at : at + len(pages)].tolist() == pages.tolist()
 
     @invariant()
     def without_readers_only_resident_pages_are_taken(self):

@@ -11,17 +11,28 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.tiers import device_triton
 from hybridindex.tiers.device import DeviceTier
 from hybridindex.tiers.device_torch import TorchScanner
+from hybridindex.tiers.device_triton import TritonScanner
 from hybridindex.tiers.host_faiss import HostFaissScanner
 from hybridindex.tiers.host_native import HostNativeScanner
 from hybridindex.tiers.residency import ResidencyStore
 from tests.clustered import DIM, NLIST, clustered, small_index
 from tests.oracle import candidate_distances, check_answer
+from tests.tiers.triton_here import require_triton
 
 CASES = [(codec, metric) for codec in ("flat", "fp16", "bf16", "sq8") for metric in ("ip", "l2")]
 HOST_ONLY = [("pq8", "ip"), ("pq8", "l2")]
-SCANNERS = ["faiss", "native-host", "native-cpu", "torch-cpu", pytest.param("torch-cuda", marks=pytest.mark.gpu)]
+SCANNERS = [
+    "faiss",
+    "native-host",
+    "native-cpu",
+    "torch-cpu",
+    "triton-cpu",
+    pytest.param("torch-cuda", marks=pytest.mark.gpu),
+    pytest.param("triton-cuda", marks=pytest.mark.gpu),
+]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
@@ -32,7 +43,7 @@ def index(request, tmp_path_factory):
 
 
 @pytest.fixture(params=SCANNERS)
-def scanner(request, index):
+def scanner(request, index, monkeypatch):
     """A scanner that can scan every list, with a scratch so small that tiling happens."""
     if request.param == "faiss":
         yield HostFaissScanner(index, threads=2)
@@ -44,17 +55,29 @@ def scanner(request, index):
     kind, _, device = request.param.partition("-")
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
+    if kind == "triton":
+        require_triton(device)
+        if device == "cpu":
+            # An operation of the interpreter costs the same for any number of rows.
+            monkeypatch.setattr(device_triton, "_MAX_ROWS", 1024)
+            monkeypatch.setattr(device_triton, "_VALUES_PER_THREAD", 1024)
     tier = DeviceTier(index, device, 0, budget_bytes=16 << 20, wanted_bytes=16 << 20)
     store = ResidencyStore(index.nlist, lambda _d, pages: tier.arena.pages.free(pages))
     tier.load(range(index.nlist), store).result()
     tier.scratch_bytes = 20_000
     with store.lease() as residency:
         chosen = tier.scanner(residency)
-        if kind == "torch" and type(chosen) is not TorchScanner:
-            chosen = TorchScanner(index, tier._codec, tier.arena, residency, 0, tier.scratch_bytes)
+        if chosen.name != kind:
+            made = {"torch": TorchScanner, "triton": TritonScanner}[kind]
+            chosen = made(index, tier._codec, tier.arena, residency, 0, tier.scratch_bytes)
         assert chosen.name == kind
         yield chosen
     tier.close()
+
+
+def is_interpreted(scanner):
+    """Whether its kernels run in an interpreter, milliseconds for each probe: such a scanner gets fewer."""
+    return isinstance(scanner, TritonScanner) and scanner._arena.device.type == "cpu"
 
 
 def probes_of(index, queries, nprobe):
@@ -66,6 +89,8 @@ def probes_of(index, queries, nprobe):
     n=st.integers(1, 9), nprobe=st.integers(1, NLIST), k=st.sampled_from([1, 3, 10, 200]), seed=st.integers(0, 10_000)
 )
 def test_exact_over_any_probes(index, scanner, n, nprobe, k, seed):
+    if is_interpreted(scanner):
+        n, nprobe = min(n, 5), min(nprobe, 6)
     rng = np.random.default_rng(seed)
     queries = index.transform(clustered(n, seed=seed + 2))
     probes, coarse = index.quantize(queries, nprobe)
@@ -76,7 +101,8 @@ def test_exact_over_any_probes(index, scanner, n, nprobe, k, seed):
 
 
 def test_completion_reports_every_query_once_with_its_answer(index, scanner):
-    queries = clustered(40, seed=5)
+    n = 12 if is_interpreted(scanner) else 40
+    queries = clustered(n, seed=5)
     probes, coarse = probes_of(index, queries, 6)
     probes[3] = -1
     reported = {}
@@ -87,7 +113,7 @@ def test_completion_reports_every_query_once_with_its_answer(index, scanner):
             reported[int(row)] = (d.copy(), i.copy())
 
     distances, ids = scanner.scan(queries, probes, coarse, 5, on_done=on_done)
-    assert sorted(reported) == list(range(40))
+    assert sorted(reported) == list(range(n))
     for row, (d, i) in reported.items():
         np.testing.assert_array_equal(d, distances[row])
         np.testing.assert_array_equal(i, ids[row])
