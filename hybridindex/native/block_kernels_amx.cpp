@@ -89,11 +89,14 @@ template <bool Halves>
 inline int filter_tiles_amx(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n,
                               std::int64_t row_bytes, const QueryLimits& limits, const RowTerms& terms,
                               std::uint32_t* found, const char* next) {
-    // The first pass over a block fetches the next one; of floats, which are twice as long as halves, the second half.
-    if (Halves && next != nullptr) next += kBlockRows * row_bytes;
-    const auto fetch = [&next] {
-        if (next == nullptr) return;
-        for (int line = 0; line < kTile; ++line, next += 64) __builtin_prefetch(next, 0, 2);
+    // The next block is fetched in equal shares by all passes over this one: a burst would keep the tiles waiting. Of
+    // floats, which are twice as long as halves, the second half.
+    const std::int64_t share = kBlockRows * row_bytes;
+    if (Halves && next != nullptr) next += share;
+    const char* const fetched = next == nullptr ? nullptr : next + share;
+    const int passes = (n + 2 * kTile - 1) / (2 * kTile), lines = (kTile + passes - 1) / passes;
+    const auto fetch = [&next, fetched, lines] {
+        for (int line = 0; line < lines && next != fetched; ++line, next += 64) __builtin_prefetch(next, 0, 2);
     };
     alignas(64) char dots[2][kTile * kTile * 4];
     int count = 0;
@@ -106,7 +109,7 @@ inline int filter_tiles_amx(const std::uint8_t* rows, std::int64_t stride, const
         for (std::int64_t i = 0; i < row_bytes; i += kFilterStep) {
             _tile_loadd(2, rows + i, stride);
             _tile_loadd(3, first + i * kTile, 64);
-            if (q == 0) fetch();
+            fetch();
             HYBRIDINDEX_MULTIPLY(0, 3);
             _tile_loadd(4, second + i * kTile, 64);
             HYBRIDINDEX_MULTIPLY(1, 4);
@@ -122,7 +125,7 @@ inline int filter_tiles_amx(const std::uint8_t* rows, std::int64_t stride, const
         for (std::int64_t i = 0; i < row_bytes; i += kFilterStep) {
             _tile_loadd(2, rows + i, stride);
             _tile_loadd(3, first + i * kTile, 64);
-            if (q == 0) fetch();
+            fetch();
             HYBRIDINDEX_MULTIPLY(0, 3);
         }
         _tile_stored(0, dots[0], 64);

@@ -1,0 +1,199 @@
+"""What another user of the device loses while lists move to it or are scanned on it.
+
+A process beside ours repeats one operation and counts: adding one large tensor to another (bound by memory, as decoding
+is), or a bfloat16 matrix product (bound by arithmetic, as prefill is). It counts in turns: alone, while lists move as
+fast as lookahead may, while batches are scanned one after another. Ratios are of neighbouring turns; *alone* against
+*alone* is the A/A noise. Target: moving lists costs it 5 % at most. On the stand-in device the other process shares the
+cores with us, the figures claim nothing, and all of it is small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import tempfile
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.clusters import import_lists, make_clusters, make_queries
+from benchmarks.common import arguments, show, write
+
+MOVING_TARGET = 0.95
+LOADS = ("memory", "matmul")
+#: Lists of one lookahead: their order changes with every turn.
+_LISTS_A_MOVE = 64
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", help="cuda:N, cpu (stand-in), or auto")
+    parser.add_argument("--mib", type=int, help="MiB of lists; default 2048 on a GPU, 32 on the stand-in")
+    parser.add_argument("--seconds", type=float, help="of one turn; default 2 on a GPU, 0.3 on the stand-in")
+    parser.add_argument("--rounds", type=int, default=5)
+
+
+def repeat(device: str, load: str, pipe: Any) -> None:
+    """The process beside ours: for every number of seconds that comes in, operations a second go out."""
+    import torch
+
+    large = device != "cpu"
+    if load == "memory":
+        a = torch.ones((1 << 28) if large else (1 << 20), dtype=torch.float32, device=device)
+        b = torch.empty_like(a)
+
+        def operation() -> None:
+            torch.add(a, 1.0, out=b)
+    else:
+        size = 8192 if large else 256
+        x = torch.randn(size, size, dtype=torch.bfloat16, device=device)
+        y = torch.empty_like(x)
+
+        def operation() -> None:
+            torch.matmul(x, x, out=y)
+
+    def wait() -> None:
+        if large:
+            torch.cuda.synchronize()
+
+    for _ in range(5):
+        operation()
+    wait()
+    pipe.send(0.0)
+    while (seconds := pipe.recv()) is not None:
+        count, start = 0, time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            for _ in range(4):
+                operation()
+            wait()
+            count += 4
+        pipe.send(count / (time.perf_counter() - start))
+
+
+class Mover:
+    """Moves lists in and out of an arena until it is stopped; counts bytes."""
+
+    def __init__(self, tier: Any, store: Any, nlist: int) -> None:
+        self._tier, self._store, self._nlist = tier, store, nlist
+        self.nbytes = 0
+
+    def __call__(self, stop: threading.Event) -> None:
+        rng = np.random.default_rng(0)
+        while not stop.is_set():
+            report = self._tier.load(rng.permutation(self._nlist)[:_LISTS_A_MOVE].tolist(), self._store).result()
+            self.nbytes += report.nbytes
+            dropped = self._store.publish({}, drops=report.loaded)
+            self._store.wait_reclaimed(dropped.version, 10.0)
+
+
+class Scans:
+    """Scans resident lists batch after batch; counts batches."""
+
+    def __init__(self, tier: Any, store: Any, index: Any, queries: Any, nprobe: int) -> None:
+        self._tier, self._store, self._queries = tier, store, queries
+        self._probes, self._coarse = index.ivf.quantize(queries, nprobe)
+        self.batches = 0
+
+    def __call__(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            with self._store.lease() as residency:
+                self._tier.scanner(residency).scan(self._queries, self._probes, self._coarse, 10)
+            self.batches += 1
+
+
+def measure(device: str, load: str, works: dict[str, Any], *, seconds: float, rounds: int) -> dict[str, Any]:
+    """Rates of the other process by what we do meanwhile; each of ours paired with the turn alone before it."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    other = context.Process(target=repeat, args=(device, load, theirs), daemon=True)
+    other.start()
+    ours.recv()
+    ratios: dict[str, list[float]] = {name: [] for name in ("alone", *works)}
+    alone_rates = []
+    for _ in range(rounds):
+        for name, work in (("alone", None), *works.items()):
+            ours.send(seconds)
+            alone = ours.recv()
+            alone_rates.append(alone)
+            stop = threading.Event()
+            thread = threading.Thread(target=work, args=(stop,)) if work is not None else None
+            if thread is not None:
+                thread.start()
+            ours.send(seconds)
+            ratios[name].append(ours.recv() / alone)
+            stop.set()
+            if thread is not None:
+                thread.join()
+    ours.send(None)
+    other.join()
+    return {
+        "load": load,
+        "alone per s": float(np.median(alone_rates)),
+        **{name: [float(v) for v in np.percentile(values, [50, 25, 75])] for name, values in ratios.items()},
+    }
+
+
+def main() -> None:
+    args = arguments(__doc__, _options)
+    import torch
+
+    from hybridindex.tiers.device import DeviceTier
+    from hybridindex.tiers.residency import ResidencyStore
+
+    name = args.device if args.device != "auto" else "cuda:0" if torch.cuda.is_available() else "cpu"
+    stand_in = name == "cpu"
+    mib = args.mib or (32 if stand_in else 2048)
+    seconds = args.seconds or (0.3 if stand_in else 2.0)
+    data = make_clusters(256, mib << 20)
+    rows = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        import_lists(data.vectors, data.lists, data.centres, "flat", "ip", Path(folder) / "idx") as index,
+    ):
+        wanted = int(index.list_bytes.sum()) + index.ivf.nlist * 65_536
+        tiers = [DeviceTier(index.ivf, name, 0, budget_bytes=wanted + (64 << 20), wanted_bytes=wanted) for _ in "ab"]
+        with closing(tiers[0]), closing(tiers[1]):
+            stores = [
+                ResidencyStore(index.ivf.nlist, lambda _device, pages, tier=tier: tier.arena.pages.free(pages))
+                for tier in tiers
+            ]
+            tiers[0].pin_lists(range(index.ivf.nlist))
+            tiers[1].load(range(index.ivf.nlist), stores[1]).result()
+            queries = make_queries(data.centres, 16, "low")
+            mover = Mover(tiers[0], stores[0], index.ivf.nlist)
+            scans = Scans(tiers[1], stores[1], index, queries, min(64, index.ivf.nlist))
+            for load in LOADS:
+                mover.nbytes, scans.batches = 0, 0
+                row = measure(name, load, {"moving": mover, "scanning": scans}, seconds=seconds, rounds=args.rounds)
+                spent = seconds * args.rounds
+                rows.append(row | {"moved GB/s": mover.nbytes / spent / 1e9, "batches/s": scans.batches / spent})
+        label = tiers[0].label
+    claim = "stand-in: claims nothing" if stand_in else ""
+    show(
+        f"rate of another process on {label}, over its rate alone",
+        ("load", "A/A", "moving", "GB/s", f">= {MOVING_TARGET:g}", "scanning", "batches/s"),
+        [
+            (
+                r["load"],
+                f"{r['alone'][0]:.3f}",
+                f"{r['moving'][0]:.3f}",
+                r["moved GB/s"],
+                claim or ("yes" if r["moving"][0] >= MOVING_TARGET else "NO"),
+                f"{r['scanning'][0]:.3f}",
+                r["batches/s"],
+            )
+            for r in rows
+        ],
+    )
+    write(
+        args.json,
+        "device_beside",
+        {"device": label, "stand_in": stand_in, "moving_target": MOVING_TARGET, "mib": mib, "rows": rows},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""What sessions, cache and plan changes do for a served index, through the router.
+
+1. *Lookahead*: sessions whose draft stands near their final query. The final search is timed after the draft's lists
+   have landed, as behind generation, against the same search on the host alone; by budget. eta is the hit rate by
+   bytes, and 1/(1 - eta) what no more than skipping the host's share of the scan could give. Target: 80 % of it.
+2. *Cache*: the same sessions with half of the arena for what earlier ones used, against none: hit rate and bytes moved.
+3. *Plan change*: a tenth of the shard replaced again and again under searches: their p99 against undisturbed turns.
+   Target: 1.5 at most.
+
+Synthetic vectors: nothing has to be fetched. Sides run in turns and answers are compared. On the stand-in device all of
+it runs to its end at a small size and claims nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.clusters import Clusters, import_lists, make_clusters
+from benchmarks.common import Timing, arguments, ratio_of_medians, show, write
+from hybridindex.types import F32
+
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
+BOUND_TARGET = 0.8
+PLAN_CHANGE_TARGET = 1.5
+#: Coverages of the two plans: a tenth of the larger shard comes and goes.
+COVERAGES = (0.3, 0.27)
+#: Of the time that a plan change may copy.
+_BANDWIDTH_SHARE = 0.25
+#: Length of the noise between centre and draft, and draft and final query; of unit vectors.
+_FAR, _NEAR = 0.8, 0.35
+_WAIT_S = 60.0
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", help="cuda:N, cpu (stand-in), or auto")
+    parser.add_argument("--mib", type=int, help="MiB of vectors; default 4096 on a GPU, 128 on the stand-in")
+    parser.add_argument("--dim", type=int, default=384)
+    parser.add_argument("--nprobe", type=int, default=64)
+    parser.add_argument("--sessions", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of the plan changes")
+
+
+def make_pairs(data: Clusters, count: int, seed: int = 2) -> tuple[F32, F32]:
+    """Drafts and final queries, (count, dim) each; topics repeat as Zipf's law has it."""
+    rng = np.random.default_rng(seed)
+    dim = data.centres.shape[1]
+    topics = rng.permutation(len(data.centres))[np.minimum(rng.zipf(1.3, count), len(data.centres)) - 1]
+
+    def near(points: F32, length: float) -> F32:
+        noise = rng.standard_normal((count, dim)).astype(np.float32) * np.float32(length / np.sqrt(dim))
+        moved = points + noise
+        return np.ascontiguousarray(moved / np.linalg.norm(moved, axis=1, keepdims=True), dtype=np.float32)
+
+    drafts = near(data.centres[topics], _FAR)
+    return drafts, near(drafts, _NEAR)
+
+
+def budget_of(bytes_for_lists: int) -> int:
+    """A device budget whose arena has about so many bytes."""
+    return bytes_for_lists + min(64 << 20, bytes_for_lists // 7) + (1 << 20)
+
+
+def lookahead_row(index: Any, device: str, drafts: F32, finals: F32, nprobe: int, share: float) -> dict[str, Any]:
+    """Searches with lookahead of ``share`` of the index's bytes against searches on the host alone."""
+    budget = int(share * index.list_bytes.sum())
+    seconds: dict[str, list[float]] = {"host": [], "with": [], "host again": []}
+    hits = []
+    rng = np.random.default_rng(0)
+    options = {"device_budget_bytes": budget_of(budget), "lookahead_bytes": budget, "cache_fraction": 0.0}
+    with index.router(devices=[device], **options) as ahead, index.router() as host:
+        for draft, final in zip(drafts, finals, strict=True):
+            with ahead.session(lookahead_bytes=budget) as session:
+                session.lookahead(draft, nprobe=2 * nprobe).result(_WAIT_S)
+                answers = {}
+                for side in rng.permutation(list(seconds)).tolist():
+                    start = time.perf_counter()
+                    answers[side] = (session if side == "with" else host).search(final, 10, nprobe)
+                    seconds[side].append(time.perf_counter() - start)
+                hits.append(float(answers["with"].hit_rate[0]))
+                found, expected = answers["with"].distances, answers["host"].distances
+                assert np.allclose(found, expected, rtol=0, atol=2e-4), "lookahead changed an answer"
+    timed = {side: Timing(tuple(values[5:])) for side, values in seconds.items()}  # the first ones warm up
+    faster = ratio_of_medians(timed["host"], timed["with"])
+    eta = float(np.mean(hits[5:]))
+    bound = 1 / max(1e-3, 1 - eta)
+    return {
+        "share": share,
+        "budget_bytes": budget,
+        "eta": eta,
+        "bound": bound,
+        "host_ms": timed["host"].median * 1e3,
+        "times_faster": faster,
+        "of_bound": faster[0] / bound,
+        "noise": ratio_of_medians(timed["host again"], timed["host"]),
+    }
+
+
+def cache_rows(index: Any, device: str, drafts: F32, finals: F32, nprobe: int, share: float) -> list[dict[str, Any]]:
+    """The sessions in order, each with ``share`` of the index's bytes, in an arena of twice as many."""
+    budget = int(share * index.list_bytes.sum())
+    rows = []
+    for fraction in (0.0, 0.5):
+        options = {
+            "device_budget_bytes": budget_of(2 * budget),
+            "lookahead_bytes": 2 * budget,
+            "cache_fraction": fraction,
+        }
+        with index.router(devices=[device], **options) as router:
+            hits, moved = [], 0
+            for draft, final in zip(drafts, finals, strict=True):
+                with router.session(lookahead_bytes=budget) as session:
+                    session.lookahead(draft, nprobe=2 * nprobe).result(_WAIT_S)
+                    hits.append(float(session.search(final, 10, nprobe).hit_rate[0]))
+                    moved += session.stats.bytes_moved
+            later = hits[len(hits) // 2 :]
+            rows.append(
+                {
+                    "cache_fraction": fraction,
+                    "share": share,
+                    "hit_rate": float(np.mean(later)),
+                    "moved_bytes_per_session": moved / len(hits),
+                    "evicted_lists": router.stats().cache_evicted_lists,
+                }
+            )
+    return rows
+
+
+def plan_change_row(index: Any, device: str, queries: F32, nprobe: int, seconds: float) -> dict[str, Any]:
+    """p99 of searches while plans alternate, over the p99 of turns without."""
+    profile = index.profile(queries, nprobe=nprobe, devices=[device], max_seconds=10, save=False)
+    budget = budget_of(int(0.6 * index.list_bytes.sum()))
+    plans = [index.plan(1000, budget, profile, coverage=coverage) for coverage in COVERAGES]
+    latencies: dict[bool, list[float]] = {True: [], False: []}
+    changes: list[float] = []
+    with index.router(plan=plans[0], devices=[device]) as router:
+        changing, stop = threading.Event(), threading.Event()
+
+        def change() -> None:
+            turn = 0
+            while not stop.is_set():
+                if not changing.wait(0.01):
+                    continue
+                turn += 1
+                start = time.perf_counter()
+                router.apply_plan(plans[turn % 2], bandwidth_share=_BANDWIDTH_SHARE)
+                changes.append(time.perf_counter() - start)
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        try:
+            turns = 10
+            for turn in range(turns + 1):
+                disturbed = bool(turn % 2)
+                (changing.set if disturbed else changing.clear)()
+                end = time.perf_counter() + seconds / turns
+                while time.perf_counter() < end:
+                    query = queries[len(latencies[False]) % len(queries)]
+                    start = time.perf_counter()
+                    router.search(query, 10, nprobe)
+                    latencies[disturbed].append(time.perf_counter() - start)
+        finally:
+            stop.set()
+            thread.join()
+    p99 = {disturbed: float(np.percentile(values, 99)) for disturbed, values in latencies.items()}
+    halves = [np.percentile(part, 99) for part in (latencies[False][::2], latencies[False][1::2])]
+    return {
+        "searches": {"undisturbed": len(latencies[False]), "changing": len(latencies[True])},
+        "changes": len(changes),
+        "change_ms": float(np.median(changes)) * 1e3 if changes else None,
+        "p99_ms": {"undisturbed": p99[False] * 1e3, "changing": p99[True] * 1e3},
+        "p99_ratio": p99[True] / p99[False],
+        "noise": float(halves[0] / halves[1]),
+    }
+
+
+def main() -> None:
+    args = arguments(__doc__, _options)
+    import torch
+
+    from hybridindex.tiers.devices import resolve_device
+
+    device = args.device if args.device != "auto" else "cuda:0" if torch.cuda.is_available() else "cpu"
+    _, info = resolve_device(device)
+    mib = args.mib or (128 if info.stand_in else 4096)
+    data = make_clusters(args.dim, mib << 20)
+    nprobe = min(args.nprobe, len(data.centres) // 4)
+    drafts, finals = make_pairs(data, args.sessions + 5)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        import_lists(data.vectors, data.lists, data.centres, "flat", "ip", Path(folder) / "idx") as index,
+    ):
+        del data
+        ahead = [lookahead_row(index, device, drafts, finals, nprobe, share) for share in SHARES]
+        cache = [row for share in SHARES[:2] for row in cache_rows(index, device, drafts, finals, nprobe, share)]
+        more, _ = make_pairs(make_clusters(args.dim, 1 << 20), 1000)
+        change = plan_change_row(index, device, np.concatenate((finals, more)), nprobe, args.seconds)
+    claim = "stand-in: claims nothing" if info.stand_in else ""
+    show(
+        f"final search after lookahead on {info.label}, over the host alone ({mib} MiB, nprobe {nprobe})",
+        ("budget", "eta", "times faster", "A/A", "bound", "of bound", f">= {BOUND_TARGET:g}"),
+        [
+            (
+                f"{r['share']:.0%}",
+                f"{r['eta']:.2f}",
+                f"{r['times_faster'][0]:.2f}",
+                f"{r['noise'][0]:.3f}",
+                f"{r['bound']:.2f}",
+                f"{r['of_bound']:.0%}",
+                claim or ("yes" if r["of_bound"] >= BOUND_TARGET else "NO"),
+            )
+            for r in ahead
+        ],
+    )
+    show(
+        "cache, over the second half of the sessions",
+        ("budget", "cache share", "hit rate", "moved MB a session", "evicted lists"),
+        [
+            (
+                f"{r['share']:.0%}",
+                f"{r['cache_fraction']:.0%}",
+                f"{r['hit_rate']:.3f}",
+                r["moved_bytes_per_session"] / 1e6,
+                r["evicted_lists"],
+            )
+            for r in cache
+        ],
+    )
+    show(
+        "searches while a tenth of the shard comes and goes",
+        ("changes", "ms a change", "p99 ms", "undisturbed", "ratio", "A/A", f"<= {PLAN_CHANGE_TARGET:g}"),
+        [
+            (
+                change["changes"],
+                "-" if change["change_ms"] is None else change["change_ms"],
+                change["p99_ms"]["changing"],
+                change["p99_ms"]["undisturbed"],
+                f"{change['p99_ratio']:.2f}",
+                f"{change['noise']:.2f}",
+                claim or ("yes" if change["p99_ratio"] <= PLAN_CHANGE_TARGET else "NO"),
+            )
+        ],
+    )
+    write(
+        args.json,
+        "device_router",
+        {
+            "device": info.label,
+            "stand_in": info.stand_in,
+            "mib": mib,
+            "dim": args.dim,
+            "nprobe": nprobe,
+            "bound_target": BOUND_TARGET,
+            "plan_change_target": PLAN_CHANGE_TARGET,
+            "lookahead": ahead,
+            "cache": cache,
+            "plan_change": change,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
