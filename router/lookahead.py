@@ -133,10 +133,9 @@ class Lookahead:
         return future
 
     def note_use(self, probed: I64) -> None:
-        """A session's search probed these lists (m,): the cache's next round. Returns at once."""
-        with self._lock:
-            if self._tiers and not self._closed:
-                self._jobs.put(probed)
+        """A session's search probed these lists (m,): the cache's next round. Returns at once; takes no lock."""
+        if self._tiers:
+            self._jobs.put(probed)
 
     def release(self, holder: Holder) -> None:
         """Ends a session: lists that nobody else holds are cached, or leave once their last reader is done."""
@@ -230,7 +229,11 @@ class Lookahead:
                 draft.future.set_exception(error)
             return
         for draft, wanted, number in zip(waiting, probes, tier_of.tolist(), strict=True):
-            self._start(draft, wanted, tiers[number])
+            try:
+                self._start(draft, wanted, tiers[number])
+            except Exception as error:  # noqa: BLE001 - handed to the caller; the others go on
+                _log.exception("a lookahead of %d queries failed", len(draft.queries))
+                draft.future.set_exception(error)
 
     def _quantize(self, drafts: Sequence[_Draft]) -> list[I64]:
         """Each draft's probes, (n, nprobe) int64."""
@@ -282,7 +285,13 @@ class Lookahead:
             finally:
                 draft.future.set_result(None)
 
-        tier.load(chosen, self._residency, cancelled=lambda: holder.closed).add_done_callback(landed)
+        try:
+            report = tier.load(chosen, self._residency, cancelled=lambda: holder.closed)
+        except BaseException:
+            with self._lock:
+                self._coming[tier.ordinal] -= coming
+            raise
+        report.add_done_callback(landed)
 
     def _settle(self, holder: Holder, n_left_out: int, report: LoadReport) -> None:
         n_skipped = len(report.skipped) + len(report.too_large) + n_left_out

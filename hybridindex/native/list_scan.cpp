@@ -18,7 +18,7 @@ namespace {
 
 // Complete rows that make a report, and how long fewer may wait for one.
 constexpr std::size_t kRowsOfAReport = 16;
-constexpr std::chrono::microseconds kTimeOfAReport{500};
+constexpr std::chrono::microseconds kTimeOfAReport{250};
 constexpr std::size_t kNoItem = static_cast<std::size_t>(-1);
 // Items for each thread that are left when threads stop taking two at a time.
 constexpr std::size_t kReserveUntil = 4;

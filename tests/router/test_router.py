@@ -385,6 +385,22 @@ def test_a_plan_keeps_lists_that_a_session_was_still_bringing(index, monkeypatch
         assert router.stats().unplaced_lists == 0
 
 
+def test_a_lookahead_that_cannot_start_says_so_and_the_next_one_goes_on(index, monkeypatch):
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router:
+        tier = router.devices[0]
+
+        def broken(*args, **kwargs):
+            raise RuntimeError("no thread is left")
+
+        with router.session() as session:
+            monkeypatch.setattr(tier, "load", broken)
+            with pytest.raises(RuntimeError, match="no thread"):
+                session.lookahead(clustered(1), nprobe=4).result(30)
+            monkeypatch.undo()
+            session.lookahead(clustered(1), nprobe=4).result(30)
+            assert session.stats.lists_moved > 0
+
+
 def test_cancelling_a_lookahead_only_stops_waiting(index):
     with Router(index) as router, router.session() as session:
         assert not session.lookahead(clustered(1)).cancel()
