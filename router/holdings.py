@@ -28,7 +28,9 @@ class Holder:
     #: Lists that its own lookaheads brought; held or not.
     brought: set[int] = field(default_factory=set)
     closed: bool = False
+    #: Landed, and on their way.
     bytes_moved: int = 0
+    bytes_coming: int = 0
     lists_moved: int = 0
     lists_skipped: int = 0
 

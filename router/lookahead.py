@@ -267,18 +267,18 @@ class Lookahead:
         with self._lock:
             present = self._residency.current.list_device >= 0
             self._holdings.join(holder, wanted[present[wanted]].tolist())
-            # Rounds of one session share its budget.
-            held = int(list_bytes[list(holder.lists)].sum())
-            chosen, left_out = choose_lists(probes, list_bytes, present, draft.budget_bytes - held)
+            # Rounds of one session share its budget. What is there already costs nothing.
+            left = draft.budget_bytes - holder.bytes_moved - holder.bytes_coming
+            chosen, left_out = choose_lists(probes, list_bytes, present, left)
             coming = int(list_bytes[chosen].sum())
             drops = self._evict(tier, coming, wanted)
-            self._coming[tier.ordinal] += coming
+            self._expect(tier, holder, coming)
         self._wait_for_pages(drops)
 
         def landed(done: Future[LoadReport]) -> None:
             try:
                 with self._lock:
-                    self._coming[tier.ordinal] -= coming
+                    self._expect(tier, holder, -coming)
                 # A failed device is marked and logged by its tier; searches go to the host.
                 if done.exception() is None:
                     self._settle(holder, len(left_out), done.result())
@@ -289,7 +289,7 @@ class Lookahead:
             report = tier.load(chosen, self._residency, cancelled=lambda: holder.closed)
         except BaseException:
             with self._lock:
-                self._coming[tier.ordinal] -= coming
+                self._expect(tier, holder, -coming)
             raise
         report.add_done_callback(landed)
 
@@ -311,6 +311,10 @@ class Lookahead:
         )
 
     # With the lock held
+
+    def _expect(self, tier: DeviceTier, holder: Holder, nbytes: int) -> None:
+        self._coming[tier.ordinal] += nbytes
+        holder.bytes_coming += nbytes
 
     def _on(self, tier: DeviceTier) -> npt.NDArray[np.bool_]:
         on: npt.NDArray[np.bool_] = self._residency.current.list_device == tier.ordinal

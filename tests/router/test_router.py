@@ -264,6 +264,19 @@ def test_lists_stay_cached_and_serve_the_next_session(index):
         router.check_invariants()
 
 
+def test_what_is_cached_costs_a_session_nothing_of_its_budget(index):
+    query = clustered(1, seed=7)
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20, cache_fraction=1.0) as router:
+        with router.session() as session:
+            session.lookahead(query, nprobe=8).result(30)
+            budget = session.stats.bytes_moved
+        with router.session(lookahead_bytes=budget) as session:
+            session.lookahead(query, nprobe=16).result(30)
+            # The same lists again, and as many bytes of others.
+            assert budget // 2 < session.stats.bytes_moved <= budget
+            assert session.search(query, 5, 8).hit_rate.tolist() == [1.0]
+
+
 def test_what_a_session_moves_and_does_not_probe_is_counted_as_waste(index):
     near, far = clustered(1, seed=7), clustered(200, seed=9)
     # Of many queries the one that probes least of what the first one does.
