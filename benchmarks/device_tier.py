@@ -1,7 +1,8 @@
 """The device tier in one call: scan, copies, what a neighbour loses, sessions and plan changes.
 
-Runs ``device_scan``, ``device_copy``, ``device_beside`` and ``device_router`` one after another, each in a process of its
-own, and writes their results into one file. Without a GPU they run on the stand-in device, say so, and claim nothing.
+Runs ``device_scan``, ``device_copy``, ``device_beside`` and ``device_router`` one after another, each in a process of
+its own, and writes their results into one file. Without a GPU they run on the stand-in device, say so, and claim
+nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def main() -> None:
         for name in args.parts:
             file = Path(folder) / f"{name}.json"
             start = time.perf_counter()
-            if subprocess.run([sys.executable, "-m", f"benchmarks.{name}", "--json", str(file)], check=False).returncode:
+            if subprocess.run(
+                [sys.executable, "-m", f"benchmarks.{name}", "--json", str(file)], check=False
+            ).returncode:
                 failed.append(name)
             if file.exists():
                 results[name] = json.loads(file.read_text())
