@@ -77,10 +77,11 @@ RowQueries::Need RowQueries::need(std::int64_t k) const {
 
 void RowScan::make_room(RowQueries& queries, std::int64_t widest) {
     shared_ = &queries;
+    filters_ = queries.may_filter(widest);
     exact_left_ = 0, exact_run_ = kFewestExactBlocks;
     rows_.grow(kBlockRows * queries.dim_);
     distances_.grow(widest * kBlockRows);
-    if (!queries.may_filter(widest)) return;
+    if (!filters_) return;
     codes_.grow(kBlockRows * queries.row_bytes_);
     packed_.grow(queries.kernels_.packed_bytes(static_cast<int>(widest), queries.row_bytes_));
     for (Room<float>* limits : {&base_, &square_, &length_}) limits->grow(round_up(widest, kBlockRows));
@@ -88,11 +89,11 @@ void RowScan::make_room(RowQueries& queries, std::int64_t widest) {
 }
 
 void RowScan::begin() const {
-    if (shared_->bytes_ || shared_->halves_) shared_->kernels_.begin();
+    if (filters_) shared_->kernels_.begin();
 }
 
 void RowScan::end() const {
-    if (shared_->bytes_ || shared_->halves_) shared_->kernels_.end();
+    if (filters_) shared_->kernels_.end();
 }
 
 void RowScan::start_group(const std::int32_t* members, int n, const float* centroid, std::span<const std::uint8_t> later) {

@@ -92,9 +92,10 @@ private:
     float limit_of(std::int32_t query) const;
 
     RowQueries* shared_ = nullptr;
+    bool filters_ = false;  // whether any group of this scan may be filtered
     const std::int32_t* members_ = nullptr;
     int n_ = 0;
-    bool filtered_ = false;
+    bool filtered_ = false;  // this group is
     const float* centroid_ = nullptr;
     std::span<const std::uint8_t> later_;
     const float* queries_[kGroup];
