@@ -17,7 +17,7 @@ from hybridindex.errors import DeviceError, OutOfBudgetError, RouterClosedError
 from hybridindex.index.codec import DeviceCodec
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
-from hybridindex.tiers.arena import PageArena
+from hybridindex.tiers.arena import PageAllocator, PageArena
 from hybridindex.tiers.copier import DEFAULT_STAGING_BYTES, CopyStats, open_copier
 from hybridindex.tiers.device_native import NativePageScanner
 from hybridindex.tiers.device_torch import TorchScanner
@@ -123,6 +123,11 @@ class DeviceTier:
     @property
     def label(self) -> str:
         return self.info.label
+
+    @property
+    def pages(self) -> PageAllocator:
+        """To whom retired pages go back."""
+        return self.arena.pages
 
     @property
     def failure(self) -> BaseException | None:
