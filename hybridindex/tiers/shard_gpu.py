@@ -18,7 +18,7 @@ from hybridindex.types import F32, I64
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
 
-__all__ = ["GpuShard", "gpu_unsupported", "temp_bytes_per_query"]
+__all__ = ["GpuShard", "gpu_unsupported", "queries_per_search", "temp_bytes_per_query"]
 
 _MAX_PROBES = 2048
 #: Fixed temporaries of a search, and what alignment costs its dozen of allocations.
@@ -55,12 +55,31 @@ def temp_bytes_per_query(*, width: int, k: int, longest: int, dim: int, table_en
         longest: rows of the longest list.
         table_entries: sub-quantizers times codewords; 0 without pq.
     """
+    # faiss's own reckoning lives in gpu/impl/IVFUtils.cu; ours counts what it leaves to the caller as well.
     arguments = 4 * dim + _PAIR_BYTES * (width + k)
     # Two streams, each with: where lists begin, all distances, the first selection, the tables of each probe.
     select = _PAIR_BYTES * k * max(width, 8)
     residuals = 4 * width * dim
     each = 8 * (width + 1) + 4 * width * longest + select + residuals + 4 * width * table_entries
     return arguments + 2 * each
+
+
+def queries_per_search(temp_bytes: int, *, width: int, k: int, longest: int, dim: int, table_entries: int) -> int:
+    """Most queries that one search may have so that its temporaries fit ``temp_bytes``.
+
+    Raises:
+        OutOfBudgetError: not even one fits, or faiss-gpu does not take so many probes.
+    """
+    if width > _MAX_PROBES:
+        raise OutOfBudgetError(f"queries probe {width} lists here; faiss-gpu takes at most {_MAX_PROBES}")
+    needed = temp_bytes_per_query(width=width, k=k, longest=longest, dim=dim, table_entries=table_entries)
+    n = (temp_bytes - _TEMP_FIXED_BYTES) // needed
+    if n < 1:
+        raise OutOfBudgetError(
+            f"scratch of {temp_bytes:,} bytes is too small for {width} probes at k {k}: a query needs "
+            f"{needed + _TEMP_FIXED_BYTES:,}"
+        )
+    return n
 
 
 class GpuShard:
@@ -99,16 +118,14 @@ class GpuShard:
         """See :meth:`hybridindex.tiers.shard.FaissShard.search`."""
         n, width = probes.shape
         k = distances.shape[1]
-        if width > _MAX_PROBES:
-            raise OutOfBudgetError(f"queries probe {width} lists here; faiss-gpu takes at most {_MAX_PROBES}")
-        entries, longest = self._table_entries, self._longest
-        needed = temp_bytes_per_query(width=width, k=k, longest=longest, dim=self._dim, table_entries=entries)
-        step = (self._temp_bytes - _TEMP_FIXED_BYTES) // needed
-        if step < 1:
-            raise OutOfBudgetError(
-                f"scratch of {self._temp_bytes:,} bytes is too small for {width} probes at k {k}: a query needs "
-                f"{needed + _TEMP_FIXED_BYTES:,}"
-            )
+        step = queries_per_search(
+            self._temp_bytes,
+            width=width,
+            k=k,
+            longest=self._longest,
+            dim=self._dim,
+            table_entries=self._table_entries,
+        )
         ptr, parameters = self._faiss.swig_ptr, self._faiss.SearchParametersIVF(nprobe=width)
         with self._lock:
             for start in range(0, n, step):
