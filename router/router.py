@@ -92,7 +92,8 @@ class Router:
             devices: "cuda:N", or "cpu" for the stand-in device in RAM; none: the host scans everything.
             device_budget_bytes: hard limit per device, temporary buffers included; default the plan's.
             lookahead_bytes: pages per device kept free for sessions, inside the budget. Default: what the budget leaves
-                beside the plan's lists, at most 256 MiB.
+                beside the plan's lists, at most 256 MiB. Of no use where lists come in shards, for codecs that only
+                faiss scans: sessions and the cache move nothing there.
             max_batch: most queries taken together; None: everything that waits.
             threads: host threads per scan; None: faiss's own setting.
             early_dispatch: answer a request as soon as its own queries are done, not with its batch.
@@ -183,6 +184,8 @@ class Router:
         if self._plan is not None and budget == self._plan.request.budgets[ordinal]:
             scratch = self._plan.request.scratch[ordinal]
         geometry = self._geometry()
+        if not self._moves_single_lists:
+            lookahead_bytes = 0
         if lookahead_bytes is None:
             index_bytes = int(geometry.pages_for(self._index.list_sizes).sum()) * geometry.page_bytes
             spare = budget - scratch - pinned

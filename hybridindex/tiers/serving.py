@@ -115,6 +115,5 @@ def codec_service(codec: str, device_name: str) -> CodecService:
         return CodecService(codec=codec, scanner="host", reason=_FAST_SCAN)
     if device.type == "cpu":
         return CodecService(codec=codec, scanner=StandInShard.name, reason="")
-    if reason := gpu_unsupported():
-        return CodecService(codec=codec, scanner="host", reason=reason)
-    return CodecService(codec=codec, scanner=GpuShard.name, reason="" if codec.startswith("pq") else "on trial")
+    reason = gpu_unsupported() or ("" if codec.startswith("pq") else "faiss-gpu is used for pq alone")
+    return CodecService(codec=codec, scanner="host" if reason else GpuShard.name, reason=reason)

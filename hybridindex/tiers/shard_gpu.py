@@ -2,6 +2,8 @@
 
 faiss-gpu's limits: k and the probes of a query are at most 2048, pq has 8 bits and residuals, and neither resources nor
 indexes are thread-safe. What does not fit its temporary memory it allocates elsewhere; scans are cut so that all fits.
+Of the other kinds it scans scalar quantizers, but some of what it does not like there ends the process, so they stay on
+the host.
 """
 
 from __future__ import annotations
@@ -42,36 +44,34 @@ def gpu_unsupported(index: IVFIndex | None = None) -> str:
         if ivf.pq.nbits != 8 or not ivf.by_residual or ivf.polysemous_ht:
             return f"faiss-gpu holds pq of 8 bits with residuals, not {index.codec!r} as it is here"
         return ""
-    if isinstance(ivf, faiss.IndexIVFScalarQuantizer):
-        return ""
-    return f"faiss-gpu holds no codec {index.codec!r}"
+    return f"no GPU holds codec {index.codec!r}: faiss-gpu is used for pq alone"
 
 
 def temp_bytes_per_query(*, width: int, k: int, longest: int, dim: int, table_entries: int) -> int:
-    """Upper bound of faiss-gpu's temporary memory for one query of a search.
+    """Upper bound of faiss-gpu's temporary memory for one query of a pq search.
 
     Args:
         width: probes per query.
         longest: rows of the longest list.
-        table_entries: sub-quantizers times codewords; 0 without pq.
+        table_entries: sub-quantizers times codewords.
     """
     # faiss's own reckoning lives in gpu/impl/IVFUtils.cu; ours counts what it leaves to the caller as well.
     arguments = 4 * dim + _PAIR_BYTES * (width + k)
     # Two streams, each with: where lists begin, all distances, the first selection, the tables of each probe.
-    select = _PAIR_BYTES * k * max(width, 8)
-    residuals = 4 * width * dim
-    each = 8 * (width + 1) + 4 * width * longest + select + residuals + 4 * width * table_entries
+    each = 8 * (width + 1) + 4 * width * longest + _PAIR_BYTES * 8 * k + 4 * width * table_entries
     return arguments + 2 * each
 
 
-def queries_per_search(temp_bytes: int, *, width: int, k: int, longest: int, dim: int, table_entries: int) -> int:
+def queries_per_search(
+    temp_bytes: int, nlist: int, *, width: int, k: int, longest: int, dim: int, table_entries: int
+) -> int:
     """Most queries that one search may have so that its temporaries fit ``temp_bytes``.
 
     Raises:
         OutOfBudgetError: not even one fits, or faiss-gpu does not take so many probes.
     """
-    if width > _MAX_PROBES:
-        raise OutOfBudgetError(f"queries probe {width} lists here; faiss-gpu takes at most {_MAX_PROBES}")
+    if width > min(_MAX_PROBES, nlist):
+        raise OutOfBudgetError(f"queries probe {width} lists here; faiss-gpu takes at most {min(_MAX_PROBES, nlist)}")
     needed = temp_bytes_per_query(width=width, k=k, longest=longest, dim=dim, table_entries=table_entries)
     n = (temp_bytes - _TEMP_FIXED_BYTES) // needed
     if n < 1:
@@ -98,7 +98,8 @@ class GpuShard:
         self._lock = threading.Lock()
         self._temp_bytes = temp_bytes
         self._dim = int(ivf.d)
-        self._table_entries = int(ivf.pq.M * ivf.pq.ksub) if isinstance(ivf, faiss.IndexIVFPQ) else 0
+        self._nlist = int(ivf.nlist)
+        self._table_entries = int(ivf.pq.M * ivf.pq.ksub)
         self._longest = longest
         self._resources: Any = faiss.StandardGpuResources()
         self._resources.setTempMemory(temp_bytes)
@@ -120,6 +121,7 @@ class GpuShard:
         k = distances.shape[1]
         step = queries_per_search(
             self._temp_bytes,
+            self._nlist,
             width=width,
             k=k,
             longest=self._longest,
