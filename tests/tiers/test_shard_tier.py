@@ -115,7 +115,7 @@ def test_lists_that_do_not_fit_are_skipped_and_the_next_one_is_tried(index):
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    budget=st.integers(0, 900_000),
+    budget=st.one_of(st.integers(0, 60_000), st.integers(60_000, 300_000)),
     loads=st.lists(st.lists(st.integers(0, NLIST - 1), max_size=12), min_size=1, max_size=4),
 )
 def test_the_budget_is_never_exceeded_and_every_list_is_accounted_for(index, budget, loads):
@@ -141,6 +141,16 @@ def test_the_budget_is_never_exceeded_and_every_list_is_accounted_for(index, bud
         tier.check_invariants()
         store.check_invariants()
     assert tier.used_bytes == 0
+
+
+def test_what_does_not_fit_beside_what_is_there_leaves_it_there(index):
+    tier, store = open_tier(index, budget_bytes=budget_for(index, 1, [3, 5]))
+    with closing(tier):
+        assert tier.load([3, 5], store).result(60).skipped == ()
+        version = store.current.version
+        assert tier.load([9], store).result(60).skipped == (9,)
+        assert store.current.version == version
+        check_scan(index, tier, store, [3, 5])
 
 
 def test_a_budget_below_the_tables_says_so(index):
