@@ -18,7 +18,7 @@ from hybridindex.partitioner.transfer import TransferModel, fit_transfers
 from hybridindex.profiler.hardware import hardware_info
 from hybridindex.tiers.devices import require_torch, resolve_device
 from hybridindex.tiers.driver import driver_version
-from hybridindex.tiers.serving import CodecService, codec_service
+from hybridindex.tiers.serving import CodecService, codec_service, tier_of
 from hybridindex.types import Profile
 
 __all__ = ["GpuReport", "MeasuredDevice", "SeenDevice", "examine_devices", "measured_devices", "report_of_devices"]
@@ -83,7 +83,7 @@ def examine_devices(index: hx.Index | None = None, store_url: str | None = None)
         "CUDA": torch.version.cuda,
         "triton": _version("triton"),
     }
-    seen = tuple(_look_at(name, codecs) for name in names)
+    seen = tuple(_look_at(name, codecs, index) for name in names)
     command = f"hybridindex profile {index.path if index is not None else 'INDEX'} -q QUERIES.npy " + " ".join(
         f"--device {name}" for name in names
     )
@@ -114,7 +114,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _look_at(name: str, codecs: list[str]) -> SeenDevice:
+def _look_at(name: str, codecs: list[str], index: hx.Index | None) -> SeenDevice:
     _, info = resolve_device(name)
     return SeenDevice(
         name=info.name,
@@ -123,8 +123,15 @@ def _look_at(name: str, codecs: list[str]) -> SeenDevice:
         free_bytes=info.free_bytes,
         total_bytes=info.total_bytes,
         context_bytes=info.context_bytes,
-        codecs=tuple(codec_service(codec, name) for codec in codecs),
+        codecs=tuple(_service_of(codec, name, index) for codec in codecs),
     )
+
+
+def _service_of(codec: str, name: str, index: hx.Index | None) -> CodecService:
+    """By the codec's name; of the index's own codec, what that index has besides its name counts too."""
+    if index is not None and codec == index.codec and (reason := tier_of(index.ivf, name).reason):
+        return CodecService(codec=codec, scanner="host", reason=reason)
+    return codec_service(codec, name)
 
 
 def measured_devices(profile: Profile) -> tuple[MeasuredDevice, ...]:

@@ -90,6 +90,9 @@ def test_an_index_without_profile_says_what_would_measure(cli, tmp_path):  # noq
     assert answer.code == 0, answer.err
     assert f"hybridindex profile {tmp_path / 'idx'} -q QUERIES.npy --device" in answer.json["gpu"]["missing"]
     assert answer.json["gpu"]["measured"] == []
+    own = {service["codec"]: service for service in answer.json["gpu"]["devices"][0]["codecs"]}["pqfs12"]
+    assert own["scanner"] == "host"
+    assert "'pqfs12'" in own["reason"]
 
 
 def test_a_profile_that_timed_no_device_says_so(profiled):
