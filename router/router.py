@@ -206,6 +206,7 @@ class Router:
         except DeviceError as error:
             _log.error("%s; the host serves its lists", error)
             tier = DeviceTier(self._index, name, ordinal, budget_bytes=0, wanted_bytes=0)
+            tier.disabled_reason = str(error)
         if tier.disabled_reason and pinned:
             _log.warning("device %s holds nothing: %s", tier.label, tier.disabled_reason)
         return tier

@@ -338,7 +338,7 @@ class ShardTier:
             self._pages.cancel(slot)
             return []
         pages = self._pages.fill(slot, shard, lists)
-        loads: dict[int, tuple[int, I32]] = {list_id: (self.ordinal, held) for list_id, held in pages.items()}
+        loads: dict[int, tuple[int, I32]] = {list_id: (self.ordinal, page) for list_id, page in pages.items()}
         before = load.store.current.resident_lists(self.ordinal)
         snapshot = load.store.publish(loads, drops=before.tolist())
         # Another device may have brought a list first; the store has given its page back then.

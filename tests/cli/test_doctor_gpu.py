@@ -74,10 +74,12 @@ def test_what_the_newest_profile_measured_is_shown(cli, profiled):  # noqa: F811
 
 def test_each_device_has_its_own_fits(profiled):
     _, profile = profiled
-    stand_in, gpu = (d for d in reversed(measured_devices(replace(profile, transfers=profile.transfers + COPIES))))
-    assert gpu.label == "cuda:0 (some GPU)" or stand_in.label == "cuda:0 (some GPU)"
-    gpu = gpu if gpu.label.startswith("cuda") else stand_in
+    both = replace(profile, transfers=profile.transfers + COPIES)
+    measured = {device.label: device for device in measured_devices(both)}
+    assert set(measured) == {"cpu (stand-in)", "cuda:0 (some GPU)"}
+    gpu = measured["cuda:0 (some GPU)"]
     assert gpu.scan is None
+    assert measured["cpu (stand-in)"].scan is not None
     (copy,) = gpu.transfers
     assert copy.pinned
     np.testing.assert_allclose(copy.bytes_per_s, 20e9, rtol=1e-6)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hybridindex.router import Router
+from hybridindex.tiers import shard_tier
 from hybridindex.tiers.shard import ShardScanner, ShardSource
 from hybridindex.tiers.shard_tier import ShardTier
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
@@ -76,6 +77,15 @@ def test_lists_beyond_the_budget_stay_on_the_host_and_are_counted(index):
         assert router.stats().unplaced_lists == NLIST - n_resident
         check(index, queries, 10, 8, router.search(queries, 10, 8))
         router.check_invariants()
+
+
+def test_a_budget_beyond_what_the_device_has_leaves_all_to_the_host_and_says_so(index, monkeypatch):
+    monkeypatch.setattr(shard_tier, "available_bytes", lambda _device: 1000)
+    queries = clustered(12, seed=2)
+    with Router(index, plan=hand_made_plan(index, np.zeros(NLIST)), devices=["cpu"]) as router:
+        assert "1,000 are free" in router.devices[0].disabled_reason
+        check(index, queries, 10, 8, router.search(queries, 10, 8))
+        assert router.stats().unplaced_lists == NLIST
 
 
 def test_a_scan_that_fails_is_answered_by_the_host_and_the_lists_come_back(index, monkeypatch):

@@ -368,8 +368,7 @@ def test_closing_ends_loads_and_refuses_more(index):
     assert entered.wait(60)
     closer = threading.Thread(target=tier.close)
     closer.start()
-    while not tier._closed.is_set():
-        pass
+    assert tier._closed.wait(60)
     resume.set()
     closer.join(60)
     assert first.result(0).skipped == (3,)
