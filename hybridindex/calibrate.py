@@ -21,6 +21,7 @@ from hybridindex.partitioner.analysis import analyse
 from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.router.router import Router
 from hybridindex.tiers.host import HostScannerName
+from hybridindex.tiers.serving import TierChoice, tier_of
 from hybridindex.types import F32, Profile, StageSample
 
 __all__ = ["BATCHES", "COVERAGES", "time_routed"]
@@ -63,10 +64,11 @@ def time_routed(
     open_router = partial(Router, index, threads=profile.threads, host_scanner=cast("HostScannerName", profile.scanner))
     with ExitStack() as open_routers:
         routers = {0.0: open_routers.enter_context(open_router())}
-        if devices and index.device_codec() is not None:
+        choice = tier_of(index, devices[0]) if devices else None
+        if choice is not None and choice.tier != "host":
             # All coverages are there at once, so that they can take turns: they share the budget.
             share = device_budget_bytes // len(COVERAGES)
-            for plan in _plans(profile, len(devices), share):
+            for plan in _plans(profile, len(devices), share, choice):
                 router = open_router(plan=plan, devices=devices, lookahead_bytes=0)
                 open_routers.enter_context(router)
                 if router.stats().unplaced_lists == 0:
@@ -95,7 +97,7 @@ def time_routed(
     return tuple(s for s in samples if s.coverage not in fell_back)
 
 
-def _plans(profile: Profile, n_devices: int, budget_bytes: int) -> list[Plan]:
+def _plans(profile: Profile, n_devices: int, budget_bytes: int, choice: TierChoice) -> list[Plan]:
     """One plan per coverage that fits the budget whole, hottest lists first."""
     analysis = analyse(profile)
     plans: dict[float, Plan] = {}
@@ -106,6 +108,8 @@ def _plans(profile: Profile, n_devices: int, budget_bytes: int) -> list[Plan]:
             device_budget_bytes=budget_bytes,
             n_devices=n_devices,
             coverage=coverage,
+            page_bytes=choice.page_bytes,
+            fixed_bytes=choice.fixed_bytes,
             analysis=analysis,
         )
         whole = plan.n_unplaced == 0 and set(plan.resident_lists) == set(

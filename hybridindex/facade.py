@@ -200,6 +200,8 @@ class Index:
     ) -> Plan:
         """Decides which lists to keep on the devices so that search meets ``slo_ms``. Moves nothing, stores nothing.
 
+        Devices are taken to be of the kind that this machine has: GPUs, or else the stand-in.
+
         Args:
             slo_ms: search latency target, queueing included (``slo_stage="ttft"``: search and LLM prefill).
             device_budget_bytes: hard limit per device, temporary buffers included: one for all, or one per device.
@@ -220,6 +222,8 @@ class Index:
         from hybridindex.partitioner.plan import make_plan
         from hybridindex.profiler.check import check_profile
         from hybridindex.profiler.hardware import hardware_info
+        from hybridindex.tiers.devices import kind_here
+        from hybridindex.tiers.serving import tier_of
 
         hardware = hardware_info()
         if profile is None:
@@ -229,6 +233,7 @@ class Index:
                     hardware_fingerprint=None if allow_other_hardware else hardware.fingerprint,
                 )
         check_profile(profile, self.fingerprint, hardware.fingerprint, allow_other_hardware=allow_other_hardware)
+        choice = tier_of(self._ivf, kind_here())
         return make_plan(
             profile,
             slo_ms=slo_ms,
@@ -240,7 +245,10 @@ class Index:
             percentile=percentile,
             coverage=coverage,
             slo_stage=slo_stage,
-            scannable=self._ivf.device_codec() is not None,
+            page_bytes=choice.page_bytes,
+            fixed_bytes=choice.fixed_bytes,
+            scannable=choice.tier != "host",
+            unscannable=choice.reason,
         )
 
     def router(

@@ -5,6 +5,7 @@ Pure numbers; what a page holds and who may write to it is the arena's business 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +13,14 @@ import numpy as np
 from hybridindex.errors import InvalidInputError
 from hybridindex.types import I64
 
-__all__ = ["DEFAULT_PAGE_BYTES", "PageGeometry", "scratch_for_budget"]
+__all__ = ["DEFAULT_PAGE_BYTES", "PageGeometry", "scratch_for_budget", "shard_page_bytes"]
 
 DEFAULT_PAGE_BYTES = 65_536
 _MAX_SCRATCH_BYTES = 64 << 20
+#: faiss-gpu interleaves codes by so many rows.
+_SHARD_ROWS = 32
+#: What a device hands out memory in.
+_ALLOCATION_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,3 +55,10 @@ class PageGeometry:
 def scratch_for_budget(budget_bytes: int) -> int:
     """Bytes of a device budget set aside for the scan's temporary buffers."""
     return min(_MAX_SCRATCH_BYTES, budget_bytes // 8)
+
+
+def shard_page_bytes(code_size: int) -> int:
+    """Unit in which a list of a shard takes device memory: whole groups of rows as faiss-gpu interleaves them, and a
+    whole number of allocation units, so that a list never takes more than its pages."""
+    rows = _SHARD_ROWS * (_ALLOCATION_BYTES // math.gcd(_ALLOCATION_BYTES, _SHARD_ROWS * code_size))
+    return rows * code_size

@@ -30,6 +30,7 @@ __all__ = [
     "LatencyParts",
     "LatencyPrediction",
     "RoutingModel",
+    "fit_device_scan",
     "fit_latency_model",
 ]
 
@@ -215,8 +216,10 @@ def _device_columns(samples: list[StageSample]) -> F64:
     return np.array([(1.0, s.work_bytes, s.unique_bytes) for s in samples], dtype=np.float64)
 
 
-def _fit_device(samples: list[StageSample]) -> DeviceScanModel | None:
-    """The slowest of the measured devices: which of them will hold a list is not known yet."""
+def fit_device_scan(samples: Sequence[StageSample]) -> DeviceScanModel | None:
+    """From the ``device_scan`` samples, or None where there are none: the slowest of the measured devices, since which
+    of them will hold a list is not known yet."""
+    samples = _stage(samples, "device_scan")
     if not samples:
         return None
     every = _device_columns(samples)
@@ -253,7 +256,7 @@ def fit_latency_model(profile: Profile, curve: CoverageCurve, *, n_devices: int 
         coarse_ratios = ratio_levels(seconds, coarse.predict(batches), host.ratios.size)
     else:
         notes.append("coarse quantization was not measured: counted as 0")
-    device = _fit_device(_stage(profile.stages, "device_scan"))
+    device = fit_device_scan(profile.stages)
     if device is None:
         notes.append("no device scan was measured: counted as hidden behind the host's")
     merge_samples = _stage(profile.stages, "merge")

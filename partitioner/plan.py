@@ -263,7 +263,9 @@ def make_plan(
     slo_stage: SloStage = "search",
     page_bytes: int = DEFAULT_PAGE_BYTES,
     scratch_bytes: int | Sequence[int] | None = None,
+    fixed_bytes: int = 0,
     scannable: bool = True,
+    unscannable: str = "",
     analysis: Analysis | None = None,
 ) -> Plan:
     """Decide which lists to keep on devices so that search meets its SLO with the fewest bytes.
@@ -276,7 +278,9 @@ def make_plan(
         coverage: fix the fraction of lists instead of solving for it.
         slo_stage: "search", or "ttft" = search + ``llm.ttft_s``.
         scratch_bytes: scan scratch per device, inside the budget; by default what the arena sets aside.
+        fixed_bytes: what the tier takes of each budget besides lists and that default scratch.
         scannable: False where no device tier scans this codec: everything stays on the host, and the reason says so.
+        unscannable: why not, for the reason.
         analysis: :func:`hybridindex.partitioner.analysis.analyse` of the same profile, to save its time.
 
     Raises:
@@ -297,7 +301,9 @@ def make_plan(
         slo_stage=slo_stage,
         page_bytes=page_bytes,
         scratch_bytes=scratch_bytes,
+        fixed_bytes=fixed_bytes,
         scannable=scannable,
+        unscannable=unscannable,
     )
     base = analysis if analysis is not None else analyse(profile, page_bytes=page_bytes)
     configured = base.configured(page_bytes=page_bytes, n_devices=request.n_devices)
@@ -416,7 +422,7 @@ def _wanted(
             )
     if limit == 0:
         notes.append(
-            "host only: no device tier scans this codec"
+            f"host only: {request.unscannable or 'no device tier scans this codec'}"
             if not request.scannable
             else "host only: no device budget holds a page besides its scratch, or the LLM leaves none"
             if any(request.budgets)

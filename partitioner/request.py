@@ -27,7 +27,7 @@ class PlanRequest:
     slo_ms: float
     #: Bytes per device.
     budgets: tuple[int, ...]
-    #: Scan scratch per device, inside its budget.
+    #: Scan scratch per device, inside its budget, with what else the tier takes there besides lists.
     scratch: tuple[int, ...]
     rate_qps: float | None
     llm: LLMProfile | None
@@ -38,6 +38,8 @@ class PlanRequest:
     page_bytes: int
     #: Whether the device tier can scan the index's codec; when not, nothing is placed.
     scannable: bool
+    #: Why not, where that is known.
+    unscannable: str = ""
 
     @classmethod
     def resolve(
@@ -54,7 +56,9 @@ class PlanRequest:
         slo_stage: SloStage = "search",
         page_bytes: int = DEFAULT_PAGE_BYTES,
         scratch_bytes: int | Sequence[int] | None = None,
+        fixed_bytes: int = 0,
         scannable: bool = True,
+        unscannable: str = "",
     ) -> PlanRequest:
         """Check every argument and spell budgets out per device.
 
@@ -85,7 +89,7 @@ class PlanRequest:
             raise InvalidInputError(f"page_bytes is {page_bytes!r}; give an integer >= 1")
         budgets = _per_device("device_budget_bytes", device_budget_bytes, n_devices)
         if scratch_bytes is None:
-            scratch = tuple(scratch_for_budget(b) for b in budgets)
+            scratch = tuple(scratch_for_budget(b) + fixed_bytes for b in budgets)
         else:
             scratch = _per_device("scratch_bytes", scratch_bytes, n_devices)
         return cls(
@@ -100,6 +104,7 @@ class PlanRequest:
             slo_stage=slo_stage,
             page_bytes=int(page_bytes),
             scannable=scannable,
+            unscannable=unscannable,
         )
 
     @property

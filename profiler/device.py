@@ -16,8 +16,10 @@ import numpy as np
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import PageGeometry, scratch_for_budget
 from hybridindex.profiler.work import keep_probes
-from hybridindex.tiers.device import DeviceTier
+from hybridindex.tiers.devices import resolve_device
 from hybridindex.tiers.residency import ResidencyStore
+from hybridindex.tiers.serving import open_device_tier, tier_of
+from hybridindex.tiers.tier import Tier
 from hybridindex.types import F32, I64, StageSample, TransferSample
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def time_device(
     """Loads the hottest lists that fit ``budget_bytes`` and times scans of held-out queries' hits, then copies.
 
     Args:
-        index: an index with a device codec.
+        index: an index that a device tier serves there.
         name: "cuda:N", or "cpu" for the stand-in.
         queries: (n, scan_dim) float32, transformed.
         order: (nlist,) int64, hottest first.
@@ -85,11 +87,12 @@ def time_device(
         DeviceNotFoundError, DeviceError, MissingDependencyError.
     """
     started = clock()
-    geometry = PageGeometry.for_code_size(index.code_size)
+    device, info = resolve_device(name)
+    geometry = PageGeometry.for_code_size(index.code_size, tier_of(index, name).page_bytes)
     index_bytes = int(geometry.pages_for(index.list_sizes).sum()) * geometry.page_bytes
     wanted = min(index_bytes, budget_bytes - scratch_for_budget(budget_bytes))
     store = ResidencyStore(index.nlist, lambda device, pages: None)
-    tier = DeviceTier(index, name, 0, budget_bytes=budget_bytes, wanted_bytes=wanted)
+    tier = open_device_tier(index, name, 0, budget_bytes=budget_bytes, wanted_bytes=wanted)
     try:
         before_load = clock()
         report = tier.load(order.tolist(), store).result()
@@ -114,10 +117,10 @@ def time_device(
                 if tick is not None:
                     tick(rounds, repeats)
         sizes = [n for n in transfer_bytes if n <= wanted] or [max(1, wanted)]
-        transfers = time_transfers(tier.device, tier.label, sizes, repeats=max(2, repeats), clock=clock)
+        transfers = time_transfers(device, info.label, sizes, repeats=max(2, repeats), clock=clock)
         notes: dict[str, Any] = {
-            "label": tier.label,
-            "stand_in": tier.info.stand_in,
+            "label": info.label,
+            "stand_in": info.stand_in,
             "lists_loaded": n_loaded,
             "coverage_loaded": n_loaded / index.nlist,
             # The whole way of a list to the device: allocation, staging, publication.
@@ -139,7 +142,7 @@ class _DeviceBench:
     def __init__(
         self,
         index: IVFIndex,
-        tier: DeviceTier,
+        tier: Tier,
         store: ResidencyStore,
         queries: F32,
         order: I64,

@@ -25,6 +25,7 @@ from hybridindex.profiler.recall import MIN_QUERIES, recall_at, recall_grid, rec
 from hybridindex.profiler.request import DEFAULT_COVERAGES, MAX_QUERIES, ProfileRequest, check_request
 from hybridindex.tiers.devices import resolve_device
 from hybridindex.tiers.host import HostScanner, HostScannerName, open_host_scanner
+from hybridindex.tiers.serving import tier_of
 from hybridindex.types import F32, AccessSample, Profile, RecallPoint, StageSample, TransferSample
 
 __all__ = ["Progress", "profile_index"]
@@ -276,8 +277,8 @@ class _Run:
     ) -> tuple[tuple[StageSample, ...], tuple[TransferSample, ...]]:
         """Samples of one device; none, with a note, where it cannot scan this index or fails."""
         stage = f"device {name}"
-        if self._index.device_codec() is None:
-            return self._without(stage, f"codec {self._index.codec!r} is scanned on the host only")
+        if reason := tier_of(self._index, name).reason:
+            return self._without(stage, f"scanned on the host only: {reason}")
         request, kept = self._request, self._kept.get(stage)
         facts: dict[str, Any]
         if kept is not None:

@@ -23,9 +23,9 @@ from hybridindex.router.batch import Batch, BlockingReply, Request
 from hybridindex.router.deadline import PaceEstimator, nprobe_for_deadline
 from hybridindex.router.split import HOST, ProbePart, ProbeSplit, split_probes
 from hybridindex.router.stats import StatsCounter
-from hybridindex.tiers.device import DeviceTier
 from hybridindex.tiers.host import HostScanner
 from hybridindex.tiers.residency import Residency, ResidencyStore
+from hybridindex.tiers.tier import Tier
 from hybridindex.types import F32, I32, I64, SearchResult
 
 __all__ = ["Engine"]
@@ -49,7 +49,7 @@ class Engine:
         self,
         index: IVFIndex,
         host: HostScanner,
-        tiers: Sequence[DeviceTier],
+        tiers: Sequence[Tier],
         residency: ResidencyStore,
         stats: StatsCounter,
         pace: PaceEstimator,
@@ -350,7 +350,7 @@ class Engine:
             # An idle thread must not keep the last batch alive.
             del task
 
-    def _scan_device(self, tier: DeviceTier, task: _DeviceTask) -> None:
+    def _scan_device(self, tier: Tier, task: _DeviceTask) -> None:
         batch, part = task.batch, task.part
         try:
             scanner = tier.scanner(task.residency)

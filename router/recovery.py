@@ -1,6 +1,6 @@
 """Devices that failed come back: a thread tries them again, with back-off, and says when one works.
 
-How a device is tried, and when the next trial is due, is :class:`hybridindex.tiers.device.DeviceTier`'s business.
+How a device is tried, and when the next trial is due, is :class:`hybridindex.tiers.tier.Tier`'s business.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from hybridindex.errors import RouterClosedError
-from hybridindex.tiers.device import DeviceTier
+from hybridindex.tiers.tier import Tier
 
 __all__ = ["Recovery"]
 
@@ -26,8 +26,8 @@ class Recovery:
 
     def __init__(
         self,
-        tiers: Sequence[DeviceTier],
-        restore: Callable[[DeviceTier], None],
+        tiers: Sequence[Tier],
+        restore: Callable[[Tier], None],
         *,
         clock: Callable[[], float] = time.monotonic,
         interval_s: float = _INTERVAL_S,

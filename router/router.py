@@ -34,11 +34,12 @@ from hybridindex.router.lookahead import Lookahead
 from hybridindex.router.recovery import Recovery
 from hybridindex.router.session import Session
 from hybridindex.router.stats import RouterStats, StatsCounter
-from hybridindex.tiers.arena import PageAllocator
 from hybridindex.tiers.device import DeviceTier, LoadReport
 from hybridindex.tiers.host import HostScannerName, open_host_scanner
 from hybridindex.tiers.moves import check_share
 from hybridindex.tiers.residency import Residency, ResidencyStore
+from hybridindex.tiers.serving import open_device_tier
+from hybridindex.tiers.tier import PageOwner, Tier
 from hybridindex.tiers.validate import MAX_K
 from hybridindex.types import F32, I64, SearchResult
 
@@ -91,7 +92,8 @@ class Router:
             devices: "cuda:N", or "cpu" for the stand-in device in RAM; none: the host scans everything.
             device_budget_bytes: hard limit per device, temporary buffers included; default the plan's.
             lookahead_bytes: pages per device kept free for sessions, inside the budget. Default: what the budget leaves
-                beside the plan's lists, at most 256 MiB.
+                beside the plan's lists, at most 256 MiB. Of no use where lists come in shards, for codecs that only
+                faiss scans: sessions and the cache move nothing there.
             max_batch: most queries taken together; None: everything that waits.
             threads: host threads per scan; None: faiss's own setting.
             early_dispatch: answer a request as soon as its own queries are done, not with its batch.
@@ -122,10 +124,11 @@ class Router:
         # The constants that serve several users best: docs/lookahead.md.
         cache = HotnessPolicy(decay_factor=1.1, cache_fraction=cache_fraction) if cache_fraction else None
         self._stats = StatsCounter()
-        self._tiers: list[DeviceTier] = []
-        allocators: list[PageAllocator] = []
+        self._moves_single_lists = index.device_codec() is not None
+        self._tiers: list[Tier] = []
+        owners: list[PageOwner] = []
         # Not a method: the store must not keep a closed router, and its arenas, alive.
-        self._residency = ResidencyStore(index.nlist, lambda device, pages: allocators[device].free(pages))
+        self._residency = ResidencyStore(index.nlist, lambda device, pages: owners[device].free(pages))
         self._host = open_host_scanner(index, threads=threads, name=host_scanner)
         self._plan_lock = threading.Lock()
         self._window_budgets: dict[tuple[int, float, int], tuple[Plan, int]] = {}
@@ -133,13 +136,13 @@ class Router:
         try:
             for ordinal, (name, budget) in enumerate(zip(devices, budgets, strict=True)):
                 self._tiers.append(self._open_tier(name, ordinal, budget, lookahead_bytes))
-                allocators.append(self._tiers[-1].arena.pages)
+                owners.append(self._tiers[-1].pages)
             geometry = self._geometry()
             #: (nlist,) int64, page rounding included.
             self._page_bytes_of: I64 = geometry.pages_for(index.list_sizes) * geometry.page_bytes
             self._lookahead = Lookahead(
                 index,
-                self._tiers,
+                self._paged_tiers(),
                 self._residency,
                 self._stats,
                 self._host.adopt_thread,
@@ -171,19 +174,25 @@ class Router:
 
     # Devices and placement
 
-    def _open_tier(self, name: str, ordinal: int, budget: int, lookahead_bytes: int | None) -> DeviceTier:
+    def _paged_tiers(self) -> list[DeviceTier]:
+        """The tiers that single lists come to and leave: all of them, or none where lists come in shards."""
+        return [tier for tier in self._tiers if isinstance(tier, DeviceTier)] if self._moves_single_lists else []
+
+    def _open_tier(self, name: str, ordinal: int, budget: int, lookahead_bytes: int | None) -> Tier:
         pinned = self._pinned_bytes(ordinal)
         scratch = scratch_for_budget(budget)
         if self._plan is not None and budget == self._plan.request.budgets[ordinal]:
             scratch = self._plan.request.scratch[ordinal]
         geometry = self._geometry()
+        if not self._moves_single_lists:
+            lookahead_bytes = 0
         if lookahead_bytes is None:
             index_bytes = int(geometry.pages_for(self._index.list_sizes).sum()) * geometry.page_bytes
             spare = budget - scratch - pinned
             lookahead_bytes = max(0, min(_DEFAULT_LOOKAHEAD_BYTES, spare, index_bytes - pinned))
         wanted = pinned + lookahead_bytes
         try:
-            tier = DeviceTier(
+            tier = open_device_tier(
                 self._index,
                 name,
                 ordinal,
@@ -197,6 +206,7 @@ class Router:
         except DeviceError as error:
             _log.error("%s; the host serves its lists", error)
             tier = DeviceTier(self._index, name, ordinal, budget_bytes=0, wanted_bytes=0)
+            tier.disabled_reason = str(error)
         if tier.disabled_reason and pinned:
             _log.warning("device %s holds nothing: %s", tier.label, tier.disabled_reason)
         return tier
@@ -235,14 +245,15 @@ class Router:
             if not ((target >= 0) & (current >= 0) & (current != target)).any():
                 return
 
-    def _load_planned(self, plan: Plan, tier: DeviceTier, bandwidth_share: float | None) -> Future[LoadReport]:
+    def _load_planned(self, plan: Plan, tier: Tier, bandwidth_share: float | None) -> Future[LoadReport]:
         """Starts to bring what ``plan`` wants on one device and what is not there, hottest first."""
         hottest_first = plan.resident_lists
         wanted = hottest_first[plan.list_device[hottest_first] == tier.ordinal]
-        self._lookahead.evict_for(tier, wanted[self._residency.current.list_device[wanted] < 0])
+        if self._moves_single_lists and isinstance(tier, DeviceTier):
+            self._lookahead.evict_for(tier, wanted[self._residency.current.list_device[wanted] < 0])
         return tier.load(wanted.tolist(), self._residency, bandwidth_share=bandwidth_share)
 
-    def _restore(self, tier: DeviceTier) -> None:
+    def _restore(self, tier: Tier) -> None:
         """A device works again: its lists of the plan come back."""
         self._stats.add(device_recoveries=1)
         with self._plan_lock:
@@ -415,7 +426,7 @@ class Router:
         """
         if self._closed:
             raise RouterClosedError("the router is closed")
-        spare = max((t.arena.nbytes - self._pinned_bytes(t.ordinal) for t in self._tiers), default=0)
+        spare = max((t.arena.nbytes - self._pinned_bytes(t.ordinal) for t in self._paged_tiers()), default=0)
         if lookahead_bytes is not None and window_ms is not None:
             raise InvalidInputError("lookahead_bytes and window_ms are both given; the window decides the bytes")
         if window_ms is not None:
@@ -466,7 +477,7 @@ class Router:
         return self._residency.current
 
     @property
-    def devices(self) -> tuple[DeviceTier, ...]:
+    def devices(self) -> tuple[Tier, ...]:
         return tuple(self._tiers)
 
     @property

@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 import hybridindex as hx
 from hybridindex.errors import InvalidInputError, ProfileError, ProfileMismatchError
@@ -120,13 +121,35 @@ def test_a_profile_of_another_index_or_machine_is_refused(index, profile):
 
 
 def test_a_codec_for_the_host_only_is_planned_and_said(tmp_path):
-    with hx.build(clustered(1500), tmp_path / "i", nlist=8, codec="pq8") as index:
+    with hx.build(clustered(1500), tmp_path / "i", nlist=8, codec="pqfs12") as index:
         profile = index.profile(clustered(200, seed=5), nprobe=4, devices=["cpu"], max_seconds=1)
         plan = index.plan(1e-4, 1 << 30, profile)
         assert plan.device_bytes == 0
-        assert "no device tier scans this codec" in plan.reason
+        assert "host only: codec 'pqfs12'" in plan.reason
+        assert "scanned together" in plan.reason
         with index.router(plan, ["cpu"]) as router:
             assert router.search(clustered(2)).hit_rate.max() == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="plans for the stand-in are made where there is no GPU")
+def test_a_codec_that_lies_in_shards_is_timed_planned_and_served_within_its_budget(tmp_path):
+    with hx.build(clustered(1500), tmp_path / "i", nlist=8, codec="pq8", metric="l2") as index:
+        profile = index.profile(clustered(200, seed=5), nprobe=4, devices=["cpu"], max_seconds=1)
+        assert {s.device for s in profile.stages if s.stage == "device_scan"} == {"cpu (stand-in)"}
+        assert any(s.coverage > 0 for s in profile.stages if s.stage == "batch")
+        budget = 60_000
+        plan = index.plan(50, budget, profile, coverage=1.0)
+        assert "memory caps it" in plan.reason
+        assert 0 < len(plan.resident_lists) < 8
+        with index.router(plan, ["cpu"]) as router:
+            # Plan and tier reckon alike: everything planned found its place.
+            assert router.stats().unplaced_lists == 0
+            assert router.devices[0].used_bytes == plan.device_bytes <= budget
+            queries = clustered(9, seed=6)
+            found = router.search(queries, 5)
+            probes, _ = index.ivf.quantize(queries, 4)
+            check_answer(index.ivf, queries, probes, 5, found.distances, found.ids)
+            assert found.hit_rate.max() > 0
 
 
 def test_recall_and_nprobe_together_are_refused(index):

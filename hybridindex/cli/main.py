@@ -17,10 +17,11 @@ import typer
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from hybridindex import HybridIndexError, __version__
+from hybridindex import open as open_index
 from hybridindex.cli import commands_index, commands_plan, commands_serve
 from hybridindex.cli.console import ExitCode, emit, fail, show_json_error
 from hybridindex.cli.doctor import examine, findings_table
-from hybridindex.cli.options import Json
+from hybridindex.cli.options import Json, StoreUrl
 
 __all__ = ["app", "run"]
 
@@ -56,12 +57,35 @@ def _root(
 
 
 @app.command()
-def doctor(json: Json = False) -> None:
+def doctor(
+    gpu: Annotated[bool, typer.Option("--gpu", help="The devices: memory, versions, scanners, measurements.")] = False,
+    index: Annotated[
+        Path | None, typer.Option("--index", metavar="INDEX", help="With --gpu: what its newest profile measured.")
+    ] = None,
+    store: StoreUrl = None,
+    json: Json = False,
+) -> None:
     """Say what hardware and libraries are here, what is missing and how to get it."""
+    if gpu:
+        _examine_devices(index, store, as_json=json)
+        return
+    if index is not None:
+        raise typer.BadParameter("--index needs --gpu: without it nothing is asked of an index")
     findings = examine()
     emit({"version": __version__, "findings": findings}, as_json=json, table=findings_table(findings))
     if any(f.required and f.state == "missing" for f in findings):
         raise typer.Exit(ExitCode.UNHEALTHY)
+
+
+def _examine_devices(index: Path | None, store: str | None, *, as_json: bool) -> None:
+    from hybridindex.cli.doctor_gpu import examine_devices, report_of_devices
+
+    if index is None:
+        report = examine_devices()
+    else:
+        with open_index(index, verify="quick") as opened:
+            report = examine_devices(opened, store)
+    emit({"version": __version__, "gpu": report}, as_json=as_json, table=report_of_devices(report))
 
 
 @app.command()

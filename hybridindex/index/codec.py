@@ -11,11 +11,25 @@ import numpy as np
 from hybridindex.errors import InvalidInputError
 from hybridindex.types import F32
 
-__all__ = ["CODEC_NAMES", "CodecKind", "CodecSpec", "DeviceCodec", "Layout", "parse_codec"]
+__all__ = [
+    "CODEC_NAMES",
+    "DEVICE_KINDS",
+    "CodecKind",
+    "CodecSpec",
+    "DeviceCodec",
+    "DeviceKind",
+    "Layout",
+    "parse_codec",
+]
 
 CodecKind = Literal["flat", "fp16", "bf16", "sq8", "pq", "pqfs"]
 #: How the codes of one list are arranged: see :mod:`hybridindex.index.layout` and :mod:`hybridindex.index.pqfs`.
 Layout = Literal["rows", "blocks16", "pqfs32"]
+
+#: How the paged tier decodes a row.
+DeviceKind = Literal["f32", "f16", "bf16", "sq8"]
+#: Codec -> :data:`DeviceKind`, of the codecs that the paged tier decodes.
+DEVICE_KINDS: dict[str, DeviceKind] = {"flat": "f32", "fp16": "f16", "bf16": "bf16", "sq8": "sq8"}
 
 CODEC_NAMES = ("flat", "fp16", "bf16", "sq8", "pq", "pqM", "pqfs", "pqfsM")
 _PQ_NAME = re.compile(r"(pqfs|pq)([1-9][0-9]{0,4})?")
@@ -55,7 +69,7 @@ class DeviceCodec:
     vmin + vdiff*(byte+0.5)/255. With ``by_residual`` the list's centroid is added afterwards.
     """
 
-    kind: Literal["f32", "f16", "bf16", "sq8"]
+    kind: DeviceKind
     dim: int
     #: Bytes of one row.
     code_size: int

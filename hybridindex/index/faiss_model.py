@@ -24,6 +24,7 @@ __all__ = [
     "centroids_of",
     "decode",
     "empty_lists",
+    "empty_shard",
     "encode",
     "faiss_message",
     "load_model",
@@ -264,6 +265,44 @@ def load_model(path: Path, *, precompute: bool = True) -> LoadedModel:
     if not precompute and isinstance(model.ivf, faiss.IndexIVFPQ):
         model.ivf.use_precomputed_table = -1  # nor later
     return model
+
+
+def empty_shard(model: U8, ivf: Any) -> Any:
+    """An IVF index without vectors that searches as ``ivf`` does and shares its coarse quantizer.
+
+    Args:
+        model: (nbytes,) uint8, the bytes of ``model.faiss`` that ``ivf`` was read from. A second copy of the codec
+            tables is made, and for a moment one of the quantizer.
+
+    Raises:
+        CorruptIndexError: faiss cannot read the bytes.
+    """
+    faiss = require_faiss()
+    data, at = model.data, 0
+
+    def read(nbytes: int) -> bytes:
+        nonlocal at
+        part = bytes(data[at : at + nbytes])
+        at += len(part)
+        return part
+
+    reader = faiss.BufferedIOReader(faiss.PyCallbackIOReader(read, _WRITE_CHUNK_BYTES), _WRITE_CHUNK_BYTES)
+    try:
+        whole, _ = peel(faiss.read_index(reader, faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE))
+    except (RuntimeError, MemoryError) as error:
+        raise CorruptIndexError(f"faiss {faiss.__version__} cannot read the model: {faiss_message(error)}") from error
+    shard = whole.ivf
+    if isinstance(shard, faiss.IndexIVFPQ):
+        shard.use_precomputed_table = -1  # costs memory and digits, see load_model
+    own = shard.quantizer
+    shard.quantizer = ivf.quantizer
+    if shard.own_fields:
+        own.this.own(True)  # deleted with this reference
+    shard.own_fields = False
+    empty_lists(shard)
+    # The index that the file holds, behind its pre-transforms, and the one whose quantizer this is.
+    shard.referenced_objects = [whole.outer, ivf]
+    return shard
 
 
 def map_lists(ivf: Any, path: Path, table: I64, *, code_size: int, nbytes: int) -> None:

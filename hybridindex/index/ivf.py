@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
-from hybridindex.index.codec import DeviceCodec
+from hybridindex.index.codec import DEVICE_KINDS, DeviceCodec
 from hybridindex.index.faiss_model import (
     LoadedModel,
     apply_transforms,
@@ -33,13 +33,6 @@ from hybridindex.index.source import find_unusable
 from hybridindex.types import F32, I64, U8, Metric
 
 __all__ = ["IVFIndex"]
-
-_DEVICE_KINDS: dict[str, Literal["f32", "f16", "bf16", "sq8"]] = {
-    "flat": "f32",
-    "fp16": "f16",
-    "bf16": "bf16",
-    "sq8": "sq8",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +205,7 @@ class IVFIndex:
 
     def device_codec(self) -> DeviceCodec | None:
         """How a device decodes the rows of :meth:`list_codes`; ``None`` where only faiss can scan them."""
-        kind = _DEVICE_KINDS.get(self.codec)
+        kind = DEVICE_KINDS.get(self.codec)
         if kind is None:
             return None
         vmin = vdiff = np.empty(0, dtype=np.float32)

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from hybridindex.errors import DeviceError, OutOfBudgetError, RouterClosedError
+from hybridindex.index.codec import DeviceCodec
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
-from hybridindex.tiers.arena import PageArena
+from hybridindex.tiers.arena import PageAllocator, PageArena
 from hybridindex.tiers.copier import DEFAULT_STAGING_BYTES, CopyStats, open_copier
 from hybridindex.tiers.device_native import NativePageScanner
 from hybridindex.tiers.device_torch import TorchScanner
@@ -28,9 +29,17 @@ from hybridindex.tiers.pinned import PinnedMemory, PinReport
 from hybridindex.tiers.recovery import DeviceHealth, Probe
 from hybridindex.tiers.residency import Residency, ResidencyStore
 
-__all__ = ["DeviceTier", "LoadReport"]
+__all__ = ["DeviceTier", "LoadReport", "choose_page_scanner"]
 
 _log = logging.getLogger(__name__)
+
+
+def choose_page_scanner(codec: DeviceCodec, arena: PageArena) -> tuple[type[TorchScanner], str]:
+    """Which scanner reads an arena, and why no faster one does; empty where none is faster."""
+    reason = TritonScanner.unsupported(arena)
+    if NativePageScanner.supports(codec, arena):
+        return NativePageScanner, reason
+    return (TorchScanner if reason else TritonScanner), reason
 
 
 class DeviceTier:
@@ -114,6 +123,11 @@ class DeviceTier:
     @property
     def label(self) -> str:
         return self.info.label
+
+    @property
+    def pages(self) -> PageAllocator:
+        """To whom retired pages go back."""
+        return self.arena.pages
 
     @property
     def failure(self) -> BaseException | None:
@@ -214,10 +228,7 @@ class DeviceTier:
             raise DeviceError(f"device {self.label} has failed: {self.failure!r}")
         if self._codec is None:
             raise DeviceError(self.disabled_reason)
-        reason = TritonScanner.unsupported(self.arena)
-        kind: type[TorchScanner] = TorchScanner if reason else TritonScanner
-        if NativePageScanner.supports(self._codec, self.arena):
-            kind = NativePageScanner
+        kind, reason = choose_page_scanner(self._codec, self.arena)
         scanner = kind(self._index, self._codec, self.arena, residency, self.ordinal, self.scratch_bytes)
         scanner.passed_over = reason
         return scanner

@@ -12,7 +12,7 @@ from hybridindex.tiers.driver import free_bytes_outside
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceInfo", "available_bytes", "require_torch", "resolve_device"]
+__all__ = ["DeviceInfo", "available_bytes", "kind_here", "require_torch", "resolve_device"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,15 @@ def require_torch() -> None:
         raise MissingDependencyError(
             "the device tier needs torch, which is not installed; pip install 'hybridindex[device]'"
         ) from error
+
+
+def kind_here() -> str:
+    """The kind of device that this machine offers: "cuda" where torch sees one, else "cpu", the stand-in."""
+    try:
+        import torch
+    except ImportError:
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() and torch.cuda.device_count() else "cpu"
 
 
 def resolve_device(name: str) -> tuple[torch.device, DeviceInfo]:

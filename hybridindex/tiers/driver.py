@@ -1,4 +1,4 @@
-"""Free device memory as the driver sees it, without a CUDA context: through NVIDIA's management library (NVML).
+"""What the driver tells without a CUDA context, through NVIDIA's management library (NVML): free memory, its version.
 
 CUDA's own answer needs a context, which takes memory itself. The library comes with the driver; no package is needed.
 """
@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["free_bytes_outside"]
+__all__ = ["driver_version", "free_bytes_outside"]
+
+_NVML = "libnvidia-ml.so.1"
+#: ``NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE``.
+_VERSION_BYTES = 80
 
 
 class _Memory(ctypes.Structure):
@@ -16,7 +20,7 @@ class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
-def free_bytes_outside(uuid: str, library: str = "libnvidia-ml.so.1") -> int | None:
+def free_bytes_outside(uuid: str, library: str = _NVML) -> int | None:
     """Free bytes of the GPU with that UUID (with or without its "GPU-"); None where the driver does not tell."""
     try:
         nvml = ctypes.CDLL(library)
@@ -33,5 +37,20 @@ def free_bytes_outside(uuid: str, library: str = "libnvidia-ml.so.1") -> int | N
         if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) != 0:
             return None
         return int(memory.free)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def driver_version(library: str = _NVML) -> str | None:
+    """Version of the NVIDIA driver; None where there is none."""
+    try:
+        nvml = ctypes.CDLL(library)
+    except OSError:
+        return None
+    if nvml.nvmlInit_v2() != 0:
+        return None
+    try:
+        text = ctypes.create_string_buffer(_VERSION_BYTES)
+        return text.value.decode() if nvml.nvmlSystemGetDriverVersion(text, _VERSION_BYTES) == 0 else None
     finally:
         nvml.nvmlShutdown()

@@ -14,6 +14,7 @@ from hybridindex.errors import InvalidInputError, ProfileError, ProfileMismatchE
 from hybridindex.paging import scratch_for_budget
 from hybridindex.partitioner.analysis import Analysis, analyse
 from hybridindex.partitioner.plan import Plan, Verdict, make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.types import LLMProfile
 from tests.partitioner.synthetic import make_profile
 
@@ -272,6 +273,28 @@ def test_a_codec_that_devices_cannot_scan_stays_on_the_host(analysis: Analysis) 
     assert plan.resident_lists.size == 0
     assert plan.device_bytes == 0
     assert "no device tier scans this codec" in plan.reason
+    said = make_plan(
+        analysis.profile,
+        slo_ms=0.5,
+        device_budget_bytes=1 << 30,
+        scannable=False,
+        unscannable="faiss-gpu is not installed",
+        analysis=analysis,
+    )
+    assert "host only: faiss-gpu is not installed" in said.reason
+    # Plans that were stored before reasons were.
+    data = said.request.to_data()
+    del data["unscannable"]
+    assert PlanRequest.from_data(data).unscannable == ""
+
+
+def test_what_a_tier_takes_besides_lists_is_inside_the_budget(analysis: Analysis) -> None:
+    budget, fixed = 8 * MIB, 3 * MIB
+    with_tables = plan_for(analysis, coverage=1.0, device_budget_bytes=budget, fixed_bytes=fixed)
+    without = plan_for(analysis, coverage=1.0, device_budget_bytes=budget)
+    assert with_tables.device_bytes <= budget
+    assert with_tables.request.scratch[0] == without.request.scratch[0] + fixed
+    assert len(with_tables.resident_lists) < len(without.resident_lists)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 
+import faiss
 import numpy as np
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.index import from_faiss
 from hybridindex.tiers import device_triton
 from hybridindex.tiers.device import DeviceTier
 from hybridindex.tiers.device_torch import TorchScanner
@@ -18,14 +20,22 @@ from hybridindex.tiers.device_triton import TritonScanner
 from hybridindex.tiers.host_faiss import HostFaissScanner
 from hybridindex.tiers.host_native import HostNativeScanner
 from hybridindex.tiers.residency import ResidencyStore
+from hybridindex.tiers.serving import tier_of
+from hybridindex.tiers.shard_tier import ShardTier
 from tests.clustered import DIM, NLIST, clustered, small_index
 from tests.oracle import candidate_distances, check_answer
 from tests.tiers.triton_here import require_triton
 
 CASES = [(codec, metric) for codec in ("flat", "fp16", "bf16", "sq8") for metric in ("ip", "l2")]
-HOST_ONLY = [("pq8", "ip"), ("pq8", "l2")]
+#: Codecs that only faiss scans: a build of ours, and imports, most of them with residuals.
+FAISS_CASES = [
+    (codec, metric)
+    for codec in ("pq8", "import:IVF32,PQ8", "import:IVF32,PQ6x6", "import:IVF32,SQ4", "import:IVF32,SQfp16")
+    for metric in ("ip", "l2")
+]
+FAISS_SCANNERS = ["faiss", "shard-cpu", pytest.param("shard-cuda", marks=pytest.mark.gpu)]
 SCANNERS = [
-    "faiss",
+    *FAISS_SCANNERS[:2],
     "native-host",
     "native-cpu",
     "torch-cpu",
@@ -35,24 +45,69 @@ SCANNERS = [
 ]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
-def index(request, tmp_path_factory):
-    codec, metric = request.param
-    with small_index(tmp_path_factory.mktemp("idx") / "i", codec=codec, metric=metric) as index:
-        yield index
+def pairs(cases, scanners):
+    for case in cases:
+        for scanner in scanners:
+            name, marks = (scanner.values[0], scanner.marks) if hasattr(scanner, "values") else (scanner, ())
+            yield pytest.param((case, name), marks=marks, id="-".join((*case, name)))
 
 
-@pytest.fixture(params=SCANNERS)
-def scanner(request, index, monkeypatch):
+PAIRS = [*pairs(CASES, SCANNERS), *pairs(FAISS_CASES, FAISS_SCANNERS)]
+
+
+def imported(folder, factory, metric):
+    index = faiss.index_factory(DIM, factory, faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT)
+    data = clustered(3000, seed=1)
+    index.train(data)
+    index.add(data)
+    faiss.write_index(index, str(folder / "made.faiss"))
+    return from_faiss(folder / "made.faiss", folder / "i")
+
+
+@pytest.fixture(scope="module")
+def index_of(tmp_path_factory):
+    """Opens the index of a case once."""
+    with ExitStack() as opened:
+        made = {}
+
+        def find(case):
+            if case not in made:
+                folder = tmp_path_factory.mktemp("idx")
+                codec, metric = case
+                make = codec.removeprefix("import:")
+                index = (
+                    small_index(folder / "i", codec=codec, metric=metric)
+                    if make == codec
+                    else imported(folder, make, metric)
+                )
+                made[case] = opened.enter_context(index)
+            return made[case]
+
+        yield find
+
+
+@pytest.fixture
+def pair(request):
+    return request.param
+
+
+@pytest.fixture
+def index(pair, index_of):
+    return index_of(pair[0])
+
+
+@pytest.fixture
+def scanner(pair, index, monkeypatch):
     """A scanner that can scan every list, with a scratch so small that tiling happens."""
-    if request.param == "faiss":
+    name = pair[1]
+    if name == "faiss":
         yield HostFaissScanner(index, threads=2)
         return
-    if request.param == "native-host":
+    if name == "native-host":
         with closing(HostNativeScanner(index, threads=2)) as native:
             yield native
         return
-    kind, _, device = request.param.partition("-")
+    kind, _, device = name.partition("-")
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     if kind == "triton":
@@ -61,18 +116,30 @@ def scanner(request, index, monkeypatch):
             # An operation of the interpreter costs the same for any number of rows.
             monkeypatch.setattr(device_triton, "_MAX_ROWS", 1024)
             monkeypatch.setattr(device_triton, "_VALUES_PER_THREAD", 1024)
-    tier = DeviceTier(index, device, 0, budget_bytes=16 << 20, wanted_bytes=16 << 20)
-    store = ResidencyStore(index.nlist, lambda _d, pages: tier.arena.pages.free(pages))
+    if kind == "shard":
+        if device == "cuda" and (choice := tier_of(index, device)).tier != "shard":
+            pytest.skip(choice.reason)
+        tier = ShardTier(index, device, 0, budget_bytes=16 << 20, wanted_bytes=0)
+    else:
+        tier = DeviceTier(index, device, 0, budget_bytes=16 << 20, wanted_bytes=16 << 20)
+    owner = tier.pages
+    store = ResidencyStore(index.nlist, lambda _d, pages: owner.free(pages))
     tier.load(range(index.nlist), store).result()
-    tier.scratch_bytes = 20_000
+    if kind != "shard":
+        tier.scratch_bytes = 20_000
     with store.lease() as residency:
+        assert residency.n_resident == index.nlist
         chosen = tier.scanner(residency)
-        if chosen.name != kind:
+        if kind in ("torch", "triton") and chosen.name != kind:
             made = {"torch": TorchScanner, "triton": TritonScanner}[kind]
             chosen = made(index, tier._codec, tier.arena, residency, 0, tier.scratch_bytes)
-        assert chosen.name == kind
+        expected = {"shard": "faiss" if device == "cpu" else "faiss-gpu"}.get(kind, kind)
+        assert chosen.name == expected
         yield chosen
     tier.close()
+
+
+over_all = pytest.mark.parametrize("pair", PAIRS, indirect=True)
 
 
 def is_interpreted(scanner):
@@ -84,6 +151,7 @@ def probes_of(index, queries, nprobe):
     return index.quantize(index.transform(queries), nprobe)
 
 
+@over_all
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     n=st.integers(1, 9), nprobe=st.integers(1, NLIST), k=st.sampled_from([1, 3, 10, 200]), seed=st.integers(0, 10_000)
@@ -100,6 +168,7 @@ def test_exact_over_any_probes(index, scanner, n, nprobe, k, seed):
     check_answer(index, queries, probes, k, np.take_along_axis(distances, order, 1), np.take_along_axis(ids, order, 1))
 
 
+@over_all
 def test_completion_reports_every_query_once_with_its_answer(index, scanner):
     n = 12 if is_interpreted(scanner) else 40
     queries = clustered(n, seed=5)
@@ -119,6 +188,7 @@ def test_completion_reports_every_query_once_with_its_answer(index, scanner):
         np.testing.assert_array_equal(i, ids[row])
 
 
+@over_all
 def test_filter_keeps_only_named_ids(index, scanner):
     queries = index.transform(clustered(4, seed=6))
     probes, coarse = index.quantize(queries, 8)
@@ -133,6 +203,7 @@ def test_filter_keeps_only_named_ids(index, scanner):
         assert (ids[row, len(ranked) :] == -1).all()
 
 
+@over_all
 def test_no_probes_and_no_queries(index, scanner):
     none = np.full((2, 3), -1, np.int64)
     distances, ids = scanner.scan(clustered(2), none, np.zeros((2, 3), np.float32), 4)
@@ -144,6 +215,7 @@ def test_no_probes_and_no_queries(index, scanner):
     assert distances.shape == ids.shape == (0, 4)
 
 
+@over_all
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -171,16 +243,6 @@ def test_bad_input_is_named(index, scanner, change, words):
     assert words in str(raised.value)
 
 
-@pytest.mark.parametrize("case", HOST_ONLY, ids=lambda case: "-".join(case))
-def test_host_scans_residual_pq_with_coarse_distances(case, tmp_path):
-    codec, metric = case
-    with small_index(tmp_path / "i", codec=codec, metric=metric) as index:
-        queries = index.transform(clustered(6, seed=3))
-        probes, coarse = index.quantize(queries, 5)
-        distances, ids = HostFaissScanner(index).scan(queries, probes, coarse, 10)
-        check_answer(index, queries, probes, 10, distances, ids)
-
-
 def test_l2_survives_data_far_from_the_origin(tmp_path):
     from hybridindex.index import build
 
@@ -196,9 +258,12 @@ def test_l2_survives_data_far_from_the_origin(tmp_path):
         check_answer(index, queries, probes, 10, distances, ids)
 
 
-def test_probing_an_absent_list_on_a_device_is_refused(index):
-    tier = DeviceTier(index, "cpu", 0, budget_bytes=16 << 20, wanted_bytes=16 << 20)
-    store = ResidencyStore(index.nlist, lambda _d, pages: tier.arena.pages.free(pages))
+@pytest.mark.parametrize("kind", [DeviceTier, ShardTier])
+def test_probing_an_absent_list_on_a_device_is_refused(index_of, kind):
+    index = index_of(("flat", "l2"))
+    tier = kind(index, "cpu", 0, budget_bytes=16 << 20, wanted_bytes=16 << 20)
+    owner = tier.pages
+    store = ResidencyStore(index.nlist, lambda _d, pages: owner.free(pages))
     tier.load([1], store).result()
     with store.lease() as residency, pytest.raises(InvalidInputError, match="list 2"):
         tier.scanner(residency).scan(np.zeros((1, DIM), np.float32), np.array([[2]]), np.zeros((1, 1), np.float32), 1)

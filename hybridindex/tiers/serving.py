@@ -1,0 +1,119 @@
+"""Which tier and which scanner serve a codec on a device, and why: for those who open, who plan, and who ask.
+
+Decides by codec and device alone; whether a budget has room for anything is the tier's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from hybridindex.index.codec import DEVICE_KINDS, DeviceCodec
+from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, shard_page_bytes
+from hybridindex.tiers.arena import PageArena
+from hybridindex.tiers.device import DeviceTier, choose_page_scanner
+from hybridindex.tiers.devices import resolve_device
+from hybridindex.tiers.shard import StandInShard, model_bytes
+from hybridindex.tiers.shard_gpu import GpuShard, gpu_unsupported
+from hybridindex.tiers.shard_tier import ShardTier
+
+if TYPE_CHECKING:
+    from hybridindex.index.ivf import IVFIndex
+    from hybridindex.tiers.tier import Tier
+
+__all__ = ["CodecService", "TierChoice", "codec_service", "open_device_tier", "tier_of"]
+
+#: Fast scan quantizes its tables over the lists that it scans together: ADR 0005.
+_FAST_SCAN = "its distances depend on which lists are scanned together, so one tier, the host, scans them all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierChoice:
+    """What holds an index's lists on one kind of device, and the memory that takes."""
+
+    #: "host": nothing does.
+    tier: Literal["paged", "shard", "host"]
+    #: Why nothing does; empty otherwise.
+    reason: str = ""
+    #: A list takes whole pages of at most so many bytes.
+    page_bytes: int = DEFAULT_PAGE_BYTES
+    #: What a device takes besides lists and scratch.
+    fixed_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecService:
+    """How one codec is served on one device."""
+
+    codec: str
+    #: "triton", "native", "torch", "faiss-gpu" or "faiss"; "host" where the device holds no list of this codec.
+    scanner: str
+    #: Why no faster one, or none; empty where none is faster.
+    reason: str
+
+
+def tier_of(index: IVFIndex, device_name: str) -> TierChoice:
+    """Which tier holds lists of ``index`` on a device ("cuda:N", "cuda", "cpu"). The device need not be there."""
+    if index.device_codec() is not None:
+        return TierChoice(tier="paged")
+    if index.manifest.layout != "rows":
+        return TierChoice(tier="host", reason=f"codec {index.codec!r}: {_FAST_SCAN}")
+    if device_name != "cpu" and (reason := gpu_unsupported(index)):
+        return TierChoice(tier="host", reason=reason)
+    return TierChoice(tier="shard", page_bytes=shard_page_bytes(index.code_size), fixed_bytes=model_bytes(index))
+
+
+def open_device_tier(
+    index: IVFIndex,
+    device_name: str,
+    ordinal: int,
+    *,
+    budget_bytes: int,
+    wanted_bytes: int,
+    scratch_bytes: int | None = None,
+    page_bytes: int = DEFAULT_PAGE_BYTES,
+) -> Tier:
+    """The tier that serves ``index`` on a device. Where none can, one that holds nothing and says why.
+
+    Args:
+        scratch_bytes, page_bytes: of a paged tier; a shard's follow from its budget and codec.
+
+    Raises:
+        OutOfBudgetError: more is needed than the device has free.
+        DeviceNotFoundError, DeviceError, MissingDependencyError.
+    """
+    choice = tier_of(index, device_name)
+    if choice.tier == "shard":
+        return ShardTier(index, device_name, ordinal, budget_bytes=budget_bytes, wanted_bytes=wanted_bytes)
+    tier = DeviceTier(
+        index,
+        device_name,
+        ordinal,
+        budget_bytes=budget_bytes,
+        wanted_bytes=wanted_bytes,
+        scratch_bytes=scratch_bytes,
+        page_bytes=page_bytes,
+    )
+    tier.disabled_reason = choice.reason or tier.disabled_reason
+    return tier
+
+
+def codec_service(codec: str, device_name: str) -> CodecService:
+    """What scans lists of ``codec``, as builds and manifests name it, on a device.
+
+    Raises:
+        DeviceNotFoundError: there is no such device.
+        MissingDependencyError: torch or faiss is not installed.
+    """
+    device, _ = resolve_device(device_name)
+    kind = DEVICE_KINDS.get(codec)
+    if kind is not None:
+        arena = PageArena(device, PageGeometry.for_code_size(1), 0)
+        chosen, reason = choose_page_scanner(DeviceCodec(kind=kind, dim=1, code_size=1, by_residual=False), arena)
+        return CodecService(codec=codec, scanner=chosen.name, reason=reason)
+    if "FastScan" in codec or codec.startswith("pqfs"):
+        return CodecService(codec=codec, scanner="host", reason=_FAST_SCAN)
+    if device.type == "cpu":
+        return CodecService(codec=codec, scanner=StandInShard.name, reason="")
+    reason = gpu_unsupported() or ("" if codec.startswith("pq") else "faiss-gpu is used for pq alone")
+    return CodecService(codec=codec, scanner="host" if reason else GpuShard.name, reason=reason)

@@ -1,0 +1,391 @@
+"""The tier of a device that holds lists as a faiss shard: for codecs that the paged tier does not decode.
+
+A shard cannot change list by list. Other lists mean a new shard, built by the mover thread beside the old one where
+the budget has room for both; else the old one goes first and the host serves meanwhile. Publishing the new lists and
+dropping the old ones is one step of the residency, and an old shard lives until its last lease ends. Lookahead and
+the cache move single lists, so they leave such a device alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hybridindex.errors import DeviceError, OutOfBudgetError, RouterClosedError
+from hybridindex.index.faiss_model import faiss_message
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.paging import PageGeometry, scratch_for_budget, shard_page_bytes
+from hybridindex.tiers.devices import available_bytes, resolve_device
+from hybridindex.tiers.loading import LoadReport
+from hybridindex.tiers.moves import check_share
+from hybridindex.tiers.recovery import DeviceHealth
+from hybridindex.tiers.residency import Residency, ResidencyStore
+from hybridindex.tiers.shard import FaissShard, ShardScanner, ShardSource, StandInShard, model_bytes, warm_up
+from hybridindex.tiers.shard_gpu import GpuShard
+from hybridindex.tiers.shard_ledger import ShardLedger
+from hybridindex.types import I32, I64
+
+__all__ = ["ShardTier"]
+
+_log = logging.getLogger(__name__)
+
+#: Between two looks at whether a load that waits for older leases is still wanted.
+_WAIT_S = 1.0
+_NO_LISTS = np.empty(0, np.int64)
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    lists: Sequence[int]
+    store: ResidencyStore
+    unwanted: Callable[[], bool]
+    share: float
+    future: Future[LoadReport] = field(default_factory=Future)
+
+
+@dataclass(slots=True, eq=False)
+class _Trial:
+    future: Future[bool] = field(default_factory=Future)
+
+
+class ShardTier:
+    """Owner of one device's shards.
+
+    Threads: every method may be called from any thread; the mover thread alone builds. ``close`` joins it.
+    """
+
+    def __init__(
+        self,
+        index: IVFIndex,
+        device_name: str,
+        ordinal: int,
+        *,
+        budget_bytes: int,
+        wanted_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Builds an empty shard as a trial; takes no memory that lasts.
+
+        Args:
+            index: whose lists are moved here; a codec that :func:`hybridindex.tiers.serving.tier_of` calls "shard".
+            device_name: "cuda:N", or "cpu" for the stand-in.
+            ordinal: the device's number in its router.
+            budget_bytes: hard limit on the device: lists, centroids and codec tables, temporary memory, of all shards
+                together. What the runtime and its libraries take for themselves is not in it.
+            wanted_bytes: of lists, with what comes with them: more than the device has free is refused.
+            clock: seconds, monotonic; for back-off and pace.
+
+        Raises:
+            OutOfBudgetError: more is needed than the device has free.
+            DeviceNotFoundError, MissingDependencyError.
+        """
+        self.device, self.info = resolve_device(device_name)
+        self.ordinal = ordinal
+        self.budget_bytes = budget_bytes
+        #: Temporary memory of a shard's scans.
+        self.scratch_bytes = scratch_for_budget(budget_bytes)
+        self.geometry = PageGeometry.for_code_size(index.code_size, shard_page_bytes(index.code_size))
+        self._index = index
+        self._list_bytes: I64 = self.geometry.pages_for(index.list_sizes) * self.geometry.page_bytes
+        #: Of every shard, besides its lists.
+        self.fixed_bytes = self.scratch_bytes + model_bytes(index)
+        self._pages = ShardLedger(index.nlist)
+        self._health = DeviceHealth()
+        self._clock = clock
+        self._jobs: queue.SimpleQueue[_Load | _Trial | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self.disabled_reason = ""
+        room = budget_bytes - self.fixed_bytes
+        if room < self.geometry.page_bytes:
+            self.disabled_reason = (
+                f"budget of {budget_bytes:,} bytes is below a page, {self.geometry.page_bytes:,}, plus centroids, "
+                f"codec tables and scratch, {self.fixed_bytes:,}"
+            )
+        else:
+            self._check_room(min(room, wanted_bytes))
+            try:
+                self._try_device()
+            except Exception as error:  # noqa: BLE001 - whatever a device does, the host serves
+                self.disabled_reason = f"faiss keeps no shard of codec {index.codec!r} there: {faiss_message(error)}"
+        self._mover = threading.Thread(target=self._run, name=f"hybridindex-mover-{ordinal}", daemon=True)
+        self._mover.start()
+
+    def _check_room(self, lists_bytes: int) -> None:
+        needed, free = lists_bytes + self.fixed_bytes, available_bytes(self.device)
+        if free is not None and needed > free:
+            raise OutOfBudgetError(
+                f"device {self.label}: {needed:,} bytes are needed (lists {lists_bytes:,}, centroids, codec tables and "
+                f"scratch {self.fixed_bytes:,}; budget {self.budget_bytes:,}) and {free:,} are free; expected a budget "
+                "within what other owners of the device leave"
+            )
+
+    # State
+
+    @property
+    def label(self) -> str:
+        return self.info.label
+
+    @property
+    def pages(self) -> ShardLedger:
+        """To whom retired pages go back: the account of shards."""
+        return self._pages
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What made this device fail, or None while it works."""
+        return self._health.failure
+
+    @property
+    def usable(self) -> bool:
+        return self.failure is None and not self.disabled_reason
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all shards: the one being built and those that only older leases read included."""
+        return self._pages.used_bytes
+
+    @property
+    def n_failures(self) -> int:
+        """How often this device went from working to failed."""
+        return self._health.n_failures
+
+    def fail(self, error: BaseException) -> None:
+        """Marks the device as failed: nothing is loaded or scanned here until :meth:`recover`. Logged once a failure.
+
+        Its shard stays until who serves the lists drops them from the residency.
+        """
+        if self._health.fail(error, self._clock()):
+            _log.error("device %s failed, its lists are served by the host: %r", self.label, error)
+
+    def retry_due(self, now: float) -> bool:
+        """Whether :meth:`recover` should be called: 1, 2, 4 ... 60 s after the failure and each trial that failed."""
+        return self._health.retry_due(now)
+
+    def recover(self) -> Future[bool]:
+        """Tries a failed device after the loads that wait, and returns at once: an empty shard is built and searched.
+
+        The future says whether the device takes lists again; while another trial goes on it is False.
+
+        Raises:
+            RouterClosedError: the tier is closed.
+        """
+        trial = _Trial()
+        with self._lock:
+            self._refuse_closed()
+            if self._health.begin_probe():
+                self._jobs.put(trial)
+            else:
+                trial.future.set_result(self.failure is None)
+        return trial.future
+
+    # Scan
+
+    def scanner(self, residency: Residency) -> ShardScanner:
+        """A scanner over this device's lists of one leased snapshot.
+
+        Raises:
+            DeviceError: the device failed, or cannot scan this index.
+        """
+        if self.failure is not None:
+            raise DeviceError(f"device {self.label} has failed: {self.failure!r}")
+        if self.disabled_reason:
+            raise DeviceError(self.disabled_reason)
+        lists = residency.resident_lists(self.ordinal)
+        # All that one snapshot names here is of one shard: they are published together.
+        shard = self._pages.find(residency.list_pages[lists[0]]) if len(lists) else None
+        name = StandInShard.name if self.info.stand_in else GpuShard.name
+        return ShardScanner(self._index, shard, residency, self.ordinal, name)
+
+    # Movement
+
+    def load(
+        self,
+        lists: Sequence[int],
+        store: ResidencyStore,
+        cancelled: Callable[[], bool] | None = None,
+        *,
+        bandwidth_share: float | None = None,
+    ) -> Future[LoadReport]:
+        """Queues a shard of what is here and of ``lists``, in order, as far as they fit; returns at once.
+
+        All its lists become visible to new leases at once.
+
+        Args:
+            lists: list ids.
+            store: where they are published.
+            cancelled: asked before each list; a cancelled shard is not published.
+            bandwidth_share: None, or the part of the time in which lists are copied, 0 < share <= 1. The last step,
+                from the host to a GPU, is one.
+
+        Raises:
+            InvalidInputError: ``bandwidth_share`` is out of range.
+            RouterClosedError: the tier is closed.
+        """
+        check_share(bandwidth_share)
+        load = _Load(
+            [int(list_id) for list_id in lists],
+            store,
+            lambda: self._closed.is_set() or not self.usable or (cancelled is not None and cancelled()),
+            1.0 if bandwidth_share is None else bandwidth_share,
+        )
+        load.future.set_running_or_notify_cancel()
+        with self._lock:
+            self._refuse_closed()
+            self._jobs.put(load)
+        return load.future
+
+    def _refuse_closed(self) -> None:
+        if self._closed.is_set():
+            raise RouterClosedError("the device tier is closed")
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if isinstance(job, _Trial):
+                self._run_trial(job)
+                continue
+            try:
+                report = self._load(job)
+            except BaseException as error:  # noqa: BLE001 - handed to whoever waits; the device is marked
+                self.fail(error)
+                job.future.set_exception(error)
+            else:
+                job.future.set_result(report)
+            del job  # an idle thread must not keep the last store alive
+
+    def _run_trial(self, trial: _Trial) -> None:
+        works = False
+        try:
+            self._try_device()
+            works = True
+        except Exception as error:  # noqa: BLE001 - the outcome
+            # The failure itself was logged as an error; a trial that fails is nothing new.
+            _log.debug("device %s does not work yet: %r", self.label, error)
+        self._health.end_probe(works=works, now_s=self._clock())
+        if works:
+            _log.warning("device %s works again after %d trial(s)", self.label, self._health.n_probes)
+        trial.future.set_result(works)
+
+    def _try_device(self) -> None:
+        if self.used_bytes + self.fixed_bytes > self.budget_bytes:
+            raise OutOfBudgetError("the budget has no room for a trial while an older shard is read")
+        slot = self._pages.reserve(self.fixed_bytes)
+        try:
+            with ShardSource(self._index, _NO_LISTS, self.geometry) as source:
+                self._move(source).close()
+        finally:
+            self._pages.cancel(slot)
+
+    def _load(self, load: _Load) -> LoadReport:
+        store, list_device = load.store, load.store.current.list_device
+        asked = [list_id for list_id in dict.fromkeys(load.lists) if self._index.list_sizes[list_id] > 0]
+        present = [list_id for list_id in asked if list_device[list_id] >= 0]
+        missing = [list_id for list_id in asked if list_device[list_id] < 0]
+        held = store.current.resident_lists(self.ordinal)
+        chosen, too_large = self._choose(missing, held)
+        loaded: list[int] = []
+        if chosen and not load.unwanted():
+            loaded = self._replace(load, held, chosen)
+        current = store.current.list_device
+        here = set(loaded)
+        brought = [list_id for list_id in chosen if list_id not in here and current[list_id] >= 0]
+        away = here.union(too_large, brought)
+        return LoadReport(
+            loaded=tuple(loaded),
+            skipped=tuple(list_id for list_id in missing if list_id not in away),
+            present=tuple(present + brought),
+            nbytes=int(self._list_bytes[loaded].sum()),
+            too_large=tuple(too_large),
+        )
+
+    def _choose(self, missing: Sequence[int], held: I64) -> tuple[list[int], list[int]]:
+        """Those that fit beside what is here, in order, and those that never would."""
+        capacity = max(0, self.budget_bytes - self.fixed_bytes)
+        room = capacity - int(self._list_bytes[held].sum())
+        chosen, too_large = [], []
+        for list_id in missing:
+            nbytes = int(self._list_bytes[list_id])
+            if nbytes > capacity:
+                too_large.append(list_id)
+            elif nbytes <= room:
+                room -= nbytes
+                chosen.append(list_id)
+        return chosen, too_large
+
+    def _replace(self, load: _Load, held: I64, chosen: list[int]) -> list[int]:
+        """Publishes a shard of ``held`` and ``chosen`` in the place of the one that is there; what came of it."""
+        lists = np.union1d(held, np.array(chosen, dtype=np.int64))
+        nbytes = self.fixed_bytes + int(self._list_bytes[lists].sum())
+        if not self._make_room(load, held, nbytes):
+            return []
+        slot = self._pages.reserve(nbytes)
+        try:
+            with ShardSource(self._index, lists, self.geometry) as source:
+                shard = self._move(source) if self._copy(load, source) else None
+        except BaseException:
+            self._pages.cancel(slot)
+            raise
+        if shard is None or load.unwanted():
+            if shard is not None:
+                shard.close()
+            self._pages.cancel(slot)
+            return []
+        pages = self._pages.fill(slot, shard, lists)
+        loads: dict[int, tuple[int, I32]] = {list_id: (self.ordinal, page) for list_id, page in pages.items()}
+        before = load.store.current.resident_lists(self.ordinal)
+        snapshot = load.store.publish(loads, drops=before.tolist())
+        # Another device may have brought a list first; the store has given its page back then.
+        return [list_id for list_id in chosen if snapshot.list_pages[list_id] is pages[list_id]]
+
+    def _make_room(self, load: _Load, held: I64, nbytes: int) -> bool:
+        """Whether the budget has room for ``nbytes`` now; the shard that is there goes where it has not for both."""
+        if self.used_bytes + nbytes <= self.budget_bytes:
+            return True
+        dropped = load.store.publish({}, drops=held.tolist())
+        while not load.store.wait_reclaimed(dropped.version, _WAIT_S):
+            if load.unwanted():
+                return False
+        return self.used_bytes + nbytes <= self.budget_bytes
+
+    def _copy(self, load: _Load, source: ShardSource) -> bool:
+        """Brings all lists; False when they are not wanted any more."""
+        for number in range(len(source.lists)):
+            if load.unwanted():
+                return False
+            started = self._clock()
+            source.copy(number)
+            if load.share < 1:
+                self._closed.wait((self._clock() - started) * (1 / load.share - 1))
+        return True
+
+    def _move(self, source: ShardSource) -> FaissShard:
+        """The shard of ``source`` on the device, searched once."""
+        shard: FaissShard
+        if self.info.stand_in:
+            shard = StandInShard(source.cut())
+        else:
+            longest = int(self._index.list_sizes[source.lists].max(initial=0))
+            shard = GpuShard(source.cut(), self.device.index, self.scratch_bytes, longest)
+        warm_up(shard, self._index.scan_dim, int(source.lists[0]) if len(source.lists) else -1)
+        return shard
+
+    def check_invariants(self) -> None:
+        """Asserts what must hold at any time: the budget, and shards that somebody can reach."""
+        assert self.used_bytes <= self.budget_bytes
+        self._pages.check_invariants()
+
+    def close(self) -> None:
+        """Ends queued loads, joins the mover, lets the memory go. Lists that are not here yet are skipped, and the
+        futures are done. Nobody may scan any more."""
+        with self._lock:
+            self._closed.set()
+            self._jobs.put(None)
+        self._mover.join()
+        self._pages.clear()

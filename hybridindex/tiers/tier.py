@@ -1,0 +1,102 @@
+"""What the router needs of a device's tier, whatever holds the lists there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+from hybridindex.tiers.loading import LoadReport
+from hybridindex.tiers.protocol import Scanner
+from hybridindex.tiers.residency import Residency, ResidencyStore
+from hybridindex.types import I32
+
+__all__ = ["PageOwner", "Tier"]
+
+
+class PageOwner(Protocol):
+    """Takes back what a residency named and no lease reads any more. Outlives its tier; any thread."""
+
+    def free(self, pages: I32) -> None:
+        """Gives pages back, each once."""
+        ...
+
+
+class Tier(Protocol):
+    """One device: its budget, its lists, its mover thread and its state. Every method may be called from any thread."""
+
+    #: Number of the device in its router.
+    ordinal: int
+    #: Hard limit of bytes on the device.
+    budget_bytes: int
+    #: Why it holds nothing, when it cannot; empty where it can.
+    disabled_reason: str
+
+    @property
+    def label(self) -> str:
+        """What tables and logs print."""
+        ...
+
+    @property
+    def pages(self) -> PageOwner:
+        """To whom retired pages go back."""
+        ...
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What made this device fail, or None while it works."""
+        ...
+
+    @property
+    def usable(self) -> bool:
+        """Whether it works and can hold a list."""
+        ...
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes on the device that lists take, those included that only older leases still read."""
+        ...
+
+    @property
+    def n_failures(self) -> int:
+        """How often it went from working to failed."""
+        ...
+
+    def load(
+        self,
+        lists: Sequence[int],
+        store: ResidencyStore,
+        cancelled: Callable[[], bool] | None = None,
+        *,
+        bandwidth_share: float | None = None,
+    ) -> Future[LoadReport]:
+        """Queues the move of ``lists``, in order, beside what is here, and returns at once."""
+        ...
+
+    def scanner(self, residency: Residency) -> Scanner:
+        """A scanner over this device's lists of one leased snapshot.
+
+        Raises:
+            DeviceError: the device failed, or cannot scan this index.
+        """
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """Marks the device as failed: nothing is loaded or scanned here until :meth:`recover`."""
+        ...
+
+    def retry_due(self, now: float) -> bool:
+        """Whether :meth:`recover` should be called."""
+        ...
+
+    def recover(self) -> Future[bool]:
+        """Tries a failed device and returns at once; the future says whether it takes lists again."""
+        ...
+
+    def check_invariants(self) -> None:
+        """Asserts what must hold at any time, the budget among it."""
+        ...
+
+    def close(self) -> None:
+        """Joins the mover and lets the memory go. Nobody may scan any more."""
+        ...
