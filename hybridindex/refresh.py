@@ -60,6 +60,8 @@ class _Draft:
     base: Plan
     began_at: str
     base_plan_id: int | None
+    #: When the load began to be another, as far as is known: queries from before would blur the new one.
+    since_s: float | None = None
     profile: Profile | None = None
     plan: Plan | None = None
     plan_id: int | None = None
@@ -349,7 +351,7 @@ class Refresher:
                         "refresh_trigger",
                         {"reason": action.reason, "windows": [window_data(w) for w in action.windows]},
                     )
-                    self._request(action.reason, action.windows)
+                    self._request(action.reason, action.windows, since_s=action.windows[0].began_s)
         self._carry_out(self._cycle.handle(drift.Tick(now_s=self._clock())))
         if reason is not None:
             self._request(reason, tuple(self._own_windows))
@@ -361,12 +363,12 @@ class Refresher:
             self._own_windows.append(action.window)
         self._carry_out(self._cycle.handle(action))
 
-    def _request(self, reason: str, before: tuple[Window, ...]) -> None:
+    def _request(self, reason: str, before: tuple[Window, ...], *, since_s: float | None = None) -> None:
         if self._cycle.stage is CycleStage.IDLE:
-            self._begin(reason)
+            self._begin(reason, since_s)
         self._carry_out(self._cycle.handle(cycle.Requested(now_s=self._clock(), reason=reason, before=before)))
 
-    def _begin(self, reason: str) -> None:
+    def _begin(self, reason: str, since_s: float | None = None) -> None:
         self._updates += 1
         self._draft = _Draft(
             number=self._updates,
@@ -374,6 +376,7 @@ class Refresher:
             base=self._served(),
             began_at=_now(),
             base_plan_id=self._plan_id,
+            since_s=since_s,
         )
 
     def _carry_out(self, actions: Sequence[cycle.CycleAction]) -> None:
@@ -409,7 +412,7 @@ class Refresher:
             case cycle.CollectProfile():
                 self._commit_served()
                 with _timed(draft.seconds, "profiling"):
-                    draft.profile = self._renew(draft.base)
+                    draft.profile = self._renew(draft.base, draft.since_s)
                 return cycle.Profiled(now_s=self._clock())
             case cycle.Solve():
                 assert draft.profile is not None
@@ -444,11 +447,16 @@ class Refresher:
         assert plan is not None, "a plan is never taken away"
         return plan
 
-    def _renew(self, base: Plan) -> Profile:
+    def _renew(self, base: Plan, since_s: float | None = None) -> Profile:
         for tier in self._router.devices:
             if tier.failure is not None:
                 raise DeviceError(f"device {tier.label} has failed; its lists come back with it, not with a new plan")
-        queries = self._reservoir.sample(self._clock())
+        now_s, span_s = self._clock(), self._config.retention_s
+        queries = self._reservoir.sample(now_s)
+        if since_s is not None:
+            lately = self._reservoir.sample(now_s, since_s=since_s)
+            if len(lately) >= self._config.min_queries:
+                queries, span_s = lately, now_s - since_s
         return renew_profile(
             base.analysis.profile,
             self._index.ivf,
@@ -457,7 +465,7 @@ class Refresher:
             decay=self._config.decay,
             seed=self._config.seed,
             min_queries=self._config.min_queries,
-            notes={"parent": self._profile_id},
+            notes={"parent": self._profile_id, "span_s": span_s},
         )
 
     def _weigh(self, plan: Plan, base: Plan, reason: str, seconds: Mapping[str, float]) -> Proposal:

@@ -7,6 +7,7 @@ distinct and concise sampling: Gibbons and Matias, SIGMOD 1998). A query that is
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 
@@ -95,15 +96,15 @@ class QueryReservoir:
             self._rises.append((now_s, self._rate))
             self._rate *= 2
 
-    def sample(self, now_s: float) -> F32:
+    def sample(self, now_s: float, *, since_s: float = -math.inf) -> F32:
         """(m, d) float32, oldest first: every query of the last ``retention_s`` seconds is in it equally likely.
 
-        (0, 0) where nothing is kept.
+        ``since_s``: only those that came then or later. (0, 0) where nothing is kept.
         """
         with self._lock:
             self._expire(now_s)
             rate = min([self._rate, *(before for _, before in self._rises)])
-            rows = [row for _, mark, row in self._kept if mark < rate]
+            rows = [row for at, mark, row in self._kept if mark < rate and at >= since_s]
         return np.stack(rows) if rows else np.empty((0, 0), dtype=np.float32)
 
     def clear(self) -> None:

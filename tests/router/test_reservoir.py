@@ -60,6 +60,12 @@ def test_old_queries_are_not_answered_and_leave():
     assert reservoir.sample(1000.0).shape == (0, 0)
 
 
+def test_a_sample_may_begin_later():
+    reservoir = QueryReservoir(1000, retention_s=1000)
+    feed(reservoir, range(100), now_s=float)
+    np.testing.assert_array_equal(reservoir.sample(99.0, since_s=60.0), numbered(60, 100))
+
+
 def test_it_is_uniform_over_the_stream():
     """Each tenth of the stream is met as often: 400 samples of 32 of 1000, 5 standard errors."""
     counts = np.zeros(10)
