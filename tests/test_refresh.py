@@ -352,9 +352,9 @@ def breaking(monkeypatch, target, error, *, times=1):
 @pytest.mark.parametrize(
     ("target", "stage", "outcome"),
     [
-        ("hybridindex.refresh.renew_profile", "profiling", Outcome.FAILED),
-        ("hybridindex.refresh.plan_again", "solving", Outcome.FAILED),
-        ("hybridindex.refresh.compare_plans", "weighing", Outcome.FAILED),
+        ("hybridindex.refresh_update.renew_profile", "profiling", Outcome.FAILED),
+        ("hybridindex.refresh_update.plan_again", "solving", Outcome.FAILED),
+        ("hybridindex.refresh_update.compare_plans", "weighing", Outcome.FAILED),
         ("hybridindex.router.router.Router.apply_plan", "moving", Outcome.ROLLED_BACK),
         ("hybridindex.router.router.Router._place", "moving", Outcome.ROLLED_BACK),
     ],
@@ -362,7 +362,7 @@ def breaking(monkeypatch, target, error, *, times=1):
 def test_a_stage_that_fails_leaves_the_old_plan_serving(make_world, index, plan, monkeypatch, target, stage, outcome):
     world = make_world()
     world.serve(1, seed=3)
-    world.refresher._commit_served()
+    world.refresher._updates.commit_served()
     breaking(monkeypatch, target, RuntimeError("injected"))
     world.serve(2, seed=4, moved=True, latency_s=LATE_S)
     status = world.refresher.status()
@@ -387,8 +387,8 @@ def test_a_stage_that_fails_leaves_the_old_plan_serving(make_world, index, plan,
 def test_a_store_that_fails_keeps_the_old_plan(make_world, index, plan, monkeypatch, call, stage):
     """Saving the served plan, the new one, and the commit, in turn."""
     world = make_world()
-    world.refresher._commit_served()
-    target = "hybridindex.refresh.save_plan" if stage == "moving" else "hybridindex.refresh.commit_plan"
+    world.refresher._updates.commit_served()
+    target = "hybridindex.refresh_update.save_plan" if stage == "moving" else "hybridindex.refresh_update.commit_plan"
     breaking(monkeypatch, target, StoreError("injected"))
     world.serve(2, seed=4, moved=True, latency_s=LATE_S)
     world.serve(2, seed=5, moved=True)
@@ -417,7 +417,7 @@ def test_a_roll_back_that_fails_is_tried_until_it_works(make_world, plan, monkey
 
 def test_a_store_that_takes_no_events_stops_nothing(make_world):
     world = make_world()
-    world.refresher._commit_served()
+    world.refresher._updates.commit_served()
     world.serve(1, seed=9, moved=True)
     proposal = world.refresher.propose()
     with sqlite3.connect(world.store.name.removeprefix("sqlite:///")) as other:
@@ -506,8 +506,8 @@ def test_the_schedule_updates_and_close_joins(make_world, plan):
 def test_the_schedule_asks_without_drift(make_world):
     world = make_world(dataclasses.replace(CONFIG, tick_s=60.0, interval_s=0.02))
     ended = threading.Event()
-    real = world.refresher._end
-    world.refresher._end = lambda e: (real(e), ended.set())
+    real = world.refresher._updates._on_ended
+    world.refresher._updates._on_ended = lambda: (real(), ended.set())
     world.refresher.start()
     assert ended.wait(60)
     world.refresher.close()

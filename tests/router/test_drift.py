@@ -32,9 +32,7 @@ from tests.moving_load import moving_queries
 from tests.store.conftest import make_profile
 
 POLICY = DriftPolicy(window_requests=100, window_s=10.0, min_queries=20, cool_down_s=50.0)
-PROMISE = Expectation(
-    slo_s=0.1, attainment=0.9, hit_rate=HitRatePrediction(mean=0.6, variance=0.04, n_held=1000)
-)
+PROMISE = Expectation(slo_s=0.1, attainment=0.9, hit_rate=HitRatePrediction(mean=0.6, variance=0.04, n_held=1000))
 
 
 def serve(monitor, now_s, *, latency_s=0.05, rates=(0.6,)):
