@@ -97,7 +97,9 @@ class PlanUpdates:
         self._proposals = self._updates = 0
         #: Windows of the plan that serves, to compare the next one with.
         self._windows: deque[Window] = deque(maxlen=config.drift.of_windows)
-        self._profile_id: int | None = self._served().analysis.profile.id
+        #: The plan that was told of last, and the row of its profile.
+        self._known = self._served()
+        self._profile_id: int | None = self._known.analysis.profile.id
         #: No stage begins once it is set; from any thread.
         self.closed = threading.Event()
         # Read from any thread.
@@ -173,6 +175,11 @@ class PlanUpdates:
 
     def tick(self) -> None:
         """Time went by."""
+        if self.stage is CycleStage.IDLE and self._served() is not self._known:
+            # Somebody gave the router another plan.
+            self.plan_id, self._profile_id = None, self._served().analysis.profile.id
+            self._serve_now(self._served())
+            self.commit_served()
         self._carry_out(self._cycle.handle(Tick(now_s=self._clock())))
 
     def interrupt(self) -> None:
@@ -321,6 +328,7 @@ class PlanUpdates:
         expectation = expect(plan, self._router, self._config)
         self._on_served(expectation)
         self._windows.clear()
+        self._known = plan
         return expectation
 
     def commit_served(self) -> None:

@@ -68,6 +68,11 @@ class QueryReservoir:
             return
         with self._lock:
             self._offered += len(rows)
+            if len(rows) == 1:
+                mark = self._random.random()
+                if mark < self._rate:
+                    self._keep(now_s, mark, rows[0])
+                return
             marks = self._random.random(len(rows))
             for number in np.flatnonzero(marks < self._rate):
                 self._keep(now_s, float(marks[number]), rows[number])

@@ -324,6 +324,18 @@ def test_what_is_not_worth_its_move_is_left(make_world, plan):
     assert world.router.plan is plan
 
 
+def test_a_plan_that_somebody_else_applied_is_the_one_to_watch(make_world, index, profile):
+    world = make_world()
+    world.refresher._updates.commit_served()
+    other = index.plan(50, BUDGET, profile, coverage=0.1)
+    world.router.apply_plan(other)
+    world.refresher.step()
+    status = world.refresher.status()
+    assert status.predicted_hit_rate == pytest.approx(other.predicted_hit_rate)
+    assert status.drift_state is DriftState.COOLING_DOWN
+    assert same_decision(last_committed_plan(world.store, index), other)
+
+
 # Failures
 
 
@@ -468,6 +480,27 @@ def test_observe_never_raises_and_counts_what_it_cannot_use(make_world, caplog):
     assert len(caplog.records) == 1
     world.refresher.observe(query[0], 0.1, 0.5)
     assert world.refresher.status().requests == 1
+
+
+@pytest.mark.parametrize("stage", ["renew_profile", "plan_again", "compare_plans", "save_plan"])
+def test_closing_begins_no_further_stage(make_world, plan, monkeypatch, stage):
+    import hybridindex.refresh_update as room
+
+    world = make_world()
+    world.refresher._updates.commit_served()
+    world.serve(1, seed=9, moved=True)
+    real = getattr(room, stage)
+    monkeypatch.setattr(room, stage, lambda *a, **k: (world.refresher._updates.closed.set(), real(*a, **k))[1])
+    version = world.router.residency.version
+    world.refresher.step("a person")
+    last = world.refresher._updates.last
+    if stage == "save_plan":  # the move itself is one stage
+        assert last.stage is CycleStage.VERIFYING
+        return
+    assert last.outcome in (Outcome.FAILED, Outcome.ROLLED_BACK)
+    assert "the refresher is closed" in last.why
+    assert world.router.plan is plan
+    assert world.router.residency.version == version
 
 
 # Life

@@ -231,7 +231,7 @@ def test_policies_that_make_no_sense_are_refused(changes):
 
 
 class CycleMachine(RuleBasedStateMachine):
-    """A world beside the cycle: it carries out what is asked, or fails, and knows which plan serves and is committed."""
+    """A world beside the cycle: it does what is asked, or fails, and knows which plan serves and is committed."""
 
     def __init__(self):
         super().__init__()
