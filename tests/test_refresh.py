@@ -64,9 +64,9 @@ def plan(index, profile):
 class World:
     """One router, its refresher and a clock that stands still unless requests are served."""
 
-    def __init__(self, index, plan, store, config, devices=("cpu",)):
+    def __init__(self, index, plan, store, config, **options):
         self.index, self.now = index, 0.0
-        self.router = index.router(plan, list(devices), threads=1)
+        self.router = index.router(plan, ["cpu"], threads=1, **options)
         self.store = store
         self.refresher = Refresher(index, self.router, store, config, clock=lambda: self.now)
 
@@ -179,6 +179,7 @@ def test_everything_is_recorded(make_world):
     first, second = world.events(COMMITTED)
     assert (first["verified"], second["verified"]) == (False, True)
     assert ended["plan_id"] == second["plan_id"] == world.refresher.status().plan_id
+    assert world.store.load_plan(second["plan_id"]).profile_id == second["profile_id"]
     renewed = world.store.load_profile(second["profile_id"]).notes["renewed"]
     assert renewed["parent"] == first["profile_id"]
     assert renewed["queries"]["given"] == renewed["queries"]["fit"] + renewed["queries"]["held"] == 200
@@ -287,7 +288,7 @@ def test_a_proposal_may_change_the_request_but_not_the_devices(make_world):
 
 
 def test_plans_stay_within_the_open_arenas(make_world):
-    world = make_world(store=False)
+    world = make_world(store=False, lookahead_bytes=0)
     world.serve(1, seed=12)
     arena = world.router.devices[0].arena.nbytes
     proposal = world.refresher.propose("everything", coverage=1.0, device_budget_bytes=1 << 40)
@@ -534,6 +535,21 @@ def test_the_schedule_updates_and_close_joins(make_world, plan):
     for late in (world.refresher.propose, world.refresher.start):
         with pytest.raises(RouterClosedError):
             late()
+
+
+def test_close_waits_for_a_step_that_goes_on(make_world, monkeypatch):
+    world = make_world(dataclasses.replace(CONFIG, tick_s=0.01), store=False)
+    entered, release = threading.Event(), threading.Event()
+    monkeypatch.setattr(world.refresher, "step", lambda: (entered.set(), release.wait(60)))
+    world.refresher.start()
+    assert entered.wait(60)
+    closer = threading.Thread(target=world.refresher.close)
+    closer.start()
+    closer.join(0.3)
+    assert closer.is_alive()
+    release.set()
+    closer.join(60)
+    assert not closer.is_alive()
 
 
 def test_the_schedule_asks_without_drift(make_world):
