@@ -57,7 +57,7 @@ def config() -> RefreshConfig:
     return RefreshConfig(
         drift=DriftPolicy(window_requests=WINDOW, window_s=3600, cool_down_s=0.5, off_windows=2, of_windows=3),
         slo_ms=1e-3,
-        tick_s=0.02,
+        tick_s=0.1,
     )
 
 
@@ -147,13 +147,20 @@ def main() -> None:
         [(f"{i + 1}", windows["off"][i], windows["on"][i]) for i in range(len(windows["off"]))],
     )
     last = slice(-first // 2, None)
-    undisturbed = np.concatenate([run["latency_s"] for run in sides["off"]])
-    during = np.concatenate([run["latency_s"][run["busy"]] for run in sides["on"]])
-    beside = np.concatenate([run["latency_s"][~run["busy"]] for run in sides["on"]])
-    tables = {"off": undisturbed, "on, an update under way": during, "on, otherwise": beside}
+    rounds = {side: np.stack([run["latency_s"] for run in runs]) for side, runs in sides.items()}
+    busy = np.stack([run["busy"] for run in sides["on"]])
+    late = np.arange(len(load)) >= half
+    # Pairs of rows do the same work: the same plan and load.
+    tables = {
+        "before the move, off": rounds["off"][:, ~late].ravel(),
+        "before the move, on": rounds["on"][:, ~late].ravel(),
+        "after it, off": rounds["off"][:, late].ravel(),
+        "after it, on, while an update is made": rounds["on"][busy],
+        "after it, on, with the new plan": rounds["on"][:, -(half // 2) :].ravel(),
+    }
     rows = {name: percentiles(seconds) for name, seconds in tables.items()}
-    # What the same side differs from itself by: the noise of a p99.
-    noise = [percentiles(run["latency_s"])["p99_ms"] for run in sides["off"]]
+    # What one side differs from itself by: the noise of a p99.
+    noise = [percentiles(run)["p99_ms"] for run in rounds["off"]]
     show("searches", ("side", "n", "p50 ms", "p99 ms"), [(name, *row.values()) for name, row in rows.items()])
     stages = [run["stage_seconds"] for run in sides["on"]]
     show("seconds of each stage, by round", ("stage", *(f"round {i + 1}" for i in range(args.rounds))),

@@ -7,7 +7,7 @@ import pytest
 
 from hybridindex.errors import ProfileError, ProfileMismatchError
 from hybridindex.profiler.access import access_counts, sample_access, smooth
-from hybridindex.profiler.recent import DECAYS, choose_decay, renew_profile
+from hybridindex.profiler.recent import choose_decay, renew_profile
 from tests.clustered import small_index
 from tests.moving_load import moving_queries
 from tests.store.conftest import make_profile
