@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
+import sys
 import threading
 
 import numpy as np
@@ -15,6 +16,7 @@ from hybridindex.committed import COMMITTED, same_decision
 from hybridindex.errors import (
     DeviceError,
     InvalidInputError,
+    MissingDependencyError,
     ProfileError,
     ProfileMismatchError,
     RefreshError,
@@ -504,6 +506,34 @@ def test_closing_begins_no_further_stage(make_world, plan, monkeypatch, stage):
     assert world.router.residency.version == version
 
 
+def test_threads_observe_while_steps_are_taken(make_world):
+    world = make_world(store=False)
+    queries = moving_queries(300, seed=17, moved=False)
+    rates = world.router.search(queries, 5).hit_rate
+    start = threading.Barrier(5)
+
+    def observe():
+        start.wait()
+        for query, rate in zip(queries, rates, strict=True):
+            world.refresher.observe(query, FAST_S, rate)
+
+    threads = [threading.Thread(target=observe) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    start.wait()
+    while any(thread.is_alive() for thread in threads):
+        world.refresher.step()
+        world.refresher.status()
+    for thread in threads:
+        thread.join()
+    world.refresher.step()
+    world.refresher.check_invariants()
+    status = world.refresher.status()
+    assert (status.requests, status.observe_errors) == (1200, 0)
+    assert sum(window.requests for window in status.windows) == 1200
+    assert 128 <= status.queries_kept <= 512
+
+
 # Life
 
 
@@ -562,6 +592,14 @@ def test_the_schedule_asks_without_drift(make_world):
     world.refresher.close()
     assert world.events("refresh_ended")[0]["reason"] == "the schedule"
     assert "0 recent queries" in world.events("refresh_ended")[0]["why"]
+
+
+def test_without_apscheduler_the_error_says_what_to_install(make_world, monkeypatch):
+    world = make_world(store=False)
+    monkeypatch.setitem(sys.modules, "apscheduler.schedulers.background", None)
+    with pytest.raises(MissingDependencyError, match=r"hybridindex\[refresh\]"):
+        world.refresher.start()
+    assert not world.refresher.status().running
 
 
 def test_a_router_without_lists_to_move_is_refused(index, plan):
