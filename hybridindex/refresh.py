@@ -299,9 +299,9 @@ class Refresher:
             self._updates.record("refresh_trigger", {"reason": trigger.reason, "windows": windows})
             self._updates.request(trigger.reason, trigger.windows, since_s=trigger.windows[0].began_s)
 
-    def _expect_from_now(self, expectation: Expectation) -> None:
+    def _expect_from_now(self, expectation: Expectation, now_s: float) -> None:
         with self._lock:
-            self._monitor.handle(drift.UpdateEnded(now_s=self._clock(), expectation=expectation))
+            self._monitor.handle(drift.UpdateEnded(now_s=now_s, expectation=expectation))
 
     def _update_ended(self) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ Profiles, plans, moves, commits and records here; when an update begins is :mod:
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -65,7 +66,6 @@ class _Draft:
     proposal: Proposal | None = None
     verified: bool | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    moved_s: float = 0.0
 
 
 class PlanUpdates:
@@ -80,13 +80,13 @@ class PlanUpdates:
         reservoir: QueryReservoir,
         *,
         clock: Callable[[], float],
-        on_served: Callable[[Expectation], None],
+        on_served: Callable[[Expectation, float], None],
         on_ended: Callable[[], None],
     ) -> None:
         """
         Args:
             clock: monotonic seconds.
-            on_served: told what to expect when another plan serves.
+            on_served: told what to expect when another plan serves, and since when.
             on_ended: told when an update is over, whatever its outcome.
         """
         self._index, self._router, self._store, self._config = index, router, store, config
@@ -99,6 +99,8 @@ class PlanUpdates:
         self._windows: deque[Window] = deque(maxlen=config.drift.of_windows)
         #: The plan that was told of last, and the row of its profile.
         self._known = self._served()
+        #: When the plan began to serve; its windows begin then or later.
+        self._since_s = -math.inf
         self._profile_id: int | None = self._known.analysis.profile.id
         #: No stage begins once it is set; from any thread.
         self.closed = threading.Event()
@@ -169,7 +171,8 @@ class PlanUpdates:
 
     def see(self, closed: WindowClosed) -> None:
         """A window closed."""
-        if not closed.window.thin:
+        # One that began earlier was served by the plan before, in part at least.
+        if not closed.window.thin and closed.window.began_s >= self._since_s:
             self._windows.append(closed.window)
         self._carry_out(self._cycle.handle(closed))
 
@@ -248,11 +251,12 @@ class PlanUpdates:
                 return cycle.Weighed(now_s=self._clock(), comparison=draft.proposal.comparison)
             case cycle.Move():
                 with _timed(draft.seconds, "moving"):
-                    expectation = self._move(draft)
-                draft.moved_s = self._clock()
-                return cycle.Moved(now_s=draft.moved_s, expectation=expectation)
+                    self._move(draft)
+                assert draft.plan is not None
+                expectation = self._serve_now(draft.plan)
+                return cycle.Moved(now_s=self._since_s, expectation=expectation)
             case cycle.Commit():
-                draft.seconds["verifying"] = self._clock() - draft.moved_s
+                draft.seconds["verifying"] = self._clock() - self._since_s
                 self._commit(draft, verified=action.verified)
                 return cycle.Committed(now_s=self._clock())
             case cycle.RollBack():
@@ -309,8 +313,8 @@ class PlanUpdates:
             stage_seconds=dict(seconds),
         )
 
-    def _move(self, draft: _Draft) -> Expectation:
-        """Saves the plan, then brings its lists; the promise that goes with what really came."""
+    def _move(self, draft: _Draft) -> None:
+        """Saves the plan, then brings its lists."""
         assert draft.plan is not None
         if self._store is not None:
             # A restart must find what served before.
@@ -321,12 +325,12 @@ class PlanUpdates:
         self._router.apply_plan(draft.plan, bandwidth_share=self._config.bandwidth_share)
         if sum(tier.n_failures for tier in self._router.devices) > before:
             raise DeviceError("a device failed while lists moved to it")
-        return self._serve_now(draft.plan)
 
     def _serve_now(self, plan: Plan) -> Expectation:
-        """``plan`` serves from now on: windows begin anew."""
+        """``plan`` serves from now on: windows begin anew. What it promises with the lists that really came."""
         expectation = expect(plan, self._router, self._config)
-        self._on_served(expectation)
+        self._since_s = self._clock()
+        self._on_served(expectation, self._since_s)
         self._windows.clear()
         self._known = plan
         return expectation

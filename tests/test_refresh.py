@@ -64,13 +64,18 @@ def plan(index, profile):
 
 
 class World:
-    """One router, its refresher and a clock that stands still unless requests are served."""
+    """One router, its refresher and a clock that only the requests move."""
 
     def __init__(self, index, plan, store, config, **options):
         self.index, self.now = index, 0.0
         self.router = index.router(plan, ["cpu"], threads=1, **options)
         self.store = store
-        self.refresher = Refresher(index, self.router, store, config, clock=lambda: self.now)
+        self.refresher = Refresher(index, self.router, store, config, clock=self.clock)
+
+    def clock(self):
+        """No two readings are the same."""
+        self.now += 1e-6
+        return self.now
 
     def serve(self, windows=1, *, seed, moved=False, latency_s=FAST_S):
         """Real searches, one query each; a step after each window."""
@@ -300,6 +305,19 @@ def test_plans_stay_within_the_open_arenas(make_world):
     assert proposal.plan.request.budgets == (1 << 40,)
     world.refresher.apply(proposal)
     assert world.router.stats().unplaced_lists == 0
+
+
+def test_windows_of_the_plan_before_say_nothing_of_the_new_one(make_world):
+    world = make_world(store=False)
+    world.serve(1, seed=14, moved=True)
+    proposal = world.refresher.propose()
+    for query in moving_queries(200, seed=15, moved=True):
+        world.refresher.observe(query, LATE_S, world.router.search(query, 5).hit_rate)
+    world.refresher.apply(proposal)
+    world.refresher.step()
+    assert len(world.refresher.status().windows) == 3
+    assert not world.refresher._updates._windows
+    assert world.refresher.status().stage is CycleStage.VERIFYING
 
 
 def test_a_stale_proposal_is_refused_and_so_is_one_during_an_update(make_world):
