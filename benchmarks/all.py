@@ -20,6 +20,7 @@ NAMES = (
     "exactness",
     "schedulers",
     "lookahead_replay",
+    "drift",
 )
 
 

@@ -21,7 +21,8 @@ The tree::
     │   └── OutOfBudgetError                  internal to placement: pages or scratch exceed the budget
     ├── MissingDependencyError                an extra is not installed; names the extra
     └── RouterError
-        └── RouterClosedError
+        ├── RouterClosedError
+        └── RefreshError                      an update of the plan cannot be made now
 
 "Infeasible" is a verdict of a plan, never an exception.
 """
@@ -43,6 +44,7 @@ __all__ = [
     "OutOfBudgetError",
     "ProfileError",
     "ProfileMismatchError",
+    "RefreshError",
     "RouterClosedError",
     "RouterError",
     "StoreError",
@@ -130,3 +132,7 @@ class RouterError(HybridIndexError):
 
 class RouterClosedError(RouterError):
     """The router or session was closed."""
+
+
+class RefreshError(RouterError):
+    """An update of the plan cannot be made now: another one goes on, or it rests on a plan that serves no more."""

@@ -79,7 +79,7 @@ def test_partitioner_is_pure():
         assert not used, f"{path} imports {used}"
 
 
-@pytest.mark.parametrize("file", ["hotness.py", "grouping.py"])
+@pytest.mark.parametrize("file", ["hotness.py", "grouping.py", "drift.py", "update_cycle.py"])
 def test_policies_of_the_router_are_pure(file):
     used = {name.split(".")[0] for name in imports(ROOT / "router" / file)} & PURE
     assert not used, f"router/{file} imports {used}"
