@@ -101,8 +101,10 @@ def change_request(request: PlanRequest, changes: Mapping[str, Any]) -> PlanRequ
         "n_devices": request.n_devices,
         "page_bytes": request.page_bytes,
         "scratch_bytes": request.scratch,
+        "fixed_bytes": 0,  # in that scratch
         **{name: getattr(request, name) for name in CHANGES if name != "device_budget_bytes"},
         "scannable": request.scannable,
+        "unscannable": request.unscannable,
         **changes,
     }
     assert set(values) == set(inspect.signature(PlanRequest.resolve).parameters), "a new argument of plans"
@@ -115,8 +117,8 @@ def plan_again(profile: Profile, request: PlanRequest, router: Router) -> Plan:
     The plan keeps the request's own budgets, so that a router opened with it later has room for lookahead again; its
     reason says where the arenas are smaller.
     """
-    scratch = tuple(tier.scratch_bytes for tier in router.devices)
-    room = tuple(tier.arena.nbytes + tier.scratch_bytes for tier in router.devices)
+    scratch = tuple(tier.reserved_bytes for tier in router.devices)
+    room = tuple(tier.capacity_bytes + tier.reserved_bytes for tier in router.devices)
     plan = make_plan(
         profile,
         slo_ms=request.slo_ms,
@@ -131,6 +133,7 @@ def plan_again(profile: Profile, request: PlanRequest, router: Router) -> Plan:
         page_bytes=request.page_bytes,
         scratch_bytes=scratch,
         scannable=request.scannable,
+        unscannable=request.unscannable,
     )
     if plan.request == request:
         return plan

@@ -144,6 +144,16 @@ class DeviceTier:
         return (self.arena.pages.n_pages - self.arena.pages.n_free) * self.geometry.page_bytes
 
     @property
+    def capacity_bytes(self) -> int:
+        """Bytes of the arena."""
+        return self.arena.nbytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Scratch."""
+        return self.scratch_bytes
+
+    @property
     def kept_bytes(self) -> int:
         """Bytes of pages out of use since a copy failed that may still write them; free after a recovery."""
         return self._copier.kept_pages * self.geometry.page_bytes

@@ -153,6 +153,16 @@ class ShardTier:
         return self._pages.used_bytes
 
     @property
+    def capacity_bytes(self) -> int:
+        """What the budget has besides the codec tables and scratch."""
+        return max(0, self.budget_bytes - self.fixed_bytes)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Codec tables and scratch."""
+        return self.fixed_bytes
+
+    @property
     def n_failures(self) -> int:
         """How often this device went from working to failed."""
         return self._health.n_failures
@@ -307,7 +317,7 @@ class ShardTier:
 
     def _choose(self, missing: Sequence[int], held: I64) -> tuple[list[int], list[int]]:
         """Those that fit beside what is here, in order, and those that never would."""
-        capacity = max(0, self.budget_bytes - self.fixed_bytes)
+        capacity = self.capacity_bytes
         room = capacity - int(self._list_bytes[held].sum())
         chosen, too_large = [], []
         for list_id in missing:

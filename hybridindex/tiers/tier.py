@@ -58,6 +58,16 @@ class Tier(Protocol):
         ...
 
     @property
+    def capacity_bytes(self) -> int:
+        """Bytes on the device that lists may take."""
+        ...
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of the budget that are for scans, not for lists."""
+        ...
+
+    @property
     def n_failures(self) -> int:
         """How often it went from working to failed."""
         ...
