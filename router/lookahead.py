@@ -24,6 +24,7 @@ from hybridindex.router.holdings import Holder, Holdings
 from hybridindex.router.hotness import HotnessPolicy
 from hybridindex.router.stats import StatsCounter
 from hybridindex.tiers.device import DeviceTier, LoadReport
+from hybridindex.tiers.outcome import fail, settle
 from hybridindex.tiers.residency import ResidencyStore
 from hybridindex.types import F32, I64
 
@@ -205,9 +206,11 @@ class Lookahead:
         for job in jobs:
             if isinstance(job, Holder):
                 self.release(job)
-            elif isinstance(job, np.ndarray):
-                with self._lock:
-                    self._holdings.note_use(job)
+        # What waited is one round: a decision takes as long as it has lists, whoever asks.
+        used = [job for job in jobs if isinstance(job, np.ndarray)]
+        if used:
+            with self._lock:
+                self._holdings.note_use(np.concatenate(used))
         tiers = [tier for tier in self._tiers if tier.usable]
         waiting = []
         for draft in jobs:
@@ -216,7 +219,7 @@ class Lookahead:
             if tiers and not draft.holder.closed:
                 waiting.append(draft)
             else:
-                draft.future.set_result(None)
+                settle(draft.future, None)
         if not waiting:
             return
         try:
@@ -226,14 +229,14 @@ class Lookahead:
         except Exception as error:  # noqa: BLE001 - handed to the callers
             _log.exception("%d lookaheads failed", len(waiting))
             for draft in waiting:
-                draft.future.set_exception(error)
+                fail(draft.future, error)
             return
         for draft, wanted, number in zip(waiting, probes, tier_of.tolist(), strict=True):
             try:
                 self._start(draft, wanted, tiers[number])
             except Exception as error:  # noqa: BLE001 - handed to the caller; the others go on
                 _log.exception("a lookahead of %d queries failed", len(draft.queries))
-                draft.future.set_exception(error)
+                fail(draft.future, error)
 
     def _quantize(self, drafts: Sequence[_Draft]) -> list[I64]:
         """Each draft's probes, (n, nprobe) int64."""
@@ -277,13 +280,11 @@ class Lookahead:
 
         def landed(done: Future[LoadReport]) -> None:
             try:
-                with self._lock:
-                    self._expect(tier, holder, -coming)
                 # A failed device is marked and logged by its tier; searches go to the host.
-                if done.exception() is None:
-                    self._settle(holder, len(left_out), done.result())
+                report = done.result() if done.exception() is None else self._report_of(tier, chosen)
+                self._settle(tier, holder, coming, len(left_out), report)
             finally:
-                draft.future.set_result(None)
+                settle(draft.future, None)
 
         try:
             report = tier.load(chosen, self._residency, cancelled=lambda: holder.closed)
@@ -293,9 +294,17 @@ class Lookahead:
             raise
         report.add_done_callback(landed)
 
-    def _settle(self, holder: Holder, n_left_out: int, report: LoadReport) -> None:
+    def _report_of(self, tier: DeviceTier, lists: Sequence[int]) -> LoadReport:
+        """Of a load that failed: some of its lists may have been published before."""
+        there = self._residency.current.list_device
+        loaded = tuple(i for i in lists if there[i] == tier.ordinal)
+        nbytes = int(self._holdings.list_bytes[list(loaded)].sum())
+        return LoadReport(loaded=loaded, skipped=(), present=(), nbytes=nbytes)
+
+    def _settle(self, tier: DeviceTier, holder: Holder, coming: int, n_left_out: int, report: LoadReport) -> None:
         n_skipped = len(report.skipped) + len(report.too_large) + n_left_out
         with self._lock:
+            self._expect(tier, holder, -coming)
             holder.bytes_moved += report.nbytes
             holder.lists_moved += len(report.loaded)
             holder.lists_skipped += n_skipped
@@ -341,6 +350,10 @@ class Lookahead:
     def _wait_for_pages(self, dropped: Sequence[int]) -> None:
         if dropped and not self._residency.wait_reclaimed(self._residency.current.version, _EVICTION_TIMEOUT_S):
             _log.warning("pages of evicted lists are still read after %g s", _EVICTION_TIMEOUT_S)
+
+    def owns_current_thread(self) -> bool:
+        """Whether the own thread asks, in a callback."""
+        return threading.current_thread() is self._thread
 
     def close(self) -> None:
         """Finishes queued drafts and joins the thread. The device tiers are closed by their owner."""

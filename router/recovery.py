@@ -63,6 +63,10 @@ class Recovery:
             except Exception:  # noqa: BLE001 - other devices, and later trials, still need this thread
                 _log.exception("device %s could not be tried", tier.label)
 
+    def owns_current_thread(self) -> bool:
+        """Whether the own thread asks."""
+        return threading.current_thread() is self._thread
+
     def close(self) -> None:
         """Joins the thread; a trial that goes on is finished first."""
         self._stop.set()

@@ -131,6 +131,7 @@ class Router:
         self._residency = ResidencyStore(index.nlist, lambda device, pages: owners[device].free(pages))
         self._host = open_host_scanner(index, threads=threads, name=host_scanner)
         self._plan_lock = threading.Lock()
+        self._close_lock = threading.Lock()
         self._window_budgets: dict[tuple[int, float, int], tuple[Plan, int]] = {}
         self._closed = False
         try:
@@ -242,7 +243,7 @@ class Router:
                 future.exception()  # waits; a failed device is marked and logged by its tier
             current = self._residency.current.list_device
             # A session's copy may have brought one to another device meanwhile.
-            if not ((target >= 0) & (current >= 0) & (current != target)).any():
+            if self._closed or not ((target >= 0) & (current >= 0) & (current != target)).any():
                 return
 
     def _load_planned(self, plan: Plan, tier: Tier, bandwidth_share: float | None) -> Future[LoadReport]:
@@ -251,7 +252,9 @@ class Router:
         wanted = hottest_first[plan.list_device[hottest_first] == tier.ordinal]
         if self._moves_single_lists and isinstance(tier, DeviceTier):
             self._lookahead.evict_for(tier, wanted[self._residency.current.list_device[wanted] < 0])
-        return tier.load(wanted.tolist(), self._residency, bandwidth_share=bandwidth_share)
+        return tier.load(
+            wanted.tolist(), self._residency, cancelled=lambda: self._closed, bandwidth_share=bandwidth_share
+        )
 
     def _restore(self, tier: Tier) -> None:
         """A device works again: its lists of the plan come back."""
@@ -272,7 +275,7 @@ class Router:
             ProfileMismatchError: the plan is of another index.
             InvalidInputError: the plan is for another number of devices, or the share is out of range.
         """
-        self._refuse_own_threads("apply_plan")
+        self._refuse_own_threads("apply_plan", moves=True)
         check_share(bandwidth_share)
         if plan.index_fingerprint != self._index.fingerprint:
             raise ProfileMismatchError(
@@ -285,6 +288,7 @@ class Router:
                 raise RouterClosedError("the router is closed")
             self._place(plan, bandwidth_share)
             self._plan = plan
+            self._window_budgets.clear()
 
     # Search
 
@@ -404,8 +408,13 @@ class Router:
         """Lists probed when a call does not say."""
         return self._plan.nprobe if self._plan is not None else self._index.nprobe
 
-    def _refuse_own_threads(self, what: str) -> None:
-        if self._engine.owns_current_thread():
+    def _refuse_own_threads(self, what: str, *, moves: bool = False) -> None:
+        """``moves``: what it waits for are the threads that move lists, too."""
+        own = self._engine.owns_current_thread()
+        if moves and not own:
+            own = self._lookahead.owns_current_thread() or self._recovery.owns_current_thread()
+            own = own or any(tier.owns_current_thread() for tier in self._tiers)
+        if own:
             raise RouterError(f"{what} was called from a callback on the router's own thread and would wait for itself")
 
     # Sessions
@@ -509,11 +518,13 @@ class Router:
 
     def close(self) -> None:
         """Answers what is queued, joins all threads, lets the arenas go. Closing twice is harmless."""
-        self._refuse_own_threads("close")
-        with self._plan_lock:
+        self._refuse_own_threads("close", moves=True)
+        with self._close_lock:
             if self._closed:
                 return
             self._closed = True
+        with self._plan_lock:  # a change of plan gives up what is not sent yet
+            pass
         self._recovery.close()
         self._engine.close()
         self._lookahead.close()

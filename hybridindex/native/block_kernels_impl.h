@@ -285,6 +285,8 @@ inline vec scaled_squares(const std::uint8_t* codes, const float* scale, std::in
     return sums;
 }
 
+constexpr float kLargestSquare = 0x1p126f;
+
 void row_terms(const std::uint8_t* rows, std::int64_t stride, int n_rows, std::int64_t code_dim, const float* scale,
                RowTerms* out) {
     for (int first = 0; first < n_rows; first += W, rows += W * stride) {
@@ -301,7 +303,8 @@ void row_terms(const std::uint8_t* rows, std::int64_t stride, int n_rows, std::i
         for (int r = 0; r < W; ++r)
             scaled[r] = scaled_squares(rows + (first + r < n_rows ? r : 0) * stride, scale, code_dim);
         const vec sums = sum_lanes(scaled);
-        std::memcpy(out->square + first, &sums, sizeof(sums));
+        // A smaller square rules out less: what overflows must stay a number.
+        for (int r = 0; r < W; ++r) out->square[first + r] = sums[r] < kLargestSquare ? sums[r] : kLargestSquare;
     }
 }
 

@@ -11,8 +11,9 @@ namespace {
 constexpr double kLeastStep = 0x1p-90;
 // Lengths of queries between which no product overflows or vanishes that matters.
 constexpr double kShortest = 0x1p-40, kLongest = 0x1p60;
-// More than what sums of products that are too small for a float can add up to.
-constexpr double kVanished = 0x1p-80;
+// More than what vanishes because it is too small for a float: of a sum of products, and of the length of a row, whose
+// squares do, per square root of a dimension.
+constexpr double kVanished = 0x1p-80, kVanishedLength = 0x1p-74;
 
 }  // namespace
 
@@ -72,7 +73,8 @@ QueryBound bound_of_halves(const float* query, std::int64_t dim, bool inner_prod
     if (!(size >= kShortest && size <= kLongest)) return QueryBound::none();
     const double sums = static_cast<double>(dim + 16) * 0x1p-20;
     const double length = (std::sqrt(lost) + std::sqrt(kept) * (0x1p-8 + sums)) * (1 + sums);
-    if (inner_product) return {0, 1, 0, length, kVanished};
+    // Elements below 2^-75 have no square, below 2^-126 they are nothing to the tiles: |x| may lack so much.
+    if (inner_product) return {0, 1, 0, length, kVanished + size * std::sqrt(static_cast<double>(dim)) * kVanishedLength};
     return {square / 4, 1, 1 - sums, length, square * sums + kVanished};
 }
 

@@ -334,6 +334,10 @@ class DeviceTier:
                     return move
                 self._work.wait(rest_s)
 
+    def owns_current_thread(self) -> bool:
+        """See :meth:`hybridindex.tiers.tier.Tier.owns_current_thread`."""
+        return threading.current_thread() is self._mover
+
     def check_invariants(self) -> None:
         """Asserts what must hold at any time: the budget, and pages that are free or have an owner."""
         self.arena.pages.check_invariants()

@@ -16,6 +16,7 @@ import numpy as np
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.tiers.arena import PageArena
 from hybridindex.tiers.copier import Copier, Ticket, Write
+from hybridindex.tiers.outcome import fail, settle
 from hybridindex.tiers.pinned import HostPages, PinnedMemory
 from hybridindex.tiers.residency import ResidencyStore
 from hybridindex.types import I32, U8
@@ -126,7 +127,7 @@ class ListLoad:
             nbytes=self._nbytes,
             too_large=tuple(self._too_large),
         )
-        self.future.set_result(report)
+        settle(self.future, report)
         return False
 
     def abort(self, error: BaseException) -> None:
@@ -134,7 +135,7 @@ class ListLoad:
         self._copier.give_back(self.held_pages(), [flight.ticket for flight in self._flights])
         self._sending, self._complete, self._landed, self._dropped = None, {}, {}, []
         self._flights.clear()
-        self.future.set_exception(error)
+        fail(self.future, error)
 
     def held_pages(self) -> list[I32]:
         """Pages that this load took and neither published nor gave back."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from hybridindex.tiers.copier import Copier
+from hybridindex.tiers.outcome import settle
 
 __all__ = ["DeviceHealth", "Probe"]
 
@@ -92,9 +93,9 @@ class Probe:
     def step(self) -> bool:
         self._copier.probe()
         self._ended(None)
-        self.future.set_result(True)
+        settle(self.future, True)
         return False
 
     def abort(self, error: BaseException) -> None:
         self._ended(error)
-        self.future.set_result(False)
+        settle(self.future, False)

@@ -25,6 +25,7 @@ from hybridindex.paging import PageGeometry, scratch_for_budget, shard_page_byte
 from hybridindex.tiers.devices import available_bytes, resolve_device
 from hybridindex.tiers.loading import LoadReport
 from hybridindex.tiers.moves import check_share
+from hybridindex.tiers.outcome import fail, settle
 from hybridindex.tiers.recovery import DeviceHealth
 from hybridindex.tiers.residency import Residency, ResidencyStore
 from hybridindex.tiers.shard import FaissShard, ShardScanner, ShardSource, StandInShard, model_bytes, warm_up
@@ -265,9 +266,9 @@ class ShardTier:
                 report = self._load(job)
             except BaseException as error:  # noqa: BLE001 - handed to whoever waits; the device is marked
                 self.fail(error)
-                job.future.set_exception(error)
+                fail(job.future, error)
             else:
-                job.future.set_result(report)
+                settle(job.future, report)
             del job  # an idle thread must not keep the last store alive
 
     def _run_trial(self, trial: _Trial) -> None:
@@ -281,7 +282,7 @@ class ShardTier:
         self._health.end_probe(works=works, now_s=self._clock())
         if works:
             _log.warning("device %s works again after %d trial(s)", self.label, self._health.n_probes)
-        trial.future.set_result(works)
+        settle(trial.future, works)
 
     def _try_device(self) -> None:
         if self.used_bytes + self.fixed_bytes > self.budget_bytes:
@@ -385,6 +386,10 @@ class ShardTier:
             shard = GpuShard(source.cut(), self.device.index, self.scratch_bytes, longest)
         warm_up(shard, self._index.scan_dim, int(source.lists[0]) if len(source.lists) else -1)
         return shard
+
+    def owns_current_thread(self) -> bool:
+        """See :meth:`hybridindex.tiers.tier.Tier.owns_current_thread`."""
+        return threading.current_thread() is self._mover
 
     def check_invariants(self) -> None:
         """Asserts what must hold at any time: the budget, and shards that somebody can reach."""

@@ -103,6 +103,10 @@ class Tier(Protocol):
         """Tries a failed device and returns at once; the future says whether it takes lists again."""
         ...
 
+    def owns_current_thread(self) -> bool:
+        """Whether the mover asks, in a callback: waiting for a move there would wait for ever."""
+        ...
+
     def check_invariants(self) -> None:
         """Asserts what must hold at any time, the budget among it."""
         ...

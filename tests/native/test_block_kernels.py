@@ -211,3 +211,35 @@ def test_errors_of_rounding_that_all_point_one_way_lose_no_row(metric):
     for name in ("amx", "avx512"):
         _, ids = scan(lists.scanner(metric, name, data=data), queries, np.zeros((n, 1), np.int64), 5, POOLS[0])
         assert (ids == lists.ids[[639, 638, 637, 636, 635]]).all(), name
+
+
+@needs_tiles
+@pytest.mark.parametrize("row", [-70, -80, -100, -126])
+def test_rows_so_short_that_their_squares_vanish_are_not_ruled_out(row):
+    rng = np.random.default_rng(8)
+    lists = make_lists(rng, [3000], 64, "f32")
+    data = lists.data.copy()
+    at = int(lists.extents[0, 2])
+    base = rng.standard_normal((1, 64))
+    rows = data[at : at + 3000 * 64 * 4].view(np.float32).reshape(3000, 64)
+    rows[:] = (base + rng.standard_normal((3000, 64)) * 1e-3) * 2.0**row
+    queries = ((base + rng.standard_normal((32, 64)) * 0.1) * 2.0**50).astype(np.float32)
+    probes = np.zeros((32, 1), np.int64)
+    answers = [scan(lists.scanner("ip", name, data=data), queries, probes, 10, POOLS[0]) for name in ("amx", "avx512")]
+    np.testing.assert_array_equal(answers[0][1], answers[1][1])
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_bytes_whose_scaled_squares_overflow_are_not_ruled_out(kernels):
+    rng = np.random.default_rng(9)
+    dim = 256
+    lists = make_lists(rng, [400], dim, "sq8")
+    scale = np.full(dim, 1.2e16, np.float32)
+    offset = np.full(dim, -127.5 * 1.2e16, np.float32)
+    at = int(lists.extents[0, 2])
+    codes = lists.data[at : at + 400 * dim].reshape(400, dim)
+    decoded = offset + scale * codes.astype(np.float32)
+    assert ((1.2e16 * codes.astype(np.float64)) ** 2).sum(axis=1).max() > np.finfo(np.float32).max
+    scanner = lists.scanner("l2", kernels, scale=scale, offset=offset)
+    _, ids = scan(scanner, decoded[:20].copy(), np.zeros((20, 1), np.int64), 1, POOLS[0])
+    np.testing.assert_array_equal(ids[:, 0], lists.ids[:20])

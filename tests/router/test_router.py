@@ -16,6 +16,7 @@ from hybridindex.errors import (
     InvalidInputError,
     ProfileMismatchError,
     RouterClosedError,
+    RouterError,
 )
 from hybridindex.paging import scratch_for_budget
 from hybridindex.router import Router
@@ -412,6 +413,65 @@ def test_a_lookahead_that_cannot_start_says_so_and_the_next_one_goes_on(index, m
             monkeypatch.undo()
             session.lookahead(clustered(1), nprobe=4).result(30)
             assert session.stats.lists_moved > 0
+
+
+@pytest.mark.parametrize("what", ["close", "apply_plan"])
+def test_a_lookahead_callback_may_not_wait_for_its_own_thread(index, what):
+    plan = hand_made_plan(index, np.zeros(NLIST))
+    refused = []
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router:
+
+        def callback(_future):
+            try:
+                router.close() if what == "close" else router.apply_plan(plan)
+            except RouterError as error:
+                refused.append(str(error))
+            raise SystemExit  # and what it raises ends no thread
+
+        entered, resume = threading.Event(), threading.Event()
+        quantize = index.quantize
+
+        def held(queries, nprobe):
+            entered.set()
+            assert resume.wait(30)
+            return quantize(queries, nprobe)
+
+        index.quantize = held
+        try:
+            with router.session() as session:
+                first = session.lookahead(clustered(1), nprobe=4)
+                assert entered.wait(30)
+                first.add_done_callback(callback)
+                resume.set()
+                first.result(30)
+                session.lookahead(clustered(1, seed=2), nprobe=4).result(30)
+        finally:
+            resume.set()
+            del index.quantize
+        assert len(refused) == 1
+        assert "own thread" in refused[0]
+        router.apply_plan(plan)
+        check(index, clustered(4), 10, 8, router.search(clustered(4), 10, 8))
+
+
+def test_lists_that_landed_before_a_load_failed_stay_the_sessions(index, monkeypatch):
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20, cache_fraction=0) as router:
+        tier = router.devices[0]
+        write, calls = tier.arena.write, []
+
+        def failing(pages, codes):
+            calls.append(len(pages))
+            if len(calls) > 5:
+                raise RuntimeError("copy failed")
+            write(pages, codes)
+
+        monkeypatch.setattr(tier.arena, "write", failing)
+        monkeypatch.setattr(tier._copier, "send_pages", 1)
+        with router.session() as session:
+            session.lookahead(clustered(8), nprobe=NLIST).result(30)
+            assert router._lookahead.n_held == router.residency.n_resident
+        assert router._residency.wait_reclaimed(router.residency.version, 30)
+        assert (router.residency.n_resident, tier.used_bytes) == (0, tier.kept_bytes)
 
 
 def test_cancelling_a_lookahead_only_stops_waiting(index):

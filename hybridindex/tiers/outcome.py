@@ -1,0 +1,28 @@
+"""Completing a future on a thread that must go on: what its callbacks raise is theirs."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future
+from typing import TypeVar
+
+__all__ = ["fail", "settle"]
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+def settle(future: Future[_T], result: _T) -> None:
+    """Sets the result; even SystemExit from a callback ends nothing."""
+    try:
+        future.set_result(result)
+    except BaseException:  # noqa: BLE001
+        _log.exception("a callback of a future raised")
+
+
+def fail(future: Future[_T], error: BaseException) -> None:
+    """Sets the error, likewise."""
+    try:
+        future.set_exception(error)
+    except BaseException:  # noqa: BLE001
+        _log.exception("a callback of a future raised")
