@@ -36,7 +36,8 @@ class Place:
     def __init__(self, folder: Path) -> None:
         """Raises ServiceError where another daemon serves it, or the folder cannot be written."""
         self._file = folder / _FILE
-        self._lock = FileLock(folder / _LOCK, timeout=0)
+        # Somebody who asks whether a daemon runs holds it for a moment.
+        self._lock = FileLock(folder / _LOCK, timeout=1)
         try:
             self._lock.acquire()
         except Timeout:
