@@ -71,15 +71,18 @@ class Metrics:
         self._lowered = Counter(
             f"{_PREFIX}overload_lowered_total", "Searches whose nprobe a full queue lowered.", registry=self._registry
         )
+        # Looking a label up takes longer than counting.
+        self._stage = {name: self._stages.labels(name) for name in ("parse", "queue", "search", "encode")}
+        self._of_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._registry.register(_Readings(service))
         service.on_search.append(self.observe)
 
     def observe(self, seen: Observation) -> None:
         """Takes one answered search into account."""
-        self._stages.labels("queue").observe(seen.queue_s)
-        self._stages.labels("search").observe(seen.search_s)
+        self._stage["queue"].observe(seen.queue_s)
+        self._stage["search"].observe(seen.search_s)
         self._sizes.observe(len(seen.queries))
-        self._hit_rate.observe(float(seen.result.hit_rate.mean()))
+        self._hit_rate.observe(float(seen.result.hit_rate.sum()) / len(seen.queries))
         if seen.lowered:
             self._lowered.inc()
         slo_ms = self._service.slo_ms
@@ -90,12 +93,16 @@ class Metrics:
 
     def time_stage(self, stage: str, seconds: float) -> None:
         """``stage``: "parse" or "encode"."""
-        self._stages.labels(stage).observe(seconds)
+        self._stage[stage].observe(seconds)
 
     def count_response(self, route: str, status: int, seconds: float) -> None:
         """One answer of any kind; ``route`` is a template, never a path as it was asked for."""
-        self._responses.labels(route, str(status)).inc()
-        self._latency.labels(route).observe(seconds)
+        known = self._of_route.get((route, status))
+        if known is None:
+            known = self._responses.labels(route, str(status)), self._latency.labels(route)
+            self._of_route[route, status] = known
+        known[0].inc()
+        known[1].observe(seconds)
 
     def render(self) -> bytes:
         """The text format."""
