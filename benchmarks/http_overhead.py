@@ -33,7 +33,7 @@ _RAW = {"content-type": "application/octet-stream", "accept": "application/octet
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--vectors", type=int, default=150_000)
+    parser.add_argument("--vectors", type=int, default=500_000)
     parser.add_argument("--repeats", type=int, default=61)
     parser.add_argument("--seconds", type=float, default=3.0, help="per saturated round")
     parser.add_argument("--callers", type=int, default=16)
@@ -156,8 +156,10 @@ def main() -> None:
             daemon(path, Path(folder) / "socket") as (unix, port),
         ):
             timed = latencies(router, unix, port, 8, args.repeats)
+            # Everything is probed: an index of this size takes 5 ms for that on a few cores.
             heavy = nlist
-            alone = interleave({"one": lambda: router.search(_queries(1, 1), 10, heavy)}, repeats=11)["one"].median
+            query = _queries(1, 1)
+            alone = interleave({"one": lambda: router.search(query, 10, heavy)}, repeats=21)["one"].median
             own = _queries(args.callers, 2)
             rounds = []
             for number in range(3):

@@ -21,10 +21,10 @@ from hybridindex.client.messages import (
 )
 from hybridindex.client.retry import Attempts, RetryPolicy
 from hybridindex.client.transport import (
+    RequestMaker,
     check_timeout,
     load_httpx,
     never_sent,
-    options_of,
     transport_options,
     unreachable,
 )
@@ -67,30 +67,32 @@ class AsyncClient:
         """
         self._httpx = load_httpx()
         self._address = Address.parse(url)
-        self._key = key
         self._timeout_s = check_timeout(timeout_s)
         self._retry = retry or RetryPolicy()
         self._sleep = sleep
         if transport is None:
             transport = self._httpx.AsyncHTTPTransport(**transport_options(self._address, verify))
-        self._http = self._httpx.AsyncClient(base_url=self._address.url, transport=transport, trust_env=False)
+        self._transport = transport
+        self._request = RequestMaker(self._address, key)
 
     async def _send(self, asked: Call, timeout_s: float | None = None) -> bytes:
         limit_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
         attempts = Attempts(self._retry, limit_s)
-        options = options_of(asked, self._key)
         while True:
-            if "deadline_ms" in asked.params:
-                options["params"] = {**asked.params, "deadline_ms": attempts.remaining_s() * 1e3}
+            left_s = attempts.remaining_s()
+            params = asked.params
+            if "deadline_ms" in params:
+                params = {**params, "deadline_ms": left_s * 1e3}
             try:
-                answer = await self._http.request(asked.method, asked.path, timeout=attempts.remaining_s(), **options)
+                answer = await self._transport.handle_async_request(self._request(asked, params, left_s))
+                body: bytes = await answer.aread()
+                await answer.aclose()
             except self._httpx.TransportError as error:
                 failed = unreachable(error, self._address)
                 pause = attempts.pause_after(failed, repeatable=asked.repeatable or never_sent(error))
             else:
-                failure = error_of(answer.status_code, answer.headers, answer.content)
+                failure = error_of(answer.status_code, answer.headers, body)
                 if failure is None:
-                    body: bytes = answer.content
                     return body
                 pause = attempts.pause_after(failure, repeatable=True)
             await self._sleep(pause)
@@ -155,7 +157,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Closes the connections. Closing twice is harmless."""
-        await self._http.aclose()
+        await self._transport.aclose()
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 from hybridindex.client.messages import Address, Call
 from hybridindex.errors import InvalidInputError, MissingDependencyError, UnreachableError
 
-__all__ = ["check_timeout", "load_httpx", "never_sent", "options_of", "transport_options", "unreachable"]
+__all__ = ["RequestMaker", "check_timeout", "load_httpx", "never_sent", "transport_options", "unreachable"]
+
+#: URLs that are remembered: searches repeat few sets of options, but for deadlines.
+_MAX_URLS = 256
 
 
 def load_httpx() -> ModuleType:
@@ -32,12 +36,37 @@ def transport_options(address: Address, verify: ssl.SSLContext | bool) -> dict[s
     return {"uds": address.uds, "verify": verify} if address.uds is None else {"uds": address.uds}
 
 
-def options_of(call: Call, key: str | None) -> dict[str, Any]:
-    """For ``httpx.Client.request``."""
-    headers = dict(call.headers)
-    if key is not None:
-        headers["authorization"] = f"Bearer {key}"
-    return {"params": call.params or None, "content": call.content, "headers": headers}
+class RequestMaker:
+    """Makes httpx requests of one address. Any thread.
+
+    Requests go to the transport as they are: cookies, redirects and proxies have no place here, and ``httpx.Client``
+    takes longer for them than a small search lasts. URLs are parsed once.
+    """
+
+    def __init__(self, address: Address, key: str | None) -> None:
+        self._httpx = load_httpx()
+        self._address = address
+        self._own = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._urls: dict[tuple[str, frozenset[tuple[str, Any]]], Any] = {}
+
+    def __call__(self, call: Call, params: Mapping[str, Any], timeout_s: float) -> Any:
+        """An ``httpx.Request`` for ``call`` with these ``params``."""
+        return self._httpx.Request(
+            call.method,
+            self._url(call.path, params),
+            headers={**call.headers, **self._own},
+            content=call.content,
+            extensions={"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)},
+        )
+
+    def _url(self, path: str, params: Mapping[str, Any]) -> Any:
+        key = path, frozenset(params.items())
+        url = self._urls.get(key)
+        if url is None:
+            if len(self._urls) >= _MAX_URLS:
+                self._urls.clear()
+            url = self._urls[key] = self._httpx.URL(self._address.url + path, params=params or None)
+        return url
 
 
 def never_sent(error: Exception) -> bool:

@@ -200,9 +200,11 @@ class Admission:
             self._hand_over()
 
     def _leave(self, n: int, seconds: float) -> None:
-        self._n_in_flight -= n
         if seconds > 0:
-            self._seconds_per_query += _RATE_WEIGHT * (seconds / n - self._seconds_per_query)
+            # Little's law: what was in flight beside it was being answered meanwhile.
+            pace = seconds / self._n_in_flight
+            self._seconds_per_query += _RATE_WEIGHT * (pace - self._seconds_per_query)
+        self._n_in_flight -= n
         self._hand_over()
 
     def _hand_over(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -43,6 +44,8 @@ except ImportError as error:
     raise MissingDependencyError("the daemon needs FastAPI: pip install 'hybridindex[service]'") from error
 
 __all__ = ["create_app"]
+
+_log = logging.getLogger(__name__)
 
 #: Larger JSON is parsed and written on a thread.
 _LARGE_BYTES = 1 << 20
@@ -90,8 +93,15 @@ async def _lifespan(service: Service) -> AsyncIterator[None]:
             await asyncio.sleep(min(10.0, service.config.limits.session_ttl_s / 4))
             await asyncio.to_thread(service.sessions.sweep)
 
+    async def warm_up() -> None:
+        try:
+            await asyncio.to_thread(service.warm_up)
+        except Exception:
+            _log.exception("warming up failed: this daemon will not become ready")
+            raise
+
     service.start()
-    tasks = [asyncio.create_task(asyncio.to_thread(service.warm_up)), asyncio.create_task(sweep())]
+    tasks = [asyncio.create_task(warm_up()), asyncio.create_task(sweep())]
     try:
         yield
     finally:

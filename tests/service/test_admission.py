@@ -226,6 +226,23 @@ def test_draining_refuses_the_new_and_serves_the_waiting():
     asyncio.run(run())
 
 
+def test_the_advised_wait_follows_the_pace_and_the_backlog():
+    async def run():
+        requests = Requests(admission(in_flight_queries=10, queue_queries=1000))
+        queue = requests.queue
+        assert queue.retry_after_s() == 1
+        await requests.send("slow", "a", n=10)
+        await requests.send("backlog", "b", n=400)
+        queue._clock.now += 20
+        await requests.end("slow")
+        # A tenth of 2 s a query, for the 400 that are left: more than is ever advised.
+        assert queue.retry_after_s() == 30
+        await requests.end_all()
+        assert queue.retry_after_s() == 1
+
+    asyncio.run(run())
+
+
 def test_nprobe_falls_to_the_floor_as_the_queue_fills_and_only_if_asked():
     async def run():
         requests = Requests(admission(in_flight_queries=1, queue_queries=100, overload_min_nprobe=8))
