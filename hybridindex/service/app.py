@@ -75,13 +75,12 @@ def create_app(
     )
     routes = _Routes(service, metrics, on_drain)
     routes.register(app)
-    # First come, first matched. FastAPI's own routes describe these paths, and would take 0.1 ms longer to serve them.
-    app.router.routes[:0] = [
-        _PlainRoute(path, _answering(routes.search), methods=["POST"])
-        for path in ("/v1/search", "/v1/sessions/{session}/search")
-    ]
+    # FastAPI's routes describe every path, and take 0.2 ms to serve one: searches go past them.
+    search = _PlainRoute("/v1/search", _answering(routes.search), methods=["POST"])
+    in_session = _PlainRoute("/v1/sessions/{session}/search", _answering(routes.search), methods=["POST"])
+    app.router.routes.insert(0, in_session)
     app.add_exception_handler(HTTPException, _not_routed)
-    app.add_middleware(Shell, service=service, metrics=metrics, keyring=keyring)
+    app.add_middleware(Shell, service=service, metrics=metrics, keyring=keyring, shortcut=search)
     _describe_problems(app)
     return app
 

@@ -40,8 +40,13 @@ _QUIET = frozenset({"/livez", "/readyz", "/healthz", "/metrics"})
 class Shell:
     """An ASGI application around another. On the event loop."""
 
-    def __init__(self, app: Any, service: Service, metrics: Metrics, keyring: Keyring | None) -> None:
+    def __init__(
+        self, app: Any, service: Service, metrics: Metrics, keyring: Keyring | None, shortcut: Any = None
+    ) -> None:
+        """``shortcut``: a Starlette route without parameters that is served without asking ``app``."""
         self._app = app
+        self._shortcut = shortcut
+        self._shortcut_path = None if shortcut is None else shortcut.path
         self._service = service
         self._metrics = metrics
         self._keyring = keyring
@@ -71,7 +76,11 @@ class Shell:
         try:
             caller = self._identify(scope, headers)
             scope[CALLER] = caller
-            await self._app(scope, receive, send_stamped)
+            if scope["path"] == self._shortcut_path and scope["method"] in self._shortcut.methods:
+                scope["route"], scope["path_params"] = self._shortcut, {}
+                await self._shortcut.app(scope, receive, send_stamped)
+            else:
+                await self._app(scope, receive, send_stamped)
         except Exception as error:  # noqa: BLE001 - the client gets an answer, the log the reason
             problem = problem_of(error)
             if problem.status >= 500:
