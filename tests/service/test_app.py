@@ -232,13 +232,29 @@ def test_health_names_what_is_wrong(service, queries):
 
 def test_a_failed_device_shows_everywhere_and_answers_stay(service, queries):
     expected = service.router.search(queries, 5)
+    service.router._recovery.close()  # it would try again, and find nothing wrong
     service.router.devices[0].fail(RuntimeError("it broke"))
     answer = ask(service, "POST", "/v1/search", json={"queries": queries.tolist(), "k": 5})
     assert answer.json()["ids"] == expected.ids.tolist()
-    checks = ask(service, "GET", "/healthz").json()["checks"]
-    # It may have come back by now: recovery tries at once.
-    assert next(c["detail"] for c in checks if c["name"].startswith("device")) in ("failed 1 time(s)", "works")
+    sick = ask(service, "GET", "/healthz")
+    assert sick.status_code == 503
+    wrong = {c["name"]: c["detail"] for c in sick.json()["checks"] if not c["ok"]}
+    assert wrong.pop("device cpu (stand-in)") == "failed 1 time(s)"
+    assert list(wrong) == ["fallbacks"]  # its lists have no place now
+    assert ask(service, "GET", "/v1/status").json()["devices"][0]["failed"]
     assert service.router.stats().device_failures == 1
+
+
+def test_attainment_counts_what_was_in_time(make_service, queries):
+    service = make_service(slo_ms=1e-6)
+
+    async def conversation(http):
+        await http.post("/v1/search", json={"queries": queries.tolist()})
+        return metrics_of((await http.get("/metrics")).text)
+
+    counted = talk(service, conversation)
+    assert counted["hybridindex_slo_judged_total"] == 1
+    assert counted["hybridindex_slo_met_total"] == 0
 
 
 def metrics_of(text):

@@ -186,10 +186,10 @@ def test_an_observer_that_raises_costs_nobody_an_answer(service, queries):
 
 
 def test_a_named_deadline_reaches_the_router_and_the_daemons_own_does_not(make_service, queries):
-    service = make_service(limits={"default_deadline_ms": 1000.0})
-    lowered = service.router.stats().nprobe_lowered
-    # Far too short for any scan: the floor decides.
-    hurried = search(service, queries, nprobe=24, deadline_ms=999.0, min_nprobe=24)
-    assert (hurried.nprobe_used == 24).all()
+    service = make_service(devices=(), limits={"default_deadline_ms": 0.001})
+    # Time stands still, so that a deadline far too short for any scan has not passed when the search starts.
+    service.clock = service.admission._clock = lambda: 7.0
     assert (search(service, queries, nprobe=24).nprobe_used == 24).all()
-    assert service.router.stats().nprobe_lowered == lowered
+    assert (search(service, queries, nprobe=24, deadline_ms=0.001, min_nprobe=20).nprobe_used == 20).all()
+    assert (search(service, queries, nprobe=24, deadline_ms=0.001).nprobe_used == 1).all()
+    assert service.router.stats().nprobe_lowered == 2
