@@ -299,6 +299,9 @@ class _Routes:
         apply = options.pop("apply", False)
         if not isinstance(apply, bool):
             raise BodyError("apply", f"is {apply!r}; expected true or false")
+        for name in sorted(set(options) - {"device_budget_bytes"}):
+            if isinstance(options[name], bool) or not isinstance(options[name], int | float):
+                raise BodyError(name, f"is {str(options[name])[:60]!r}; expected a number")
         budget = options.get("device_budget_bytes")
         if isinstance(budget, list):
             options["device_budget_bytes"] = tuple(budget)

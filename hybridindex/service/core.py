@@ -29,6 +29,7 @@ from hybridindex.service.status import Health, describe, health_of, status_of
 from hybridindex.service.warmup import warm_up
 from hybridindex.service.wire import SearchRequest
 from hybridindex.store.control import ControlStore
+from hybridindex.tiers.moves import check_share
 from hybridindex.types import F32, SearchResult
 
 __all__ = ["Observation", "Refresher", "Service"]
@@ -281,6 +282,7 @@ class Service:
             InvalidInputError: without devices, or a value out of range. ProfileError: nothing to plan from.
             OverloadedError: another change is under way.
         """
+        check_share(bandwidth_share)
         if not self._changing.acquire(blocking=False):
             raise OverloadedError("another change of the plan is under way", retry_after_s=5)
         try:

@@ -185,6 +185,29 @@ def test_sessions_over_http(service, queries):
     assert len(service.sessions) == 0
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("apply", 1),
+        ("slo_ms", "fast"),
+        ("slo_ms", -1),
+        ("rate_qps", None),
+        ("coverage", True),
+        ("coverage", 2),
+        ("bandwidth_share", 0),
+        ("bandwidth_share", [1]),
+        ("device_budget_bytes", "1GiB"),
+        ("device_budget_bytes", ["x"]),
+        ("device_budget_bytes", -1),
+    ],
+)
+def test_wrong_changes_are_problems_and_change_nothing(service, field, value):
+    answer = ask(service, "POST", "/v1/repartition", json={"apply": True, "slo_ms": 50, "coverage": 0.4, field: value})
+    problem = is_problem(answer, 400)
+    assert field in problem["detail"]
+    assert len(service.store.list_plans()) == 1
+
+
 def test_sessions_are_limited(make_service):
     service = make_service(limits={"max_sessions": 1})
 

@@ -72,6 +72,7 @@ def test_values_out_of_range_are_named(service):
         service.repartition(apply=False, slo_ms=-1)
     with pytest.raises(InvalidInputError, match="share"):
         service.repartition(apply=True, coverage=0.1, bandwidth_share=2)
+    assert len(service.store.list_plans()) == 1
 
 
 def test_without_devices_nothing_can_move(make_service, queries):
