@@ -142,19 +142,20 @@ def test_a_second_signal_ends_the_wait(make_service, queries):
     sockets = [bind_tcp("127.0.0.1", 0)]
     url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
 
-    with held_engine(service.router, queries):
+    def play():
+        failed: list[BaseException] = []
 
-        def play():
-            failed: list[BaseException] = []
+        def search() -> None:
+            try:
+                with Client(url, retry=RetryPolicy(attempts=1)) as client:
+                    client.search(queries)
+            except ServiceError as error:
+                failed.append(error)
 
-            def search() -> None:
-                try:
-                    with Client(url, retry=RetryPolicy(attempts=1)) as client:
-                        client.search(queries)
-                except ServiceError as error:
-                    failed.append(error)
-
-            searcher = threading.Thread(target=search)
+        while not service.ready:  # warming up is no part of this
+            pass
+        searcher = threading.Thread(target=search)
+        with held_engine(service.router, queries):
             searcher.start()
             while service.admission.n_in_flight == 0:
                 pass
@@ -163,9 +164,9 @@ def test_a_second_signal_ends_the_wait(make_service, queries):
                 pass
             os.kill(os.getpid(), signal.SIGTERM)
             searcher.join(60)
-            return failed
+        return failed
 
-        assert len(run_daemon(service, sockets, play)) == 1
+    assert len(run_daemon(service, sockets, play)) == 1
 
 
 def test_slow_headers_end_the_connection(make_service):
