@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hybridindex.facade import Index
     from hybridindex.store.control import ControlStore
 
-__all__ = ["COMMITTED", "commit_plan", "last_committed_plan", "same_decision", "save_plan"]
+__all__ = ["COMMITTED", "commit_plan", "last_commit", "last_committed_plan", "same_decision", "save_plan"]
 
 #: Kind of the events that say which plan is current.
 COMMITTED = "plan_committed"

@@ -20,9 +20,15 @@ The tree::
     │   ├── DeviceNotFoundError
     │   └── OutOfBudgetError                  internal to placement: pages or scratch exceed the budget
     ├── MissingDependencyError                an extra is not installed; names the extra
-    └── RouterError
-        ├── RouterClosedError
-        └── RefreshError                      an update of the plan cannot be made now
+    ├── RouterError
+    │   ├── RouterClosedError
+    │   └── RefreshError                      an update of the plan cannot be made now
+    └── ServiceError                          a daemon cannot serve the request, or cannot be reached
+        ├── AccessDeniedError                 no key, a wrong one, or one without the role
+        ├── DeadlineExceededError             the deadline passed before work started
+        ├── OverloadedError                   the queue is full, or the daemon drains; says when to come again
+        ├── UnknownSessionError               never opened, closed, expired, or another client's
+        └── UnreachableError                  nobody answers at the daemon's address
 
 "Infeasible" is a verdict of a plan, never an exception.
 """
@@ -30,8 +36,10 @@ The tree::
 from __future__ import annotations
 
 __all__ = [
+    "AccessDeniedError",
     "BuildError",
     "CorruptIndexError",
+    "DeadlineExceededError",
     "DeviceError",
     "DeviceNotFoundError",
     "DiskFullError",
@@ -42,14 +50,18 @@ __all__ = [
     "MissingDependencyError",
     "NotWritableError",
     "OutOfBudgetError",
+    "OverloadedError",
     "ProfileError",
     "ProfileMismatchError",
     "RefreshError",
     "RouterClosedError",
     "RouterError",
+    "ServiceError",
     "StoreError",
     "StoreLockedError",
     "StoreVersionError",
+    "UnknownSessionError",
+    "UnreachableError",
     "UnsupportedIndexError",
 ]
 
@@ -136,3 +148,33 @@ class RouterClosedError(RouterError):
 
 class RefreshError(RouterError):
     """An update of the plan cannot be made now: another one goes on, or it rests on a plan that serves no more."""
+
+
+class ServiceError(HybridIndexError):
+    """A daemon cannot serve the request, or cannot be reached."""
+
+
+class AccessDeniedError(ServiceError):
+    """There is no key, it is wrong or revoked, or its role does not allow the call."""
+
+
+class DeadlineExceededError(ServiceError):
+    """The deadline passed before the search started."""
+
+
+class OverloadedError(ServiceError):
+    """The queue is full, or the daemon drains. Nothing was done; the same request may be sent again."""
+
+    def __init__(self, message: str, *, retry_after_s: float, own_share: bool = False) -> None:
+        """``own_share``: only this client's part of the queue is full."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self.own_share = own_share
+
+
+class UnknownSessionError(ServiceError):
+    """The session was never opened, is closed, has expired, or is another client's."""
+
+
+class UnreachableError(ServiceError):
+    """Nobody answers at the daemon's address."""

@@ -13,27 +13,10 @@ import hybridindex as hx
 from hybridindex.cli.console import CliProgress, ExitCode, emit, load_npy, out, parse_bytes, readable_bytes
 from hybridindex.cli.options import Devices, IndexPath, Json, QueriesPath, StoreUrl, Threads
 from hybridindex.errors import InvalidInputError
-from hybridindex.partitioner.plan import Plan
-from hybridindex.store.control import ControlStore
+from hybridindex.service.plans import load_plan, plan_summary
 from hybridindex.types import LLMProfile, Profile
 
-__all__ = ["load_plan", "register"]
-
-
-def load_plan(index: hx.Index, choice: str, store: ControlStore) -> tuple[int, Plan] | None:
-    """The plan named by ``--plan``: an id, "latest", or None for "none".
-
-    Raises:
-        InvalidInputError: not an id. ProfileError: there is no such plan.
-    """
-    if choice == "none":
-        return None
-    if choice != "latest" and not choice.isdecimal():
-        raise InvalidInputError(f"--plan is {choice!r}; expected a plan id, 'latest' or 'none'")
-    plan_id = None if choice == "latest" else int(choice)
-    stored = store.load_plan(plan_id, index_fingerprint=index.fingerprint)
-    profile = store.load_profile(stored.profile_id, index_fingerprint=index.fingerprint)
-    return stored.id, Plan.from_record(stored.record, profile)
+__all__ = ["index_info", "plan_summary", "register"]
 
 
 def _llm_of(file: Path) -> LLMProfile:
@@ -242,26 +225,4 @@ def index_info(index: hx.Index) -> dict[str, Any]:
         "nlist": index.nlist,
         "codec": index.codec,
         "metric": index.metric,
-    }
-
-
-def plan_summary(plan: Plan) -> dict[str, Any]:
-    """A plan's numbers, without its arrays."""
-    return {
-        "verdict": str(plan.verdict),
-        "reason": plan.reason,
-        "slo_ms": plan.request.slo_ms,
-        "coverage": plan.coverage,
-        "coverage_bytes": plan.coverage_bytes,
-        "device_bytes": plan.device_bytes,
-        "n_resident": len(plan.resident_lists),
-        "n_devices": plan.n_devices,
-        "predicted_hit_rate": plan.predicted_hit_rate,
-        "batch": plan.batch,
-        "predicted_latency_ms": plan.predicted_latency_ms(max(1, plan.batch)),
-        "rate_qps": plan.rate_qps,
-        "max_sustainable_qps": plan.max_sustainable_qps,
-        "nearest_slo_ms": plan.nearest_slo_ms,
-        "hit_rate_model": plan.hit_rate_model,
-        "host_model": plan.host_model,
     }

@@ -11,13 +11,13 @@ import typer
 from rich.table import Table
 
 import hybridindex as hx
-from hybridindex.cli.commands_plan import load_plan
 from hybridindex.cli.console import CliProgress, emit, err, load_npy, parse_bytes, readable_bytes
 from hybridindex.cli.options import Devices, IndexPath, Json, Nprobe, PlanChoice, QueriesPath, StoreUrl, Threads
 from hybridindex.errors import InvalidInputError, ProfileMismatchError
 from hybridindex.loadgen import run_open_loop
 from hybridindex.partitioner.plan import Plan
 from hybridindex.profiler.hardware import hardware_info
+from hybridindex.service.plans import load_plan
 
 __all__ = ["register"]
 

@@ -49,6 +49,8 @@ class ExitCode(IntEnum):
     #: A missing device or package.
     MISSING = 6
     BUILD_FAILED = 7
+    #: No daemon answers, or it refused.
+    SERVICE = 8
     #: ``plan``: the SLO cannot be met; the best effort was stored.
     INFEASIBLE = 10
     #: ``doctor``: something that the core needs is missing.
@@ -64,6 +66,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.ProfileError, ExitCode.NO_PROFILE),
     (errors.DeviceError, ExitCode.MISSING),
     (errors.MissingDependencyError, ExitCode.MISSING),
+    (errors.ServiceError, ExitCode.SERVICE),
     (KeyboardInterrupt, ExitCode.INTERRUPTED),
 )
 

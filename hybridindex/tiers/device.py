@@ -144,6 +144,11 @@ class DeviceTier:
         return (self.arena.pages.n_pages - self.arena.pages.n_free) * self.geometry.page_bytes
 
     @property
+    def moved_bytes(self) -> int:
+        """Bytes that were copied to the device since it was opened."""
+        return self._copier.stats.nbytes
+
+    @property
     def capacity_bytes(self) -> int:
         """Bytes of the arena."""
         return self.arena.nbytes

@@ -116,6 +116,7 @@ class ShardTier:
                 self._try_device()
             except Exception as error:  # noqa: BLE001 - whatever a device does, the host serves
                 self.disabled_reason = f"faiss keeps no shard of codec {index.codec!r} there: {faiss_message(error)}"
+        self._moved_bytes = 0
         self._mover = threading.Thread(target=self._run, name=f"hybridindex-mover-{ordinal}", daemon=True)
         self._mover.start()
 
@@ -152,6 +153,11 @@ class ShardTier:
     def used_bytes(self) -> int:
         """Bytes of all shards: the one being built and those that only older leases read included."""
         return self._pages.used_bytes
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that loads brought since it was opened; those that a new shard takes along are not counted again."""
+        return self._moved_bytes
 
     @property
     def capacity_bytes(self) -> int:
@@ -268,6 +274,7 @@ class ShardTier:
                 self.fail(error)
                 fail(job.future, error)
             else:
+                self._moved_bytes += report.nbytes
                 settle(job.future, report)
             del job  # an idle thread must not keep the last store alive
 

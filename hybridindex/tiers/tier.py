@@ -58,6 +58,11 @@ class Tier(Protocol):
         ...
 
     @property
+    def moved_bytes(self) -> int:
+        """Bytes that were copied to the device since it was opened."""
+        ...
+
+    @property
     def capacity_bytes(self) -> int:
         """Bytes on the device that lists may take."""
         ...

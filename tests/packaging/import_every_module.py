@@ -15,6 +15,8 @@ from pathlib import Path
 SKIPPED = {"hybridindex.migrations.env"}
 #: Modules that import an optional package at once: its kernels are made by decorators. Nobody else may.
 NEEDS = {"hybridindex.tiers.triton_kernels": "triton"}
+#: Need the service extra, and have to say so where it is not installed.
+NEED_AN_EXTRA = {f"hybridindex.service.{name}" for name in ("app", "metrics", "protocol", "run", "shell")}
 
 
 def main(wheel: str) -> None:
@@ -24,12 +26,32 @@ def main(wheel: str) -> None:
     assert "site-packages" in home.parts, f"imported from {home}, not from the installed wheel"
     names = sorted(m.name for m in pkgutil.walk_packages([str(home)], "hybridindex.") if m.name not in SKIPPED)
     for name in names:
+        refusal = ""
         try:
             importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name != NEEDS.get(name):
-                raise
-    for room in ("profiler", "partitioner", "router", "migrations", "index", "tiers", "store", "cli", "report", "demo"):
+        except ImportError as error:
+            if error.name is not None and error.name == NEEDS.get(name):
+                continue
+            refusal = repr(error)
+        if name in NEED_AN_EXTRA:
+            assert refusal.startswith("MissingDependencyError"), f"{name}: {refusal or 'imported without its extra'}"
+            assert "hybridindex[service]" in refusal, refusal
+        else:
+            assert not refusal, f"{name}: {refusal}"
+    for room in (
+        "profiler",
+        "partitioner",
+        "router",
+        "migrations",
+        "index",
+        "tiers",
+        "store",
+        "cli",
+        "report",
+        "demo",
+        "service",
+        "client",
+    ):
         assert f"hybridindex.{room}" in names, f"hybridindex.{room} is missing from the wheel"
     with zipfile.ZipFile(wheel) as archive:
         files = archive.namelist()

@@ -22,8 +22,13 @@ ALLOWED = {
     "partitioner": set(),
     "profiler": {"index", "tiers"},
     "router": {"index", "tiers", "partitioner"},
+    # A daemon serves what the facade opens; it shares the binary answers with its clients, and nothing else.
+    "service": {"facade", "committed", "store", "router", "partitioner", "profiler", "tiers", "answers", "__version__"},
+    "client": {"answers"},
 }
 SHARED = {"types", "errors", "paging", "extension"}
+#: May import the daemon and its clients.
+ABOVE = {"cli", "service", "client"}
 PURE = {"torch", "faiss", "sqlalchemy", "threading", "time", "random", "os", "subprocess"}
 
 
@@ -73,6 +78,14 @@ def test_arrows_point_the_right_way(room):
                 assert target in {room, *SHARED} | ALLOWED[room], f"{path} imports {name}"
 
 
+def test_nobody_but_the_command_line_imports_the_daemon_or_its_clients():
+    for path in (ROOT / "hybridindex").rglob("*.py"):
+        room = path.relative_to(ROOT / "hybridindex").parts[0]
+        if room not in ABOVE:
+            used = {name.split(".")[1] for name in imports(path) if name.startswith("hybridindex.")}
+            assert not used & {"service", "client"}, f"{path} imports {used & {'service', 'client'}}"
+
+
 def test_partitioner_is_pure():
     for path in modules("partitioner"):
         used = {name.split(".")[0] for name in imports(path)} & PURE
@@ -112,7 +125,7 @@ def test_importing_loads_nothing_heavy():
     import subprocess
     import sys
 
-    heavy = {"faiss", "torch", "triton", "sqlalchemy", "matplotlib"}
+    heavy = {"faiss", "torch", "triton", "sqlalchemy", "matplotlib", "fastapi", "httpx", "uvicorn"}
     code = f"import sys, hybridindex; print(sorted({heavy} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert out.stdout.strip() == "[]"

@@ -1,0 +1,213 @@
+"""The client for asyncio: :mod:`hybridindex.client.client`, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any
+
+from hybridindex.client.messages import (
+    Address,
+    Call,
+    call,
+    error_of,
+    json_of,
+    lookahead_call,
+    result_of,
+    search_call,
+)
+from hybridindex.client.retry import Attempts, RetryPolicy
+from hybridindex.client.transport import (
+    RequestMaker,
+    check_timeout,
+    load_httpx,
+    never_sent,
+    transport_options,
+    unreachable,
+)
+from hybridindex.errors import UnknownSessionError
+from hybridindex.types import SearchResult
+
+__all__ = ["AsyncClient", "AsyncRemoteSession"]
+
+
+class AsyncClient:
+    """A daemon's client. One event loop; close it once.
+
+    Every call raises ServiceError or one of its kinds (UnreachableError, OverloadedError, AccessDeniedError …), and
+    InvalidInputError where the daemon refuses a value.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        timeout_s: float = 30.0,
+        retry: RetryPolicy | None = None,
+        verify: ssl.SSLContext | bool = True,
+        transport: Any = None,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        """Connects when first used.
+
+        Args:
+            url: ``http://host:port``, ``https://…`` or ``unix:/path``.
+            key: an API key, where the daemon asks for one.
+            timeout_s: longest time of one call, retries included.
+            verify: False, or a context, for certificates of one's own.
+            transport: another httpx transport, for tests.
+            sleep: waits between attempts.
+
+        Raises:
+            InvalidInputError, MissingDependencyError.
+        """
+        self._httpx = load_httpx()
+        self._address = Address.parse(url)
+        self._timeout_s = check_timeout(timeout_s)
+        self._retry = retry or RetryPolicy()
+        self._sleep = sleep
+        if transport is None:
+            transport = self._httpx.AsyncHTTPTransport(**transport_options(self._address, verify))
+        self._transport = transport
+        self._request = RequestMaker(self._address, key)
+
+    async def _send(self, asked: Call, timeout_s: float | None = None) -> bytes:
+        limit_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
+        attempts = Attempts(self._retry, limit_s)
+        while True:
+            left_s = attempts.remaining_s()
+            params = asked.params
+            if "deadline_ms" in params:
+                params = {**params, "deadline_ms": left_s * 1e3}
+            try:
+                answer = await self._transport.handle_async_request(self._request(asked, params, left_s))
+                body: bytes = await answer.aread()
+                await answer.aclose()
+            except self._httpx.TransportError as error:
+                failed = unreachable(error, self._address)
+                pause = attempts.pause_after(failed, repeatable=asked.repeatable or never_sent(error))
+            else:
+                failure = error_of(answer.status_code, answer.headers, body)
+                if failure is None:
+                    return body
+                pause = attempts.pause_after(failure, repeatable=True)
+            await self._sleep(pause)
+
+    async def search(
+        self,
+        queries: Any,
+        k: int = 10,
+        nprobe: int | None = None,
+        *,
+        deadline_ms: float | None = None,
+        min_nprobe: int | None = None,
+    ) -> SearchResult:
+        """As :meth:`hybridindex.router.Router.search`, over the network. A deadline bounds retries as well."""
+        return await self._search(None, queries, k, nprobe, deadline_ms, min_nprobe)
+
+    async def _search(
+        self,
+        session: str | None,
+        queries: Any,
+        k: int,
+        nprobe: int | None,
+        deadline_ms: float | None,
+        min_nprobe: int | None,
+    ) -> SearchResult:
+        asked = search_call(queries, session, k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        limit_s = None if deadline_ms is None else check_timeout(deadline_ms / 1e3)
+        return result_of(await self._send(asked, limit_s))
+
+    async def session(
+        self, *, lookahead_bytes: int | None = None, window_ms: float | None = None
+    ) -> AsyncRemoteSession:
+        """Opens a retrieval session; see :meth:`hybridindex.router.Router.session`. A context manager."""
+        body = {"lookahead_bytes": lookahead_bytes, "window_ms": window_ms}
+        opened = json_of(await self._send(call("POST", "/v1/sessions", body, repeatable=False)))
+        return AsyncRemoteSession(self, str(opened["session"]))
+
+    async def status(self) -> dict[str, Any]:
+        """What is served, where lists are, what waits."""
+        return dict(json_of(await self._send(call("GET", "/v1/status"))))
+
+    async def plan(self) -> dict[str, Any]:
+        """The plan in force."""
+        return dict(json_of(await self._send(call("GET", "/v1/plan"))))
+
+    async def plans(self) -> dict[str, Any]:
+        """Stored and applied plans."""
+        return dict(json_of(await self._send(call("GET", "/v1/plans"))))
+
+    async def repartition(self, *, apply: bool = False, **changes: Any) -> dict[str, Any]:
+        """Plans anew; moves lists only where ``apply`` says so. Needs a key with the role admin.
+
+        Args:
+            changes: slo_ms, device_budget_bytes, rate_qps, coverage, bandwidth_share.
+        """
+        asked = call("POST", "/v1/repartition", {"apply": apply, **changes}, repeatable=not apply)
+        return dict(json_of(await self._send(asked)))
+
+    async def drain(self) -> None:
+        """Lets the daemon finish and stop. Needs a key with the role admin."""
+        await self._send(call("POST", "/v1/drain"))
+
+    async def close(self) -> None:
+        """Closes the connections. Closing twice is harmless."""
+        await self._transport.aclose()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncRemoteSession:
+    """A session of a daemon; made by :meth:`AsyncClient.session`. It ends when closed, or when unused for a while."""
+
+    def __init__(self, client: AsyncClient, name: str) -> None:
+        self._client = client
+        self._name = name
+        self._closed = False
+
+    async def lookahead(self, drafts: Any, *, nprobe: int | None = None, budget_bytes: int | None = None) -> None:
+        """Starts moving the lists that ``drafts`` (d,) or (n, d) float32 would probe; does not wait for them."""
+        await self._client._send(lookahead_call(drafts, self._name, nprobe=nprobe, budget_bytes=budget_bytes))
+
+    async def search(
+        self,
+        queries: Any,
+        k: int = 10,
+        nprobe: int | None = None,
+        *,
+        deadline_ms: float | None = None,
+        min_nprobe: int | None = None,
+    ) -> SearchResult:
+        """As :meth:`AsyncClient.search`, within the session."""
+        return await self._client._search(self._name, queries, k, nprobe, deadline_ms, min_nprobe)
+
+    async def stats(self) -> dict[str, Any]:
+        """What lookahead did so far."""
+        return dict(json_of(await self._client._send(call("GET", f"/v1/sessions/{self._name}"))))
+
+    async def close(self) -> None:
+        """Ends it; one that is over already is no error."""
+        if not self._closed:
+            self._closed = True
+            # Unknown: it expired, or an earlier attempt of this very call ended it.
+            with contextlib.suppress(UnknownSessionError):
+                await self._client._send(call("DELETE", f"/v1/sessions/{self._name}"))
+
+    async def __aenter__(self) -> AsyncRemoteSession:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,81 @@
+"""httpx, where it is installed: connections, and its errors in our words."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from hybridindex.client.messages import Address, Call
+from hybridindex.errors import InvalidInputError, MissingDependencyError, UnreachableError
+
+__all__ = ["RequestMaker", "check_timeout", "load_httpx", "never_sent", "transport_options", "unreachable"]
+
+#: URLs that are remembered: searches repeat few sets of options, but for deadlines.
+_MAX_URLS = 256
+
+
+def load_httpx() -> ModuleType:
+    """Raises MissingDependencyError, naming the extra."""
+    try:
+        import httpx
+    except ImportError as error:
+        raise MissingDependencyError("the client needs httpx: pip install 'hybridindex[client]'") from error
+    return httpx
+
+
+def check_timeout(timeout_s: float) -> float:
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s <= 86_400:
+        raise InvalidInputError(f"timeout_s is {timeout_s!r}; expected seconds above 0, a day at most")
+    return float(timeout_s)
+
+
+def transport_options(address: Address, verify: ssl.SSLContext | bool) -> dict[str, Any]:
+    """For an httpx transport. Proxies of the environment are not used: a daemon is near."""
+    return {"uds": address.uds, "verify": verify} if address.uds is None else {"uds": address.uds}
+
+
+class RequestMaker:
+    """Makes httpx requests of one address. Any thread.
+
+    Requests go to the transport as they are: cookies, redirects and proxies have no place here, and ``httpx.Client``
+    takes longer for them than a small search lasts. URLs are parsed once.
+    """
+
+    def __init__(self, address: Address, key: str | None) -> None:
+        self._httpx = load_httpx()
+        self._address = address
+        self._own = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._urls: dict[tuple[str, frozenset[tuple[str, Any]]], Any] = {}
+
+    def __call__(self, call: Call, params: Mapping[str, Any], timeout_s: float) -> Any:
+        """An ``httpx.Request`` for ``call`` with these ``params``."""
+        return self._httpx.Request(
+            call.method,
+            self._url(call.path, params),
+            headers={**call.headers, **self._own},
+            content=call.content,
+            extensions={"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)},
+        )
+
+    def _url(self, path: str, params: Mapping[str, Any]) -> Any:
+        key = path, frozenset(params.items())
+        url = self._urls.get(key)
+        if url is None:
+            if len(self._urls) >= _MAX_URLS:
+                self._urls.clear()
+            url = self._urls[key] = self._httpx.URL(self._address.url + path, params=params or None)
+        return url
+
+
+def never_sent(error: Exception) -> bool:
+    """Whether no byte of the request can have reached the daemon."""
+    httpx = load_httpx()
+    return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+
+
+def unreachable(error: Exception, address: Address) -> UnreachableError:
+    where = f"unix:{address.uds}" if address.uds is not None else address.url
+    what = str(error) or type(error).__name__
+    return UnreachableError(f"no answer from the daemon at {where} ({what})")

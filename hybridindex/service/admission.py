@@ -1,0 +1,266 @@
+"""Who may search next: a bounded queue, counted in queries, in front of the router.
+
+A request that finds room starts at once. Others wait in the order that is fair: the client that was given the fewest
+queries goes first (start-time fair queueing: Goyal, Vin, Cheng 1996, with queries as the length of a packet), within a
+client first come, first served. A request whose deadline passes while it waits is answered without a search. What was
+admitted is never thrown out for somebody else.
+
+Threading: everything on one event loop, without locks. Searching is the caller's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from hybridindex.errors import DeadlineExceededError, OverloadedError
+from hybridindex.service.config import Limits
+
+__all__ = ["Admission"]
+
+#: Weight of the newest answer in the running estimate of the rate.
+_RATE_WEIGHT = 0.1
+#: Accounts of clients that are kept before those that say nothing are looked for.
+_MAX_ACCOUNTS = 4096
+_MIN_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    n: int
+    turn: asyncio.Future[None]
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    #: Virtual time at which its next request starts: queries that it was given, or the queue's time when it was idle.
+    due: float = 0.0
+    waiting: deque[_Waiter] = field(default_factory=deque)
+    n_waiting: int = 0
+    #: It stands in the order, maybe with nothing waiting any more.
+    listed: bool = False
+
+
+class Admission:
+    """Owner of the queue. All methods on the event loop."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
+        """``clock``: monotonic seconds, the event loop's own."""
+        self._limits = limits
+        self._clock = clock
+        self._clients: dict[str, _Client] = {}
+        #: (due, order of arrival, client) of every client with waiting requests, once each.
+        self._order: list[tuple[float, int, str]] = []
+        self._arrivals = itertools.count()
+        self._now = 0.0
+        self._n_waiting = 0
+        self._n_in_flight = 0
+        self._seconds_per_query = 0.0
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        #: Requests refused, by reason: "client" share, whole "queue", "draining", "deadline".
+        self.refused = dict.fromkeys(("client", "queue", "draining", "deadline"), 0)
+
+    @property
+    def n_waiting(self) -> int:
+        """Queries that wait."""
+        return self._n_waiting
+
+    @property
+    def n_in_flight(self) -> int:
+        """Queries handed over and not answered."""
+        return self._n_in_flight
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    def retry_after_s(self) -> float:
+        """About when the queue will have been worked off: seconds, at least 1 and at most 30."""
+        backlog = (self._n_waiting + self._n_in_flight) * self._seconds_per_query
+        return min(max(backlog, _MIN_RETRY_S), _MAX_RETRY_S)
+
+    def nprobe_under_load(self, nprobe: int) -> int:
+        """``nprobe``, or less where the operator allows it: linear from a half full queue down to the floor."""
+        floor = self._limits.overload_min_nprobe
+        fill = self._n_waiting / self._limits.queue_queries
+        if floor is None or fill <= 0.5 or nprobe <= floor:
+            return nprobe
+        return max(floor, round(nprobe - (nprobe - floor) * min(1.0, 2 * fill - 1)))
+
+    @asynccontextmanager
+    async def turn(self, client: str, n: int, deadline_s: float | None = None) -> AsyncIterator[None]:
+        """Waits for the right to search ``n`` queries, and holds it.
+
+        Args:
+            client: who asks; fairness is between these.
+            deadline_s: time of the clock by which the search must have started.
+
+        Raises:
+            OverloadedError: no room in the queue, or draining.
+            DeadlineExceededError: the deadline passed first.
+        """
+        await self._enter(client, n, deadline_s)
+        started = self._clock()
+        try:
+            yield
+        finally:
+            self._leave(n, self._clock() - started)
+
+    async def _enter(self, client: str, n: int, deadline_s: float | None) -> None:
+        if self._draining:
+            self.refused["draining"] += 1
+            raise OverloadedError("the daemon is about to stop; ask another one", retry_after_s=_MIN_RETRY_S)
+        if deadline_s is not None and deadline_s <= self._clock():
+            raise self._too_late()
+        if not self._order and self._fits(n):
+            self._start(self._clients.get(client), n)
+            return
+        await self._wait(client, n, deadline_s)
+
+    def _fits(self, n: int) -> bool:
+        # A request larger than the limit goes alone.
+        return self._n_in_flight == 0 or self._n_in_flight + n <= self._limits.in_flight_queries
+
+    def _start(self, state: _Client | None, n: int) -> None:
+        self._n_in_flight += n
+        self._idle.clear()
+        if state is not None:
+            state.due = max(state.due, self._now) + n
+
+    async def _wait(self, client: str, n: int, deadline_s: float | None) -> None:
+        state = self._clients.setdefault(client, _Client())
+        try:
+            self._check_room(state, n)
+        except OverloadedError:
+            self._forget(client, state)
+            raise
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(n, loop.create_future())
+        if not state.listed:
+            state.due = max(state.due, self._now)
+            self._list(client, state)
+        state.waiting.append(waiter)
+        state.n_waiting += n
+        self._n_waiting += n
+        self._idle.clear()
+        timer = None
+        if deadline_s is not None:
+            timer = loop.call_later(deadline_s - self._clock(), self._expire, waiter)
+        try:
+            await waiter.turn
+        except BaseException:
+            # Cancelled, or too late. A turn that came in the same moment goes to the next one.
+            if waiter.turn.done() and not waiter.turn.cancelled() and waiter.turn.exception() is None:
+                self._leave(n, 0.0)
+            else:
+                self._withdraw(client, state, waiter)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _check_room(self, state: _Client, n: int) -> None:
+        limits = self._limits
+        if self._n_waiting + n > limits.queue_queries:
+            self.refused["queue"] += 1
+            raise OverloadedError(
+                f"{self._n_waiting} queries wait and the queue holds {limits.queue_queries}",
+                retry_after_s=self.retry_after_s(),
+            )
+        share = int(limits.queue_queries * limits.client_share)
+        if state.n_waiting + n > max(1, share):
+            self.refused["client"] += 1
+            raise OverloadedError(
+                f"{state.n_waiting} of your queries wait and one client may have {share}",
+                retry_after_s=self.retry_after_s(),
+                own_share=True,
+            )
+
+    def _too_late(self) -> DeadlineExceededError:
+        self.refused["deadline"] += 1
+        return DeadlineExceededError("deadline_ms passed before the search could start")
+
+    def _expire(self, waiter: _Waiter) -> None:
+        if not waiter.turn.done():
+            waiter.turn.set_exception(self._too_late())
+
+    def _withdraw(self, client: str, state: _Client, waiter: _Waiter) -> None:
+        """Its place goes now; its entry in the order is dropped when it comes up."""
+        if waiter in state.waiting:
+            state.waiting.remove(waiter)
+            state.n_waiting -= waiter.n
+            self._n_waiting -= waiter.n
+            self._hand_over()
+
+    def _leave(self, n: int, seconds: float) -> None:
+        if seconds > 0:
+            # Little's law: what was in flight beside it was being answered meanwhile.
+            pace = seconds / self._n_in_flight
+            self._seconds_per_query += _RATE_WEIGHT * (pace - self._seconds_per_query)
+        self._n_in_flight -= n
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        while self._order:
+            due, _, client = self._order[0]
+            state = self._clients[client]
+            if state.waiting and not self._fits(state.waiting[0].n):
+                return
+            heapq.heappop(self._order)
+            state.listed = False
+            if not state.waiting:
+                self._forget(client, state)
+                continue
+            waiter = state.waiting.popleft()
+            state.n_waiting -= waiter.n
+            self._n_waiting -= waiter.n
+            self._now = max(self._now, due)
+            if not waiter.turn.done():
+                self._start(state, waiter.n)
+                waiter.turn.set_result(None)
+            if state.waiting:
+                self._list(client, state)
+            else:
+                self._forget(client, state)
+        if self._n_in_flight == 0 and self._n_waiting == 0:
+            self._clients.clear()
+            self._idle.set()
+
+    def _list(self, client: str, state: _Client) -> None:
+        heapq.heappush(self._order, (state.due, next(self._arrivals), client))
+        state.listed = True
+
+    def _forget(self, client: str, state: _Client) -> None:
+        """Drops an account that says nothing: who was given no more than the others starts at the queue's time."""
+        if not state.listed and state.due <= self._now:
+            self._clients.pop(client, None)
+        if len(self._clients) > _MAX_ACCOUNTS:
+            kept = {name: c for name, c in self._clients.items() if c.listed or c.due > self._now}
+            # In place: whoever waits holds its own.
+            self._clients.clear()
+            self._clients.update(kept)
+
+    def drain(self) -> None:
+        """Refuses whoever comes from now on; what waits is served."""
+        self._draining = True
+
+    async def wait_idle(self) -> None:
+        """Returns when nothing waits and nothing is in flight."""
+        await self._idle.wait()
+
+    def check_invariants(self) -> None:
+        """Asserts what must hold between two callbacks."""
+        assert self._n_waiting == sum(c.n_waiting for c in self._clients.values()) >= 0
+        assert all(c.n_waiting == sum(w.n for w in c.waiting) for c in self._clients.values())
+        assert self._n_in_flight >= 0
+        listed = [name for _, _, name in self._order]
+        assert sorted(listed) == sorted(name for name, c in self._clients.items() if c.listed)
+        assert all(c.listed for c in self._clients.values() if c.waiting)
+        assert self._idle.is_set() == (self._n_in_flight == 0 and self._n_waiting == 0)

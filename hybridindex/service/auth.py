@@ -1,0 +1,218 @@
+"""API keys: a file of hashed keys with roles, and who a request comes from.
+
+A key is 256 random bits, so a plain SHA-256 of it cannot be guessed back; the slow hashes that passwords need would
+cost every request milliseconds and protect nothing more. The file is replaced as a whole and read again when it
+changed, so that keys come and go without a restart. What a role may do is in ``shell.py``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from hybridindex.errors import AccessDeniedError, InvalidInputError
+
+__all__ = ["Caller", "KeyFile", "Keyring", "Role", "StoredKey"]
+
+_log = logging.getLogger(__name__)
+
+_PREFIX = "hix_"
+_VERSION = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Role(StrEnum):
+    """What a key allows. An admin may do whatever a searcher may."""
+
+    SEARCH = "search"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who a request comes from: a key's name, or an address where no keys are asked for."""
+
+    name: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredKey:
+    """One line of the key file. The key itself is nowhere."""
+
+    name: str
+    role: Role
+    #: Hexadecimal SHA-256 of the key.
+    sha256: str
+    #: ISO 8601, UTC.
+    created_at: str
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class KeyFile:
+    """The file as the commands see it. Writers of several processes take turns; readers never see half a file."""
+
+    def __init__(self, path: Path, clock: Callable[[], datetime] = _utc_now) -> None:
+        self.path = path
+        self._clock = clock
+
+    def add(self, name: str, role: Role | str) -> str:
+        """Makes a key, stores its hash, and returns the key: the only time that it can be seen.
+
+        Raises:
+            InvalidInputError: the name is taken or no name, or there is no such role.
+        """
+        if not _NAME.fullmatch(name):
+            raise InvalidInputError(f"name is {name!r}; expected up to 64 letters, digits, dots, dashes or underscores")
+        try:
+            role = Role(role)
+        except ValueError:
+            raise InvalidInputError(f"role is {role!r}; expected {' or '.join(Role)}") from None
+        key = _PREFIX + secrets.token_urlsafe(32)
+        made = StoredKey(
+            name=name, role=role, sha256=_digest(key), created_at=self._clock().isoformat(timespec="seconds")
+        )
+        with self._lock():
+            keys = self._read_or_none()
+            if any(k.name == name for k in keys):
+                raise InvalidInputError(f"name is {name!r}, which has a key; revoke it first or take another name")
+            self._write((*keys, made))
+        return key
+
+    def revoke(self, name: str) -> None:
+        """Takes a key out of the file.
+
+        Raises:
+            InvalidInputError: nobody has that name.
+        """
+        with self._lock():
+            keys = self._read_or_none()
+            kept = tuple(k for k in keys if k.name != name)
+            if len(kept) == len(keys):
+                raise InvalidInputError(
+                    f"name is {name!r}; expected one of {', '.join(k.name for k in keys) or 'none'}"
+                )
+            self._write(kept)
+
+    def read(self) -> tuple[StoredKey, ...]:
+        """All keys.
+
+        Raises:
+            InvalidInputError: missing, damaged, or others may write it.
+        """
+        try:
+            mode = self.path.stat().st_mode
+            data = json.loads(self.path.read_bytes())
+            if data["version"] != _VERSION:
+                raise InvalidInputError(f"key_file {self.path} has version {data['version']}; {_VERSION} is known")
+            keys = tuple(_stored(entry) for entry in data["keys"])
+        except InvalidInputError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InvalidInputError(
+                f"key_file {self.path} cannot be used ({error}); expected what keys add made"
+            ) from None
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise InvalidInputError(f"key_file {self.path} may be written by others; expected mode 600")
+        return keys
+
+    def _read_or_none(self) -> tuple[StoredKey, ...]:
+        return self.read() if self.path.exists() else ()
+
+    def _lock(self) -> FileLock:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(self.path.with_name(self.path.name + ".lock"), timeout=10)
+
+    def _write(self, keys: tuple[StoredKey, ...]) -> None:
+        beside = self.path.with_name(f".{self.path.name}.new")
+        text = json.dumps({"version": _VERSION, "keys": [asdict(k) for k in keys]}, indent=1)
+        beside.unlink(missing_ok=True)
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self.path)
+
+
+def _stored(entry: Any) -> StoredKey:
+    key = StoredKey(**{**entry, "role": Role(entry["role"])})
+    if not all(isinstance(v, str) for v in (key.name, key.sha256, key.created_at)) or len(key.sha256) != 64:
+        raise ValueError(f"key {entry!r} is damaged")
+    return key
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class Keyring:
+    """The key file as a running daemon sees it: read again whenever it changed. On one thread at a time.
+
+    A file that cannot be read any more leaves the last good keys in force; :attr:`problem` says so, and the log.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises InvalidInputError where the file cannot be used, or holds no key: nobody could get in."""
+        self._file = KeyFile(path)
+        self._keys = self._file.read()
+        if not self._keys:
+            raise InvalidInputError(f"key_file {path} holds no key; expected one at least (hybridindex keys add)")
+        self._stamp = self._look()
+        #: What is wrong with the file now, or None.
+        self.problem: str | None = None
+
+    def _look(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._file.path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _refresh(self) -> None:
+        stamp = self._look()
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._keys = self._file.read()
+        except InvalidInputError as error:
+            self.problem = "the key file cannot be read; the keys read before stay in force"
+            _log.error("%s: %s", self.problem, error)
+        else:
+            self.problem = None
+            _log.info("key file read again: %d keys", len(self._keys))
+
+    def identify(self, authorization: str | None) -> Caller:
+        """Who shows ``Authorization: Bearer KEY``.
+
+        Raises:
+            AccessDeniedError: the same words whatever is wrong.
+        """
+        self._refresh()
+        scheme, _, key = (authorization or "").partition(" ")
+        shown = _digest(key.strip())
+        found: StoredKey | None = None
+        # Every key is compared, in constant time each: time tells nothing about any.
+        for stored in self._keys:
+            if hmac.compare_digest(stored.sha256, shown):
+                found = stored
+        if found is None or scheme.lower() != "bearer":
+            raise AccessDeniedError("a valid API key is needed: Authorization: Bearer KEY")
+        return Caller(name=found.name, role=found.role)

@@ -1,0 +1,428 @@
+"""The service without HTTP: an index, its router and control store, sessions, admission, maybe a refresher.
+
+Searches are coroutines of one event loop; everything else is plain calls that may block, for a thread. HTTP is in
+``app.py``, the process in ``run.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hybridindex.committed import last_commit
+from hybridindex.errors import HybridIndexError, InvalidInputError, OverloadedError, ProfileError
+from hybridindex.facade import Index, open_index
+from hybridindex.partitioner.plan import Plan
+from hybridindex.router.router import Router
+from hybridindex.router.session import Session
+from hybridindex.service.admission import Admission
+from hybridindex.service.config import ServiceConfig
+from hybridindex.service.plans import PLAN_APPLIED, plan_difference, plan_summary, resume_plan
+from hybridindex.service.sessions import SessionTable
+from hybridindex.service.status import Health, describe, health_of, status_of
+from hybridindex.service.warmup import warm_up
+from hybridindex.service.wire import SearchRequest
+from hybridindex.store.control import ControlStore
+from hybridindex.tiers.moves import check_share
+from hybridindex.types import F32, SearchResult
+
+__all__ = ["Observation", "Refresher", "Service"]
+
+_log = logging.getLogger(__name__)
+
+#: Larger bodies are checked and copied on a thread: the event loop serves others meanwhile.
+_LARGE_BYTES = 1 << 20
+#: Sessions search on threads of their own; more than a few would only wait for the one engine.
+_SESSION_THREADS = 8
+
+
+class Refresher(Protocol):
+    """What follows the workload, where there is one: watches searches, proposes plans, applies them."""
+
+    def observe(self, queries: F32, latency_s: float, hit_rate: F32) -> None: ...
+
+    def propose(self, reason: str, **changes: Any) -> Any: ...
+
+    def apply(self, proposal: Any) -> Any: ...
+
+    def status(self) -> Any: ...
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One answered search. Times in seconds."""
+
+    queries: F32
+    queue_s: float
+    search_s: float
+    result: SearchResult
+    #: The queue was so full that nprobe was lowered.
+    lowered: bool
+
+    @property
+    def latency_s(self) -> float:
+        return self.queue_s + self.search_s
+
+
+class Service:
+    """One served index. Searching methods on one event loop, the others from any thread."""
+
+    def __init__(
+        self,
+        index: Index,
+        router: Router,
+        store: ControlStore,
+        config: ServiceConfig,
+        *,
+        plan_id: int | None = None,
+        refresher: Refresher | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Takes over index, router and store: :meth:`close` closes them. ``clock``: monotonic seconds."""
+        self.index = index
+        self.router = router
+        self.store = store
+        self.config = config
+        self.plan_id = plan_id
+        self.refresher = refresher
+        self.clock = clock
+        self.started_s = clock()
+        self.admission = Admission(config.limits, clock)
+        self.sessions = SessionTable(config.limits, clock)
+        #: Called on the event loop after each search; must not block.
+        self.on_search: list[Callable[[Observation], None]] = []
+        self._session_threads = ThreadPoolExecutor(_SESSION_THREADS, "hybridindex-session")
+        self._changing = threading.Lock()
+        self._warm = False
+        self._closed = False
+        #: Observers that raised.
+        self.n_observer_errors = 0
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        config: ServiceConfig,
+        *,
+        make_refresher: Callable[[Index, Router, ControlStore], Refresher] | None = None,
+    ) -> Service:
+        """Opens an index directory, resumes its plan and starts the router.
+
+        Raises:
+            HybridIndexError: whatever is wrong with index, store, plan or devices.
+        """
+        index = open_index(path)
+        try:
+            store = index.store(config.store_url)
+            try:
+                choice = config.plan
+                if make_refresher is not None and choice == "latest":
+                    # Stored last may be what a refresher was still trying when the daemon died.
+                    commit = last_commit(store, index.fingerprint)
+                    choice = choice if commit is None else str(commit["plan_id"])
+                found = resume_plan(index, choice, store, config.devices)
+                plan_id, plan = found if found is not None else (None, None)
+                router = index.router(
+                    plan,
+                    config.devices,
+                    device_budget_bytes=config.budgets() if config.devices else None,
+                    threads=config.threads,
+                )
+                refresher = make_refresher(index, router, store) if make_refresher is not None else None
+            except BaseException:
+                store.close()
+                raise
+        except BaseException:
+            index.close()
+            raise
+        return cls(index, router, store, config, plan_id=plan_id, refresher=refresher)
+
+    # Searching, on the event loop
+
+    async def search(self, request: SearchRequest, client: str, session_id: str | None = None) -> SearchResult:
+        """Waits for its turn and searches; within a session where one is named.
+
+        Raises:
+            InvalidInputError: values that the router refuses.
+            OverloadedError, DeadlineExceededError: nothing was searched.
+            UnknownSessionError: no such session of this client.
+        """
+        arrived = self.clock()
+        limit_ms = request.deadline_ms or self.config.limits.default_deadline_ms
+        deadline_s = None if limit_ms is None else arrived + limit_ms / 1e3
+        if session_id is None:
+            return await self._search(request, client, arrived, deadline_s, None)
+        with self.sessions.use(session_id, client) as session:
+            return await self._search(request, client, arrived, deadline_s, session)
+
+    async def _search(
+        self, request: SearchRequest, client: str, arrived: float, deadline_s: float | None, session: Session | None
+    ) -> SearchResult:
+        async with self.admission.turn(client, len(request.queries), deadline_s):
+            entered = self.clock()
+            asked = self.router.nprobe if request.nprobe is None else request.nprobe
+            nprobe = max(self.admission.nprobe_under_load(asked), min(asked, request.min_nprobe or 1))
+            options: dict[str, Any] = {}
+            if request.deadline_ms is not None and deadline_s is not None:
+                # A deadline that the client named may lower nprobe; the daemon's own only bounds the wait.
+                options["deadline_ms"] = max((deadline_s - entered) * 1e3, 1e-3)
+                options["min_nprobe"] = request.min_nprobe or 1
+            result = await self._run(request, nprobe, options, session)
+            answered = self.clock()
+        self._tell(
+            Observation(
+                queries=request.queries,
+                queue_s=entered - arrived,
+                search_s=answered - entered,
+                result=result,
+                lowered=nprobe < asked,
+            )
+        )
+        return result
+
+    async def _run(
+        self, request: SearchRequest, nprobe: int, options: dict[str, Any], session: Session | None
+    ) -> SearchResult:
+        loop = asyncio.get_running_loop()
+        if session is not None:
+            found = loop.run_in_executor(
+                self._session_threads, lambda: session.search(request.queries, request.k, nprobe, **options)
+            )
+            return await asyncio.shield(found)
+        if request.queries.nbytes > _LARGE_BYTES:
+            waiting = await asyncio.to_thread(self.router.submit, request.queries, request.k, nprobe, **options)
+        else:
+            waiting = self.router.submit(request.queries, request.k, nprobe, **options)
+        return await asyncio.wrap_future(waiting)
+
+    def _tell(self, seen: Observation) -> None:
+        try:
+            for tell in self.on_search:
+                tell(seen)
+            if self.refresher is not None:
+                self.refresher.observe(seen.queries, seen.latency_s, seen.result.hit_rate)
+        except Exception:  # noqa: BLE001 - an observer must not cost a client its answer
+            self.n_observer_errors += 1
+            _log.exception("an observer of searches raised")
+
+    # Sessions
+
+    def open_session(self, client: str, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> str:
+        """A new session's name.
+
+        Raises:
+            OverloadedError: too many are open, or the daemon drains. InvalidInputError, ProfileError: bad options.
+        """
+        if self.admission.draining:
+            raise OverloadedError("the daemon is about to stop; ask another one", retry_after_s=1)
+        return self.sessions.open(
+            lambda: self.router.session(lookahead_bytes=lookahead_bytes, window_ms=window_ms), client
+        )
+
+    def lookahead(
+        self, session_id: str, client: str, drafts: F32, *, nprobe: int | None = None, budget_bytes: int | None = None
+    ) -> None:
+        """Starts to move lists for ``drafts`` (n, d) float32; returns at once.
+
+        Raises:
+            UnknownSessionError, InvalidInputError.
+        """
+        with self.sessions.use(session_id, client) as session:
+            session.lookahead(drafts, nprobe=nprobe, budget_bytes=budget_bytes)
+
+    def session_stats(self, session_id: str, client: str) -> dict[str, Any]:
+        """Raises UnknownSessionError."""
+        with self.sessions.use(session_id, client) as session:
+            stats: dict[str, Any] = describe(session.stats)
+        return stats
+
+    def close_session(self, session_id: str, client: str) -> None:
+        """Raises UnknownSessionError."""
+        self.sessions.close(session_id, client)
+
+    # Plans
+
+    def plan(self) -> dict[str, Any]:
+        """The plan that is in force: its id, its numbers, and its explanation in words."""
+        plan = self.router.plan
+        if plan is None:
+            return {"plan_id": None, "plan": None, "explanation": "no plan: the host scans everything"}
+        return {"plan_id": self._current_plan_id(), "plan": plan_summary(plan), "explanation": plan.explain()}
+
+    def _current_plan_id(self) -> int | None:
+        """The committed one, where a refresher changes plans."""
+        own = None if self.refresher is None else describe(self.refresher.status()).get("plan_id")
+        return own if own is not None else self.plan_id
+
+    def history(self) -> dict[str, Any]:
+        """Stored plans of this index and when each was applied, in the order of saving."""
+        fingerprint = self.index.fingerprint
+        events = [e for e in self.store.list_events(kind=PLAN_APPLIED) if e.payload.get("index") == fingerprint]
+        return {
+            "current": self._current_plan_id(),
+            "plans": [describe(p) for p in self.store.list_plans(index_fingerprint=fingerprint)],
+            "applied": [{"at": e.at, "plan_id": e.payload.get("plan_id")} for e in reversed(events)],
+        }
+
+    def repartition(
+        self,
+        *,
+        apply: bool,
+        slo_ms: float | None = None,
+        device_budget_bytes: int | tuple[int, ...] | None = None,
+        rate_qps: float | None = None,
+        coverage: float | None = None,
+        bandwidth_share: float = 1.0,
+    ) -> dict[str, Any]:
+        """Plans anew, says what would change, and changes it where ``apply`` says so. Blocks while lists move.
+
+        What is not given stays as in the plan in force. With a refresher, it proposes and applies.
+
+        Raises:
+            InvalidInputError: without devices, or a value out of range. ProfileError: nothing to plan from.
+            OverloadedError: another change is under way.
+        """
+        check_share(bandwidth_share)
+        if not self._changing.acquire(blocking=False):
+            raise OverloadedError("another change of the plan is under way", retry_after_s=5)
+        try:
+            changes = {
+                "slo_ms": slo_ms,
+                "device_budget_bytes": device_budget_bytes,
+                "rate_qps": rate_qps,
+                "coverage": coverage,
+            }
+            given = {name: value for name, value in changes.items() if value is not None}
+            if (followed := self._follow(given, apply=apply)) is not None:
+                return followed
+            plan, profile_id = self._decide(given)
+            before = self.router.plan
+            answer: dict[str, Any] = {
+                "applied": apply,
+                "plan": plan_summary(plan),
+                "current": None if before is None else plan_summary(before),
+                **plan_difference(plan, before, self.router.residency.list_device, self.index.list_bytes),
+            }
+            if apply:
+                answer["plan_id"] = self._apply(plan, profile_id, bandwidth_share)
+                answer["unplaced_lists"] = self.router.stats().unplaced_lists
+            return answer
+        finally:
+            self._changing.release()
+
+    def _follow(self, given: dict[str, Any], *, apply: bool) -> dict[str, Any] | None:
+        """The refresher's answer; None without one, or while it has seen too few searches to plan from."""
+        if self.refresher is None:
+            return None
+        try:
+            proposal = self.refresher.propose("requested", **given)
+        except ProfileError as error:
+            _log.info("planning from the stored profile: %s", error)
+            return None
+        applied = self.refresher.apply(proposal) if apply else None
+        return {"applied": apply, "proposal": describe(proposal), "outcome": describe(applied)}
+
+    def _decide(self, given: dict[str, Any]) -> tuple[Plan, int]:
+        if not self.router.devices:
+            raise InvalidInputError("devices is empty: the daemon serves on the host alone; start it with --device")
+        current = self.router.plan
+        profile = current.analysis.profile if current is not None else None
+        if profile is None:
+            profile = self.store.load_profile(index_fingerprint=self.index.fingerprint)
+        if profile.id is None:
+            raise ProfileError("the profile of the plan in force is not stored; profile the index again")
+        if current is not None:
+            request = current.request
+            kept = {
+                "slo_ms": request.slo_ms,
+                "device_budget_bytes": request.budgets,
+                "rate_qps": request.rate_qps,
+                "llm": request.llm,
+                "epsilon": request.epsilon,
+                "percentile": request.percentile,
+                "slo_stage": request.slo_stage,
+                # A new target is solved for, even where the plan in force had its coverage fixed.
+                "coverage": None if "slo_ms" in given else request.coverage,
+            }
+            given = {**kept, **given}
+        elif "device_budget_bytes" not in given:
+            given["device_budget_bytes"] = self.config.budgets()
+        for name in ("slo_ms", "device_budget_bytes"):
+            if given.get(name) is None:
+                raise InvalidInputError(f"{name} is missing; without a plan in force it has to be given")
+        plan = self.index.plan(profile=profile, n_devices=len(self.router.devices), **given)
+        return plan, profile.id
+
+    def _apply(self, plan: Plan, profile_id: int, bandwidth_share: float) -> int:
+        plan_id = self.store.save_plan(plan.to_record(), profile_id)
+        self.router.apply_plan(plan, bandwidth_share=bandwidth_share)
+        self.store.record_event(PLAN_APPLIED, {"plan_id": plan_id, "index": self.index.fingerprint})
+        self.plan_id = plan_id
+        return plan_id
+
+    # State
+
+    @property
+    def slo_ms(self) -> float | None:
+        """What attainment is counted against: search latency, milliseconds."""
+        if self.config.slo_ms is not None:
+            return self.config.slo_ms
+        plan = self.router.plan
+        return plan.request.slo_ms if plan is not None and plan.request.slo_stage == "search" else None
+
+    @property
+    def ready(self) -> bool:
+        """Warmed up, and not about to stop."""
+        return self._warm and not self.admission.draining and not self._closed
+
+    def status(self) -> dict[str, Any]:
+        """What is served, where lists are, what waits: plain values."""
+        return status_of(self)
+
+    def health(self) -> Health:
+        """What an operator should know, good or bad."""
+        return health_of(self)
+
+    def warm_up(self) -> None:
+        """Searches through every tier; :attr:`ready` from then on. Blocks."""
+        started = self.clock()
+        tiers = warm_up(self.router, self.index.dim, self.index.nlist, stop=lambda: self.admission.draining)
+        self._warm = True
+        _log.info("warmed up %d tier(s) in %.2f s", len(tiers), self.clock() - started)
+
+    def start(self) -> None:
+        """Starts the refresher, where there is one."""
+        if self.refresher is not None:
+            self.refresher.start()
+
+    async def drain(self) -> None:
+        """Refuses new searches, and returns when those that were admitted are answered."""
+        self.admission.drain()
+        await self.admission.wait_idle()
+
+    def close(self) -> None:
+        """Ends sessions, refresher, router, store and index. Answers what is queued. Closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        self.admission.drain()
+        self.sessions.close_all()
+        self._session_threads.shutdown()
+        # Each is closed whatever the others do.
+        for close in (*((self.refresher.close,) if self.refresher else ()), self.router.close, self.store.close):
+            try:
+                close()
+            except HybridIndexError:
+                _log.exception("closing the service")
+        self.index.close()

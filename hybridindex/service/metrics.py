@@ -1,0 +1,188 @@
+"""Prometheus metrics of one service. Latencies are observed per search; everything else is read when it is scraped.
+
+Stages that can be told apart here: parsing, waiting, searching (quantize, split, scan and merge together: the router
+does not time them apart) and encoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hybridindex.errors import MissingDependencyError
+from hybridindex.service.core import Observation, Service
+from hybridindex.service.status import describe
+
+try:
+    from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise MissingDependencyError("metrics need prometheus-client: pip install 'hybridindex[service]'") from error
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+__all__ = ["CONTENT_TYPE", "Metrics"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+_PREFIX = "hybridindex_"
+
+
+class Metrics:
+    """Owner of one registry. ``observe`` and ``count_response`` on the event loop, ``render`` on any thread."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._registry = CollectorRegistry()
+        self._stages = Histogram(
+            f"{_PREFIX}stage_seconds",
+            "Time of one search request by stage.",
+            ["stage"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._latency = Histogram(
+            f"{_PREFIX}request_seconds",
+            "Time from a request's arrival to its answer, by route.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._responses = Counter(
+            f"{_PREFIX}responses_total", "Answers by route and status.", ["route", "status"], registry=self._registry
+        )
+        self._sizes = Histogram(
+            f"{_PREFIX}request_queries", "Queries per search request.", buckets=_QUERIES, registry=self._registry
+        )
+        self._hit_rate = Histogram(
+            f"{_PREFIX}hit_rate",
+            "Mean hit rate by bytes of each request.",
+            buckets=tuple(i / 10 for i in range(1, 11)),
+            registry=self._registry,
+        )
+        self._met = Counter(
+            f"{_PREFIX}slo_met_total", "Searches answered within the SLO, waiting included.", registry=self._registry
+        )
+        self._judged = Counter(
+            f"{_PREFIX}slo_judged_total", "Searches answered while an SLO was in force.", registry=self._registry
+        )
+        self._lowered = Counter(
+            f"{_PREFIX}overload_lowered_total", "Searches whose nprobe a full queue lowered.", registry=self._registry
+        )
+        # Looking a label up takes longer than counting.
+        self._stage = {name: self._stages.labels(name) for name in ("parse", "queue", "search", "encode")}
+        self._of_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._registry.register(_Readings(service))
+        service.on_search.append(self.observe)
+
+    def observe(self, seen: Observation) -> None:
+        """Takes one answered search into account."""
+        self._stage["queue"].observe(seen.queue_s)
+        self._stage["search"].observe(seen.search_s)
+        self._sizes.observe(len(seen.queries))
+        self._hit_rate.observe(float(seen.result.hit_rate.sum()) / len(seen.queries))
+        if seen.lowered:
+            self._lowered.inc()
+        slo_ms = self._service.slo_ms
+        if slo_ms is not None:
+            self._judged.inc()
+            if seen.latency_s * 1e3 <= slo_ms:
+                self._met.inc()
+
+    def time_stage(self, stage: str, seconds: float) -> None:
+        """``stage``: "parse" or "encode"."""
+        self._stage[stage].observe(seconds)
+
+    def count_response(self, route: str, status: int, seconds: float) -> None:
+        """One answer of any kind; ``route`` is a template, never a path as it was asked for."""
+        known = self._of_route.get((route, status))
+        if known is None:
+            known = self._responses.labels(route, str(status)), self._latency.labels(route)
+            self._of_route[route, status] = known
+        known[0].inc()
+        known[1].observe(seconds)
+
+    def render(self) -> bytes:
+        """The text format."""
+        return generate_latest(self._registry)
+
+
+class _Readings(Collector):
+    """What is read from the service at a scrape."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def describe(self) -> list[Metric]:
+        return []  # registering must not read the service
+
+    def collect(self) -> Iterator[Metric]:
+        service = self._service
+        yield from self._router(service)
+        yield from self._devices(service)
+        yield from self._queue(service)
+        refresher = service.refresher
+        if refresher is not None:
+            state = GaugeMetricFamily(f"{_PREFIX}refresher_state", "1 for the state of drift.", labels=["state"])
+            state.add_metric([str(describe(refresher.status()).get("drift_state", "unknown"))], 1)
+            yield state
+
+    def _router(self, service: Service) -> Iterator[Metric]:
+        stats, plan = service.router.stats(), service.router.plan
+        for name, text, value in (
+            ("searches", "Requests that the router took.", stats.requests),
+            ("queries", "Queries that the router took.", stats.queries),
+            ("batches", "Batches; queries over batches is the mean batch.", stats.batches),
+            ("host_work_bytes", "Code bytes that queries probed on the host.", stats.host_work_bytes),
+            ("device_work_bytes", "Code bytes that queries probed on devices.", stats.device_work_bytes),
+            ("device_fallbacks", "Batch parts that the host scanned for a device.", stats.device_fallbacks),
+            ("nprobe_lowered", "Requests whose nprobe a deadline lowered.", stats.nprobe_lowered),
+            ("lookahead_bytes", "Bytes that lookahead moved.", stats.lookahead_bytes),
+            ("device_recoveries", "Devices that came back.", stats.device_recoveries),
+        ):
+            yield CounterMetricFamily(f"{_PREFIX}{name}", text, value=value)
+        for name, text, reading in (
+            ("largest_batch", "Most queries in one batch.", stats.largest_batch),
+            ("hit_rate_observed", "Part of the scan work that devices served, since the start.", stats.hit_rate),
+            ("hit_rate_expected", "What the plan predicts.", 0.0 if plan is None else plan.predicted_hit_rate),
+            ("resident_lists", "Lists on devices.", service.router.residency.n_resident),
+            ("unplaced_lists", "Lists of the plan that no device holds.", stats.unplaced_lists),
+            ("slo_seconds", "The SLO; 0 without one.", (service.slo_ms or 0.0) / 1e3),
+        ):
+            yield GaugeMetricFamily(f"{_PREFIX}{name}", text, value=reading)
+
+    def _devices(self, service: Service) -> Iterator[Metric]:
+        resident = GaugeMetricFamily(f"{_PREFIX}resident_bytes", "Bytes of pages in use.", labels=["device"])
+        moved = CounterMetricFamily(f"{_PREFIX}moved_bytes", "Bytes copied to a device.", labels=["device"])
+        failures = CounterMetricFamily(f"{_PREFIX}device_failures", "How often a device failed.", labels=["device"])
+        usable = GaugeMetricFamily(f"{_PREFIX}device_usable", "1 while a device scans.", labels=["device"])
+        for tier in service.router.devices:
+            label = [f"{tier.ordinal}: {tier.label}"]
+            resident.add_metric(label, tier.used_bytes)
+            moved.add_metric(label, tier.moved_bytes)
+            failures.add_metric(label, tier.n_failures)
+            usable.add_metric(label, float(tier.usable))
+        yield from (resident, moved, failures, usable)
+
+    def _queue(self, service: Service) -> Iterator[Metric]:
+        admission = service.admission
+        for name, text, value in (
+            ("queue_waiting", "Queries that wait.", admission.n_waiting),
+            ("queue_in_flight", "Queries handed to the router.", admission.n_in_flight),
+            ("sessions_open", "Open sessions.", len(service.sessions)),
+            ("ready", "1 while ready.", float(service.ready)),
+        ):
+            yield GaugeMetricFamily(f"{_PREFIX}{name}", text, value=value)
+        refused = CounterMetricFamily(f"{_PREFIX}refused", "Requests refused, by reason.", labels=["reason"])
+        for reason, count in admission.refused.items():
+            refused.add_metric([reason], count)
+        yield refused
+        yield CounterMetricFamily(
+            f"{_PREFIX}sessions_expired", "Sessions that nobody closed.", value=service.sessions.n_expired
+        )
+        yield CounterMetricFamily(
+            f"{_PREFIX}observer_errors", "Observers of searches that raised.", value=service.n_observer_errors
+        )

@@ -1,0 +1,144 @@
+"""Where a daemon can be found: its sockets and its address file beside the index. One daemon per index.
+
+The address file is held by a lock that ends with the process, so a daemon that was killed leaves nothing in the way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from hybridindex.errors import ServiceError
+
+__all__ = ["Place", "RunningDaemon", "bind_tcp", "bind_unix", "find_daemon"]
+
+_FILE, _LOCK = "daemon.json", "daemon.lock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningDaemon:
+    """What the address file says."""
+
+    pid: int
+    #: ``http://…`` and ``unix:…``, as the client takes them; the first is the best.
+    urls: tuple[str, ...]
+
+
+class Place:
+    """The right to serve one index, held from start to end of the process."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ServiceError where another daemon serves it, or the folder cannot be written."""
+        self._file = folder / _FILE
+        # Somebody who asks whether a daemon runs holds it for a moment.
+        self._lock = FileLock(folder / _LOCK, timeout=1)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            other = find_daemon(folder)
+            who = f" (pid {other.pid})" if other is not None else ""
+            raise ServiceError(f"another daemon{who} serves {folder}; stop it first (hybridindex drain)") from None
+        except OSError as error:
+            raise ServiceError(
+                f"{folder} cannot be written ({error.strerror}); the daemon keeps its address there"
+            ) from error
+
+    def announce(self, urls: tuple[str, ...]) -> None:
+        """Writes the address file, whole or not at all."""
+        beside = self._file.with_name(f".{_FILE}.new")
+        beside.write_text(json.dumps(asdict(RunningDaemon(pid=os.getpid(), urls=urls))) + "\n")
+        beside.replace(self._file)
+
+    def leave(self) -> None:
+        """Takes the address file away. Leaving twice is harmless."""
+        if self._lock.is_locked:
+            self._file.unlink(missing_ok=True)
+            self._lock.release()
+
+
+def find_daemon(folder: Path) -> RunningDaemon | None:
+    """The daemon that serves an index, or None: an address file whose lock nobody holds is a dead daemon's."""
+    lock = folder / _LOCK
+    if not lock.exists():
+        return None
+    probe = FileLock(lock, timeout=0)
+    try:
+        probe.acquire()
+    except Timeout:
+        try:
+            data = json.loads((folder / _FILE).read_text())
+            return RunningDaemon(pid=int(data["pid"]), urls=tuple(str(u) for u in data["urls"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # it starts, or stops
+    except OSError:
+        return None
+    probe.release()
+    return None
+
+
+def bind_tcp(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        ServiceError: the address is taken, or none of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio only turns Nagle's algorithm off, which would hold answers back for 40 ms, where the protocol is named.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen(2048)
+    except OSError as error:
+        bound.close()
+        raise ServiceError(f"host {host} port {port} cannot be listened on ({error.strerror or error})") from error
+    bound.setblocking(False)
+    return bound
+
+
+def bind_unix(path: Path) -> socket.socket:
+    """A listening socket that only this user can open. One that a dead daemon left is replaced.
+
+    Raises:
+        ServiceError: another process listens there, or something else than a socket is there.
+    """
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket() or path.exists():
+            _remove_stale(path)
+        # Made with its mode, not changed to it: there is no moment in which others could connect.
+        before = os.umask(0o177)
+        try:
+            bound.bind(str(path))
+        finally:
+            os.umask(before)
+        bound.listen(2048)
+    except OSError as error:
+        bound.close()
+        raise ServiceError(f"uds {path} cannot be listened on ({error.strerror or error})") from error
+    except ServiceError:
+        bound.close()
+        raise
+    bound.setblocking(False)
+    return bound
+
+
+def _remove_stale(path: Path) -> None:
+    if not stat.S_ISSOCK(path.lstat().st_mode):
+        raise ServiceError(f"uds {path} is there and no socket; remove it or choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except OSError as error:
+            raise ServiceError(f"uds {path} cannot be examined ({error.strerror or error})") from error
+    raise ServiceError(f"uds {path} is listened on by another process; stop it or choose another path")

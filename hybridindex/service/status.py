@@ -1,0 +1,147 @@
+"""What a service says about itself: its state as plain values, and what an operator should look at."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hybridindex.errors import StoreError
+from hybridindex.partitioner.plan import Plan
+from hybridindex.service.plans import plan_summary
+
+if TYPE_CHECKING:
+    from hybridindex.service.core import Service
+
+__all__ = ["Check", "Health", "describe", "health_of", "status_of"]
+
+#: Free disk space below which the control store may soon fail to write.
+_MIN_FREE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """Answers stay right while a check fails; they may be slower, or a change of plan impossible."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+
+def describe(value: Any) -> Any:
+    """Plain JSON values: dataclasses become objects, plans their summaries, arrays their lengths."""
+    if isinstance(value, Plan):
+        return plan_summary(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: describe(getattr(value, f.name)) for f in fields(value) if not f.name.startswith("_")}
+    if isinstance(value, Mapping):
+        return {str(k): describe(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [describe(v) for v in value]
+    if isinstance(value, np.ndarray):
+        return {"length": len(value) if value.ndim else 1}
+    if isinstance(value, np.generic):
+        return describe(value.item())
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    if value is None or isinstance(value, str | int | bool):
+        return value
+    return str(value)
+
+
+def status_of(service: Service) -> dict[str, Any]:
+    """For ``GET /v1/status``: no paths, no keys."""
+    router, index, admission = service.router, service.index, service.admission
+    stats, residency = router.stats(), router.residency
+    plan = router.plan
+    return {
+        "index": {
+            "fingerprint": index.fingerprint,
+            "count": index.count,
+            "dim": index.dim,
+            "nlist": index.nlist,
+            "metric": index.metric,
+            "codec": index.codec,
+            "nprobe": router.nprobe,
+            "host_scanner": router.host_scanner,
+        },
+        "ready": service.ready,
+        "draining": admission.draining,
+        "uptime_s": service.clock() - service.started_s,
+        "slo_ms": service.slo_ms,
+        "plan_id": service.plan_id,
+        "expected_hit_rate": None if plan is None else plan.predicted_hit_rate,
+        "residency": {"version": residency.version, "lists": residency.n_resident},
+        "devices": [
+            {
+                "name": tier.label,
+                "usable": tier.usable,
+                "disabled_reason": tier.disabled_reason or None,
+                "failed": tier.failure is not None,
+                "failures": tier.n_failures,
+                "resident_bytes": tier.used_bytes,
+                "moved_bytes": tier.moved_bytes,
+            }
+            for tier in router.devices
+        ],
+        "router": {**describe(stats), "hit_rate": stats.hit_rate},
+        "queue": {
+            "waiting": admission.n_waiting,
+            "in_flight": admission.n_in_flight,
+            "limit": service.config.limits.queue_queries,
+            "refused": dict(admission.refused),
+        },
+        "sessions": {"open": len(service.sessions), "expired": service.sessions.n_expired},
+        "refresher": None if service.refresher is None else describe(service.refresher.status()),
+    }
+
+
+def health_of(service: Service) -> Health:
+    """Looks at disk, store and devices now."""
+    stats = service.router.stats()
+    checks = [_disk(service.index.path), _store(service)]
+    for tier in service.router.devices:
+        failed = tier.failure is not None
+        detail = f"failed {tier.n_failures} time(s)" if failed else tier.disabled_reason or "works"
+        checks.append(Check(name=f"device {tier.label}", ok=not failed, detail=detail))
+    checks.append(
+        Check(
+            name="fallbacks",
+            ok=stats.unplaced_lists == 0,
+            detail=f"{stats.device_fallbacks} parts fell back to the host, {stats.unplaced_lists} lists are unplaced",
+        )
+    )
+    return Health(checks=tuple(checks))
+
+
+def _disk(path: Path) -> Check:
+    try:
+        free = shutil.disk_usage(path).free
+    except OSError as error:
+        return Check(name="disk", ok=False, detail=f"the index directory cannot be read ({error.strerror})")
+    return Check(name="disk", ok=free >= _MIN_FREE_BYTES, detail=f"{free >> 20} MiB free")
+
+
+def _store(service: Service) -> Check:
+    try:
+        service.store.list_events(limit=1)
+    except StoreError:
+        return Check(name="control store", ok=False, detail="it cannot be read; see the log")
+    file = service.index.path / "control.sqlite"
+    if service.config.store_url is None and not os.access(file, os.W_OK):
+        return Check(name="control store", ok=False, detail="it may not be written")
+    return Check(name="control store", ok=True, detail="reads, and may be written")

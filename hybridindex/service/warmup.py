@@ -1,0 +1,54 @@
+"""A few searches through every tier, before a daemon says that it is ready.
+
+The first scan of a device compiles kernels and allocates; the first scan of the host reads pages from disk. Neither
+should be the first client's wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hybridindex.router.router import Router
+from hybridindex.types import I64
+
+__all__ = ["warm_up"]
+
+_QUERIES = 8
+
+
+def warm_up(
+    router: Router, dim: int, nlist: int, *, rounds: int = 3, stop: Callable[[], bool] = lambda: False
+) -> set[int]:
+    """Searches random queries until every tier that holds lists has scanned some.
+
+    Args:
+        dim: dimension of queries.
+        rounds: how often each batch size is searched at the default nprobe, at least.
+        stop: asked before each search; True ends the warm-up.
+
+    Returns:
+        Ordinals of the tiers that scanned, -1 for the host.
+    """
+    list_device = router.residency.list_device
+    wanted = {int(d) for d in np.unique(list_device)}
+    seen: set[int] = set()
+
+    def note(probes: I64) -> None:
+        seen.update(int(d) for d in np.unique(list_device[probes[probes >= 0]]))
+
+    rng = np.random.default_rng(0)
+    nprobe = router.nprobe
+    for number in range(rounds):
+        for n in (1, _QUERIES):
+            if stop():
+                return seen
+            queries = rng.standard_normal((n, dim)).astype(np.float32)
+            router.submit(queries, 10, nprobe if number == 0 else None, on_probes=note).result()
+    # Random queries may miss where the plan's lists are: probe wider until they do not.
+    while not wanted <= seen and nprobe < nlist and not stop():
+        nprobe = min(nlist, nprobe * 4)
+        queries = rng.standard_normal((1, dim)).astype(np.float32)
+        router.submit(queries, 10, nprobe, on_probes=note).result()
+    return seen

@@ -1,0 +1,111 @@
+"""serve, status, repartition, drain and keys as commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hybridindex.cli.console import ExitCode
+from tests.cli.test_cli import cli
+from tests.service.conftest import index_path, planned_index
+
+__all__ = ["cli", "index_path", "planned_index"]
+
+
+@pytest.fixture
+def running(index_path):
+    command = [
+        sys.executable,
+        "-m",
+        "hybridindex",
+        "serve",
+        str(index_path),
+        "--device",
+        "cpu",
+        "--port",
+        "0",
+        "--json",
+    ]
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+    try:
+        yield index_path, process, json.loads(process.stdout.readline())["urls"][0]
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_commands_find_the_daemon_of_an_index(cli, running):
+    index, process, url = running
+    by_index, by_url = cli("status", index, "--json"), cli("status", "--url", url, "--json")
+    assert by_index.code == by_url.code == 0
+    assert by_index.json["index"] == by_url.json["index"]
+    assert by_index.json["plan_id"] == 1
+    assert "cpu (stand-in)" in cli("status", index).out
+    dry = cli("repartition", index, "--coverage", 0.5, "--json")
+    assert dry.code == 0
+    assert dry.json["bytes_to_move"] > 0
+    shown = cli("repartition", index, "--coverage", 0.5)
+    for word in ("dry run", "predicted latency", "to move", "gain"):
+        assert word in shown.out
+    assert cli("repartition", index, "--coverage", 0.5, "--apply", "--json").json["plan_id"] == 2
+    assert cli("status", index, "--json").json["plan_id"] == 2
+    assert cli("repartition", index, "--slo-ms", 0.0001, "--json").code == ExitCode.INFEASIBLE
+    assert cli("repartition", index, "--slo-ms", -1, "--json").code == ExitCode.BAD_INPUT
+    assert cli("drain", index).code == 0
+    assert process.wait(60) == 0
+    gone = cli("status", index, "--json")
+    assert gone.code == ExitCode.SERVICE
+    assert "no daemon serves" in gone.json["error"]["message"]
+
+
+def test_without_a_daemon_repartition_plans_for_the_next_one(cli, index_path):
+    dry = cli("repartition", index_path, "--coverage", 0.5, "--json")
+    assert dry.code == 0, dry.err
+    assert dry.json["bytes_to_move"] > 0
+    assert not dry.json["applied"]
+    assert len(cli("history", index_path, "--json").json["plans"]) == 1
+    assert cli("repartition", index_path, "--coverage", 0.5, "--apply", "--json").json["plan_id"] == 2
+    assert len(cli("history", index_path, "--json").json["plans"]) == 2
+
+
+def test_neither_index_nor_url_is_an_error(cli):
+    for command in ("status", "drain", "repartition"):
+        assert cli(command, "--json").code == ExitCode.BAD_INPUT
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("--host", "0.0.0.0"), "key_file"),
+        (("--no-tcp",), "uds"),
+        (("--max-k", "0"), "max_k"),
+        (("--plan", "newest"), "plan"),
+        (("--keys", "/nonexistent/keys"), "key_file"),
+        (("--tls-cert", "x"), "tls_key"),
+    ],
+)
+def test_serve_refuses_by_field(cli, index_path, words, field):
+    answer = cli("serve", index_path, *words, "--json")
+    assert answer.code == ExitCode.BAD_INPUT
+    assert field in answer.json["error"]["message"]
+
+
+def test_keys_are_made_listed_and_revoked(cli, tmp_path):
+    file = tmp_path / "keys.json"
+    made = cli("keys", "add", file, "web", "--json")
+    assert made.code == 0
+    assert made.json["key"].startswith("hix_")
+    assert cli("keys", "add", file, "ops", "--role", "admin").out.startswith("hix_")
+    assert cli("keys", "add", file, "web", "--json").code == ExitCode.BAD_INPUT
+    listed = cli("keys", "list", file, "--json")
+    assert [(k["name"], k["role"]) for k in listed.json["keys"]] == [("web", "search"), ("ops", "admin")]
+    assert "sha256" not in json.dumps(listed.json)
+    assert cli("keys", "revoke", file, "web").code == 0
+    assert cli("keys", "revoke", file, "web", "--json").code == ExitCode.BAD_INPUT
+    assert [k["name"] for k in cli("keys", "list", file, "--json").json["keys"]] == ["ops"]

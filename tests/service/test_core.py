@@ -1,0 +1,196 @@
+"""The service without HTTP: plans change under searches, are recorded and resumed; a refresher takes its place."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+import hybridindex as hx
+from hybridindex.errors import InvalidInputError, OverloadedError, ProfileError
+from hybridindex.service.config import ServiceConfig
+from hybridindex.service.core import Service
+from hybridindex.service.plans import PLAN_APPLIED
+from hybridindex.service.wire import SearchRequest
+from tests.service.conftest import assert_same
+
+
+def search(service, queries, **options):
+    return asyncio.run(service.search(SearchRequest(queries=queries, **options), "me"))
+
+
+def test_a_dry_run_moves_nothing_and_says_what_would(service):
+    before = service.router.residency.version
+    answer = service.repartition(apply=False, coverage=0.6)
+    assert not answer["applied"]
+    assert answer["lists_to_move"] > 0
+    assert answer["bytes_to_move"] > 0
+    assert answer["gain"]["hit_rate"] > 0
+    assert answer["gain"]["device_bytes"] < 0
+    assert service.router.residency.version == before
+    assert len(service.store.list_plans()) == 1
+
+
+def test_applying_moves_the_difference_records_it_and_keeps_answers(service, queries):
+    expected = service.router.search(queries, 5)
+    dry = service.repartition(apply=False, coverage=0.5)
+    answer = service.repartition(apply=True, coverage=0.5)
+    assert answer["bytes_to_move"] == dry["bytes_to_move"]
+    resident = service.router.residency.list_device >= 0
+    assert np.array_equal(resident, service.router.plan.list_device >= 0)
+    assert_same(search(service, queries, k=5), expected)
+    assert service.plan()["plan_id"] == answer["plan_id"] == 2
+    history = service.history()
+    assert history["current"] == 2
+    assert [e["plan_id"] for e in history["applied"]] == [2]
+    assert service.repartition(apply=False)["lists_to_move"] == 0
+
+
+def test_a_restart_resumes_the_plan_that_was_applied_last(make_service, index_path):
+    service = make_service()
+    applied = service.repartition(apply=True, coverage=0.5)["plan_id"]
+    service.close()
+    again = make_service()
+    assert again.plan_id == applied
+    assert again.router.plan.coverage == pytest.approx(0.5)
+    # Taking it back applies the one before, which is then the latest although it was stored first.
+    again.store.record_event(PLAN_APPLIED, {"plan_id": 1, "index": again.index.fingerprint})
+    again.close()
+    third = make_service()
+    assert third.plan_id == 1
+    # What is stored by hand afterwards is newer still.
+    plan = third.index.plan(50, 16 << 20, coverage=0.2)
+    stored = third.store.save_plan(plan.to_record(), plan.profile_id)
+    third.close()
+    assert make_service().plan_id == stored
+
+
+def test_values_out_of_range_are_named(service):
+    with pytest.raises(InvalidInputError, match="slo_ms"):
+        service.repartition(apply=False, slo_ms=-1)
+    with pytest.raises(InvalidInputError, match="share"):
+        service.repartition(apply=True, coverage=0.1, bandwidth_share=2)
+    assert len(service.store.list_plans()) == 1
+
+
+def test_without_devices_nothing_can_move(make_service, queries):
+    service = make_service(devices=())
+    with pytest.raises(InvalidInputError, match="devices is empty"):
+        service.repartition(apply=False)
+    assert search(service, queries).ids.shape == (20, 10)
+
+
+def test_without_a_plan_the_target_has_to_be_given(make_service):
+    service = make_service(plan="none", device_budget_bytes=(16 << 20,))
+    with pytest.raises(InvalidInputError, match="slo_ms is missing"):
+        service.repartition(apply=False)
+    assert service.repartition(apply=True, slo_ms=50, coverage=0.2)["plan_id"] == 2
+    assert service.slo_ms == 50
+
+
+def test_changes_take_turns(service):
+    assert service._changing.acquire(blocking=False)
+    try:
+        with pytest.raises(OverloadedError, match="under way"):
+            service.repartition(apply=False)
+    finally:
+        service._changing.release()
+    service.repartition(apply=False)
+
+
+def test_devices_without_any_plan_say_what_is_missing(tmp_path):
+    from tests.clustered import clustered
+
+    hx.build(clustered(500), tmp_path / "bare", nlist=8, metric="l2").close()
+    with pytest.raises(ProfileError):
+        Service.open(tmp_path / "bare", ServiceConfig(devices=("cpu",)))
+    service = Service.open(tmp_path / "bare", ServiceConfig())
+    assert service.plan()["plan"] is None
+    service.close()
+    service.close()
+
+
+def test_searches_go_on_while_a_plan_is_applied(service, queries):
+    expected = service.router.search(queries, 5)
+    done = threading.Event()
+
+    def change() -> None:
+        for coverage in (0.6, 0.1, 0.5):
+            service.repartition(apply=True, coverage=coverage)
+        done.set()
+
+    changer = threading.Thread(target=change)
+    changer.start()
+    n = 0
+    while not done.is_set() or n == 0:
+        assert_same(search(service, queries, k=5), expected)
+        n += 1
+    changer.join()
+
+
+class Following:
+    """A refresher that plans through the index; what a real one does, without its clock."""
+
+    def __init__(self, index, router, store) -> None:
+        self.index, self.router, self.store = index, router, store
+        self.seen: list[tuple[int, float, float]] = []
+        self.started = self.closed = False
+
+    def observe(self, queries, latency_s, hit_rate) -> None:
+        self.seen.append((len(queries), latency_s, float(hit_rate.mean())))
+
+    def propose(self, reason, **changes):
+        return {"reason": reason, "plan": self.index.plan(50, 16 << 20, self.router.plan.analysis.profile, **changes)}
+
+    def apply(self, proposal):
+        self.router.apply_plan(proposal["plan"])
+        return "committed"
+
+    def status(self):
+        return {"state": "steady", "seen": len(self.seen)}
+
+    def start(self) -> None:
+        self.started = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_refresher_watches_proposes_and_applies(index_path, queries):
+    service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=Following)
+    try:
+        service.start()
+        search(service, queries)
+        assert [seen[0] for seen in service.refresher.seen] == [20]
+        assert service.status()["refresher"] == {"state": "steady", "seen": 1}
+        answer = service.repartition(apply=False, coverage=0.5)
+        assert answer["proposal"]["reason"] == "requested"
+        assert answer["proposal"]["plan"]["coverage"] == pytest.approx(0.5)
+        assert service.router.plan.coverage != pytest.approx(0.5)
+        assert service.repartition(apply=True, coverage=0.5)["outcome"] == "committed"
+        assert service.router.plan.coverage == pytest.approx(0.5)
+    finally:
+        service.close()
+    assert service.refresher.started
+    assert service.refresher.closed
+
+
+def test_an_observer_that_raises_costs_nobody_an_answer(service, queries):
+    def fail(_seen) -> None:
+        raise RuntimeError("observer")
+
+    service.on_search.append(fail)
+    assert search(service, queries).ids.shape == (20, 10)
+    assert service.n_observer_errors == 1
+
+
+def test_a_named_deadline_reaches_the_router_and_the_daemons_own_does_not(make_service, queries):
+    service = make_service(devices=(), limits={"default_deadline_ms": 0.001})
+    # Time stands still, so that a deadline far too short for any scan has not passed when the search starts.
+    service.clock = service.admission._clock = lambda: 7.0
+    assert (search(service, queries, nprobe=24).nprobe_used == 24).all()
+    assert (search(service, queries, nprobe=24, deadline_ms=0.001, min_nprobe=20).nprobe_used == 20).all()
+    assert (search(service, queries, nprobe=24, deadline_ms=0.001).nprobe_used == 1).all()
+    assert service.router.stats().nprobe_lowered == 2

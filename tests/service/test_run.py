@@ -1,0 +1,225 @@
+"""The process: real sockets, real signals, a real second process that is killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import hybridindex as hx
+from hybridindex.client import Client, RetryPolicy
+from hybridindex.errors import AccessDeniedError, ServiceError, UnreachableError
+from hybridindex.service.auth import KeyFile
+from hybridindex.service.place import bind_tcp, bind_unix, find_daemon
+from hybridindex.service.run import Daemon
+from tests.service.conftest import assert_same, held_engine
+
+ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+@contextmanager
+def daemon(*words):
+    """``hybridindex serve … --json`` as a process; gives it and its addresses."""
+    command = [sys.executable, "-m", "hybridindex", "serve", *map(str, words), "--json", "--log-format", "json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    try:
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        yield process, json.loads(line)["urls"]
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_the_whole_life_of_a_daemon(index_path, tmp_path, queries):
+    with hx.open(index_path) as index, index.router() as router:
+        expected = router.search(queries, 5, 6)
+    uds = tmp_path / "s"
+    words = (index_path, "--device", "cpu", "--uds", uds, "--port", 0)
+    with daemon(*words) as (process, urls):
+        assert urls[0] == f"unix:{uds}"
+        assert find_daemon(index_path).pid == process.pid
+        for url in urls:
+            with Client(url, retry=RetryPolicy(attempts=20)) as client:
+                assert_same(client.search(queries, 5, 6), expected)
+                with client.session() as session:
+                    session.lookahead(queries)
+                    assert_same(session.search(queries, 5, 6), expected)
+                applied = client.repartition(apply=True, coverage=0.5)["plan_id"]
+        # A second one for the same index is refused.
+        command = [sys.executable, "-m", "hybridindex", "serve", str(index_path), "--port", "0"]
+        second = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+        assert second.returncode == 8
+        assert f"another daemon (pid {process.pid})" in second.stderr
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=60)
+        assert process.returncode == 0, log
+        lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+        assert lines[-1]["message"] == "stopped"
+        searches = [line for line in lines if line.get("route") == "/v1/search"]
+        assert len(searches) == 2
+        assert len({line["request_id"] for line in searches}) == 2
+    assert not uds.exists()
+    assert find_daemon(index_path) is None
+    # Killed, it leaves its socket and file; the next one starts all the same, with the plan that was applied last.
+    with daemon(*words) as (process, urls):
+        process.kill()
+        process.wait()
+        assert uds.exists()
+    with daemon(*words) as (_, urls), Client(urls[1], retry=RetryPolicy(attempts=20)) as client:
+        assert client.status()["plan_id"] == applied
+        assert_same(client.search(queries, 5, 6), expected)
+
+
+def run_daemon(service, sockets, play, **options):
+    """Runs a daemon on this thread, and ``play()`` on another; returns what that returned or raises what it raised."""
+    outcome: list[object] = []
+
+    def run_play() -> None:
+        try:
+            outcome.append(play())
+        except BaseException as error:  # noqa: BLE001 - raised again on the test's thread
+            outcome.append(error)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    player = threading.Thread(target=run_play)
+
+    async def main() -> None:
+        running = Daemon(service, options.get("keyring"), sockets)
+        player.start()
+        await running.run()
+
+    asyncio.run(main())
+    player.join(60)
+    assert not player.is_alive()
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+def test_sigterm_answers_what_was_admitted_and_refuses_the_rest(make_service, tmp_path, queries):
+    service = make_service(warm=False)
+    expected = service.router.search(queries, 5)
+    sockets = [bind_unix(tmp_path / "s"), bind_tcp("127.0.0.1", 0)]
+    url = f"http://127.0.0.1:{sockets[1].getsockname()[1]}"
+
+    def play():
+        found: list[object] = []
+        with Client(url, retry=RetryPolicy(attempts=1)) as client, Client(f"unix:{tmp_path / 's'}") as other:
+            client.status()
+            searcher = threading.Thread(target=lambda: found.append(other.search(queries, 5)))
+            with held_engine(service.router, queries) as gate:
+                searcher.start()
+                while service.admission.n_in_flight == 0:
+                    pass
+                os.kill(os.getpid(), signal.SIGTERM)
+                while not service.admission.draining:
+                    pass
+                with pytest.raises((ServiceError, UnreachableError)):
+                    client.search(queries, 5)
+                assert not found
+                gate.set()
+            searcher.join(60)
+        return found[0]
+
+    assert_same(run_daemon(service, sockets, play), expected)
+
+
+def test_a_second_signal_ends_the_wait(make_service, queries):
+    service = make_service(warm=False, drain_timeout_s=600)
+    sockets = [bind_tcp("127.0.0.1", 0)]
+    url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
+
+    def play():
+        failed: list[BaseException] = []
+
+        def search() -> None:
+            try:
+                with Client(url, retry=RetryPolicy(attempts=1)) as client:
+                    client.search(queries)
+            except ServiceError as error:
+                failed.append(error)
+
+        while not service.ready:  # warming up is no part of this
+            pass
+        searcher = threading.Thread(target=search)
+        with held_engine(service.router, queries):
+            searcher.start()
+            while service.admission.n_in_flight == 0:
+                pass
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not service.admission.draining:
+                pass
+            os.kill(os.getpid(), signal.SIGTERM)
+            searcher.join(60)
+        return failed
+
+    assert len(run_daemon(service, sockets, play)) == 1
+
+
+def test_slow_headers_end_the_connection(make_service):
+    service = make_service(warm=False, limits={"client_timeout_s": 1.0})
+    sockets = [bind_tcp("127.0.0.1", 0)]
+
+    def play():
+        with socket.create_connection(sockets[0].getsockname()) as connection:
+            connection.settimeout(30)
+            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+            closed = connection.recv(100)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return closed
+
+    assert run_daemon(service, sockets, play) == b""
+
+
+def test_keys_over_tcp(index_path, tmp_path, queries):
+    keys = tmp_path / "keys.json"
+    key = KeyFile(keys).add("web", "search")
+    with daemon(index_path, "--host", "0.0.0.0", "--port", 0, "--keys", keys) as (process, urls):
+        url = urls[0].replace("0.0.0.0", "127.0.0.1")
+        with Client(url, key=key, retry=RetryPolicy(attempts=20)) as client:
+            assert np.array_equal(client.search(queries, 3).ids, client.search(queries, 3).ids)
+            with pytest.raises(AccessDeniedError):
+                client.repartition()
+        with Client(url, key="wrong") as stranger, pytest.raises(AccessDeniedError):
+            stranger.status()
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=60)
+        assert key not in log
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+def test_tls_is_for_tcp_alone(make_service, index_path, tmp_path, queries):
+    cert, private = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(private), "-out", str(cert)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    service = make_service(warm=False, tls_cert=cert, tls_key=private)
+    expected = service.router.search(queries, 3)
+    sockets = [bind_unix(tmp_path / "s"), bind_tcp("127.0.0.1", 0)]
+    url = f"https://127.0.0.1:{sockets[1].getsockname()[1]}"
+
+    def play():
+        with Client(url, verify=ssl.create_default_context(cafile=str(cert))) as client:
+            assert_same(client.search(queries, 3), expected)
+        with Client(url, retry=RetryPolicy(attempts=1)) as doubting, pytest.raises(UnreachableError):
+            doubting.status()
+        with Client(f"unix:{tmp_path / 's'}") as client:
+            assert_same(client.search(queries, 3), expected)
+            client.drain()
+
+    run_daemon(service, sockets, play)

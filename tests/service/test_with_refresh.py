@@ -1,0 +1,56 @@
+"""The service with the real refresher: it proposes and applies, is seen in status and metrics, and is resumed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from hybridindex.refresh import RefreshConfig, Refresher
+from hybridindex.service.config import ServiceConfig
+from hybridindex.service.core import Service
+from tests.service.test_core import search
+
+
+def follow(index, router, store):
+    return Refresher(index, router, store, RefreshConfig())
+
+
+@pytest.fixture
+def service(index_path):
+    service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=follow)
+    service.start()
+    yield service
+    service.close()
+
+
+def test_it_plans_from_what_it_saw_and_before_that_from_the_profile(service, queries):
+    early = service.repartition(apply=False, coverage=0.5)
+    assert early["plan"]["coverage"] == pytest.approx(0.5)
+    for _ in range(40):
+        search(service, queries)
+    proposed = service.repartition(apply=False, coverage=0.5)
+    assert proposed["proposal"]["plan"]["coverage"] == pytest.approx(0.5)
+    applied = service.repartition(apply=True, coverage=0.5)
+    assert service.router.plan.coverage == pytest.approx(0.5)
+    json.dumps([early, proposed, applied, service.status(), service.plan(), service.history()], allow_nan=False)
+    assert service.status()["refresher"]["requests"] == 40
+
+
+def test_a_restart_resumes_the_committed_plan(index_path, queries):
+    service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=follow)
+    service.start()
+    committed = service.plan()["plan_id"]
+    lists = service.router.plan.list_device
+    # Stored later, tried and never committed.
+    service.store.save_plan(service.index.plan(50, 4 << 20, coverage=0.9).to_record(), 1)
+    service.close()
+    again = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=follow)
+    try:
+        again.start()
+        assert again.plan()["plan_id"] == committed
+        np.testing.assert_array_equal(again.router.plan.list_device, lists)
+        assert search(again, queries).ids.shape[0] == len(queries)
+    finally:
+        again.close()
