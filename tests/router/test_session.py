@@ -1,0 +1,315 @@
+"""Sessions: what lookahead moves, what stays cached, what a plan takes over; answers stay those of plain IVF."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from hybridindex.errors import RouterClosedError, RouterError
+from hybridindex.paging import scratch_for_budget
+from hybridindex.router import Router
+from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
+from tests.router.test_router import check
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    with small_index(tmp_path_factory.mktemp("idx") / "i", nprobe=8) as index:
+        yield index
+
+
+def test_lookahead_moves_bytes_and_close_gives_them_back(index):
+    query = clustered(1, seed=7)
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20, cache_fraction=0) as router:
+        with router.session() as session:
+            session.lookahead(query, nprobe=8).result(30)
+            tier = router.devices[0]
+            assert session.stats.lists_moved > 0
+            assert session.stats.bytes_moved == tier.used_bytes
+            result = session.search(query, 5, 8)
+            check(index, query, 5, 8, result)
+            assert result.hit_rate.tolist() == [1.0]
+            assert session.stats.lists_used == session.stats.lists_moved
+        assert router.residency.n_resident == 0
+        assert tier.used_bytes == 0
+        router.check_invariants()
+
+
+def test_second_round_moves_only_what_is_missing(index):
+    query = clustered(1, seed=7)
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
+        session.lookahead(query, nprobe=4).result(30)
+        first = session.stats
+        session.lookahead(query, nprobe=4).result(30)
+        assert session.stats.bytes_moved == first.bytes_moved
+        session.lookahead(query, nprobe=9).result(30)
+        assert session.stats.lists_moved == 9 - (index.list_sizes[router._index.quantize(query, 9)[0]] == 0).sum()
+
+
+def test_lookahead_keeps_its_budget_and_skips_what_does_not_fit(index):
+    query = clustered(1, seed=7)
+    page = 65_536 // (DIM * 4) * DIM * 4
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
+        session.lookahead(query, nprobe=NLIST, budget_bytes=3 * page).result(30)
+        assert session.stats.bytes_moved <= 3 * page
+        assert session.stats.lists_skipped > 0
+
+
+def test_lists_held_by_two_sessions_stay_until_both_end(index):
+    query = clustered(1, seed=7)
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20, cache_fraction=0) as router:
+        one, two = router.session(), router.session()
+        one.lookahead(query, nprobe=4).result(30)
+        two.lookahead(query, nprobe=4).result(30)
+        held = router.residency.n_resident
+        one.close()
+        assert router.residency.n_resident == held > 0
+        two.close()
+        assert router.residency.n_resident == 0
+
+
+def test_lists_stay_cached_and_serve_the_next_session(index):
+    query = clustered(1, seed=7)
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20, cache_fraction=1.0) as router:
+        with router.session() as session:
+            session.lookahead(query, nprobe=8).result(30)
+            check(index, query, 5, 8, session.search(query, 5, 8))
+            moved = session.stats
+        assert moved.bytes_used == moved.bytes_moved > 0
+        assert (moved.bytes_wasted, moved.searches, moved.hit_rate) == (0, 1, 1.0)
+        assert router.stats().cached_lists == moved.lists_moved
+        with router.session() as session:
+            session.lookahead(query, nprobe=8).result(30)
+            assert session.stats.bytes_moved == 0
+            assert router.stats().cached_lists == 0
+            assert session.search(query, 5, 8).hit_rate.tolist() == [1.0]
+            assert session.stats.lists_used == moved.lists_moved
+        router.check_invariants()
+
+
+def test_what_is_cached_costs_a_session_nothing_of_its_budget(index):
+    query = clustered(1, seed=7)
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20, cache_fraction=1.0) as router:
+        with router.session() as session:
+            session.lookahead(query, nprobe=8).result(30)
+            budget = session.stats.bytes_moved
+        with router.session(lookahead_bytes=budget) as session:
+            session.lookahead(query, nprobe=16).result(30)
+            # The same lists again, and as many bytes of others.
+            assert budget // 2 < session.stats.bytes_moved <= budget
+            assert session.search(query, 5, 8).hit_rate.tolist() == [1.0]
+
+
+def test_what_a_session_moves_and_does_not_probe_is_counted_as_waste(index):
+    near, far = clustered(1, seed=7), clustered(200, seed=9)
+    # Of many queries the one that probes least of what the first one does.
+    probed = set(index.quantize(near, 4)[0].ravel().tolist())
+    shared = [len(probed & set(row)) for row in index.quantize(far, 4)[0].tolist()]
+    other = far[[int(np.argmin(shared))]]
+    assert min(shared) == 0
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
+        session.lookahead(near, nprobe=4).result(30)
+        session.search(other, 5, 4)
+        stats = session.stats
+        assert stats.bytes_wasted == stats.bytes_moved > 0
+        assert (stats.bytes_used, stats.hit_rate) == (0, 0.0)
+
+
+def arena_of(index, n_pages):
+    """A budget whose arena has ``n_pages`` pages."""
+    page = 65_536 // (DIM * 4) * DIM * 4
+    budget = n_pages * page
+    while (budget - scratch_for_budget(budget)) // page < n_pages:
+        budget += page
+    return budget
+
+
+def test_the_cache_keeps_its_share_and_makes_way(index):
+    pages = int((index.list_sizes > 0).sum()) // 2
+    budget = arena_of(index, pages)
+    options = {"devices": ["cpu"], "device_budget_bytes": budget, "lookahead_bytes": budget, "cache_fraction": 0.5}
+    with Router(index, **options) as router:
+        tier = router.devices[0]
+        for seed in range(12):
+            query = clustered(1, seed=seed)
+            with router.session() as session:
+                session.lookahead(query, nprobe=6).result(30)
+                assert session.stats.lists_skipped == 0  # whatever is cached makes way
+                check(index, query, 5, 8, session.search(query, 5, 8))
+            # The answer is there before its lease ends.
+            assert router._residency.wait_reclaimed(router.residency.version, 30)
+            assert tier.used_bytes <= tier.arena.nbytes // 2
+            router.check_invariants()
+        assert router.stats().cached_lists > 0
+        assert router.stats().cache_evicted_lists > 0
+        # A plan needs the whole arena.
+        hottest = np.argsort(index.list_sizes, kind="stable")[::-1]
+        wanted = np.full(NLIST, -1)
+        wanted[hottest[: tier.arena.pages.n_pages]] = 0
+        router.apply_plan(hand_made_plan(index, wanted))
+        assert router.stats().unplaced_lists == 0
+        check(index, clustered(9), 10, 8, router.search(clustered(9), 10, 8))
+
+
+def test_drafts_that_wait_together_are_shared_out_over_devices(index):
+    options = {"devices": ["cpu", "cpu"], "device_budget_bytes": 32 << 20}
+    with Router(index, **options) as router:
+        sessions = [router.session() for _ in range(8)]
+        entered, resume = threading.Event(), threading.Event()
+        quantize = index.quantize
+
+        def held(queries, nprobe):
+            entered.set()
+            assert resume.wait(30)
+            return quantize(queries, nprobe)
+
+        index.quantize = held
+        try:
+            moves = [sessions[0].lookahead(clustered(1, seed=0), nprobe=3)]
+            assert entered.wait(30)
+            moves += [s.lookahead(clustered(1, seed=i), nprobe=3) for i, s in enumerate(sessions[1:], 1)]
+        finally:
+            resume.set()
+            del index.quantize
+        for move in moves:
+            move.result(30)
+        assert all(len(router.residency.resident_lists(i)) for i in (0, 1))
+        for i, session in enumerate(sessions):
+            result = session.search(clustered(1, seed=i), 5, 3)
+            check(index, clustered(1, seed=i), 5, 3, result)
+            assert result.hit_rate.tolist() == [1.0]
+            session.close()
+        router.check_invariants()
+
+
+def test_a_plan_adopts_lists_that_a_session_brought(index):
+    query = clustered(1, seed=7)
+    with Router(index, plan=hand_made_plan(index, np.full(NLIST, -1)), devices=["cpu"]) as router:
+        session = router.session()
+        session.lookahead(query, nprobe=4).result(30)
+        brought = router.residency.resident_lists()
+        placement = np.full(NLIST, -1)
+        placement[brought] = 0
+        router.apply_plan(hand_made_plan(index, placement))
+        session.close()
+        assert router.residency.resident_lists().tolist() == brought.tolist()
+
+
+def test_a_plan_keeps_lists_that_a_session_was_still_bringing(index, monkeypatch):
+    """The copy is held in the middle; the plan comes; the session ends; the plan's lists stay."""
+    from hybridindex.tiers.arena import PageArena
+
+    write, started, go_on = PageArena.write, threading.Event(), threading.Event()
+
+    def held(self, pages, codes):
+        started.set()
+        assert go_on.wait(30)
+        write(self, pages, codes)
+
+    with Router(index, plan=hand_made_plan(index, np.full(NLIST, -1)), devices=["cpu"]) as router:
+        monkeypatch.setattr(PageArena, "write", held)
+        session = router.session()
+        moved = session.lookahead(clustered(1, seed=7), nprobe=4)
+        assert started.wait(30)
+        planner = threading.Thread(target=router.apply_plan, args=(hand_made_plan(index, np.zeros(NLIST)),))
+        planner.start()
+        go_on.set()
+        planner.join()
+        moved.result(30)
+        session.close()
+        assert router.residency.n_resident == (index.list_sizes > 0).sum()
+        assert router.stats().unplaced_lists == 0
+
+
+def test_a_lookahead_that_cannot_start_says_so_and_the_next_one_goes_on(index, monkeypatch):
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router:
+        tier = router.devices[0]
+
+        def broken(*args, **kwargs):
+            raise RuntimeError("no thread is left")
+
+        with router.session() as session:
+            monkeypatch.setattr(tier, "load", broken)
+            with pytest.raises(RuntimeError, match="no thread"):
+                session.lookahead(clustered(1), nprobe=4).result(30)
+            monkeypatch.undo()
+            session.lookahead(clustered(1), nprobe=4).result(30)
+            assert session.stats.lists_moved > 0
+
+
+@pytest.mark.parametrize("what", ["close", "apply_plan"])
+def test_a_lookahead_callback_may_not_wait_for_its_own_thread(index, what):
+    plan = hand_made_plan(index, np.zeros(NLIST))
+    refused = []
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router:
+
+        def callback(_future):
+            try:
+                router.close() if what == "close" else router.apply_plan(plan)
+            except RouterError as error:
+                refused.append(str(error))
+            raise SystemExit  # and what it raises ends no thread
+
+        entered, resume = threading.Event(), threading.Event()
+        quantize = index.quantize
+
+        def held(queries, nprobe):
+            entered.set()
+            assert resume.wait(30)
+            return quantize(queries, nprobe)
+
+        index.quantize = held
+        try:
+            with router.session() as session:
+                first = session.lookahead(clustered(1), nprobe=4)
+                assert entered.wait(30)
+                first.add_done_callback(callback)
+                resume.set()
+                first.result(30)
+                session.lookahead(clustered(1, seed=2), nprobe=4).result(30)
+        finally:
+            resume.set()
+            del index.quantize
+        assert len(refused) == 1
+        assert "own thread" in refused[0]
+        router.apply_plan(plan)
+        check(index, clustered(4), 10, 8, router.search(clustered(4), 10, 8))
+
+
+def test_lists_that_landed_before_a_load_failed_stay_the_sessions(index, monkeypatch):
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20, cache_fraction=0) as router:
+        tier = router.devices[0]
+        write, calls = tier.arena.write, []
+
+        def failing(pages, codes):
+            calls.append(len(pages))
+            if len(calls) > 5:
+                raise RuntimeError("copy failed")
+            write(pages, codes)
+
+        monkeypatch.setattr(tier.arena, "write", failing)
+        monkeypatch.setattr(tier._copier, "send_pages", 1)
+        with router.session() as session:
+            session.lookahead(clustered(8), nprobe=NLIST).result(30)
+            assert router._lookahead.n_held == router.residency.n_resident
+        assert router._residency.wait_reclaimed(router.residency.version, 30)
+        assert (router.residency.n_resident, tier.used_bytes) == (0, tier.kept_bytes)
+
+
+def test_cancelling_a_lookahead_only_stops_waiting(index):
+    with Router(index) as router, router.session() as session:
+        assert not session.lookahead(clustered(1)).cancel()
+        session.lookahead(clustered(1)).result(30)
+
+
+def test_closed_session_refuses(index):
+    with Router(index, devices=["cpu"], device_budget_bytes=8 << 20) as router:
+        session = router.session()
+        session.close()
+        session.close()
+        with pytest.raises(RouterClosedError):
+            session.lookahead(clustered(1))
+        with pytest.raises(RouterClosedError):
+            session.search(clustered(1))
