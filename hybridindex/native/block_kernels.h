@@ -35,6 +35,11 @@ struct QueryWeights {
     double error_length;  // |error|
 };
 
+// Of w and w', which is w rounded to bfloat16.
+struct RoundedQuery {
+    double square, lost, kept;  // |w|^2, |w - w'|^2, |w'|^2
+};
+
 struct BlockKernels {
     const char* name;
     // out[q * kBlockRows + r] = -<queries[q], row r>, as queries come negated, or |queries[q] - row r|^2. Fetches ahead the
@@ -61,7 +66,8 @@ struct BlockKernels {
     std::int64_t (*packed_bytes)(int n_queries, std::int64_t row_bytes);
     void (*pack)(const std::int8_t* const* queries, int n_queries, std::int64_t row_bytes, std::int8_t* packed);
     // Pairs that are not above their limit, dot + limits.square * terms.square[r] - limits.length * terms.length[r] <=
-    // limits.base, as (q << 4 | r) into found (n_queries * kBlockRows). Fetches `next` ahead, which may be nullptr.
+    // limits.base, as (q << 4 | r) into found (n_queries * kBlockRows). Fetches ahead what row_terms or round_rows, which
+    // come first, leave of `next`; it may be nullptr.
     // Calls on one thread stand between begin and end.
     //
     // Rows of bytes, queries of signed bytes; dot is the exact integer product.
@@ -76,15 +82,17 @@ struct BlockKernels {
     void (*end)();
 
     // Of each row, |c - 128|, and for distances the sum of (scale[i] * c[i])^2 over code_dim elements; scale may be
-    // nullptr, then that sum is 0.
+    // nullptr, then that sum is 0. Fetches the part of `next` ahead that filter does not; it may be nullptr.
     void (*row_terms)(const std::uint8_t* rows, std::int64_t stride, int n_rows, std::int64_t code_dim,
-                      const float* scale, RowTerms* out);
+                      const float* scale, RowTerms* out, const void* next);
     // weights[i] = round(w[i] / step), with the step that makes the largest 127; and what that loses.
     QueryWeights (*weigh)(const float* w, std::int64_t dim, std::int8_t* weights);
-    // A block of floats as bfloat16, row_bytes a row, with |x| and |x|^2. Fetches the first half of `next` ahead, as
-    // filter_halves does with the second. nullptr where filter_halves is.
-    void (*round_rows)(const float* rows, std::int64_t stride, std::int64_t dim, std::int64_t row_bytes,
+    // A block of floats as bfloat16, row_bytes a row, with |x| and |x|^2; rows beyond n_rows will not pass. Fetches
+    // the first half of `next` ahead, as filter_halves does with the second. nullptr where filter_halves is.
+    void (*round_rows)(const float* rows, std::int64_t stride, int n_rows, std::int64_t dim, std::int64_t row_bytes,
                        std::uint8_t* halves, RowTerms* out, const void* next);
+    // w = factor * query as bfloat16; dim is a multiple of kDimStep. nullptr where filter_halves is.
+    RoundedQuery (*round_query)(const float* query, float factor, std::int64_t dim, std::uint16_t* halves);
 };
 
 // Fewer queries are compared faster as they are.

@@ -89,12 +89,12 @@ template <bool Halves>
 inline int filter_tiles_amx(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n,
                               std::int64_t row_bytes, const QueryLimits& limits, const RowTerms& terms,
                               std::uint32_t* found, const char* next) {
-    // The next block is fetched in equal shares by all passes over this one: a burst would keep the tiles waiting. Of
-    // floats, which are twice as long as halves, the second half.
-    const std::int64_t share = kBlockRows * row_bytes;
-    if (Halves && next != nullptr) next += share;
+    // The second half of the next block (of floats, which are twice as long as halves) is fetched in equal shares by all
+    // passes over this one: a burst would keep the tiles waiting.
+    const std::int64_t share = (Halves ? kBlockRows : kBlockRows - kRowsFetchedWithTerms) * row_bytes;
+    if (next != nullptr) next += share;
     const char* const fetched = next == nullptr ? nullptr : next + share;
-    const int passes = (n + 2 * kTile - 1) / (2 * kTile), lines = (kTile + passes - 1) / passes;
+    const int passes = (n + 2 * kTile - 1) / (2 * kTile), lines = static_cast<int>((share / row_bytes + passes - 1) / passes);
     const auto fetch = [&next, fetched, lines] {
         for (int line = 0; line < lines && next != fetched; ++line, next += 64) __builtin_prefetch(next, 0, 2);
     };
@@ -149,11 +149,14 @@ int amx_filter_halves(const std::uint8_t* rows, std::int64_t stride, const std::
                                         static_cast<const char*>(next));
 }
 
-void round_rows(const float* rows, std::int64_t stride, std::int64_t dim, std::int64_t row_bytes, std::uint8_t* halves,
-                RowTerms* out, const void* next) {
+// Far below any length, and no product with the length of a query overflows.
+constexpr float kNoLength = -0x1p60f;
+
+void round_rows(const float* rows, std::int64_t stride, int n_rows, std::int64_t dim, std::int64_t row_bytes,
+                std::uint8_t* halves, RowTerms* out, const void* next) {
     const char* at = static_cast<const char*>(next);
-    vec squares[kBlockRows];
-    for (int r = 0; r < kBlockRows; ++r, rows += stride, halves += row_bytes) {
+    vec squares[kBlockRows] = {};
+    for (int r = 0; r < n_rows; ++r, rows += stride, halves += row_bytes) {
         __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
         std::int64_t i = 0;
         for (; i + 32 <= dim; i += 32) {
@@ -172,7 +175,32 @@ void round_rows(const float* rows, std::int64_t stride, std::int64_t dim, std::i
     }
     const __m512 sums = reinterpret_cast<__m512>(sum_lanes(squares));
     _mm512_storeu_ps(out->square, sums);
-    _mm512_storeu_ps(out->length, _mm512_sqrt_ps(sums));
+    // Rows that are not there never pass.
+    const __mmask16 there = static_cast<__mmask16>((1u << n_rows) - 1u);
+    _mm512_storeu_ps(out->length, _mm512_mask_sqrt_ps(_mm512_set1_ps(kNoLength), there, sums));
+}
+
+RoundedQuery round_query(const float* query, float factor, std::int64_t dim, std::uint16_t* halves) {
+    __m512d square = _mm512_setzero_pd(), lost = square, kept = square;
+    const auto add = [&](__m256 full, __m256 rounded) {
+        const __m512d x = _mm512_cvtps_pd(full), y = _mm512_cvtps_pd(rounded), error = _mm512_sub_pd(x, y);
+        square = _mm512_fmadd_pd(x, x, square);
+        lost = _mm512_fmadd_pd(error, error, lost);
+        kept = _mm512_fmadd_pd(y, y, kept);
+    };
+    const __m512i one = _mm512_set1_epi32(1), half = _mm512_set1_epi32(0x7fff);
+    for (std::int64_t i = 0; i < dim; i += 16) {
+        const __m512 w = _mm512_mul_ps(_mm512_set1_ps(factor), _mm512_loadu_ps(query + i));
+        const __m512i bits = _mm512_castps_si512(w);
+        // To the nearest, ties to even.
+        const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+        const __m512i kept_bits = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(half, odd)), 16);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(halves + i), _mm512_cvtepi32_epi16(kept_bits));
+        const __m512 rounded = _mm512_castsi512_ps(_mm512_slli_epi32(kept_bits, 16));
+        add(_mm512_castps512_ps256(w), _mm512_castps512_ps256(rounded));
+        add(_mm512_extractf32x8_ps(w, 1), _mm512_extractf32x8_ps(rounded, 1));
+    }
+    return {_mm512_reduce_add_pd(square), _mm512_reduce_add_pd(lost), _mm512_reduce_add_pd(kept)};
 }
 
 void amx_begin() {
@@ -199,6 +227,7 @@ constexpr BlockKernels with_tiles() {
     made.begin = amx_begin;
     made.end = amx_end;
     made.round_rows = round_rows;
+    made.round_query = round_query;
     return made;
 }
 

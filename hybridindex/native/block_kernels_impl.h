@@ -250,19 +250,27 @@ void decode_f16(const std::uint8_t* codes, std::int64_t dim, float* out) {
 
 // -- The filter of whole numbers
 
-// Sums of (c - 128)^2, lane by lane: whole numbers, exact in 32 bits up to 2^17 dimensions.
-inline ivec centred_squares(const std::uint8_t* codes, std::int64_t dim) {
+// Of the next block, how much row_terms fetches ahead; the filter fetches the rest.
+constexpr std::int64_t kRowsFetchedWithTerms = W == 16 ? kBlockRows / 2 : 0;
+
+// Sums of (c - 128)^2, lane by lane: whole numbers, exact in 32 bits up to 2^17 dimensions. Fetches as many bytes of
+// `next` ahead, which may be nullptr, in steps of a line.
+inline ivec centred_squares(const std::uint8_t* codes, std::int64_t dim, [[maybe_unused]] const char* next) {
     ivec sums = {};
     std::int64_t i = 0;
 #if HYBRIDINDEX_LANES == 16 && defined(__AVX512VNNI__)
-    const __m512i middle = _mm512_set1_epi16(128);
-    __m512i acc = _mm512_setzero_si512();
-    for (; i + 32 <= dim; i += 32) {
-        const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i));
-        const __m512i c = _mm512_sub_epi16(_mm512_cvtepu8_epi16(bytes), middle);
-        acc = _mm512_dpwssd_epi32(acc, c, c);
+    // With s = c - 128, as signed bytes: c s + 128 (-s - 1) = s^2 - 128. Bytes that are not there are 128.
+    const __m512i middle = _mm512_set1_epi8(static_cast<char>(128)), ones = _mm512_set1_epi8(-1);
+    __m512i products = _mm512_setzero_si512(), middles = _mm512_setzero_si512();
+    for (; i < dim; i += 64) {
+        const __mmask64 there = dim - i < 64 ? (std::uint64_t{1} << (dim - i)) - 1 : ~std::uint64_t{0};
+        if (next != nullptr) __builtin_prefetch(next + i, 0, 2);
+        const __m512i c = _mm512_mask_loadu_epi8(middle, there, codes + i), s = _mm512_xor_si512(c, middle);
+        products = _mm512_dpbusd_epi32(products, c, s);
+        middles = _mm512_dpbusd_epi32(middles, middle, _mm512_xor_si512(s, ones));
     }
-    sums = reinterpret_cast<ivec>(acc);
+    const __m512i lost = _mm512_set1_epi32(static_cast<int>(i / 64 * 4 * 128));
+    sums = reinterpret_cast<ivec>(_mm512_add_epi32(_mm512_add_epi32(products, middles), lost));
 #endif
     for (; i < dim; ++i) {
         const std::int32_t c = static_cast<std::int32_t>(codes[i]) - 128;
@@ -285,16 +293,30 @@ inline vec scaled_squares(const std::uint8_t* codes, const float* scale, std::in
     return sums;
 }
 
+inline void roots(ivec squares, float* out) {
+#if HYBRIDINDEX_LANES == 16 && defined(__AVX512F__)
+    _mm512_storeu_ps(out, _mm512_sqrt_ps(_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(squares))));
+#else
+    for (int r = 0; r < W; ++r) out[r] = std::sqrt(static_cast<float>(squares[r]));
+#endif
+}
+
 constexpr float kLargestSquare = 0x1p126f;
 
 void row_terms(const std::uint8_t* rows, std::int64_t stride, int n_rows, std::int64_t code_dim, const float* scale,
-               RowTerms* out) {
+               RowTerms* out, const void* next) {
+    const std::int64_t row_bytes = (code_dim + kFilterStep - 1) / kFilterStep * kFilterStep;
     for (int first = 0; first < n_rows; first += W, rows += W * stride) {
         // Lanes of W rows, folded together. Rows that are not there count the first one again.
         ivec centred[W];
-        for (int r = 0; r < W; ++r) centred[r] = centred_squares(rows + (first + r < n_rows ? r : 0) * stride, code_dim);
+        const char* at = kRowsFetchedWithTerms > 0 ? static_cast<const char*>(next) : nullptr;
+        for (int r = 0; r < W; ++r) {
+            const bool fetches = at != nullptr && r % 2 == 0;
+            centred[r] = centred_squares(rows + (first + r < n_rows ? r : 0) * stride, code_dim, fetches ? at : nullptr);
+            if (fetches) at += row_bytes;
+        }
         const ivec squares = sum_lanes(centred);
-        for (int r = 0; r < W; ++r) out->length[first + r] = std::sqrt(static_cast<float>(squares[r]));
+        roots(squares, out->length + first);
         if (scale == nullptr) {
             for (int r = 0; r < W; ++r) out->square[first + r] = 0;
             continue;
@@ -316,15 +338,22 @@ QueryWeights weigh(const float* w, std::int64_t dim, std::int8_t* weights) {
     for (std::int64_t i = 0; i < dim; ++i) largest = std::fabs(w[i]) > largest ? std::fabs(w[i]) : largest;
     const float fitting = largest / 127, step = largest == 0 ? 1.0f : fitting < kLeastStep ? kLeastStep : fitting;
     const float inverse = 1 / step;
-    double sum = 0, square = 0;
-    for (std::int64_t i = 0; i < dim; ++i) {
+    // Lane by lane, so that no sum waits for the one before.
+    double sums[W] = {}, squares[W] = {};
+    const auto round = [&](std::int64_t i, int lane) {
         float whole = std::rint(w[i] * inverse);
         whole = whole > 127.0f ? 127.0f : whole < -127.0f ? -127.0f : whole;
         weights[i] = static_cast<std::int8_t>(whole);
         const double error = static_cast<double>(w[i]) - static_cast<double>(step) * static_cast<double>(whole);
-        sum += error;
-        square += error * error;
-    }
+        sums[lane] += error;
+        squares[lane] += error * error;
+    };
+    std::int64_t i = 0;
+    for (; i + W <= dim; i += W)
+        for (int lane = 0; lane < W; ++lane) round(i + lane, lane);
+    for (; i < dim; ++i) round(i, static_cast<int>(i % W));
+    double sum = 0, square = 0;
+    for (int lane = 0; lane < W; ++lane) sum += sums[lane], square += squares[lane];
     return {step, sum, std::sqrt(square)};
 }
 
@@ -360,8 +389,9 @@ template <int C, bool Fetch>
 inline void dot_tile(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* queries, std::int64_t dim,
                      std::int32_t* out, const char*& next) {
     constexpr int R = W / C;
-    // Lines of the next block for every step: as many bytes as are read of this one.
-    constexpr int kLines = R * kDotBytes / 64 > 0 ? R * kDotBytes / 64 : 1;
+    // Lines of the next block for every step: what row_terms leaves of as many bytes as are read of this one.
+    constexpr int kStep = R * kDotBytes / 64 * (kBlockRows - kRowsFetchedWithTerms) / kBlockRows;
+    constexpr int kLines = kStep > 0 ? kStep : 1;
     ivec acc[W] = {};
     for (std::int64_t i = 0; i < dim; i += kDotBytes) {
         if constexpr (Fetch) {
@@ -386,7 +416,7 @@ inline int filter_tiles(const std::uint8_t* rows, std::int64_t stride, const std
                         const void* next) {
     constexpr int R = W / C;
     std::int32_t dots[C * kBlockRows];
-    const char* at = static_cast<const char*>(next);
+    const char* at = Fetch ? static_cast<const char*>(next) + kRowsFetchedWithTerms * dim : nullptr;
     for (int r = 0; r < kBlockRows; r += R) dot_tile<C, Fetch>(rows + r * stride, stride, queries, dim, dots + r, at);
     int n_found = 0;
     for (int c = 0; c < C; ++c) {
@@ -436,7 +466,8 @@ constexpr BlockKernels make_kernels(const char* name) {
             .end = nothing,
             .row_terms = row_terms,
             .weigh = weigh,
-            .round_rows = nullptr};
+            .round_rows = nullptr,
+            .round_query = nullptr};
 }
 
 }  // namespace

@@ -29,20 +29,23 @@ float QueryBound::base(double limit) const {
 // (Cauchy-Schwarz). `constant` has the middle part in it.
 QueryBound bound_of_bytes(const float* query, const float* scale, const float* offset, std::int64_t dim, bool inner_product,
                           const BlockKernels& kernels, float* scratch, std::int8_t* weights) {
-    double constant = 0, magnitude = 0;
+    // In turns, so that no sum waits for the one before.
+    double constants[4] = {}, magnitudes[4] = {};
     for (std::int64_t i = 0; i < dim; ++i) {
         const double x = query[i], a = offset[i], b = scale[i];
         const double most = std::abs(a) + 255 * std::abs(b);
         if (inner_product) {  // distance = <x, a + b c>
-            constant += x * a;
+            constants[i % 4] += x * a;
             scratch[i] = static_cast<float>(x * b);
-            magnitude += std::abs(x) * most;
+            magnitudes[i % 4] += std::abs(x) * most;
         } else {  // distance = sum of ((x - a) - b c)^2
-            constant += (x - a) * (x - a);
+            constants[i % 4] += (x - a) * (x - a);
             scratch[i] = static_cast<float>(-2 * (x - a) * b);
-            magnitude += (std::abs(x) + most) * (std::abs(x) + most);
+            magnitudes[i % 4] += (std::abs(x) + most) * (std::abs(x) + most);
         }
     }
+    const double constant = constants[0] + constants[1] + constants[2] + constants[3];
+    const double magnitude = magnitudes[0] + magnitudes[1] + magnitudes[2] + magnitudes[3];
     const QueryWeights made = kernels.weigh(scratch, dim, weights);
     if (!(made.step > kLeastStep)) return QueryBound::none();
     // Rounding: of w, of the exact distance and what it is compared with, of the row's square, of the filter.
@@ -54,21 +57,10 @@ QueryBound bound_of_bytes(const float* query, const float* scale, const float* o
 // The distance is <w, x> with w the query, or |query|^2 + |x|^2 + <w, x> with w = -2 query. The filter has w' and x' for
 // w and x: |<w, x> - <w', x'>| <= |w - w'| |x| + |w'| |x - x'|, and rounding to 8 bits gives |x - x'| <= 2^-8 |x|. What
 // float32 sums lose, here and in the exact distance, is below dim * 2^-22 of the lengths' product or of their squares.
-QueryBound bound_of_halves(const float* query, std::int64_t dim, bool inner_product, std::uint16_t* halves) {
+QueryBound bound_of_halves(const float* query, std::int64_t dim, bool inner_product, const BlockKernels& kernels,
+                           std::uint16_t* halves) {
     const float factor = inner_product ? 1.0f : -2.0f;
-    double square = 0, lost = 0, kept = 0;
-    for (std::int64_t i = 0; i < dim; ++i) {
-        const float w = factor * query[i];
-        std::uint32_t bits;
-        std::memcpy(&bits, &w, 4);
-        bits = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;  // to the nearest, ties to even
-        halves[i] = static_cast<std::uint16_t>(bits >> 16);
-        float half;
-        std::memcpy(&half, &bits, 4);
-        square += static_cast<double>(w) * w;
-        lost += (static_cast<double>(w) - half) * (static_cast<double>(w) - half);
-        kept += static_cast<double>(half) * half;
-    }
+    const auto [square, lost, kept] = kernels.round_query(query, factor, dim, halves);
     const double size = std::sqrt(square);
     if (!(size >= kShortest && size <= kLongest)) return QueryBound::none();
     const double sums = static_cast<double>(dim + 16) * 0x1p-20;

@@ -23,6 +23,7 @@ QueryBound bound_of_bytes(const float* query, const float* scale, const float* o
                           const BlockKernels& kernels, float* scratch, std::int8_t* weights);
 
 // Rows are floats, rounded to bfloat16; the query becomes dim halves.
-QueryBound bound_of_halves(const float* query, std::int64_t dim, bool inner_product, std::uint16_t* halves);
+QueryBound bound_of_halves(const float* query, std::int64_t dim, bool inner_product, const BlockKernels& kernels,
+                           std::uint16_t* halves);
 
 }  // namespace hybridindex

@@ -55,7 +55,7 @@ void RowQueries::bound(std::int64_t n) {
         bounds_[static_cast<std::size_t>(q)] =
             bytes_ ? bound_of_bytes(query(q), codes_.scale, codes_.offset, codes_.dim, inner_product_, kernels_,
                                     weights.data(), filtered(q))
-                   : bound_of_halves(query(q), dim_, inner_product_, reinterpret_cast<std::uint16_t*>(filtered(q)));
+                   : bound_of_halves(query(q), dim_, inner_product_, kernels_, reinterpret_cast<std::uint16_t*>(filtered(q)));
         std::memset(filtered(q) + used, 0, static_cast<std::size_t>(row_bytes_ - used));
     }
 }
@@ -135,12 +135,11 @@ void RowScan::decode(const std::uint8_t* code, float* row) const {
     std::fill(row + codes.dim, row + shared_->dim_, 0.0f);
 }
 
-// kBlockRows rows of floats: where they lie, or decoded, with zeros in the place of rows that are not there.
+// Rows of floats: where they lie, or decoded.
 const float* RowScan::rows_of(const RowBlock& block) {
-    if (shared_->direct_ && block.n_rows == kBlockRows) return reinterpret_cast<const float*>(block.codes);
+    if (shared_->direct_) return reinterpret_cast<const float*>(block.codes);
     const std::int64_t dim = shared_->dim_;
     for (int r = 0; r < block.n_rows; ++r) decode(block.codes + r * shared_->codes_.code_size, rows_.data() + r * dim);
-    std::fill_n(rows_.data() + block.n_rows * dim, (kBlockRows - block.n_rows) * dim, 0.0f);
     return rows_.data();
 }
 
@@ -148,6 +147,10 @@ const float* RowScan::rows_of(const RowBlock& block) {
 void RowScan::compare(const RowBlock& block, const float* rows) {
     const RowQueries& shared = *shared_;
     const BlockKernels& kernels = shared.kernels_;
+    if (shared.direct_ && block.n_rows < kBlockRows) {  // not to read beyond them
+        std::memcpy(rows_.data(), rows, static_cast<std::size_t>(block.n_rows * shared.dim_) * sizeof(float));
+        rows = rows_.data();
+    }
     const bool fetch_later = shared.direct_ && n_ >= kFetchQueries + kTileQueries && !later_.empty();
     (shared.inner_product_ ? kernels.inner_products : kernels.squared_l2)(
         rows, shared.dim_, queries_, n_, shared.dim_, distances_.data(), shared.direct_ ? block.next : nullptr,
@@ -190,7 +193,7 @@ bool RowScan::filter(const RowBlock& block, const float* rows) {
     } else {
         RowTerms terms{};
         const std::uint8_t* next = shared.direct_ ? block.next : nullptr;
-        shared.kernels_.round_rows(rows, shared.dim_, shared.dim_, shared.row_bytes_, codes_.data(), &terms, next);
+        shared.kernels_.round_rows(rows, shared.dim_, block.n_rows, shared.dim_, shared.row_bytes_, codes_.data(), &terms, next);
         n_found = shared.kernels_.filter_halves(codes_.data(), shared.row_bytes_, packed_.data(), n_, shared.row_bytes_,
                                                 limits, terms, found_.data(), next);
         if (n_found * 3 > n_ * kBlockRows) {
@@ -216,7 +219,8 @@ int RowScan::filter_bytes(const RowBlock& block, const QueryLimits& limits) {
         stride = shared.row_bytes_;
     }
     RowTerms terms{};
-    shared.kernels_.row_terms(rows, stride, block.n_rows, codes.dim, shared.inner_product_ ? nullptr : codes.scale, &terms);
+    shared.kernels_.row_terms(rows, stride, block.n_rows, codes.dim, shared.inner_product_ ? nullptr : codes.scale, &terms,
+                              block.next);
     return shared.kernels_.filter(rows, stride, packed_.data(), n_, shared.row_bytes_, limits, terms, found_.data(), block.next);
 }
 
