@@ -28,6 +28,13 @@ struct QueryLimits {
     const float* length;
 };
 
+// Of a query against rows of bytes, offset + scale * byte. With most[i] = |offset[i]| + 255 |scale[i]|, for inner products:
+// constant = <query, offset>, magnitude = sum of |query[i]| most[i]; for distances: |query - offset|^2 and the sum of
+// (|query[i]| + most[i])^2.
+struct ScaledQuery {
+    double constant, magnitude;
+};
+
 // w[i] = step * weights[i] + error[i].
 struct QueryWeights {
     double step;
@@ -66,18 +73,18 @@ struct BlockKernels {
     std::int64_t (*packed_bytes)(int n_queries, std::int64_t row_bytes);
     void (*pack)(const std::int8_t* const* queries, int n_queries, std::int64_t row_bytes, std::int8_t* packed);
     // Pairs that are not above their limit, dot + limits.square * terms.square[r] - limits.length * terms.length[r] <=
-    // limits.base, as (q << 4 | r) into found (n_queries * kBlockRows). Fetches ahead what row_terms or round_rows, which
-    // come first, leave of `next`; it may be nullptr.
-    // Calls on one thread stand between begin and end.
+    // limits.base, as (q << 4 | r) into found (n_queries * kBlockRows). Fetches ahead what row_terms, which comes
+    // first, leaves of `next`; it may be nullptr. Calls on one thread stand between begin and end.
     //
     // Rows of bytes, queries of signed bytes; dot is the exact integer product.
     int (*filter)(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n_queries,
                   std::int64_t row_bytes, const QueryLimits& limits, const RowTerms& terms, std::uint32_t* found,
                   const void* next);
-    // Both bfloat16, sums in float32; kFewestHalves queries at least. nullptr where the CPU has nothing that pays.
+    // Both bfloat16, sums in float32; kFewestHalves queries at least. Fetches next_bytes ahead. nullptr where the CPU has
+    // nothing that pays.
     int (*filter_halves)(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n_queries,
                          std::int64_t row_bytes, const QueryLimits& limits, const RowTerms& terms, std::uint32_t* found,
-                         const void* next);
+                         const void* next, std::int64_t next_bytes);
     void (*begin)();
     void (*end)();
 
@@ -85,12 +92,15 @@ struct BlockKernels {
     // nullptr, then that sum is 0. Fetches the part of `next` ahead that filter does not; it may be nullptr.
     void (*row_terms)(const std::uint8_t* rows, std::int64_t stride, int n_rows, std::int64_t code_dim,
                       const float* scale, RowTerms* out, const void* next);
+    // w: query * scale, or -2 (query - offset) * scale.
+    ScaledQuery (*scale_query)(const float* query, const float* scale, const float* offset, std::int64_t dim,
+                               bool inner_product, float* w);
     // weights[i] = round(w[i] / step), with the step that makes the largest 127; and what that loses.
     QueryWeights (*weigh)(const float* w, std::int64_t dim, std::int8_t* weights);
     // A block of floats as bfloat16, row_bytes a row, with |x| and |x|^2; rows beyond n_rows will not pass. Fetches
-    // the first half of `next` ahead, as filter_halves does with the second. nullptr where filter_halves is.
+    // next_bytes ahead, n_rows * row_bytes at most. nullptr where filter_halves is.
     void (*round_rows)(const float* rows, std::int64_t stride, int n_rows, std::int64_t dim, std::int64_t row_bytes,
-                       std::uint8_t* halves, RowTerms* out, const void* next);
+                       std::uint8_t* halves, RowTerms* out, const void* next, std::int64_t next_bytes);
     // w = factor * query as bfloat16; dim is a multiple of kDimStep. nullptr where filter_halves is.
     RoundedQuery (*round_query)(const float* query, float factor, std::int64_t dim, std::uint16_t* halves);
 };

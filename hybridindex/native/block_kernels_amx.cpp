@@ -88,15 +88,13 @@ inline int passing(const void* dots, int first, int n, const QueryLimits& limits
 template <bool Halves>
 inline int filter_tiles_amx(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n,
                               std::int64_t row_bytes, const QueryLimits& limits, const RowTerms& terms,
-                              std::uint32_t* found, const char* next) {
-    // The second half of the next block (of floats, which are twice as long as halves) is fetched in equal shares by all
-    // passes over this one: a burst would keep the tiles waiting.
-    const std::int64_t share = (Halves ? kBlockRows : kBlockRows - kRowsFetchedWithTerms) * row_bytes;
-    if (next != nullptr) next += share;
-    const char* const fetched = next == nullptr ? nullptr : next + share;
-    const int passes = (n + 2 * kTile - 1) / (2 * kTile), lines = static_cast<int>((share / row_bytes + passes - 1) / passes);
+                              std::uint32_t* found, const char* next, std::int64_t next_bytes) {
+    // In equal shares by all passes over the rows: a burst would keep the tiles waiting.
+    const std::int64_t passes = (n + 2 * kTile - 1) / (2 * kTile), share = passes * row_bytes;
+    const std::int64_t lines = (next_bytes + share - 1) / share;
+    const char* const fetched = next + next_bytes;
     const auto fetch = [&next, fetched, lines] {
-        for (int line = 0; line < lines && next != fetched; ++line, next += 64) __builtin_prefetch(next, 0, 2);
+        for (std::int64_t line = 0; line < lines && next < fetched; ++line, next += 64) __builtin_prefetch(next, 0, 2);
     };
     alignas(64) char dots[2][kTile * kTile * 4];
     int count = 0;
@@ -136,32 +134,34 @@ inline int filter_tiles_amx(const std::uint8_t* rows, std::int64_t stride, const
 
 int amx_filter(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n, std::int64_t row_bytes,
                const QueryLimits& limits, const RowTerms& terms, std::uint32_t* found, const void* next) {
-    return n < kFewestBytes
-               ? filter(rows, stride, packed, n, row_bytes, limits, terms, found, next)
-               : filter_tiles_amx<false>(rows, stride, packed, n, row_bytes, limits, terms, found,
-                                        static_cast<const char*>(next));
+    if (n < kFewestBytes) return filter(rows, stride, packed, n, row_bytes, limits, terms, found, next);
+    const std::int64_t before = kRowsFetchedWithTerms * row_bytes, rest = kBlockRows * row_bytes - before;
+    return filter_tiles_amx<false>(rows, stride, packed, n, row_bytes, limits, terms, found,
+                                   next == nullptr ? nullptr : static_cast<const char*>(next) + before,
+                                   next == nullptr ? 0 : rest);
 }
 
 int amx_filter_halves(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n,
                       std::int64_t row_bytes, const QueryLimits& limits, const RowTerms& terms, std::uint32_t* found,
-                      const void* next) {
+                      const void* next, std::int64_t next_bytes) {
     return filter_tiles_amx<true>(rows, stride, packed, n, row_bytes, limits, terms, found,
-                                        static_cast<const char*>(next));
+                                  static_cast<const char*>(next), next_bytes);
 }
 
 // Far below any length, and no product with the length of a query overflows.
 constexpr float kNoLength = -0x1p60f;
 
 void round_rows(const float* rows, std::int64_t stride, int n_rows, std::int64_t dim, std::int64_t row_bytes,
-                std::uint8_t* halves, RowTerms* out, const void* next) {
+                std::uint8_t* halves, RowTerms* out, const void* next, std::int64_t next_bytes) {
     const char* at = static_cast<const char*>(next);
+    const char* const fetched = at + next_bytes;
     vec squares[kBlockRows] = {};
     for (int r = 0; r < n_rows; ++r, rows += stride, halves += row_bytes) {
         __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
         std::int64_t i = 0;
         for (; i + 32 <= dim; i += 32) {
             const __m512 low = _mm512_loadu_ps(rows + i), high = _mm512_loadu_ps(rows + i + 16);
-            if (at != nullptr) __builtin_prefetch(at, 0, 2), at += 64;
+            if (at < fetched) __builtin_prefetch(at, 0, 2), at += 64;
             _mm512_storeu_si512(halves + 2 * i, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
             even = _mm512_fmadd_ps(low, low, even);
             odd = _mm512_fmadd_ps(high, high, odd);

@@ -330,31 +330,78 @@ void row_terms(const std::uint8_t* rows, std::int64_t stride, int n_rows, std::i
     }
 }
 
+// Half as many floats as a register holds: as doubles they fill it.
+constexpr int H = W / 2;
+typedef float hvec __attribute__((vector_size(H * 4)));
+typedef std::int32_t hivec __attribute__((vector_size(H * 4)));
+typedef std::int8_t hbvec __attribute__((vector_size(H)));
+typedef double dvec __attribute__((vector_size(H * 8)));
+
+// The n floats that are there, and zeros.
+inline hvec load_half(const float* p, std::int64_t n) {
+    hvec out = {};
+    if (n >= H)
+        std::memcpy(&out, p, sizeof(out));
+    else
+        std::memcpy(&out, p, static_cast<std::size_t>(n) * 4);
+    return out;
+}
+template <typename V, typename T>
+inline void store_half(T* p, V values, std::int64_t n) {
+    if (n >= H)
+        std::memcpy(p, &values, sizeof(values));
+    else
+        std::memcpy(p, &values, static_cast<std::size_t>(n) * sizeof(T));
+}
+inline dvec wide(hvec x) { return __builtin_convertvector(x, dvec); }
+inline dvec size_of(dvec x) { return x < 0 ? -x : x; }
+inline double sum_of(dvec x) {
+    double sum = 0;
+    for (int lane = 0; lane < H; ++lane) sum += x[lane];
+    return sum;
+}
+
+ScaledQuery scale_query(const float* query, const float* scale, const float* offset, std::int64_t dim, bool inner_product,
+                        float* w) {
+    dvec constant = {}, magnitude = {};
+    for (std::int64_t i = 0; i < dim; i += H) {
+        const std::int64_t n = dim - i;
+        const dvec x = wide(load_half(query + i, n)), a = wide(load_half(offset + i, n)), b = wide(load_half(scale + i, n));
+        const dvec most = size_of(a) + 255 * size_of(b), far = inner_product ? x : x - a;
+        store_half(w + i, __builtin_convertvector(inner_product ? x * b : -2 * far * b, hvec), n);
+        constant += far * (inner_product ? a : far);
+        magnitude += inner_product ? size_of(x) * most : (size_of(x) + most) * (size_of(x) + most);
+    }
+    return {sum_of(constant), sum_of(magnitude)};
+}
+
 // Any step is a right one; below this its inverse is no longer a float.
 constexpr float kLeastStep = 1e-30f;
 
 QueryWeights weigh(const float* w, std::int64_t dim, std::int8_t* weights) {
+    hvec sizes = {};
+    for (std::int64_t i = 0; i < dim; i += H) {
+        const hvec x = load_half(w + i, dim - i), size = x < 0 ? -x : x;
+        sizes = size > sizes ? size : sizes;
+    }
     float largest = 0;
-    for (std::int64_t i = 0; i < dim; ++i) largest = std::fabs(w[i]) > largest ? std::fabs(w[i]) : largest;
+    for (int lane = 0; lane < H; ++lane) largest = sizes[lane] > largest ? sizes[lane] : largest;
     const float fitting = largest / 127, step = largest == 0 ? 1.0f : fitting < kLeastStep ? kLeastStep : fitting;
     const float inverse = 1 / step;
-    // Lane by lane, so that no sum waits for the one before.
-    double sums[W] = {}, squares[W] = {};
-    const auto round = [&](std::int64_t i, int lane) {
-        float whole = std::rint(w[i] * inverse);
-        whole = whole > 127.0f ? 127.0f : whole < -127.0f ? -127.0f : whole;
-        weights[i] = static_cast<std::int8_t>(whole);
-        const double error = static_cast<double>(w[i]) - static_cast<double>(step) * static_cast<double>(whole);
-        sums[lane] += error;
-        squares[lane] += error * error;
-    };
-    std::int64_t i = 0;
-    for (; i + W <= dim; i += W)
-        for (int lane = 0; lane < W; ++lane) round(i + lane, lane);
-    for (; i < dim; ++i) round(i, static_cast<int>(i % W));
-    double sum = 0, square = 0;
-    for (int lane = 0; lane < W; ++lane) sum += sums[lane], square += squares[lane];
-    return {step, sum, std::sqrt(square)};
+    // Adding and taking away leaves a whole number, as the sum has no place for the rest.
+    constexpr float kWhole = 0x1.8p23f;
+    dvec sums = {}, squares = {};
+    for (std::int64_t i = 0; i < dim; i += H) {
+        const hvec exact = load_half(w + i, dim - i);
+        hvec whole = exact * inverse + kWhole - kWhole;
+        whole = whole > 127.0f ? 127.0f + hvec{} : whole;
+        whole = whole < -127.0f ? -127.0f + hvec{} : whole;
+        store_half(weights + i, __builtin_convertvector(__builtin_convertvector(whole, hivec), hbvec), dim - i);
+        const dvec error = wide(exact) - static_cast<double>(step) * wide(whole);
+        sums += error;
+        squares += error * error;
+    }
+    return {step, sum_of(sums), std::sqrt(sum_of(squares))};
 }
 
 // Without tiles of their own hardware queries stay rows of dim bytes.
@@ -465,6 +512,7 @@ constexpr BlockKernels make_kernels(const char* name) {
             .begin = nothing,
             .end = nothing,
             .row_terms = row_terms,
+            .scale_query = scale_query,
             .weigh = weigh,
             .round_rows = nullptr,
             .round_query = nullptr};

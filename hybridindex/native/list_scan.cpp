@@ -19,8 +19,9 @@ namespace {
 // Complete rows that make a report, and how long fewer may wait for one.
 constexpr std::size_t kRowsOfAReport = 16;
 constexpr std::chrono::microseconds kTimeOfAReport{250};
-// Bytes between what is read and what is fetched, a block at least: what a memory access takes, at the speed of a scan.
-constexpr std::int64_t kFetchAhead = 16 << 10;
+// Bytes between what is read and what is fetched, a block at least: what is read in the time of a memory access, and
+// short of what one item after this one may hold.
+constexpr std::int64_t kBytesAhead = 16 << 10, kFloatsAhead = 32 << 10;
 constexpr std::size_t kNoItem = static_cast<std::size_t>(-1);
 // Items for each thread that are left when threads stop taking two at a time.
 constexpr std::size_t kReserveUntil = 4;
@@ -121,13 +122,17 @@ private:
         const std::int64_t* ids =
             reinterpret_cast<const std::int64_t*>(lists_.base + extent[2] + extent[1] * lists_.codes.code_size) + item.first;
         const std::int64_t block_bytes = kBlockRows * lists_.codes.code_size;
-        const std::int64_t ahead = (kFetchAhead + block_bytes - 1) / block_bytes;
         const float* centroid = lists_.centroids == nullptr ? nullptr : lists_.centroids + list * lists_.codes.dim;
-        const auto fetched_with = [&](std::int64_t row) -> const std::uint8_t* {
-            row += ahead * kBlockRows;
-            if (row < item.count) return codes + row / kBlockRows * block_bytes;
-            const std::int64_t beyond = (row - (item.count + kBlockRows - 1) / kBlockRows * kBlockRows) / kBlockRows * block_bytes;
-            return beyond < static_cast<std::int64_t>(following.size()) ? following.data() + beyond : nullptr;
+        const std::int64_t distance = lists_.codes.code == Code::u8 ? kBytesAhead : kFloatsAhead;
+        const std::int64_t ahead = (distance + block_bytes - 1) / block_bytes;
+        const std::int64_t blocks = (item.count + kBlockRows - 1) / kBlockRows;
+        // What is fetched while a block is read.
+        const auto fetched_with = [&](std::int64_t block) {
+            const bool here = block + ahead < blocks;
+            const std::span<const std::uint8_t> bytes = here ? item_bytes(item) : following;
+            const std::size_t start = static_cast<std::size_t>((block + ahead - (here ? 0 : blocks)) * block_bytes);
+            if (start >= bytes.size()) return std::span<const std::uint8_t>{};
+            return bytes.subspan(start, std::min(static_cast<std::size_t>(block_bytes), bytes.size() - start));
         };
         for (std::int64_t first = begin; first < end; first += kGroup) {
             mine.start_group(scratch_.probed.members.data() + first, static_cast<int>(std::min(kGroup, end - first)),
@@ -139,7 +144,7 @@ private:
                            .wanted = wanted_rows(ids + row, item.count - row),
                            .ids = ids + row,
                            .first_id = 0,
-                           .next = fetched_with(row)});
+                           .next = fetched_with(row / kBlockRows)});
             }
         }
         for (std::int64_t m = begin; m < end; ++m)

@@ -29,23 +29,8 @@ float QueryBound::base(double limit) const {
 // (Cauchy-Schwarz). `constant` has the middle part in it.
 QueryBound bound_of_bytes(const float* query, const float* scale, const float* offset, std::int64_t dim, bool inner_product,
                           const BlockKernels& kernels, float* scratch, std::int8_t* weights) {
-    // In turns, so that no sum waits for the one before.
-    double constants[4] = {}, magnitudes[4] = {};
-    for (std::int64_t i = 0; i < dim; ++i) {
-        const double x = query[i], a = offset[i], b = scale[i];
-        const double most = std::abs(a) + 255 * std::abs(b);
-        if (inner_product) {  // distance = <x, a + b c>
-            constants[i % 4] += x * a;
-            scratch[i] = static_cast<float>(x * b);
-            magnitudes[i % 4] += std::abs(x) * most;
-        } else {  // distance = sum of ((x - a) - b c)^2
-            constants[i % 4] += (x - a) * (x - a);
-            scratch[i] = static_cast<float>(-2 * (x - a) * b);
-            magnitudes[i % 4] += (std::abs(x) + most) * (std::abs(x) + most);
-        }
-    }
-    const double constant = constants[0] + constants[1] + constants[2] + constants[3];
-    const double magnitude = magnitudes[0] + magnitudes[1] + magnitudes[2] + magnitudes[3];
+    // distance = <x, a + b c>, or the sum of ((x - a) - b c)^2.
+    const auto [constant, magnitude] = kernels.scale_query(query, scale, offset, dim, inner_product, scratch);
     const QueryWeights made = kernels.weigh(scratch, dim, weights);
     if (!(made.step > kLeastStep)) return QueryBound::none();
     // Rounding: of w, of the exact distance and what it is compared with, of the row's square, of the filter.

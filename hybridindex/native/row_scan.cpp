@@ -153,7 +153,7 @@ void RowScan::compare(const RowBlock& block, const float* rows) {
     }
     const bool fetch_later = shared.direct_ && n_ >= kFetchQueries + kTileQueries && !later_.empty();
     (shared.inner_product_ ? kernels.inner_products : kernels.squared_l2)(
-        rows, shared.dim_, queries_, n_, shared.dim_, distances_.data(), shared.direct_ ? block.next : nullptr,
+        rows, shared.dim_, queries_, n_, shared.dim_, distances_.data(), shared.direct_ ? block.next.data() : nullptr,
         fetch_later ? later_.data() : nullptr);
     if (fetch_later) {
         const std::int64_t fetched = kBlockRows * shared.codes_.code_size / 4 * ((n_ - kFetchQueries) / kTileQueries);
@@ -192,10 +192,14 @@ bool RowScan::filter(const RowBlock& block, const float* rows) {
         n_found = filter_bytes(block, limits);
     } else {
         RowTerms terms{};
-        const std::uint8_t* next = shared.direct_ ? block.next : nullptr;
-        shared.kernels_.round_rows(rows, shared.dim_, block.n_rows, shared.dim_, shared.row_bytes_, codes_.data(), &terms, next);
+        const std::span<const std::uint8_t> next = shared.direct_ ? block.next : std::span<const std::uint8_t>{};
+        const std::size_t half = std::min(next.size(), static_cast<std::size_t>(block.n_rows * shared.row_bytes_));
+        const std::span<const std::uint8_t> rest = next.subspan(half);
+        shared.kernels_.round_rows(rows, shared.dim_, block.n_rows, shared.dim_, shared.row_bytes_, codes_.data(), &terms,
+                                   next.data(), static_cast<std::int64_t>(half));
         n_found = shared.kernels_.filter_halves(codes_.data(), shared.row_bytes_, packed_.data(), n_, shared.row_bytes_,
-                                                limits, terms, found_.data(), next);
+                                                limits, terms, found_.data(), rest.data(),
+                                                static_cast<std::int64_t>(rest.size()));
         if (n_found * 3 > n_ * kBlockRows) {
             exact_left_ = exact_run_;
             exact_run_ = std::min(2 * exact_run_, kMostExactBlocks);
@@ -220,8 +224,9 @@ int RowScan::filter_bytes(const RowBlock& block, const QueryLimits& limits) {
     }
     RowTerms terms{};
     shared.kernels_.row_terms(rows, stride, block.n_rows, codes.dim, shared.inner_product_ ? nullptr : codes.scale, &terms,
-                              block.next);
-    return shared.kernels_.filter(rows, stride, packed_.data(), n_, shared.row_bytes_, limits, terms, found_.data(), block.next);
+                              block.next.data());
+    return shared.kernels_.filter(rows, stride, packed_.data(), n_, shared.row_bytes_, limits, terms, found_.data(),
+                                  block.next.data());
 }
 
 // Exact distances of the pairs in found_. `rows` is nullptr where none is decoded yet.
@@ -247,6 +252,7 @@ void RowScan::compare_found(const RowBlock& block, const float* rows, int n_foun
             pair_queries[n] = queries_[m];
             places[n] = r;
             members[n++] = m;
+            if (block.ids != nullptr) __builtin_prefetch(block.ids + r);
         }
         distances_of(pair_rows, pair_queries, n, shared.dim_, distances);
         for (int i = 0; i < n; ++i) {

@@ -64,7 +64,7 @@ struct RowBlock {
     std::uint32_t wanted;      // of these, as bits
     const std::int64_t* ids;   // of the rows; nullptr: first_id, first_id + 1, ...
     std::int64_t first_id;
-    const std::uint8_t* next;  // the block that is read after this one, to be fetched ahead, or nullptr
+    std::span<const std::uint8_t> next;  // a block that is read after this one, to be fetched ahead, or nothing
 };
 
 // One thread's part. Nothing here can fail once there is room.

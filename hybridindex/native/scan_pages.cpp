@@ -99,8 +99,13 @@ private:
                             .wanted = (1u << at.rows()) - 1u,
                             .ids = nullptr,
                             .first_id = origin | at.first(),
-                            .next = at.fetch_next(following.data())});
+                            .next = block_at(at.fetch_next(following.data()))});
         }
+    }
+
+    // A block, or nothing where there is none.
+    std::span<const std::uint8_t> block_at(const std::uint8_t* codes) const {
+        return {codes, codes == nullptr ? 0 : static_cast<std::size_t>(kBlockRows * codes_.rows.code_size)};
     }
 
     const std::uint8_t* gather(const BlockWalk& at) {
