@@ -20,7 +20,7 @@ import numpy as np
 
 from hybridindex.types import F32
 
-__all__ = ["Taken", "sorted_clusters", "daemon", "planned_index", "read_taken"]
+__all__ = ["Taken", "daemon", "planned_index", "read_taken", "sorted_clusters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

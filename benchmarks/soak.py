@@ -131,6 +131,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "wrong": client.wrong,
         "unexpected": client.unexpected,
         "latency_ms": dict(zip(("p50", "p99", "max"), np.percentile(client.latencies_ms, [50, 99, 100]), strict=True)),
+        "p99_ms_by_part": [float(np.percentile(part, 99)) for part in np.array_split(client.latencies_ms, 20)],
         "growth": growths,
         "taken": {name: getattr(samples[-1][1], name) for name in ("rss_bytes", "anonymous_bytes", "fds", "threads")},
         "most_fds": max(taken.fds for _, taken in samples),

@@ -20,7 +20,7 @@ from benchmarks.soak_load import Kind, Load
 from benchmarks.soak_oracle import PoolOracle
 from hybridindex.answers import ANSWER_TYPE, decode_answer
 from hybridindex.service.auth import KeyFile
-from hybridindex.types import F32, I64, SearchResult
+from hybridindex.types import F32, F64, I64, SearchResult
 
 __all__ = ["Client"]
 
@@ -56,12 +56,15 @@ class Client:
         self._pool, self._load, self._queries, self._oracle, self._keys = pool, load, queries, oracle, keys
         self._admin, self._fixed, self._default_nprobe = admin, fixed, default_nprobe
         self._key = fixed
+        #: Searches under way by key: one is revoked when nothing that was sent with it can still arrive.
+        self._users: Counter[str] = Counter()
         self._idle: list[_Conversation] = []
         self._n_open = 0
         self._bad = _bad_requests(queries.shape[1], fixed)
         self.outcomes: Counter[tuple[str, str]] = Counter()
         self.changes: Counter[str] = Counter()
-        self.latencies_ms: list[float] = []
+        #: (n,) from due time to answer, by number of the request.
+        self.latencies_ms: F64 = np.zeros(len(load.due))
         self.wrong: list[str] = []
         self.unexpected: list[str] = []
         self.n_checked = self.n_queries_checked = 0
@@ -75,20 +78,22 @@ class Client:
 
     async def play(self, number: int, due_s: float) -> None:
         """Request ``number`` of the load, due at a time of ``time.perf_counter``. Never raises."""
-        kind = self._load.kind[number]
+        kind, key = self._load.kind[number], self._key
+        self._users[key] += 1
         try:
             if kind is Kind.SESSION:
                 outcome = await self._step(number)
             elif kind is Kind.BAD:
                 outcome = await self._misbehave(number)
             elif kind is Kind.STATE:
-                outcome = await self._look(number)
+                outcome = await self._look(number, key)
             else:
-                outcome = await self._search(number, kind, "/v1/search", self._key)
+                outcome = await self._search(number, kind, "/v1/search", key)
         except (OSError, ValueError, KeyError) as error:
             outcome = self._complain(f"request {number}, {kind}: {type(error).__name__}: {error}")
+        self._users[key] -= 1
         self.outcomes[kind, outcome] += 1
-        self.latencies_ms.append((time.perf_counter() - due_s) * 1e3)
+        self.latencies_ms[number] = (time.perf_counter() - due_s) * 1e3
 
     def _complain(self, text: str) -> str:
         if len(self.unexpected) < _KEPT:
@@ -178,9 +183,9 @@ class Client:
             return str(status)
         return self._refused(answer, f"request {number}, expected {status}, {request[:80]!r}")
 
-    async def _look(self, number: int) -> str:
+    async def _look(self, number: int, key: str) -> str:
         path = _STATE[number % len(_STATE)]
-        answer = await self._pool.ask(request_bytes("GET", path, key=self._key))
+        answer = await self._pool.ask(request_bytes("GET", path, key=key))
         return "200" if answer.status == 200 else self._refused(answer, f"request {number}, {path}")
 
     async def change_things(self, seconds: float) -> None:
@@ -199,7 +204,9 @@ class Client:
         self.changes["keys rotated"] += 1
         if turn == 1:
             return  # the first one was the sessions' key, which stays
-        await asyncio.sleep(0.5)  # what was sent with the old key shall have arrived
+        while self._users[old]:
+            await asyncio.sleep(0.05)
+        del self._users[old]
         await asyncio.to_thread(self._keys.revoke, f"web-{turn - 2}")
         answer = await self._pool.ask(request_bytes("GET", "/v1/plan", key=old))
         if answer.status != 401:

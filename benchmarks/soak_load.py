@@ -1,4 +1,4 @@
-"""What the soak asks for and when: arrivals and queries of a real trace, or of a synthetic one, and the mix of requests.
+"""What the soak asks for and when: arrivals and queries of a real trace or a synthetic one, and the mix of requests.
 
 Pure: seeded, no clock, no network. Sending and judging is in ``soak.py``.
 """
