@@ -31,6 +31,7 @@ from hybridindex.service.wire import (
     parse_json_object,
     parse_lookahead,
     parse_search,
+    to_bytes,
     to_json_answer,
 )
 from hybridindex.types import SearchResult
@@ -117,12 +118,18 @@ class _PlainRoute(Route):
         return match, {**child, "route": self} if match is not Match.NONE else child
 
 
-async def _not_routed(_request: Request, error: Exception) -> Response:
+async def _not_routed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        # Starlette names the methods of the first route alone.
+        path, routes = request.url.path, [r for r in request.app.router.routes if isinstance(r, Route)]
+        allowed = {method for r in routes if r.path_regex.match(path) for method in r.methods or ()}
+        headers["Allow"] = ", ".join(sorted(allowed))
     names = {404: ("not-found", "Not found"), 405: ("method", "Method not allowed")}
     name, title = names.get(error.status_code, ("http", "HTTP error"))
     problem = Problem(error.status_code, name, title, str(error.detail))
-    return _problem(problem, dict(error.headers or {}))
+    return _problem(problem, headers)
 
 
 def _problem(problem: Problem, headers: dict[str, str] | None = None) -> Response:
@@ -181,6 +188,7 @@ class _Routes:
         text: dict[int | str, dict[str, Any]] = {
             200: {"description": "ok", "content": {"text/plain": {"schema": {"type": "string"}}}}
         }
+        repartition = openapi.repartition(len(self._service.router.devices))
         session = {"parameters": openapi.SESSION_PATH}
         search, ahead = bodies.search(), bodies.lookahead()
         in_session, ahead = (
@@ -210,7 +218,7 @@ class _Routes:
             ("GET", "/v1/plan", self.plan, "The plan in force", {}, {200: answers.PLAN, **read}),
             ("GET", "/v1/plans", self.plans, "Stored and applied plans", {}, {200: answers.PLANS, **read}),
             (
-                "POST", "/v1/repartition", self.repartition, "Plan anew; admin", openapi.REPARTITION,
+                "POST", "/v1/repartition", self.repartition, "Plan anew; admin", repartition,
                 {200: answers.REPARTITIONED, **taken, **change},
             ),
             (
@@ -271,7 +279,10 @@ class _Routes:
         started = time.perf_counter()
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         index = self._service.index
-        arguments = (body, kind, dict(request.query_params), self._service.config.limits, index.dim, index.nlist)
+        options = dict(request.query_params)
+        if len(options) != len(request.query_params.multi_items()):
+            raise BodyError("query string", "names an option twice")
+        arguments = (body, kind, options, self._service.config.limits, index.dim, index.nlist)
         # float32 bodies are only looked at here; JSON is work.
         if len(body) > _LARGE_BYTES and kind == "application/json":
             parsed = await asyncio.to_thread(parse, *arguments)
@@ -295,6 +306,8 @@ class _Routes:
 
     async def open_session(self, request: Request) -> Response:
         options = await self._object(request, {"lookahead_bytes", "window_ms"})
+        if "lookahead_bytes" in options:
+            options["lookahead_bytes"] = to_bytes("lookahead_bytes", options["lookahead_bytes"])
         name = await asyncio.to_thread(self._service.open_session, _caller(request).name, **options)
         return _json({"session": name, "ttl_s": self._service.config.limits.session_ttl_s}, 201)
 
@@ -338,9 +351,9 @@ class _Routes:
                 raise BodyError(name, f"is {str(options[name])[:60]!r}; expected a number")
         budget = options.get("device_budget_bytes")
         if isinstance(budget, list):
-            options["device_budget_bytes"] = tuple(budget)
-        elif budget is not None and not isinstance(budget, int):
-            raise BodyError("device_budget_bytes", "is no number of bytes; expected an integer or a list of them")
+            options["device_budget_bytes"] = tuple(to_bytes("device_budget_bytes", each) for each in budget)
+        elif budget is not None:
+            options["device_budget_bytes"] = to_bytes("device_budget_bytes", budget)
         answer = await asyncio.to_thread(self._service.repartition, apply=apply, **options)
         return _json(describe(answer))
 

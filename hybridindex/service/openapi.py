@@ -13,8 +13,9 @@ from typing import Any
 from hybridindex.service.config import Limits
 from hybridindex.service.openapi_answers import closed
 from hybridindex.service.problems import PROBLEM_TYPE
+from hybridindex.service.wire import MOST_BYTES
 
-__all__ = ["PROBLEM_SCHEMA", "REPARTITION", "SECURITY", "SESSION", "SESSION_PATH", "Bodies", "problems"]
+__all__ = ["PROBLEM_SCHEMA", "SECURITY", "SESSION", "SESSION_PATH", "Bodies", "problems", "repartition"]
 
 PROBLEM_SCHEMA: dict[str, Any] = {
     **closed(
@@ -69,7 +70,7 @@ def _count(most: int, **words: Any) -> dict[str, Any]:
     return {"type": "integer", "minimum": 1, "maximum": most, **words}
 
 
-_BYTES = {"type": "integer", "minimum": 0}
+_BYTES = {"type": "integer", "minimum": 0, "maximum": MOST_BYTES}
 _POSITIVE = {"type": "number", "exclusiveMinimum": 0}
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
@@ -137,20 +138,29 @@ class Bodies:
         }
 
 
-def _options(properties: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
-    schema = closed(properties, optional=tuple(properties))
+def _options(properties: dict[str, Any], example: dict[str, Any], **more: Any) -> dict[str, Any]:
+    schema = {**closed(properties, optional=tuple(properties)), **more}
     return {"requestBody": {"content": {"application/json": {"schema": schema, "example": example}}}}
 
 
-SESSION: dict[str, Any] = _options({"lookahead_bytes": _BYTES, "window_ms": _POSITIVE}, {"lookahead_bytes": 8 << 20})
-REPARTITION: dict[str, Any] = _options(
-    {
-        "apply": {"type": "boolean", "default": False},
-        "slo_ms": _POSITIVE,
-        "device_budget_bytes": {"oneOf": [_BYTES, {"type": "array", "items": _BYTES}]},
-        "rate_qps": _POSITIVE,
-        "coverage": {"type": "number", "minimum": 0, "maximum": 1},
-        "bandwidth_share": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-    },
-    {"apply": False, "slo_ms": 50},
+SESSION: dict[str, Any] = _options(
+    {"lookahead_bytes": _BYTES, "window_ms": {**_POSITIVE, "description": "Instead of bytes: time to hide copies in."}},
+    {"lookahead_bytes": 8 << 20},
+    **{"not": {"required": ["lookahead_bytes", "window_ms"]}},
 )
+
+
+def repartition(n_devices: int) -> dict[str, Any]:
+    """Of a change of the plan; a list of budgets has one for each device."""
+    each = {"type": "array", "items": _BYTES, "minItems": n_devices, "maxItems": n_devices}
+    return _options(
+        {
+            "apply": {"type": "boolean", "default": False},
+            "slo_ms": _POSITIVE,
+            "device_budget_bytes": {"oneOf": [_BYTES, each]},
+            "rate_qps": _POSITIVE,
+            "coverage": {"type": "number", "minimum": 0, "maximum": 1},
+            "bandwidth_share": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        },
+        {"apply": False, "slo_ms": 50},
+    )
