@@ -26,6 +26,7 @@ from hybridindex.service.problems import Problem, ProblemError, problem_of
 from hybridindex.service.shell import CALLER, Shell
 from hybridindex.service.status import describe
 from hybridindex.service.wire import (
+    MIN_BANDWIDTH_SHARE,
     BodyError,
     accepts_binary,
     parse_json_object,
@@ -349,6 +350,10 @@ class _Routes:
         for name in sorted(set(options) - {"device_budget_bytes"}):
             if isinstance(options[name], bool) or not isinstance(options[name], int | float):
                 raise BodyError(name, f"is {str(options[name])[:60]!r}; expected a number")
+        share = options.get("bandwidth_share", 1.0)
+        if not MIN_BANDWIDTH_SHARE <= share <= 1:
+            # With less, lists would move for hours, and nobody else could change the plan.
+            raise BodyError("bandwidth_share", f"is {share!r}; expected {MIN_BANDWIDTH_SHARE}..1")
         budget = options.get("device_budget_bytes")
         if isinstance(budget, list):
             options["device_budget_bytes"] = tuple(to_bytes("device_budget_bytes", each) for each in budget)

@@ -13,7 +13,7 @@ from typing import Any
 from hybridindex.service.config import Limits
 from hybridindex.service.openapi_answers import closed
 from hybridindex.service.problems import PROBLEM_TYPE
-from hybridindex.service.wire import MOST_BYTES
+from hybridindex.service.wire import MIN_BANDWIDTH_SHARE, MOST_BYTES
 
 __all__ = ["PROBLEM_SCHEMA", "SECURITY", "SESSION", "SESSION_PATH", "Bodies", "problems", "repartition"]
 
@@ -160,7 +160,7 @@ def repartition(n_devices: int) -> dict[str, Any]:
             "device_budget_bytes": {"oneOf": [_BYTES, each]},
             "rate_qps": _POSITIVE,
             "coverage": {"type": "number", "minimum": 0, "maximum": 1},
-            "bandwidth_share": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+            "bandwidth_share": {"type": "number", "minimum": MIN_BANDWIDTH_SHARE, "maximum": 1},
         },
         {"apply": False, "slo_ms": 50},
     )

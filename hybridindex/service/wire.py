@@ -22,6 +22,7 @@ from hybridindex.service.config import Limits
 from hybridindex.types import F32, SearchResult
 
 __all__ = [
+    "MIN_BANDWIDTH_SHARE",
     "MOST_BYTES",
     "BodyError",
     "LookaheadRequest",
@@ -38,6 +39,8 @@ _OPTIONS = {"k", "nprobe", "deadline_ms", "min_nprobe"}
 _NPY_HEADER = 10_000
 #: Most bytes that an option may name, an exabyte: more is a mistake.
 MOST_BYTES = 10**18
+#: Least part of the copy time that a change of the plan may be given.
+MIN_BANDWIDTH_SHARE = 0.01
 #: Numbers in a query string: no count has twenty digits.
 _DIGITS, _DECIMAL = re.compile(r"[0-9]{1,19}"), re.compile(r"[0-9.eE+-]{1,40}")
 
