@@ -17,6 +17,7 @@ from hybridindex import __version__
 from hybridindex.answers import ANSWER_TYPE, encode_answer
 from hybridindex.errors import HybridIndexError, MissingDependencyError
 from hybridindex.service import openapi
+from hybridindex.service import openapi_answers as answers
 from hybridindex.service.auth import Caller, Keyring
 from hybridindex.service.core import Service
 from hybridindex.service.logs import REQUEST_ID
@@ -25,11 +26,13 @@ from hybridindex.service.problems import Problem, ProblemError, problem_of
 from hybridindex.service.shell import CALLER, Shell
 from hybridindex.service.status import describe
 from hybridindex.service.wire import (
+    MIN_BANDWIDTH_SHARE,
     BodyError,
     accepts_binary,
     parse_json_object,
     parse_lookahead,
     parse_search,
+    to_bytes,
     to_json_answer,
 )
 from hybridindex.types import SearchResult
@@ -81,7 +84,7 @@ def create_app(
     app.router.routes.insert(0, in_session)
     app.add_exception_handler(HTTPException, _not_routed)
     app.add_middleware(Shell, service=service, metrics=metrics, keyring=keyring, shortcut=search)
-    _describe_problems(app)
+    _describe_all(app, keys=keyring is not None)
     return app
 
 
@@ -116,12 +119,18 @@ class _PlainRoute(Route):
         return match, {**child, "route": self} if match is not Match.NONE else child
 
 
-async def _not_routed(_request: Request, error: Exception) -> Response:
+async def _not_routed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        # Starlette names the methods of the first route alone.
+        path, routes = request.url.path, [r for r in request.app.router.routes if isinstance(r, Route)]
+        allowed = {method for r in routes if r.path_regex.match(path) for method in r.methods or ()}
+        headers["Allow"] = ", ".join(sorted(allowed))
     names = {404: ("not-found", "Not found"), 405: ("method", "Method not allowed")}
     name, title = names.get(error.status_code, ("http", "HTTP error"))
     problem = Problem(error.status_code, name, title, str(error.detail))
-    return _problem(problem, dict(error.headers or {}))
+    return _problem(problem, headers)
 
 
 def _problem(problem: Problem, headers: dict[str, str] | None = None) -> Response:
@@ -150,15 +159,19 @@ def _answering(handler: Handler) -> Handler:
     return run
 
 
-def _describe_problems(app: FastAPI) -> None:
+def _describe_all(app: FastAPI, *, keys: bool) -> None:
     make = app.openapi
 
-    def with_problems() -> dict[str, Any]:
+    def with_components() -> dict[str, Any]:
         schema: dict[str, Any] = make()
-        schema.setdefault("components", {}).setdefault("schemas", {})["Problem"] = openapi.PROBLEM_SCHEMA
+        components = schema.setdefault("components", {})
+        components.setdefault("schemas", {})["Problem"] = openapi.PROBLEM_SCHEMA
+        if keys:
+            components["securitySchemes"] = openapi.SECURITY
+            schema["security"] = [{"key": []}]
         return schema
 
-    app.openapi = with_problems  # type: ignore[method-assign]
+    app.openapi = with_components  # type: ignore[method-assign]
 
 
 class _Routes:
@@ -168,35 +181,65 @@ class _Routes:
         self._on_drain = on_drain
 
     def register(self, app: FastAPI) -> None:
-        searching = openapi.problems(400, 401, 408, 413, 415, 429, 503, 504)
-        sessions = openapi.problems(400, 401, 404, 413, 415, 429, 503)
-        session = {"parameters": [{"name": "session", "in": "path", "required": True, "schema": {"type": "string"}}]}
-        in_session = {**openapi.SEARCH, "parameters": [*session["parameters"], *openapi.SEARCH["parameters"]]}
-        ahead = {**openapi.LOOKAHEAD, "parameters": [*session["parameters"], *openapi.LOOKAHEAD["parameters"]]}
-        for method, path, handler, summary, extra, responses in (
-            ("POST", "/v1/search", self.search, "Search", openapi.SEARCH, searching),
-            ("POST", "/v1/sessions", self.open_session, "Open a session", openapi.SESSION, sessions),
-            ("GET", "/v1/sessions/{session}", self.session_stats, "What lookahead did", session, sessions),
-            ("POST", "/v1/sessions/{session}/lookahead", self.lookahead, "Move lists of drafts", ahead, sessions),
-            ("POST", "/v1/sessions/{session}/search", self.search, "Search in it", in_session, searching),
-            ("DELETE", "/v1/sessions/{session}", self.close_session, "Close it", session, sessions),
-            ("GET", "/v1/status", self.status, "What is served", {}, openapi.problems(401)),
-            ("GET", "/v1/plan", self.plan, "The plan in force", {}, openapi.problems(401)),
-            ("GET", "/v1/plans", self.plans, "Stored and applied plans", {}, openapi.problems(401)),
+        index, taken = self._service.index, openapi.problems(400, 401, 408, 413, 415, 503)
+        bodies = openapi.Bodies(index.dim, index.nlist, self._service.config.limits)
+        unknown, read = openapi.problems(404), openapi.problems(401)
+        searching: dict[int | str, dict[str, Any]] = {200: answers.SEARCHED, **taken, **openapi.problems(429, 504)}
+        change = openapi.problems(403, 409)
+        text: dict[int | str, dict[str, Any]] = {
+            200: {"description": "ok", "content": {"text/plain": {"schema": {"type": "string"}}}}
+        }
+        repartition = openapi.repartition(len(self._service.router.devices))
+        session = {"parameters": openapi.SESSION_PATH}
+        search, ahead = bodies.search(), bodies.lookahead()
+        in_session, ahead = (
+            {**body, "parameters": [*openapi.SESSION_PATH, *body["parameters"]]} for body in (search, ahead)
+        )
+        gone = {204: {"description": "It is over"}, **read, **unknown}
+        routes: tuple[tuple[str, str, Handler, str, dict[str, Any], dict[int | str, dict[str, Any]]], ...] = (
+            ("POST", "/v1/search", self.search, "Search", search, searching),
             (
-                "POST", "/v1/repartition", self.repartition, "Plan anew; admin", openapi.REPARTITION,
-                openapi.problems(400, 401, 403, 409, 503),
+                "POST", "/v1/sessions", self.open_session, "Open a session", openapi.SESSION,
+                {201: answers.SESSION_OPENED, **taken, **openapi.problems(409)},
             ),
-            ("POST", "/v1/drain", self.drain, "Finish and stop; admin", {}, openapi.problems(401, 403)),
-            ("GET", "/metrics", self.metrics, "Prometheus metrics", {}, openapi.problems(401)),
-            ("GET", "/livez", self.livez, "The process answers", {}, {}),
-            ("GET", "/readyz", self.readyz, "Warmed up", {}, openapi.problems(503)),
-            ("GET", "/healthz", self.healthz, "What needs attention", {}, openapi.problems(401)),
-        ):  # fmt: skip
+            (
+                "GET", "/v1/sessions/{session}", self.session_stats, "What lookahead did", session,
+                {200: answers.SESSION_STATS, **read, **unknown},
+            ),
+            (
+                "POST", "/v1/sessions/{session}/lookahead", self.lookahead, "Move lists of drafts", ahead,
+                {202: answers.STARTED, **taken, **unknown},
+            ),
+            (
+                "POST", "/v1/sessions/{session}/search", self.search, "Search in it", in_session,
+                {**searching, **unknown},
+            ),
+            ("DELETE", "/v1/sessions/{session}", self.close_session, "Close it", session, gone),
+            ("GET", "/v1/status", self.status, "What is served", {}, {200: answers.STATUS, **read}),
+            ("GET", "/v1/plan", self.plan, "The plan in force", {}, {200: answers.PLAN, **read}),
+            ("GET", "/v1/plans", self.plans, "Stored and applied plans", {}, {200: answers.PLANS, **read}),
+            (
+                "POST", "/v1/repartition", self.repartition, "Plan anew; admin", repartition,
+                {200: answers.REPARTITIONED, **taken, **change},
+            ),
+            (
+                "POST", "/v1/drain", self.drain, "Finish and stop; admin", {},
+                {202: answers.DRAINING, **read, **openapi.problems(403)},
+            ),
+            ("GET", "/metrics", self.metrics, "Prometheus metrics", {}, {**text, **read}),
+            ("GET", "/livez", self.livez, "The process answers", {"security": []}, text),
+            ("GET", "/readyz", self.readyz, "Warmed up", {"security": []}, {**text, **openapi.problems(503)}),
+            (
+                "GET", "/healthz", self.healthz, "What needs attention", {},
+                {200: answers.HEALTH, 503: answers.HEALTH, **read},
+            ),
+        )  # fmt: skip
+        for method, path, handler, summary, extra, responses in routes:
             app.add_api_route(
                 path,
                 _answering(handler),
                 methods=[method],
+                status_code=min(s for s in responses if isinstance(s, int)),
                 summary=summary,
                 operation_id=f"{method.lower()}{path.replace('/', '_').replace('{', '').replace('}', '')}",
                 response_class=Response,
@@ -237,7 +280,10 @@ class _Routes:
         started = time.perf_counter()
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         index = self._service.index
-        arguments = (body, kind, dict(request.query_params), self._service.config.limits, index.dim, index.nlist)
+        options = dict(request.query_params)
+        if len(options) != len(request.query_params.multi_items()):
+            raise BodyError("query string", "names an option twice")
+        arguments = (body, kind, options, self._service.config.limits, index.dim, index.nlist)
         # float32 bodies are only looked at here; JSON is work.
         if len(body) > _LARGE_BYTES and kind == "application/json":
             parsed = await asyncio.to_thread(parse, *arguments)
@@ -261,6 +307,8 @@ class _Routes:
 
     async def open_session(self, request: Request) -> Response:
         options = await self._object(request, {"lookahead_bytes", "window_ms"})
+        if "lookahead_bytes" in options:
+            options["lookahead_bytes"] = to_bytes("lookahead_bytes", options["lookahead_bytes"])
         name = await asyncio.to_thread(self._service.open_session, _caller(request).name, **options)
         return _json({"session": name, "ttl_s": self._service.config.limits.session_ttl_s}, 201)
 
@@ -302,11 +350,15 @@ class _Routes:
         for name in sorted(set(options) - {"device_budget_bytes"}):
             if isinstance(options[name], bool) or not isinstance(options[name], int | float):
                 raise BodyError(name, f"is {str(options[name])[:60]!r}; expected a number")
+        share = options.get("bandwidth_share", 1.0)
+        if not MIN_BANDWIDTH_SHARE <= share <= 1:
+            # With less, lists would move for hours, and nobody else could change the plan.
+            raise BodyError("bandwidth_share", f"is {share!r}; expected {MIN_BANDWIDTH_SHARE}..1")
         budget = options.get("device_budget_bytes")
         if isinstance(budget, list):
-            options["device_budget_bytes"] = tuple(budget)
-        elif budget is not None and not isinstance(budget, int):
-            raise BodyError("device_budget_bytes", "is no number of bytes; expected an integer or a list of them")
+            options["device_budget_bytes"] = tuple(to_bytes("device_budget_bytes", each) for each in budget)
+        elif budget is not None:
+            options["device_budget_bytes"] = to_bytes("device_budget_bytes", budget)
         answer = await asyncio.to_thread(self._service.repartition, apply=apply, **options)
         return _json(describe(answer))
 

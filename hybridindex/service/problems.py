@@ -13,9 +13,11 @@ from typing import Any
 from hybridindex.errors import (
     AccessDeniedError,
     DeadlineExceededError,
+    DeviceError,
     InvalidInputError,
     OverloadedError,
     ProfileError,
+    RefreshError,
     RouterClosedError,
     UnknownSessionError,
 )
@@ -91,6 +93,11 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(503, "overloaded", "Overloaded", str(error), retry_after_s=error.retry_after_s)
     if isinstance(error, RouterClosedError):
         return Problem(503, "overloaded", "Overloaded", "the daemon is about to stop", retry_after_s=1)
+    if isinstance(error, RefreshError):
+        detail = "an update of the plan is under way or being verified; ask again when it has ended"
+        return Problem(503, "overloaded", "Overloaded", detail, retry_after_s=5)
+    if isinstance(error, DeviceError):
+        return Problem(409, "device-failed", "Device failed", "a device has failed; GET /healthz says which")
     if isinstance(error, DeadlineExceededError):
         return Problem(504, "deadline", "Deadline exceeded", str(error), "deadline_ms")
     if isinstance(error, UnknownSessionError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from hybridindex.service.config import Limits
 from hybridindex.types import F32, SearchResult
 
 __all__ = [
+    "MIN_BANDWIDTH_SHARE",
+    "MOST_BYTES",
     "BodyError",
     "LookaheadRequest",
     "SearchRequest",
@@ -28,11 +31,18 @@ __all__ = [
     "parse_json_object",
     "parse_lookahead",
     "parse_search",
+    "to_bytes",
     "to_json_answer",
 ]
 
 _OPTIONS = {"k", "nprobe", "deadline_ms", "min_nprobe"}
 _NPY_HEADER = 10_000
+#: Most bytes that an option may name, an exabyte: more is a mistake.
+MOST_BYTES = 10**18
+#: Least part of the copy time that a change of the plan may be given.
+MIN_BANDWIDTH_SHARE = 0.01
+#: Numbers in a query string: no count has twenty digits.
+_DIGITS, _DECIMAL = re.compile(r"[0-9]{1,19}"), re.compile(r"[0-9.eE+-]{1,40}")
 
 
 class BodyError(InvalidInputError):
@@ -88,8 +98,8 @@ def parse_lookahead(
     """As :func:`parse_search`, for draft queries."""
     queries, values = _parse(body, content_type, options, limits, dim, {"nprobe", "budget_bytes"})
     nprobe, budget = values.get("nprobe"), values.get("budget_bytes")
-    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
-        raise BodyError("budget_bytes", f"is {_short(budget)}; expected whole bytes, 0 or more")
+    if budget is not None:
+        budget = to_bytes("budget_bytes", budget)
     most = min(nlist, limits.max_nprobe or nlist)
     return LookaheadRequest(
         queries=queries, nprobe=None if nprobe is None else _count("nprobe", nprobe, most), budget_bytes=budget
@@ -144,6 +154,23 @@ def _request(queries: F32, options: Mapping[str, Any], limits: Limits, nlist: in
     )
 
 
+def _whole(value: Any) -> Any:
+    """8.0 is the integer 8 to JSON Schema, and to languages that know one kind of number."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53 else value
+
+
+def to_bytes(name: str, value: Any) -> int:
+    """A number of bytes out of a body or query string.
+
+    Raises:
+        BodyError: not an integer from 0 to :data:`MOST_BYTES`.
+    """
+    count = _whole(value)
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_BYTES:
+        raise BodyError(name, f"is {_short(value)}; expected whole bytes, 0..{MOST_BYTES}")
+    return count
+
+
 def _count(name: str, value: Any, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise BodyError(name, f"is {_short(value)}; expected an integer 1..{most}")
@@ -156,9 +183,11 @@ def _short(value: Any) -> str:
 
 
 def _parse_number(name: str, text: str) -> int | float:
-    # int() of a very long digit string is slow; no count has twenty digits.
+    # int() takes signs, spaces and underscores, and is slow for very long strings.
+    if not (_DECIMAL if name == "deadline_ms" else _DIGITS).fullmatch(text):
+        raise BodyError(name, f"is {_short(text)}; expected a number")
     try:
-        return float(text[:40]) if name == "deadline_ms" else int(text[:20])
+        return float(text) if name == "deadline_ms" else int(text)
     except ValueError:
         raise BodyError(name, f"is {_short(text)}; expected a number") from None
 
@@ -171,7 +200,7 @@ def parse_json_object(body: bytes, known: set[str]) -> dict[str, Any]:
     """A JSON object with known keys only; an empty body is an empty object.
 
     Raises:
-        BodyError: not JSON, not an object, NaN or infinity, or an unknown key.
+        BodyError: not JSON, not an object, NaN or infinity, an unknown key, or null.
     """
     if not body:
         return {}
@@ -186,6 +215,10 @@ def parse_json_object(body: bytes, known: set[str]) -> dict[str, Any]:
     unknown = sorted(set(data) - known)
     if unknown:
         raise BodyError(_short(unknown[0]), f"is not known here; expected {', '.join(sorted(known)) or 'no key'}")
+    for name, value in data.items():
+        if value is None:
+            raise BodyError(name, "is null; expected a value, or no such key")
+        data[name] = _whole(value)
     return data
 
 

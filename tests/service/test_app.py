@@ -195,6 +195,7 @@ def test_sessions_over_http(service, queries):
         ("coverage", True),
         ("coverage", 2),
         ("bandwidth_share", 0),
+        ("bandwidth_share", 5e-324),
         ("bandwidth_share", [1]),
         ("device_budget_bytes", "1GiB"),
         ("device_budget_bytes", ["x"]),

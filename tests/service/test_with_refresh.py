@@ -10,6 +10,8 @@ import pytest
 from hybridindex.refresh import RefreshConfig, Refresher
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
+from hybridindex.service.problems import PROBLEM_TYPE
+from tests.service.conftest import ask
 from tests.service.test_core import search
 
 
@@ -54,3 +56,27 @@ def test_a_restart_resumes_the_committed_plan(index_path, queries):
         assert search(again, queries).ids.shape[0] == len(queries)
     finally:
         again.close()
+
+
+def test_a_change_during_another_is_refused_with_retry_after(service, queries):
+    for _ in range(40):
+        search(service, queries)
+    change = {"apply": True, "coverage": 0.5}
+    assert ask(service, "POST", "/v1/repartition", json=change).status_code == 200
+    plan = service.router.plan
+    # The first one is still being verified: no window has closed since.
+    refused = ask(service, "POST", "/v1/repartition", json={**change, "coverage": 0.2})
+    assert refused.status_code == 503
+    assert refused.headers["content-type"] == PROBLEM_TYPE
+    assert int(refused.headers["retry-after"]) >= 1
+    assert service.router.plan is plan
+
+
+def test_a_failed_device_takes_no_new_plan_and_says_why(service, queries):
+    for _ in range(40):
+        search(service, queries)
+    service.router._recovery.close()  # it would try again, and find nothing wrong
+    service.router.devices[0].fail(RuntimeError("it broke"))
+    refused = ask(service, "POST", "/v1/repartition", json={"apply": True, "coverage": 0.5})
+    assert refused.status_code == 409
+    assert refused.json()["type"] == "urn:hybridindex:problem:device-failed"
