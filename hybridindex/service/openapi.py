@@ -7,7 +7,7 @@ from typing import Any
 from hybridindex.answers import ANSWER_TYPE
 from hybridindex.service.problems import PROBLEM_TYPE
 
-__all__ = ["LOOKAHEAD", "PROBLEM_SCHEMA", "REPARTITION", "SEARCH", "SESSION", "problems"]
+__all__ = ["EVENTS", "LOOKAHEAD", "PROBLEM_SCHEMA", "REPARTITION", "SEARCH", "SERIES", "SESSION", "problems"]
 
 PROBLEM_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -89,6 +89,57 @@ def _body(options: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_NUMBERS = {"type": "array", "items": {"type": "number", "nullable": True}}
+
+
+def _query(**schemas: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"name": name, "in": "query", "schema": schema} for name, schema in schemas.items()]
+
+
+def _answer(description: str, properties: dict[str, Any]) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties}
+    return {"200": {"description": description, "content": {"application/json": {"schema": schema}}}}
+
+
+SERIES: dict[str, Any] = {
+    "parameters": _query(since={"type": "number", "description": "Only what ended later: seconds since 1970."}),
+    "responses": _answer(
+        "Columns of equal length, oldest first: single seconds for ten minutes, ten in one for the rest of an hour.",
+        {
+            "now_s": {"type": "number"},
+            "clock_s": {"type": "number", "description": "Now, on the clock of the refresher's windows."},
+            "samples": {"type": "object", "additionalProperties": _NUMBERS},
+            "devices": {"type": "array", "items": {"type": "object"}},
+            "plan_id": {"type": "integer", "nullable": True},
+            "ready": {"type": "boolean"},
+            "draining": {"type": "boolean"},
+            "refresher": {"type": "object", "nullable": True},
+        },
+    ),
+}
+EVENTS: dict[str, Any] = {
+    "parameters": _query(
+        since={**_BYTES, "description": "Only events with a larger id."},
+        limit={**_COUNT, "maximum": 200, "default": 100},
+    ),
+    "responses": _answer(
+        "The newest events, oldest first.",
+        {
+            "events": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "id": {"type": "integer"},
+                        "at": {"type": "string", "format": "date-time"},
+                        "kind": {"type": "string", "example": "plan_applied"},
+                        "payload": {"type": "object"},
+                    },
+                },
+            }
+        },
+    ),
+}
 _ANSWER = {
     "type": "object",
     "properties": {
