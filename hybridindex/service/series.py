@@ -20,7 +20,7 @@ from hybridindex.service.status import describe
 __all__ = ["Sample", "Series"]
 
 #: Seconds that are kept one by one, then how many are merged into one, and how many of those are kept: about an hour.
-_SECONDS, _MERGED, _COARSE = 600, 10, 300
+_SECONDS, _MERGED, _COARSE = 600, 10, 360
 _BUCKET = math.log(1.05)
 _SHORTEST_S = 1e-6
 
@@ -107,7 +107,7 @@ class Series:
                 now.met += seen.latency_s * 1e3 <= slo_ms
 
     def sample(self) -> Sample:
-        """Ends the span that began with the last call, and keeps it. Reads the devices, and may wait for their locks."""
+        """Ends the span that began with the last call, and keeps it. May wait for a lock of the devices."""
         devices = self._service.router.arena_use()
         at_s = self._clock()
         with self._lock:
