@@ -125,7 +125,7 @@ def test_a_dry_run_moves_nothing_and_applying_asks_first(serving, open_page):
         said = text_of(page, "#repartition-said")
         dry = client.repartition(coverage=0.6, slo_ms=40)
         assert "SLO of 40 ms" in said
-        assert f"{dry['lists_to_move']} lists" in said
+        assert f"To move: {dry['lists_to_move']} list" in said
         assert dry["plan"]["reason"] in said
         assert client.plan() == before
         page.locator("#apply").click()

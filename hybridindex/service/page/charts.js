@@ -49,6 +49,7 @@ function byteTicks(low, high, count) {
 
 // chart(host, {height, summary, x, y, lines, stack, bands, dots, rules, legend})
 //   x, y: {min, max, label, format, log, bytes}; lines: {name, kind, points: [[x, y or null]], format}
+//     shown: the point that the legend reads while nobody points at one; else the last
 //   stack: {kinds, rows: [[x, v1, v2, …]]}; bands: {x0, x1, y0, y1}; dots: {x, y, kind, text, label}; rules: {x or y, text, kind}
 export function chart(host, given) {
   host.chartGiven = given;
@@ -82,8 +83,12 @@ function draw(host) {
   }
   const many = Math.floor((width - left - right) / 85);
   const xTicks = x.ticks ?? (x.bytes ? byteTicks(x.min, x.max, many) : linearTicks(x.min, x.max, many));
-  for (const tick of xTicks) {
+  // From the right, where "now" is; what would touch its neighbour is left out.
+  let lastX = Infinity;
+  for (const tick of [...xTicks].reverse()) {
     const at = across(tick);
+    if (lastX - at < (at < left + 12 ? 72 : 52)) continue;
+    lastX = at;
     const anchor = at > width - 30 ? "end" : at < left + 12 ? "start" : "middle";
     picture.append(svg("text", { x: at, y: height - bottom + 14, "text-anchor": anchor }, x.format(tick)));
   }
@@ -109,20 +114,18 @@ function draw(host) {
       below = above;
     });
   }
+  // Above everything that is drawn, so that it can be read.
+  const labels = [];
   for (const rule of rules) {
     if (rule.x != null && inside(rule.x)) {
       const at = across(rule.x), late = at > width / 2;
-      picture.append(
-        svg("path", { class: `s ${rule.kind}`, d: `M${at} ${top}V${height - bottom}` }),
-        svg("text", { x: at + (late ? -5 : 5), y: top + 10, "text-anchor": late ? "end" : "start" }, rule.text),
-      );
+      picture.append(svg("path", { class: `s ${rule.kind}`, d: `M${at} ${top}V${height - bottom}` }));
+      labels.push(svg("text", { class: "label plain", x: at + (late ? -5 : 5), y: top + 10, "text-anchor": late ? "end" : "start" }, rule.text));
     }
     if (rule.y != null) {
       const at = up(rule.y);
-      picture.append(
-        svg("path", { class: `s ${rule.kind}`, d: `M${left} ${at}H${width - right}` }),
-        svg("text", { class: "label", x: width - right, y: at - 4 < top ? at + 13 : at - 4, "text-anchor": "end" }, rule.text),
-      );
+      picture.append(svg("path", { class: `s ${rule.kind}`, d: `M${left} ${at}H${width - right}` }));
+      labels.push(svg("text", { class: "label", x: left + 6, y: at - 5 < top + 6 ? at + 14 : at - 5, "text-anchor": "start" }, rule.text));
     }
   }
   for (const line of lines) {
@@ -141,9 +144,10 @@ function draw(host) {
     picture.append(svg("circle", { class: `dot ${dot.kind}`, cx: across(dot.x), cy: up(dot.y), r: dot.kind === "chosen" ? 5.5 : 4 }, svg("title", {}, dot.text)));
     if (dot.label) {
       const late = across(dot.x) > width / 2;
-      picture.append(svg("text", { class: "mark", x: across(dot.x) + (late ? -9 : 9), y: Math.max(top + 24, up(dot.y) - 9), "text-anchor": late ? "end" : "start" }, dot.label));
+      labels.push(svg("text", { class: "mark", x: across(dot.x) + (late ? -9 : 9), y: Math.max(top + 24, up(dot.y) - 9), "text-anchor": late ? "end" : "start" }, dot.label));
     }
   }
+  picture.append(...labels);
 
   const parts = [];
   const readings = [];
@@ -153,9 +157,9 @@ function draw(host) {
       const value = el("b");
       const last = [...line.points].reverse().find((p) => p[1] != null);
       const show = (point) => { value.textContent = point && point[1] != null ? line.format(point[1]) : "–"; };
-      show(last);
-      if (!line.noReading) readings.push({ line, show });
-      list.append(el("span", {}, swatch(line.kind), `${line.name} `, line.noReading ? null : value));
+      show(line.shown ?? last);
+      readings.push({ line, show });
+      list.append(el("span", {}, swatch(line.kind), `${line.name} `, value));
     }
     const moment = el("span");
     list.append(moment);

@@ -31,6 +31,7 @@ const bytes = or((v) => {
 });
 const ago = (s) => (Math.abs(s) < 1 ? "now" : Math.abs(s) < 120 ? `${Math.round(s)} s` : `${round(s / 60, 2)} min`);
 const clock = (s) => new Date(s * 1000).toLocaleTimeString();
+const lists = (n) => `${n} ${n === 1 ? "list" : "lists"}`;
 const words = (text) => String(text ?? "").replaceAll("_", " ");
 
 // Asking
@@ -171,11 +172,8 @@ function timeAxis() {
   const span = windowS(), now = page.state.now_s, step = { 60: 15, 300: 60, 900: 180, 3600: 600 }[span];
   const ticks = [];
   for (let s = -span; s <= 0; s += step) ticks.push(s);
-  // Every other one where it is narrow.
-  const narrow = document.documentElement.clientWidth < 480;
   return {
-    min: -span, max: 0, ticks: narrow ? ticks.filter((_, i) => (ticks.length - 1 - i) % 2 === 0) : ticks,
-    label: "time before now", format: (s) => (s === 0 ? "now" : `−${ago(-s)}`), read: (s) => clock(now + s),
+    min: -span, max: 0, ticks, label: "time before now", format: (s) => (s === 0 ? "now" : span > 60 ? `−${round(-s / 60)} min` : `−${-s} s`), read: (s) => clock(now + s),
   };
 }
 
@@ -322,8 +320,8 @@ function drawTradeoff() {
     height: 210, summary: `Predicted latency of a batch of ${t.batch} against device bytes, from ${ms(t.points[0].latency_ms)} without devices to ${ms(t.points.at(-1).latency_ms)} with every useful list; chosen ${ms(chosen.latency_ms)}.`,
     x, y: { min: 0, max: Math.max(...seen, Math.min(t.target_ms, 2 * Math.max(...seen))) * 1.12, label: `predicted ms, batch of ${t.batch}`, format: (v) => round(v) },
     lines: [
-      { name: `p${round(t.percentile)}`, kind: "a", points: line("latency_ms"), format: ms, noReading: false },
-      { name: "median", kind: "b", points: line("median_ms"), format: ms },
+      { name: `p${round(t.percentile)}`, kind: "a", points: line("latency_ms"), format: ms, shown: [0, chosen.latency_ms] },
+      { name: "median", kind: "b", points: line("median_ms"), format: ms, shown: [0, chosen.median_ms] },
     ],
     dots: [{ x: chosen.device_bytes, y: chosen.latency_ms, kind: "chosen", text: "the plan", label: `plan: ${ms(chosen.latency_ms)}` }],
     rules: [...budget, ...(t.target_ms <= 2 * Math.max(...seen) ? [{ y: t.target_ms, kind: "slo", text: `target ${ms(t.target_ms)}` }] : [])],
@@ -332,7 +330,7 @@ function drawTradeoff() {
   chart($("c-rate"), {
     height: 210, summary: `Requests per second within the latency target against device bytes; chosen ${rate(chosen.max_qps)}.`,
     x, y: { min: 0, max: top * 1.12, label: `requests/s within the target of ${ms(t.target_ms)}`, format: (v) => round(v) },
-    lines: [{ name: "predicted", kind: "a", points: line("max_qps"), format: rate }],
+    lines: [{ name: "predicted", kind: "a", points: line("max_qps"), format: rate, shown: [0, chosen.max_qps] }],
     dots: [{ x: chosen.device_bytes, y: chosen.max_qps, kind: "chosen", text: "the plan", label: `plan: ${rate(chosen.max_qps)}` }],
     rules: [...budget, ...(t.rate_qps ? [{ y: t.rate_qps, kind: "slo", text: `asked for ${rate(t.rate_qps)}` }] : [])],
   });
@@ -359,7 +357,7 @@ function drawDrift() {
   $("drift").replaceChildren(table(
     [["window", "n"], ["closed"], ["requests", "n"], ["in time", "n"], ["hit rate", "n"], ["predicted", "n"], ["state"]],
     windows.map((w) => [[`${w.number}`, "n"], [w.to > -1 ? "now" : `${ago(-w.to)} ago`, "t"], [`${w.requests}`, "n"], [percent(w.attainment), "n"], [percent(w.hit_rate), "n"],
-      [`${round(w.interval[0] * 100)} – ${round(w.interval[1] * 100)} %`, "n"], [windowState(w), w.thin || w.late !== w.outside ? "" : w.late ? "bad" : "good"]]),
+      [`${round(w.interval[0] * 100)} – ${round(w.interval[1] * 100)} %`, "n"], [windowState(w), w.thin || w.late !== w.outside ? "t" : w.late ? "t bad" : "t good"]]),
   ));
 }
 
@@ -449,13 +447,13 @@ function showProposal(said) {
       pair(`latency, batch of ${next.batch}`, (p) => p.predicted_latency_ms, ms), pair("hit rate", (p) => p.predicted_hit_rate, percent), pair("coverage", (p) => p.coverage, percent),
       pair("device bytes", (p) => p.device_bytes, bytes), pair("most requests within the target", (p) => p.max_sustainable_qps, rate),
     ]),
-    el("p", {}, el("strong", {}, "To move: "), `${o.lists_in} lists, ${bytes(o.bytes)}${o.move_s == null ? "" : `, about ${round(o.move_s)} s`}; ${o.lists_out} lists leave. `,
+    el("p", {}, el("strong", {}, "To move: "), `${lists(o.lists_in)}, ${bytes(o.bytes)}${o.move_s == null ? "" : `, about ${round(o.move_s)} s`}; to leave: ${lists(o.lists_out)}. `,
       el("strong", {}, "Gain: "), gain == null ? "no plan to compare with" : `${gain >= 0 ? "" : "−"}${ms(Math.abs(gain))} of predicted latency`),
   ];
   if (o.objection) facts.push(el("p", { class: "bad" }, `The refresher would not do it: ${o.objection}.`));
   if (met === false && next.nearest_slo_ms != null) facts.push(el("p", {}, `The nearest SLO that could be met: ${ms(next.nearest_slo_ms)}.`));
   if (said.applied) {
-    const stage = o.record ? `${words(o.record.outcome ?? o.record.stage)}${o.record.why ? `: ${o.record.why}` : ""}` : o.unplaced ? `${o.unplaced} lists found no room` : "every list has its place";
+    const stage = o.record ? `${words(o.record.outcome ?? o.record.stage)}${o.record.why ? `: ${o.record.why}` : ""}` : o.unplaced ? `${lists(o.unplaced)} found no room` : "every list has its place";
     facts.unshift(el("p", { class: "good" }, el("strong", {}, `Applied as plan #${o.plan_id ?? "?"}`), `; ${stage}.`));
   }
   $("repartition-said").replaceChildren(...facts);
@@ -486,7 +484,7 @@ $("repartition-form").addEventListener("submit", (event) => { event.preventDefau
 $("repartition-form").addEventListener("input", () => { page.proposed = null; $("apply").disabled = true; });
 $("apply").addEventListener("click", () => {
   const o = page.proposed.outcome;
-  $("confirm-words").textContent = `${o.lists_in} lists (${bytes(o.bytes)}) come to devices and ${o.lists_out} leave. Predicted latency ${ms(o.next.predicted_latency_ms)}, hit rate ${percent(o.next.predicted_hit_rate)}, verdict ${o.next.verdict}.${o.objection ? ` Objection: ${o.objection}.` : ""}`;
+  $("confirm-words").textContent = `To move to devices: ${lists(o.lists_in)}, ${bytes(o.bytes)}; to leave: ${lists(o.lists_out)}. Predicted latency ${ms(o.next.predicted_latency_ms)}, hit rate ${percent(o.next.predicted_hit_rate)}, verdict ${o.next.verdict}.${o.objection ? ` Objection: ${o.objection}.` : ""}`;
   $("confirm").showModal();
 });
 $("confirm-no").addEventListener("click", () => $("confirm").close());
