@@ -60,7 +60,9 @@ def main(wheel: str) -> None:
     assert any(f.startswith("hybridindex/_native") and f.endswith(".so") for f in files), "the extension is missing"
     assert "hybridindex/migrations/env.py" in files
     assert "hybridindex/py.typed" in files
-    page = {f"hybridindex/service/page/{name}" for name in ("index.html", "page.css", "page.js", "charts.js", "icon.svg")}
+    page = {
+        f"hybridindex/service/page/{name}" for name in ("index.html", "page.css", "page.js", "charts.js", "icon.svg")
+    }
     assert page <= set(files), f"the wheel lacks {sorted(page - set(files))}"
     foreign = {f.split("/")[0] for f in files if not f.startswith(("hybridindex/", "hybridindex-"))}
     assert not foreign, f"the wheel would install top-level names {foreign}"

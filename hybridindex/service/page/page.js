@@ -264,7 +264,7 @@ function drawHits(rows) {
     bands: windows.map((w) => ({ x0: w.from, x1: w.to, y0: w.interval[0], y1: w.interval[1] })),
     dots: windows.map((w) => ({ x: w.to, y: w.hit_rate, kind: w.outside ? "out" : "in", text: `window ${w.number}: ${percent(w.hit_rate)}, ${windowState(w)}` })),
   });
-  if (windows.length) $("c-hits").querySelector(".legend")?.append(el("span", {}, "band: predicted for a window; ● inside, ○ outside"));
+  if (windows.length) $("c-hits").querySelector(".legend")?.append(el("span", {}, "band: predicted; ● inside, ○ outside"));
 }
 
 function drawLoad(rows) {
