@@ -10,11 +10,12 @@ SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard hybridindex/
 SANITIZE := build/sanitize
 FUZZ_SECONDS ?= 30
 
-.PHONY: help demo test lint wheel-check sanitize fuzz bench clean
+.PHONY: help demo test chromium lint wheel-check sanitize fuzz bench clean
 
 help:
 	@echo "make demo         real text, real queries: build, profile, plan, serve, report (build/demo)"
 	@echo "make test         install into .venv and run the whole test suite"
+	@echo "make chromium     install the browser that tests of the page need, where this is root on Debian or Ubuntu"
 	@echo "make lint         ruff and mypy"
 	@echo "make wheel-check  build the wheel and the sdist, install the wheel elsewhere, import every module"
 	@echo "make sanitize     tests of the native scan under address, undefined-behaviour and thread sanitizers"
@@ -41,6 +42,14 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Without a browser the tests of the page are skipped and say so: never a reason to fail here.
+chromium:
+	@if command -v chromium > /dev/null || command -v chromium-browser > /dev/null; then echo "chromium is there"; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && { apt-get update -qq; \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } > /dev/null 2>&1; \
+	then echo "chromium was installed"; \
+	else echo "no chromium, and it cannot be installed here: the tests of the page will be skipped"; fi
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

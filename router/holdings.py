@@ -161,6 +161,11 @@ class Holdings:
         return wanted
 
     @property
+    def pinned(self) -> Mask:
+        """(nlist,) bool: the plan's."""
+        return self._pinned
+
+    @property
     def n_held(self) -> int:
         """Lists that sessions hold."""
         return len(self._holders)

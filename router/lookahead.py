@@ -181,6 +181,12 @@ class Lookahead:
         with self._lock:
             return int((self._holdings.cached & (self._residency.current.list_device >= 0)).sum())
 
+    def marks(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """(nlist,) bool each: lists that sessions hold and no plan wants, and cached lists."""
+        with self._lock:
+            cached = self._holdings.cached.copy()
+            return self._holdings.wanted() & ~cached & ~self._holdings.pinned, cached
+
     def check_invariants(self) -> None:
         """Asserts that cached lists have no other reason to stay."""
         with self._lock:

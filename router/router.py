@@ -34,6 +34,7 @@ from hybridindex.router.lookahead import Lookahead
 from hybridindex.router.recovery import Recovery
 from hybridindex.router.session import Session
 from hybridindex.router.stats import RouterStats, StatsCounter
+from hybridindex.router.usage import ArenaUse, arena_use
 from hybridindex.tiers.device import DeviceTier, LoadReport
 from hybridindex.tiers.host import HostScannerName, open_host_scanner
 from hybridindex.tiers.moves import check_share
@@ -508,6 +509,11 @@ class Router:
             return read
         wanted = (self._plan.list_device >= 0) & (self._index.list_sizes > 0)
         return replace(read, unplaced_lists=int((wanted & (self._residency.current.list_device < 0)).sum()))
+
+    def arena_use(self) -> tuple[ArenaUse, ...]:
+        """What each device's bytes are in use for, now."""
+        held, cached = self._lookahead.marks()
+        return arena_use(self._tiers, self._residency.current, self._page_bytes_of, held=held, cached=cached)
 
     def check_invariants(self) -> None:
         """Asserts what must hold at any time; for tests and debugging."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -20,9 +21,13 @@ from hybridindex.service import openapi
 from hybridindex.service import openapi_answers as answers
 from hybridindex.service.auth import Caller, Keyring
 from hybridindex.service.core import Service
+from hybridindex.service.events import DeviceWatch, read_events
 from hybridindex.service.logs import REQUEST_ID
 from hybridindex.service.metrics import CONTENT_TYPE, Metrics
+from hybridindex.service.page.files import PAGE_FILES, PageFile
+from hybridindex.service.plans import plan_tradeoff
 from hybridindex.service.problems import Problem, ProblemError, problem_of
+from hybridindex.service.series import Series
 from hybridindex.service.shell import CALLER, Shell
 from hybridindex.service.status import describe
 from hybridindex.service.wire import (
@@ -52,6 +57,8 @@ _log = logging.getLogger(__name__)
 
 #: Larger JSON is parsed and written on a thread.
 _LARGE_BYTES = 1 << 20
+#: Time between two samples of the series.
+_SAMPLE_S = 1.0
 _REPARTITION = {"apply", "slo_ms", "device_budget_bytes", "rate_qps", "coverage", "bandwidth_share"}
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -66,6 +73,7 @@ def create_app(
         on_drain: what ``POST /v1/drain`` starts; None: only the service drains, the process goes on.
     """
     metrics = Metrics(service)
+    series = Series(service, time.time)
     app = FastAPI(
         title="hybridindex",
         version=__version__,
@@ -74,10 +82,12 @@ def create_app(
         redoc_url=None,
         openapi_url="/v1/openapi.json",
         redirect_slashes=False,
-        lifespan=lambda _app: _lifespan(service),
+        lifespan=lambda _app: _lifespan(service, series),
     )
-    routes = _Routes(service, metrics, on_drain)
+    routes = _Routes(service, metrics, series, on_drain)
     routes.register(app)
+    for file in PAGE_FILES:
+        app.router.routes.append(_PlainRoute(file.path, _serving(file), methods=["GET"]))
     # FastAPI's routes describe every path, and take 0.2 ms to serve one: searches go past them.
     search = _PlainRoute("/v1/search", _answering(routes.search), methods=["POST"])
     in_session = _PlainRoute("/v1/sessions/{session}/search", _answering(routes.search), methods=["POST"])
@@ -89,7 +99,18 @@ def create_app(
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(service: Service) -> AsyncIterator[None]:
+async def _lifespan(service: Service, series: Series) -> AsyncIterator[None]:
+    watch = DeviceWatch(service)
+
+    async def sample() -> None:
+        while True:
+            await asyncio.sleep(_SAMPLE_S)
+            try:
+                await asyncio.to_thread(series.sample)
+                await asyncio.to_thread(watch.look)
+            except Exception:  # noqa: BLE001 - one sample less; searches go on
+                _log.exception("a sample could not be taken; the next one is tried")
+
     async def sweep() -> None:
         while True:
             await asyncio.sleep(min(10.0, service.config.limits.session_ttl_s / 4))
@@ -103,11 +124,12 @@ async def _lifespan(service: Service) -> AsyncIterator[None]:
             raise
 
     service.start()
-    tasks = [asyncio.create_task(warm_up()), asyncio.create_task(sweep())]
+    tasks = [asyncio.create_task(warm_up()), asyncio.create_task(sweep()), asyncio.create_task(sample())]
     try:
         yield
     finally:
-        tasks[1].cancel()
+        for task in tasks[1:]:
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -159,6 +181,31 @@ def _answering(handler: Handler) -> Handler:
     return run
 
 
+def _serving(file: PageFile) -> Handler:
+    async def serve(request: Request) -> Response:
+        if file.unchanged(request.headers.get("if-none-match")):
+            return Response(status_code=304, headers=file.headers())
+        return Response(file.body, headers=file.headers(), media_type=file.media_type)
+
+    return serve
+
+
+def _number_of(request: Request, name: str, default: float) -> float:
+    """A finite number of the query string.
+
+    Raises:
+        BodyError: it is none.
+    """
+    text = request.query_params.get(name)
+    try:
+        value = default if text is None else float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise BodyError(name, f"is {(text or '')[:60]!r}; expected a number")
+    return value
+
+
 def _describe_all(app: FastAPI, *, keys: bool) -> None:
     make = app.openapi
 
@@ -175,9 +222,10 @@ def _describe_all(app: FastAPI, *, keys: bool) -> None:
 
 
 class _Routes:
-    def __init__(self, service: Service, metrics: Metrics, on_drain: Callable[[], None] | None) -> None:
+    def __init__(self, service: Service, metrics: Metrics, series: Series, on_drain: Callable[[], None] | None) -> None:
         self._service = service
         self._metrics = metrics
+        self._series = series
         self._on_drain = on_drain
 
     def register(self, app: FastAPI) -> None:
@@ -219,12 +267,24 @@ class _Routes:
             ("GET", "/v1/plan", self.plan, "The plan in force", {}, {200: answers.PLAN, **read}),
             ("GET", "/v1/plans", self.plans, "Stored and applied plans", {}, {200: answers.PLANS, **read}),
             (
+                "GET", "/v1/plan/tradeoff", self.tradeoff, "What other device bytes would bring", {},
+                {200: answers.TRADEOFF, **read},
+            ),
+            (
+                "GET", "/v1/series", self.series, "The last hour", openapi.SERIES,
+                {200: answers.SERIES, **read, **openapi.problems(400)},
+            ),
+            (
+                "GET", "/v1/events", self.events, "What happened", openapi.EVENTS,
+                {200: answers.EVENTS, **read, **openapi.problems(400)},
+            ),
+            (
                 "POST", "/v1/repartition", self.repartition, "Plan anew; admin", repartition,
                 {200: answers.REPARTITIONED, **taken, **change},
             ),
             (
                 "POST", "/v1/drain", self.drain, "Finish and stop; admin", {},
-                {202: answers.DRAINING, **read, **openapi.problems(403)},
+                {202: answers.DRAINING, **taken, **openapi.problems(403)},
             ),
             ("GET", "/metrics", self.metrics, "Prometheus metrics", {}, {**text, **read}),
             ("GET", "/livez", self.livez, "The process answers", {"security": []}, text),
@@ -293,7 +353,12 @@ class _Routes:
         return parsed
 
     async def _object(self, request: Request, known: set[str]) -> dict[str, Any]:
-        return parse_json_object(await self._body(request), known)
+        body = await self._body(request)
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        # What a form of another site can send is never JSON.
+        if body and kind != "application/json":
+            raise BodyError("Content-Type", f"is {kind[:60]!r}; expected application/json", 415)
+        return parse_json_object(body, known)
 
     # Searching
 
@@ -342,6 +407,24 @@ class _Routes:
     async def plans(self, _request: Request) -> Response:
         return _json(await asyncio.to_thread(self._service.history))
 
+    async def tradeoff(self, _request: Request) -> Response:
+        return _json(describe(await asyncio.to_thread(plan_tradeoff, self._service.router.plan)))
+
+    async def series(self, request: Request) -> Response:
+        since_s = _number_of(request, "since", 0)
+        return Response(
+            await asyncio.to_thread(lambda: json.dumps(self._series.read(since_s), allow_nan=False)),
+            headers={"cache-control": "no-store"},
+            media_type="application/json",
+        )
+
+    async def events(self, request: Request) -> Response:
+        since, limit = _number_of(request, "since", 0), _number_of(request, "limit", 100)
+        for name, value in (("since", since), ("limit", limit)):
+            if value != int(value):
+                raise BodyError(name, f"is {value}; expected an integer")
+        return _json(await asyncio.to_thread(read_events, self._service, since=int(since), limit=int(limit)))
+
     async def repartition(self, request: Request) -> Response:
         options = await self._object(request, _REPARTITION)
         apply = options.pop("apply", False)
@@ -362,7 +445,8 @@ class _Routes:
         answer = await asyncio.to_thread(self._service.repartition, apply=apply, **options)
         return _json(describe(answer))
 
-    async def drain(self, _request: Request) -> Response:
+    async def drain(self, request: Request) -> Response:
+        await self._object(request, set())
         if self._on_drain is not None:
             self._on_drain()
         else:

@@ -11,11 +11,22 @@ from __future__ import annotations
 from typing import Any
 
 from hybridindex.service.config import Limits
+from hybridindex.service.events import MAX_EVENTS
 from hybridindex.service.openapi_answers import closed
 from hybridindex.service.problems import PROBLEM_TYPE
 from hybridindex.service.wire import MIN_BANDWIDTH_SHARE, MOST_BYTES
 
-__all__ = ["PROBLEM_SCHEMA", "SECURITY", "SESSION", "SESSION_PATH", "Bodies", "problems", "repartition"]
+__all__ = [
+    "EVENTS",
+    "PROBLEM_SCHEMA",
+    "SECURITY",
+    "SERIES",
+    "SESSION",
+    "SESSION_PATH",
+    "Bodies",
+    "problems",
+    "repartition",
+]
 
 PROBLEM_SCHEMA: dict[str, Any] = {
     **closed(
@@ -74,6 +85,15 @@ _BYTES = {"type": "integer", "minimum": 0, "maximum": MOST_BYTES}
 _POSITIVE = {"type": "number", "exclusiveMinimum": 0}
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
+
+def _query(**schemas: dict[str, Any]) -> dict[str, Any]:
+    return {"parameters": [{"name": name, "in": "query", "schema": schema} for name, schema in schemas.items()]}
+
+
+SERIES = _query(since={"type": "number", "description": "Only what ended later: seconds since 1970."})
+EVENTS = _query(
+    since={**_BYTES, "description": "Only events with a larger id."}, limit={**_count(MAX_EVENTS), "default": 100}
+)
 #: The path parameter of a session's routes.
 SESSION_PATH: list[dict[str, Any]] = [{"name": "session", "in": "path", "required": True, "schema": {"type": "string"}}]
 

@@ -11,22 +11,28 @@ from dataclasses import fields
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hybridindex.answers import ANSWER_TYPE
+from hybridindex.partitioner.tradeoff import TradeoffPoint
 from hybridindex.router.session import SessionStats
 from hybridindex.router.stats import RouterStats
+from hybridindex.router.usage import ArenaUse
+from hybridindex.service.series import Sample
 from hybridindex.service.status import Check
 from hybridindex.store.records import PlanSummary
 
 __all__ = [
     "DRAINING",
+    "EVENTS",
     "HEALTH",
     "PLAN",
     "PLANS",
     "REPARTITIONED",
     "SEARCHED",
+    "SERIES",
     "SESSION_OPENED",
     "SESSION_STATS",
     "STARTED",
     "STATUS",
+    "TRADEOFF",
     "answer",
     "closed",
 ]
@@ -206,4 +212,54 @@ STATUS = answer(
         }
     ),
     "What is served, where lists are, what waits",
+)
+SERIES = answer(
+    closed(
+        {
+            "now_s": _NUMBER,
+            "clock_s": _NUMBER,
+            "samples": closed(
+                {f.name: _array(_nullable(_NUMBER)) for f in fields(Sample) if f.name != "devices"},
+            ),
+            "devices": _array(
+                closed(
+                    {
+                        "name": _TEXT,
+                        "disabled_reason": _nullable(_TEXT),
+                        "failures": _COUNT,
+                        "usable": _array(_YES),
+                        **{f.name: _array(_COUNT) for f in fields(ArenaUse) if f.name not in ("name", "usable")},
+                    }
+                )
+            ),
+            "plan_id": _nullable(_INTEGER),
+            "ready": _YES,
+            "draining": _YES,
+            "refresher": _nullable(_ANY_OBJECT),
+        }
+    ),
+    "Columns of equal length, oldest first: single seconds for ten minutes, ten in one for the rest of an hour; "
+    "clock_s is now on the clock of the refresher's windows",
+)
+EVENTS = answer(
+    closed({"events": _array(closed({"id": _COUNT, "at": _TEXT, "kind": _TEXT, "payload": _ANY_OBJECT}))}),
+    "The newest events, oldest first",
+    {"events": [{"id": 3, "at": "2026-01-05T10:00:00+00:00", "kind": "plan_applied", "payload": {"plan_id": 2}}]},
+)
+_POINT = closed({f.name: _NUMBER for f in fields(TradeoffPoint)})
+TRADEOFF = answer(
+    _nullable(
+        closed(
+            {
+                "points": _array(_POINT),
+                "chosen": _POINT,
+                "batch": _COUNT,
+                "percentile": _NUMBER,
+                **dict.fromkeys(("target_ms", "slo_ms"), _NUMBER),
+                "budget_bytes": _COUNT,
+                "rate_qps": _nullable(_NUMBER),
+            }
+        )
+    ),
+    "The curve that the plan was chosen on; null without a plan",
 )

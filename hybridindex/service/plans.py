@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,11 @@ import numpy as np
 from hybridindex.errors import InvalidInputError, ProfileMismatchError
 from hybridindex.facade import Index
 from hybridindex.partitioner.plan import Plan
+from hybridindex.partitioner.tradeoff import Tradeoff, tradeoff_of
 from hybridindex.profiler.hardware import hardware_info
 from hybridindex.store.control import ControlStore
 
-__all__ = ["PLAN_APPLIED", "load_plan", "plan_difference", "plan_summary", "resume_plan"]
+__all__ = ["PLAN_APPLIED", "load_plan", "plan_difference", "plan_summary", "plan_tradeoff", "resume_plan"]
 
 #: Kind of the event that records a plan that took effect; its payload has ``plan_id`` and ``index``.
 PLAN_APPLIED = "plan_applied"
@@ -117,3 +119,9 @@ def plan_difference(plan: Plan, current: Plan | None, list_device: Any, list_byt
         "lists_to_drop": int(np.count_nonzero(leaving)),
         "gain": gain,
     }
+
+
+@lru_cache(maxsize=1)
+def plan_tradeoff(plan: Plan | None) -> Tradeoff | None:
+    """The curve that a plan was chosen on; computed once for each plan that serves. None without a plan."""
+    return None if plan is None else tradeoff_of(plan)

@@ -16,6 +16,8 @@ from hybridindex.service.auth import Caller, Keyring, Role
 from hybridindex.service.core import Service
 from hybridindex.service.logs import REQUEST_ID
 from hybridindex.service.metrics import Metrics
+from hybridindex.service.origin import OriginPolicy
+from hybridindex.service.page.files import PAGE_PATHS
 from hybridindex.service.problems import Problem, ProblemError, problem_of
 
 __all__ = ["CALLER", "Shell"]
@@ -30,11 +32,11 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 #: Where the shell leaves the :class:`Caller` in a request's scope.
 CALLER = "hybridindex.caller"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-#: Probes of an orchestrator carry no key, and say one word.
-_OPEN = frozenset({"/livez", "/readyz"})
+#: Probes of an orchestrator carry no key, and say one word; the page holds no data, and asks for a key itself.
+_OPEN = frozenset({"/livez", "/readyz"}) | PAGE_PATHS
 _ADMIN = frozenset({"/v1/repartition", "/v1/drain"})
 #: Asked for all the time; logged only when something is wrong.
-_QUIET = frozenset({"/livez", "/readyz", "/healthz", "/metrics"})
+_QUIET = frozenset({"/livez", "/readyz", "/healthz", "/metrics", "/v1/series", "/v1/events"}) | PAGE_PATHS
 
 
 class Shell:
@@ -50,6 +52,7 @@ class Shell:
         self._service = service
         self._metrics = metrics
         self._keyring = keyring
+        self._origin = OriginPolicy(host=service.config.host, keyed=keyring is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,6 +77,7 @@ class Shell:
 
         caller: Caller | None = None
         try:
+            self._origin.check(scope, headers)
             caller = self._identify(scope, headers)
             scope[CALLER] = caller
             if scope["path"] == self._shortcut_path and scope["method"] in self._shortcut.methods:

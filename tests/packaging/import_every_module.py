@@ -50,6 +50,7 @@ def main(wheel: str) -> None:
         "report",
         "demo",
         "service",
+        "service.page",
         "client",
     ):
         assert f"hybridindex.{room}" in names, f"hybridindex.{room} is missing from the wheel"
@@ -59,6 +60,10 @@ def main(wheel: str) -> None:
     assert any(f.startswith("hybridindex/_native") and f.endswith(".so") for f in files), "the extension is missing"
     assert "hybridindex/migrations/env.py" in files
     assert "hybridindex/py.typed" in files
+    page = {
+        f"hybridindex/service/page/{name}" for name in ("index.html", "page.css", "page.js", "charts.js", "icon.svg")
+    }
+    assert page <= set(files), f"the wheel lacks {sorted(page - set(files))}"
     foreign = {f.split("/")[0] for f in files if not f.startswith(("hybridindex/", "hybridindex-"))}
     assert not foreign, f"the wheel would install top-level names {foreign}"
     print(f"imported {len(names)} modules from the wheel")

@@ -130,7 +130,7 @@ def test_a_body_that_does_not_come_is_408(make_service):
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"), [("GET", "/v2", 404), ("GET", "/v1/search", 405), ("PUT", "/", 404)]
+    ("method", "path", "status"), [("GET", "/v2", 404), ("GET", "/v1/search", 405), ("PUT", "/", 405)]
 )
 def test_what_is_not_there_is_a_problem_too(service, method, path, status):
     is_problem(ask(service, method, path), status)
@@ -206,6 +206,17 @@ def test_wrong_changes_are_problems_and_change_nothing(service, field, value):
     answer = ask(service, "POST", "/v1/repartition", json={"apply": True, "slo_ms": 50, "coverage": 0.4, field: value})
     problem = is_problem(answer, 400)
     assert field in problem["detail"]
+    assert len(service.store.list_plans()) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/repartition", "/v1/sessions", "/v1/drain"])
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_what_a_form_can_send_changes_nothing(service, path, kind):
+    body = b'{"apply": true}' if path == "/v1/repartition" else b"{}"
+    answer = ask(service, "POST", path, content=body, headers={"content-type": kind})
+    is_problem(answer, 415, "Content-Type")
+    assert service.ready
+    assert len(service.sessions) == 0
     assert len(service.store.list_plans()) == 1
 
 
@@ -338,6 +349,11 @@ def keys(tmp_path):
         ("GET", "/v1/status", 401, 200, 200),
         ("GET", "/v1/plan", 401, 200, 200),
         ("GET", "/v1/plans", 401, 200, 200),
+        ("GET", "/v1/plan/tradeoff", 401, 200, 200),
+        ("GET", "/v1/series", 401, 200, 200),
+        ("GET", "/v1/events", 401, 200, 200),
+        ("GET", "/", 200, 200, 200),
+        ("GET", "/page.js", 200, 200, 200),
         ("GET", "/v1/openapi.json", 401, 200, 200),
         ("POST", "/v1/search", 401, 400, 400),
         ("POST", "/v1/sessions", 401, 201, 201),
@@ -398,7 +414,7 @@ def test_admin_calls_are_audited_and_so_are_attempts(service, keys, caplog):
 
 def test_the_openapi_document_describes_every_route_and_its_examples_work(service):
     schema = ask(service, "GET", "/v1/openapi.json").json()
-    assert len(schema["paths"]) == 14
+    assert len(schema["paths"]) == 17
     assert "Problem" in schema["components"]["schemas"]
     for path, body in (("/v1/search", {}), ("/v1/sessions", {}), ("/v1/repartition", {})):
         example = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]

@@ -1,0 +1,83 @@
+"""What more or fewer device bytes would bring under one plan's request: predicted latency and rate along the hot order.
+
+The curve behind a plan's choice, for people to look at. Choosing is :mod:`hybridindex.partitioner.solver`'s business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridindex.partitioner.plan import Plan, problem_of
+from hybridindex.partitioner.sustain import max_sustainable_qps
+
+__all__ = ["Tradeoff", "TradeoffPoint", "tradeoff_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TradeoffPoint:
+    """One resident set."""
+
+    #: Fraction of lists.
+    coverage: float
+    #: Pages and scratch of all devices.
+    device_bytes: int
+    #: Mean, by bytes.
+    hit_rate: float
+    #: One routed batch of the plan's size: the median, and at the SLO's percentile.
+    median_ms: float
+    latency_ms: float
+    #: Most requests/s that measured batch sizes sustain within the latency target; 0 when none does.
+    max_qps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tradeoff:
+    """The curve, by ascending coverage, and what the plan chose on it."""
+
+    points: tuple[TradeoffPoint, ...]
+    chosen: TradeoffPoint
+    batch: int
+    percentile: float
+    #: The plan's latency target once queueing is set aside, its SLO, and the bytes that the devices have.
+    target_ms: float
+    slo_ms: float
+    budget_bytes: int
+    rate_qps: float | None
+
+
+def tradeoff_of(plan: Plan, *, points: int = 20) -> Tradeoff:
+    """About ``points`` prefixes of the hot order, from none to all that are ever probed, whether they fit or not.
+
+    Takes some ten predictions per point.
+    """
+    curve = plan.analysis.curve
+    problem = problem_of(plan.analysis, plan.request)
+    batch = max(1, plan.batch)
+
+    def point(lists: int | None) -> TradeoffPoint:
+        work = curve.of_lists(plan.resident_lists) if lists is None else problem.work_at(lists)
+        count = len(plan.resident_lists) if lists is None else lists
+        nbytes = plan.device_bytes if lists is None else problem.device_bytes(int(curve.prefix_pages[lists]))
+        return TradeoffPoint(
+            coverage=count / curve.nlist,
+            device_bytes=nbytes,
+            hit_rate=float(work.hit_rate.mean()),
+            median_ms=plan.analysis.latency.predict(curve, work, batch).seconds * 1e3,
+            latency_ms=problem.timing(work, batch)[0] * 1e3,
+            max_qps=max_sustainable_qps(problem, work, nbytes, plan.tau_s),
+        )
+
+    most = curve.useful_count()
+    counts = np.concatenate((np.linspace(0, most, points // 2), np.geomspace(1, max(most, 1), points // 2)))
+    return Tradeoff(
+        points=tuple(point(count) for count in np.unique(np.round(counts).astype(int)).tolist()),
+        chosen=point(None),
+        batch=batch,
+        percentile=plan.request.percentile,
+        target_ms=plan.tau_s * 1e3,
+        slo_ms=plan.request.slo_ms,
+        budget_bytes=sum(plan.request.budgets),
+        rate_qps=plan.rate_qps,
+    )
