@@ -92,7 +92,8 @@ def _query(**schemas: dict[str, Any]) -> dict[str, Any]:
 
 SERIES = _query(since={"type": "number", "description": "Only what ended later: seconds since 1970."})
 EVENTS = _query(
-    since={**_BYTES, "description": "Only events with a larger id."}, limit={**_count(MAX_EVENTS), "default": 100}
+    since={"type": "integer", "minimum": 0, "description": "Only events with a larger id."},
+    limit={**_count(MAX_EVENTS), "default": 100},
 )
 #: The path parameter of a session's routes.
 SESSION_PATH: list[dict[str, Any]] = [{"name": "session", "in": "path", "required": True, "schema": {"type": "string"}}]
