@@ -231,12 +231,12 @@ class Refresher:
             self._scheduler = scheduler
 
     def close(self) -> None:
-        """Joins what was started; a stage that goes on is finished first, later ones are not begun.
+        """Joins what was started. A plan that is being made is given up, a move that goes on is finished first.
 
         An update that was not committed keeps serving, and a restart resumes with the plan before. Closing twice is
         harmless.
         """
-        self._updates.closed.set()
+        self._updates.stop()
         with self._work:
             scheduler, self._scheduler = self._scheduler, None
         if scheduler is not None:

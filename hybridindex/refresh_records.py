@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.planning import PlanningMode
 from hybridindex.router.drift import DriftPolicy, DriftState, Window
 from hybridindex.router.update_cycle import CycleStage, Outcome, UpdatePolicy
 from hybridindex.tiers.moves import check_share
@@ -36,9 +37,14 @@ class RefreshConfig:
     tick_s: float = 1.0
     interval_s: float | None = None
     seed: int = 0
+    #: "process": profiles are renewed and plans made in a low priority process, which is started for each update.
+    #: "here": on the thread of the refresh, where no process may be started; searches wait for the interpreter.
+    planning: PlanningMode = "process"
+    #: Longest time for that; a process that takes longer is killed, and the update fails.
+    planning_timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
-        for name in ("slo_ms", "tick_s", "interval_s"):
+        for name in ("slo_ms", "tick_s", "interval_s", "planning_timeout_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InvalidInputError(f"{name} is {value}; expected a positive number")
@@ -48,6 +54,8 @@ class RefreshConfig:
             raise InvalidInputError(f"decay is {self.decay}; expected 0 (forget) to 1 (never forget), or None")
         if self.min_queries < 16:
             raise InvalidInputError(f"min_queries is {self.min_queries}; expected at least 16: half of them are held")
+        if self.planning not in ("process", "here"):
+            raise InvalidInputError(f"planning is {self.planning!r}; expected 'process' or 'here'")
         check_share(self.bandwidth_share)
 
 

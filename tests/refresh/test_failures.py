@@ -50,9 +50,9 @@ def breaking(monkeypatch, target, error, *, times=1):
 @pytest.mark.parametrize(
     ("target", "stage", "outcome"),
     [
-        ("hybridindex.refresh_update.renew_profile", "profiling", Outcome.FAILED),
-        ("hybridindex.refresh_update.plan_again", "solving", Outcome.FAILED),
-        ("hybridindex.refresh_update.compare_plans", "weighing", Outcome.FAILED),
+        ("hybridindex.planning.renew_profile", "profiling", Outcome.FAILED),
+        ("hybridindex.planning.plan_again", "solving", Outcome.FAILED),
+        ("hybridindex.planning.compare_plans", "weighing", Outcome.FAILED),
         ("hybridindex.router.router.Router.apply_plan", "moving", Outcome.ROLLED_BACK),
         ("hybridindex.router.router.Router._place", "moving", Outcome.ROLLED_BACK),
     ],
@@ -170,7 +170,10 @@ def test_observe_never_raises_and_counts_what_it_cannot_use(make_world, caplog):
 
 @pytest.mark.parametrize("stage", ["renew_profile", "plan_again", "compare_plans", "save_plan"])
 def test_closing_begins_no_further_stage(make_world, plan, monkeypatch, stage):
-    import hybridindex.refresh_update as room
+    import hybridindex.planning
+    import hybridindex.refresh_update
+
+    room = hybridindex.refresh_update if stage == "save_plan" else hybridindex.planning
 
     world = make_world()
     world.refresher._updates.commit_served()
