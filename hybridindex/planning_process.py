@@ -40,13 +40,13 @@ _EXIT_TIMEOUT_S = 5.0
 class PlanningProcess:
     """A :class:`hybridindex.planning.Planner`. Calls from one thread; :meth:`stop` from any."""
 
-    def __init__(self, index: IVFIndex, *, timeout_s: float, nice: int = 19) -> None:
+    def __init__(self, index: IVFIndex, *, timeout_s: float, nice: int) -> None:
         """Starts the process; returns at once.
 
         Args:
             index: whose coarse quantizer is used.
             timeout_s: longest time of all calls together; the process is killed then.
-            nice: added to the priority number of this process; 19 gives way to everything.
+            nice: 0 to 19, added to the niceness of this process; 19 gives way to everything.
 
         Raises:
             RefreshError: no process can be started here.

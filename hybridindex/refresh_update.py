@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
 __all__ = ["PlanUpdates", "expect"]
 
 _log = logging.getLogger(__name__)
+
+#: What runs in this process for an update gives way to searches this often.
+_TURN_S = 0.0005
 
 
 def expect(plan: Plan, router: Router, config: RefreshConfig) -> Expectation:
@@ -138,12 +143,13 @@ class PlanUpdates:
         request = change_request(base.request, changes)
         seconds: dict[str, float] = {}
         try:
-            with _timed(seconds, "profiling"):
-                profile = self._renew(base)
-            with _timed(seconds, "solving"):
-                plan = self._solve(profile, request)
-            with _timed(seconds, "weighing"):
-                proposal = self._weigh(plan, base, reason, seconds)
+            with _short_turns():
+                with _timed(seconds, "profiling"):
+                    profile = self._renew(base)
+                with _timed(seconds, "solving"):
+                    plan = self._solve(profile, request)
+                with _timed(seconds, "weighing"):
+                    proposal = self._weigh(plan, base, reason, seconds)
         finally:
             self._end_planning()
         proposal = replace(proposal, stage_seconds=seconds)
@@ -221,6 +227,10 @@ class PlanUpdates:
     def _carry_out(self, actions: Sequence[cycle.CycleAction]) -> None:
         """Does what the cycle asks for until it waits for something else."""
         waiting = deque(actions)
+        with _short_turns():
+            self._work_off(waiting)
+
+    def _work_off(self, waiting: deque[cycle.CycleAction]) -> None:
         while waiting:
             action = waiting.popleft()
             try:
@@ -266,6 +276,7 @@ class PlanUpdates:
                 self.record("refresh_proposal", {"update": draft.number, **draft.proposal.to_data()})
                 return cycle.Weighed(now_s=self._clock(), comparison=draft.proposal.comparison)
             case cycle.Move():
+                self._save(draft)
                 with _timed(draft.seconds, "moving"):
                     self._move(draft)
                 assert draft.plan is not None
@@ -273,7 +284,8 @@ class PlanUpdates:
                 return cycle.Moved(now_s=self._since_s, expectation=expectation)
             case cycle.Commit():
                 draft.seconds["verifying"] = self._clock() - self._since_s
-                self._commit(draft, verified=action.verified)
+                with _timed(draft.seconds, "committing"):
+                    self._commit(draft, verified=action.verified)
                 return cycle.Committed(now_s=self._clock())
             case cycle.RollBack():
                 with _timed(draft.seconds, "rolling_back"):
@@ -321,7 +333,9 @@ class PlanUpdates:
         if self._config.planning == "here":
             self._planner = PlanningHere(self._index.ivf)
         else:
-            self._planner = PlanningProcess(self._index.ivf, timeout_s=self._config.planning_timeout_s)
+            self._planner = PlanningProcess(
+                self._index.ivf, timeout_s=self._config.planning_timeout_s, nice=self._config.planning_nice
+            )
         if self.closed.is_set():  # meanwhile: who closed may have found nothing to stop
             self._planner.stop()
         return self._planner
@@ -352,14 +366,19 @@ class PlanUpdates:
             stage_seconds=dict(seconds),
         )
 
-    def _move(self, draft: _Draft) -> None:
-        """Saves the plan, then brings its lists."""
+    def _save(self, draft: _Draft) -> None:
+        """Stores the plan before it moves anything."""
         assert draft.plan is not None
         if self._store is not None:
-            # A restart must find what served before.
-            self.commit_served()
-            draft.base_plan_id = self.plan_id
-            draft.plan, draft.plan_id = save_plan(self._store, draft.plan)
+            with _timed(draft.seconds, "saving"):
+                # A restart must find what served before.
+                self.commit_served()
+                draft.base_plan_id = self.plan_id
+                draft.plan, draft.plan_id = save_plan(self._store, draft.plan)
+
+    def _move(self, draft: _Draft) -> None:
+        """Brings the plan's lists."""
+        assert draft.plan is not None
         before = sum(tier.n_failures for tier in self._router.devices)
         self._router.apply_plan(draft.plan, bandwidth_share=self._config.bandwidth_share)
         if sum(tier.n_failures for tier in self._router.devices) > before:
@@ -443,6 +462,17 @@ class PlanUpdates:
         self._cycle.check_invariants()
         assert (self._draft is None) == (self.stage is CycleStage.IDLE)
         assert self._planner is None
+
+
+@contextmanager
+def _short_turns() -> Iterator[None]:
+    """Searches that wait for the interpreter get it after half a millisecond; its usual interval is 5 ms."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(min(usual_s, _TURN_S))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual_s)
 
 
 class _timed:  # noqa: N801 - reads as a verb

@@ -30,7 +30,7 @@ OPTIONS = RenewOptions(n_hot=9, decay=None, seed=3, min_queries=64, notes={"span
 
 @pytest.fixture
 def process(index):
-    planner = PlanningProcess(index.ivf, timeout_s=120.0)
+    planner = PlanningProcess(index.ivf, timeout_s=120.0, nice=19)
     yield planner
     planner.close()
 
@@ -172,7 +172,7 @@ import sys, time
 import hybridindex as hx
 from hybridindex.planning_process import PlanningProcess
 index = hx.open(sys.argv[1])
-process = PlanningProcess(index.ivf, timeout_s=600)
+process = PlanningProcess(index.ivf, timeout_s=600, nice=0)
 print(process.pid, flush=True)
 time.sleep(600)
 """
