@@ -118,6 +118,9 @@ class RefreshStatus:
     #: Oldest first.
     windows: tuple[Window, ...]
     last_update: UpdateRecord | None
+    #: Names of the stored rows that are followed, and why others are not.
+    schedule: tuple[str, ...] = ()
+    schedule_refused: tuple[str, ...] = ()
 
     def to_data(self) -> dict[str, Any]:
         """JSON-able."""

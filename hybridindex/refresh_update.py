@@ -457,6 +457,15 @@ class PlanUpdates:
             self.store_errors += 1
             _log.exception("the control store did not take an event of kind %s", kind)
 
+    def note_schedule_run(self, name: str) -> None:
+        """A stored row's time came; from any thread."""
+        assert self._store is not None
+        try:
+            self._store.mark_schedule_run(name)
+        except Exception:  # noqa: BLE001 - counted and logged; the row runs all the same
+            self.store_errors += 1
+            _log.exception("the control store did not take the run of schedule %s", name)
+
     def check_invariants(self) -> None:
         """Asserts what must hold while nothing goes on."""
         self._cycle.check_invariants()
