@@ -69,10 +69,10 @@ def replay(
     """Hit rate of each window, latency of each search, and the stage of the update when it began."""
     latency, hits = np.empty(len(queries)), np.empty(len(queries))
     stage = np.full(len(queries), "idle", dtype="U16")
-    with index.router(plan, ["cpu"], threads=1) as router:
+    with index.router(plan, ["cpu"], threads=1) as router, index.store() as store:
         for query in queries[:50]:
             router.search(query, K)
-        with Refresher(index, router, None, config(refresh or "here")) as refresher:
+        with Refresher(index, router, store, config(refresh or "here")) as refresher:
             if refresh:
                 refresher.start()
             begun = time.perf_counter()

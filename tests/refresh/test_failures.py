@@ -296,7 +296,18 @@ def test_a_router_without_lists_to_move_is_refused(index, plan):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"slo_ms": 0}, {"attainment": 1.5}, {"decay": -1}, {"min_queries": 3}, {"bandwidth_share": 0}], ids=str
+    "changes",
+    [
+        {"slo_ms": 0},
+        {"attainment": 1.5},
+        {"decay": -1},
+        {"min_queries": 3},
+        {"bandwidth_share": 0},
+        {"planning": "there"},
+        {"planning_timeout_s": 0},
+        {"planning_nice": 20},
+    ],
+    ids=str,
 )
 def test_configurations_that_make_no_sense_are_refused(changes):
     with pytest.raises(InvalidInputError, match=next(iter(changes))):
