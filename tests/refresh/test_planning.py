@@ -17,7 +17,8 @@ import pytest
 import hybridindex.planning_process
 from hybridindex.errors import ProfileError, RefreshError
 from hybridindex.partitioner.plan import Plan
-from hybridindex.planning import PlanningHere, RenewOptions
+from hybridindex.plain_bytes import write_frame
+from hybridindex.planning import PLAIN, PlanningHere, RenewOptions
 from hybridindex.planning_process import PlanningProcess
 from hybridindex.proposal import Arenas, Served
 from hybridindex.router.update_cycle import CycleStage, Outcome
@@ -190,3 +191,23 @@ def test_no_process_outlives_a_killed_daemon_nor_needs_a_guarded_main(index, tmp
     watch.register(gone, select.POLLIN)
     assert watch.poll(60_000), "the process that plans is still there"
     os.close(gone)
+
+
+BUSY = """
+import sys, time
+import hybridindex.planning_worker as worker
+worker._Calls.answer = lambda *call: (print("busy", file=sys.stderr, flush=True), time.sleep(600))
+worker.main()
+"""
+
+
+def test_a_process_that_works_ends_with_its_input():
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", BUSY, "0"], stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0) as worker:
+        write_frame(worker.stdin, PLAIN.encode({"call": "anything"}))
+        assert worker.stderr.readline() == b"busy\n"
+        worker.stdin.close()
+        try:
+            assert worker.wait(60) == 1
+        finally:
+            worker.kill()
