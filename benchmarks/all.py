@@ -21,6 +21,8 @@ NAMES = (
     "schedulers",
     "lookahead_replay",
     "drift",
+    "drift_trace",
+    "repartition_cycle",
 )
 
 

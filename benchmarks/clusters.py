@@ -34,10 +34,10 @@ class Clusters:
     centres: F32
 
 
-def make_clusters(dim: int, nbytes: int, seed: int = 0) -> Clusters:
-    """As many vectors as take ``nbytes`` in float32, in 4*sqrt(n) lists."""
+def make_clusters(dim: int, nbytes: int, seed: int = 0, *, nlist: int | None = None) -> Clusters:
+    """As many vectors as take ``nbytes`` in float32, in ``nlist`` lists, by default 4*sqrt(n)."""
     n = nbytes // (4 * dim)
-    nlist = int(4 * np.sqrt(n))
+    nlist = int(4 * np.sqrt(n)) if nlist is None else nlist
     rng = np.random.default_rng(seed)
     families = _unit(rng.standard_normal((-(-nlist // _FAMILY), dim), dtype=np.float32))
     centres = _around(families, np.arange(nlist) // _FAMILY, rng)

@@ -1,6 +1,7 @@
 """A new plan beside the one that serves: how it is made for the same devices, and what the change would bring.
 
-Computes only; :mod:`hybridindex.refresh` decides and applies.
+Computes only, of values, so that another process can do it (:mod:`hybridindex.planning`); :mod:`hybridindex.refresh`
+decides and applies.
 """
 
 from __future__ import annotations
@@ -8,19 +9,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridindex.errors import InvalidInputError, ProfileError
 from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.partitioner.transfer import fit_transfers
-from hybridindex.router.router import Router
 from hybridindex.router.update_cycle import Comparison
 from hybridindex.types import I64, Profile
 
-__all__ = ["CHANGES", "Proposal", "change_request", "compare_plans", "plan_again"]
+if TYPE_CHECKING:
+    from hybridindex.router.router import Router
+
+__all__ = ["CHANGES", "Arenas", "Proposal", "Served", "change_request", "compare_plans", "plan_again"]
 
 #: What a request may change: what is decided anew. Devices, pages and scratch are those of the open arenas.
 CHANGES = ("slo_ms", "device_budget_bytes", "rate_qps", "llm", "epsilon", "percentile", "coverage", "slo_stage")
@@ -111,18 +115,51 @@ def change_request(request: PlanRequest, changes: Mapping[str, Any]) -> PlanRequ
     return PlanRequest.resolve(**values)
 
 
-def plan_again(profile: Profile, request: PlanRequest, router: Router) -> Plan:
-    """What ``request`` asks for, decided from ``profile`` within the arenas of ``router``, which keep their size.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arenas:
+    """Bytes of the open arenas, by device."""
+
+    scratch: tuple[int, ...]
+    #: Scratch included.
+    room: tuple[int, ...]
+
+    @classmethod
+    def of(cls, router: Router) -> Arenas:
+        return cls(
+            scratch=tuple(tier.reserved_bytes for tier in router.devices),
+            room=tuple(tier.capacity_bytes + tier.reserved_bytes for tier in router.devices),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Served:
+    """What a new plan is compared with."""
+
+    #: (m,) int64, and (nlist,) int16 with -1 = host: as the plan in force decided.
+    resident_lists: I64
+    list_device: npt.NDArray[np.int16]
+    #: (nlist,) int16: where lists really are.
+    present: npt.NDArray[np.int16]
+
+    @classmethod
+    def by(cls, router: Router, plan: Plan) -> Served:
+        return cls(
+            resident_lists=plan.resident_lists,
+            list_device=plan.list_device,
+            present=np.asarray(router.residency.list_device, dtype=np.int16),
+        )
+
+
+def plan_again(profile: Profile, request: PlanRequest, arenas: Arenas) -> Plan:
+    """What ``request`` asks for, decided from ``profile`` within the open arenas, which keep their size.
 
     The plan keeps the request's own budgets, so that a router opened with it later has room for lookahead again; its
     reason says where the arenas are smaller.
     """
-    scratch = tuple(tier.reserved_bytes for tier in router.devices)
-    room = tuple(tier.capacity_bytes + tier.reserved_bytes for tier in router.devices)
     plan = make_plan(
         profile,
         slo_ms=request.slo_ms,
-        device_budget_bytes=tuple(min(pair) for pair in zip(request.budgets, room, strict=True)),
+        device_budget_bytes=tuple(min(pair) for pair in zip(request.budgets, arenas.room, strict=True)),
         rate_qps=request.rate_qps,
         llm=request.llm,
         n_devices=request.n_devices,
@@ -131,25 +168,24 @@ def plan_again(profile: Profile, request: PlanRequest, router: Router) -> Plan:
         coverage=request.coverage,
         slo_stage=request.slo_stage,
         page_bytes=request.page_bytes,
-        scratch_bytes=scratch,
+        scratch_bytes=arenas.scratch,
         scannable=request.scannable,
         unscannable=request.unscannable,
     )
     if plan.request == request:
         return plan
-    small = any(have < asked for have, asked in zip(room, request.budgets, strict=True))
-    note = f"; decided for open arenas of {sum(room):,} bytes, scratch included" if small else ""
+    small = any(have < asked for have, asked in zip(arenas.room, request.budgets, strict=True))
+    note = f"; decided for open arenas of {sum(arenas.room):,} bytes, scratch included" if small else ""
     return replace(plan, request=request, reason=plan.reason + note)
 
 
-def compare_plans(plan: Plan, base: Plan, router: Router, *, bandwidth_share: float) -> tuple[Comparison, I64, I64]:
+def compare_plans(plan: Plan, base: Served, *, bandwidth_share: float) -> tuple[Comparison, I64, I64]:
     """``plan`` against ``base`` on ``plan``'s own profile; the lists that would come, hottest first, and leave."""
     curve, latency = plan.analysis.curve, plan.analysis.latency
     old = curve.of_lists(base.resident_lists)
     percentile = plan.request.percentile
-    present = router.residency.list_device
     wanted = plan.resident_lists[plan.analysis.profile.list_sizes[plan.resident_lists] > 0]
-    lists_in = wanted[present[wanted] != plan.list_device[wanted]]
+    lists_in = wanted[base.present[wanted] != plan.list_device[wanted]]
     nbytes = int(curve.pages_by_rank[curve.rank[lists_in]].sum()) * curve.geometry.page_bytes
     comparison = Comparison(
         hit_rate_before=float(old.hit_rate.mean()),

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from datetime import UTC
+from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from hybridindex.committed import last_committed_plan
 from hybridindex.errors import InvalidInputError, MissingDependencyError
 from hybridindex.proposal import Proposal
 from hybridindex.refresh_records import RefreshConfig, RefreshStatus, UpdateRecord, window_data
+from hybridindex.refresh_schedule import timetable_of
 from hybridindex.refresh_update import PlanUpdates, expect
 from hybridindex.router import drift
 from hybridindex.router.drift import DriftMonitor, Expectation, Window
@@ -99,6 +100,9 @@ class Refresher:
             on_ended=self._update_ended,
         )
         self._scheduler: Any = None
+        #: Stored rows that are followed, and why others are not.
+        self._schedule: tuple[str, ...] = ()
+        self._schedule_refused: tuple[str, ...] = ()
 
     # What callers do
 
@@ -192,12 +196,15 @@ class Refresher:
                 back_off_s=max(0.0, self._updates.not_before_s - now_s),
                 windows=tuple(self._windows),
                 last_update=self._updates.last,
+                schedule=self._schedule,
+                schedule_refused=self._schedule_refused,
             )
 
     # Life
 
     def start(self) -> None:
-        """Commits the served plan to the store where it is another than the last one, and starts the schedule.
+        """Commits the served plan to the store where it is another than the last one, and starts the schedule: the
+        looks at the clock, and the rows of the store. A row that makes no sense is logged, shown and left out.
 
         Raises:
             MissingDependencyError: APScheduler is not installed.
@@ -227,16 +234,41 @@ class Refresher:
                 scheduler.add_job(
                     self.step, "interval", seconds=self._config.interval_s, id="update", args=("the schedule",)
                 )
+            self._add_schedule(scheduler)
             scheduler.start()
             self._scheduler = scheduler
 
+    def _add_schedule(self, scheduler: Any) -> None:
+        if self._store is None:
+            return
+        now, followed, refused = datetime.now(UTC), [], []
+        for entry in self._store.list_schedule():
+            if not entry.enabled:
+                continue
+            try:
+                row = timetable_of(entry, now)
+            except InvalidInputError as error:
+                refused.append(str(error))
+                _log.error("left out of the schedule: %s", error)
+                continue
+            first = {} if row.first is None else {"next_run_time": row.first}
+            scheduler.add_job(
+                self._follow_schedule, row.trigger, id=f"schedule {entry.name}", args=(entry.name,), **first
+            )
+            followed.append(entry.name)
+        self._schedule, self._schedule_refused = tuple(followed), tuple(refused)
+
+    def _follow_schedule(self, name: str) -> None:
+        self._updates.note_schedule_run(name)
+        self.step(f"schedule {name}")
+
     def close(self) -> None:
-        """Joins what was started; a stage that goes on is finished first, later ones are not begun.
+        """Joins what was started. A plan that is being made is given up, a move that goes on is finished first.
 
         An update that was not committed keeps serving, and a restart resumes with the plan before. Closing twice is
         harmless.
         """
-        self._updates.closed.set()
+        self._updates.stop()
         with self._work:
             scheduler, self._scheduler = self._scheduler, None
         if scheduler is not None:

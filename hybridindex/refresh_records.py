@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.planning import PlanningMode
 from hybridindex.router.drift import DriftPolicy, DriftState, Window
 from hybridindex.router.update_cycle import CycleStage, Outcome, UpdatePolicy
 from hybridindex.tiers.moves import check_share
@@ -36,9 +37,16 @@ class RefreshConfig:
     tick_s: float = 1.0
     interval_s: float | None = None
     seed: int = 0
+    #: "process": profiles are renewed and plans made in a low priority process, which is started for each update.
+    #: "here": on the thread of the refresh, where no process may be started; searches wait for the interpreter.
+    planning: PlanningMode = "process"
+    #: Longest time for that; a process that takes longer is killed, and the update fails.
+    planning_timeout_s: float = 300.0
+    #: By how much that process stands back, 0 to 19. At 19 it gets some hundredths of a core that others want.
+    planning_nice: int = 19
 
     def __post_init__(self) -> None:
-        for name in ("slo_ms", "tick_s", "interval_s"):
+        for name in ("slo_ms", "tick_s", "interval_s", "planning_timeout_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InvalidInputError(f"{name} is {value}; expected a positive number")
@@ -48,6 +56,10 @@ class RefreshConfig:
             raise InvalidInputError(f"decay is {self.decay}; expected 0 (forget) to 1 (never forget), or None")
         if self.min_queries < 16:
             raise InvalidInputError(f"min_queries is {self.min_queries}; expected at least 16: half of them are held")
+        if self.planning not in ("process", "here"):
+            raise InvalidInputError(f"planning is {self.planning!r}; expected 'process' or 'here'")
+        if not 0 <= self.planning_nice <= 19:
+            raise InvalidInputError(f"planning_nice is {self.planning_nice}; expected 0 to 19")
         check_share(self.bandwidth_share)
 
 
@@ -106,6 +118,9 @@ class RefreshStatus:
     #: Oldest first.
     windows: tuple[Window, ...]
     last_update: UpdateRecord | None
+    #: Names of the stored rows that are followed, and why others are not.
+    schedule: tuple[str, ...] = ()
+    schedule_refused: tuple[str, ...] = ()
 
     def to_data(self) -> dict[str, Any]:
         """JSON-able."""

@@ -1,25 +1,30 @@
 """Carries out updates of one router's plan: what :mod:`hybridindex.router.update_cycle` asks for, stage by stage.
 
-Profiles, plans, moves, commits and records here; when an update begins is :mod:`hybridindex.refresh`'s business.
+Moves, commits and records here. :mod:`hybridindex.planning` profiles and plans; when an update begins is
+:mod:`hybridindex.refresh`'s business.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from hybridindex.committed import commit_plan, last_commit, last_committed_plan, same_decision, save_plan
-from hybridindex.errors import DeviceError, RefreshError, RouterClosedError
+from hybridindex.errors import DeviceError, ProfileError, RefreshError, RouterClosedError
 from hybridindex.partitioner.plan import Plan
-from hybridindex.profiler.recent import renew_profile
-from hybridindex.proposal import Proposal, change_request, compare_plans, plan_again
+from hybridindex.partitioner.request import PlanRequest
+from hybridindex.planning import Planner, PlanningHere, RenewOptions
+from hybridindex.planning_process import PlanningProcess
+from hybridindex.proposal import Arenas, Proposal, Served, change_request
 from hybridindex.refresh_records import RefreshConfig, UpdateRecord
 from hybridindex.router import update_cycle as cycle
 from hybridindex.router.drift import Expectation, Tick, Window, WindowClosed, predict_hit_rate
@@ -35,6 +40,9 @@ if TYPE_CHECKING:
 __all__ = ["PlanUpdates", "expect"]
 
 _log = logging.getLogger(__name__)
+
+#: What runs in this process for an update gives way to searches this often.
+_TURN_S = 0.0005
 
 
 def expect(plan: Plan, router: Router, config: RefreshConfig) -> Expectation:
@@ -104,6 +112,8 @@ class PlanUpdates:
         self._profile_id: int | None = self._known.analysis.profile.id
         #: No stage begins once it is set; from any thread.
         self.closed = threading.Event()
+        #: Set while a plan is made.
+        self._planner: Planner | None = None
         # Read from any thread.
         self.plan_id: int | None = None
         self.last: UpdateRecord | None = None
@@ -132,12 +142,16 @@ class PlanUpdates:
         base = self._served()
         request = change_request(base.request, changes)
         seconds: dict[str, float] = {}
-        with _timed(seconds, "profiling"):
-            profile = self._renew(base)
-        with _timed(seconds, "solving"):
-            plan = plan_again(profile, request, self._router)
-        with _timed(seconds, "weighing"):
-            proposal = self._weigh(plan, base, reason, seconds)
+        try:
+            with _short_turns():
+                with _timed(seconds, "profiling"):
+                    profile = self._renew(base)
+                with _timed(seconds, "solving"):
+                    plan = self._solve(profile, request)
+                with _timed(seconds, "weighing"):
+                    proposal = self._weigh(plan, base, reason, seconds)
+        finally:
+            self._end_planning()
         proposal = replace(proposal, stage_seconds=seconds)
         self.record("refresh_proposal", proposal.to_data())
         return proposal
@@ -185,6 +199,13 @@ class PlanUpdates:
             self.commit_served()
         self._carry_out(self._cycle.handle(Tick(now_s=self._clock())))
 
+    def stop(self) -> None:
+        """No stage begins any more, and a plan that is being made is given up; from any thread."""
+        self.closed.set()
+        planner = self._planner
+        if planner is not None:
+            planner.stop()
+
     def interrupt(self) -> None:
         """Nobody will drive the update that goes on any more."""
         if self._draft is not None:
@@ -206,6 +227,10 @@ class PlanUpdates:
     def _carry_out(self, actions: Sequence[cycle.CycleAction]) -> None:
         """Does what the cycle asks for until it waits for something else."""
         waiting = deque(actions)
+        with _short_turns():
+            self._work_off(waiting)
+
+    def _work_off(self, waiting: deque[cycle.CycleAction]) -> None:
         while waiting:
             action = waiting.popleft()
             try:
@@ -241,15 +266,17 @@ class PlanUpdates:
             case cycle.Solve():
                 assert draft.profile is not None
                 with _timed(draft.seconds, "solving"):
-                    draft.plan = plan_again(draft.profile, draft.base.request, self._router)
+                    draft.plan = self._solve(draft.profile, draft.base.request)
                 return cycle.Solved(now_s=self._clock())
             case cycle.Weigh():
                 assert draft.plan is not None
                 with _timed(draft.seconds, "weighing"):
                     draft.proposal = self._weigh(draft.plan, draft.base, draft.reason, draft.seconds)
+                self._end_planning()
                 self.record("refresh_proposal", {"update": draft.number, **draft.proposal.to_data()})
                 return cycle.Weighed(now_s=self._clock(), comparison=draft.proposal.comparison)
             case cycle.Move():
+                self._save(draft)
                 with _timed(draft.seconds, "moving"):
                     self._move(draft)
                 assert draft.plan is not None
@@ -257,7 +284,8 @@ class PlanUpdates:
                 return cycle.Moved(now_s=self._since_s, expectation=expectation)
             case cycle.Commit():
                 draft.seconds["verifying"] = self._clock() - self._since_s
-                self._commit(draft, verified=action.verified)
+                with _timed(draft.seconds, "committing"):
+                    self._commit(draft, verified=action.verified)
                 return cycle.Committed(now_s=self._clock())
             case cycle.RollBack():
                 with _timed(draft.seconds, "rolling_back"):
@@ -282,20 +310,45 @@ class PlanUpdates:
             lately = self._reservoir.sample(now_s, since_s=since_s)
             if len(lately) >= self._config.min_queries:
                 queries, span_s = lately, now_s - since_s
-        return renew_profile(
-            base.analysis.profile,
-            self._index.ivf,
-            queries,
+        if len(queries) < self._config.min_queries:  # before a process is started for them
+            raise ProfileError(
+                f"{len(queries)} recent queries are known; at least {self._config.min_queries} are needed"
+            )
+        options = RenewOptions(
             n_hot=int(base.resident_lists.size),
             decay=self._config.decay,
             seed=self._config.seed,
             min_queries=self._config.min_queries,
             notes={"parent": self._profile_id, "span_s": span_s},
         )
+        planner = self._start_planning()
+        return planner.renew(base.analysis.profile, self._index.ivf.check_queries(queries), options)
+
+    def _solve(self, profile: Profile, request: PlanRequest) -> Plan:
+        assert self._planner is not None
+        return self._planner.solve(profile, request, Arenas.of(self._router))
+
+    def _start_planning(self) -> Planner:
+        assert self._planner is None, "one plan is made at a time"
+        if self._config.planning == "here":
+            self._planner = PlanningHere(self._index.ivf)
+        else:
+            self._planner = PlanningProcess(
+                self._index.ivf, timeout_s=self._config.planning_timeout_s, nice=self._config.planning_nice
+            )
+        if self.closed.is_set():  # meanwhile: who closed may have found nothing to stop
+            self._planner.stop()
+        return self._planner
+
+    def _end_planning(self) -> None:
+        planner, self._planner = self._planner, None
+        if planner is not None:
+            planner.close()
 
     def _weigh(self, plan: Plan, base: Plan, reason: str, seconds: Mapping[str, float]) -> Proposal:
-        comparison, lists_in, lists_out = compare_plans(
-            plan, base, self._router, bandwidth_share=self._config.bandwidth_share
+        assert self._planner is not None
+        comparison, lists_in, lists_out = self._planner.weigh(
+            plan, Served.by(self._router, base), self._config.bandwidth_share
         )
         self._proposals += 1
         access = plan.analysis.profile.access
@@ -313,14 +366,19 @@ class PlanUpdates:
             stage_seconds=dict(seconds),
         )
 
-    def _move(self, draft: _Draft) -> None:
-        """Saves the plan, then brings its lists."""
+    def _save(self, draft: _Draft) -> None:
+        """Stores the plan before it moves anything."""
         assert draft.plan is not None
         if self._store is not None:
-            # A restart must find what served before.
-            self.commit_served()
-            draft.base_plan_id = self.plan_id
-            draft.plan, draft.plan_id = save_plan(self._store, draft.plan)
+            with _timed(draft.seconds, "saving"):
+                # A restart must find what served before.
+                self.commit_served()
+                draft.base_plan_id = self.plan_id
+                draft.plan, draft.plan_id = save_plan(self._store, draft.plan)
+
+    def _move(self, draft: _Draft) -> None:
+        """Brings the plan's lists."""
+        assert draft.plan is not None
         before = sum(tier.n_failures for tier in self._router.devices)
         self._router.apply_plan(draft.plan, bandwidth_share=self._config.bandwidth_share)
         if sum(tier.n_failures for tier in self._router.devices) > before:
@@ -359,6 +417,7 @@ class PlanUpdates:
         draft.verified = verified
 
     def _end(self, ended: cycle.Ended) -> None:
+        self._end_planning()
         self._update_last(ended.outcome, ended.why)
         self.outcomes[str(ended.outcome)] += 1
         assert self.last is not None
@@ -398,10 +457,31 @@ class PlanUpdates:
             self.store_errors += 1
             _log.exception("the control store did not take an event of kind %s", kind)
 
+    def note_schedule_run(self, name: str) -> None:
+        """A stored row's time came; from any thread."""
+        assert self._store is not None
+        try:
+            self._store.mark_schedule_run(name)
+        except Exception:  # noqa: BLE001 - counted and logged; the row runs all the same
+            self.store_errors += 1
+            _log.exception("the control store did not take the run of schedule %s", name)
+
     def check_invariants(self) -> None:
         """Asserts what must hold while nothing goes on."""
         self._cycle.check_invariants()
         assert (self._draft is None) == (self.stage is CycleStage.IDLE)
+        assert self._planner is None
+
+
+@contextmanager
+def _short_turns() -> Iterator[None]:
+    """Searches that wait for the interpreter get it after half a millisecond; its usual interval is 5 ms."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(min(usual_s, _TURN_S))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual_s)
 
 
 class _timed:  # noqa: N801 - reads as a verb

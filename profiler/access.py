@@ -7,16 +7,16 @@ the partitioner's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
 import numpy as np
 
 from hybridindex.errors import InvalidInputError, ProfileMismatchError
-from hybridindex.index.ivf import IVFIndex
 from hybridindex.types import F32, F64, I32, I64, AccessSample, Profile
 
 __all__ = [
     "DEFAULT_DECAY",
+    "Quantizer",
     "SampleSizeRow",
     "SkewRow",
     "access_counts",
@@ -31,6 +31,22 @@ __all__ = [
 #: Weight of what earlier profiles counted. Yesterday alone predicts worse than everything so far, so it is not small.
 DEFAULT_DECAY = 0.5
 _CHUNK_QUERIES = 1024
+
+
+class Quantizer(Protocol):
+    """What names a query's lists: an open index, or its coarse model alone."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def nlist(self) -> int: ...
+
+    def transform(self, queries: F32) -> F32:
+        """(n, dim) float32 -> (n, scan_dim) float32."""
+
+    def quantize(self, transformed: F32, nprobe: int) -> tuple[I64, F32]:
+        """(n, scan_dim) float32 -> lists (n, nprobe) int64, -1 = none, and distances float32."""
 
 
 class SkewRow(TypedDict):
@@ -95,7 +111,7 @@ def smooth(previous: F64, fresh: F64, *, decay: float = DEFAULT_DECAY, scale: fl
 
 
 def sample_access(
-    index: IVFIndex,
+    index: Quantizer,
     fit_queries: F32,
     held_queries: F32,
     nprobe: int,

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from hybridindex.errors import ProfileError
-from hybridindex.index.ivf import IVFIndex
-from hybridindex.profiler.access import access_counts, hot_order, sample_access, smooth, split_halves
+from hybridindex.profiler.access import Quantizer, access_counts, hot_order, sample_access, smooth, split_halves
 from hybridindex.types import F32, F64, I32, I64, Profile
 
 __all__ = ["DECAYS", "choose_decay", "renew_profile"]
@@ -44,7 +43,7 @@ def choose_decay(previous: F64, fit_probes: I32, list_bytes: I64, n_hot: int, se
 
 def renew_profile(
     profile: Profile,
-    index: IVFIndex,
+    index: Quantizer,
     queries: F32,
     *,
     n_hot: int,
@@ -53,7 +52,7 @@ def renew_profile(
     min_queries: int = 64,
     notes: Mapping[str, Any] | None = None,
 ) -> Profile:
-    """``profile`` with the accesses of ``queries`` (n, dim) float32, as users gave them, quantized at its nprobe.
+    """``profile`` with the accesses of ``queries`` (n, dim) float32, checked, not transformed, at its nprobe.
 
     Its accesses so far are smoothed in. The notes say whose child it is, from how many queries, and with what weight.
 
@@ -70,7 +69,7 @@ def renew_profile(
     """
     if len(queries) < min_queries:
         raise ProfileError(f"{len(queries)} recent queries are known; at least {min_queries} are needed")
-    transformed = index.transform(index.check_queries(queries))
+    transformed = index.transform(queries)
     fit, held = split_halves(len(transformed), seed)
     access = sample_access(index, transformed[fit], transformed[held], profile.nprobe, history=profile, decay=0.0)
     previous = profile.access.list_accesses

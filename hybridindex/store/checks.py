@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -29,9 +29,8 @@ def check_profile(profile: Profile) -> None:
         raise InvalidInputError("profile: index_fingerprint and hardware.fingerprint must not be empty")
     for group in ("stages", "transfers", "recall"):
         for i, sample in enumerate(getattr(profile, group)):
-            for field, value in asdict(sample).items():
-                kind = _kind_of(field)
-                check_scalar(value, f"profile.{group}[{i}].{field}", kind)
+            for field in fields(sample):
+                check_scalar(getattr(sample, field.name), f"profile.{group}[{i}].{field.name}", _kind_of(field.name))
     lists: tuple[int, ...] = (profile.nlist,)
     _check_array(profile.list_bytes, "list_bytes", np.int64, lists)
     _check_array(profile.list_sizes, "list_sizes", np.int64, lists)

@@ -18,12 +18,12 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from hybridindex.errors import InvalidInputError, StoreError
-from hybridindex.store import plans, profiles
+from hybridindex.store import plans, profiles, schedules
 from hybridindex.store.checks import check_scalar, check_time
 from hybridindex.store.engine import Location, locate, make_engine, writing
 from hybridindex.store.faults import translated
 from hybridindex.store.migrate import upgrade_store
-from hybridindex.store.records import PlanSummary, ProfileSummary, StoredEvent, StoredPlan
+from hybridindex.store.records import PlanSummary, ProfileSummary, ScheduleEntry, StoredEvent, StoredPlan
 from hybridindex.types import Profile
 
 __all__ = ["ControlStore"]
@@ -177,6 +177,36 @@ class ControlStore:
         """The newest ``limit`` events (of that kind), newest first."""
         with self._transaction(self._engine) as session:
             return plans.select_events(session, kind=kind, limit=limit)
+
+    def set_schedule(self, entry: ScheduleEntry) -> None:
+        """Store a row of the refresh's schedule, in place of the one of that name; it counts as never run.
+
+        Raises:
+            InvalidInputError: a field that is not stored, or too many rows.
+        """
+        with self._transaction(self._writer) as session:
+            schedules.put_schedule(session, entry)
+
+    def list_schedule(self) -> list[ScheduleEntry]:
+        """All rows of the schedule, by name; not checked for sense."""
+        with self._transaction(self._engine) as session:
+            return schedules.select_schedule(session)
+
+    def remove_schedule(self, name: str) -> None:
+        """Remove a row of the schedule.
+
+        Raises:
+            InvalidInputError: there is none of that name.
+        """
+        with self._transaction(self._writer) as session:
+            if not schedules.delete_schedule(session, name):
+                raise InvalidInputError(f"schedule {name!r}: there is no such row in {self.name}")
+
+    def mark_schedule_run(self, name: str) -> None:
+        """Note that a row's time came now."""
+        at = self._now()
+        with self._transaction(self._writer) as session:
+            schedules.mark_schedule_run(session, name, at)
 
     def check_invariants(self) -> None:
         """Read the whole store: page structure and references (SQLite only; PostgreSQL watches its own).

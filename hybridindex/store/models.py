@@ -1,8 +1,8 @@
 """The tables. What the migrations build and what this module declares are equal; a test compares them.
 
 Text, double precision, 64-bit integers, JSON and blobs only, so that SQLite and PostgreSQL hold the same. Rows are
-written once and never changed. Times are ISO 8601 UTC text. What the columns of a sample mean is said in
-:mod:`hybridindex.types`.
+written once and never changed, but for those of the schedule. Times are ISO 8601 UTC text. What the columns of a sample
+mean is said in :mod:`hybridindex.types`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = [
     "ProfileArrayRow",
     "ProfileRow",
     "RecallPointRow",
+    "ScheduleRow",
     "TransferSampleRow",
 ]
 
@@ -175,3 +176,16 @@ class EventRow(Base):
     at: Mapped[str]
     kind: Mapped[str]
     data: Mapped[_Json]
+
+
+class ScheduleRow(Base):
+    """An update that is made at set times; see :mod:`hybridindex.refresh_schedule`."""
+
+    __tablename__ = "refresh_schedule"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    spec: Mapped[str]
+    action: Mapped[str]
+    enabled: Mapped[bool]
+    last_run_at: Mapped[str | None]

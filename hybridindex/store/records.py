@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PlanRecord", "PlanSummary", "ProfileSummary", "StoredEvent", "StoredPlan"]
+__all__ = ["PlanRecord", "PlanSummary", "ProfileSummary", "ScheduleEntry", "StoredEvent", "StoredPlan"]
 
 
 class PlanRecord(TypedDict):
@@ -77,3 +77,18 @@ class StoredEvent:
     at: str
     kind: str
     payload: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleEntry:
+    """One row of the refresh's schedule, as it was stored; :mod:`hybridindex.refresh_schedule` says what is right."""
+
+    name: str
+    #: "interval": ``spec`` is seconds; "cron": ``spec`` is a cron line, UTC.
+    kind: str
+    spec: str
+    #: What is done then: "update".
+    action: str
+    enabled: bool = True
+    #: ISO 8601, UTC; None: its time has not come yet.
+    last_run_at: str | None = None

@@ -41,6 +41,9 @@ _log = logging.getLogger(__name__)
 #: Host memory of the ring. A third is one buffer: large enough that one wait a buffer costs little beside its copy.
 DEFAULT_STAGING_BYTES = 24 << 20
 _N_BUFFERS = 3
+#: Most bytes of one send where the sending thread copies itself: it holds the interpreter between lists, and searches
+#: wait for it. A background move rests after each send.
+_DIRECT_BYTES = 1 << 20
 #: Sends of which size and time are remembered.
 _N_SAMPLES = 512
 
@@ -130,7 +133,10 @@ class Copier:
         self._stream = stream
         self._clock = clock
         #: Most pages of one send.
-        self.send_pages = staging_bytes // _N_BUFFERS // page_bytes
+        send_bytes = staging_bytes // _N_BUFFERS
+        if stream is None:
+            send_bytes = min(send_bytes, _DIRECT_BYTES)
+        self.send_pages = max(1, send_bytes // page_bytes)
         #: Sends that can be on their way at once.
         self.depth = _N_BUFFERS
         self._ring = StagingRing(

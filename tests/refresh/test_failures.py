@@ -50,9 +50,9 @@ def breaking(monkeypatch, target, error, *, times=1):
 @pytest.mark.parametrize(
     ("target", "stage", "outcome"),
     [
-        ("hybridindex.refresh_update.renew_profile", "profiling", Outcome.FAILED),
-        ("hybridindex.refresh_update.plan_again", "solving", Outcome.FAILED),
-        ("hybridindex.refresh_update.compare_plans", "weighing", Outcome.FAILED),
+        ("hybridindex.planning.renew_profile", "profiling", Outcome.FAILED),
+        ("hybridindex.planning.plan_again", "solving", Outcome.FAILED),
+        ("hybridindex.planning.compare_plans", "weighing", Outcome.FAILED),
         ("hybridindex.router.router.Router.apply_plan", "moving", Outcome.ROLLED_BACK),
         ("hybridindex.router.router.Router._place", "moving", Outcome.ROLLED_BACK),
     ],
@@ -170,7 +170,10 @@ def test_observe_never_raises_and_counts_what_it_cannot_use(make_world, caplog):
 
 @pytest.mark.parametrize("stage", ["renew_profile", "plan_again", "compare_plans", "save_plan"])
 def test_closing_begins_no_further_stage(make_world, plan, monkeypatch, stage):
-    import hybridindex.refresh_update as room
+    import hybridindex.planning
+    import hybridindex.refresh_update
+
+    room = hybridindex.refresh_update if stage == "save_plan" else hybridindex.planning
 
     world = make_world()
     world.refresher._updates.commit_served()
@@ -293,7 +296,18 @@ def test_a_router_without_lists_to_move_is_refused(index, plan):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"slo_ms": 0}, {"attainment": 1.5}, {"decay": -1}, {"min_queries": 3}, {"bandwidth_share": 0}], ids=str
+    "changes",
+    [
+        {"slo_ms": 0},
+        {"attainment": 1.5},
+        {"decay": -1},
+        {"min_queries": 3},
+        {"bandwidth_share": 0},
+        {"planning": "there"},
+        {"planning_timeout_s": 0},
+        {"planning_nice": 20},
+    ],
+    ids=str,
 )
 def test_configurations_that_make_no_sense_are_refused(changes):
     with pytest.raises(InvalidInputError, match=next(iter(changes))):

@@ -38,7 +38,8 @@ def test_a_hot_set_that_moves_is_followed(make_world, index, profile, plan):
     assert status.drift_state is DriftState.COOLING_DOWN
     assert status.last_update.outcome is Outcome.COMMITTED
     assert status.last_update.verified
-    assert set(status.last_update.stage_seconds) == {"profiling", "solving", "weighing", "moving", "verifying"}
+    stages = {"profiling", "solving", "weighing", "saving", "moving", "verifying", "committing"}
+    assert set(status.last_update.stage_seconds) == stages
 
     fresh_profile = dataclasses.replace(
         profile, access=index_access(index, moving_queries(800, seed=6, moved=True)), id=None

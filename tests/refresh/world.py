@@ -20,6 +20,7 @@ CONFIG = RefreshConfig(
     retention_s=1e6,
     min_queries=64,
     bandwidth_share=1.0,
+    planning="here",
 )
 LATE_S, FAST_S = 0.2, 0.01
 

@@ -23,6 +23,7 @@ from hybridindex.store import ControlStore
 from hybridindex.store.engine import Location, locate, make_engine
 from hybridindex.store.migrate import SCRIPTS, alembic_config, upgrade_store
 from hybridindex.store.models import Base
+from hybridindex.store.records import ScheduleEntry
 from hybridindex.types import Profile
 
 Starter = Callable[..., Any]
@@ -37,11 +38,16 @@ def upgrade():
 """
 
 
+#: The newest version, and the one after it.
+HEAD = max(p.name[:4] for p in (SCRIPTS / "versions").glob("[0-9]*.py"))
+NEXT = f"{int(HEAD) + 1:04}"
+
+
 def scripts_with(folder: Path, *bodies: str) -> Path:
-    """A copy of the migrations with later versions 0002, 0003, ... that run ``bodies``."""
+    """A copy of the migrations with later versions, from ``NEXT`` on, that run ``bodies``."""
     scripts = folder / "scripts %(x)s"  # a path that Alembic's configuration would interpolate
     shutil.copytree(SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
-    for number, body in enumerate(bodies, start=2):
+    for number, body in enumerate(bodies, start=int(NEXT)):
         source = FUTURE.format(revision=f"{number:04}", after=f"{number - 1:04}", body=f"    {body}")
         (scripts / "versions" / f"{number:04}_later.py").write_text(source)
     return scripts
@@ -92,9 +98,9 @@ def test_a_new_version_can_be_drafted(sqlite_path: Path, tmp_path: Path) -> None
     with engine.begin() as connection:
         connection.execute(text("DROP INDEX ix_profiles_index_fingerprint"))
         config = alembic_config(connection, scripts=scripts)
-        command.revision(config, "add it again", autogenerate=True, rev_id="0002")
+        command.revision(config, "add it again", autogenerate=True, rev_id=NEXT)
     engine.dispose()
-    assert upgrade(sqlite_path, scripts) == "0002"
+    assert upgrade(sqlite_path, scripts) == NEXT
     with sqlite3.connect(sqlite_path) as connection:
         found = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'ix_profiles_index_fingerprint'")
         assert found.fetchone() == (1,)
@@ -108,11 +114,11 @@ def test_versions_form_one_line() -> None:
 
 def test_upgrade_runs_once_and_keeps_content(store_url: str, tmp_path: Path, profile_of: Maker) -> None:
     with ControlStore.open(store_url) as store:
-        assert store.revision == "0001"
+        assert store.revision == HEAD
         saved = store.save_profile(profile_of())
     later = scripts_with(tmp_path, ADD_COLUMN)
-    assert upgrade(store_url, later) == "0002"
-    assert upgrade(store_url, later) == "0002"
+    assert upgrade(store_url, later) == NEXT
+    assert upgrade(store_url, later) == NEXT
     assert "extra" in columns_of(locate(store_url), "events")
     location = locate(store_url)
     engine = create_engine(location.url)
@@ -121,10 +127,29 @@ def test_upgrade_runs_once_and_keeps_content(store_url: str, tmp_path: Path, pro
         assert connection.execute(text(f"SELECT id FROM {prefix}profiles")).scalars().all() == [saved.id]
     engine.dispose()
     if location.path:
-        copy = Path(f"{location.path}.before-0002")
+        copy = Path(f"{location.path}.before-{NEXT}")
         with ControlStore.open(copy) as before:
             assert [p.id for p in before.list_profiles()] == [saved.id]
         assert not Path(f"{copy}.tmp").exists()
+
+
+def test_a_store_of_the_first_version_gets_a_schedule(store_url: str, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    shutil.copytree(SCRIPTS, first, ignore=shutil.ignore_patterns("__pycache__", "000[2-9]*"))
+    assert upgrade(store_url, first) == "0001"
+    location = locate(store_url)
+    engine = make_engine(location, busy_timeout_s=5, migrating=True)
+    with engine.begin() as connection:
+        prefix = "" if location.path else "hybridindex."
+        connection.execute(text(f"INSERT INTO {prefix}events (at, kind, data) VALUES ('t', 'kept', '{{}}')"))
+    engine.dispose()
+    with ControlStore.open(store_url) as store:
+        assert store.revision == HEAD
+        assert [e.kind for e in store.list_events()] == ["kept"]
+        assert store.list_schedule() == []
+        store.set_schedule(ScheduleEntry(name="nightly", kind="cron", spec="0 3 * * *", action="update"))
+    with ControlStore.open(store_url) as store:
+        assert [row.name for row in store.list_schedule()] == ["nightly"]
 
 
 def test_failed_upgrade_leaves_the_old_content(store_url: str, tmp_path: Path, profile_of: Maker) -> None:
@@ -134,7 +159,7 @@ def test_failed_upgrade_leaves_the_old_content(store_url: str, tmp_path: Path, p
         upgrade(store_url, scripts_with(tmp_path, ADD_COLUMN, FAIL))
     assert "extra" not in columns_of(locate(store_url), "events")
     with ControlStore.open(store_url) as store:
-        assert store.revision == "0001"
+        assert store.revision == HEAD
         assert [p.id for p in store.list_profiles()] == [saved.id]
 
 
@@ -149,7 +174,7 @@ def test_upgrade_that_breaks_references_is_undone(sqlite_path: Path, tmp_path: P
 
 def test_newer_store_is_refused_and_untouched(store_url: str, tmp_path: Path) -> None:
     upgrade(store_url, scripts_with(tmp_path, ADD_COLUMN))
-    with pytest.raises(StoreVersionError, match="schema version '0002' is newer"):
+    with pytest.raises(StoreVersionError, match=f"schema version '{NEXT}' is newer"):
         ControlStore.open(store_url)
     assert "extra" in columns_of(locate(store_url), "events")
 
@@ -179,7 +204,7 @@ def test_writer_of_a_foreign_tool_blocks_the_upgrade_only_until_the_timeout(sqli
     with pytest.raises(StoreLockedError, match="another process holds it"):
         upgrade(sqlite_path, later, timeout=0.05)
     other.close()
-    assert upgrade(sqlite_path, later) == "0002"
+    assert upgrade(sqlite_path, later) == NEXT
 
 
 def test_postgresql_tables_live_in_their_own_schema(postgresql_url: str) -> None:
@@ -353,7 +378,7 @@ def test_kill_in_the_middle_of_a_migration_leaves_a_valid_store(
     assert process.returncode == -9, output + errors
     with ControlStore.open(store_url) as store:
         store.check_invariants()
-        assert store.revision == "0001"
+        assert store.revision == HEAD
         assert [e.kind for e in store.list_events()] == ([] if fresh else ["before"])
 
 
@@ -362,6 +387,6 @@ def test_threads_may_open_stores_at_the_same_time(tmp_path: Path) -> None:
         paths = [tmp_path / f"{i // 2}.sqlite" for i in range(12)]
         stores = list(pool.map(ControlStore.open, paths))
     for store in stores:
-        assert store.revision == "0001"
+        assert store.revision == HEAD
         store.record_event("x", {})
         store.close()

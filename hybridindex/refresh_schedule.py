@@ -1,0 +1,97 @@
+"""When updates are made that nobody asks for: rows of the control store, checked and turned into triggers.
+
+A row names an interval in seconds or a cron line. Rows are kept in the store and read when a refresher starts;
+APScheduler keeps none of its own. Times are UTC.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hybridindex.errors import InvalidInputError, MissingDependencyError
+from hybridindex.store.records import ScheduleEntry
+
+__all__ = ["ACTIONS", "KINDS", "Timetable", "check_schedule", "timetable_of"]
+
+KINDS = ("interval", "cron")
+#: What a row may ask for. "update": renew the profile, plan, and apply what is worth its move.
+ACTIONS = ("update",)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MAX_SPEC = 200
+_MIN_S, _MAX_S = 1.0, 366 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timetable:
+    """A row that can be run."""
+
+    entry: ScheduleEntry
+    #: An APScheduler trigger.
+    trigger: Any
+    #: The first time; None: the trigger's own.
+    first: datetime | None
+
+
+def check_schedule(entry: ScheduleEntry) -> None:
+    """
+    Raises:
+        InvalidInputError: a field makes no sense; names row and field.
+        MissingDependencyError: APScheduler is not installed.
+    """
+    timetable_of(entry, datetime.now(UTC))
+
+
+def timetable_of(entry: ScheduleEntry, now: datetime) -> Timetable:
+    """When ``entry`` runs. An interval goes on from its last run, and is made up for once where it was missed; a cron
+    line that was missed waits for its next time.
+
+    Raises:
+        InvalidInputError: a field makes no sense; names row and field.
+        MissingDependencyError: APScheduler is not installed.
+    """
+    try:
+        from apscheduler.triggers.cron import CronTrigger
+        from apscheduler.triggers.interval import IntervalTrigger
+    except ImportError as error:
+        raise MissingDependencyError(
+            "a schedule needs APScheduler; install hybridindex[refresh]", name="apscheduler"
+        ) from error
+
+    def wrong(field: str, expected: str) -> InvalidInputError:
+        return InvalidInputError(f"schedule {entry.name!r}: {field} is {getattr(entry, field)!r}; expected {expected}")
+
+    if not _NAME.fullmatch(entry.name):
+        raise wrong("name", "1 to 64 letters, digits, '.', '_' or '-'")
+    if entry.action not in ACTIONS:
+        raise wrong("action", " or ".join(ACTIONS))
+    if entry.kind not in KINDS:
+        raise wrong("kind", " or ".join(KINDS))
+    if len(entry.spec) > _MAX_SPEC:
+        raise wrong("spec", f"at most {_MAX_SPEC} characters")
+    try:
+        last = None if entry.last_run_at is None else datetime.fromisoformat(entry.last_run_at)
+    except ValueError:
+        last = now + timedelta(days=1)
+    if last is not None and (last.tzinfo is None or last > now + timedelta(minutes=5)):
+        raise wrong("last_run_at", "a time in UTC that is over, in ISO 8601")
+    if entry.kind == "cron":
+        try:
+            trigger = CronTrigger.from_crontab(entry.spec, timezone=UTC)
+        except (ValueError, TypeError) as error:
+            raise wrong("spec", f"a cron line such as '0 3 * * *' ({error})") from error
+        if trigger.get_next_fire_time(None, now) is None:
+            raise wrong("spec", "a cron line whose time comes")
+        return Timetable(entry=entry, trigger=trigger, first=None)
+    try:
+        seconds = float(entry.spec)
+    except ValueError:
+        seconds = math.nan
+    if not _MIN_S <= seconds <= _MAX_S:
+        raise wrong("spec", f"seconds, {_MIN_S:g} to {_MAX_S:g}")
+    first = None if last is None else max(now, last + timedelta(seconds=seconds))
+    return Timetable(entry=entry, trigger=IntervalTrigger(seconds=seconds, timezone=UTC), first=first)

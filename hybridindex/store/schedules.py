@@ -1,0 +1,68 @@
+"""Rows of the refresh's schedule, inside a session that the caller opened. What a row means is checked by who runs it
+(:mod:`hybridindex.refresh_schedule`): a store keeps what another version wrote.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.orm import Session
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.store.checks import check_scalar
+from hybridindex.store.models import ScheduleRow
+from hybridindex.store.records import ScheduleEntry
+
+__all__ = ["MAX_ROWS", "delete_schedule", "mark_schedule_run", "put_schedule", "select_schedule"]
+
+#: Of one store.
+MAX_ROWS = 64
+
+
+def put_schedule(session: Session, entry: ScheduleEntry) -> None:
+    """Writes the row of that name, in place of an earlier one. It has not run yet.
+
+    Raises:
+        InvalidInputError: a field that a column does not hold, or too many rows.
+    """
+    for name in ("name", "kind", "spec", "action"):
+        check_scalar(getattr(entry, name), f"schedule {entry.name!r}: {name}", str)
+    check_scalar(entry.enabled, f"schedule {entry.name!r}: enabled", bool)
+    if session.get(ScheduleRow, entry.name) is None:
+        rows = session.scalar(select(func.count()).select_from(ScheduleRow)) or 0
+        if rows >= MAX_ROWS:
+            raise InvalidInputError(f"schedule {entry.name!r}: there are {rows} rows, and {MAX_ROWS} are allowed")
+    session.merge(
+        ScheduleRow(
+            name=entry.name,
+            kind=entry.kind,
+            spec=entry.spec,
+            action=entry.action,
+            enabled=entry.enabled,
+            last_run_at=None,
+        )
+    )
+
+
+def select_schedule(session: Session) -> list[ScheduleEntry]:
+    """All rows, by name."""
+    return [
+        ScheduleEntry(
+            name=row.name,
+            kind=row.kind,
+            spec=row.spec,
+            action=row.action,
+            enabled=row.enabled,
+            last_run_at=row.last_run_at,
+        )
+        for row in session.scalars(select(ScheduleRow).order_by(ScheduleRow.name))
+    ]
+
+
+def delete_schedule(session: Session, name: str) -> bool:
+    """Whether there was such a row."""
+    return bool(session.execute(delete(ScheduleRow).where(ScheduleRow.name == name).returning(ScheduleRow.name)).all())
+
+
+def mark_schedule_run(session: Session, name: str, at: str) -> None:
+    """Notes that a row's time came; a row that was removed meanwhile stays away."""
+    session.execute(update(ScheduleRow).where(ScheduleRow.name == name).values(last_run_at=at))
