@@ -33,6 +33,7 @@ from hybridindex.router.hotness import HotnessPolicy
 from hybridindex.router.lookahead import Lookahead
 from hybridindex.router.recovery import Recovery
 from hybridindex.router.session import Session
+from hybridindex.router.stages import BatchReport
 from hybridindex.router.stats import RouterStats, StatsCounter
 from hybridindex.tiers.device import DeviceTier, LoadReport
 from hybridindex.tiers.host import HostScannerName, open_host_scanner
@@ -124,6 +125,8 @@ class Router:
         # The constants that serve several users best: docs/lookahead.md.
         cache = HotnessPolicy(decay_factor=1.1, cache_fraction=cache_fraction) if cache_fraction else None
         self._stats = StatsCounter()
+        #: Called after each batch, on the thread that ended it: an engine's or device's, or a caller's. Must not block.
+        self.on_batch: list[Callable[[BatchReport], None]] = []
         self._moves_single_lists = index.device_codec() is not None
         self._tiers: list[Tier] = []
         owners: list[PageOwner] = []
@@ -164,6 +167,7 @@ class Router:
             PaceEstimator(),
             max_batch=max_batch,
             early_dispatch=early_dispatch,
+            listeners=self.on_batch,
         )
         self._recovery = Recovery(self._tiers, self._restore)
         try:
@@ -355,14 +359,40 @@ class Router:
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
         on_probes: Callable[[I64], None] | None = None,
+        on_batch: Callable[[BatchReport], None] | None = None,
     ) -> Future[SearchResult]:
         """:meth:`search` without waiting: input is checked here, the answer or error comes through the future.
 
-        ``on_probes`` is given the (n, nprobe) lists that were probed, on the engine's thread, before the answer.
+        ``on_probes`` is given the (n, nprobe) lists that were probed, on the engine's thread, before the answer;
+        ``on_batch`` the times of the batch that the request was in, when that has ended, maybe after the answer.
         """
-        reply = FutureReply()
+        return self._submit(
+            FutureReply(),
+            queries,
+            k,
+            nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+            on_probes=on_probes,
+            on_batch=on_batch,
+        )
+
+    def _submit(
+        self,
+        reply: FutureReply,
+        queries: Any,
+        k: int,
+        nprobe: int | None,
+        *,
+        deadline_ms: float | None,
+        min_nprobe: int,
+        on_probes: Callable[[I64], None] | None,
+        on_batch: Callable[[BatchReport], None] | None,
+    ) -> Future[SearchResult]:
         prepared = _own(queries, self._prepare(queries))
-        self._engine.submit(self._request(reply, prepared, k, nprobe, deadline_ms, min_nprobe, on_probes))
+        request = self._request(reply, prepared, k, nprobe, deadline_ms, min_nprobe, on_probes)
+        request.on_batch = on_batch
+        self._engine.submit(request)
         return reply.future
 
     def _request(
