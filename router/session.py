@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybridindex.errors import RouterClosedError
+from hybridindex.router.batch import FutureReply
 from hybridindex.router.holdings import Holder
+from hybridindex.router.stages import BatchReport
 from hybridindex.types import I64, SearchResult
 
 if TYPE_CHECKING:
@@ -97,11 +100,45 @@ class Session:
         result = self._router._search(
             queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, on_probes=self._note_probes
         )
+        self._note_result(result)
+        return result
+
+    def submit(
+        self,
+        queries: Any,
+        k: int = 10,
+        nprobe: int | None = None,
+        *,
+        deadline_ms: float | None = None,
+        min_nprobe: int = 1,
+        on_batch: Callable[[BatchReport], None] | None = None,
+    ) -> Future[SearchResult]:
+        """:meth:`search` without waiting, as :meth:`hybridindex.router.Router.submit`.
+
+        A search that was submitted before :meth:`close` is answered after it. One whose future is cancelled in time is
+        not counted as a search; which lists it probed may be.
+
+        Raises:
+            InvalidInputError: names the argument.
+            RouterClosedError: the session or its router is closed.
+        """
+        self._check_open()
+        return self._router._submit(
+            FutureReply(self._note_result),
+            queries,
+            k,
+            nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+            on_probes=self._note_probes,
+            on_batch=on_batch,
+        )
+
+    def _note_result(self, result: SearchResult) -> None:
         with self._lock:
             self._n_searches += 1
             self._n_queries += len(result.hit_rate)
             self._hit_rates += float(result.hit_rate.sum())
-        return result
 
     def _note_probes(self, probes: I64) -> None:
         lists = np.unique(probes[probes >= 0])

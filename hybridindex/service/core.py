@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,8 +38,6 @@ _log = logging.getLogger(__name__)
 
 #: Larger bodies are checked and copied on a thread: the event loop serves others meanwhile.
 _LARGE_BYTES = 1 << 20
-#: Sessions search on threads of their own; more than a few would only wait for the one engine.
-_SESSION_THREADS = 8
 
 
 class Refresher(Protocol):
@@ -102,7 +99,6 @@ class Service:
         self.sessions = SessionTable(config.limits, clock)
         #: Called on the event loop after each search; must not block.
         self.on_search: list[Callable[[Observation], None]] = []
-        self._session_threads = ThreadPoolExecutor(_SESSION_THREADS, "hybridindex-session")
         self._changing = threading.Lock()
         self._warm = False
         self._closed = False
@@ -194,16 +190,11 @@ class Service:
     async def _run(
         self, request: SearchRequest, nprobe: int, options: dict[str, Any], session: Session | None
     ) -> SearchResult:
-        loop = asyncio.get_running_loop()
-        if session is not None:
-            found = loop.run_in_executor(
-                self._session_threads, lambda: session.search(request.queries, request.k, nprobe, **options)
-            )
-            return await asyncio.shield(found)
+        submit = self.router.submit if session is None else session.submit
         if request.queries.nbytes > _LARGE_BYTES:
-            waiting = await asyncio.to_thread(self.router.submit, request.queries, request.k, nprobe, **options)
+            waiting = await asyncio.to_thread(submit, request.queries, request.k, nprobe, **options)
         else:
-            waiting = self.router.submit(request.queries, request.k, nprobe, **options)
+            waiting = submit(request.queries, request.k, nprobe, **options)
         return await asyncio.wrap_future(waiting)
 
     def _tell(self, seen: Observation) -> None:
@@ -418,7 +409,6 @@ class Service:
         self._closed = True
         self.admission.drain()
         self.sessions.close_all()
-        self._session_threads.shutdown()
         # Each is closed whatever the others do.
         for close in (*((self.refresher.close,) if self.refresher else ()), self.router.close, self.store.close):
             try:
