@@ -10,10 +10,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hybridindex.committed import last_commit
 from hybridindex.errors import HybridIndexError, InvalidInputError, OverloadedError, ProfileError
@@ -31,6 +31,9 @@ from hybridindex.service.wire import SearchRequest
 from hybridindex.store.control import ControlStore
 from hybridindex.tiers.moves import check_share
 from hybridindex.types import F32, SearchResult
+
+if TYPE_CHECKING:
+    from hybridindex.service.traces import SearchTrace, Traces
 
 __all__ = ["Observation", "Refresher", "Service"]
 
@@ -84,15 +87,20 @@ class Service:
         *,
         plan_id: int | None = None,
         refresher: Refresher | None = None,
+        traces: Traces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes over index, router and store: :meth:`close` closes them. ``clock``: monotonic seconds."""
+        """Takes over index, router and store: :meth:`close` closes them, but not ``traces``.
+
+        ``clock``: monotonic seconds.
+        """
         self.index = index
         self.router = router
         self.store = store
         self.config = config
         self.plan_id = plan_id
         self.refresher = refresher
+        self.traces = traces
         self.clock = clock
         self.started_s = clock()
         self.admission = Admission(config.limits, clock)
@@ -112,6 +120,7 @@ class Service:
         config: ServiceConfig,
         *,
         make_refresher: Callable[[Index, Router, ControlStore], Refresher] | None = None,
+        traces: Traces | None = None,
     ) -> Service:
         """Opens an index directory, resumes its plan and starts the router.
 
@@ -142,7 +151,7 @@ class Service:
         except BaseException:
             index.close()
             raise
-        return cls(index, router, store, config, plan_id=plan_id, refresher=refresher)
+        return cls(index, router, store, config, plan_id=plan_id, refresher=refresher, traces=traces)
 
     # Searching, on the event loop
 
@@ -155,15 +164,30 @@ class Service:
             UnknownSessionError: no such session of this client.
         """
         arrived = self.clock()
+        trace = None if self.traces is None else self.traces.search()
+        if trace is not None:
+            trace.asked(
+                n=len(request.queries),
+                k=request.k,
+                nprobe=self.router.nprobe if request.nprobe is None else request.nprobe,
+                plan_id=self._current_plan_id(),
+                session_id=session_id,
+            )
         limit_ms = request.deadline_ms or self.config.limits.default_deadline_ms
         deadline_s = None if limit_ms is None else arrived + limit_ms / 1e3
         if session_id is None:
-            return await self._search(request, client, arrived, deadline_s, None)
+            return await self._search(request, client, arrived, deadline_s, None, trace)
         with self.sessions.use(session_id, client) as session:
-            return await self._search(request, client, arrived, deadline_s, session)
+            return await self._search(request, client, arrived, deadline_s, session, trace)
 
     async def _search(
-        self, request: SearchRequest, client: str, arrived: float, deadline_s: float | None, session: Session | None
+        self,
+        request: SearchRequest,
+        client: str,
+        arrived: float,
+        deadline_s: float | None,
+        session: Session | None,
+        trace: SearchTrace | None,
     ) -> SearchResult:
         async with self.admission.turn(client, len(request.queries), deadline_s):
             entered = self.clock()
@@ -174,8 +198,13 @@ class Service:
                 # A deadline that the client named may lower nprobe; the daemon's own only bounds the wait.
                 options["deadline_ms"] = max((deadline_s - entered) * 1e3, 1e-3)
                 options["min_nprobe"] = request.min_nprobe or 1
+            if trace is not None:
+                trace.admitted()
+                options["on_batch"] = trace.on_batch
             result = await self._run(request, nprobe, options, session)
             answered = self.clock()
+        if trace is not None:
+            trace.answered(result)
         self._tell(
             Observation(
                 queries=request.queries,
@@ -253,7 +282,10 @@ class Service:
 
     def _current_plan_id(self) -> int | None:
         """The committed one, where a refresher changes plans."""
-        own = None if self.refresher is None else describe(self.refresher.status()).get("plan_id")
+        if self.refresher is None:
+            return self.plan_id
+        status = self.refresher.status()
+        own: int | None = status.get("plan_id") if isinstance(status, Mapping) else getattr(status, "plan_id", None)
         return own if own is not None else self.plan_id
 
     def history(self) -> dict[str, Any]:

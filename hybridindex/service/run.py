@@ -11,8 +11,9 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hybridindex.errors import InvalidInputError, MissingDependencyError
 from hybridindex.facade import Index
@@ -30,6 +31,9 @@ try:
     import uvicorn
 except ImportError as error:
     raise MissingDependencyError("the daemon needs uvicorn: pip install 'hybridindex[service]'") from error
+
+if TYPE_CHECKING:
+    from hybridindex.service.traces import Traces
 
 __all__ = ["Daemon", "serve"]
 
@@ -137,6 +141,7 @@ def serve(
             raise InvalidInputError(f"{name} is {file}, which cannot be read")
     place = Place(path)
     sockets: list[socket.socket] = []
+    traces: Traces | None = None
     try:
         # Addresses first: a taken port should not cost the time of opening an index.
         urls: list[str] = []
@@ -148,7 +153,8 @@ def serve(
             scheme = "https" if config.tls_cert is not None else "http"
             host = f"[{config.host}]" if ":" in config.host else config.host
             urls.append(f"{scheme}://{host}:{sockets[-1].getsockname()[1]}")
-        service = Service.open(path, config, make_refresher=make_refresher)
+        traces = _open_traces(config.traces, os.environ)
+        service = Service.open(path, config, make_refresher=make_refresher, traces=traces)
         try:
             place.announce(tuple(urls))
             _log.info("serving %s at %s", path, ", ".join(urls))
@@ -158,12 +164,38 @@ def serve(
         finally:
             service.close()
     finally:
+        if traces is not None:
+            traces.close()
         for bound in sockets:
             bound.close()
         if config.uds is not None and sockets:
             config.uds.unlink(missing_ok=True)
         place.leave()
     _log.info("stopped")
+
+
+def _open_traces(asked: bool | None, environment: Mapping[str, str]) -> Traces | None:
+    """``asked``: None leaves it to the environment; then a missing package is no error.
+
+    Raises:
+        MissingDependencyError: they were asked for and OpenTelemetry is not installed.
+    """
+    if asked is False or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if asked is None:
+        exporter = environment.get("OTEL_TRACES_EXPORTER", "")
+        named = any(environment.get(f"OTEL_EXPORTER_OTLP_{kind}ENDPOINT") for kind in ("", "TRACES_"))
+        if exporter not in ("", "otlp") or not (named or exporter):
+            return None
+    try:
+        from hybridindex.service.traces import to_collector
+
+        return to_collector()
+    except MissingDependencyError as error:
+        if asked:
+            raise
+        _log.warning("the environment names a collector of traces, and %s", error)
+        return None
 
 
 async def _run(service: Service, keyring: Keyring | None, sockets: list[socket.socket]) -> None:
