@@ -32,6 +32,9 @@ class Reply(Protocol):
 
     def settle(self, result: SearchResult) -> None: ...
 
+    def announce(self) -> None:
+        """Called after :meth:`settle`, when all requests that are answered together have been settled."""
+
     def fail(self, error: BaseException) -> None: ...
 
 
@@ -47,6 +50,9 @@ class FutureReply:
 
     def settle(self, result: SearchResult) -> None:
         self._complete(lambda: self._set(result))
+
+    def announce(self) -> None:
+        pass
 
     def _set(self, result: SearchResult) -> None:
         try:
@@ -81,6 +87,9 @@ class BlockingReply:
     def settle(self, result: SearchResult) -> None:
         self._result = result
         self._settled.release()
+
+    def announce(self) -> None:
+        pass
 
     def fail(self, error: BaseException) -> None:
         self._error = error
@@ -215,6 +224,8 @@ class Batch:
                 distances, ids = distances[rows, : request.k].copy(), ids[rows, : request.k].copy()
                 nprobe_used, hit_rate = nprobe_used[rows].copy(), hit_rate[rows].copy()
             request.reply.settle(SearchResult(ids=ids, distances=distances, nprobe_used=nprobe_used, hit_rate=hit_rate))
+        for number in numbers:
+            self.requests[number].reply.announce()
 
     def end_scan(self) -> None:
         """One scan, successful or not, will not touch the batch any more."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import threading
@@ -31,6 +30,7 @@ from hybridindex.router.engine import Engine
 from hybridindex.router.holdings import Holder
 from hybridindex.router.hotness import HotnessPolicy
 from hybridindex.router.lookahead import Lookahead
+from hybridindex.router.loop_reply import LoopReply, Mailboxes
 from hybridindex.router.recovery import Recovery
 from hybridindex.router.session import Session
 from hybridindex.router.stages import BatchReport
@@ -125,6 +125,7 @@ class Router:
         # The constants that serve several users best: docs/lookahead.md.
         cache = HotnessPolicy(decay_factor=1.1, cache_fraction=cache_fraction) if cache_fraction else None
         self._stats = StatsCounter()
+        self._mailboxes = Mailboxes()
         #: Called after each batch, on the thread that ended it: an engine's or device's, or a caller's. Must not block.
         self.on_batch: list[Callable[[BatchReport], None]] = []
         self._moves_single_lists = index.device_codec() is not None
@@ -344,11 +345,21 @@ class Router:
         *,
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
+        on_batch: Callable[[BatchReport], None] | None = None,
     ) -> SearchResult:
-        """:meth:`search` for asyncio; concurrent calls share batches."""
-        return await asyncio.wrap_future(
-            self.submit(queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        """:meth:`search` for asyncio; concurrent calls share batches. ``on_batch``: as :meth:`submit`."""
+        reply = LoopReply(self._mailboxes.of_running_loop())
+        self._submit(
+            reply,
+            queries,
+            k,
+            nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+            on_probes=None,
+            on_batch=on_batch,
         )
+        return await reply.future
 
     def submit(
         self,
@@ -366,8 +377,9 @@ class Router:
         ``on_probes`` is given the (n, nprobe) lists that were probed, on the engine's thread, before the answer;
         ``on_batch`` the times of the batch that the request was in, when that has ended, maybe after the answer.
         """
-        return self._submit(
-            FutureReply(),
+        reply = FutureReply()
+        self._submit(
+            reply,
             queries,
             k,
             nprobe,
@@ -376,10 +388,11 @@ class Router:
             on_probes=on_probes,
             on_batch=on_batch,
         )
+        return reply.future
 
     def _submit(
         self,
-        reply: FutureReply,
+        reply: Reply,
         queries: Any,
         k: int,
         nprobe: int | None,
@@ -388,12 +401,11 @@ class Router:
         min_nprobe: int,
         on_probes: Callable[[I64], None] | None,
         on_batch: Callable[[BatchReport], None] | None,
-    ) -> Future[SearchResult]:
+    ) -> None:
         prepared = _own(queries, self._prepare(queries))
         request = self._request(reply, prepared, k, nprobe, deadline_ms, min_nprobe, on_probes)
         request.on_batch = on_batch
         self._engine.submit(request)
-        return reply.future
 
     def _request(
         self,

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybridindex.errors import RouterClosedError
-from hybridindex.router.batch import FutureReply
+from hybridindex.router.batch import FutureReply, Reply
 from hybridindex.router.holdings import Holder
+from hybridindex.router.loop_reply import LoopReply
 from hybridindex.router.stages import BatchReport
 from hybridindex.types import I64, SearchResult
 
@@ -122,9 +123,38 @@ class Session:
             InvalidInputError: names the argument.
             RouterClosedError: the session or its router is closed.
         """
+        reply = FutureReply(self._note_result)
+        self._submit(reply, queries, k, nprobe, deadline_ms, min_nprobe, on_batch)
+        return reply.future
+
+    async def asearch(
+        self,
+        queries: Any,
+        k: int = 10,
+        nprobe: int | None = None,
+        *,
+        deadline_ms: float | None = None,
+        min_nprobe: int = 1,
+        on_batch: Callable[[BatchReport], None] | None = None,
+    ) -> SearchResult:
+        """:meth:`submit` for asyncio; raises what it raises."""
+        reply = LoopReply(self._router._mailboxes.of_running_loop(), self._note_result)
+        self._submit(reply, queries, k, nprobe, deadline_ms, min_nprobe, on_batch)
+        return await reply.future
+
+    def _submit(
+        self,
+        reply: Reply,
+        queries: Any,
+        k: int,
+        nprobe: int | None,
+        deadline_ms: float | None,
+        min_nprobe: int,
+        on_batch: Callable[[BatchReport], None] | None,
+    ) -> None:
         self._check_open()
-        return self._router._submit(
-            FutureReply(self._note_result),
+        self._router._submit(
+            reply,
             queries,
             k,
             nprobe,

@@ -219,11 +219,10 @@ class Service:
     async def _run(
         self, request: SearchRequest, nprobe: int, options: dict[str, Any], session: Session | None
     ) -> SearchResult:
-        submit = self.router.submit if session is None else session.submit
-        if request.queries.nbytes > _LARGE_BYTES:
-            waiting = await asyncio.to_thread(submit, request.queries, request.k, nprobe, **options)
-        else:
-            waiting = submit(request.queries, request.k, nprobe, **options)
+        searched = self.router if session is None else session
+        if request.queries.nbytes <= _LARGE_BYTES:
+            return await searched.asearch(request.queries, request.k, nprobe, **options)
+        waiting = await asyncio.to_thread(searched.submit, request.queries, request.k, nprobe, **options)
         return await asyncio.wrap_future(waiting)
 
     def _tell(self, seen: Observation) -> None:

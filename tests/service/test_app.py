@@ -146,7 +146,7 @@ def test_an_error_inside_tells_only_the_log(service, monkeypatch, caplog, querie
     def fail(*_args, **_options):
         raise ZeroDivisionError("/secret/path")
 
-    monkeypatch.setattr(service.router, "submit", fail)
+    monkeypatch.setattr(service.router, "asearch", fail)
     with caplog.at_level(logging.ERROR, "hybridindex.access"):
         answer = ask(service, "POST", "/v1/search", json={"queries": queries[0].tolist()})
     is_problem(answer, 500)

@@ -115,8 +115,8 @@ def test_a_parent_that_cannot_be_read_begins_a_trace(traced, exporter, header, q
 def test_what_the_caller_does_not_sample_is_not_recorded(traced, exporter, queries):
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
     asked = []
-    submit = traced.router.submit
-    traced.router.submit = lambda *args, **options: asked.append(options) or submit(*args, **options)
+    asearch = traced.router.asearch
+    traced.router.asearch = lambda *args, **options: asked.append(options) or asearch(*args, **options)
     assert ask(traced, "POST", "/v1/search", json={"queries": queries[0].tolist()}, headers=headers).status_code == 200
     assert not spans_of(traced, exporter)
     assert asked == [{}]
