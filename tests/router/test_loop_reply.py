@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 
 import pytest
@@ -108,7 +109,8 @@ def test_errors_come_to_who_awaits(index, monkeypatch):
         asyncio.run(run())
 
 
-def test_a_loop_that_is_closed_stops_nobody_and_is_forgotten(index, monkeypatch):
+def test_a_loop_that_is_closed_stops_nobody_and_is_forgotten(index, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("hybridindex"), "propagate", True)
     held = Held(index, monkeypatch)
     with Router(index) as router:
 
@@ -119,6 +121,9 @@ def test_a_loop_that_is_closed_stops_nobody_and_is_forgotten(index, monkeypatch)
         assert held.entered.wait(WAIT_S)
         held.let_go()
         check(index, clustered(2), 5, 4, router.submit(clustered(2), 5, 4).result(WAIT_S))
+
+        # No search failed.
+        assert [record.getMessage() for record in caplog.records] == ["answers came after their event loop was closed"]
 
         async def search():
             check(index, clustered(2), 5, 4, await router.asearch(clustered(2), 5, 4))
