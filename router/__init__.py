@@ -2,6 +2,7 @@
 
 from hybridindex.router.router import Router
 from hybridindex.router.session import Session, SessionStats
+from hybridindex.router.stages import BatchReport, StageSum, StageTime
 from hybridindex.router.stats import RouterStats
 
-__all__ = ["Router", "RouterStats", "Session", "SessionStats"]
+__all__ = ["BatchReport", "Router", "RouterStats", "Session", "SessionStats", "StageSum", "StageTime"]

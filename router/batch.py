@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Protocol
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from hybridindex.router.merge import empty_topk, finish_topk, merge_topk
 from hybridindex.router.split import ProbePart, ProbeSplit
+from hybridindex.router.stages import BatchClock, BatchReport
 from hybridindex.types import F32, I32, I64, SearchResult
 
 __all__ = ["Batch", "BlockingReply", "FutureReply", "Reply", "Request"]
@@ -30,19 +32,34 @@ class Reply(Protocol):
 
     def settle(self, result: SearchResult) -> None: ...
 
+    def announce(self) -> None:
+        """Called after :meth:`settle`, when all requests that are answered together have been settled."""
+
     def fail(self, error: BaseException) -> None: ...
 
 
 class FutureReply:
     """For callers that do not wait."""
 
-    __slots__ = ("future",)
+    __slots__ = ("_on_result", "future")
 
-    def __init__(self) -> None:
+    def __init__(self, on_result: Callable[[SearchResult], None] | None = None) -> None:
+        """``on_result``: told an answer before anybody who waits for it, unless the future was cancelled."""
         self.future: Future[SearchResult] = Future()
+        self._on_result = on_result
 
     def settle(self, result: SearchResult) -> None:
-        self._complete(lambda: self.future.set_result(result))
+        self._complete(lambda: self._set(result))
+
+    def announce(self) -> None:
+        pass
+
+    def _set(self, result: SearchResult) -> None:
+        try:
+            if self._on_result is not None:
+                self._on_result(result)
+        finally:
+            self.future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
         self._complete(lambda: self.future.set_exception(error))
@@ -70,6 +87,9 @@ class BlockingReply:
     def settle(self, result: SearchResult) -> None:
         self._result = result
         self._settled.release()
+
+    def announce(self) -> None:
+        pass
 
     def fail(self, error: BaseException) -> None:
         self._error = error
@@ -99,12 +119,16 @@ class Request:
     min_nprobe: int = 1
     #: When given, receives the (n, nprobe) lists that were probed, before the answer is set.
     on_probes: Callable[[I64], None] | None = None
+    #: When given, told about the batch after it has ended, so maybe after the answer.
+    on_batch: Callable[[BatchReport], None] | None = None
+    submitted_s: float = field(default_factory=time.perf_counter)
 
 
 class Batch:
     """Requests taken together. :meth:`begin` once, then :meth:`complete` and :meth:`end_scan` from any thread."""
 
     def __init__(self, requests: Sequence[Request], *, keep_max: bool) -> None:
+        self.clock = BatchClock()
         self.requests = requests
         self.keep_max = keep_max
         alone = len(requests) == 1
@@ -127,7 +151,7 @@ class Batch:
         """Batch rows of one request."""
         return slice(self._starts[request], self._starts[request + 1])
 
-    def begin(self, split: ProbeSplit, on_finished: Callable[[], None]) -> None:
+    def begin(self, split: ProbeSplit, on_finished: Callable[[Batch], None]) -> None:
         """Says what the batch waits for: one scan per part of ``split``, each of which ends with :meth:`end_scan`.
 
         ``on_finished`` is called once when all scans ended: from then on nobody reads leased pages for this batch.
@@ -144,15 +168,17 @@ class Batch:
         if 0 in self._open_parts:
             self._answer([i for i, open_parts in enumerate(self._open_parts) if open_parts == 0])
         if not split.parts:
-            on_finished()
+            on_finished(self)
 
     def complete(self, rows: I32, distances: F32, ids: I64) -> None:
         """Merges the answer of one scan for ``rows`` (m,), each once per scan, and answers what is complete."""
         with self._lock:
             if self._failed:
                 return
+            started = time.perf_counter()
             best_distances, best_ids = self._best()
             merge_topk(best_distances, best_ids, rows, distances, ids, keep_max=self.keep_max)
+            self.clock.note_merge(started)
             answered = self._count_down(rows)
         self._answer(answered)
 
@@ -161,7 +187,9 @@ class Batch:
         if not self._alone or len(part.rows) < len(self):
             self.complete(part.rows, distances, ids)
             return
+        started = time.perf_counter()
         finish_topk(distances, ids, keep_max=self.keep_max)
+        self.clock.note_merge(started)
         with self._lock:
             if self._failed:
                 return
@@ -196,6 +224,8 @@ class Batch:
                 distances, ids = distances[rows, : request.k].copy(), ids[rows, : request.k].copy()
                 nprobe_used, hit_rate = nprobe_used[rows].copy(), hit_rate[rows].copy()
             request.reply.settle(SearchResult(ids=ids, distances=distances, nprobe_used=nprobe_used, hit_rate=hit_rate))
+        for number in numbers:
+            self.requests[number].reply.announce()
 
     def end_scan(self) -> None:
         """One scan, successful or not, will not touch the batch any more."""
@@ -203,7 +233,7 @@ class Batch:
             self._n_scans -= 1
             finished = self._n_scans == 0
         if finished:
-            self._on_finished()
+            self._on_finished(self)
 
     def fail(self, error: BaseException) -> None:
         """Gives ``error`` to every request that has no answer yet."""

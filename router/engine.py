@@ -8,6 +8,7 @@ longer than a small search.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -22,6 +23,7 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.router.batch import Batch, BlockingReply, Request
 from hybridindex.router.deadline import PaceEstimator, nprobe_for_deadline
 from hybridindex.router.split import HOST, ProbePart, ProbeSplit, split_probes
+from hybridindex.router.stages import COARSE, HOST_SCAN, SPLIT, BatchReport, StageTime, device_scan
 from hybridindex.router.stats import StatsCounter
 from hybridindex.tiers.host import HostScanner
 from hybridindex.tiers.residency import Residency, ResidencyStore
@@ -56,7 +58,9 @@ class Engine:
         *,
         max_batch: int | None = None,
         early_dispatch: bool = True,
+        listeners: Sequence[Callable[[BatchReport], None]] = (),
     ) -> None:
+        """``listeners``: told about every batch after it has ended; the owner may change what it holds."""
         self._index = index
         self._host = host
         self._tiers = tiers
@@ -66,6 +70,9 @@ class Engine:
         #: Most queries in one batch; None: everything that waits (a small cap causes backlogs).
         self._max_batch = max_batch
         self._early_dispatch = early_dispatch
+        self._listeners = listeners
+        self._numbers = itertools.count(1)
+        self._device_stages = [device_scan(i) for i in range(len(tiers))]
         #: (nlist + 1,) int64 bytes per list; the last entry, where probe -1 lands, is 0.
         self._work_of_probe: I64 = np.append(index.list_bytes, 0)
         self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
@@ -220,11 +227,13 @@ class Engine:
     def _execute(self, requests: list[Request]) -> None:
         lease = self._residency.lease()
 
-        def finished() -> None:
+        def finished(batch: Batch | None = None) -> None:
             try:
                 lease.release()
             finally:
                 self._slots.put(None)
+            if batch is not None:
+                self._report(batch)
 
         try:
             batch, host_part = self._start(requests, lease.residency, finished)
@@ -242,14 +251,16 @@ class Engine:
                 batch.end_scan()
 
     def _start(
-        self, requests: list[Request], residency: Residency, finished: Callable[[], None]
+        self, requests: list[Request], residency: Residency, finished: Callable[[Batch], None]
     ) -> tuple[Batch, ProbePart | None]:
         """Quantizes, splits, and hands parts to the devices. Raises only before anything was handed over."""
         batch = Batch(requests, keep_max=self._index.metric == "ip")
         probes, coarse = self._index.quantize(batch.queries, batch.nprobe)
+        quantized_s = batch.clock.note(COARSE, batch.clock.started_s)
         if len(requests) > 1 or requests[0].deadline_s is not None:
             self._limit_probes(batch, probes, residency)
         split = split_probes(probes, coarse, residency.list_device, self._index.list_bytes, len(self._tiers))
+        batch.clock.note(SPLIT, quantized_s)
         for number, request in enumerate(requests):
             if request.on_probes is not None:
                 self._tell_probes(request.on_probes, probes[batch.rows_of(number)].copy())
@@ -314,6 +325,33 @@ class Engine:
             device_work_bytes=device,
         )
 
+    def _report(self, batch: Batch) -> None:
+        """Sums the batch's stages and tells who listens. Never raises: a listener must not stop the engine."""
+        clock, requests = batch.clock, batch.requests
+        times = clock.times()
+        queue_s = tuple([clock.started_s - r.submitted_s for r in requests])
+        self._stats.add_stages(queue_s, times)
+        told = [*self._listeners, *[r.on_batch for r in requests if r.on_batch is not None]]
+        number = next(self._numbers)
+        if not told:
+            return
+        report = BatchReport(
+            number=number,
+            n_requests=len(requests),
+            n_queries=len(batch),
+            k=batch.k,
+            nprobe=batch.nprobe,
+            started_s=clock.started_s,
+            queue_s=queue_s,
+            stages=tuple(StageTime(stage=s, started_s=a, ended_s=b, busy_s=busy) for s, a, b, busy in times),
+        )
+        for tell in told:
+            try:
+                tell(report)
+            except BaseException:  # noqa: BLE001 - even SystemExit: one listener must not cost the others their answers
+                self._stats.add(listener_errors=1)
+                _log.exception("a listener of batches raised")
+
     def _scan_host(self, batch: Batch, part: ProbePart, *, early: bool) -> None:
         """Scans and completes a part, or fails the batch. Never raises; the caller ends the scan."""
 
@@ -327,6 +365,7 @@ class Engine:
             result = self._host.scan_checked(
                 queries, part.probes, part.coarse_distances, batch.k, on_done=done if early else None
             )
+            batch.clock.note(HOST_SCAN, started)
             if not early:
                 batch.complete_part(part, *result)
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
@@ -352,9 +391,11 @@ class Engine:
 
     def _scan_device(self, tier: Tier, task: _DeviceTask) -> None:
         batch, part = task.batch, task.part
+        started = time.perf_counter()
         try:
             scanner = tier.scanner(task.residency)
             distances, ids = scanner.scan(batch.queries[part.rows], part.probes, part.coarse_distances, batch.k)
+            batch.clock.note(self._device_stages[tier.ordinal], started)
         except (OutOfBudgetError, InvalidInputError):
             # Not the device's fault: this k does not fit its scratch, or the index was closed.
             self._fall_back(batch, part)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import threading
@@ -31,8 +30,10 @@ from hybridindex.router.engine import Engine
 from hybridindex.router.holdings import Holder
 from hybridindex.router.hotness import HotnessPolicy
 from hybridindex.router.lookahead import Lookahead
+from hybridindex.router.loop_reply import LoopReply, Mailboxes
 from hybridindex.router.recovery import Recovery
 from hybridindex.router.session import Session
+from hybridindex.router.stages import BatchReport
 from hybridindex.router.stats import RouterStats, StatsCounter
 from hybridindex.router.usage import ArenaUse, arena_use
 from hybridindex.tiers.device import DeviceTier, LoadReport
@@ -125,6 +126,9 @@ class Router:
         # The constants that serve several users best: docs/lookahead.md.
         cache = HotnessPolicy(decay_factor=1.1, cache_fraction=cache_fraction) if cache_fraction else None
         self._stats = StatsCounter()
+        self._mailboxes = Mailboxes()
+        #: Called after each batch, on the thread that ended it: an engine's or device's, or a caller's. Must not block.
+        self.on_batch: list[Callable[[BatchReport], None]] = []
         self._moves_single_lists = index.device_codec() is not None
         self._tiers: list[Tier] = []
         owners: list[PageOwner] = []
@@ -165,6 +169,7 @@ class Router:
             PaceEstimator(),
             max_batch=max_batch,
             early_dispatch=early_dispatch,
+            listeners=self.on_batch,
         )
         self._recovery = Recovery(self._tiers, self._restore)
         try:
@@ -341,11 +346,21 @@ class Router:
         *,
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
+        on_batch: Callable[[BatchReport], None] | None = None,
     ) -> SearchResult:
-        """:meth:`search` for asyncio; concurrent calls share batches."""
-        return await asyncio.wrap_future(
-            self.submit(queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        """:meth:`search` for asyncio; concurrent calls share batches. ``on_batch``: as :meth:`submit`."""
+        reply = LoopReply(self._mailboxes.of_running_loop())
+        self._submit(
+            reply,
+            queries,
+            k,
+            nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+            on_probes=None,
+            on_batch=on_batch,
         )
+        return await reply.future
 
     def submit(
         self,
@@ -356,15 +371,42 @@ class Router:
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
         on_probes: Callable[[I64], None] | None = None,
+        on_batch: Callable[[BatchReport], None] | None = None,
     ) -> Future[SearchResult]:
         """:meth:`search` without waiting: input is checked here, the answer or error comes through the future.
 
-        ``on_probes`` is given the (n, nprobe) lists that were probed, on the engine's thread, before the answer.
+        ``on_probes`` is given the (n, nprobe) lists that were probed, on the engine's thread, before the answer;
+        ``on_batch`` the times of the batch that the request was in, when that has ended, maybe after the answer.
         """
         reply = FutureReply()
-        prepared = _own(queries, self._prepare(queries))
-        self._engine.submit(self._request(reply, prepared, k, nprobe, deadline_ms, min_nprobe, on_probes))
+        self._submit(
+            reply,
+            queries,
+            k,
+            nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+            on_probes=on_probes,
+            on_batch=on_batch,
+        )
         return reply.future
+
+    def _submit(
+        self,
+        reply: Reply,
+        queries: Any,
+        k: int,
+        nprobe: int | None,
+        *,
+        deadline_ms: float | None,
+        min_nprobe: int,
+        on_probes: Callable[[I64], None] | None,
+        on_batch: Callable[[BatchReport], None] | None,
+    ) -> None:
+        prepared = _own(queries, self._prepare(queries))
+        request = self._request(reply, prepared, k, nprobe, deadline_ms, min_nprobe, on_probes)
+        request.on_batch = on_batch
+        self._engine.submit(request)
 
     def _request(
         self,

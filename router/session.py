@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybridindex.errors import RouterClosedError
+from hybridindex.router.batch import FutureReply, Reply
 from hybridindex.router.holdings import Holder
+from hybridindex.router.loop_reply import LoopReply
+from hybridindex.router.stages import BatchReport
 from hybridindex.types import I64, SearchResult
 
 if TYPE_CHECKING:
@@ -97,11 +101,74 @@ class Session:
         result = self._router._search(
             queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, on_probes=self._note_probes
         )
+        self._note_result(result)
+        return result
+
+    def submit(
+        self,
+        queries: Any,
+        k: int = 10,
+        nprobe: int | None = None,
+        *,
+        deadline_ms: float | None = None,
+        min_nprobe: int = 1,
+        on_batch: Callable[[BatchReport], None] | None = None,
+    ) -> Future[SearchResult]:
+        """:meth:`search` without waiting, as :meth:`hybridindex.router.Router.submit`.
+
+        A search that was submitted before :meth:`close` is answered after it. One whose future is cancelled in time is
+        not counted as a search; which lists it probed may be.
+
+        Raises:
+            InvalidInputError: names the argument.
+            RouterClosedError: the session or its router is closed.
+        """
+        reply = FutureReply(self._note_result)
+        self._submit(reply, queries, k, nprobe, deadline_ms, min_nprobe, on_batch)
+        return reply.future
+
+    async def asearch(
+        self,
+        queries: Any,
+        k: int = 10,
+        nprobe: int | None = None,
+        *,
+        deadline_ms: float | None = None,
+        min_nprobe: int = 1,
+        on_batch: Callable[[BatchReport], None] | None = None,
+    ) -> SearchResult:
+        """:meth:`submit` for asyncio; raises what it raises."""
+        reply = LoopReply(self._router._mailboxes.of_running_loop(), self._note_result)
+        self._submit(reply, queries, k, nprobe, deadline_ms, min_nprobe, on_batch)
+        return await reply.future
+
+    def _submit(
+        self,
+        reply: Reply,
+        queries: Any,
+        k: int,
+        nprobe: int | None,
+        deadline_ms: float | None,
+        min_nprobe: int,
+        on_batch: Callable[[BatchReport], None] | None,
+    ) -> None:
+        self._check_open()
+        self._router._submit(
+            reply,
+            queries,
+            k,
+            nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+            on_probes=self._note_probes,
+            on_batch=on_batch,
+        )
+
+    def _note_result(self, result: SearchResult) -> None:
         with self._lock:
             self._n_searches += 1
             self._n_queries += len(result.hit_rate)
             self._hit_rates += float(result.hit_rate.sum())
-        return result
 
     def _note_probes(self, probes: I64) -> None:
         lists = np.unique(probes[probes >= 0])

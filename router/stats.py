@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+
+from hybridindex.router.stages import QUEUE, StageSum
 
 __all__ = ["RouterStats", "StatsCounter"]
 
@@ -37,6 +40,10 @@ class RouterStats:
     device_recoveries: int = 0
     #: Lists of the current plan that no device holds now although one should: no room, or a failed device.
     unplaced_lists: int = 0
+    #: Listeners of batches that raised.
+    listener_errors: int = 0
+    #: Time by stage (:mod:`hybridindex.router.stages`) of batches that have ended; an answer comes a little earlier.
+    stages: Mapping[str, StageSum] = field(default_factory=dict)
 
     @property
     def hit_rate(self) -> float:
@@ -50,7 +57,9 @@ class StatsCounter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts = dict.fromkeys((f.name for f in fields(RouterStats)), 0)
+        self._counts = dict.fromkeys((f.name for f in fields(RouterStats) if f.name != "stages"), 0)
+        #: Stage -> (count, seconds).
+        self._stages: dict[str, tuple[int, float]] = {}
 
     def add(self, *, largest_batch: int = 0, **increments: int) -> None:
         """Adds to the named counters; ``largest_batch`` is a maximum."""
@@ -60,6 +69,19 @@ class StatsCounter:
             if largest_batch > self._counts["largest_batch"]:
                 self._counts["largest_batch"] = largest_batch
 
+    def add_stages(self, queue_s: Iterable[float], times: Iterable[tuple[str, float, float, float]]) -> None:
+        """Adds one batch: seconds in the queue by request, and (stage, start, end, busy) of the others."""
+        with self._lock:
+            for waited in queue_s:
+                self._add_stage(QUEUE, waited)
+            for stage, _, _, busy in times:
+                self._add_stage(stage, busy)
+
+    def _add_stage(self, stage: str, seconds: float) -> None:
+        count, total = self._stages.get(stage, (0, 0.0))
+        self._stages[stage] = count + 1, total + seconds
+
     def read(self) -> RouterStats:
         with self._lock:
-            return RouterStats(**self._counts)
+            stages = {name: StageSum(count=count, seconds=total) for name, (count, total) in self._stages.items()}
+            return RouterStats(stages=stages, **self._counts)

@@ -203,6 +203,14 @@ def register(app: typer.Typer) -> None:
         ] = False,
         drain_timeout: Annotated[float, typer.Option(help="Seconds for requests in flight at the end.")] = 30.0,
         log_format: Annotated[str, typer.Option("--log-format", help="text or json.")] = "text",
+        traces: Annotated[
+            bool | None,
+            typer.Option(
+                "--traces/--no-traces",
+                help="OpenTelemetry by OTLP over HTTP, as OTEL_* says; default: where that names a collector.",
+                show_default=False,
+            ),
+        ] = None,
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
@@ -236,6 +244,7 @@ def register(app: typer.Typer) -> None:
             store_url=store,
             drain_timeout_s=drain_timeout,
             log_format=log_format,  # type: ignore[arg-type]
+            traces=traces,
         )
         from hybridindex.service.run import serve as run_daemon
 

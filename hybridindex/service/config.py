@@ -89,6 +89,8 @@ class ServiceConfig:
     #: Longest wait for requests in flight when the daemon stops.
     drain_timeout_s: float = 30.0
     log_format: Literal["text", "json"] = "text"
+    #: OpenTelemetry; None: where the environment names a collector.
+    traces: bool | None = None
 
     def __post_init__(self) -> None:
         if self.host is None and self.uds is None:

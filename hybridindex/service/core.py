@@ -10,11 +10,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hybridindex.committed import last_commit
 from hybridindex.errors import HybridIndexError, InvalidInputError, OverloadedError, ProfileError
@@ -33,14 +32,15 @@ from hybridindex.store.control import ControlStore
 from hybridindex.tiers.moves import check_share
 from hybridindex.types import F32, SearchResult
 
+if TYPE_CHECKING:
+    from hybridindex.service.traces import SearchTrace, Traces
+
 __all__ = ["Observation", "Refresher", "Service"]
 
 _log = logging.getLogger(__name__)
 
 #: Larger bodies are checked and copied on a thread: the event loop serves others meanwhile.
 _LARGE_BYTES = 1 << 20
-#: Sessions search on threads of their own; more than a few would only wait for the one engine.
-_SESSION_THREADS = 8
 
 
 class Refresher(Protocol):
@@ -87,22 +87,26 @@ class Service:
         *,
         plan_id: int | None = None,
         refresher: Refresher | None = None,
+        traces: Traces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes over index, router and store: :meth:`close` closes them. ``clock``: monotonic seconds."""
+        """Takes over index, router and store: :meth:`close` closes them, but not ``traces``.
+
+        ``clock``: monotonic seconds.
+        """
         self.index = index
         self.router = router
         self.store = store
         self.config = config
         self.plan_id = plan_id
         self.refresher = refresher
+        self.traces = traces
         self.clock = clock
         self.started_s = clock()
         self.admission = Admission(config.limits, clock)
         self.sessions = SessionTable(config.limits, clock)
         #: Called on the event loop after each search; must not block.
         self.on_search: list[Callable[[Observation], None]] = []
-        self._session_threads = ThreadPoolExecutor(_SESSION_THREADS, "hybridindex-session")
         self._changing = threading.Lock()
         self._warm = False
         self._closed = False
@@ -116,6 +120,7 @@ class Service:
         config: ServiceConfig,
         *,
         make_refresher: Callable[[Index, Router, ControlStore], Refresher] | None = None,
+        traces: Traces | None = None,
     ) -> Service:
         """Opens an index directory, resumes its plan and starts the router.
 
@@ -146,7 +151,7 @@ class Service:
         except BaseException:
             index.close()
             raise
-        return cls(index, router, store, config, plan_id=plan_id, refresher=refresher)
+        return cls(index, router, store, config, plan_id=plan_id, refresher=refresher, traces=traces)
 
     # Searching, on the event loop
 
@@ -159,15 +164,30 @@ class Service:
             UnknownSessionError: no such session of this client.
         """
         arrived = self.clock()
+        trace = None if self.traces is None else self.traces.search()
+        if trace is not None:
+            trace.asked(
+                n=len(request.queries),
+                k=request.k,
+                nprobe=self.router.nprobe if request.nprobe is None else request.nprobe,
+                plan_id=self._current_plan_id(),
+                session_id=session_id,
+            )
         limit_ms = request.deadline_ms or self.config.limits.default_deadline_ms
         deadline_s = None if limit_ms is None else arrived + limit_ms / 1e3
         if session_id is None:
-            return await self._search(request, client, arrived, deadline_s, None)
+            return await self._search(request, client, arrived, deadline_s, None, trace)
         with self.sessions.use(session_id, client) as session:
-            return await self._search(request, client, arrived, deadline_s, session)
+            return await self._search(request, client, arrived, deadline_s, session, trace)
 
     async def _search(
-        self, request: SearchRequest, client: str, arrived: float, deadline_s: float | None, session: Session | None
+        self,
+        request: SearchRequest,
+        client: str,
+        arrived: float,
+        deadline_s: float | None,
+        session: Session | None,
+        trace: SearchTrace | None,
     ) -> SearchResult:
         async with self.admission.turn(client, len(request.queries), deadline_s):
             entered = self.clock()
@@ -178,8 +198,13 @@ class Service:
                 # A deadline that the client named may lower nprobe; the daemon's own only bounds the wait.
                 options["deadline_ms"] = max((deadline_s - entered) * 1e3, 1e-3)
                 options["min_nprobe"] = request.min_nprobe or 1
+            if trace is not None:
+                trace.admitted()
+                options["on_batch"] = trace.on_batch
             result = await self._run(request, nprobe, options, session)
             answered = self.clock()
+        if trace is not None:
+            trace.answered(result)
         self._tell(
             Observation(
                 queries=request.queries,
@@ -194,16 +219,10 @@ class Service:
     async def _run(
         self, request: SearchRequest, nprobe: int, options: dict[str, Any], session: Session | None
     ) -> SearchResult:
-        loop = asyncio.get_running_loop()
-        if session is not None:
-            found = loop.run_in_executor(
-                self._session_threads, lambda: session.search(request.queries, request.k, nprobe, **options)
-            )
-            return await asyncio.shield(found)
-        if request.queries.nbytes > _LARGE_BYTES:
-            waiting = await asyncio.to_thread(self.router.submit, request.queries, request.k, nprobe, **options)
-        else:
-            waiting = self.router.submit(request.queries, request.k, nprobe, **options)
+        searched = self.router if session is None else session
+        if request.queries.nbytes <= _LARGE_BYTES:
+            return await searched.asearch(request.queries, request.k, nprobe, **options)
+        waiting = await asyncio.to_thread(searched.submit, request.queries, request.k, nprobe, **options)
         return await asyncio.wrap_future(waiting)
 
     def _tell(self, seen: Observation) -> None:
@@ -262,7 +281,10 @@ class Service:
 
     def _current_plan_id(self) -> int | None:
         """The committed one, where a refresher changes plans."""
-        own = None if self.refresher is None else describe(self.refresher.status()).get("plan_id")
+        if self.refresher is None:
+            return self.plan_id
+        status = self.refresher.status()
+        own: int | None = status.get("plan_id") if isinstance(status, Mapping) else getattr(status, "plan_id", None)
         return own if own is not None else self.plan_id
 
     def history(self) -> dict[str, Any]:
@@ -418,7 +440,6 @@ class Service:
         self._closed = True
         self.admission.drain()
         self.sessions.close_all()
-        self._session_threads.shutdown()
         # Each is closed whatever the others do.
         for close in (*((self.refresher.close,) if self.refresher else ()), self.router.close, self.store.close):
             try:

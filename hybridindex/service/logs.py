@@ -62,5 +62,9 @@ def configure(kind: Literal["text", "json"], stream: TextIO | None = None) -> No
         logger.handlers[:] = [handler]
         logger.setLevel(logging.INFO)
         logger.propagate = False
+    # What keeps spans from their collector.
+    exporter = logging.getLogger("opentelemetry")
+    exporter.handlers[:] = [handler]
+    exporter.propagate = False
     # Our own access line knows route, client and request id.
     logging.getLogger("uvicorn.access").disabled = True

@@ -1,7 +1,7 @@
-"""Prometheus metrics of one service. Latencies are observed per search; everything else is read when it is scraped.
+"""Prometheus metrics of one service. Latencies are observed as they come; everything else is read when it is scraped.
 
-Stages that can be told apart here: parsing, waiting, searching (quantize, split, scan and merge together: the router
-does not time them apart) and encoding.
+Stages of a request: ``parse``, ``queue`` (admission), ``search`` (all that the router does) and ``encode``. Stages of
+the router's batches: those of :mod:`hybridindex.router.stages`; its queue is ``batch_queue`` here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hybridindex.errors import MissingDependencyError
+from hybridindex.router.stages import BatchReport
 from hybridindex.service.core import Observation, Service
 from hybridindex.service.status import describe
 
@@ -27,21 +28,23 @@ __all__ = ["CONTENT_TYPE", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+#: Stages may be far shorter than requests.
+_STAGE_SECONDS = (0.00005, 0.0001, 0.00025, *_SECONDS)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 _PREFIX = "hybridindex_"
 
 
 class Metrics:
-    """Owner of one registry. ``observe`` and ``count_response`` on the event loop, ``render`` on any thread."""
+    """Owner of one registry. ``observe`` and ``count_response`` on the event loop, the others on any thread."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._registry = CollectorRegistry()
         self._stages = Histogram(
             f"{_PREFIX}stage_seconds",
-            "Time of one search request by stage.",
+            "Time by stage: of a request (parse, queue, search, encode) or of a batch of the router.",
             ["stage"],
-            buckets=_SECONDS,
+            buckets=_STAGE_SECONDS,
             registry=self._registry,
         )
         self._latency = Histogram(
@@ -73,10 +76,13 @@ class Metrics:
             f"{_PREFIX}overload_lowered_total", "Searches whose nprobe a full queue lowered.", registry=self._registry
         )
         # Looking a label up takes longer than counting.
-        self._stage = {name: self._stages.labels(name) for name in ("parse", "queue", "search", "encode")}
+        self._stage = {
+            name: self._stages.labels(name) for name in ("parse", "queue", "search", "encode", "batch_queue")
+        }
         self._of_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._registry.register(_Readings(service))
         service.on_search.append(self.observe)
+        service.router.on_batch.append(self.observe_batch)
 
     def observe(self, seen: Observation) -> None:
         """Takes one answered search into account."""
@@ -91,6 +97,17 @@ class Metrics:
             self._judged.inc()
             if seen.latency_s * 1e3 <= slo_ms:
                 self._met.inc()
+
+    def observe_batch(self, seen: BatchReport) -> None:
+        """Takes one batch of the router into account."""
+        for waited in seen.queue_s:
+            self._stage["batch_queue"].observe(waited)
+        for time in seen.stages:
+            stage = self._stage.get(time.stage)
+            if stage is None:
+                # As many as there are stages and devices. Two threads may both come here: they find the same one.
+                stage = self._stage[time.stage] = self._stages.labels(time.stage)
+            stage.observe(time.busy_s)
 
     def time_stage(self, stage: str, seconds: float) -> None:
         """``stage``: "parse" or "encode"."""

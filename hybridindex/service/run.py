@@ -12,8 +12,9 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hybridindex.errors import InvalidInputError, MissingDependencyError
 from hybridindex.facade import Index
@@ -24,13 +25,16 @@ from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Refresher, Service
 from hybridindex.service.logs import configure
 from hybridindex.service.place import Place, bind_tcp, bind_unix
-from hybridindex.service.protocol import PatientProtocol
+from hybridindex.service.protocol import choose_protocol
 from hybridindex.store.control import ControlStore
 
 try:
     import uvicorn
 except ImportError as error:
     raise MissingDependencyError("the daemon needs uvicorn: pip install 'hybridindex[service]'") from error
+
+if TYPE_CHECKING:
+    from hybridindex.service.traces import Traces
 
 __all__ = ["Daemon", "bound_arenas", "serve"]
 
@@ -79,7 +83,7 @@ class Daemon:
         return _Server(
             uvicorn.Config(
                 self._app,
-                http=PatientProtocol,
+                http=choose_protocol(),
                 ws="none",
                 # The application starts and ends once, with the first server.
                 lifespan="on" if first else "off",
@@ -155,6 +159,7 @@ def serve(
             raise InvalidInputError(f"{name} is {file}, which cannot be read")
     place = Place(path)
     sockets: list[socket.socket] = []
+    traces: Traces | None = None
     try:
         # Addresses first: a taken port should not cost the time of opening an index.
         urls: list[str] = []
@@ -166,22 +171,60 @@ def serve(
             scheme = "https" if config.tls_cert is not None else "http"
             host = f"[{config.host}]" if ":" in config.host else config.host
             urls.append(f"{scheme}://{host}:{sockets[-1].getsockname()[1]}")
-        service = Service.open(path, config, make_refresher=make_refresher)
+        traces = _open_traces(config.traces, os.environ)
+        service = Service.open(path, config, make_refresher=make_refresher, traces=traces)
         try:
             place.announce(tuple(urls))
             _log.info("serving %s at %s", path, ", ".join(urls))
             if on_listening is not None:
                 on_listening(tuple(urls))
-            asyncio.run(_run(service, keyring, sockets))
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                runner.run(_run(service, keyring, sockets))
         finally:
             service.close()
     finally:
+        if traces is not None:
+            traces.close()
         for bound in sockets:
             bound.close()
         if config.uds is not None and sockets:
             config.uds.unlink(missing_ok=True)
         place.leave()
     _log.info("stopped")
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's where it is installed (the extra ``speed``)."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    make: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return make
+
+
+def _open_traces(asked: bool | None, environment: Mapping[str, str]) -> Traces | None:
+    """``asked``: None leaves it to the environment; then a missing package is no error.
+
+    Raises:
+        MissingDependencyError: they were asked for and OpenTelemetry is not installed.
+    """
+    if asked is False or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if asked is None:
+        exporter = environment.get("OTEL_TRACES_EXPORTER", "")
+        named = any(environment.get(f"OTEL_EXPORTER_OTLP_{kind}ENDPOINT") for kind in ("", "TRACES_"))
+        if exporter not in ("", "otlp") or not (named or exporter):
+            return None
+    try:
+        from hybridindex.service.traces import to_collector
+
+        return to_collector()
+    except MissingDependencyError as error:
+        if asked:
+            raise
+        _log.warning("the environment names a collector of traces, and %s", error)
+        return None
 
 
 async def _run(service: Service, keyring: Keyring | None, sockets: list[socket.socket]) -> None:

@@ -63,6 +63,21 @@ class Shell:
         shown = headers.get(b"x-request-id", b"")
         request_id = shown.decode() if _REQUEST_ID.fullmatch(shown) else secrets.token_hex(8)
         token = REQUEST_ID.set(request_id)
+        traces = self._service.traces
+        try:
+            if traces is None or scope["path"] in _QUIET:
+                await self._answer(scope, receive, send, headers, request_id, started)
+                return
+            with traces.request(scope["method"], headers, request_id) as span:
+                status = await self._answer(scope, receive, send, headers, request_id, started)
+                traces.describe(span, scope["method"], _route_of(scope), status)
+        finally:
+            REQUEST_ID.reset(token)
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes], request_id: str, started: float
+    ) -> int:
+        """The status of the answer; 0 where none was begun."""
         status = 0
 
         async def send_stamped(message: MutableMapping[str, Any]) -> None:
@@ -93,7 +108,7 @@ class Shell:
                 await send_problem(problem, request_id, send_stamped)
         finally:
             self._note(scope, caller, status, time.perf_counter() - started)
-            REQUEST_ID.reset(token)
+        return status
 
     def _identify(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
         path = scope["path"]
@@ -108,7 +123,7 @@ class Shell:
         return caller
 
     def _note(self, scope: Scope, caller: Caller | None, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "unmatched")
+        route = _route_of(scope)
         self._metrics.count_response(route, status, seconds)
         client = caller.name if caller is not None else "unknown"
         if scope["path"] in _ADMIN and caller is not None and caller.role is Role.ADMIN:
@@ -125,6 +140,12 @@ class Shell:
                 "client": client,
             },
         )
+
+
+def _route_of(scope: Scope) -> str:
+    """The template that was matched: no label may hold what a client made up."""
+    route: str = getattr(scope.get("route"), "path", "unmatched")
+    return route
 
 
 async def send_problem(problem: Problem, request_id: str, send: Send) -> None:

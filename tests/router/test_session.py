@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from hybridindex.errors import RouterClosedError, RouterError
+from hybridindex.errors import InvalidInputError, RouterClosedError, RouterError
 from hybridindex.paging import scratch_for_budget
 from hybridindex.router import Router
 from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
@@ -313,3 +313,74 @@ def test_closed_session_refuses(index):
             session.lookahead(clustered(1))
         with pytest.raises(RouterClosedError):
             session.search(clustered(1))
+
+
+def held_quantizer(index, monkeypatch):
+    """Batches wait for the second event; the first says that one does."""
+    entered, resume = threading.Event(), threading.Event()
+    quantize = index.quantize
+
+    def held(queries, nprobe):
+        entered.set()
+        assert resume.wait(30)
+        return quantize(queries, nprobe)
+
+    monkeypatch.setattr(index, "quantize", held)
+    return entered, resume
+
+
+def test_submit_answers_and_counts_as_search_does(index):
+    query = clustered(3, seed=7)
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
+        session.lookahead(query, nprobe=8).result(30)
+        told = []
+        for number in range(1, 4):
+            future = session.submit(query, 5, 8, on_batch=told.append)
+            check(index, query, 5, 8, future.result(30))
+            # Counted before the future knew.
+            assert (session.stats.searches, session.stats.hit_rate) == (number, 1.0)
+        assert session.stats.lists_used == session.stats.lists_moved
+    assert [report.n_queries for report in told] == [3, 3, 3]
+
+
+def test_a_session_may_end_while_its_searches_wait(index, monkeypatch):
+    query = clustered(2, seed=7)
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router:
+        session = router.session()
+        session.lookahead(query, nprobe=8).result(30)
+        entered, resume = held_quantizer(index, monkeypatch)
+        first = session.submit(query, 5, 8)
+        assert entered.wait(30)
+        second = session.submit(query, 5, 8)
+        session.close()
+        with pytest.raises(RouterClosedError, match="session"):
+            session.submit(query)
+        resume.set()
+        monkeypatch.undo()
+        for future in (first, second):
+            check(index, query, 5, 8, future.result(30))
+        router.check_invariants()
+
+
+def test_a_cancelled_search_of_a_session_is_not_counted(index, monkeypatch):
+    query = clustered(2, seed=7)
+    with Router(index) as router, router.session() as session:
+        entered, resume = held_quantizer(index, monkeypatch)
+        futures = [session.submit(query, 5, 8)]
+        assert entered.wait(30)
+        futures += [session.submit(query, 5, 8) for _ in range(2)]
+        assert futures[1].cancel()
+        resume.set()
+        for future in (futures[0], futures[2]):
+            check(index, query, 5, 8, future.result(30))
+        monkeypatch.undo()
+        assert session.stats.searches == 2
+
+
+def test_bad_arguments_of_submit_are_raised_at_once(index):
+    with Router(index) as router, router.session() as session:
+        with pytest.raises(InvalidInputError, match="k is 0"):
+            session.submit(clustered(1), 0)
+        router.close()
+        with pytest.raises(RouterClosedError):
+            session.submit(clustered(1))

@@ -14,7 +14,7 @@ from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
 from hybridindex.service.plans import PLAN_APPLIED
 from hybridindex.service.wire import SearchRequest
-from tests.service.conftest import assert_same
+from tests.service.conftest import assert_same, held_engine
 
 
 def search(service, queries, **options):
@@ -194,3 +194,74 @@ def test_a_named_deadline_reaches_the_router_and_the_daemons_own_does_not(make_s
     assert (search(service, queries, nprobe=24, deadline_ms=0.001, min_nprobe=20).nprobe_used == 20).all()
     assert (search(service, queries, nprobe=24, deadline_ms=0.001).nprobe_used == 1).all()
     assert service.router.stats().nprobe_lowered == 2
+
+
+async def until(condition) -> None:
+    """Lets others run until something holds."""
+    for _ in range(100_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never came")
+
+
+def test_sessions_wait_without_threads(service, queries):
+    """All searches of many sessions reach the engine while it is busy, and go as one batch."""
+    n = 100
+    expected = service.router.search(queries[:2], 5)
+    request = SearchRequest(queries=queries[:2], k=5)
+
+    async def run(opened):
+        names = [service.open_session("me") for _ in range(n)]
+        threads, batches = threading.active_count(), service.router.stats().batches
+        waiting = [asyncio.create_task(service.search(request, "me", name)) for name in names]
+        # The engine's thread holds one of them.
+        await until(lambda: service.router._engine._waiting.qsize() >= n - 1)
+        assert threading.active_count() == threads
+        opened.set()
+        for result in await asyncio.gather(*waiting):
+            assert_same(result, expected)
+        assert service.router.stats().batches - batches <= 2  # one was taken by itself, maybe
+        for name in names:
+            assert service.session_stats(name, "me")["searches"] == 1
+
+    with held_engine(service.router, queries) as opened:
+        asyncio.run(run(opened))
+
+
+def test_a_cancelled_search_of_a_session_gives_its_turn_back(make_service, queries):
+    service = make_service(limits={"in_flight_queries": 2})
+    request = SearchRequest(queries=queries[:2], k=5)
+
+    async def run(opened):
+        name = service.open_session("me")
+        gone, kept = [asyncio.create_task(service.search(request, "me", name)) for _ in range(2)]
+        await until(lambda: service.admission.n_in_flight == 2 and service.admission.n_waiting == 2)
+        gone.cancel()
+        await asyncio.wait([gone])
+        assert gone.cancelled()
+        assert service.admission.n_in_flight == 2  # the other has the turn now
+        opened.set()
+        assert (await kept).ids.shape == (2, 5)
+        assert service.session_stats(name, "me")["searches"] == 1
+
+    with held_engine(service.router, queries) as opened:
+        asyncio.run(run(opened))
+    assert service.admission.n_in_flight == 0
+
+
+def test_a_session_closed_while_it_is_searched_still_answers(service, queries):
+    expected = service.router.search(queries, 5)
+    request = SearchRequest(queries=queries, k=5)
+
+    async def run(opened):
+        name = service.open_session("me")
+        searching = asyncio.create_task(service.search(request, "me", name))
+        await until(lambda: service.admission.n_in_flight == len(queries))
+        service.close_session(name, "me")
+        opened.set()
+        assert_same(await searching, expected)
+        assert len(service.sessions) == 0
+
+    with held_engine(service.router, queries) as opened:
+        asyncio.run(run(opened))

@@ -1,0 +1,118 @@
+"""Connections that take too long or send too much, on each of the HTTP parsers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+
+import pytest
+
+from hybridindex.client import Client
+from hybridindex.service import run
+from hybridindex.service.place import bind_tcp
+from hybridindex.service.protocol import PatientProtocol, choose_protocol
+from tests.service.conftest import assert_same
+from tests.service.test_run import run_daemon
+
+HEAD = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.fixture(params=["h11", "httptools"])
+def protocol(request, monkeypatch):
+    if request.param == "h11":
+        monkeypatch.setattr(run, "choose_protocol", lambda: PatientProtocol)
+    else:
+        pytest.importorskip("httptools")
+        assert choose_protocol() is not PatientProtocol
+
+
+def converse(service, talk):
+    """What ``talk(connection)`` returns on a connection to a daemon."""
+    sockets = [bind_tcp("127.0.0.1", 0)]
+
+    def play():
+        with socket.create_connection(sockets[0].getsockname()) as connection:
+            connection.settimeout(30)
+            said = talk(connection)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return said
+
+    return run_daemon(service, sockets, play)
+
+
+def everything(connection) -> bytes:
+    """Until the daemon closes."""
+    found = b""
+    try:
+        while part := connection.recv(1 << 16):
+            found += part
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def test_slow_headers_end_the_connection(make_service, protocol):
+    service = make_service(warm=False, limits={"client_timeout_s": 1.0})
+
+    def talk(connection):
+        connection.sendall(HEAD + b"X-Slow: ")
+        return connection.recv(100)
+
+    assert converse(service, talk) == b""
+
+
+@pytest.mark.parametrize("before", [b"", HEAD + b"\r\n"], ids=["at once", "after another"])
+def test_endless_headers_end_the_connection(make_service, protocol, before):
+    """Long before their time is over: 30 s by default, of which the test's clock would see the half."""
+    service = make_service(warm=False)
+
+    def talk(connection):
+        connection.settimeout(15)
+        connection.sendall(before + HEAD)
+        sent = 0
+        try:
+            while sent < 1 << 24:
+                connection.sendall(b"X-Long: " + b"x" * 8182 + b"\r\n")
+                sent += 8192
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        return sent
+
+    assert 1 << 16 <= converse(service, talk) < 1 << 24
+
+
+def test_bodies_are_no_headers(make_service, protocol, queries):
+    """A body larger than any headers may be, on a connection that is kept."""
+    service = make_service(warm=False)
+    many = queries.repeat(100, axis=0)
+    expected = service.router.search(many, 3)
+    sockets = [bind_tcp("127.0.0.1", 0)]
+
+    def play():
+        with Client(f"http://127.0.0.1:{sockets[0].getsockname()[1]}") as client:
+            for _ in range(3):
+                assert_same(client.search(many, 3), expected)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert many.nbytes > 1 << 17
+    run_daemon(service, sockets, play)
+
+
+def test_pipelined_requests_are_answered_in_order(make_service, protocol):
+    service = make_service(warm=False)
+
+    def talk(connection):
+        connection.sendall(HEAD + b"X-Request-Id: a\r\n\r\n" + HEAD + b"X-Request-Id: b\r\nConnection: close\r\n\r\n")
+        return everything(connection)
+
+    said = converse(service, talk)
+    assert said.count(b"HTTP/1.1 200") == 2
+    assert said.index(b"x-request-id: a") < said.index(b"x-request-id: b")
+
+
+def test_the_loop_is_uvloops_where_that_is_installed():
+    uvloop = pytest.importorskip("uvloop")
+    with asyncio.Runner(loop_factory=run._loop_factory()) as runner:
+        assert isinstance(runner.get_loop(), uvloop.Loop)
