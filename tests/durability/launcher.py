@@ -12,6 +12,7 @@ import os
 import runpy
 import subprocess
 import sys
+import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
@@ -36,6 +37,12 @@ class Child:
     def wait(self) -> int:
         """Its exit status; minus the signal that ended it."""
         return os.waitstatus_to_exitcode(self._launcher.hear()["status"])
+
+    def wait_for(self, words: str) -> None:
+        """Until its log has ``words``."""
+        while words not in self.log:
+            assert os.path.exists(f"/proc/{self.pid}/exe"), f"the child ended without {words}:\n{self.log}"
+            time.sleep(0.02)
 
     @property
     def log(self) -> str:
@@ -65,6 +72,7 @@ class Launcher:
         """
         self._number += 1
         log = self._folder / f"child-{self._number}.log"
+        log.touch()
         job = {
             "words": [str(word) for word in words],
             "at": None if at is None else asdict(at),
@@ -135,15 +143,6 @@ def _be_child(job: dict[str, Any]) -> None:
 def _preload() -> None:
     import faiss  # noqa: F401
     import torch  # noqa: F401
-
-    import hybridindex.calibrate
-    import hybridindex.cli.main
-    import hybridindex.partitioner.plan
-    import hybridindex.profiler.run
-    import hybridindex.refresh
-    import hybridindex.router.router
-    import hybridindex.service.run
-    import hybridindex.tiers.device
 
 
 def _main() -> None:

@@ -12,8 +12,6 @@ from hybridindex.store import ControlStore
 from tests.durability.points import Point
 from tests.durability.whole import restarted
 
-COMMIT = "sqlalchemy.engine.default:DefaultDialect.do_commit"
-
 #: (point, profiles stored afterwards)
 PROFILE = [
     (Point(name="checkpoint half written", target="os:fsync", when="before", count=1), 1),
@@ -24,14 +22,15 @@ PROFILE = [
         Point(name="arrays, not samples", target="hybridindex.store.profiles:_insert_samples", when="before", count=2),
         1,
     ),
-    (Point(name="profile before its commit", target=COMMIT, when="before", armed_by="stored"), 1),
-    (Point(name="profile committed", target=COMMIT, when="after", armed_by="stored"), 2),
+    (Point(name="profile before its commit", target="hybridindex.store.profiles:insert_profile", when="after"), 1),
+    (Point(name="profile committed", target="hybridindex.store.control:ControlStore.save_profile", when="after"), 2),
 ]
 
 
 def profile_words(files, path):
     return (
-        "profile", path, files / "calibration.npy", "--nprobe", 6, "--device", "cpu", "--max-seconds", 0.3, "--json",
+        "profile", path, "-q", files / "calibration.npy", "--nprobe", 6, "--device", "cpu", "--max-seconds", 0.3,
+        "--json",
     )  # fmt: skip
 
 
@@ -54,7 +53,10 @@ def test_a_killed_profile(launcher, files, index_path, point, stored):
 
 #: (point, plan that the next start serves)
 PLAN = [
-    (Point(name="before the plan's arrays are packed", target="hybridindex.store.plans:encode_array", when="before"), 1),
+    (
+        Point(name="before the plan's arrays", target="hybridindex.store.plans:encode_array", when="before"),
+        1,
+    ),
     (Point(name="plan before its commit", target="hybridindex.store.plans:insert_plan", when="after"), 1),
     (Point(name="plan committed", target="hybridindex.store.control:ControlStore.save_plan", when="after"), 2),
 ]
@@ -94,7 +96,8 @@ def test_a_daemon_killed_while_it_changes_plans(launcher, index_path, tmp_path, 
     point = Point(**{**{f: getattr(point, f) for f in point.__slots__}, "armed_by": str(armed)})
     words = ("serve", index_path, "--device", "cpu", "--no-tcp", "--uds", uds, "--json")
     child = launcher.start(*words, at=point)
-    with Client(f"unix:{uds}", timeout_s=60, retry=RetryPolicy(attempts=200)) as client:
+    child.wait_for('"urls"')
+    with Client(f"unix:{uds}", timeout_s=60) as client:
         assert client.status()["plan_id"] == 1
     armed.touch()
     with Client(f"unix:{uds}", timeout_s=60, retry=RetryPolicy(attempts=1)) as client, pytest.raises(HybridIndexError):
@@ -106,9 +109,8 @@ def test_a_daemon_killed_while_it_changes_plans(launcher, index_path, tmp_path, 
         assert (service.router.residency.list_device[wanted] >= 0).all()
     # The socket and the address file of the dead one are in nobody's way.
     next_one = launcher.start(*words)
-    with Client(f"unix:{uds}", timeout_s=60, retry=RetryPolicy(attempts=200)) as client:
+    next_one.wait_for('"urls"')
+    with Client(f"unix:{uds}", timeout_s=60) as client:
         assert client.status()["plan_id"] == serves
         client.drain()
     assert next_one.wait() == 0, next_one.log
-
-
