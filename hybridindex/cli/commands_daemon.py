@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -153,10 +154,10 @@ def _plan_offline(index: Path, store: str | None, changes: dict[str, Any], *, ap
     return answer
 
 
-def _make_refresher(index: hx.Index, router: Router, store: ControlStore) -> Refresher:
-    from hybridindex.refresh import Refresher
+def _make_refresher(index: hx.Index, router: Router, store: ControlStore, *, keep_queries: int) -> Refresher:
+    from hybridindex.refresh import RefreshConfig, Refresher
 
-    return Refresher(index, router, store)
+    return Refresher(index, router, store, RefreshConfig(reservoir_queries=keep_queries))
 
 
 def register(app: typer.Typer) -> None:
@@ -201,6 +202,10 @@ def register(app: typer.Typer) -> None:
                 help="Watch the load and change the plan when it drifts; resumes the last committed plan.",
             ),
         ] = False,
+        keep_queries: Annotated[
+            int,
+            typer.Option("--keep-queries", help="Recent queries that --refresh keeps, in memory; 0: none.", min=0),
+        ] = 4096,
         drain_timeout: Annotated[float, typer.Option(help="Seconds for requests in flight at the end.")] = 30.0,
         log_format: Annotated[str, typer.Option("--log-format", help="text or json.")] = "text",
         store: StoreUrl = None,
@@ -243,7 +248,8 @@ def register(app: typer.Typer) -> None:
             emit({"pid": os.getpid(), "urls": urls}, as_json=json)
             out.file.flush()
 
-        run_daemon(index, config, make_refresher=_make_refresher if refresh else None, on_listening=announce)
+        make = partial(_make_refresher, keep_queries=keep_queries) if refresh else None
+        run_daemon(index, config, make_refresher=make, on_listening=announce)
 
     @app.command()
     def status(

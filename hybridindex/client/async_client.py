@@ -16,6 +16,7 @@ from hybridindex.client.messages import (
     error_of,
     json_of,
     lookahead_call,
+    recent_call,
     result_of,
     search_call,
 )
@@ -150,6 +151,14 @@ class AsyncClient:
         """
         asked = call("POST", "/v1/repartition", {"apply": apply, **changes}, repeatable=not apply)
         return dict(json_of(await self._send(asked)))
+
+    async def upload_queries(self, queries: Any) -> dict[str, Any]:
+        """Gives (n, d) float32 queries of late to the refresh, to plan from. Needs a key with the role admin.
+
+        Raises:
+            ProfileError: the daemon keeps no queries.
+        """
+        return dict(json_of(await self._send(recent_call(queries))))
 
     async def drain(self) -> None:
         """Lets the daemon finish and stop. Needs a key with the role admin."""

@@ -16,6 +16,7 @@ from hybridindex.client.messages import (
     error_of,
     json_of,
     lookahead_call,
+    recent_call,
     result_of,
     search_call,
 )
@@ -148,6 +149,14 @@ class Client:
         """
         asked = call("POST", "/v1/repartition", {"apply": apply, **changes}, repeatable=not apply)
         return dict(json_of(self._send(asked)))
+
+    def upload_queries(self, queries: Any) -> dict[str, Any]:
+        """Gives (n, d) float32 queries of late to the refresh, to plan from. Needs a key with the role admin.
+
+        Raises:
+            ProfileError: the daemon keeps no queries.
+        """
+        return dict(json_of(self._send(recent_call(queries))))
 
     def drain(self) -> None:
         """Lets the daemon finish and stop. Needs a key with the role admin."""

@@ -22,8 +22,9 @@ from hybridindex.service.core import Service
 from hybridindex.service.logs import REQUEST_ID
 from hybridindex.service.metrics import CONTENT_TYPE, Metrics
 from hybridindex.service.problems import Problem, ProblemError, problem_of
+from hybridindex.service.recent import RECENT_PATH, RecentQueries
 from hybridindex.service.shell import CALLER, Shell
-from hybridindex.service.status import describe
+from hybridindex.service.status import describe, health_of
 from hybridindex.service.wire import (
     BodyError,
     accepts_binary,
@@ -73,7 +74,7 @@ def create_app(
         redirect_slashes=False,
         lifespan=lambda _app: _lifespan(service),
     )
-    routes = _Routes(service, metrics, on_drain)
+    routes = _Routes(service, metrics, on_drain, keyring)
     routes.register(app)
     # FastAPI's routes describe every path, and take 0.2 ms to serve one: searches go past them.
     search = _PlainRoute("/v1/search", _answering(routes.search), methods=["POST"])
@@ -162,10 +163,13 @@ def _describe_problems(app: FastAPI) -> None:
 
 
 class _Routes:
-    def __init__(self, service: Service, metrics: Metrics, on_drain: Callable[[], None] | None) -> None:
+    def __init__(
+        self, service: Service, metrics: Metrics, on_drain: Callable[[], None] | None, keyring: Keyring | None
+    ) -> None:
         self._service = service
         self._metrics = metrics
         self._on_drain = on_drain
+        self._keyring = keyring
 
     def register(self, app: FastAPI) -> None:
         searching = openapi.problems(400, 401, 408, 413, 415, 429, 503, 504)
@@ -173,6 +177,7 @@ class _Routes:
         session = {"parameters": [{"name": "session", "in": "path", "required": True, "schema": {"type": "string"}}]}
         in_session = {**openapi.SEARCH, "parameters": [*session["parameters"], *openapi.SEARCH["parameters"]]}
         ahead = {**openapi.LOOKAHEAD, "parameters": [*session["parameters"], *openapi.LOOKAHEAD["parameters"]]}
+        recent = RecentQueries(self._service, self._parsed)
         for method, path, handler, summary, extra, responses in (
             ("POST", "/v1/search", self.search, "Search", openapi.SEARCH, searching),
             ("POST", "/v1/sessions", self.open_session, "Open a session", openapi.SESSION, sessions),
@@ -185,7 +190,11 @@ class _Routes:
             ("GET", "/v1/plans", self.plans, "Stored and applied plans", {}, openapi.problems(401)),
             (
                 "POST", "/v1/repartition", self.repartition, "Plan anew; admin", openapi.REPARTITION,
-                openapi.problems(400, 401, 403, 409, 503),
+                openapi.problems(400, 401, 403, 409, 503, 507),
+            ),
+            (
+                "POST", RECENT_PATH, recent.upload, "Give recent queries to the refresh; admin", openapi.RECENT,
+                openapi.problems(400, 401, 403, 408, 409, 413, 415),
             ),
             ("POST", "/v1/drain", self.drain, "Finish and stop; admin", {}, openapi.problems(401, 403)),
             ("GET", "/metrics", self.metrics, "Prometheus metrics", {}, openapi.problems(401)),
@@ -329,7 +338,9 @@ class _Routes:
         return _problem(Problem(503, "not-ready", "Not ready", "warming up, or about to stop", retry_after_s=1))
 
     async def healthz(self, _request: Request) -> Response:
-        health = await asyncio.to_thread(self._service.health)
+        ring = self._keyring
+        problem = None if ring is None else ring.problem
+        health = await asyncio.to_thread(health_of, self._service, problem, keys=ring is not None)
         return _json({"ok": health.ok, **describe(health)}, 200 if health.ok else 503)
 
 

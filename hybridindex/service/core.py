@@ -367,8 +367,9 @@ class Service:
     def _apply(self, plan: Plan, profile_id: int, bandwidth_share: float) -> int:
         plan_id = self.store.save_plan(plan.to_record(), profile_id)
         self.router.apply_plan(plan, bandwidth_share=bandwidth_share)
-        self.store.record_event(PLAN_APPLIED, {"plan_id": plan_id, "index": self.index.fingerprint})
+        # It serves, whether or not the store takes the event: a restart resumes it as the one stored last.
         self.plan_id = plan_id
+        self.store.record_event(PLAN_APPLIED, {"plan_id": plan_id, "index": self.index.fingerprint})
         return plan_id
 
     # State

@@ -7,7 +7,7 @@ from typing import Any
 from hybridindex.answers import ANSWER_TYPE
 from hybridindex.service.problems import PROBLEM_TYPE
 
-__all__ = ["LOOKAHEAD", "PROBLEM_SCHEMA", "REPARTITION", "SEARCH", "SESSION", "problems"]
+__all__ = ["LOOKAHEAD", "PROBLEM_SCHEMA", "RECENT", "REPARTITION", "SEARCH", "SESSION", "problems"]
 
 PROBLEM_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -32,11 +32,12 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
         403: "The key's role does not allow this",
         404: "No such session",
         408: "The body did not come in time",
-        409: "No profile to plan from",
+        409: "No profile to plan from, or queries are not kept",
         413: "Too large",
         415: "Media type not supported",
         429: "This client's share of the queue is full; see Retry-After",
         503: "The queue is full, or the daemon drains; see Retry-After",
+        507: "The control store cannot be used; see /healthz",
         504: "The deadline passed before the search started",
     }
     schema = {"$ref": "#/components/schemas/Problem"}
@@ -115,6 +116,21 @@ SEARCH: dict[str, Any] = {
 LOOKAHEAD: dict[str, Any] = _body(
     {"nprobe": _COUNT, "budget_bytes": _BYTES}, {"queries": [[0.1, 0.2, 0.3]], "budget_bytes": 1048576}
 )
+_UPLOAD = _body({}, {"queries": [[0.1, 0.2, 0.3]]})
+RECENT: dict[str, Any] = {
+    **_UPLOAD,
+    "responses": {
+        "200": {
+            "description": "How many were given, and how many recent queries are kept now.",
+            "content": {
+                "application/json": {
+                    "schema": _object({"offered": {"type": "integer"}, "kept": {"type": "integer"}}),
+                    "example": {"offered": 1, "kept": 1},
+                }
+            },
+        }
+    },
+}
 SESSION: dict[str, Any] = {
     "requestBody": {
         "content": {

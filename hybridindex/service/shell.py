@@ -32,7 +32,7 @@ CALLER = "hybridindex.caller"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 #: Probes of an orchestrator carry no key, and say one word.
 _OPEN = frozenset({"/livez", "/readyz"})
-_ADMIN = frozenset({"/v1/repartition", "/v1/drain"})
+_ADMIN = frozenset({"/v1/repartition", "/v1/drain", "/v1/queries/recent"})
 #: Asked for all the time; logged only when something is wrong.
 _QUIET = frozenset({"/livez", "/readyz", "/healthz", "/metrics"})
 

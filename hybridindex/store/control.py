@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -88,6 +89,11 @@ class ControlStore:
     def name(self) -> str:
         """The file, or the URL without its password."""
         return self._location.name
+
+    @property
+    def file(self) -> Path | None:
+        """The SQLite file; None on PostgreSQL."""
+        return self._location.path
 
     def close(self) -> None:
         """Wait for calls under way in other threads, then close the connections. A second call does nothing."""
@@ -177,6 +183,20 @@ class ControlStore:
         """The newest ``limit`` events (of that kind), newest first."""
         with self._transaction(self._engine) as session:
             return plans.select_events(session, kind=kind, limit=limit)
+
+    def check_writable(self) -> None:
+        """Write a page and commit it, so that a full disk or a lost permission shows before a plan is lost to it.
+
+        Raises:
+            StoreError: it cannot be written, and why.
+        """
+        with self._transaction(self._writer) as session:
+            if self._location.backend == "sqlite":
+                # Setting a field of the header to its own value dirties the first page; nothing else changes.
+                version = session.execute(text("PRAGMA user_version")).scalar_one()
+                session.execute(text(f"PRAGMA user_version={int(version)}"))
+            elif session.execute(text("SHOW transaction_read_only")).scalar_one() == "on":
+                raise StoreError(f"control store {self.name}: the server takes no writes now (read only)")
 
     def check_invariants(self) -> None:
         """Read the whole store: page structure and references (SQLite only; PostgreSQL watches its own).
