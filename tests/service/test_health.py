@@ -9,6 +9,8 @@ from contextlib import closing
 from hybridindex.service.auth import KeyFile, Keyring
 from tests.service.conftest import ask
 
+UNREADABLE = "the key file cannot be read; the keys read before stay in force"
+
 
 def wrong(answer):
     return {c["name"]: c["detail"] for c in answer.json()["checks"] if not c["ok"]}
