@@ -17,7 +17,7 @@ from rich.table import Table
 
 import hybridindex as hx
 from hybridindex.cli.console import ExitCode, emit, err, out, parse_bytes, readable_bytes
-from hybridindex.cli.options import Devices, Json, StoreUrl, Threads
+from hybridindex.cli.options import Devices, Json, Key, StoreUrl, Threads
 from hybridindex.client.client import Client
 from hybridindex.errors import InvalidInputError, UnreachableError
 from hybridindex.service.auth import KeyFile
@@ -38,12 +38,6 @@ Index = Annotated[
 Url = Annotated[
     str | None,
     typer.Option("--url", help="http://host:port or unix:/path; default the daemon of the index.", show_default=False),
-]
-Key = Annotated[
-    str | None,
-    typer.Option(
-        "--key", envvar="HYBRIDINDEX_KEY", help="API key; better given by the environment.", show_default=False
-    ),
 ]
 KeyPath = Annotated[Path, typer.Argument(metavar="FILE", help="Key file.", show_default=False)]
 #: Longest time of a plan change: lists travel meanwhile.

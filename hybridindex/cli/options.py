@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Devices", "IndexPath", "Json", "Nprobe", "PlanChoice", "QueriesPath", "StoreUrl", "Threads"]
+__all__ = ["Devices", "IndexPath", "Json", "Key", "Nprobe", "PlanChoice", "QueriesPath", "StoreUrl", "Threads"]
 
 IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Index directory.", show_default=False)]
 QueriesPath = Annotated[
@@ -28,4 +28,10 @@ StoreUrl = Annotated[
 ]
 PlanChoice = Annotated[
     str, typer.Option("--plan", help="Plan id, 'latest', or 'none' to search on the host alone.", show_default=True)
+]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--key", envvar="HYBRIDINDEX_KEY", help="API key; better given by the environment.", show_default=False
+    ),
 ]

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 from hybridindex.client.messages import (
     Address,
@@ -135,9 +136,10 @@ class AsyncClient:
         """What is served, where lists are, what waits."""
         return dict(json_of(await self._send(call("GET", "/v1/status"))))
 
-    async def plan(self) -> dict[str, Any]:
-        """The plan in force."""
-        return dict(json_of(await self._send(call("GET", "/v1/plan"))))
+    async def plan(self, plan_id: int | str | None = None) -> dict[str, Any]:
+        """The plan in force; or a stored one, by its id or "latest"."""
+        path = "/v1/plan" if plan_id is None else f"/v1/plans/{quote(str(plan_id), safe='')}"
+        return dict(json_of(await self._send(call("GET", path))))
 
     async def plans(self) -> dict[str, Any]:
         """Stored and applied plans."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 from hybridindex.client.messages import (
     Address,
@@ -133,9 +134,10 @@ class Client:
         """What is served, where lists are, what waits."""
         return dict(json_of(self._send(call("GET", "/v1/status"))))
 
-    def plan(self) -> dict[str, Any]:
-        """The plan in force."""
-        return dict(json_of(self._send(call("GET", "/v1/plan"))))
+    def plan(self, plan_id: int | str | None = None) -> dict[str, Any]:
+        """The plan in force; or a stored one, by its id or "latest"."""
+        path = "/v1/plan" if plan_id is None else f"/v1/plans/{quote(str(plan_id), safe='')}"
+        return dict(json_of(self._send(call("GET", path))))
 
     def plans(self) -> dict[str, Any]:
         """Stored and applied plans."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from hybridindex import __version__
 from hybridindex.answers import ANSWER_TYPE, encode_answer
-from hybridindex.errors import HybridIndexError, MissingDependencyError
+from hybridindex.errors import HybridIndexError, MissingDependencyError, ProfileError
 from hybridindex.service import openapi
 from hybridindex.service.auth import Caller, Keyring
 from hybridindex.service.core import Service
@@ -175,6 +175,7 @@ class _Routes:
         searching = openapi.problems(400, 401, 408, 413, 415, 429, 503, 504)
         sessions = openapi.problems(400, 401, 404, 413, 415, 429, 503)
         session = {"parameters": [{"name": "session", "in": "path", "required": True, "schema": {"type": "string"}}]}
+        stored = {"parameters": [{"name": "plan", "in": "path", "required": True, "schema": {"type": "string"}}]}
         in_session = {**openapi.SEARCH, "parameters": [*session["parameters"], *openapi.SEARCH["parameters"]]}
         ahead = {**openapi.LOOKAHEAD, "parameters": [*session["parameters"], *openapi.LOOKAHEAD["parameters"]]}
         recent = RecentQueries(self._service, self._parsed)
@@ -188,6 +189,7 @@ class _Routes:
             ("GET", "/v1/status", self.status, "What is served", {}, openapi.problems(401)),
             ("GET", "/v1/plan", self.plan, "The plan in force", {}, openapi.problems(401)),
             ("GET", "/v1/plans", self.plans, "Stored and applied plans", {}, openapi.problems(401)),
+            ("GET", "/v1/plans/{plan}", self.stored_plan, "A stored plan", stored, openapi.problems(400, 401, 404)),
             (
                 "POST", "/v1/repartition", self.repartition, "Plan anew; admin", openapi.REPARTITION,
                 openapi.problems(400, 401, 403, 409, 503, 507),
@@ -299,6 +301,15 @@ class _Routes:
 
     async def plan(self, _request: Request) -> Response:
         return _json(describe(await asyncio.to_thread(self._service.plan)))
+
+    async def stored_plan(self, request: Request) -> Response:
+        choice = request.path_params["plan"]
+        try:
+            found = await asyncio.to_thread(self._service.stored_plan, choice)
+        except ProfileError:
+            detail = f"there is no plan {choice} of this index; GET /v1/plans lists those there are"
+            raise ProblemError(Problem(404, "unknown-plan", "Unknown plan", detail, "plan")) from None
+        return _json(describe(found))
 
     async def plans(self, _request: Request) -> Response:
         return _json(await asyncio.to_thread(self._service.history))

@@ -30,7 +30,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
         400: "A field is wrong",
         401: "No key, or not a valid one",
         403: "The key's role does not allow this",
-        404: "No such session",
+        404: "No such session or plan",
         408: "The body did not come in time",
         409: "No profile to plan from, or queries are not kept",
         413: "Too large",
