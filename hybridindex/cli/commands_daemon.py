@@ -17,13 +17,14 @@ from rich.table import Table
 
 import hybridindex as hx
 from hybridindex.cli.console import ExitCode, emit, err, out, parse_bytes, readable_bytes
-from hybridindex.cli.options import Devices, Json, Key, StoreUrl, Threads
+from hybridindex.cli.options import KEPT, Devices, Json, KeepEvents, KeepPlans, KeepProfiles, Key, StoreUrl, Threads
 from hybridindex.client.client import Client
 from hybridindex.errors import InvalidInputError, UnreachableError
 from hybridindex.service.auth import KeyFile
 from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.place import find_daemon
 from hybridindex.service.plans import load_plan, plan_difference, plan_summary
+from hybridindex.store.retention import Retention
 
 if TYPE_CHECKING:
     from hybridindex.refresh import Refresher
@@ -200,6 +201,9 @@ def register(app: typer.Typer) -> None:
             int,
             typer.Option("--keep-queries", help="Recent queries that --refresh keeps, in memory; 0: none.", min=0),
         ] = 4096,
+        keep_plans: KeepPlans = KEPT.plans,
+        keep_profiles: KeepProfiles = KEPT.profiles,
+        keep_events: KeepEvents = KEPT.events,
         drain_timeout: Annotated[float, typer.Option(help="Seconds for requests in flight at the end.")] = 30.0,
         log_format: Annotated[str, typer.Option("--log-format", help="text or json.")] = "text",
         store: StoreUrl = None,
@@ -233,6 +237,7 @@ def register(app: typer.Typer) -> None:
             tls_key=tls_key,
             key_file=keys,
             store_url=store,
+            retention=Retention(plans=keep_plans, profiles=keep_profiles, events=keep_events),
             drain_timeout_s=drain_timeout,
             log_format=log_format,  # type: ignore[arg-type]
         )

@@ -1,10 +1,11 @@
-"""Commands that measure and decide: profile, plan, explain, history, report."""
+"""Commands that measure and decide, and what they left: profile, plan, explain, history, prune, report."""
 
 from __future__ import annotations
 
 import json as jsonlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +14,24 @@ from rich.table import Table
 
 import hybridindex as hx
 from hybridindex.cli.console import CliProgress, ExitCode, emit, load_npy, out, parse_bytes, readable_bytes, to_json
-from hybridindex.cli.options import Devices, IndexPath, Json, Key, QueriesPath, StoreUrl, Threads
+from hybridindex.cli.options import (
+    KEPT,
+    Devices,
+    IndexPath,
+    Json,
+    KeepEvents,
+    KeepPlans,
+    KeepProfiles,
+    Key,
+    QueriesPath,
+    StoreUrl,
+    Threads,
+)
 from hybridindex.client.client import Client
 from hybridindex.errors import InvalidInputError, UnreachableError
 from hybridindex.service.place import find_daemon
 from hybridindex.service.plans import applied_plans, load_plan, plan_summary
+from hybridindex.store.retention import Retention
 from hybridindex.types import LLMProfile, Profile
 
 __all__ = ["index_info", "plan_summary", "register"]
@@ -205,6 +219,27 @@ def register(app: typer.Typer) -> None:
                 f"{readable_bytes(kept['device_bytes'] or 0)} (profile {kept['profile_id']})",
             )
         emit(found, as_json=json, table=table)
+
+    @app.command()
+    def prune(
+        index: IndexPath,
+        keep_plans: KeepPlans = KEPT.plans,
+        keep_profiles: KeepProfiles = KEPT.profiles,
+        keep_events: KeepEvents = KEPT.events,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much would go.")] = False,
+        key: Key = None,
+        store: StoreUrl = None,
+        json: Json = False,
+    ) -> None:
+        """Delete old plans, profiles and events. What a restart resumes with stays, and all that it refers to."""
+        retention = Retention(plans=keep_plans, profiles=keep_profiles, events=keep_events)
+        with _daemon(index, key, store) as client:
+            served = None if client is None else client.plan()["plan_id"]
+        with hx.open(index, verify="quick") as opened, opened.store(store) as control:
+            gone = control.prune(retention, keep_plans=() if served is None else (served,), dry_run=dry_run)
+        words = "would go" if dry_run else "went"
+        table = f"{gone.plans:,} plans, {gone.profiles:,} profiles and {gone.events:,} events {words}"
+        emit({"dry_run": dry_run, **asdict(gone)}, as_json=json, table=table)
 
     @app.command()
     def report(

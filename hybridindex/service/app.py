@@ -22,6 +22,7 @@ from hybridindex.service.core import Service
 from hybridindex.service.logs import REQUEST_ID
 from hybridindex.service.metrics import CONTENT_TYPE, Metrics
 from hybridindex.service.problems import Problem, ProblemError, problem_of
+from hybridindex.service.pruning import prune_now_and_then
 from hybridindex.service.recent import RECENT_PATH, RecentQueries
 from hybridindex.service.shell import CALLER, Shell
 from hybridindex.service.status import describe, health_of
@@ -101,11 +102,12 @@ async def _lifespan(service: Service) -> AsyncIterator[None]:
             raise
 
     service.start()
-    tasks = [asyncio.create_task(warm_up()), asyncio.create_task(sweep())]
+    tasks = [asyncio.create_task(work) for work in (warm_up(), sweep(), prune_now_and_then(service))]
     try:
         yield
     finally:
-        tasks[1].cancel()
+        for endless in tasks[1:]:
+            endless.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from hybridindex.store.engine import Location, locate, make_engine, writing
 from hybridindex.store.faults import translated
 from hybridindex.store.migrate import upgrade_store
 from hybridindex.store.records import PlanSummary, ProfileSummary, StoredEvent, StoredPlan
+from hybridindex.store.retention import Pruned, Retention, prune_rows
 from hybridindex.types import Profile
 
 __all__ = ["ControlStore"]
@@ -183,6 +184,16 @@ class ControlStore:
         """The newest ``limit`` events (of that kind), newest first."""
         with self._transaction(self._engine) as session:
             return plans.select_events(session, kind=kind, limit=limit)
+
+    def prune(self, retention: Retention, *, keep_plans: Collection[int] = (), dry_run: bool = False) -> Pruned:
+        """Delete old rows; see :mod:`hybridindex.store.retention` for what always stays.
+
+        Args:
+            keep_plans: plans that stay with all they refer to: what a daemon serves.
+            dry_run: delete nothing, only count.
+        """
+        with self._transaction(self._engine if dry_run else self._writer) as session:
+            return prune_rows(session, retention, keep_plans=keep_plans, dry_run=dry_run)
 
     def check_writable(self) -> None:
         """Write a page and commit it, so that a full disk or a lost permission shows before a plan is lost to it.

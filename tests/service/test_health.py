@@ -7,6 +7,8 @@ import sqlite3
 from contextlib import closing
 
 from hybridindex.service.auth import KeyFile, Keyring
+from hybridindex.service.pruning import prune
+from hybridindex.store.retention import Retention
 from tests.service.conftest import ask
 
 UNREADABLE = "the key file cannot be read; the keys read before stay in force"
@@ -57,6 +59,19 @@ def test_a_store_that_cannot_be_written_is_told(make_service, index_path):
     assert "cannot be written" in wrong(answer)["control store"]
     # Searches go on.
     assert ask(service, "POST", "/v1/search", json={"queries": [0.0] * 24}).status_code == 200
+
+
+def test_a_daemon_prunes_and_survives_a_store_that_refuses(make_service, caplog):
+    service = make_service(retention=Retention(plans=1, profiles=1, events=1))
+    for coverage in (0.5, 0.6, 0.7):
+        service.repartition(apply=True, coverage=coverage)
+    prune(service)
+    history = service.history()
+    assert [p["id"] for p in history["plans"]] == [4]
+    assert [a["plan_id"] for a in history["applied"]] == [4]
+    service.store.close()
+    prune(service)
+    assert "was not pruned" in caplog.text
 
 
 def test_asking_for_health_changes_nothing_in_the_store(service, index_path):
