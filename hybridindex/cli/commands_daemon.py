@@ -75,6 +75,10 @@ def _status_table(status: dict[str, Any]) -> Table:
         words = "failed" if tier["failed"] else tier["disabled_reason"] or "works"
         moved = f"{readable_bytes(tier['resident_bytes'])} resident, {readable_bytes(tier['moved_bytes'])} moved"
         table.add_row(tier["name"], f"{words}; {moved}")
+    if follows := status["refresher"]:
+        ended = ", ".join(f"{count} {outcome}" for outcome, count in follows["updates"].items()) or "none yet"
+        words = f"{follows['drift_state']}, {follows['queries_kept']:,} queries kept; updates: {ended}"
+        table.add_row("refresh", words if follows["stage"] == "idle" else f"{follows['stage']}; {words}")
     table.add_row("fallbacks", f"{router['device_fallbacks']}, {router['unplaced_lists']} lists unplaced")
     return table
 

@@ -209,12 +209,12 @@ def register(app: typer.Typer) -> None:
         table = Table("kind", "id", "made", "what")
         for made in found["profiles"]:
             what = f"nprobe {made['nprobe']}, {made['threads']} threads"
-            table.add_row("profile", str(made["id"]), made["created_at"], what)
+            table.add_row("profile", str(made["id"]), made["created_at"][:19], what)
         for kept in found["plans"]:
             table.add_row(
                 "plan, serves" if kept["id"] == found["current"] else "plan",
                 str(kept["id"]),
-                kept["created_at"],
+                kept["created_at"][:19],
                 f"{kept['verdict']}, SLO {kept['slo_ms']} ms, coverage {kept['coverage'] or 0:.1%}, "
                 f"{readable_bytes(kept['device_bytes'] or 0)} (profile {kept['profile_id']})",
             )

@@ -70,6 +70,9 @@ def status_of(service: Service) -> dict[str, Any]:
     router, index, admission = service.router, service.index, service.admission
     stats, residency = router.stats(), router.residency
     plan = router.plan
+    refresher = None if service.refresher is None else describe(service.refresher.status())
+    # A refresher that changed the plan knows which row it is.
+    committed = None if refresher is None else refresher.get("plan_id")
     return {
         "index": {
             "fingerprint": index.fingerprint,
@@ -85,7 +88,7 @@ def status_of(service: Service) -> dict[str, Any]:
         "draining": admission.draining,
         "uptime_s": service.clock() - service.started_s,
         "slo_ms": service.slo_ms,
-        "plan_id": service.plan_id,
+        "plan_id": service.plan_id if committed is None else committed,
         "expected_hit_rate": None if plan is None else plan.predicted_hit_rate,
         "residency": {"version": residency.version, "lists": residency.n_resident},
         "devices": [
@@ -108,7 +111,7 @@ def status_of(service: Service) -> dict[str, Any]:
             "refused": dict(admission.refused),
         },
         "sessions": {"open": len(service.sessions), "expired": service.sessions.n_expired},
-        "refresher": None if service.refresher is None else describe(service.refresher.status()),
+        "refresher": refresher,
     }
 
 

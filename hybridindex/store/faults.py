@@ -23,7 +23,7 @@ _SQLITE_WORDS = {
     # A full disk shows as this too, where the file of shared memory beside the store has no room.
     sqlite3.SQLITE_IOERR: "the disk is full, or reports an input/output error; nothing was written",
     sqlite3.SQLITE_CORRUPT: "the file is corrupt; restore it from a copy, or move it away to begin anew",
-    sqlite3.SQLITE_NOTADB: "the file is not a SQLite database",
+    sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; restore it from a copy, or move it away to begin anew",
 }
 
 
