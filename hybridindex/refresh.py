@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybridindex.committed import last_committed_plan
-from hybridindex.errors import InvalidInputError, MissingDependencyError
+from hybridindex.errors import InvalidInputError, MissingDependencyError, ProfileError
 from hybridindex.proposal import Proposal
 from hybridindex.refresh_records import RefreshConfig, RefreshStatus, UpdateRecord, window_data
 from hybridindex.refresh_schedule import timetable_of
@@ -143,6 +143,22 @@ class Refresher:
                 first = self._observe_errors == 1
             if first:
                 _log.exception("a request could not be observed; later ones are only counted")
+
+    def offer(self, queries: F32) -> int:
+        """Takes ``queries`` (n, dim) float32, finite, that were asked elsewhere or earlier, as if they came now.
+
+        They are part of what a plan is made from; windows of the load know nothing of them. Returns how many recent
+        queries are kept now.
+
+        Raises:
+            ProfileError: queries are not kept (``reservoir_queries`` is 0).
+            RouterClosedError: after :meth:`close`.
+        """
+        self._updates.refuse_closed()
+        if not self._reservoir.capacity:
+            raise ProfileError("reservoir_queries is 0: queries are not kept, and no plan is made from any")
+        self._reservoir.offer(queries, self._clock())
+        return len(self._reservoir)
 
     def propose(self, reason: str = "asked for", **request_changes: Any) -> Proposal:
         """Makes a plan from recent queries and says what it would bring. Applies nothing.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,13 +17,14 @@ from rich.table import Table
 
 import hybridindex as hx
 from hybridindex.cli.console import ExitCode, emit, err, out, parse_bytes, readable_bytes
-from hybridindex.cli.options import Devices, Json, StoreUrl, Threads
+from hybridindex.cli.options import KEPT, Devices, Json, KeepEvents, KeepPlans, KeepProfiles, Key, StoreUrl, Threads
 from hybridindex.client.client import Client
 from hybridindex.errors import InvalidInputError, UnreachableError
 from hybridindex.service.auth import KeyFile
 from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.place import find_daemon
 from hybridindex.service.plans import load_plan, plan_difference, plan_summary
+from hybridindex.store.retention import Retention
 
 if TYPE_CHECKING:
     from hybridindex.refresh import Refresher
@@ -37,12 +39,6 @@ Index = Annotated[
 Url = Annotated[
     str | None,
     typer.Option("--url", help="http://host:port or unix:/path; default the daemon of the index.", show_default=False),
-]
-Key = Annotated[
-    str | None,
-    typer.Option(
-        "--key", envvar="HYBRIDINDEX_KEY", help="API key; better given by the environment.", show_default=False
-    ),
 ]
 KeyPath = Annotated[Path, typer.Argument(metavar="FILE", help="Key file.", show_default=False)]
 #: Longest time of a plan change: lists travel meanwhile.
@@ -79,6 +75,10 @@ def _status_table(status: dict[str, Any]) -> Table:
         words = "failed" if tier["failed"] else tier["disabled_reason"] or "works"
         moved = f"{readable_bytes(tier['resident_bytes'])} resident, {readable_bytes(tier['moved_bytes'])} moved"
         table.add_row(tier["name"], f"{words}; {moved}")
+    if follows := status["refresher"]:
+        ended = ", ".join(f"{count} {outcome}" for outcome, count in follows["updates"].items()) or "none yet"
+        words = f"{follows['drift_state']}, {follows['queries_kept']:,} queries kept; updates: {ended}"
+        table.add_row("refresh", words if follows["stage"] == "idle" else f"{follows['stage']}; {words}")
     table.add_row("fallbacks", f"{router['device_fallbacks']}, {router['unplaced_lists']} lists unplaced")
     return table
 
@@ -153,10 +153,10 @@ def _plan_offline(index: Path, store: str | None, changes: dict[str, Any], *, ap
     return answer
 
 
-def _make_refresher(index: hx.Index, router: Router, store: ControlStore) -> Refresher:
-    from hybridindex.refresh import Refresher
+def _make_refresher(index: hx.Index, router: Router, store: ControlStore, *, keep_queries: int) -> Refresher:
+    from hybridindex.refresh import RefreshConfig, Refresher
 
-    return Refresher(index, router, store)
+    return Refresher(index, router, store, RefreshConfig(reservoir_queries=keep_queries))
 
 
 def register(app: typer.Typer) -> None:
@@ -201,6 +201,13 @@ def register(app: typer.Typer) -> None:
                 help="Watch the load and change the plan when it drifts; resumes the last committed plan.",
             ),
         ] = False,
+        keep_queries: Annotated[
+            int,
+            typer.Option("--keep-queries", help="Recent queries that --refresh keeps, in memory; 0: none.", min=0),
+        ] = 4096,
+        keep_plans: KeepPlans = KEPT.plans,
+        keep_profiles: KeepProfiles = KEPT.profiles,
+        keep_events: KeepEvents = KEPT.events,
         drain_timeout: Annotated[float, typer.Option(help="Seconds for requests in flight at the end.")] = 30.0,
         log_format: Annotated[str, typer.Option("--log-format", help="text or json.")] = "text",
         traces: Annotated[
@@ -242,6 +249,7 @@ def register(app: typer.Typer) -> None:
             tls_key=tls_key,
             key_file=keys,
             store_url=store,
+            retention=Retention(plans=keep_plans, profiles=keep_profiles, events=keep_events),
             drain_timeout_s=drain_timeout,
             log_format=log_format,  # type: ignore[arg-type]
             traces=traces,
@@ -252,7 +260,8 @@ def register(app: typer.Typer) -> None:
             emit({"pid": os.getpid(), "urls": urls}, as_json=json)
             out.file.flush()
 
-        run_daemon(index, config, make_refresher=_make_refresher if refresh else None, on_listening=announce)
+        make = partial(_make_refresher, keep_queries=keep_queries) if refresh else None
+        run_daemon(index, config, make_refresher=make, on_listening=announce)
 
     @app.command()
     def status(

@@ -1,8 +1,11 @@
-"""Commands that measure and decide: profile, plan, explain, history, report."""
+"""Commands that measure and decide, and what they left: profile, plan, explain, history, prune, report."""
 
 from __future__ import annotations
 
 import json as jsonlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,10 +13,25 @@ import typer
 from rich.table import Table
 
 import hybridindex as hx
-from hybridindex.cli.console import CliProgress, ExitCode, emit, load_npy, out, parse_bytes, readable_bytes
-from hybridindex.cli.options import Devices, IndexPath, Json, QueriesPath, StoreUrl, Threads
-from hybridindex.errors import InvalidInputError
-from hybridindex.service.plans import load_plan, plan_summary
+from hybridindex.cli.console import CliProgress, ExitCode, emit, load_npy, out, parse_bytes, readable_bytes, to_json
+from hybridindex.cli.options import (
+    KEPT,
+    Devices,
+    IndexPath,
+    Json,
+    KeepEvents,
+    KeepPlans,
+    KeepProfiles,
+    Key,
+    QueriesPath,
+    StoreUrl,
+    Threads,
+)
+from hybridindex.client.client import Client
+from hybridindex.errors import InvalidInputError, UnreachableError
+from hybridindex.service.place import find_daemon
+from hybridindex.service.plans import applied_plans, load_plan, plan_summary
+from hybridindex.store.retention import Retention
 from hybridindex.types import LLMProfile, Profile
 
 __all__ = ["index_info", "plan_summary", "register"]
@@ -163,38 +181,65 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def explain(
         index: IndexPath,
-        plan_id: Annotated[str, typer.Argument(metavar="[PLAN]", help="Plan id or 'latest'.")] = "latest",
+        plan_id: Annotated[
+            str, typer.Argument(metavar="[PLAN]", help="Plan id, 'latest', or 'current': what a daemon serves.")
+        ] = "latest",
+        key: Key = None,
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
-        """Say what a plan decided, from what, and what would change it."""
-        with hx.open(index, verify="quick") as opened, opened.store(store) as control:
-            found = load_plan(opened, plan_id, control)
-            if found is None:
-                raise InvalidInputError("PLAN is 'none'; expected a plan id or 'latest'")
-        number, decided = found
-        emit({"plan_id": number, **plan_summary(decided), "explanation": decided.explain()}, as_json=json)
+        """Say what a plan decided, from what, and what would change it. Asks the index's daemon where one runs."""
+        if plan_id == "none":
+            raise InvalidInputError("PLAN is 'none'; expected a plan id, 'latest' or 'current'")
+        with _daemon(index, key, store) as client:
+            if client is not None:
+                answer = client.plan(None if plan_id == "current" else plan_id)
+                payload = {"plan_id": answer["plan_id"], **(answer["plan"] or {}), "explanation": answer["explanation"]}
+            else:
+                payload = _explain_stored(index, plan_id, store)
+        emit(payload, as_json=json)
         if not json:
-            out.print(decided.explain(), markup=False, highlight=False, soft_wrap=True)
+            out.print(payload["explanation"], markup=False, highlight=False, soft_wrap=True)
 
     @app.command()
-    def history(index: IndexPath, store: StoreUrl = None, json: Json = False) -> None:
-        """List stored profiles and plans of an index, newest last."""
-        with hx.open(index, verify="quick") as opened, opened.store(store) as control:
-            profiles = control.list_profiles(index_fingerprint=opened.fingerprint)
-            plans = control.list_plans(index_fingerprint=opened.fingerprint)
+    def history(index: IndexPath, key: Key = None, store: StoreUrl = None, json: Json = False) -> None:
+        """List stored profiles and plans of an index, newest last. Asks the index's daemon where one runs."""
+        with _daemon(index, key, store) as client:
+            found = to_json(_stored_history(index, store)) if client is None else client.plans()
         table = Table("kind", "id", "made", "what")
-        for made in profiles:
-            table.add_row("profile", str(made.id), made.created_at, f"nprobe {made.nprobe}, {made.threads} threads")
-        for kept in plans:
+        for made in found["profiles"]:
+            what = f"nprobe {made['nprobe']}, {made['threads']} threads"
+            table.add_row("profile", str(made["id"]), made["created_at"][:19], what)
+        for kept in found["plans"]:
             table.add_row(
-                "plan",
-                str(kept.id),
-                kept.created_at,
-                f"{kept.verdict}, SLO {kept.slo_ms} ms, coverage {kept.coverage or 0:.1%}, "
-                f"{readable_bytes(kept.device_bytes or 0)} (profile {kept.profile_id})",
+                "plan, serves" if kept["id"] == found["current"] else "plan",
+                str(kept["id"]),
+                kept["created_at"][:19],
+                f"{kept['verdict']}, SLO {kept['slo_ms']} ms, coverage {kept['coverage'] or 0:.1%}, "
+                f"{readable_bytes(kept['device_bytes'] or 0)} (profile {kept['profile_id']})",
             )
-        emit({"profiles": profiles, "plans": plans}, as_json=json, table=table)
+        emit(found, as_json=json, table=table)
+
+    @app.command()
+    def prune(
+        index: IndexPath,
+        keep_plans: KeepPlans = KEPT.plans,
+        keep_profiles: KeepProfiles = KEPT.profiles,
+        keep_events: KeepEvents = KEPT.events,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much would go.")] = False,
+        key: Key = None,
+        store: StoreUrl = None,
+        json: Json = False,
+    ) -> None:
+        """Delete old plans, profiles and events. What a restart resumes with stays, and all that it refers to."""
+        retention = Retention(plans=keep_plans, profiles=keep_profiles, events=keep_events)
+        with _daemon(index, key, store) as client:
+            served = None if client is None else client.plan()["plan_id"]
+        with hx.open(index, verify="quick") as opened, opened.store(store) as control:
+            gone = control.prune(retention, keep_plans=() if served is None else (served,), dry_run=dry_run)
+        words = "would go" if dry_run else "went"
+        table = f"{gone.plans:,} plans, {gone.profiles:,} profiles and {gone.events:,} events {words}"
+        emit({"dry_run": dry_run, **asdict(gone)}, as_json=json, table=table)
 
     @app.command()
     def report(
@@ -214,6 +259,37 @@ def register(app: typer.Typer) -> None:
             number, decided = found
             files = write_report(output, index_info=index_info(opened), profile=decided.analysis.profile, plan=decided)
         emit({"plan_id": number, "html": files.html, "pngs": files.pngs}, as_json=json, table=f"wrote {files.html}")
+
+
+@contextmanager
+def _daemon(index: Path, key: str | None, store: str | None) -> Iterator[Client | None]:
+    """A client of the daemon that serves ``index``; None where none runs, or another store is meant."""
+    found = None if store is not None else find_daemon(index)
+    if found is None or not found.urls:
+        yield None
+        return
+    with Client(found.urls[0], key=key) as client:
+        yield client
+
+
+def _explain_stored(index: Path, plan_id: str, store: str | None) -> dict[str, Any]:
+    if plan_id == "current":
+        raise UnreachableError(f"PLAN is 'current', and no daemon serves {index}; expected a plan id or 'latest'")
+    with hx.open(index, verify="quick") as opened, opened.store(store) as control:
+        found = load_plan(opened, plan_id, control)
+    assert found is not None, "only 'none' is no plan"
+    number, decided = found
+    return {"plan_id": number, **plan_summary(decided), "explanation": decided.explain()}
+
+
+def _stored_history(index: Path, store: str | None) -> dict[str, Any]:
+    with hx.open(index, verify="quick") as opened, opened.store(store) as control:
+        return {
+            "current": None,
+            "profiles": control.list_profiles(index_fingerprint=opened.fingerprint),
+            "plans": control.list_plans(index_fingerprint=opened.fingerprint),
+            "applied": applied_plans(opened.fingerprint, control),
+        }
 
 
 def index_info(index: hx.Index) -> dict[str, Any]:

@@ -7,7 +7,23 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Devices", "IndexPath", "Json", "Nprobe", "PlanChoice", "QueriesPath", "StoreUrl", "Threads"]
+from hybridindex.store.retention import Retention
+
+__all__ = [
+    "KEPT",
+    "Devices",
+    "IndexPath",
+    "Json",
+    "KeepEvents",
+    "KeepPlans",
+    "KeepProfiles",
+    "Key",
+    "Nprobe",
+    "PlanChoice",
+    "QueriesPath",
+    "StoreUrl",
+    "Threads",
+]
 
 IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Index directory.", show_default=False)]
 QueriesPath = Annotated[
@@ -29,3 +45,14 @@ StoreUrl = Annotated[
 PlanChoice = Annotated[
     str, typer.Option("--plan", help="Plan id, 'latest', or 'none' to search on the host alone.", show_default=True)
 ]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--key", envvar="HYBRIDINDEX_KEY", help="API key; better given by the environment.", show_default=False
+    ),
+]
+#: Defaults of the next three.
+KEPT = Retention()
+KeepPlans = Annotated[int, typer.Option("--keep-plans", help="Newest plans of each index that stay.", min=1)]
+KeepProfiles = Annotated[int, typer.Option("--keep-profiles", help="Newest profiles of each index that stay.", min=1)]
+KeepEvents = Annotated[int, typer.Option("--keep-events", help="Newest events that stay.", min=1)]

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 from hybridindex.client.messages import (
     Address,
@@ -16,6 +17,7 @@ from hybridindex.client.messages import (
     error_of,
     json_of,
     lookahead_call,
+    recent_call,
     result_of,
     search_call,
 )
@@ -134,9 +136,10 @@ class AsyncClient:
         """What is served, where lists are, what waits."""
         return dict(json_of(await self._send(call("GET", "/v1/status"))))
 
-    async def plan(self) -> dict[str, Any]:
-        """The plan in force."""
-        return dict(json_of(await self._send(call("GET", "/v1/plan"))))
+    async def plan(self, plan_id: int | str | None = None) -> dict[str, Any]:
+        """The plan in force; or a stored one, by its id or "latest"."""
+        path = "/v1/plan" if plan_id is None else f"/v1/plans/{quote(str(plan_id), safe='')}"
+        return dict(json_of(await self._send(call("GET", path))))
 
     async def plans(self) -> dict[str, Any]:
         """Stored and applied plans."""
@@ -150,6 +153,14 @@ class AsyncClient:
         """
         asked = call("POST", "/v1/repartition", {"apply": apply, **changes}, repeatable=not apply)
         return dict(json_of(await self._send(asked)))
+
+    async def upload_queries(self, queries: Any) -> dict[str, Any]:
+        """Gives (n, d) float32 queries of late to the refresh, to plan from. Needs a key with the role admin.
+
+        Raises:
+            ProfileError: the daemon keeps no queries.
+        """
+        return dict(json_of(await self._send(recent_call(queries))))
 
     async def drain(self) -> None:
         """Lets the daemon finish and stop. Needs a key with the role admin."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -23,7 +23,17 @@ from hybridindex.errors import (
 )
 from hybridindex.types import SearchResult
 
-__all__ = ["Address", "Call", "call", "error_of", "json_of", "lookahead_call", "result_of", "search_call"]
+__all__ = [
+    "Address",
+    "Call",
+    "call",
+    "error_of",
+    "json_of",
+    "lookahead_call",
+    "recent_call",
+    "result_of",
+    "search_call",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +106,11 @@ def search_call(queries: Any, session: str | None, **options: Any) -> Call:
 def lookahead_call(drafts: Any, session: str, **options: Any) -> Call:
     """As :func:`search_call`. Moving the same lists twice moves them once."""
     return _queries_call(f"/v1/sessions/{quote(session, safe='')}/lookahead", drafts, options)
+
+
+def recent_call(queries: Any) -> Call:
+    """As :func:`search_call`. Sent twice, they would count twice."""
+    return replace(_queries_call("/v1/queries/recent", queries, {}), repeatable=False)
 
 
 def result_of(body: bytes) -> SearchResult:

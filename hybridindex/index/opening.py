@@ -101,6 +101,13 @@ def open_index(path: str | Path, verify: Verify = "full") -> IVFIndex:
 
 def _of_current(path: Path, read: Callable[[Path], _T]) -> _T:
     """What ``read`` says of the current generation; of the next one, if that was put in its place meanwhile."""
+    try:
+        return _of_whole_current(path, read)
+    except CorruptIndexError as error:
+        raise CorruptIndexError(f"{error}; restore the index from a copy, or build it again") from error
+
+
+def _of_whole_current(path: Path, read: Callable[[Path], _T]) -> _T:
     for attempt in range(_ATTEMPTS):
         generation = read_current(path)
         try:

@@ -16,7 +16,7 @@ from typing import Any
 
 from hybridindex import __version__
 from hybridindex.answers import ANSWER_TYPE, encode_answer
-from hybridindex.errors import HybridIndexError, MissingDependencyError
+from hybridindex.errors import HybridIndexError, MissingDependencyError, ProfileError
 from hybridindex.service import openapi
 from hybridindex.service import openapi_answers as answers
 from hybridindex.service.auth import Caller, Keyring
@@ -27,9 +27,11 @@ from hybridindex.service.metrics import CONTENT_TYPE, Metrics
 from hybridindex.service.page.files import PAGE_FILES, PageFile
 from hybridindex.service.plans import plan_tradeoff
 from hybridindex.service.problems import Problem, ProblemError, problem_of
+from hybridindex.service.pruning import prune_now_and_then
+from hybridindex.service.recent import RECENT_PATH, RecentQueries
 from hybridindex.service.series import Series
 from hybridindex.service.shell import CALLER, Shell
-from hybridindex.service.status import describe
+from hybridindex.service.status import describe, health_of
 from hybridindex.service.wire import (
     MIN_BANDWIDTH_SHARE,
     BodyError,
@@ -84,7 +86,7 @@ def create_app(
         redirect_slashes=False,
         lifespan=lambda _app: _lifespan(service, series),
     )
-    routes = _Routes(service, metrics, series, on_drain)
+    routes = _Routes(service, metrics, series, on_drain, keyring)
     routes.register(app)
     for file in PAGE_FILES:
         app.router.routes.append(_PlainRoute(file.path, _serving(file), methods=["GET"]))
@@ -124,7 +126,8 @@ async def _lifespan(service: Service, series: Series) -> AsyncIterator[None]:
             raise
 
     service.start()
-    tasks = [asyncio.create_task(warm_up()), asyncio.create_task(sweep()), asyncio.create_task(sample())]
+    endless = (sweep(), sample(), prune_now_and_then(service))
+    tasks = [asyncio.create_task(work) for work in (warm_up(), *endless)]
     try:
         yield
     finally:
@@ -222,11 +225,19 @@ def _describe_all(app: FastAPI, *, keys: bool) -> None:
 
 
 class _Routes:
-    def __init__(self, service: Service, metrics: Metrics, series: Series, on_drain: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        metrics: Metrics,
+        series: Series,
+        on_drain: Callable[[], None] | None,
+        keyring: Keyring | None,
+    ) -> None:
         self._service = service
         self._metrics = metrics
         self._series = series
         self._on_drain = on_drain
+        self._keyring = keyring
 
     def register(self, app: FastAPI) -> None:
         index, taken = self._service.index, openapi.problems(400, 401, 408, 413, 415, 503)
@@ -243,6 +254,7 @@ class _Routes:
         in_session, ahead = (
             {**body, "parameters": [*openapi.SESSION_PATH, *body["parameters"]]} for body in (search, ahead)
         )
+        recent = RecentQueries(self._service, self._parsed)
         gone = {204: {"description": "It is over"}, **read, **unknown}
         routes: tuple[tuple[str, str, Handler, str, dict[str, Any], dict[int | str, dict[str, Any]]], ...] = (
             ("POST", "/v1/search", self.search, "Search", search, searching),
@@ -267,6 +279,10 @@ class _Routes:
             ("GET", "/v1/plan", self.plan, "The plan in force", {}, {200: answers.PLAN, **read}),
             ("GET", "/v1/plans", self.plans, "Stored and applied plans", {}, {200: answers.PLANS, **read}),
             (
+                "GET", "/v1/plans/{plan}", self.stored_plan, "A stored plan", {"parameters": openapi.PLAN_PATH},
+                {200: answers.STORED_PLAN, **read, **openapi.problems(400, 404)},
+            ),
+            (
                 "GET", "/v1/plan/tradeoff", self.tradeoff, "What other device bytes would bring", {},
                 {200: answers.TRADEOFF, **read},
             ),
@@ -280,7 +296,11 @@ class _Routes:
             ),
             (
                 "POST", "/v1/repartition", self.repartition, "Plan anew; admin", repartition,
-                {200: answers.REPARTITIONED, **taken, **change},
+                {200: answers.REPARTITIONED, **taken, **change, **openapi.problems(507)},
+            ),
+            (
+                "POST", RECENT_PATH, recent.upload, "Give recent queries to the refresh; admin", bodies.recent(),
+                {200: answers.RECENT, **taken, **change},
             ),
             (
                 "POST", "/v1/drain", self.drain, "Finish and stop; admin", {},
@@ -404,6 +424,15 @@ class _Routes:
     async def plan(self, _request: Request) -> Response:
         return _json(describe(await asyncio.to_thread(self._service.plan)))
 
+    async def stored_plan(self, request: Request) -> Response:
+        choice = request.path_params["plan"]
+        try:
+            found = await asyncio.to_thread(self._service.stored_plan, choice)
+        except ProfileError:
+            detail = f"there is no plan {choice} of this index; GET /v1/plans lists those there are"
+            raise ProblemError(Problem(404, "unknown-plan", "Unknown plan", detail, "plan")) from None
+        return _json(describe(found))
+
     async def plans(self, _request: Request) -> Response:
         return _json(await asyncio.to_thread(self._service.history))
 
@@ -465,7 +494,9 @@ class _Routes:
         return _problem(Problem(503, "not-ready", "Not ready", "warming up, or about to stop", retry_after_s=1))
 
     async def healthz(self, _request: Request) -> Response:
-        health = await asyncio.to_thread(self._service.health)
+        ring = self._keyring
+        problem = None if ring is None else ring.problem
+        health = await asyncio.to_thread(health_of, self._service, problem, keys=ring is not None)
         return _json({"ok": health.ok, **describe(health)}, 200 if health.ok else 503)
 
 

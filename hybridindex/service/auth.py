@@ -149,6 +149,12 @@ class KeyFile:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(self.path)
+        # The key is shown next: a power cut must not take it back.
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _stored(entry: Any) -> StoredKey:
@@ -178,12 +184,13 @@ class Keyring:
         #: What is wrong with the file now, or None.
         self.problem: str | None = None
 
-    def _look(self) -> tuple[int, int, int] | None:
+    def _look(self) -> tuple[int, int, int, int] | None:
         try:
             found = self._file.path.stat()
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        # The time of the last change of mode is in it too: a file that others may write from now on is refused.
+        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
     def _refresh(self) -> None:
         stamp = self._look()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.store.retention import Retention
 from hybridindex.tiers.validate import MAX_K
 
 __all__ = ["Limits", "ServiceConfig", "is_loopback"]
@@ -86,6 +87,8 @@ class ServiceConfig:
     key_file: Path | None = None
     #: Control store; None: the file beside the index.
     store_url: str | None = None
+    #: What stays in the control store.
+    retention: Retention = field(default_factory=Retention)
     #: Longest wait for requests in flight when the daemon stops.
     drain_timeout_s: float = 30.0
     log_format: Literal["text", "json"] = "text"

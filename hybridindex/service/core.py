@@ -23,7 +23,7 @@ from hybridindex.router.router import Router
 from hybridindex.router.session import Session
 from hybridindex.service.admission import Admission
 from hybridindex.service.config import ServiceConfig
-from hybridindex.service.plans import PLAN_APPLIED, plan_difference, plan_summary, resume_plan
+from hybridindex.service.plans import PLAN_APPLIED, applied_plans, load_plan, plan_difference, plan_summary, resume_plan
 from hybridindex.service.sessions import SessionTable
 from hybridindex.service.status import Health, describe, health_of, status_of
 from hybridindex.service.warmup import warm_up
@@ -279,6 +279,18 @@ class Service:
             return {"plan_id": None, "plan": None, "explanation": "no plan: the host scans everything"}
         return {"plan_id": self._current_plan_id(), "plan": plan_summary(plan), "explanation": plan.explain()}
 
+    def stored_plan(self, choice: str) -> dict[str, Any]:
+        """As :meth:`plan`, of a stored plan: an id, or "latest".
+
+        Raises:
+            InvalidInputError: no id. ProfileError: there is no such plan of this index.
+        """
+        found = load_plan(self.index, choice, self.store)
+        if found is None:
+            raise InvalidInputError(f"plan is {choice!r}; expected a plan id or 'latest'")
+        number, plan = found
+        return {"plan_id": number, "plan": plan_summary(plan), "explanation": plan.explain()}
+
     def _current_plan_id(self) -> int | None:
         """The committed one, where a refresher changes plans."""
         if self.refresher is None:
@@ -290,11 +302,11 @@ class Service:
     def history(self) -> dict[str, Any]:
         """Stored plans of this index and when each was applied, in the order of saving."""
         fingerprint = self.index.fingerprint
-        events = [e for e in self.store.list_events(kind=PLAN_APPLIED) if e.payload.get("index") == fingerprint]
         return {
             "current": self._current_plan_id(),
+            "profiles": [describe(p) for p in self.store.list_profiles(index_fingerprint=fingerprint)],
             "plans": [describe(p) for p in self.store.list_plans(index_fingerprint=fingerprint)],
-            "applied": [{"at": e.at, "plan_id": e.payload.get("plan_id")} for e in reversed(events)],
+            "applied": applied_plans(fingerprint, self.store),
         }
 
     def repartition(
@@ -389,8 +401,9 @@ class Service:
     def _apply(self, plan: Plan, profile_id: int, bandwidth_share: float) -> int:
         plan_id = self.store.save_plan(plan.to_record(), profile_id)
         self.router.apply_plan(plan, bandwidth_share=bandwidth_share)
-        self.store.record_event(PLAN_APPLIED, {"plan_id": plan_id, "index": self.index.fingerprint})
+        # It serves, whether or not the store takes the event: a restart resumes it as the one stored last.
         self.plan_id = plan_id
+        self.store.record_event(PLAN_APPLIED, {"plan_id": plan_id, "index": self.index.fingerprint})
         return plan_id
 
     # State

@@ -18,6 +18,7 @@ from hybridindex.service.wire import MIN_BANDWIDTH_SHARE, MOST_BYTES
 
 __all__ = [
     "EVENTS",
+    "PLAN_PATH",
     "PROBLEM_SCHEMA",
     "SECURITY",
     "SERIES",
@@ -56,14 +57,15 @@ _WORDS = {
     400: "A field is wrong",
     401: "No key, or not a valid one",
     403: "The key's role does not allow this",
-    404: "No such session",
+    404: "No such session or plan",
     408: "The body did not come in time",
-    409: "No profile to plan from, or a device has failed",
+    409: "No profile to plan from, queries are not kept, or a device has failed",
     413: "Too large",
     415: "Media type not supported",
     429: "This client's share of the queue is full; see Retry-After",
     503: "The queue is full, the daemon drains, or another change is under way; see Retry-After",
     504: "The deadline passed before the search started",
+    507: "The control store cannot be used; see /healthz",
 }
 _RETRY_AFTER = {"required": True, "description": "Seconds", "schema": {"type": "integer", "minimum": 1}}
 
@@ -97,6 +99,15 @@ EVENTS = _query(
 )
 #: The path parameter of a session's routes.
 SESSION_PATH: list[dict[str, Any]] = [{"name": "session", "in": "path", "required": True, "schema": {"type": "string"}}]
+PLAN_PATH: list[dict[str, Any]] = [
+    {
+        "name": "plan",
+        "in": "path",
+        "required": True,
+        "schema": {"type": "string", "pattern": "^([0-9]+|latest)$"},
+        "description": "Its id, or latest.",
+    }
+]
 
 
 class Bodies:
@@ -129,6 +140,10 @@ class Bodies:
         """Of a lookahead."""
         options = {"nprobe": self._nprobe, "budget_bytes": _BYTES}
         return self._with(options, {"queries": self._example, "budget_bytes": 1 << 20})
+
+    def recent(self) -> dict[str, Any]:
+        """Of queries that were asked elsewhere."""
+        return self._with({}, {"queries": self._example})
 
     def _with(self, options: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
         rows = self._limits.max_queries

@@ -25,6 +25,7 @@ __all__ = [
     "HEALTH",
     "PLAN",
     "PLANS",
+    "RECENT",
     "REPARTITIONED",
     "SEARCHED",
     "SERIES",
@@ -32,6 +33,7 @@ __all__ = [
     "SESSION_STATS",
     "STARTED",
     "STATUS",
+    "STORED_PLAN",
     "TRADEOFF",
     "answer",
     "closed",
@@ -136,6 +138,14 @@ HEALTH = answer(closed({"ok": _YES, "checks": _array(_described(Check))}), "Ever
 PLAN = answer(
     closed({"plan_id": _nullable(_INTEGER), "plan": _nullable(_plan_summary()), "explanation": _TEXT}),
     "The plan in force; null where the host scans everything",
+)
+STORED_PLAN = answer(
+    closed({"plan_id": _INTEGER, "plan": _plan_summary(), "explanation": _TEXT}), "A plan and why it is as it is"
+)
+RECENT = answer(
+    closed({"offered": _COUNT, "kept": _COUNT}),
+    "How many were given, and how many recent queries are kept now",
+    {"offered": 1, "kept": 1},
 )
 PLANS = answer(
     closed(

@@ -48,6 +48,8 @@ class Place:
             raise ServiceError(
                 f"{folder} cannot be written ({error.strerror}); the daemon keeps its address there"
             ) from error
+        # A killed daemon's: nobody should be sent to its addresses while this one starts.
+        self._file.unlink(missing_ok=True)
 
     def announce(self, urls: tuple[str, ...]) -> None:
         """Writes the address file, whole or not at all."""

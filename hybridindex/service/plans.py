@@ -14,7 +14,15 @@ from hybridindex.partitioner.tradeoff import Tradeoff, tradeoff_of
 from hybridindex.profiler.hardware import hardware_info
 from hybridindex.store.control import ControlStore
 
-__all__ = ["PLAN_APPLIED", "load_plan", "plan_difference", "plan_summary", "plan_tradeoff", "resume_plan"]
+__all__ = [
+    "PLAN_APPLIED",
+    "applied_plans",
+    "load_plan",
+    "plan_difference",
+    "plan_summary",
+    "plan_tradeoff",
+    "resume_plan",
+]
 
 #: Kind of the event that records a plan that took effect; its payload has ``plan_id`` and ``index``.
 PLAN_APPLIED = "plan_applied"
@@ -71,6 +79,12 @@ def _applied_after(moment: str, index: Index, store: ControlStore) -> int | None
             plan_id = event.payload.get("plan_id")
             return plan_id if event.at > moment and isinstance(plan_id, int) else None
     return None
+
+
+def applied_plans(index_fingerprint: str, store: ControlStore) -> list[dict[str, Any]]:
+    """Which plans of an index took effect and when, oldest first; of the newest events alone."""
+    events = [e for e in store.list_events(kind=PLAN_APPLIED) if e.payload.get("index") == index_fingerprint]
+    return [{"at": e.at, "plan_id": e.payload.get("plan_id")} for e in reversed(events)]
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from hybridindex.errors import (
     ProfileError,
     RefreshError,
     RouterClosedError,
+    StoreError,
     UnknownSessionError,
 )
 from hybridindex.service.wire import BodyError
@@ -108,6 +109,9 @@ def problem_of(error: BaseException) -> Problem:
         # By our rule a message begins with the field that it is about.
         named = _FIELD.match(str(error))
         return Problem(400, "invalid-input", "Invalid input", str(error), named[0] if named else None)
+    if isinstance(error, StoreError):
+        words = "the control store does not take or give what this needs; GET /healthz and the log say why"
+        return Problem(507, "store", "Control store unavailable", words)
     if isinstance(error, ProfileError):
         return Problem(409, "no-profile", "No usable profile", "there is no profile that this needs; see the log")
     return Problem(

@@ -34,7 +34,7 @@ CALLER = "hybridindex.caller"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 #: Probes of an orchestrator carry no key, and say one word; the page holds no data, and asks for a key itself.
 _OPEN = frozenset({"/livez", "/readyz"}) | PAGE_PATHS
-_ADMIN = frozenset({"/v1/repartition", "/v1/drain"})
+_ADMIN = frozenset({"/v1/repartition", "/v1/drain", "/v1/queries/recent"})
 #: Asked for all the time; logged only when something is wrong.
 _QUIET = frozenset({"/livez", "/readyz", "/healthz", "/metrics", "/v1/series", "/v1/events"}) | PAGE_PATHS
 

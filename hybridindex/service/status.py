@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hybridindex.service.core import Service
 
 __all__ = ["Check", "Health", "describe", "health_of", "status_of"]
+
+_log = logging.getLogger(__name__)
 
 #: Free disk space below which the control store may soon fail to write.
 _MIN_FREE_BYTES = 64 << 20
@@ -68,6 +70,9 @@ def status_of(service: Service) -> dict[str, Any]:
     router, index, admission = service.router, service.index, service.admission
     stats, residency = router.stats(), router.residency
     plan = router.plan
+    refresher = None if service.refresher is None else describe(service.refresher.status())
+    # A refresher that changed the plan knows which row it is.
+    committed = None if refresher is None else refresher.get("plan_id")
     return {
         "index": {
             "fingerprint": index.fingerprint,
@@ -83,7 +88,7 @@ def status_of(service: Service) -> dict[str, Any]:
         "draining": admission.draining,
         "uptime_s": service.clock() - service.started_s,
         "slo_ms": service.slo_ms,
-        "plan_id": service.plan_id,
+        "plan_id": service.plan_id if committed is None else committed,
         "expected_hit_rate": None if plan is None else plan.predicted_hit_rate,
         "residency": {"version": residency.version, "lists": residency.n_resident},
         "devices": [
@@ -106,14 +111,21 @@ def status_of(service: Service) -> dict[str, Any]:
             "refused": dict(admission.refused),
         },
         "sessions": {"open": len(service.sessions), "expired": service.sessions.n_expired},
-        "refresher": None if service.refresher is None else describe(service.refresher.status()),
+        "refresher": refresher,
     }
 
 
-def health_of(service: Service) -> Health:
-    """Looks at disk, store and devices now."""
+def health_of(service: Service, key_problem: str | None = None, *, keys: bool = False) -> Health:
+    """Looks at disk, store and devices now; the store is written to, by one page. Blocks.
+
+    Args:
+        key_problem: what is wrong with the key file.
+        keys: whether there is one.
+    """
     stats = service.router.stats()
-    checks = [_disk(service.index.path), _store(service)]
+    checks = [*_disks(service), _store(service)]
+    if keys:
+        checks.append(Check(name="keys", ok=key_problem is None, detail=key_problem or "the key file was read"))
     for tier in service.router.devices:
         failed = tier.failure is not None
         detail = f"failed {tier.n_failures} time(s)" if failed else tier.disabled_reason or "works"
@@ -128,20 +140,35 @@ def health_of(service: Service) -> Health:
     return Health(checks=tuple(checks))
 
 
-def _disk(path: Path) -> Check:
+def _disks(service: Service) -> list[Check]:
+    """The index's file system, and that of a control store elsewhere."""
+    checks = [_disk("disk", service.index.path)]
+    file = service.store.file
+    if file is not None and file.parent != service.index.path.resolve():
+        checks.append(_disk("disk of the control store", file.parent))
+    return checks
+
+
+def _disk(name: str, path: Path) -> Check:
     try:
         free = shutil.disk_usage(path).free
     except OSError as error:
-        return Check(name="disk", ok=False, detail=f"the index directory cannot be read ({error.strerror})")
-    return Check(name="disk", ok=free >= _MIN_FREE_BYTES, detail=f"{free >> 20} MiB free")
+        return Check(name=name, ok=False, detail=f"the directory cannot be read ({error.strerror})")
+    ok = free >= _MIN_FREE_BYTES
+    warning = "" if ok else "; searches go on, but a plan or profile may not be stored: make room"
+    return Check(name=name, ok=ok, detail=f"{free >> 20} MiB free{warning}")
 
 
 def _store(service: Service) -> Check:
     try:
         service.store.list_events(limit=1)
-    except StoreError:
+    except StoreError as error:
+        _log.error("health: %s", error)
         return Check(name="control store", ok=False, detail="it cannot be read; see the log")
-    file = service.index.path / "control.sqlite"
-    if service.config.store_url is None and not os.access(file, os.W_OK):
-        return Check(name="control store", ok=False, detail="it may not be written")
-    return Check(name="control store", ok=True, detail="reads, and may be written")
+    try:
+        service.store.check_writable()
+    except StoreError as error:
+        _log.error("health: %s", error)
+        words = "it cannot be written: searches go on, the plan cannot be changed; see the log"
+        return Check(name="control store", ok=False, detail=words)
+    return Check(name="control store", ok=True, detail="it was read and written")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ from hybridindex.store.engine import Location, locate, make_engine, writing
 from hybridindex.store.faults import translated
 from hybridindex.store.migrate import upgrade_store
 from hybridindex.store.records import PlanSummary, ProfileSummary, ScheduleEntry, StoredEvent, StoredPlan
+from hybridindex.store.retention import Pruned, Retention, prune_rows
 from hybridindex.types import Profile
 
 __all__ = ["ControlStore"]
@@ -88,6 +90,11 @@ class ControlStore:
     def name(self) -> str:
         """The file, or the URL without its password."""
         return self._location.name
+
+    @property
+    def file(self) -> Path | None:
+        """The SQLite file; None on PostgreSQL."""
+        return self._location.path
 
     def close(self) -> None:
         """Wait for calls under way in other threads, then close the connections. A second call does nothing."""
@@ -207,6 +214,30 @@ class ControlStore:
         at = self._now()
         with self._transaction(self._writer) as session:
             schedules.mark_schedule_run(session, name, at)
+
+    def prune(self, retention: Retention, *, keep_plans: Collection[int] = (), dry_run: bool = False) -> Pruned:
+        """Delete old rows; see :mod:`hybridindex.store.retention` for what always stays.
+
+        Args:
+            keep_plans: plans that stay with all they refer to: what a daemon serves.
+            dry_run: delete nothing, only count.
+        """
+        with self._transaction(self._engine if dry_run else self._writer) as session:
+            return prune_rows(session, retention, keep_plans=keep_plans, dry_run=dry_run)
+
+    def check_writable(self) -> None:
+        """Write a page and commit it, so that a full disk or a lost permission shows before a plan is lost to it.
+
+        Raises:
+            StoreError: it cannot be written, and why.
+        """
+        with self._transaction(self._writer) as session:
+            if self._location.backend == "sqlite":
+                # Setting a field of the header to its own value dirties the first page; nothing else changes.
+                version = session.execute(text("PRAGMA user_version")).scalar_one()
+                session.execute(text(f"PRAGMA user_version={int(version)}"))
+            elif session.execute(text("SHOW transaction_read_only")).scalar_one() == "on":
+                raise StoreError(f"control store {self.name}: the server takes no writes now (read only)")
 
     def check_invariants(self) -> None:
         """Read the whole store: page structure and references (SQLite only; PostgreSQL watches its own).

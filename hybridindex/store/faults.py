@@ -20,9 +20,10 @@ _SQLITE_WORDS = {
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened; its directory must exist and be writable",
     sqlite3.SQLITE_PERM: "access is denied",
     sqlite3.SQLITE_FULL: "the disk is full; nothing was written",
-    sqlite3.SQLITE_IOERR: "the disk reported an input/output error",
+    # A full disk shows as this too, where the file of shared memory beside the store has no room.
+    sqlite3.SQLITE_IOERR: "the disk is full, or reports an input/output error; nothing was written",
     sqlite3.SQLITE_CORRUPT: "the file is corrupt; restore it from a copy, or move it away to begin anew",
-    sqlite3.SQLITE_NOTADB: "the file is not a SQLite database",
+    sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; restore it from a copy, or move it away to begin anew",
 }
 
 

@@ -64,6 +64,53 @@ def test_commands_find_the_daemon_of_an_index(cli, running):
     assert "no daemon serves" in gone.json["error"]["message"]
 
 
+def test_explain_and_history_ask_the_daemon_or_the_store(cli, running):
+    index, process, _ = running
+    assert cli("repartition", index, "--coverage", 0.5, "--apply").code == 0
+    # The control store is out of the commands' reach: what they say comes from the daemon.
+    file = index / "control.sqlite"
+    hidden = file.rename(file.with_name("control.sqlite.hidden"))
+    live = {plan: cli("explain", index, plan, "--json") for plan in ("1", "2", "latest", "current")}
+    history = cli("history", index, "--json")
+    shown = cli("history", index)
+    missing = cli("explain", index, "99", "--json")
+    assert not file.exists()
+    hidden.rename(file)
+    assert [live[plan].json["plan_id"] for plan in ("1", "2", "latest", "current")] == [1, 2, 2, 2]
+    assert "plan, serves" in shown.out
+    assert history.json["current"] == 2
+    assert missing.code == ExitCode.SERVICE
+    assert "no plan 99" in missing.json["error"]["message"]
+    assert cli("drain", index).code == 0
+    assert process.wait(60) == 0
+    for plan in ("1", "2", "latest"):
+        assert cli("explain", index, plan, "--json").json == live[plan].json
+    gone = cli("explain", index, "current", "--json")
+    assert gone.code == ExitCode.SERVICE
+    assert "no daemon serves" in gone.json["error"]["message"]
+    offline = cli("history", index, "--json").json
+    assert {**history.json, "current": None} == offline
+    assert len(offline["plans"]) == 2
+    assert [a["plan_id"] for a in offline["applied"]] == [2]
+
+
+def test_prune_keeps_what_a_daemon_serves(cli, running):
+    index = running[0]
+    for coverage in (0.5, 0.6):
+        assert cli("repartition", index, "--coverage", coverage, "--apply").code == 0
+    assert cli("plan", index, "--slo-ms", 50, "--budget", "16MiB", "--json").code in (0, ExitCode.INFEASIBLE)
+    few = ("--keep-plans", 1, "--keep-profiles", 1, "--keep-events", 1, "--json")
+    dry = cli("prune", index, "--dry-run", *few)
+    assert dry.json == {"dry_run": True, "plans": 2, "profiles": 0, "events": 1}
+    assert len(cli("history", index, "--json").json["plans"]) == 4
+    assert cli("prune", index, *few).json == {**dry.json, "dry_run": False}
+    left = cli("history", index, "--json").json
+    assert [p["id"] for p in left["plans"]] == [3, 4]
+    assert left["current"] == 3
+    assert "0 plans" in cli("prune", index).out
+    assert cli("prune", index, "--keep-plans", 0, "--json").code == ExitCode.USAGE
+
+
 def test_without_a_daemon_repartition_plans_for_the_next_one(cli, index_path):
     dry = cli("repartition", index_path, "--coverage", 0.5, "--json")
     assert dry.code == 0, dry.err

@@ -358,11 +358,15 @@ def keys(tmp_path):
         ("GET", "/v1/events", 401, 200, 200),
         ("GET", "/", 200, 200, 200),
         ("GET", "/page.js", 200, 200, 200),
+        ("GET", "/v1/plans/1", 401, 200, 200),
+        ("GET", "/v1/plans/99", 401, 404, 404),
+        ("GET", "/v1/plans/none", 401, 400, 400),
         ("GET", "/v1/openapi.json", 401, 200, 200),
         ("POST", "/v1/search", 401, 400, 400),
         ("POST", "/v1/sessions", 401, 201, 201),
         ("GET", "/nowhere", 401, 404, 404),
         ("POST", "/v1/repartition", 401, 403, 200),
+        ("POST", "/v1/queries/recent", 401, 403, 409),
         ("POST", "/v1/drain", 401, 403, 202),
     ],
 )
@@ -418,7 +422,7 @@ def test_admin_calls_are_audited_and_so_are_attempts(service, keys, caplog):
 
 def test_the_openapi_document_describes_every_route_and_its_examples_work(service):
     schema = ask(service, "GET", "/v1/openapi.json").json()
-    assert len(schema["paths"]) == 17
+    assert len(schema["paths"]) == 19
     assert "Problem" in schema["components"]["schemas"]
     for path, body in (("/v1/search", {}), ("/v1/sessions", {}), ("/v1/repartition", {})):
         example = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]

@@ -1,0 +1,37 @@
+"""A daemon keeps its control store small: now and then, old plans, profiles and events go.
+
+What goes and what never does is in :mod:`hybridindex.store.retention`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from hybridindex.errors import StoreError
+from hybridindex.service.core import Service
+
+__all__ = ["prune", "prune_now_and_then"]
+
+_log = logging.getLogger(__name__)
+
+_EVERY_S = 3600.0
+
+
+def prune(service: Service) -> None:
+    """Once. A store that does not take it is logged; the next time may do. Blocks."""
+    current = service.plan()["plan_id"]
+    try:
+        gone = service.store.prune(service.config.retention, keep_plans=() if current is None else (current,))
+    except StoreError as error:
+        _log.warning("the control store was not pruned: %s", error)
+        return
+    if gone:
+        _log.info("pruned %d plans, %d profiles and %d events", gone.plans, gone.profiles, gone.events)
+
+
+async def prune_now_and_then(service: Service) -> None:
+    """Until it is cancelled; first an hour after the start, when nobody waits for the daemon any more."""
+    while True:
+        await asyncio.sleep(_EVERY_S)
+        await asyncio.to_thread(prune, service)

@@ -1,0 +1,117 @@
+"""Which rows of a control store may go: old plans, profiles and events, and never what a restart or a reason needs.
+
+Kept whatever the limits say: of each index, the plan that was committed last, the one applied last and the one stored
+last, and the events that say so; whatever plan the caller names; the profile of every plan that stays, and the profiles
+that it was renewed from. Rows go in one transaction. The file of a SQLite store keeps its size, its pages are used
+again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.store.models import Base, EventRow, HardwareRow, PlanRow, ProfileRow
+
+__all__ = ["Pruned", "Retention", "prune_rows"]
+
+#: Kinds of events that say which plan of an index is the current one, and where their payload names the index.
+_DECIDING = {"plan_committed": "index_fingerprint", "plan_applied": "index"}
+#: Ids in one statement; SQLite and PostgreSQL bound their number.
+_CHUNK = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How many of the newest rows stay: plans and profiles of each index, events of all."""
+
+    plans: int = 500
+    profiles: int = 100
+    events: int = 20_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
+                raise InvalidInputError(f"{field.name} is {value!r}; expected how many to keep, 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """How many rows went, or would go."""
+
+    plans: int
+    profiles: int
+    events: int
+
+    def __bool__(self) -> bool:
+        return bool(self.plans or self.profiles or self.events)
+
+
+def prune_rows(session: Session, retention: Retention, *, keep_plans: Collection[int], dry_run: bool) -> Pruned:
+    """Deletes what the retention does not keep; ``dry_run``: only counts it."""
+    deciding, named = _deciding_events(session)
+    plans = session.execute(
+        select(PlanRow.id, PlanRow.profile_id, ProfileRow.index_fingerprint)
+        .join(ProfileRow, ProfileRow.id == PlanRow.profile_id)
+        .order_by(PlanRow.id.desc())
+    ).all()
+    kept_plans = _newest(((p.id, p.index_fingerprint) for p in plans), retention.plans) | named | set(keep_plans)
+    profiles = session.execute(
+        select(ProfileRow.id, ProfileRow.index_fingerprint, ProfileRow.notes).order_by(ProfileRow.id.desc())
+    ).all()
+    kept_profiles = _newest(((p.id, p.index_fingerprint) for p in profiles), retention.profiles)
+    kept_profiles |= {p.profile_id for p in plans if p.id in kept_plans}
+    # A parent has a smaller id than what was renewed from it: newest first, one pass finds the whole line.
+    for profile in profiles:
+        parent = profile.notes.get("parent") if isinstance(profile.notes, dict) else None
+        if profile.id in kept_profiles and isinstance(parent, int):
+            kept_profiles.add(parent)
+    events = session.scalars(select(EventRow.id).order_by(EventRow.id.desc()).offset(retention.events)).all()
+    gone_plans = [p.id for p in plans if p.id not in kept_plans]
+    gone_profiles = [p.id for p in profiles if p.id not in kept_profiles]
+    gone_events = [number for number in events if number not in deciding]
+    if not dry_run:
+        # Arrays and samples go with their plan or profile.
+        _delete(session, PlanRow, gone_plans)
+        _delete(session, ProfileRow, gone_profiles)
+        _delete(session, EventRow, gone_events)
+        session.execute(delete(HardwareRow).where(HardwareRow.id.not_in(select(ProfileRow.hardware_id))))
+    return Pruned(plans=len(gone_plans), profiles=len(gone_profiles), events=len(gone_events))
+
+
+def _deciding_events(session: Session) -> tuple[set[int], set[int]]:
+    """The newest event of each deciding kind and index, and the plans that they name."""
+    events: set[int] = set()
+    plans: set[int] = set()
+    seen: set[tuple[str, Any]] = set()
+    query = select(EventRow.id, EventRow.kind, EventRow.data).where(EventRow.kind.in_(_DECIDING))
+    for event in session.execute(query.order_by(EventRow.id.desc())):
+        index = event.data.get(_DECIDING[event.kind])
+        if (event.kind, index) in seen:
+            continue
+        seen.add((event.kind, index))
+        events.add(event.id)
+        if isinstance(plan_id := event.data.get("plan_id"), int):
+            plans.add(plan_id)
+    return events, plans
+
+
+def _newest(rows: Iterable[tuple[int, str]], count: int) -> set[int]:
+    """The first ``count`` ids of each index; ``rows`` are (id, index), newest first."""
+    kept: dict[str, list[int]] = defaultdict(list)
+    for number, index in rows:
+        if len(kept[index]) < count:
+            kept[index].append(number)
+    return {number for numbers in kept.values() for number in numbers}
+
+
+def _delete(session: Session, table: type[Base], ids: list[int]) -> None:
+    for start in range(0, len(ids), _CHUNK):
+        session.execute(delete(table).where(table.__table__.c["id"].in_(ids[start : start + _CHUNK])))

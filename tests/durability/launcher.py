@@ -1,0 +1,160 @@
+"""Starts processes that die at a point: one parent that has loaded the library, and forks for each of them.
+
+A child is a process of its own: its locks, files and mappings end with its SIGKILL as those of any process do. Loading
+faiss and torch once, instead of once a child, is what makes some fifty deaths affordable. The parent runs no search and
+starts no thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.durability.points import Point, arm
+
+__all__ = ["Child", "Launcher"]
+
+_ROOT = Path(__file__).parents[2]
+
+
+class Child:
+    """One started process. Wait for it before the next is started."""
+
+    def __init__(self, launcher: Launcher, pid: int, log: Path) -> None:
+        self._launcher = launcher
+        self.pid = pid
+        self._log = log
+
+    def wait(self) -> int:
+        """Its exit status; minus the signal that ended it."""
+        return os.waitstatus_to_exitcode(self._launcher.hear()["status"])
+
+    def wait_for(self, words: str) -> None:
+        """Until its log has ``words``."""
+        while words not in self.log:
+            assert os.path.exists(f"/proc/{self.pid}/exe"), f"the child ended without {words}:\n{self.log}"
+            time.sleep(0.02)
+
+    @property
+    def log(self) -> str:
+        """Standard output and error together."""
+        return self._log.read_text(errors="replace")
+
+
+class Launcher:
+    """Owner of the parent. A context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._number = 0
+        self._parent = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "tests.durability.launcher"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=_ROOT,
+            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+        )
+
+    def start(self, *words: object, at: Point | None = None, limits: dict[str, int] | None = None) -> Child:
+        """Runs ``hybridindex WORDS``, or a Python file where the first word is one, in a process of its own.
+
+        ``limits``: soft limits of :mod:`resource`, by name.
+        """
+        self._number += 1
+        log = self._folder / f"child-{self._number}.log"
+        log.touch()
+        job = {
+            "words": [str(word) for word in words],
+            "at": None if at is None else asdict(at),
+            "limits": limits or {},
+            "log": str(log),
+        }
+        assert self._parent.stdin is not None
+        self._parent.stdin.write(json.dumps(job) + "\n")
+        self._parent.stdin.flush()
+        return Child(self, self.hear()["pid"], log)
+
+    def hear(self) -> dict[str, Any]:
+        assert self._parent.stdout is not None
+        line = self._parent.stdout.readline()
+        assert line, "the parent of the children is gone"
+        heard: dict[str, Any] = json.loads(line)
+        return heard
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._parent.stdin is not None
+        assert self._parent.stdout is not None
+        self._parent.stdin.close()
+        self._parent.wait(60)
+        self._parent.stdout.close()
+
+
+def _be_child(job: dict[str, Any]) -> None:
+    """In the child: never returns."""
+    status = 1
+    try:
+        log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for old, new in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(old, new)
+        if job["limits"]:
+            import resource
+
+            for name, value in job["limits"].items():
+                kind = getattr(resource, name)
+                resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
+        if job["at"] is not None:
+            arm(Point(**job["at"]))
+        first = job["words"][0]
+        if first.endswith(".py"):
+            sys.argv = job["words"]
+            runpy.run_path(first, run_name="__main__")
+        else:
+            from hybridindex.cli.entry import run
+
+            sys.argv = ["hybridindex", *job["words"]]
+            run()
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    except BaseException:  # noqa: BLE001 - the log is all that is left of it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _preload() -> None:
+    import faiss  # noqa: F401
+    import torch  # noqa: F401
+
+
+def _main() -> None:
+    _preload()
+    for line in sys.stdin:
+        job = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            _be_child(job)
+        print(json.dumps({"pid": pid}), flush=True)
+        print(json.dumps({"status": os.waitpid(pid, 0)[1]}), flush=True)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,132 @@
+"""The container examples as far as they can be checked without containers: their commands parse, their files exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from hybridindex.cli.main import app
+from tests.cli.test_cli import cli
+from tests.cli.test_daemon_commands import running
+from tests.service.conftest import index_path, planned_index
+
+__all__ = ["cli", "index_path", "planned_index", "running"]
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = ROOT / "examples/compose.yml"
+DOCKERFILE = ROOT / "examples/Dockerfile"
+
+
+def parses(words):
+    """Whether the command line takes these words; it is not run."""
+    group = typer.main.get_command(app)
+    context = group.make_context("hybridindex", list(words), resilient_parsing=True)
+    name, command, rest = group.resolve_command(context, list(words))
+    if rest != ["--help"]:
+        command.make_context(name, rest, parent=context)
+    return name
+
+
+def instructions():
+    """(stage, word, rest) of each instruction of the Dockerfile."""
+    text = re.sub(r"^#.*\n", "", DOCKERFILE.read_text(), flags=re.M).replace("\\\n", " ")
+    stage, found = 0, []
+    for line in filter(None, (line.strip() for line in text.splitlines())):
+        word, _, rest = line.partition(" ")
+        stage += word == "FROM"
+        found.append((stage, word, " ".join(rest.split())))
+    return found
+
+
+def instruction(name, stage=2):
+    return [rest for at, word, rest in instructions() if (at, word) == (stage, name)]
+
+
+@pytest.fixture(scope="module")
+def compose():
+    return yaml.safe_load(COMPOSE.read_text())
+
+
+def test_commands_of_the_compose_file_parse(compose):
+    index = compose["services"]["index"]["command"]
+    assert parses(index) == "serve"
+    assert parses([*index, "--drain-timeout", "40"]) == "serve"
+    with pytest.raises(Exception, match="No such option"):
+        parses([*index, "--no-such-option"])
+    shown = re.findall(r"run --rm tools (.*)|^#   (?:hybridindex) (.*?)(?: &&|$)", COMPOSE.read_text(), flags=re.M)
+    names = [parses(shlex.split(tool or plain)) for tool, plain in shown]
+    assert names == ["build", "profile", "plan", "keys"]
+
+
+def test_the_index_goes_first_and_both_share_one_gpu(compose):
+    index, llm = compose["services"]["index"], compose["services"]["llm"]
+    assert llm["depends_on"] == {"index": {"condition": "service_healthy"}}
+    devices = [s["deploy"]["resources"]["reservations"]["devices"] for s in (index, llm)]
+    assert devices[0] == devices[1]
+    assert devices[0][0]["device_ids"] == ["0"]
+    words = llm["command"]
+    assert "--kv-cache-memory-bytes" in words
+    assert float(words[words.index("--gpu-memory-utilization") + 1].split(":-")[1].rstrip("}")) < 0.92
+
+
+def test_what_the_compose_file_names_is_defined(compose):
+    for name, service in compose["services"].items():
+        for volume in service.get("volumes", ()):
+            assert volume.split(":")[0] in compose["volumes"], name
+        assert set(service.get("networks", ())) <= set(compose["networks"])
+        assert set(service.get("secrets", ())) <= set(compose["secrets"])
+        # Nothing is offered beyond this machine.
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+    for build in (compose["services"][n]["build"] for n in ("index", "tools")):
+        assert (COMPOSE.parent / build["context"] / build["dockerfile"]).resolve() == DOCKERFILE
+    secret = compose["services"]["index"]["command"]
+    assert secret[secret.index("--keys") + 1] == "/run/secrets/index_keys"
+    grace = int(compose["services"]["index"]["stop_grace_period"].rstrip("s"))
+    assert grace > 30  # --drain-timeout
+
+
+def test_the_image_serves_as_nobody_and_its_commands_parse():
+    assert json.loads(instruction("ENTRYPOINT")[0]) == ["hybridindex"]
+    assert parses(json.loads(instruction("CMD")[0])) == "serve"
+    user = instruction("USER")[0]
+    assert user == "10001:10001"
+    order = [word for stage, word, _ in instructions() if stage == 2]
+    assert order.index("USER") < order.index("ENTRYPOINT")
+    assert not {"USER", "RUN"} & set(order[order.index("USER") + 1 :])
+
+
+def test_what_the_image_is_built_from_exists():
+    for rest in instruction("COPY", stage=1):
+        for source in rest.split()[:-1]:
+            assert (ROOT / source).exists(), source
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = instruction("ARG", stage=1)[0].removeprefix("EXTRAS=").split(",")
+    assert set(extras) <= set(project["optional-dependencies"])
+    assert (ROOT / project["readme"]).name in " ".join(instruction("COPY", stage=1))
+    assert all(file in " ".join(instruction("COPY", stage=1)) for file in project["license-files"])
+
+
+def test_the_health_check_sees_a_daemon_come_and_go(running, cli):
+    index, process, url = running
+    words = json.loads(instruction("HEALTHCHECK")[0].partition("CMD ")[2])
+    assert words[0] == "python"
+    words = [sys.executable, *(word.replace("http://127.0.0.1:8080", url) for word in words[1:])]
+    assert url in words[-1]
+
+    def healthy():
+        return subprocess.run(words, capture_output=True, timeout=30).returncode == 0
+
+    while not healthy():
+        assert process.poll() is None
+    assert cli("drain", index).code == 0
+    process.wait(60)
+    assert not healthy()

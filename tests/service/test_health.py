@@ -1,0 +1,84 @@
+"""What ``/healthz`` says of the key file and of a control store that cannot be written."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+
+from hybridindex.service.auth import KeyFile, Keyring
+from hybridindex.service.pruning import prune
+from hybridindex.store.retention import Retention
+from tests.service.conftest import ask
+
+UNREADABLE = "the key file cannot be read; the keys read before stay in force"
+
+
+def wrong(answer):
+    return {c["name"]: c["detail"] for c in answer.json()["checks"] if not c["ok"]}
+
+
+def test_a_key_file_that_cannot_be_read_is_told_and_the_last_keys_stay(service, tmp_path):
+    file = KeyFile(tmp_path / "keys.json")
+    key = file.add("web", "search")
+    good = file.path.read_bytes()
+    asked = {"app_options": {"keyring": Keyring(file.path)}, "headers": {"authorization": f"Bearer {key}"}}
+    assert ask(service, "GET", "/healthz", **asked).status_code == 200
+    for spoil in (
+        lambda: file.path.write_text("{"),
+        file.path.unlink,
+        lambda: file.path.write_bytes(good),
+        lambda: os.chmod(file.path, 0o622),
+        lambda: os.chmod(file.path, 0o600),
+    ):
+        spoil()
+        answer = ask(service, "GET", "/healthz", **asked)
+        whole = file.path.exists() and file.path.read_bytes() == good and file.path.stat().st_mode & 0o022 == 0
+        assert answer.status_code == (200 if whole else 503)
+        assert wrong(answer) == (
+            {} if whole else {"keys": "the key file cannot be read; the keys read before stay in force"}
+        )
+    # A stranger is told nothing.
+    asked["headers"] = {}
+    assert ask(service, "GET", "/healthz", **asked).status_code == 401
+
+
+def test_without_keys_there_is_no_check_of_keys(service):
+    assert "keys" not in {c["name"] for c in ask(service, "GET", "/healthz").json()["checks"]}
+
+
+def test_a_store_that_cannot_be_written_is_told(make_service, index_path):
+    service = make_service()
+    # What a directory that became read-only does to SQLite, which root would not notice by permissions.
+    for connection in (service.store._engine.raw_connection(),):
+        connection.execute("PRAGMA query_only=ON")
+        connection.close()
+    answer = ask(service, "GET", "/healthz")
+    assert answer.status_code == 503
+    assert list(wrong(answer)) == ["control store"]
+    assert "cannot be written" in wrong(answer)["control store"]
+    # Searches go on.
+    assert ask(service, "POST", "/v1/search", json={"queries": [0.0] * 24}).status_code == 200
+
+
+def test_a_daemon_prunes_and_survives_a_store_that_refuses(make_service, caplog):
+    service = make_service(retention=Retention(plans=1, profiles=1, events=1))
+    for coverage in (0.5, 0.6, 0.7):
+        service.repartition(apply=True, coverage=coverage)
+    prune(service)
+    history = service.history()
+    assert [p["id"] for p in history["plans"]] == [4]
+    assert [a["plan_id"] for a in history["applied"]] == [4]
+    service.store.close()
+    prune(service)
+    assert "was not pruned" in caplog.text
+
+
+def test_asking_for_health_changes_nothing_in_the_store(service, index_path):
+    before = service.store.list_events(limit=1000)
+    for _ in range(3):
+        assert ask(service, "GET", "/healthz").status_code == 200
+    assert service.store.list_events(limit=1000) == before
+    service.store.check_invariants()
+    with closing(sqlite3.connect(index_path / "control.sqlite")) as raw:
+        assert raw.execute("PRAGMA user_version").fetchone() == (0,)
