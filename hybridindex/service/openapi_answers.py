@@ -7,6 +7,7 @@ What a refresher tells (its status, proposals, outcomes) is its own; of that onl
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -73,6 +74,8 @@ def _array(items: Schema) -> Schema:
 
 def _described(kind: Any) -> Schema:
     """The schema of what :func:`hybridindex.service.status.describe` makes of a value of this type."""
+    if get_origin(kind) is Mapping:
+        return {"type": "object", "additionalProperties": _described(get_args(kind)[1])}
     if get_origin(kind) in (Union, types.UnionType):
         (only,) = [part for part in get_args(kind) if part is not type(None)]
         return _nullable(_described(only))
