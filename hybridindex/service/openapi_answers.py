@@ -18,7 +18,7 @@ from hybridindex.router.stats import RouterStats
 from hybridindex.router.usage import ArenaUse
 from hybridindex.service.series import Sample
 from hybridindex.service.status import Check
-from hybridindex.store.records import PlanSummary
+from hybridindex.store.records import PlanSummary, ProfileSummary
 
 __all__ = [
     "DRAINING",
@@ -155,6 +155,7 @@ PLANS = answer(
         {
             "current": _nullable(_INTEGER),
             "plans": _array(_described(PlanSummary)),
+            "profiles": _array(_described(ProfileSummary)),
             "applied": _array(closed({"at": _TEXT, "plan_id": _INTEGER})),
         }
     ),

@@ -86,7 +86,7 @@ def _rss_bytes() -> int:
 
 
 def _search(body: bytes, kind: str = RAW, target: str = "/v1/search", more: str = "") -> bytes:
-    head = f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nAccept: {ANSWER_TYPE}\r\n{more}"
+    head = f"POST {target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nAccept: {ANSWER_TYPE}\r\n{more}"
     if "connection" not in more.lower():
         head += "Connection: close\r\n"
     if "content-length" not in more.lower() and "transfer-encoding" not in more.lower():
@@ -369,14 +369,14 @@ def test_pipelined_requests_are_answered_in_order(served):
     st.one_of(
         st.binary(min_size=1, max_size=300),
         st.builds(
-            lambda method, path, version: f"{method} {path} {version}\r\nHost: x\r\n\r\n".encode("latin-1"),
+            lambda method, path, version: f"{method} {path} {version}\r\nHost: localhost\r\n\r\n".encode("latin-1"),
             st.sampled_from(["GET", "POST", "PRI", "get", "", "\x00", "DELETE"]),
             st.sampled_from(
                 ["/livez", "/", "*", "//v1/search", "/../v1/plan", "/%ff", "http://x/livez", "/v1/sessions/%00", "/a b"]
             ),
             st.sampled_from(["HTTP/1.1", "HTTP/1.0", "HTTP/2.0", "HTTP/9.9", "FTP/1.1", ""]),
         ),
-        st.binary(max_size=100).map(lambda b: b"GET /livez HTTP/1.1\r\nHost: x\r\n" + b + b"\r\n\r\n"),
+        st.binary(max_size=100).map(lambda b: b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + b + b"\r\n\r\n"),
     )
 )
 def test_garbage_instead_of_http(served, garbage):

@@ -16,7 +16,7 @@ from hybridindex.service.protocol import PatientProtocol, choose_protocol
 from tests.service.conftest import assert_same
 from tests.service.test_run import run_daemon
 
-HEAD = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
+HEAD = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture(params=["h11", "httptools"])
