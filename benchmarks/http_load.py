@@ -36,7 +36,7 @@ def request(path: str, query: Any) -> bytes:
     """One binary search as it goes over the wire. ``query``: (d,) float32."""
     body = query.astype("<f4", copy=False).tobytes()
     head = (
-        f"POST {path} HTTP/1.1\r\nhost: daemon\r\ncontent-type: application/octet-stream\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/octet-stream\r\n"
         f"accept: application/octet-stream\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
