@@ -10,11 +10,12 @@ SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard hybridindex/
 SANITIZE := build/sanitize
 FUZZ_SECONDS ?= 30
 
-.PHONY: help demo test lint wheel-check sanitize fuzz bench clean
+.PHONY: help demo test test-vllm lint wheel-check sanitize fuzz bench clean
 
 help:
 	@echo "make demo         real text, real queries: build, profile, plan, serve, report (build/demo)"
 	@echo "make test         install into .venv and run the whole test suite"
+	@echo "make test-vllm    beside a real vLLM on the CPU, in build/vllm (2.5 GB): plugins, profiling; or NOT VERIFIED"
 	@echo "make lint         ruff and mypy"
 	@echo "make wheel-check  build the wheel and the sdist, install the wheel elsewhere, import every module"
 	@echo "make sanitize     tests of the native scan under address, undefined-behaviour and thread sanitizers"
@@ -41,6 +42,9 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-vllm:
+	PYTHON=$(PYTHON) sh tests/vllm/run.sh build/vllm
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
