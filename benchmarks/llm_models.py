@@ -66,8 +66,9 @@ def convert(gguf: Path, output: Path) -> None:
         quantization_config=GgufConfig(dequantize=True),
         dtype=torch.bfloat16,
     )
-    # The weights are plain now; vLLM would look for GGUF otherwise.
-    del model.config.quantization_config
+    # The weights are plain now, and vLLM would look for GGUF; newer versions of transformers see to it themselves.
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
     draft = output.with_name(output.name + ".tmp")
     shutil.rmtree(draft, ignore_errors=True)
     model.save_pretrained(draft)
