@@ -10,12 +10,13 @@ SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard hybridindex/
 SANITIZE := build/sanitize
 FUZZ_SECONDS ?= 30
 
-.PHONY: help demo test chromium lint wheel-check sanitize fuzz bench clean
+.PHONY: help demo test test-vllm chromium lint wheel-check sanitize fuzz bench clean
 
 help:
 	@echo "make demo         real text, real queries: build, profile, plan, serve, report (build/demo)"
 	@echo "make test         install into .venv and run the whole test suite"
 	@echo "make chromium     install the browser that tests of the page need, where this is root on Debian or Ubuntu"
+	@echo "make test-vllm    beside a real vLLM on the CPU, in build/vllm (2.5 GB): plugins, profiling; or NOT VERIFIED"
 	@echo "make lint         ruff and mypy"
 	@echo "make wheel-check  build the wheel and the sdist, install the wheel elsewhere, import every module"
 	@echo "make sanitize     tests of the native scan under address, undefined-behaviour and thread sanitizers"
@@ -50,6 +51,9 @@ chromium:
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } > /dev/null 2>&1; \
 	then echo "chromium was installed"; \
 	else echo "no chromium, and it cannot be installed here: the tests of the page will be skipped"; fi
+
+test-vllm:
+	PYTHON=$(PYTHON) sh tests/vllm/run.sh build/vllm
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -20,6 +20,7 @@ The tree::
     │   ├── DeviceNotFoundError
     │   └── OutOfBudgetError                  internal to placement: pages or scratch exceed the budget
     ├── MissingDependencyError                an extra is not installed; names the extra
+    ├── LLMServerError                        an LLM cannot be reached or measured; names address and what came back
     ├── RouterError
     │   ├── RouterClosedError
     │   └── RefreshError                      an update of the plan cannot be made now
@@ -47,6 +48,7 @@ __all__ = [
     "HybridIndexError",
     "IndexFormatError",
     "InvalidInputError",
+    "LLMServerError",
     "MissingDependencyError",
     "NotWritableError",
     "OutOfBudgetError",
@@ -136,6 +138,15 @@ class OutOfBudgetError(DeviceError):
 
 class MissingDependencyError(HybridIndexError, ImportError):
     """An optional package is needed; the message names the extra that brings it."""
+
+
+class LLMServerError(HybridIndexError):
+    """An LLM server cannot be reached, answers wrongly or too slowly, or an LLM engine cannot be run."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        """``status``: of the HTTP answer that refused; 0 where nobody accepted the connection."""
+        super().__init__(message)
+        self.status = status
 
 
 class RouterError(HybridIndexError):

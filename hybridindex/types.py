@@ -21,6 +21,8 @@ __all__ = [
     "U8",
     "AccessSample",
     "HardwareInfo",
+    "LLMLevel",
+    "LLMMeasurement",
     "LLMProfile",
     "Metric",
     "Profile",
@@ -156,6 +158,56 @@ class LLMProfile:
     ttft_s: float = 0.0
     #: Pipeline step name -> generation seconds that retrieval can hide behind.
     generation_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LLMLevel:
+    """A closed loop of requests to an LLM: ``concurrency`` clients, each sends its next request after an answer.
+
+    Times in seconds; medians and 90th percentiles over the requests. Offline runs have no clients and no such times:
+    there ``concurrency`` is the number of requests given at once, and times are 0.
+    """
+
+    concurrency: int
+    n_requests: int
+    #: Mean tokens per request, as the engine counted them.
+    input_tokens: float
+    output_tokens: float
+    throughput_rps: float
+    ttft_p50_s: float = 0.0
+    ttft_p90_s: float = 0.0
+    #: Time per output token after the first.
+    tpot_p50_s: float = 0.0
+    tpot_p90_s: float = 0.0
+    #: Whole request.
+    latency_p50_s: float = 0.0
+    latency_p90_s: float = 0.0
+    #: Largest part of the KV cache that was seen in use, 0..1; None where the engine does not tell.
+    kv_usage: float | None = None
+    #: Requests that the engine threw out of the KV cache and began anew; None where it does not tell.
+    preemptions: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LLMMeasurement:
+    """What was measured about one LLM on one machine, with the profile that a plan takes from it."""
+
+    #: ISO 8601, UTC.
+    created_at: str
+    #: Fingerprint and devices of the machine that measured; the LLM's, where it runs there.
+    hardware_fingerprint: str
+    model: str
+    #: "server": closed loops over HTTP. "offline": vLLM's own loop, one engine per KV-cache size.
+    method: Literal["server", "offline"]
+    profile: LLMProfile
+    #: Rising concurrency at ``profile.input_tokens`` and ``output_tokens``; offline: rising KV-cache bytes.
+    levels: tuple[LLMLevel, ...]
+    #: (prompt tokens, median TTFT in seconds) of single requests.
+    prefill: tuple[tuple[int, float], ...] = ()
+    #: (KV-cache bytes, why) of points that the engine did not run.
+    refused: tuple[tuple[int, str], ...] = ()
+    #: KV-cache tokens, what ended a run early, and other facts worth keeping.
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hybridindex.partitioner.plan import problem_of
 from hybridindex.partitioner.solver import Solution, solve
+from hybridindex.partitioner.throughput import throughput_model
 
 if TYPE_CHECKING:
     from hybridindex.partitioner.plan import Plan
@@ -43,6 +44,8 @@ def explain_plan(plan: Plan) -> str:
         if plan.epsilon_solved is not None
         else ""
     )
+    llm = throughput_model(request.llm) if request.llm is not None else None
+    unmeasured = [*latency.notes, *(llm.unmeasured(plan.device_bytes) if llm is not None else ())]
     lines = [
         f"Verdict: {plan.verdict.value}: {plan.reason}.",
         f"Asked: {request.slo_stage} p{request.percentile:g} within {request.slo_ms:g} ms at {load}, "
@@ -61,7 +64,7 @@ def explain_plan(plan: Plan) -> str:
         f"From: profile {profile.id if profile.id is not None else '(not stored)'} of {profile.created_at}, {held}, "
         f"nprobe {plan.nprobe}, {latency.host.n_samples} host scan timings ({profile.scanner}, "
         f"{profile.threads} threads, {profile.hardware.cpu_model}).",
-        f"Not measured: {'; '.join(latency.notes) if latency.notes else 'nothing that the model needs'}.",
+        f"Not measured: {'; '.join(unmeasured) if unmeasured else 'nothing that the model needs'}.",
         _other_slo(plan),
         _other_budget(plan),
     ]

@@ -348,6 +348,8 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
         int(used) * curve.geometry.page_bytes + scratch if used > 0 else 0
         for used, scratch in zip(placement.pages_used.tolist(), request.scratch, strict=True)
     )
+    if problem.llm is not None and problem.llm.extrapolated(sum(each)):
+        notes.extend(problem.llm.unmeasured(sum(each)))
     final = problem.step(work, int(resident.size), sum(each), tau_s, with_device=True, measured_too=True)
     met = final.accepted and request.search_slo_s > 0
     trace = (*(solution.trace if solution is not None else ()), final)

@@ -12,6 +12,10 @@ from hybridindex.types import F64, LLMProfile
 
 __all__ = ["ThroughputModel", "throughput_model", "waiting_factor"]
 
+_LINEAR = (
+    "LLM throughput at another KV-cache size (one point: the linear rule is assumed, and overstates a convex curve)"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ThroughputModel:
@@ -29,6 +33,20 @@ class ThroughputModel:
     def measured(self) -> bool:
         """More than one point: not the paper's linear rule."""
         return self.kv_bytes.size > 2
+
+    def extrapolated(self, index_bytes: int) -> bool:
+        """True when what is left is below the smallest size that was measured, of several."""
+        left = self.total_bytes - index_bytes
+        return self.measured and 0 < left < self.kv_bytes[1]
+
+    def unmeasured(self, index_bytes: int) -> list[str]:
+        """What was assumed instead of measured for an index of that size, in words."""
+        if index_bytes <= 0:
+            return []
+        if not self.measured:
+            return [_LINEAR]
+        below = f"LLM throughput with less than {self.kv_bytes[1]:.0f} bytes of KV cache (a line to 0 is assumed)"
+        return [below] if self.extrapolated(index_bytes) else []
 
     def at(self, index_bytes: int) -> float:
         """Requests/s with ``index_bytes`` of the KV cache given to the index; 0 when none is left."""

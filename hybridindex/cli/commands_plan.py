@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,6 +12,7 @@ import typer
 from rich.table import Table
 
 import hybridindex as hx
+from hybridindex.cli.commands_llm import chosen_llm, profile_group
 from hybridindex.cli.console import CliProgress, ExitCode, emit, load_npy, out, parse_bytes, readable_bytes, to_json
 from hybridindex.cli.options import (
     KEPT,
@@ -32,21 +32,9 @@ from hybridindex.errors import InvalidInputError, UnreachableError
 from hybridindex.service.place import find_daemon
 from hybridindex.service.plans import applied_plans, load_plan, plan_summary
 from hybridindex.store.retention import Retention
-from hybridindex.types import LLMProfile, Profile
+from hybridindex.types import Profile
 
 __all__ = ["index_info", "plan_summary", "register"]
-
-
-def _llm_of(file: Path) -> LLMProfile:
-    try:
-        data = jsonlib.loads(file.read_text())
-        data["points"] = tuple((int(b), float(r)) for b, r in data.get("points", ()))
-        return LLMProfile(**data)
-    except (OSError, ValueError, TypeError) as error:
-        raise InvalidInputError(
-            f"--llm: {file} is not an LLM profile ({error}); expected JSON with kv_cache_bytes, throughput_rps "
-            "and optionally points [[bytes, requests/s], …], ttft_s, input_tokens, output_tokens"
-        ) from error
 
 
 def profile_summary(profile: Profile) -> dict[str, Any]:
@@ -94,8 +82,9 @@ def _profile_table(summary: dict[str, Any]) -> Table:
 
 def register(app: typer.Typer) -> None:
     """Adds the commands of this file."""
+    measuring = profile_group(app)
 
-    @app.command()
+    @measuring.command(name="index")
     def profile(
         index: IndexPath,
         queries: QueriesPath,
@@ -136,7 +125,10 @@ def register(app: typer.Typer) -> None:
         ],
         n_devices: Annotated[int, typer.Option("--n-devices", help="Devices to place on.", min=1)] = 1,
         rate: Annotated[float | None, typer.Option(help="Requests per second to sustain.")] = None,
-        llm: Annotated[Path | None, typer.Option(metavar="FILE.json", help="LLM profile.")] = None,
+        llm: Annotated[
+            str | None,
+            typer.Option(metavar="FILE.json|latest|ID", help="LLM profile: a file, or as profile llm stored."),
+        ] = None,
         epsilon: Annotated[float, typer.Option(help="Queueing factor; 1 is the worst case.")] = 1.0,
         percentile: Annotated[float, typer.Option(help="Of the SLO.")] = 90.0,
         coverage: Annotated[float | None, typer.Option(help="Fix the fraction of lists instead of solving.")] = None,
@@ -160,7 +152,7 @@ def register(app: typer.Typer) -> None:
                 budgets[0] if len(budgets) == 1 else budgets,
                 measured,
                 rate_qps=rate,
-                llm=_llm_of(llm) if llm is not None else None,
+                llm=chosen_llm(llm, control, hardware) if llm is not None else None,
                 n_devices=n_devices,
                 epsilon=epsilon,
                 percentile=percentile,

@@ -49,7 +49,7 @@ class ExitCode(IntEnum):
     #: A missing device or package.
     MISSING = 6
     BUILD_FAILED = 7
-    #: No daemon answers, or it refused.
+    #: No daemon or LLM server answers, or it refused.
     SERVICE = 8
     #: ``plan``: the SLO cannot be met; the best effort was stored.
     INFEASIBLE = 10
@@ -67,6 +67,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.DeviceError, ExitCode.MISSING),
     (errors.MissingDependencyError, ExitCode.MISSING),
     (errors.ServiceError, ExitCode.SERVICE),
+    (errors.LLMServerError, ExitCode.SERVICE),
     (KeyboardInterrupt, ExitCode.INTERRUPTED),
 )
 

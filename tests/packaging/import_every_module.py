@@ -15,8 +15,12 @@ from pathlib import Path
 SKIPPED = {"hybridindex.migrations.env"}
 #: Modules that import an optional package at once: its kernels are made by decorators. Nobody else may.
 NEEDS = {"hybridindex.tiers.triton_kernels": "triton"}
-#: Need the service extra, and have to say so where it is not installed.
-NEED_AN_EXTRA = {f"hybridindex.service.{name}" for name in ("app", "metrics", "protocol", "run", "shell")}
+#: Need an extra, and have to say so where it is not installed.
+NEED_AN_EXTRA = {
+    **{f"hybridindex.service.{name}": "service" for name in ("app", "metrics", "protocol", "run", "shell")},
+    "hybridindex.integrations.vllm_endpoint": "service",
+    "hybridindex.integrations.vllm_stats": "vllm",
+}
 
 
 def main(wheel: str) -> None:
@@ -35,7 +39,7 @@ def main(wheel: str) -> None:
             refusal = repr(error)
         if name in NEED_AN_EXTRA:
             assert refusal.startswith("MissingDependencyError"), f"{name}: {refusal or 'imported without its extra'}"
-            assert "hybridindex[service]" in refusal, refusal
+            assert f"hybridindex[{NEED_AN_EXTRA[name]}]" in refusal, refusal
         else:
             assert not refusal, f"{name}: {refusal}"
     for room in (
@@ -52,6 +56,7 @@ def main(wheel: str) -> None:
         "service",
         "service.page",
         "client",
+        "integrations",
     ):
         assert f"hybridindex.{room}" in names, f"hybridindex.{room} is missing from the wheel"
     with zipfile.ZipFile(wheel) as archive:

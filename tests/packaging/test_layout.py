@@ -25,10 +25,12 @@ ALLOWED = {
     # A daemon serves what the facade opens; it shares the binary answers with its clients, and nothing else.
     "service": {"facade", "committed", "store", "router", "partitioner", "profiler", "tiers", "answers", "__version__"},
     "client": {"answers"},
+    # Puts the daemon's routes into vLLM's server; the arguments of vLLM come from a plan.
+    "integrations": {"service", "partitioner"},
 }
 SHARED = {"types", "errors", "paging", "extension"}
 #: May import the daemon and its clients.
-ABOVE = {"cli", "service", "client"}
+ABOVE = {"cli", "service", "client", "integrations"}
 PURE = {"torch", "faiss", "sqlalchemy", "threading", "time", "random", "os", "subprocess"}
 
 

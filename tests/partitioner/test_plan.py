@@ -161,6 +161,21 @@ def test_scratch_can_be_given(analysis: Analysis) -> None:
     assert nothing.device_bytes == 0
 
 
+def test_a_measured_curve_replaces_the_linear_rule_and_what_lies_below_it_is_said(analysis: Analysis) -> None:
+    linear = LLMProfile(kv_cache_bytes=100 * MIB, throughput_rps=800.0)
+    steep = LLMProfile(kv_cache_bytes=100 * MIB, throughput_rps=800.0, points=((90 * MIB, 100.0), (95 * MIB, 300.0)))
+    line, curve = (plan_for(analysis, llm=llm, coverage=0.5) for llm in (linear, steep))
+    assert line.device_bytes == curve.device_bytes > 10 * MIB
+    assert line.rate_qps == pytest.approx(800.0 * (1 - line.device_bytes / (100 * MIB)))
+    assert curve.rate_qps == pytest.approx(100.0 * (100 * MIB - curve.device_bytes) / (90 * MIB))
+    assert "linear rule" in line.explain()
+    assert f"less than {90 * MIB} bytes of KV cache" in curve.reason
+    assert f"less than {90 * MIB} bytes of KV cache" in curve.explain()
+    assert len(curve.explain().splitlines()) == 10
+    restored = Plan.from_record(curve.to_record(), analysis.profile)
+    assert restored.request.llm == steep
+
+
 def test_a_ttft_slo_leaves_search_what_the_llm_does_not_take(analysis: Analysis) -> None:
     llm = LLMProfile(kv_cache_bytes=1 << 40, throughput_rps=500.0, ttft_s=0.2)
     plan = plan_for(analysis, slo_ms=203.0, llm=llm, slo_stage="ttft")

@@ -25,6 +25,17 @@ def test_measured_points_win_over_the_linear_rule() -> None:
     assert model.at(4000 - 60) == pytest.approx(67.0 * 60 / 125)
 
 
+def test_what_was_not_measured_is_said() -> None:
+    linear = throughput_model(LLMProfile(kv_cache_bytes=1000, throughput_rps=50.0))
+    assert linear.unmeasured(0) == []
+    assert "linear rule" in linear.unmeasured(10)[0]
+    measured = throughput_model(LLMProfile(kv_cache_bytes=1000, throughput_rps=50.0, points=((400, 5.0),)))
+    assert measured.unmeasured(600) == []
+    assert measured.extrapolated(601)
+    assert "less than 400 bytes" in measured.unmeasured(601)[0]
+    assert not measured.extrapolated(1000)
+
+
 @given(st.lists(st.tuples(st.integers(1, 1000), st.floats(0, 100)), max_size=8), st.floats(0, 100))
 def test_throughput_never_rises_as_the_index_grows(points: list[tuple[int, float]], top: float) -> None:
     model = throughput_model(LLMProfile(kv_cache_bytes=1000, throughput_rps=top, points=tuple(points)))

@@ -1,0 +1,104 @@
+"""What an LLM engine in the same process tells while it serves, and the lookahead window that follows from it.
+
+One process serves one engine and one router, so there is one :data:`ENGINE_LOAD`; it keeps nothing until a router is
+attached.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass
+
+__all__ = ["ENGINE_LOAD", "EngineLoad", "LoadReading"]
+
+#: Weight of a newly finished request; about the last twenty count.
+_SHARE = 0.1
+#: Windows are rounded down to a tenth of themselves: budgets are remembered by window.
+_STEP = 1.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReading:
+    """At one moment. Seconds are means over recently finished requests."""
+
+    #: Requests that finished since a router was attached.
+    n_finished: int = 0
+    running: int = 0
+    waiting: int = 0
+    #: Used part of the KV cache, 0..1.
+    kv_usage: float = 0.0
+    ttft_s: float = 0.0
+    #: From arrival to the last token.
+    generation_s: float = 0.0
+    #: What a session takes that names no window and no bytes; None before the first request finished.
+    window_ms: float | None = None
+
+
+class EngineLoad:
+    """Running means. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted = False
+        self._n_finished = 0
+        self._ttft_s = self._generation_s = math.nan
+        self._running = self._waiting = 0
+        self._kv_usage = 0.0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a router reads this; without one nothing need be told."""
+        return self._wanted
+
+    def attach(self) -> None:
+        self._wanted = True
+
+    def detach(self) -> None:
+        self._wanted = False
+
+    def note_queue(self, *, running: int, waiting: int, kv_usage: float) -> None:
+        with self._lock:
+            self._running, self._waiting, self._kv_usage = running, waiting, kv_usage
+
+    def note_first_tokens(self, seconds: list[float]) -> None:
+        with self._lock:
+            for value in seconds:
+                self._ttft_s = _mean(self._ttft_s, value)
+
+    def note_finished(self, seconds: list[float]) -> None:
+        with self._lock:
+            for value in seconds:
+                self._generation_s = _mean(self._generation_s, value)
+                self._n_finished += 1
+
+    def window_ms(self) -> float | None:
+        """Generation time that a session's copies can hide behind; None before the first request finished."""
+        with self._lock:
+            seconds = self._generation_s
+        if not seconds > 0:
+            return None
+        return float(_STEP ** math.floor(math.log(seconds * 1e3, _STEP)))
+
+    def read(self) -> LoadReading:
+        window_ms = self.window_ms()
+        with self._lock:
+            return LoadReading(
+                n_finished=self._n_finished,
+                running=self._running,
+                waiting=self._waiting,
+                kv_usage=self._kv_usage,
+                ttft_s=0.0 if math.isnan(self._ttft_s) else self._ttft_s,
+                generation_s=0.0 if math.isnan(self._generation_s) else self._generation_s,
+                window_ms=window_ms,
+            )
+
+
+def _mean(before: float, value: float) -> float:
+    if not math.isfinite(value) or value < 0:
+        return before
+    return value if math.isnan(before) else before + _SHARE * (value - before)
+
+
+#: The engine of this process.
+ENGINE_LOAD = EngineLoad()

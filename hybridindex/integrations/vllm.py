@@ -1,0 +1,149 @@
+"""How vLLM and a plan share devices: engine arguments, the order of starting, and whether everything fits. Pure.
+
+vLLM (0.20 to 0.33) decides its memory once, at its start:
+
+- it demands ``free >= total * gpu_memory_utilization``, also when the bytes of the KV cache are given;
+- without those bytes it measures what is left, and aborts where free memory *grew* meanwhile (vllm#56830).
+
+So both arguments are given: a utilization that holds whether the index is there already or not, and the bytes, which
+make the second measurement unnecessary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hybridindex.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from hybridindex.partitioner.plan import Plan
+
+__all__ = ["DEFAULT_CONTEXT_BYTES", "EngineShare", "check_fit", "share_with"]
+
+#: The CUDA context of the process that holds the index, and its libraries.
+DEFAULT_CONTEXT_BYTES = 768 << 20
+#: What a router keeps for lookahead beside the plan's lists, where its budget has room.
+_DEFAULT_LOOKAHEAD_BYTES = 256 << 20
+#: vLLM's own default.
+_MAX_UTILIZATION = 0.92
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineShare:
+    """What vLLM may take of each device beside one plan. Bytes are per device; vLLM takes the same of all."""
+
+    #: None: vLLM sizes its cache by the utilization.
+    kv_cache_memory_bytes: int | None
+    #: None where the device's memory is not known, as on a CPU.
+    gpu_memory_utilization: float | None
+    #: What the router may come to hold on each device, lookahead included.
+    index_bytes: tuple[int, ...]
+    #: What was left out of the account, or lies beyond what was measured.
+    notes: tuple[str, ...]
+
+    def arguments(self) -> list[str]:
+        """For ``vllm serve``."""
+        words = []
+        if self.kv_cache_memory_bytes is not None:
+            words += ["--kv-cache-memory-bytes", str(self.kv_cache_memory_bytes)]
+        if self.gpu_memory_utilization is not None:
+            words += ["--gpu-memory-utilization", f"{self.gpu_memory_utilization:.2f}"]
+        return words
+
+
+def share_with(
+    plan: Plan,
+    *,
+    device_memory_bytes: int | None,
+    kv_cache_bytes: int | None = None,
+    model_bytes: int | None = None,
+    context_bytes: int = DEFAULT_CONTEXT_BYTES,
+    lookahead_bytes: int = _DEFAULT_LOOKAHEAD_BYTES,
+) -> EngineShare:
+    """vLLM's share beside ``plan``, checked to fit.
+
+    Args:
+        device_memory_bytes: of one device, all of it; None: not known, then only the KV cache is computed.
+        kv_cache_bytes: of one device; default what the plan's LLM profile has left beside the index.
+        model_bytes: weights and activations that vLLM puts on one device, as its log says.
+        context_bytes: what the router's process takes beside its budget.
+        lookahead_bytes: as the router is given them.
+
+    Raises:
+        InvalidInputError: it does not fit, with all numbers; or nothing tells what vLLM should get.
+    """
+    notes: list[str] = []
+    index_bytes = tuple(
+        min(budget, max(planned, scratch) + lookahead_bytes)
+        for budget, planned, scratch in zip(
+            plan.request.budgets, plan.device_bytes_each, plan.request.scratch, strict=True
+        )
+    )
+    largest = max(index_bytes)
+    kv = kv_cache_bytes
+    llm = plan.request.llm
+    if kv is None and llm is not None:
+        whole = llm.kv_cache_bytes // plan.n_devices
+        kv = whole - largest
+        if kv <= 0:
+            raise InvalidInputError(
+                f"the plan's LLM profile has {whole} bytes of KV cache per device and the index may take {largest}: "
+                "nothing is left; plan with a smaller budget, or profile the LLM with a larger cache"
+            )
+        least = min((size for size, rps in llm.points if rps > 0), default=llm.kv_cache_bytes)
+        if kv * plan.n_devices < least:
+            notes.append(f"{kv * plan.n_devices} bytes of KV cache are below the smallest measured, {least}")
+    if kv is None and device_memory_bytes is None:
+        raise InvalidInputError(
+            "kv_cache_bytes is missing, the plan has no LLM profile, and device_memory_bytes is not known; give one"
+        )
+    utilization = None
+    if device_memory_bytes is not None:
+        check_fit(
+            device_memory_bytes, index_bytes=largest, context_bytes=context_bytes, kv_bytes=kv, model_bytes=model_bytes
+        )
+        left = device_memory_bytes - largest - context_bytes
+        utilization = min(_MAX_UTILIZATION, math.floor(left / device_memory_bytes * 100) / 100)
+        if utilization <= 0:
+            raise InvalidInputError(
+                f"of {device_memory_bytes} bytes the index may take {largest} and its process {context_bytes}: "
+                "less than a hundredth is left for vLLM; plan with a smaller budget"
+            )
+    if model_bytes is None:
+        notes.append("weights and activations of the model are not in the account: give model_bytes")
+    if kv is None:
+        notes.append("vLLM sizes its KV cache itself: nothing on the device may free memory while it starts")
+    return EngineShare(
+        kv_cache_memory_bytes=kv,
+        gpu_memory_utilization=utilization,
+        index_bytes=index_bytes,
+        notes=tuple(notes),
+    )
+
+
+def check_fit(
+    device_memory_bytes: int, *, index_bytes: int, context_bytes: int, kv_bytes: int | None, model_bytes: int | None
+) -> None:
+    """Refuses shares of one device that are more than the device has.
+
+    Raises:
+        InvalidInputError: with all numbers.
+    """
+    parts = {
+        "the index with scratch and lookahead": index_bytes,
+        "its process": context_bytes,
+        "vLLM's KV cache": kv_bytes or 0,
+        "the model": model_bytes or 0,
+    }
+    for name, nbytes in {"the device": device_memory_bytes, **parts}.items():
+        if nbytes < 0:
+            raise InvalidInputError(f"{name}: {nbytes} bytes; expected 0 or more")
+    total = sum(parts.values())
+    if total > device_memory_bytes:
+        words = ", ".join(f"{name} {nbytes}" for name, nbytes in parts.items() if nbytes)
+        raise InvalidInputError(
+            f"device memory is {device_memory_bytes} bytes; {words} come to {total}, {total - device_memory_bytes} too "
+            "many; lower the index budget or the KV cache"
+        )

@@ -1,0 +1,188 @@
+"""vLLM's endpoint plugin (``vllm.endpoint_plugins``): the daemon's routes below ``/hybridindex`` of vLLM's API server.
+
+The router opens when vLLM's engine runs: its KV cache is sized by then, and no memory is freed while it starts. vLLM
+loads the plugin only where ``VLLM_PLUGINS=hybridindex`` says so; what to serve is in the environment
+(:class:`PluginSettings`). vLLM's ``--api-key`` does not guard these routes: keys are our own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hybridindex.errors import InvalidInputError, ProfileError
+from hybridindex.integrations.llm_load import ENGINE_LOAD
+from hybridindex.service.app import create_app
+from hybridindex.service.auth import Keyring
+from hybridindex.service.config import ServiceConfig
+from hybridindex.service.core import Service
+from hybridindex.service.place import Place
+from hybridindex.service.problems import Problem
+from hybridindex.service.shell import send_problem
+
+__all__ = ["PREFIX", "PluginSettings", "RouterPlugin", "ServiceBesideLLM"]
+
+_log = logging.getLogger(__name__)
+
+PREFIX = "/hybridindex"
+_VARIABLE = "HYBRIDINDEX_"
+
+Scope = MutableMapping[str, Any]
+Asgi = Callable[[Scope, Any, Any], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSettings:
+    """What the environment says: ``HYBRIDINDEX_INDEX`` and so on, one variable a field."""
+
+    index: Path
+    devices: tuple[str, ...] = ()
+    #: Bytes: one for all devices, or one each; empty: the plan's.
+    budget: tuple[int, ...] = ()
+    plan: str = "latest"
+    store: str | None = None
+    threads: int | None = None
+    #: Key file; needed where others than this machine reach vLLM.
+    keys: Path | None = None
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> PluginSettings:
+        """Raises InvalidInputError: a variable is missing or wrong, by name."""
+
+        def words(name: str) -> tuple[str, ...]:
+            return tuple(word.strip() for word in environment.get(_VARIABLE + name, "").split(",") if word.strip())
+
+        def whole(name: str) -> tuple[int, ...]:
+            if not all(word.isdecimal() for word in words(name)):
+                raise InvalidInputError(
+                    f"{_VARIABLE}{name} is {environment[_VARIABLE + name]!r}; expected whole numbers, with commas"
+                )
+            return tuple(int(word) for word in words(name))
+
+        if not environment.get(_VARIABLE + "INDEX"):
+            raise InvalidInputError(f"{_VARIABLE}INDEX is missing; expected the index directory that vLLM shall serve")
+        threads = whole("THREADS")
+        keys = environment.get(_VARIABLE + "KEYS")
+        return cls(
+            index=Path(environment[_VARIABLE + "INDEX"]),
+            devices=words("DEVICES"),
+            budget=whole("BUDGET"),
+            plan=environment.get(_VARIABLE + "PLAN", "latest"),
+            store=environment.get(_VARIABLE + "STORE"),
+            threads=threads[0] if threads else None,
+            keys=Path(keys) if keys else None,
+        )
+
+    def config(self, host: str | None, uds: str | None) -> ServiceConfig:
+        """The daemon's, for vLLM's address. Without a host vLLM listens on all of them.
+
+        Raises:
+            InvalidInputError: a bad value, or other machines reach vLLM and there is no key file.
+        """
+        return ServiceConfig(
+            host=None if uds else host or "0.0.0.0",  # noqa: S104 - what vLLM does, so that it is refused without keys
+            uds=Path(uds) if uds else None,
+            devices=self.devices,
+            device_budget_bytes=self.budget,
+            plan=self.plan,
+            threads=self.threads,
+            key_file=self.keys,
+            store_url=self.store,
+        )
+
+
+class ServiceBesideLLM(Service):
+    """A service whose sessions take their lookahead window from the engine beside it, where they name none."""
+
+    def open_session(self, client: str, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> str:
+        live = ENGINE_LOAD.window_ms()
+        if lookahead_bytes is None and window_ms is None and live is not None and self.router.plan is not None:
+            with contextlib.suppress(ProfileError):  # its profile timed no copies: the router's own default then
+                return super().open_session(client, window_ms=live)
+        return super().open_session(client, lookahead_bytes=lookahead_bytes, window_ms=window_ms)
+
+
+@dataclass(slots=True)
+class RouterPlugin:
+    """What vLLM calls: routes first, then the state behind them. On its API server's event loop."""
+
+    name: str = "hybridindex"
+    required_tasks: tuple[Any, ...] | None = ("generate",)
+    _app: Asgi | None = None
+    _stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+
+    def attach_router(self, app: Any) -> None:
+        """Adds ``/hybridindex`` to vLLM's application, and our end to its lifespan."""
+        app.mount(PREFIX, self._serve, name=self.name)
+        around = app.router.lifespan_context
+
+        @contextlib.asynccontextmanager
+        async def lifespan(inner: Any) -> AsyncIterator[Any]:
+            async with around(inner) as state:
+                try:
+                    yield state
+                finally:
+                    await self.close()
+
+        app.router.lifespan_context = lifespan
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Opens index and router. Raises, which ends vLLM's start, where they cannot serve.
+
+        Raises:
+            HybridIndexError: the environment, the address, the index, the plan or the devices.
+        """
+        settings = PluginSettings.of(os.environ)
+        if (getattr(args, "api_server_count", None) or 1) > 1:
+            raise InvalidInputError("--api-server-count is above 1; expected 1: one router sees the whole load")
+        uds, port = getattr(args, "uds", None), getattr(args, "port", 8000)
+        config = settings.config(getattr(args, "host", None), uds)
+        keyring = None if settings.keys is None else Keyring(settings.keys)
+        async with contextlib.AsyncExitStack() as stack:
+            place = Place(settings.index)
+            stack.callback(place.leave)
+            # Opening reads the whole index once and fills the arenas: the event loop stays free.
+            service = await asyncio.to_thread(ServiceBesideLLM.open, settings.index, config)
+            stack.push_async_callback(asyncio.to_thread, service.close)
+            own = create_app(service, keyring=keyring)
+            own.add_api_route("/v1/llm", _show_load, methods=["GET"], summary="What the engine tells the router")
+            await stack.enter_async_context(own.router.lifespan_context(own))
+            ENGINE_LOAD.attach()
+            stack.callback(ENGINE_LOAD.detach)
+            if not uds:
+                scheme = "https" if getattr(args, "ssl_certfile", None) else "http"
+                place.announce((f"{scheme}://{_host(config.host)}:{port}{PREFIX}",))
+            self._app = own
+            self._stack = stack.pop_all()
+        _log.info("hybridindex serves %s below %s", settings.index, PREFIX)
+
+    async def close(self) -> None:
+        """Answers what was admitted and closes the router. Closing twice is harmless."""
+        self._app = None
+        await self._stack.aclose()
+
+    async def _serve(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Our application sees its own paths: what a role may do is decided by them."""
+        if scope["type"] != "http":
+            return
+        if self._app is None:
+            await send_problem(Problem(503, "not-ready", "Not ready", "the router is not open"), "", send)
+            return
+        root = scope.get("root_path", "")
+        path = scope["path"].removeprefix(root) or "/"
+        await self._app({**scope, "path": path, "raw_path": path.encode(), "root_path": ""}, receive, send)
+
+
+def _host(host: str | None) -> str:
+    bare = "127.0.0.1" if host in (None, "0.0.0.0") else str(host)  # noqa: S104 - compared, not bound
+    return f"[{bare}]" if ":" in bare else bare
+
+
+async def _show_load() -> dict[str, Any]:
+    return asdict(ENGINE_LOAD.read())

@@ -1,0 +1,44 @@
+"""vLLM's stat logger plugin (``vllm.stat_logger_plugins``): feeds generation times and load to the router beside it.
+
+vLLM loads it in its API server's process, wherever hybridindex is installed, unless ``VLLM_PLUGINS`` names others. It
+only copies a few numbers per engine step, and nothing at all until a router is attached.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridindex.errors import MissingDependencyError
+from hybridindex.integrations.llm_load import ENGINE_LOAD
+
+try:
+    from vllm.v1.metrics.loggers import StatLoggerBase
+except ImportError as error:
+    raise MissingDependencyError("the stat logger needs vLLM: pip install 'hybridindex[vllm]'") from error
+
+__all__ = ["LoadLogger"]
+
+
+class LoadLogger(StatLoggerBase):  # type: ignore[misc, unused-ignore]
+    """One per engine; ``record`` is called once per step, on the event loop."""
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self._engine_index = engine_index
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        if not ENGINE_LOAD.wanted:
+            return
+        if scheduler_stats is not None:
+            ENGINE_LOAD.note_queue(
+                running=scheduler_stats.num_running_reqs,
+                waiting=scheduler_stats.num_waiting_reqs,
+                kv_usage=scheduler_stats.kv_cache_usage,
+            )
+        if iteration_stats is not None:
+            ENGINE_LOAD.note_first_tokens(iteration_stats.time_to_first_tokens_iter)
+            ENGINE_LOAD.note_finished([request.e2e_latency for request in iteration_stats.finished_requests])
+
+    def log_engine_initialized(self) -> None:
+        pass

@@ -1,0 +1,294 @@
+"""One measurement of a running LLM server, stage by stage: levels, prompt lengths, steps.
+
+What a user calls, and how measurements become one profile, is in :mod:`hybridindex.profiler.llm`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from hybridindex.errors import InvalidInputError, LLMServerError
+from hybridindex.profiler.checkpoint import Checkpoint
+from hybridindex.profiler.hardware import hardware_info
+from hybridindex.profiler.llm_metrics import CacheState
+from hybridindex.profiler.llm_server import Answer, LLMServer
+from hybridindex.types import LLMLevel, LLMMeasurement, LLMProfile
+
+__all__ = ["LLMRequest", "LLMRun", "Progress"]
+
+#: progress(stage, done, total)
+Progress = Callable[[str, int, int], None]
+
+#: Another doubling of concurrency that brings less than this is the last one.
+_WORTHWHILE: Final = 1.05
+#: Requests of each client in one level: of a single one, at least, and at most where time is left.
+_ROUNDS_ALONE, _MIN_ROUNDS, _MAX_ROUNDS = 4, 2, 8
+_REPEATS: Final = 3
+#: Parts of ``max_seconds``.
+_LEVELS_SHARE, _REST_SHARE = 0.6, 0.4
+_POLL_S: Final = 0.25
+#: Words of the prompt whose tokens are counted first.
+_TRIAL_WORDS: Final = 128
+_MAX_TOKENS: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LLMRequest:
+    """What to measure with."""
+
+    #: Tokens of a prompt (question and passages) and of its answer.
+    input_tokens: int = 512
+    output_tokens: int = 64
+    max_concurrency: int = 32
+    #: Prompt lengths for TTFT against length; those above what the model takes are left out and noted.
+    prompt_lengths: tuple[int, ...] = (64, 256, 1024)
+    #: Further steps of the pipeline, such as {"rewrite": (100, 30)}: input and output tokens.
+    steps: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    max_seconds: float = 120.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        counts = {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+        counts |= {f"prompt_lengths[{i}]": n for i, n in enumerate(self.prompt_lengths)}
+        for name, pair in self.steps.items():
+            counts |= {f"steps[{name}].input": pair[0], f"steps[{name}].output": pair[1]}
+        for name, value in counts.items():
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_TOKENS:
+                raise InvalidInputError(f"{name} is {value!r}; expected 1..{_MAX_TOKENS} tokens")
+        if isinstance(self.max_concurrency, bool) or not 1 <= self.max_concurrency <= 1024:
+            raise InvalidInputError(f"max_concurrency is {self.max_concurrency!r}; expected 1..1024")
+        if not 1 <= self.max_seconds <= 86_400:
+            raise InvalidInputError(f"max_seconds is {self.max_seconds!r}; expected 1..86400 seconds")
+
+
+class _Prompts:
+    """Random words of about so many tokens. No two alike: a server's prefix cache finds nothing."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(f"prompts {seed}")  # noqa: S311 - words, not secrets
+        self._tokens_per_word = 1.0
+
+    def calibrate(self, n_words: int, n_tokens: int) -> None:
+        self._tokens_per_word = max(n_tokens / n_words, 1e-3)
+
+    def words(self, n: int) -> str:
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        return " ".join("".join(self._random.choices(letters, k=self._random.randint(2, 8))) for _ in range(n))
+
+    def of_tokens(self, n: int) -> str:
+        return self.words(max(1, round(n / self._tokens_per_word)))
+
+
+class LLMRun:
+    """One measurement, stage by stage."""
+
+    def __init__(
+        self,
+        server: LLMServer,
+        model: str,
+        max_tokens: int | None,
+        kv_bytes: int,
+        state: CacheState | None,
+        request: LLMRequest,
+        progress: Progress,
+    ) -> None:
+        self._server, self._model, self._max_tokens = server, model, max_tokens
+        self._kv_bytes, self._state, self._request = kv_bytes, state, request
+        self._progress = progress
+        self._prompts = _Prompts(request.seed)
+        self._started = time.monotonic()
+        self._notes: dict[str, Any] = {"kv_cache_tokens": state.kv_tokens} if state is not None else {}
+
+    async def measure(self, path: Path | None) -> LLMMeasurement:
+        request = self._request
+        self._refuse_too_long()
+        identity = (self._server.url, self._model, self._kv_bytes, request.input_tokens, request.output_tokens)
+        kept = Checkpoint(path, repr(identity))
+        await self._calibrate()
+        levels = await self._levels(kept)
+        prefill = await self._prefill(kept)
+        alone = levels[0]
+        generation = {"answer": alone.latency_p50_s} | await self._steps(kept)
+        kept.remove()
+        best = max(level.throughput_rps for level in levels)
+        # The least concurrency that saturates: more only queues, and its TTFT is waiting.
+        saturated = next(level for level in levels if level.throughput_rps * _WORTHWHILE >= best)
+        profile = LLMProfile(
+            kv_cache_bytes=self._kv_bytes,
+            throughput_rps=best,
+            points=((self._kv_bytes, best),),
+            input_tokens=round(saturated.input_tokens),
+            output_tokens=round(saturated.output_tokens),
+            ttft_s=saturated.ttft_p90_s,
+            generation_s=generation,
+        )
+        return LLMMeasurement(
+            created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
+            hardware_fingerprint=hardware_info().fingerprint,
+            model=self._model,
+            method="server",
+            profile=profile,
+            levels=tuple(levels),
+            prefill=prefill,
+            notes={**self._notes, "url": self._server.url, "saturated_at": saturated.concurrency},
+        )
+
+    def _refuse_too_long(self) -> None:
+        asked = {"": (self._request.input_tokens, self._request.output_tokens), **self._request.steps}
+        for name, (n_in, n_out) in asked.items():
+            if self._max_tokens is not None and n_in + n_out > self._max_tokens:
+                what = f"step {name}" if name else "input_tokens and output_tokens"
+                raise InvalidInputError(
+                    f"{what}: {n_in} + {n_out} tokens; expected {self._max_tokens} at most, which is what "
+                    f"{self._model} takes at {self._server.url}"
+                )
+
+    async def _calibrate(self) -> None:
+        self._progress("first request", 0, 1)
+        trial = self._prompts.words(_TRIAL_WORDS)
+        await self._server.settle_dialect(self._model, trial)
+        self._prompts.calibrate(_TRIAL_WORDS, await self._server.count_tokens(self._model, trial))
+        self._progress("first request", 1, 1)
+
+    def _left(self) -> float:
+        return self._request.max_seconds - (time.monotonic() - self._started)
+
+    async def _levels(self, kept: Checkpoint) -> list[LLMLevel]:
+        wanted = [
+            2**i for i in range(self._request.max_concurrency.bit_length()) if 2**i <= self._request.max_concurrency
+        ]
+        each_s = self._request.max_seconds * _LEVELS_SHARE / len(wanted)
+        levels: list[LLMLevel] = []
+        for i, concurrency in enumerate(wanted):
+            self._progress("concurrency", i, len(wanted))
+            before = levels[-1] if levels else None
+            if before is not None and self._left() < self._request.max_seconds * _REST_SHARE:
+                self._notes["stopped"] = f"before concurrency {concurrency}: {self._request.max_seconds:g} s were given"
+                break
+            known = kept.get(f"level {concurrency}")
+            if known is not None:
+                levels.append(LLMLevel(**known[0]))
+            else:
+                fitting = _ROUNDS_ALONE if before is None else int(each_s / max(before.latency_p50_s, 1e-6))
+                rounds = min(max(fitting, _MIN_ROUNDS), _MAX_ROUNDS)
+                levels.append(await self._level(concurrency, concurrency * rounds))
+                kept.put(f"level {concurrency}", asdict(levels[-1]))
+            if before is not None and levels[-1].throughput_rps < before.throughput_rps * _WORTHWHILE:
+                break
+        self._progress("concurrency", len(wanted), len(wanted))
+        if len(levels) == len(wanted) > 1 and levels[-1].throughput_rps >= levels[-2].throughput_rps * _WORTHWHILE:
+            self._notes["not_saturated"] = f"concurrency {wanted[-1]} still brought more requests/s"
+        return levels
+
+    async def _level(self, concurrency: int, n_requests: int) -> LLMLevel:
+        """A closed loop; the peak of KV usage is watched beside it."""
+        peak: list[float] = []
+        before = await self._server.cache_state() if self._state is not None else None
+        watcher = asyncio.create_task(self._watch(peak)) if self._state is not None else None
+        try:
+            n_in, n_out = self._request.input_tokens, self._request.output_tokens
+            started = time.perf_counter()
+            answers = await self._closed_loop(concurrency, n_requests, n_in, n_out)
+            seconds = time.perf_counter() - started
+        except LLMServerError as error:
+            raise LLMServerError(f"at concurrency {concurrency}: {error}") from error
+        finally:
+            if watcher is not None:
+                watcher.cancel()
+                with suppress(asyncio.CancelledError):
+                    await watcher
+        after = await self._server.cache_state() if self._state is not None else None
+        first, token, total = (
+            np.array([getattr(a, name) for a in answers]) for name in ("first_token_s", "per_token_s", "total_s")
+        )
+        counted = [a.input_tokens for a in answers if a.input_tokens is not None]
+        return LLMLevel(
+            concurrency=concurrency,
+            n_requests=len(answers),
+            input_tokens=float(np.mean(counted)) if counted else float(n_in),
+            output_tokens=float(np.mean([a.output_tokens for a in answers])),
+            throughput_rps=len(answers) / seconds,
+            ttft_p50_s=float(np.median(first)),
+            ttft_p90_s=float(np.quantile(first, 0.9)),
+            tpot_p50_s=float(np.median(token)),
+            tpot_p90_s=float(np.quantile(token, 0.9)),
+            latency_p50_s=float(np.median(total)),
+            latency_p90_s=float(np.quantile(total, 0.9)),
+            kv_usage=max(peak) if peak else None,
+            preemptions=_grown(before, after),
+        )
+
+    async def _closed_loop(self, concurrency: int, n_requests: int, n_in: int, n_out: int) -> list[Answer]:
+        waiting = [self._prompts.of_tokens(n_in) for _ in range(n_requests)]
+        answers: list[Answer] = []
+
+        async def client() -> None:
+            while waiting:
+                answers.append(await self._server.complete(self._model, waiting.pop(), n_out))
+
+        clients = [asyncio.create_task(client()) for _ in range(concurrency)]
+        try:
+            await asyncio.gather(*clients)
+        finally:
+            for task in clients:
+                task.cancel()
+            await asyncio.gather(*clients, return_exceptions=True)
+        return answers
+
+    async def _watch(self, peak: list[float]) -> None:
+        with suppress(LLMServerError):  # the load's own requests will say what is wrong
+            while True:
+                state = await self._server.cache_state()
+                if state is not None and state.usage is not None:
+                    peak.append(state.usage)
+                await asyncio.sleep(_POLL_S)
+
+    async def _prefill(self, kept: Checkpoint) -> tuple[tuple[int, float], ...]:
+        # Prompts are as long as asked within a tenth or so.
+        fitting = [n for n in self._request.prompt_lengths if self._max_tokens is None or n * 1.2 < self._max_tokens]
+        if len(fitting) < len(self._request.prompt_lengths):
+            self._notes["prompt_lengths_left_out"] = [n for n in self._request.prompt_lengths if n not in fitting]
+        points = []
+        for i, length in enumerate(sorted(fitting)):
+            self._progress("prompt lengths", i, len(fitting))
+            answers = await self._alone(kept, f"prefill {length}", length, 1)
+            points.append((round(answers[0]), answers[1]))
+        self._progress("prompt lengths", len(fitting), len(fitting))
+        return tuple(points)
+
+    async def _steps(self, kept: Checkpoint) -> dict[str, float]:
+        seconds = {}
+        for i, (name, (n_in, n_out)) in enumerate(self._request.steps.items()):
+            self._progress("steps", i, len(self._request.steps))
+            seconds[name] = (await self._alone(kept, f"step {name} {n_in}:{n_out}", n_in, n_out))[2]
+        if self._request.steps:
+            self._progress("steps", len(self._request.steps), len(self._request.steps))
+        return seconds
+
+    async def _alone(self, kept: Checkpoint, stage: str, n_in: int, n_out: int) -> tuple[float, float, float]:
+        """Medians of single requests: prompt tokens, TTFT, whole time."""
+        known = kept.get(stage)
+        if known is None:
+            answers = await self._closed_loop(1, _REPEATS, n_in, n_out)
+            columns = ((a.input_tokens or n_in, a.first_token_s, a.total_s) for a in answers)
+            kept.put(stage, [float(np.median(c)) for c in zip(*columns, strict=True)])
+            known = kept.get(stage)
+            assert known is not None
+        tokens, first_s, total_s = known[0]
+        return tokens, first_s, total_s
+
+
+def _grown(before: CacheState | None, after: CacheState | None) -> int | None:
+    if before is None or after is None or before.preemptions is None or after.preemptions is None:
+        return None
+    return max(0, after.preemptions - before.preemptions)

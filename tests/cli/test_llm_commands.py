@@ -1,0 +1,138 @@
+"""``profile llm``, ``plan --llm``, ``vllm-args``: what they print, store and refuse. On a real vLLM: tests/vllm."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import hybridindex as hx
+from hybridindex.cli.console import ExitCode
+from hybridindex.cli.main import run
+from tests.clustered import clustered
+from tests.llm_double import LLMDouble
+
+QUICK = ("--input-tokens", 20, "--output-tokens", 3, "--max-concurrency", 2, "--max-seconds", 5)
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    def invoke(*words: object) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["hybridindex", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            run()
+        captured = capsys.readouterr()
+        parsed = json.loads(captured.out) if "--json" in words and captured.out else None
+        return SimpleNamespace(code=stopped.value.code or 0, out=captured.out, err=captured.err, json=parsed)
+
+    return invoke
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    path = tmp_path_factory.mktemp("made") / "idx"
+    with hx.build(clustered(2500, seed=1), path, nlist=24, metric="l2", nprobe=6) as index:
+        index.profile(clustered(300, seed=2), 6, max_seconds=1)
+    return path
+
+
+@pytest.fixture
+def index(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "idx")
+
+
+def test_an_llm_is_measured_planned_with_and_fitted(cli, index, tmp_path) -> None:
+    with LLMDouble() as double:
+        words = ("--index", index, "-o", tmp_path / "llm.json", "--step", "rewrite=5:2")
+        measured = cli("profile", "llm", "--url", double.url, *QUICK, *words, "--json")
+    assert measured.code == 0, measured.err
+    assert measured.json["profile"]["kv_cache_bytes"] == 64 << 20
+    assert measured.json["llm_id"] > 0
+    rate = measured.json["profile"]["throughput_rps"]
+    for choice in ("latest", measured.json["llm_id"], tmp_path / "llm.json"):
+        planned = cli("plan", index, "--slo-ms", 500, "--budget", "16MiB", "--llm", choice, "--coverage", 0.3, "--json")
+        assert planned.code in (0, ExitCode.INFEASIBLE), planned.err
+        with hx.open(index) as opened, opened.store() as store:
+            llm = store.load_plan(planned.json["plan_id"]).record["data"]["request"]["llm"]
+        assert (llm["kv_cache_bytes"], llm["throughput_rps"]) == (64 << 20, rate)
+        assert set(llm["generation_s"]) == {"answer", "rewrite"}
+
+    fitted = cli("vllm-args", index, "--device-memory", "24GiB", "--model-bytes", "2GiB", "--json")
+    assert fitted.code == 0, fitted.err
+    assert fitted.json["kv_cache_memory_bytes"] == (64 << 20) - fitted.json["index_bytes"][0]
+    assert fitted.json["args"][2:] == ["--gpu-memory-utilization", "0.92"]
+    assert fitted.json["environment"]["HYBRIDINDEX_INDEX"] == str(index)
+    only = cli("vllm-args", index, "--device-memory", "24GiB", "--args-only")
+    assert only.out.split() == fitted.json["args"]
+    shown = cli("vllm-args", index, "--device-memory", "24GiB").out
+    assert f"hybridindex serve {index} --device cuda:0" in shown
+    tight = cli("vllm-args", index, "--device-memory", "64MiB")
+    assert tight.code == ExitCode.BAD_INPUT
+    assert "device memory is 67108864 bytes" in tight.err
+
+
+def test_a_table_says_what_was_measured_and_that_it_is_not_stored(cli) -> None:
+    with LLMDouble() as double:
+        shown = cli("profile", "llm", "--url", double.url, *QUICK)
+    assert shown.code == 0, shown.err
+    assert "64.0 MiB of KV cache" in " ".join(shown.out.split())
+    assert "not stored" in shown.out
+
+
+def test_profile_without_a_subject_is_of_an_index(cli, index, tmp_path) -> None:
+    np.save(tmp_path / "q.npy", clustered(200, seed=3))
+    for words in (
+        (index, "-q", tmp_path / "q.npy"),
+        ("-q", tmp_path / "q.npy", index),
+        ("index", index, "-q", tmp_path / "q.npy"),
+    ):
+        answer = cli("profile", *words, "--max-seconds", 0.5, "--json")
+        assert answer.code == 0, answer.err
+        assert answer.json["nprobe"] == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["profile", "llm"], ExitCode.BAD_INPUT, "--url and --vllm-offline: expected one"),
+        (["profile", "llm", "--url", "ftp://x"], ExitCode.BAD_INPUT, "url is 'ftp://x'"),
+        (["profile", "llm", "--url", "http://127.0.0.1:1"], ExitCode.SERVICE, "no LLM server answers"),
+        (["profile", "llm", "--url", "http://h", "--step", "a=b"], ExitCode.BAD_INPUT, "--step is 'a=b'"),
+        (["profile", "llm", "--url", "http://h", "--kv-cache-bytes", "1,2"], ExitCode.BAD_INPUT, "names 2 sizes"),
+        (["profile", "llm", "--vllm-offline", "m"], ExitCode.BAD_INPUT, "kv_cache_bytes is ()"),
+        (
+            ["profile", "llm", "--vllm-offline", "m", "--kv-cache-bytes", "1MiB", "--engine-arg", "seed=1"],
+            ExitCode.BAD_INPUT,
+            "engine_args name seed",
+        ),
+        (["profile", "llm", "--url", "http://h", "--index", "{tmp}/none"], ExitCode.BAD_INPUT, "none"),
+        (["plan", "{idx}", "--slo-ms", "5", "--budget", "1MiB", "--llm", "latest"], ExitCode.NO_PROFILE, "profile llm"),
+        (["vllm-args", "{idx}", "--plan", "none"], ExitCode.BAD_INPUT, "--plan is 'none'"),
+        (["vllm-args", "{idx}"], ExitCode.NO_PROFILE, "no plan"),
+    ],
+)
+def test_bad_input_gives_one_clear_error(cli, index, tmp_path, words, code, message) -> None:
+    answer = cli(*(w.format(tmp=tmp_path, idx=index) for w in words))
+    assert answer.code == code, answer.err
+    assert message in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_the_key_comes_from_the_environment_and_is_not_shown(cli, monkeypatch) -> None:
+    seen = []
+
+    def models(handler, _body) -> None:
+        seen.append(handler.headers["authorization"])
+        handler.answer(b'{"error": "no"}', 401)
+
+    monkeypatch.setenv("HYBRIDINDEX_LLM_KEY", "sk-secret")
+    with LLMDouble({"/v1/models": models}) as double:
+        answer = cli("profile", "llm", "--url", double.url)
+    assert seen == ["Bearer sk-secret"]
+    assert answer.code == ExitCode.SERVICE
+    assert "sk-secret" not in answer.out + answer.err

@@ -1,0 +1,97 @@
+"""vLLM's share beside a plan: arguments, and refusals with all numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.integrations.vllm import check_fit, share_with
+from hybridindex.partitioner.plan import Plan, make_plan
+from hybridindex.types import LLMProfile
+from tests.partitioner.synthetic import make_profile
+
+GIB = 1 << 30
+LLM = LLMProfile(kv_cache_bytes=40 * GIB, throughput_rps=50.0, points=((4 * GIB, 5.0), (40 * GIB, 50.0)))
+
+
+def plan_of(**changes: Any) -> Plan:
+    arguments: dict[str, Any] = {"slo_ms": 50, "device_budget_bytes": 8 * GIB, "coverage": 0.5}
+    return make_plan(make_profile(), **{**arguments, **changes})
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return plan_of(llm=LLM)
+
+
+def test_the_cache_is_what_the_profile_leaves_beside_the_index(plan: Plan) -> None:
+    share = share_with(plan, device_memory_bytes=80 * GIB, model_bytes=16 * GIB)
+    assert plan.device_bytes <= share.index_bytes[0] <= plan.device_bytes + (256 << 20)
+    assert share.kv_cache_memory_bytes == 40 * GIB - share.index_bytes[0]
+    assert share.notes == ()
+    assert share.arguments() == [
+        "--kv-cache-memory-bytes",
+        str(share.kv_cache_memory_bytes),
+        "--gpu-memory-utilization",
+        f"{share.gpu_memory_utilization:.2f}",
+    ]
+
+
+@settings(deadline=None)
+@given(st.integers(9 * GIB, 40 * GIB), st.integers(0, GIB // 2), st.integers(0, 8 * GIB))
+def test_utilization_holds_with_the_index_already_there(plan: Plan, memory: int, context: int, lookahead: int) -> None:
+    share = share_with(
+        plan, device_memory_bytes=memory, kv_cache_bytes=1, context_bytes=context, lookahead_bytes=lookahead
+    )
+    free = memory - share.index_bytes[0] - context
+    assert share.gpu_memory_utilization is not None
+    assert free >= memory * share.gpu_memory_utilization
+    assert share.gpu_memory_utilization <= 0.92
+
+
+def test_the_index_never_counts_for_more_than_its_budget(plan: Plan) -> None:
+    share = share_with(plan, device_memory_bytes=None, lookahead_bytes=1 << 50)
+    assert share.index_bytes == (8 * GIB,)
+    assert share.gpu_memory_utilization is None
+
+
+def test_every_device_leaves_the_same_cache() -> None:
+    plan = plan_of(llm=LLM, n_devices=2, device_budget_bytes=(8 * GIB, 4 * GIB))
+    share = share_with(plan, device_memory_bytes=80 * GIB, lookahead_bytes=1 << 50)
+    assert share.kv_cache_memory_bytes == 20 * GIB - 8 * GIB
+
+
+def test_what_is_not_known_is_noted(plan: Plan) -> None:
+    share = share_with(plan, device_memory_bytes=80 * GIB, kv_cache_bytes=1 * GIB)
+    assert any("weights" in note for note in share.notes)
+    small = plan_of(llm=replace(LLM, points=((39 * GIB + (GIB - 1), 5.0), (40 * GIB, 50.0))))
+    assert any("below the smallest measured" in note for note in share_with(small, device_memory_bytes=80 * GIB).notes)
+    bare = share_with(plan_of(), device_memory_bytes=80 * GIB)
+    assert bare.kv_cache_memory_bytes is None
+    assert any("sizes its KV cache itself" in note for note in bare.notes)
+
+
+def test_what_does_not_fit_is_refused_with_all_numbers(plan: Plan) -> None:
+    with pytest.raises(InvalidInputError, match=f"device memory is {41 * GIB} bytes; .*{16 * GIB} come to .* too many"):
+        share_with(plan, device_memory_bytes=41 * GIB, model_bytes=16 * GIB)
+    with pytest.raises(InvalidInputError, match="nothing is left"):
+        share_with(plan_of(llm=replace(LLM, kv_cache_bytes=1000, points=())), device_memory_bytes=80 * GIB)
+    with pytest.raises(InvalidInputError, match="kv_cache_bytes is missing"):
+        share_with(plan_of(), device_memory_bytes=None)
+    index = share_with(plan, device_memory_bytes=80 * GIB).index_bytes[0]
+    with pytest.raises(InvalidInputError, match="less than a hundredth"):
+        share_with(plan_of(), device_memory_bytes=GIB, context_bytes=GIB - index)
+
+
+def test_a_device_filled_to_the_last_byte_fits() -> None:
+    parts = {"index_bytes": 10, "context_bytes": 20, "kv_bytes": 30, "model_bytes": 40}
+    check_fit(100, **parts)
+    with pytest.raises(InvalidInputError, match="1 too many"):
+        check_fit(99, **parts)
+    with pytest.raises(InvalidInputError, match="the model: -1 bytes"):
+        check_fit(100, index_bytes=1, context_bytes=1, kv_bytes=None, model_bytes=-1)
