@@ -5,6 +5,7 @@ A router and a daemon's client are both a :class:`SessionSource`; nothing here k
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -46,6 +47,17 @@ class RetrievalSession(Protocol):
 
 class SessionSource(Protocol):
     """A router, or a client of a daemon."""
+
+    def search(
+        self,
+        queries: Any,
+        /,
+        k: int = 10,
+        nprobe: int | None = None,
+        *,
+        deadline_ms: float | None = None,
+        min_nprobe: int = 1,
+    ) -> SearchResult: ...
 
     def session(self, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> RetrievalSession: ...
 
@@ -121,6 +133,36 @@ class Retriever:
     def open(self) -> RetrievalSession:
         """A session with this retriever's lookahead budget; the caller closes it."""
         return self.source.session(**self._budget)  # type: ignore[arg-type]
+
+    def search(
+        self,
+        texts: Sequence[str],
+        *,
+        k: int | None = None,
+        deadline_ms: float | None = None,
+        min_nprobe: int = 1,
+    ) -> list[list[Passage]]:
+        """The passages of each text, best first, without a session.
+
+        Raises:
+            InvalidInputError: a text that is empty or none, or what the source refuses. ServiceError, RouterError,
+            DocumentStoreError.
+        """
+        for text in texts:
+            if not isinstance(text, str) or not text.strip():
+                raise InvalidInputError(f"query is {text!r}; expected a text")
+        result = self.source.search(
+            self.embed(texts),
+            self.k if k is None else k,
+            self.nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+        )
+        return self.passages_of(result)
+
+    async def asearch(self, texts: Sequence[str], **options: Any) -> list[list[Passage]]:
+        """:meth:`search` on a thread: embedding would hold up the event loop. Concurrent calls share batches."""
+        return await asyncio.to_thread(self.search, texts, **options)
 
     def embed(self, texts: Sequence[str]) -> F32:
         """(n, d) float32.

@@ -15,8 +15,13 @@ from pathlib import Path
 SKIPPED = {"hybridindex.migrations.env"}
 #: Modules that import an optional package at once: its kernels are made by decorators. Nobody else may.
 NEEDS = {"hybridindex.tiers.triton_kernels": "triton"}
-#: Need the service extra, and have to say so where it is not installed.
-NEED_AN_EXTRA = {f"hybridindex.service.{name}" for name in ("app", "metrics", "protocol", "run", "shell")}
+#: Module to the extra that it needs, and has to name where that is not installed.
+NEED_AN_EXTRA = {
+    **dict.fromkeys(
+        (f"hybridindex.service.{name}" for name in ("app", "metrics", "protocol", "run", "shell")), "service"
+    ),
+    **{f"hybridindex.integrations.{name}": name for name in ("langchain", "llamaindex", "haystack")},
+}
 
 
 def main(wheel: str) -> None:
@@ -35,7 +40,7 @@ def main(wheel: str) -> None:
             refusal = repr(error)
         if name in NEED_AN_EXTRA:
             assert refusal.startswith("MissingDependencyError"), f"{name}: {refusal or 'imported without its extra'}"
-            assert "hybridindex[service]" in refusal, refusal
+            assert f"hybridindex[{NEED_AN_EXTRA[name]}]" in refusal, refusal
         else:
             assert not refusal, f"{name}: {refusal}"
     for room in (
@@ -51,6 +56,8 @@ def main(wheel: str) -> None:
         "demo",
         "service",
         "client",
+        "rag",
+        "integrations",
     ):
         assert f"hybridindex.{room}" in names, f"hybridindex.{room} is missing from the wheel"
     with zipfile.ZipFile(wheel) as archive:

@@ -25,6 +25,9 @@ ALLOWED = {
     # A daemon serves what the facade opens; it shares the binary answers with its clients, and nothing else.
     "service": {"facade", "committed", "store", "router", "partitioner", "profiler", "tiers", "answers", "__version__"},
     "client": {"answers"},
+    # Pipelines know sessions, generators and stores by protocol: routers and clients come from outside.
+    "rag": set(),
+    "integrations": {"rag"},
 }
 SHARED = {"types", "errors", "paging", "extension"}
 #: May import the daemon and its clients.

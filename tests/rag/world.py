@@ -137,6 +137,9 @@ class LandingSource:
         self.sessions.append(LandingSession(opened))
         return self.sessions[-1]
 
+    def search(self, queries: Any, /, k: int = 10, nprobe: int | None = None, **options: Any) -> SearchResult:
+        return self._router.search(queries, k, nprobe, **options)
+
 
 class LandingSession:
     def __init__(self, session: Session) -> None:
