@@ -49,7 +49,7 @@ class ExitCode(IntEnum):
     #: A missing device or package.
     MISSING = 6
     BUILD_FAILED = 7
-    #: No daemon answers, or it refused.
+    #: No daemon or LLM answers, or it refused.
     SERVICE = 8
     #: ``plan``: the SLO cannot be met; the best effort was stored.
     INFEASIBLE = 10
@@ -67,6 +67,9 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.DeviceError, ExitCode.MISSING),
     (errors.MissingDependencyError, ExitCode.MISSING),
     (errors.ServiceError, ExitCode.SERVICE),
+    (errors.GenerationError, ExitCode.SERVICE),
+    (errors.DocumentStoreError, ExitCode.BAD_INDEX),
+    (errors.TraceError, ExitCode.BAD_INPUT),
     (KeyboardInterrupt, ExitCode.INTERRUPTED),
 )
 

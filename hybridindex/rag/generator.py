@@ -75,7 +75,7 @@ class OpenAIGenerator:
         self,
         url: str,
         *,
-        model: str,
+        model: str = "",
         key: str | None = None,
         mode: Literal["chat", "completions"] = "chat",
         temperature: float = 0.0,
@@ -88,7 +88,7 @@ class OpenAIGenerator:
 
         Args:
             url: of the server, with or without ``/v1``.
-            model: as the server names it.
+            model: as the server names it; empty: the first that it serves, asked for once.
             key: an API key, sent as a bearer token.
             mode: "chat" for models with a chat template, "completions" for plain text.
             timeout_s: longest time of one generation. ``idle_s``: longest silence within it.
@@ -122,6 +122,16 @@ class OpenAIGenerator:
             follow_redirects=False,
             trust_env=False,
         )
+
+    @property
+    def model(self) -> str:
+        """Its name at the server. Raises GenerationError where none was given and none is served."""
+        if not self._model:
+            served = self.models()
+            if not served:
+                raise GenerationError(f"{self._url} serves no model")
+            self._model = served[0]
+        return self._model
 
     def generate(self, prompt: Prompt, /) -> Iterator[Piece | Finished]:
         """As :meth:`Generator.generate`.
@@ -165,7 +175,7 @@ class OpenAIGenerator:
             GenerationError: as in :meth:`generate`, or a server that does not echo.
         """
         text = prompt + continuation
-        body = {"model": self._model, "prompt": text, "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0.0}
+        body = {"model": self.model, "prompt": text, "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0.0}
         with self._sent("POST", "/v1/completions", body) as answer:
             content = b"".join(self._chunks(answer, self._clock()))
         try:
@@ -178,9 +188,18 @@ class OpenAIGenerator:
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise GenerationError(f"{self._url} gave no probabilities of the prompt ({error!r})") from error
 
+    def models(self) -> list[str]:
+        """Names of what the server serves. Raises GenerationError."""
+        with self._sent("GET", "/v1/models", None) as answer:
+            content = b"".join(self._chunks(answer, self._clock()))
+        try:
+            return [str(model["id"]) for model in json.loads(content)["data"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise GenerationError(f"{self._url} gave no list of models ({error!r})") from error
+
     def _body(self, prompt: Prompt, chat: bool) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "model": self._model,
+            "model": self.model,
             "max_tokens": prompt.max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -197,7 +216,7 @@ class OpenAIGenerator:
         return body
 
     @contextlib.contextmanager
-    def _sent(self, method: str, path: str, body: dict[str, Any]) -> Iterator[Any]:
+    def _sent(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[Any]:
         try:
             with self._client.stream(method, self._url + path, json=body) as answer:
                 if answer.status_code != 200:

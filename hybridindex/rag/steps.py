@@ -190,13 +190,10 @@ class Steps:
         session, self._session = self._session, None
         if session is None:
             return
-        if error is None:
-            session.close()
-            return
-        # The first error is the one to see; a daemon that is down ends the session by itself.
         try:
             session.close()
-        except Exception:  # noqa: BLE001 - the caller gets the error that came before
+        except Exception:  # noqa: BLE001 - neither an answer nor an earlier error is lost for it
+            # A daemon that is out of reach ends the session by itself, when it was unused for a while.
             _log.warning("the retrieval session could not be closed", exc_info=True)
 
 
