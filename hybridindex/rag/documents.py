@@ -156,8 +156,13 @@ def _rows(
             if not 0 <= document.lead <= len(document.text):
                 raise InvalidInputError(f"lead of {document.id} is {document.lead}; expected 0..{len(document.text)}")
         for document, starts in zip(batch, token_starts([d.text for d in batch]), strict=True):
-            blob = np.asarray(starts).astype("<u4").tobytes()
+            blob = np.asarray(starts).astype(_starts_dtype(document.text)).tobytes()
             yield document.id, document.text, document.source, document.successor, document.lead, blob
+
+
+def _starts_dtype(text: str) -> str:
+    """Two bytes a token where they are enough: offsets are otherwise longer than their texts."""
+    return "<u2" if len(text) < 1 << 16 else "<u4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +170,8 @@ class StoredPassage:
     """A passage as the store has it."""
 
     document: Document
-    #: (tokens,) uint32, ascending, characters.
-    starts: npt.NDArray[np.uint32]
+    #: (tokens,) uint16, or uint32 of a long text; ascending, characters.
+    starts: npt.NDArray[np.unsignedinteger]
 
 
 class DocumentStore:
@@ -238,7 +243,9 @@ class DocumentStore:
                     marks = ",".join("?" * len(part))
                     for row in self._db.execute(f"SELECT {columns} FROM passages WHERE id IN ({marks})", part):  # noqa: S608 - question marks alone
                         document = Document(id=row[0], text=row[1], source=row[2], successor=row[3], lead=row[4])
-                        found[row[0]] = StoredPassage(document=document, starts=np.frombuffer(row[5], dtype="<u4"))
+                        found[row[0]] = StoredPassage(
+                            document=document, starts=np.frombuffer(row[5], dtype=_starts_dtype(row[1]))
+                        )
         except (sqlite3.Error, ValueError, OverflowError) as error:
             raise DocumentStoreError(f"{self._path} cannot be read ({error})") from error
         for one in wanted:

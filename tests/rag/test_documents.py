@@ -163,6 +163,15 @@ def test_a_shift_leaves_out_repeated_titles(tmp_path):
         assert shift_passage(store, 1, 2) == "c d e"
 
 
+def test_long_texts_have_long_offsets(tmp_path):
+    text = "word " * 20_000
+    write(tmp_path / "d.sqlite", Document(id=1, text=text), Document(id=2, text="a b"))
+    with DocumentStore(tmp_path / "d.sqlite") as store:
+        found = store.read([1, 2])
+    assert found[1].starts.tolist() == list(range(0, 100_000, 5))
+    assert found[2].starts.tolist() == [0, 2]
+
+
 def test_a_ring_of_successors_ends(tmp_path):
     path = tmp_path / "d.sqlite"
     write(path, Document(id=1, text="a b", successor=1))
