@@ -20,7 +20,7 @@ import hybridindex as hx
 from hybridindex.cli.commands_serve import Budget, choose_plan
 from hybridindex.cli.console import emit, err, out, parse_bytes
 from hybridindex.cli.options import Devices, Json, Nprobe, PlanChoice, StoreUrl
-from hybridindex.errors import InvalidInputError, MissingDependencyError
+from hybridindex.errors import GenerationError, InvalidInputError, MissingDependencyError
 from hybridindex.rag.documents import DocumentsInfo, DocumentStore
 from hybridindex.rag.generator import Generator, OpenAIGenerator
 from hybridindex.rag.periodic import PeriodicRetrieval
@@ -94,7 +94,8 @@ def register(app: typer.Typer) -> None:
                 name = generator.model if isinstance(generator, OpenAIGenerator) else "replay"
                 writer = owned.enter_context(TraceWriter(record, model=name))
             for asked, says, ours in _questions(question, runs, generator, pipeline, speed):
-                answer = _answer(asked, retriever, says, ours, lookahead=lookahead, quiet=json)
+                talking = question is None and replay is None
+                answer = _answer(asked, retriever, says, ours, lookahead=lookahead, quiet=json, talking=talking)
                 if answer is None:
                     continue
                 if writer is not None:
@@ -126,9 +127,16 @@ def _questions(
 
 
 def _answer(
-    question: str, retriever: Retriever, generator: Generator, pipeline: str, *, lookahead: bool, quiet: bool
+    question: str,
+    retriever: Retriever,
+    generator: Generator,
+    pipeline: str,
+    *,
+    lookahead: bool,
+    quiet: bool,
+    talking: bool,
 ) -> Answer | None:
-    """None where Ctrl-C, or an LLM that failed in a conversation, ended it."""
+    """None where Ctrl-C, or an LLM that failed, ended an answer of a conversation."""
     show: Callable[[str], object] | None = None if quiet else lambda text: out.out(text, end="", highlight=False)
     try:
         with Steps(question, retriever, generator, lookahead=lookahead, on_text=show) as steps:
@@ -137,9 +145,14 @@ def _answer(
             else:
                 answer = PIPELINES[pipeline](steps)
     except KeyboardInterrupt:
-        if quiet:
+        if not talking:
             raise
         err.print("\nended; the retrieval session is closed", highlight=False)
+        return None
+    except GenerationError as error:
+        if not talking:
+            raise
+        err.print(f"\n{error}", markup=False, highlight=False)
         return None
     if show is not None:
         show("\n")
@@ -159,7 +172,9 @@ def _source(
     if daemon is not None and daemon.urls:
         from hybridindex.client.client import Client
 
-        return owned.enter_context(Client(daemon.urls[0]))
+        client = owned.enter_context(Client(daemon.urls[0]))
+        texts.check_index(str(client.status()["index"]["fingerprint"]))
+        return client
     opened = owned.enter_context(hx.open(index))
     texts.check_index(opened.fingerprint)
     nbytes = None if budget is None else parse_bytes(budget)

@@ -92,6 +92,23 @@ def test_a_conversation_goes_on_after_its_first_answer(cli, index, serve, monkey
     assert shown.out.index("first") < shown.out.index("second")
 
 
+def test_a_conversation_outlives_a_server_that_fails(cli, index, serve, monkeypatch):
+    typed = iter([QUESTION, QUESTION])
+    lines = [[b"busy\n"], *[[chat_event(text), chat_event("", finish="stop"), DONE] for text in ("draft", "there")]]
+
+    def read(*_args, **_kwargs):
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("hybridindex.cli.console.out.input", read)
+    shown = cli("chat", index, "--llm", serve(lambda h, _: stream(h, *lines.pop(0))).url, "--model", "m")
+    assert shown.code == 0, shown.err
+    assert "expected a stream of events" in shown.err
+    assert "there" in shown.out
+
+
 def test_piperag_is_a_pipeline_here(cli, index, serve):
     def answer(handler, _):
         stream(handler, {"choices": [{"text": "It is.", "finish_reason": "stop"}]}, DONE)

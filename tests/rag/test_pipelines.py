@@ -10,6 +10,7 @@ from hybridindex.rag.pipelines.flare import sure_part
 from hybridindex.rag.pipelines.prompts import lines_of_list, says_yes
 from hybridindex.rag.records import Generated, LookedAhead, Retrieved
 from hybridindex.rag.retriever import Retriever
+from hybridindex.rag.steps import Steps
 from tests.rag.world import names, query_embedder, replay, spoken
 
 QUESTION = "what is a planet"
@@ -157,6 +158,26 @@ def test_a_caller_who_stops_in_the_middle_gets_his_own_error(retriever, router):
     with pytest.raises(EnoughError):
         run_pipeline("hyde", QUESTION, retriever, replay(*SAID["hyde"]), on_text=stop)
     assert router.residency.n_resident == 0
+
+
+def test_a_generation_that_nobody_reads_any_more_is_closed(retriever):
+    class Kept:
+        """Keeps its streams, so that nothing but a call can close them."""
+
+        def __init__(self):
+            self.streams = []
+
+        def generate(self, prompt, /):
+            self.streams.append(replay(*SAID["hyde"]).generate(prompt))
+            return self.streams[-1]
+
+        def close(self):
+            pass
+
+    generator = Kept()
+    with Steps(QUESTION, retriever, generator, on_text=lambda _: 1 / 0) as steps, pytest.raises(ZeroDivisionError):
+        steps.generate("hypothesis", "x", max_tokens=9, show=True)
+    assert list(generator.streams[0]) == []
 
 
 def test_a_run_that_ends_while_lists_travel_gives_their_pages_back(router, documents):
