@@ -57,7 +57,8 @@ def stated(name: str, texts: Sequence[str], ttft_s: float, tpot_s: float, finish
     seconds = ttft_s + max(0, len(texts) - 1) * tpot_s
     digest = hashlib.sha256(b"").hexdigest()
     return Generated(
-        name=name, pieces=pieces, finish=finish, prompt_tokens=0, prompt_sha256=digest, max_tokens=max(1, len(texts)),
+        name=name, pieces=pieces, finish=finish, prompt_tokens=0,
+        completion_tokens=0, prompt_sha256=digest, max_tokens=max(1, len(texts)),
         started_s=0.0, seconds=seconds,
     )  # fmt: skip
 

@@ -54,6 +54,7 @@ class Finished:
     reason: str
     #: 0 where the server did not say.
     prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 class Generator(Protocol):
@@ -142,12 +143,11 @@ class OpenAIGenerator:
         chat = self._mode == "chat" and not prompt.append
         body = self._body(prompt, chat)
         started = self._clock()
-        reason, prompt_tokens, length = "", 0, 0
+        reason, prompt_tokens, completion_tokens, length = "", 0, 0, 0
         with self._sent("POST", "/v1/chat/completions" if chat else "/v1/completions", body) as answer:
             for event in events_of(self._chunks(answer, started)):
-                usage = event.get("usage")
-                if isinstance(usage, dict) and isinstance(usage.get("prompt_tokens"), int):
-                    prompt_tokens = usage["prompt_tokens"]
+                prompt_tokens = _count_of(event, "prompt_tokens") or prompt_tokens
+                completion_tokens = _count_of(event, "completion_tokens") or completion_tokens
                 choice = _first_choice(event)
                 if choice is None:
                     continue
@@ -163,7 +163,7 @@ class OpenAIGenerator:
                 reason = str(choice.get("finish_reason") or reason)
         if not reason:
             raise GenerationError(f"{self._url} ended its answer before it was finished")
-        yield Finished(reason=reason, prompt_tokens=prompt_tokens)
+        yield Finished(reason=reason, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
 
     def score(self, prompt: str, continuation: str) -> tuple[float, ...]:
         """Logarithms of the probabilities of ``continuation``'s tokens after ``prompt``, without generating it.
@@ -260,6 +260,13 @@ def _complaint(answer: Any) -> str:
         if len(seen) > 4 * _MAX_COMPLAINT:
             break
     return " ".join(seen.decode("utf-8", errors="replace").split())[:_MAX_COMPLAINT] or "nothing more"
+
+
+def _count_of(event: dict[str, Any], name: str) -> int:
+    """Of an event's usage; 0 where it has none, or nonsense."""
+    usage = event.get("usage")
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 0
 
 
 def _first_choice(event: dict[str, Any]) -> dict[str, Any] | None:

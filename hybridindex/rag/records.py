@@ -40,8 +40,9 @@ class Generated:
     pieces: tuple[Piece, ...]
     #: "stop", "length", or what the server said.
     finish: str
-    #: Of the prompt; 0 where the server did not say.
+    #: Of the prompt, and generated; 0 where the server did not say.
     prompt_tokens: int
+    completion_tokens: int
     #: SHA-256 of the prompt, hexadecimal: tells whether a replay had the same one.
     prompt_sha256: str
     max_tokens: int
@@ -55,7 +56,8 @@ class Generated:
 
     @property
     def tokens(self) -> int:
-        return sum(piece.tokens for piece in self.pieces)
+        """What the server counted, else what came: tokens without text, and bursts, are not seen in pieces."""
+        return self.completion_tokens or sum(piece.tokens for piece in self.pieces)
 
     @property
     def first_token_s(self) -> float:

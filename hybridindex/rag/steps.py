@@ -156,6 +156,7 @@ class Steps:
             pieces=tuple(pieces),
             finish=finished.reason,
             prompt_tokens=finished.prompt_tokens,
+            completion_tokens=finished.completion_tokens,
             prompt_sha256=hashlib.sha256(prompt.encode()).hexdigest(),
             max_tokens=max_tokens,
             started_s=started,

@@ -237,7 +237,11 @@ class ReplayGenerator:
             self._wait_until(started + piece.at_s / self._speed)
             yield piece
         self._wait_until(started + recorded.seconds / self._speed)
-        yield Finished(reason=recorded.finish, prompt_tokens=recorded.prompt_tokens)
+        yield Finished(
+            reason=recorded.finish,
+            prompt_tokens=recorded.prompt_tokens,
+            completion_tokens=recorded.completion_tokens,
+        )
 
     def _wait_until(self, due: float) -> None:
         left = due - self._clock()

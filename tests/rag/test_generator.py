@@ -100,12 +100,20 @@ def test_a_chat_is_streamed(serve):
     assert [p.text for p in pieces] == ["Hel", "lo"]
     assert [p.logprobs for p in pieces] == [(-0.5,), (-2.0,)]
     assert 0 < pieces[0].at_s <= pieces[1].at_s
-    assert finished == Finished(reason="stop", prompt_tokens=12)
+    assert finished == Finished(reason="stop", prompt_tokens=12, completion_tokens=2)
     path, body, headers = server.asked[0]
     assert path == "/v1/chat/completions"
     assert body["messages"] == [{"role": "user", "content": "what"}]
     assert (body["max_tokens"], body["stop"], body["logprobs"], body["temperature"]) == (9, ["\n"], True, 0.0)
     assert headers["authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize(
+    "usage", [None, 5, {}, {"prompt_tokens": "many"}, {"prompt_tokens": -1}, {"prompt_tokens": True}]
+)
+def test_counts_that_are_none_count_nothing(serve, usage):
+    server = serve(lambda h, _: stream(h, {**chat_event("x", finish="stop"), "usage": usage}, DONE))
+    assert collect(server.url)[1].prompt_tokens == 0
 
 
 def test_a_completion_is_streamed(serve):

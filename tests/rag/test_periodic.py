@@ -302,6 +302,16 @@ def test_stale_windows_of_a_reference_are_those_of_a_run(retriever):
     assert [event.texts[0] for event in events] == [QUESTION, CHUNKS[0], CHUNKS[1].strip()]
 
 
+def test_passages_of_a_reference_are_shifted_as_those_of_a_run(retriever, documents):
+    _, scored, events = likelihood(retriever, Schedule.PIPELINED, "".join(CHUNKS))
+    (first, *_), prompts = events[0].ids, [prompt for prompt, _ in scored]
+    for number, staleness in ((0, 0), (1, 4)):
+        for one in first:
+            assert shift_passage(documents, one, staleness) in prompts[number]
+    for one in first:
+        assert documents.read([one])[one].document.text not in prompts[1]
+
+
 def test_likelihood_of_an_answer():
     found = answer_likelihood(Overlap(), "planet", [], "planet moon")
     assert found == Likelihood(tokens=2, log_likelihood=-3.5)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 
+from hybridindex.demo.embed import center
 from hybridindex.errors import InvalidInputError, TraceError
 from hybridindex.rag.pipelines import PIPELINES, run_pipeline
 from hybridindex.rag.pipelines.flare import sure_part
@@ -11,7 +15,7 @@ from hybridindex.rag.pipelines.prompts import lines_of_list, says_yes
 from hybridindex.rag.records import Generated, LookedAhead, Retrieved
 from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.steps import Steps
-from tests.rag.world import names, query_embedder, replay, spoken
+from tests.rag.world import embedder, names, query_embedder, replay, spoken
 
 QUESTION = "what is a planet"
 #: What an LLM says in one run of each pipeline.
@@ -213,6 +217,19 @@ def test_questions_that_are_none(question, retriever):
 def test_an_unknown_pipeline_names_the_known(retriever):
     with pytest.raises(InvalidInputError, match="expected one of hyde, sub_question"):
         run_pipeline("none", QUESTION, retriever, replay())
+
+
+def test_tokens_are_what_the_server_counted():
+    said = spoken("answer", "two words")
+    assert said.tokens == 2
+    assert dataclasses.replace(said, completion_tokens=5).tokens == 5
+
+
+def test_queries_are_centred_as_the_passages_were(documents):
+    texts = ["a planet", "what is of"]
+    expected = center(embedder().embed(texts), documents.info.mean)
+    np.testing.assert_allclose(query_embedder(documents).embed(texts), expected, atol=1e-6)
+    assert not np.allclose(expected, embedder().embed(texts), atol=1e-3)
 
 
 def test_seconds_are_shared_out(retriever):

@@ -105,6 +105,7 @@ PIECE = '{"text": "a", "tokens": 1, "at_s": 0.1, "logprobs": []}'
 def line(pieces=PIECE, **fields):
     event = {
         "kind": "generated", "name": "n", "pieces": json.loads(f"[{pieces}]"), "finish": "stop", "prompt_tokens": 0,
+        "completion_tokens": 0,
         "prompt_sha256": "", "max_tokens": 1, "started_s": 0.0, "seconds": 1.0, **fields,
     }  # fmt: skip
     return json.dumps({"pipeline": "p", "question": "q", "events": [event]}) + "\n"

@@ -108,6 +108,7 @@ def spoken(name: str, text: str, *, finish: str = "stop", probability: float = 0
         pieces=pieces,
         finish=finish,
         prompt_tokens=len(prompt.split()),
+        completion_tokens=0,
         prompt_sha256=hashlib.sha256(prompt.encode()).hexdigest(),
         max_tokens=64,
         started_s=0.0,
