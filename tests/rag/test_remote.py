@@ -12,9 +12,11 @@ from hybridindex.errors import InvalidInputError, TraceError, UnreachableError
 from hybridindex.rag.periodic import round_trip_ms
 from hybridindex.rag.pipelines import PIPELINES, run_pipeline
 from hybridindex.rag.retriever import Retriever
+from hybridindex.rag.steps import Steps
 from hybridindex.service.app import create_app
 from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
+from tests.rag.test_periodic import CHUNKS, plan, said, slow_model
 from tests.rag.test_pipelines import QUESTION, SAID
 from tests.rag.world import embedder, query_embedder, replay
 
@@ -129,3 +131,15 @@ def test_a_round_trip_is_measured(remote):
     session = remote.open()
     assert round_trip_ms(session) > 0
     session.close()
+
+
+def test_piperag_gives_deadlines_to_a_daemon(remote, service):
+    with Steps(QUESTION, remote, replay(*said(*CHUNKS))) as steps:
+        written = plan(min_nprobe=2, margin=1.0).run(steps, slow_model())
+    deadlines = [chunk.deadline_ms for chunk in written.chunks]
+    assert deadlines[0] is None
+    assert all(1.0 <= deadline < 1000 for deadline in deadlines[1:])
+    for chunk in written.chunks[1:]:
+        # On a machine that is busy a search may miss its window; then the report says so.
+        assert chunk.missed or 2 <= chunk.nprobe_used <= 4
+    assert len(service.sessions) == 0
