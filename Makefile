@@ -10,13 +10,14 @@ SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard hybridindex/
 SANITIZE := build/sanitize
 FUZZ_SECONDS ?= 30
 
-.PHONY: help demo test test-vllm chromium lint wheel-check sanitize fuzz bench clean
+.PHONY: help demo test test-vllm test-ecosystem chromium lint wheel-check sanitize fuzz bench clean
 
 help:
 	@echo "make demo         real text, real queries: build, profile, plan, serve, report (build/demo)"
 	@echo "make test         install into .venv and run the whole test suite"
 	@echo "make chromium     install the browser that tests of the page need, where this is root on Debian or Ubuntu"
 	@echo "make test-vllm    beside a real vLLM on the CPU, in build/vllm (2.5 GB): plugins, profiling; or NOT VERIFIED"
+	@echo "make test-ecosystem  the retrievers against LangChain, LlamaIndex and Haystack (.venv-ecosystem)"
 	@echo "make lint         ruff and mypy"
 	@echo "make wheel-check  build the wheel and the sdist, install the wheel elsewhere, import every module"
 	@echo "make sanitize     tests of the native scan under address, undefined-behaviour and thread sanitizers"
@@ -55,6 +56,17 @@ chromium:
 test-vllm:
 	PYTHON=$(PYTHON) sh tests/vllm/run.sh build/vllm
 
+# Their packages bring many others: an environment of its own, so that the suite's stays what it is.
+.venv-ecosystem/.test: $(SOURCES)
+	$(PYTHON) -m venv .venv-ecosystem
+	.venv-ecosystem/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt 'torch==2.13.0'
+	.venv-ecosystem/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt \
+	  -e '.[device,test,langchain,llamaindex,haystack]'
+	@touch $@
+
+test-ecosystem: .venv-ecosystem/.test
+	.venv-ecosystem/bin/python -m pytest tests/integrations $(PYTEST_ARGS)
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -73,4 +85,4 @@ bench: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.all --output build/bench
 
 clean:
-	rm -rf $(VENV) build
+	rm -rf $(VENV) .venv-ecosystem build

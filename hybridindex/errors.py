@@ -24,6 +24,9 @@ The tree::
     ├── RouterError
     │   ├── RouterClosedError
     │   └── RefreshError                      an update of the plan cannot be made now
+    ├── DocumentStoreError                    a document store is missing, foreign, damaged, or of another index
+    ├── GenerationError                       an LLM cannot be reached, refused, or answered what cannot be read
+    ├── TraceError                            a trace cannot be read, or holds other steps than a pipeline asks for
     └── ServiceError                          a daemon cannot serve the request, or cannot be reached
         ├── AccessDeniedError                 no key, a wrong one, or one without the role
         ├── DeadlineExceededError             the deadline passed before work started
@@ -44,7 +47,9 @@ __all__ = [
     "DeviceError",
     "DeviceNotFoundError",
     "DiskFullError",
+    "DocumentStoreError",
     "DuplicateIdError",
+    "GenerationError",
     "HybridIndexError",
     "IndexFormatError",
     "InvalidInputError",
@@ -62,6 +67,7 @@ __all__ = [
     "StoreError",
     "StoreLockedError",
     "StoreVersionError",
+    "TraceError",
     "UnknownSessionError",
     "UnreachableError",
     "UnsupportedIndexError",
@@ -159,6 +165,18 @@ class RouterClosedError(RouterError):
 
 class RefreshError(RouterError):
     """An update of the plan cannot be made now: another one goes on, or it rests on a plan that serves no more."""
+
+
+class DocumentStoreError(HybridIndexError):
+    """A document store is missing, foreign, damaged, or was written for another index."""
+
+
+class GenerationError(HybridIndexError):
+    """An LLM server cannot be reached, refused the request, or answered something that cannot be read."""
+
+
+class TraceError(HybridIndexError):
+    """A trace cannot be read, or holds other steps than the pipeline that replays it asks for."""
 
 
 class ServiceError(HybridIndexError):

@@ -19,10 +19,10 @@ from hybridindex.partitioner.plan import Plan
 from hybridindex.profiler.hardware import hardware_info
 from hybridindex.service.plans import load_plan
 
-__all__ = ["register"]
+__all__ = ["Budget", "choose_plan", "register"]
 
 
-def _choose_plan(index: hx.Index, choice: str, devices: list[str] | None, store: str | None) -> Plan | None:
+def choose_plan(index: hx.Index, choice: str, devices: list[str] | None, store: str | None) -> Plan | None:
     """Without devices a plan only gives nprobe; then a missing one is no error."""
     with index.store(store) as control:
         if choice == "latest" and not devices and not control.list_plans(index_fingerprint=index.fingerprint):
@@ -75,7 +75,7 @@ def register(app: typer.Typer) -> None:
         with (
             hx.open(index) as opened,
             opened.router(
-                _choose_plan(opened, plan, device, store),
+                choose_plan(opened, plan, device, store),
                 device or (),
                 threads=threads,
                 device_budget_bytes=_budget(budget),
@@ -127,7 +127,7 @@ def register(app: typer.Typer) -> None:
         x = np.ascontiguousarray(load_npy(queries, "--queries"))
         rows = []
         with hx.open(index) as opened:
-            chosen = _choose_plan(opened, plan, device, store)
+            chosen = choose_plan(opened, plan, device, store)
             target = slo_ms if slo_ms is not None else chosen.request.slo_ms if chosen is not None else None
             with (
                 opened.router(chosen, device or (), threads=threads, device_budget_bytes=_budget(budget)) as router,

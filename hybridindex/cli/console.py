@@ -68,6 +68,9 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.MissingDependencyError, ExitCode.MISSING),
     (errors.ServiceError, ExitCode.SERVICE),
     (errors.LLMServerError, ExitCode.SERVICE),
+    (errors.GenerationError, ExitCode.SERVICE),
+    (errors.DocumentStoreError, ExitCode.BAD_INDEX),
+    (errors.TraceError, ExitCode.BAD_INPUT),
     (KeyboardInterrupt, ExitCode.INTERRUPTED),
 )
 

@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from hybridindex import HybridIndexError, __version__
 from hybridindex import open as open_index
 from hybridindex.cli import (
+    commands_chat,
     commands_daemon,
     commands_index,
     commands_llm,
@@ -49,6 +50,7 @@ commands_serve.register(app)
 commands_llm.register(app)
 commands_daemon.register(app)
 commands_schedule.register(app)
+commands_chat.register(app)
 
 
 def _show_version(wanted: bool) -> None:

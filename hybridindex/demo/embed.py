@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy import sparse
 
 from hybridindex.demo.fetch import FetchError, WheelSpec, fetch_wheel
@@ -88,6 +89,12 @@ class StaticEmbedder:
         tokens = sparse.csr_matrix((np.ones(len(flat), dtype=np.float32), flat, bounds), (len(ids), len(self._table)))
         sums: F32 = np.asarray(tokens @ self._table, dtype=np.float32)
         return normalize(sums)  # the mean has the direction of the sum
+
+    def token_starts(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
+        """The places in characters where the tokens of each text start, (tokens,) uint32 ascending."""
+        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        # Several tokens of one character start at the same place: one of them is enough to cut there.
+        return [np.unique(np.array([start for start, _ in e.offsets], dtype=np.uint32)) for e in encoded]
 
 
 def _read_parts(wheel_folder: Path) -> tuple[bytes, bytes]:

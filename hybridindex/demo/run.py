@@ -1,6 +1,6 @@
 """``hybridindex demo``: from nothing to a served, planned, measured index on real text, and a report.
 
-Steps that were done are kept beside the output and not done again: data, index, profile. The load is served anew.
+Steps that were done are kept beside the output and not done again: data, index, texts, profile. The load is not kept.
 Leaves ``summary.json`` beside the report.
 """
 
@@ -22,6 +22,7 @@ import hybridindex as hx
 from hybridindex.cli.commands_plan import index_info, plan_summary
 from hybridindex.cli.console import CliProgress, emit, err, readable_bytes, to_json
 from hybridindex.demo.dataset import Dataset
+from hybridindex.demo.documents import write_demo_documents
 from hybridindex.demo.load import load_dataset
 from hybridindex.demo.queries import split_queries
 from hybridindex.errors import HybridIndexError, ProfileError
@@ -67,6 +68,7 @@ def run_demo(output: Path, *, device: str = "auto", as_json: bool = False) -> No
     calibration, test = _queries(data)
     with CliProgress(quiet=as_json) as progress:
         index = _index(data, output / "index", progress)
+        write_demo_documents(data, index, output.parent / "cache", progress)
         profile = _profile(index, calibration, name, progress)
         plan = _plan(index, profile)
         say(plan.explain())

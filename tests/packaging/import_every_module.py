@@ -20,6 +20,7 @@ NEED_AN_EXTRA = {
     **{f"hybridindex.service.{name}": "service" for name in ("app", "metrics", "protocol", "run", "shell")},
     "hybridindex.integrations.vllm_endpoint": "service",
     "hybridindex.integrations.vllm_stats": "vllm",
+    **{f"hybridindex.integrations.{name}": name for name in ("langchain", "llamaindex", "haystack")},
 }
 
 
@@ -56,6 +57,7 @@ def main(wheel: str) -> None:
         "service",
         "service.page",
         "client",
+        "rag",
         "integrations",
     ):
         assert f"hybridindex.{room}" in names, f"hybridindex.{room} is missing from the wheel"

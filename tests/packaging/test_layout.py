@@ -25,8 +25,10 @@ ALLOWED = {
     # A daemon serves what the facade opens; it shares the binary answers with its clients, and nothing else.
     "service": {"facade", "committed", "store", "router", "partitioner", "profiler", "tiers", "answers", "__version__"},
     "client": {"answers"},
-    # Puts the daemon's routes into vLLM's server; the arguments of vLLM come from a plan.
-    "integrations": {"service", "partitioner"},
+    # Puts the daemon's routes into vLLM's server, whose arguments come from a plan; retrievers of other frameworks.
+    "integrations": {"service", "partitioner", "rag"},
+    # Pipelines know sessions, generators and stores by protocol: routers and clients come from outside.
+    "rag": set(),
 }
 SHARED = {"types", "errors", "paging", "extension"}
 #: May import the daemon and its clients.

@@ -1,0 +1,33 @@
+"""RAG pipelines over retrieval sessions: HyDE, SubQuestion, Iterative, Iter-RetGen, FLARE, Self-RAG, and PipeRAG.
+
+A pipeline needs a :class:`Retriever` (a router or a daemon's client, an embedder, a document store) and a generator
+(any OpenAI-compatible server, or a recorded trace). Needs the extra ``client`` (httpx) for a server. See docs/rag.md.
+"""
+
+from hybridindex.rag.documents import Document, DocumentsInfo, DocumentStore, write_documents
+from hybridindex.rag.generator import Generator, OpenAIGenerator
+from hybridindex.rag.periodic import PeriodicRetrieval, Schedule
+from hybridindex.rag.pipelines import PIPELINES, run_pipeline
+from hybridindex.rag.records import Answer, Passage
+from hybridindex.rag.retriever import Embedder, Retriever
+from hybridindex.rag.trace import ReplayGenerator, TraceWriter, read_traces
+
+__all__ = [
+    "PIPELINES",
+    "Answer",
+    "Document",
+    "DocumentStore",
+    "DocumentsInfo",
+    "Embedder",
+    "Generator",
+    "OpenAIGenerator",
+    "Passage",
+    "PeriodicRetrieval",
+    "ReplayGenerator",
+    "Retriever",
+    "Schedule",
+    "TraceWriter",
+    "read_traces",
+    "run_pipeline",
+    "write_documents",
+]

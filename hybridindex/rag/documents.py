@@ -1,0 +1,269 @@
+"""The document store: texts of passages under the ids of an index, in one SQLite file that serving only reads.
+
+Every passage has the places where its tokens start and the passage that follows it in its document, so that PipeRAG
+can shift results (:mod:`hybridindex.rag.shift`). The file also says how queries must be embedded. Does not embed, and
+does not search: an index does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.errors import DocumentStoreError, InvalidInputError
+from hybridindex.types import F32
+
+__all__ = [
+    "Document",
+    "DocumentStore",
+    "DocumentsInfo",
+    "StoredPassage",
+    "TokenStarts",
+    "word_starts",
+    "write_documents",
+]
+
+_FORMAT, _VERSION = b"hybridindex-documents", 1
+#: Longest text of one passage, in characters.
+MAX_TEXT = 1 << 20
+_BATCH = 2048
+#: Ids per SQL statement: SQLite takes 32,766 at most.
+_ASKED = 500
+
+#: Texts to the places (in characters, ascending) where their tokens start.
+TokenStarts = Callable[[Sequence[str]], Sequence[npt.NDArray[np.uint32]]]
+
+
+def word_starts(texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
+    """Every run of characters without white space is a token: where no tokenizer is at hand."""
+    found = []
+    for text in texts:
+        starts, inside = [], False
+        for place, char in enumerate(text):
+            if char.isspace():
+                inside = False
+            elif not inside:
+                inside = True
+                starts.append(place)
+        found.append(np.array(starts, dtype=np.uint32))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """One passage."""
+
+    id: int
+    text: str
+    source: str = ""
+    #: Id of the passage that follows in the same document.
+    successor: int | None = None
+    #: Characters at the start that repeat a title; left out where the passage continues another.
+    lead: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentsInfo:
+    """What a store says of itself."""
+
+    count: int
+    index_fingerprint: str
+    #: Name of what embedded the passages.
+    embedder: str
+    dim: int
+    #: (dim,) float32 to subtract from a query's unit vector before it is normalised again; None: nothing.
+    mean: F32 | None
+
+
+def write_documents(
+    path: Path,
+    documents: Iterable[Document],
+    *,
+    index_fingerprint: str,
+    embedder: str,
+    dim: int,
+    mean: F32 | None = None,
+    token_starts: TokenStarts = word_starts,
+) -> int:
+    """Writes a store beside ``path`` and renames it there; returns how many passages it has.
+
+    Raises:
+        InvalidInputError: an id twice or negative, a text too long, a lead beyond its text, a mean of another shape.
+        DocumentStoreError: the file cannot be written.
+    """
+    if mean is not None and mean.shape != (dim,):
+        raise InvalidInputError(f"mean has shape {mean.shape}; expected ({dim},)")
+    draft = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    draft.unlink(missing_ok=True)
+    try:
+        with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as db:
+            # Nobody reads the draft: it needs no journal, and is synced as a whole.
+            db.executescript(
+                "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
+                "CREATE TABLE about (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;"
+                "CREATE TABLE passages (id INTEGER PRIMARY KEY, text TEXT NOT NULL, source TEXT NOT NULL,"
+                " successor INTEGER, lead INTEGER NOT NULL, starts BLOB NOT NULL);"
+                "BEGIN;"
+            )
+            rows = _rows(documents, token_starts)
+            count = db.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?, ?)", rows).rowcount
+            about = {
+                "format": _FORMAT,
+                "version": str(_VERSION).encode(),
+                "count": str(max(0, count)).encode(),
+                "index_fingerprint": index_fingerprint.encode(),
+                "embedder": embedder.encode(),
+                "dim": str(dim).encode(),
+                "mean": b"" if mean is None else mean.astype("<f4").tobytes(),
+            }
+            db.executemany("INSERT INTO about VALUES (?, ?)", about.items())
+            db.execute("COMMIT")
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except sqlite3.IntegrityError as error:
+        raise InvalidInputError(f"documents hold an id twice ({error}); expected each once") from error
+    except (sqlite3.Error, OSError) as error:
+        raise DocumentStoreError(f"{path} cannot be written ({error})") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return max(0, count)
+
+
+def _rows(
+    documents: Iterable[Document], token_starts: TokenStarts
+) -> Iterator[tuple[int, str, str, int | None, int, bytes]]:
+    stream = iter(documents)
+    while batch := list(itertools.islice(stream, _BATCH)):
+        for document in batch:
+            if document.id < 0:
+                raise InvalidInputError(f"id is {document.id}; expected 0 or more, as in an index")
+            if len(document.text) > MAX_TEXT:
+                raise InvalidInputError(
+                    f"text of {document.id} has {len(document.text)} characters; expected {MAX_TEXT} at most"
+                )
+            if not 0 <= document.lead <= len(document.text):
+                raise InvalidInputError(f"lead of {document.id} is {document.lead}; expected 0..{len(document.text)}")
+        for document, starts in zip(batch, token_starts([d.text for d in batch]), strict=True):
+            blob = np.asarray(starts).astype(_starts_dtype(document.text)).tobytes()
+            yield document.id, document.text, document.source, document.successor, document.lead, blob
+
+
+def _starts_dtype(text: str) -> str:
+    """Two bytes a token where they are enough: offsets are otherwise longer than their texts."""
+    return "<u2" if len(text) < 1 << 16 else "<u4"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPassage:
+    """A passage as the store has it."""
+
+    document: Document
+    #: (tokens,) uint16, or uint32 of a long text; ascending, characters.
+    starts: npt.NDArray[np.unsignedinteger]
+
+
+class DocumentStore:
+    """A store opened for reading. Any thread; close it once. A file that is open may only be replaced by rename."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            DocumentStoreError: missing, not a document store, of a newer version, or damaged.
+        """
+        self._path = path
+        self._lock = threading.Lock()
+        if not path.is_file():
+            raise DocumentStoreError(f"{path} does not exist; expected a document store (write_documents makes one)")
+        # Immutable: no locks, no journal, nothing written beside it.
+        uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+        self._db = sqlite3.connect(uri, uri=True, check_same_thread=False)
+        try:
+            self.info = self._read_info()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _read_info(self) -> DocumentsInfo:
+        try:
+            about: dict[str, bytes] = dict(self._db.execute("SELECT name, value FROM about"))
+        except sqlite3.Error as error:
+            raise DocumentStoreError(f"{self._path} is not a document store ({error})") from error
+        try:
+            if about["format"] != _FORMAT or int(about["version"]) != _VERSION:
+                raise DocumentStoreError(
+                    f"{self._path} is {about['format']!r} version {about['version']!r}; expected {_FORMAT!r} {_VERSION}"
+                )
+            dim = int(about["dim"])
+            mean = np.frombuffer(about["mean"], dtype="<f4").astype(np.float32) if about["mean"] else None
+            if mean is not None and mean.shape != (dim,):
+                raise ValueError(f"mean of shape {mean.shape} for {dim} dimensions")
+            return DocumentsInfo(
+                count=int(about["count"]),
+                index_fingerprint=about["index_fingerprint"].decode(),
+                embedder=about["embedder"].decode(),
+                dim=dim,
+                mean=mean,
+            )
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise DocumentStoreError(f"{self._path} is damaged: {error!r} in its table 'about'") from error
+
+    def check_index(self, fingerprint: str) -> None:
+        """Raises DocumentStoreError where the store was written for another index than ``fingerprint`` names."""
+        if fingerprint != self.info.index_fingerprint:
+            raise DocumentStoreError(
+                f"{self._path} belongs to index {self.info.index_fingerprint}, this is index {fingerprint}; "
+                "write it anew from the texts of this index"
+            )
+
+    def read(self, ids: Sequence[int]) -> Mapping[int, StoredPassage]:
+        """The passages of ``ids``, whatever their order; repeated ids once.
+
+        Raises:
+            DocumentStoreError: an id without a passage, or a damaged file.
+        """
+        wanted = sorted({int(i) for i in ids})
+        found: dict[int, StoredPassage] = {}
+        columns = "id, text, source, successor, lead, starts"
+        try:
+            with self._lock:
+                for start in range(0, len(wanted), _ASKED):
+                    part = wanted[start : start + _ASKED]
+                    marks = ",".join("?" * len(part))
+                    for row in self._db.execute(f"SELECT {columns} FROM passages WHERE id IN ({marks})", part):  # noqa: S608 - question marks alone
+                        document = Document(id=row[0], text=row[1], source=row[2], successor=row[3], lead=row[4])
+                        found[row[0]] = StoredPassage(
+                            document=document, starts=np.frombuffer(row[5], dtype=_starts_dtype(row[1]))
+                        )
+        except (sqlite3.Error, ValueError, OverflowError) as error:
+            raise DocumentStoreError(f"{self._path} cannot be read ({error})") from error
+        for one in wanted:
+            if one not in found:
+                raise DocumentStoreError(
+                    f"{self._path} has no passage {one}; it was written for another index, or for part of one"
+                )
+        return found
+
+    def close(self) -> None:
+        """Closing twice is harmless."""
+        with self._lock:
+            self._db.close()
+
+    def __enter__(self) -> DocumentStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,268 @@
+"""PipeRAG (Jiang et al. 2024): retrieval again and again while an answer is written, hidden behind the writing.
+
+While a chunk of the answer is generated, the next chunk's passages are searched with what was there before it: a query
+window that is stale by one chunk. The results are shifted by as much. nprobe is what fits the chunk's generation time,
+chosen by the router under its load and residency. Works with decoder-only models, by prompting anew for each chunk or
+by appending passages; the paper's model has them in cross attention instead.
+
+Tokens of windows and shifts are the document store's, those of the interval are the LLM's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Literal
+
+from hybridindex.errors import (
+    DeadlineExceededError,
+    InvalidInputError,
+    OverloadedError,
+    UnreachableError,
+)
+from hybridindex.rag.chunk_time import ChunkTimeModel
+from hybridindex.rag.documents import TokenStarts, word_starts
+from hybridindex.rag.pipelines.prompts import answer_prompt, context_of
+from hybridindex.rag.records import Answer, Passage, Retrieved
+from hybridindex.rag.retriever import RetrievalSession
+from hybridindex.rag.shift import shift_passage, tail_of
+from hybridindex.rag.steps import Steps
+
+__all__ = ["ChunkReport", "PeriodicAnswer", "PeriodicRetrieval", "Schedule", "round_trip_ms"]
+
+#: A deadline below this says "the floor": zero would be no deadline.
+_LEAST_DEADLINE_MS = 1.0
+
+
+class Schedule(StrEnum):
+    """When passages are searched."""
+
+    NONE = "none"
+    ONCE = "once"
+    #: Before each chunk, with the newest window; generation waits.
+    SYNCHRONOUS = "synchronous"
+    #: During the chunk before, with a stale window.
+    PIPELINED = "pipelined"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkReport:
+    """One chunk of an answer, and the retrieval that ran beside it."""
+
+    tokens: int
+    generation_s: float
+    #: Generation time that was predicted for it; None while the model knew nothing.
+    window_s: float | None
+    #: Time that the search beside it was given; None: no deadline, or no search.
+    deadline_ms: float | None = None
+    #: Embedding, search and reading passages; None: no search.
+    retrieval_s: float | None = None
+    #: Time that generation waited for the search.
+    waited_s: float = 0.0
+    nprobe_used: int | None = None
+    #: Tokens by which the results were shifted.
+    staleness: int = 0
+    #: Why the search gave nothing, and the passages before it stayed; empty: it gave something, or there was none.
+    missed: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodicAnswer:
+    """An answer and its chunks."""
+
+    answer: Answer
+    chunks: tuple[ChunkReport, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodicRetrieval:
+    """How an answer is written. Immutable; :meth:`run` may be called from several threads, each with its own steps."""
+
+    schedule: Schedule = Schedule.PIPELINED
+    #: Tokens between retrievals, m': the size of a chunk, and the staleness of a query.
+    interval: int = 64
+    #: Tokens of a query, m.
+    window: int = 64
+    max_tokens: int = 256
+    #: Floor of nprobe under a deadline.
+    min_nprobe: int = 1
+    #: Part of the predicted generation time that a retrieval may take.
+    margin: float = 0.9
+    #: "replace": each chunk is prompted with its passages alone. "append": passages are added behind the text so far,
+    #: so that the server's cache of what came before stays good.
+    placement: Literal["replace", "append"] = "replace"
+    shift: bool = True
+    #: Time of a round trip to a daemon; 0 in process. See :func:`round_trip_ms`.
+    network_ms: float = 0.0
+    token_starts: TokenStarts = word_starts
+
+    def __post_init__(self) -> None:
+        for name in ("interval", "window", "max_tokens", "min_nprobe"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidInputError(f"{name} is {value!r}; expected an integer of 1 or more")
+        if not 0 < self.margin <= 1:
+            raise InvalidInputError(f"margin is {self.margin!r}; expected a number above 0, 1 at most")
+        if not 0 <= self.network_ms < 60_000:
+            raise InvalidInputError(f"network_ms is {self.network_ms!r}; expected milliseconds, 0 or more")
+        if self.placement not in ("replace", "append"):
+            raise InvalidInputError(f"placement is {self.placement!r}; expected 'replace' or 'append'")
+
+    def run(self, steps: Steps, model: ChunkTimeModel | None = None) -> PeriodicAnswer:
+        """Writes an answer to the steps' question.
+
+        Args:
+            model: what earlier answers taught about generation times. Without it the first search has no deadline.
+
+        Raises:
+            GenerationError, ServiceError, InvalidInputError, DocumentStoreError. A search in the background that came
+            too late or was refused ends nothing: the chunk's report says so.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="hybridindex-piperag") as beside:
+            return _Run(self, steps, model or ChunkTimeModel(), beside).write()
+
+    def count_tokens(self, text: str) -> int:
+        """In the document store's tokens."""
+        return len(self.token_starts([text])[0])
+
+    def query_of(self, text: str) -> str:
+        """The window at the end of ``text``."""
+        return tail_of(text, self.token_starts([text])[0].tolist(), self.window).strip()
+
+    def shifted(self, steps: Steps, passages: Sequence[Passage], staleness: int) -> list[Passage]:
+        """The passages, moved on by ``staleness`` tokens; those with nothing left are left out."""
+        documents = steps.retriever.documents
+        if documents is None or not self.shift or staleness == 0:
+            return list(passages)
+        moved = [replace(p, text=shift_passage(documents, p.id, staleness)) for p in passages]
+        return [passage for passage in moved if passage.text]
+
+
+class _Run:
+    """One answer in the making."""
+
+    def __init__(
+        self, plan: PeriodicRetrieval, steps: Steps, model: ChunkTimeModel, beside: ThreadPoolExecutor
+    ) -> None:
+        self._plan = plan
+        self._steps = steps
+        self._model = model
+        self._beside = beside
+        self._text = ""
+        #: Of "append": everything that was put to the model so far.
+        self._transcript = ""
+        #: Whether the model has not read the passages yet.
+        self._fresh = False
+        self._passages: list[Passage] = []
+        self._seen: list[Passage] = []
+        #: The results of the newest window, as they were found.
+        self._found: list[Passage] = []
+
+    def write(self) -> PeriodicAnswer:
+        plan = self._plan
+        reports: list[ChunkReport] = []
+        left = plan.max_tokens
+        if plan.schedule is not Schedule.NONE:
+            # The first chunk of the sequence is the question: searched before anything is written.
+            self._use(self._search(self._query(), None))
+            self._found = list(self._passages)
+        while left > 0:
+            size = min(plan.interval, left)
+            report, finished = self._write_chunk(size, first=not reports, last=size == left)
+            reports.append(report)
+            left -= size
+            if finished:
+                break
+        return PeriodicAnswer(
+            answer=self._steps.answer(f"piperag_{plan.schedule}", self._text, self._seen), chunks=tuple(reports)
+        )
+
+    def _write_chunk(self, size: int, *, first: bool, last: bool) -> tuple[ChunkReport, bool]:
+        plan, steps = self._plan, self._steps
+        if plan.schedule is Schedule.SYNCHRONOUS and not first:
+            self._use(self._search(self._query(), None))
+        prompt = self._prompt()
+        self._fresh = False
+        length = plan.count_tokens(prompt)
+        window_s = self._model.predict_s(length, size)
+        started = steps.now()
+        pending: Future[list[Passage]] | None = None
+        # Beside the first chunk the window is that of the first search, whose results are there.
+        if plan.schedule is Schedule.PIPELINED and not first and not last:
+            window = None if window_s is None else (started, window_s)
+            pending = self._beside.submit(self._search, self._query(), window)
+        done = steps.generate("chunk", prompt, max_tokens=size, append=True, show=True)
+        self._model.observe(length, done.tokens, done.first_token_s, done.seconds)
+        self._text += done.text
+        self._transcript = prompt + done.text
+        report = ChunkReport(tokens=done.tokens, generation_s=done.seconds, window_s=window_s)
+        if plan.schedule is not Schedule.PIPELINED or last:
+            return report, done.finish != "length"
+        staleness = plan.count_tokens(done.text)
+        if pending is not None:
+            report = self._collect(pending, report)
+        if not report.missed:
+            self._use(plan.shifted(steps, self._found, staleness))
+        return replace(report, staleness=0 if report.missed else staleness), done.finish != "length"
+
+    def _query(self) -> str:
+        return self._plan.query_of(f"{self._steps.question} {self._text}" if self._text else self._steps.question)
+
+    def _search(self, query: str, window: tuple[float, float] | None) -> list[Passage]:
+        """On either thread. ``window``: when generation of the chunk began, and its predicted seconds."""
+        plan, steps = self._plan, self._steps
+
+        def deadline_ms(_embed_s: float) -> float:
+            assert window is not None
+            # Embedding is over by now: what is left is for the network, coarse quantization and the scan.
+            started, seconds = window
+            left_s = seconds * plan.margin - (steps.now() - started)
+            return max(_LEAST_DEADLINE_MS, left_s * 1e3 - plan.network_ms)
+
+        (found,) = steps.retrieve(
+            "window", [query], deadline_ms=None if window is None else deadline_ms, min_nprobe=plan.min_nprobe
+        )
+        return found
+
+    def _collect(self, pending: Future[list[Passage]], report: ChunkReport) -> ChunkReport:
+        before = time.perf_counter()
+        try:
+            self._found = pending.result()
+        except (DeadlineExceededError, OverloadedError, UnreachableError) as error:
+            return replace(report, missed=str(error), waited_s=time.perf_counter() - before)
+        waited_s = time.perf_counter() - before
+        search = next(event for event in reversed(self._steps.events) if isinstance(event, Retrieved))
+        return replace(
+            report,
+            deadline_ms=search.deadline_ms,
+            retrieval_s=search.seconds,
+            nprobe_used=search.nprobe_used[0],
+            waited_s=waited_s,
+        )
+
+    def _use(self, passages: list[Passage]) -> None:
+        self._passages = passages
+        self._fresh = True
+        self._seen = self._seen + passages
+
+    def _prompt(self) -> str:
+        if self._plan.placement == "replace" or not self._transcript:
+            return answer_prompt(self._steps.question, self._passages) + self._text
+        context = context_of(self._passages) if self._fresh else ""
+        return f"{self._transcript}\n\nMore passages:\n{context}\n\nGo on:" if context else self._transcript
+
+
+def round_trip_ms(session: RetrievalSession, tries: int = 3) -> float:
+    """The shortest of a few calls to a daemon's session; 0 for a session in process."""
+    ask = getattr(session, "stats", None)
+    if not callable(ask):
+        return 0.0
+    times = []
+    for _ in range(tries):
+        before = time.perf_counter()
+        ask()
+        times.append(time.perf_counter() - before)
+    return min(times) * 1e3

@@ -1,0 +1,52 @@
+"""Six pipelines, each a function of the steps of one question. Where lookahead is placed is TeleRAG's (§3.3, Figure 8).
+
+A draft is looked up while the LLM writes the query that follows it. Pipelines that begin with a search have nothing to
+hide the first one behind; there, the generation after a search covers the lookahead of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.rag.generator import Generator
+from hybridindex.rag.pipelines.flare import flare
+from hybridindex.rag.pipelines.hyde import hyde
+from hybridindex.rag.pipelines.iter_retgen import iter_retgen
+from hybridindex.rag.pipelines.iterative import iterative
+from hybridindex.rag.pipelines.self_rag import self_rag
+from hybridindex.rag.pipelines.sub_question import sub_question
+from hybridindex.rag.records import Answer
+from hybridindex.rag.retriever import Retriever
+from hybridindex.rag.steps import Steps
+
+__all__ = ["PIPELINES", "flare", "hyde", "iter_retgen", "iterative", "run_pipeline", "self_rag", "sub_question"]
+
+#: By the name that traces and the command line use.
+PIPELINES: Mapping[str, Callable[..., Answer]] = {
+    "hyde": hyde,
+    "sub_question": sub_question,
+    "iterative": iterative,
+    "iter_retgen": iter_retgen,
+    "flare": flare,
+    "self_rag": self_rag,
+}
+
+
+def run_pipeline(
+    name: str, question: str, retriever: Retriever, generator: Generator, options: Any = None, **steps: Any
+) -> Answer:
+    """Answers one question: opens the steps, runs the pipeline, closes the session.
+
+    Args:
+        options: keyword arguments of the pipeline, as a mapping.
+        steps: keyword arguments of :class:`hybridindex.rag.steps.Steps`.
+
+    Raises:
+        InvalidInputError: no such pipeline. GenerationError, ServiceError, DocumentStoreError.
+    """
+    if name not in PIPELINES:
+        raise InvalidInputError(f"pipeline is {name!r}; expected one of {', '.join(PIPELINES)}")
+    with Steps(question, retriever, generator, **steps) as opened:
+        return PIPELINES[name](opened, **(options or {}))

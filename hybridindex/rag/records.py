@@ -1,0 +1,121 @@
+"""What a pipeline saw and did: passages, pieces of generated text, events, and the answer. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Answer", "Event", "Generated", "LookedAhead", "Passage", "Piece", "Retrieved"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """One answer of a search, with its text where a document store has it."""
+
+    id: int
+    #: Inner product or squared distance, as the index has it.
+    score: float
+    text: str
+    source: str = ""
+    #: Lists that were probed to find it.
+    nprobe_used: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Some tokens of a generation, as they came."""
+
+    text: str
+    tokens: int
+    #: Seconds since the generation was asked for.
+    at_s: float
+    #: Natural logarithms of the tokens' probabilities, one per token; empty where none were asked for.
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """One generation: a step of a pipeline."""
+
+    name: str
+    pieces: tuple[Piece, ...]
+    #: "stop", "length", or what the server said.
+    finish: str
+    #: Of the prompt, and generated; 0 where the server did not say.
+    prompt_tokens: int
+    completion_tokens: int
+    #: SHA-256 of the prompt, hexadecimal: tells whether a replay had the same one.
+    prompt_sha256: str
+    max_tokens: int
+    #: Seconds from the start of the pipeline.
+    started_s: float
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def tokens(self) -> int:
+        """What the server counted, else what came: tokens without text, and bursts, are not seen in pieces."""
+        return self.completion_tokens or sum(piece.tokens for piece in self.pieces)
+
+    @property
+    def first_token_s(self) -> float:
+        """Seconds from the request to the first piece; the whole time where nothing came."""
+        return self.pieces[0].at_s if self.pieces else self.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookedAhead:
+    """Draft texts whose lists were asked for."""
+
+    name: str
+    texts: tuple[str, ...]
+    started_s: float
+    #: Embedding and the call; the lists travel afterwards.
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retrieved:
+    """One search, of one or more query texts."""
+
+    name: str
+    texts: tuple[str, ...]
+    #: Per text.
+    ids: tuple[tuple[int, ...], ...]
+    nprobe_used: tuple[int, ...]
+    hit_rate: tuple[float, ...]
+    #: None: no deadline, nprobe was not lowered.
+    deadline_ms: float | None
+    started_s: float
+    embed_s: float
+    #: Embedding, search and reading passages.
+    seconds: float
+
+
+Event = Generated | LookedAhead | Retrieved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a pipeline returns."""
+
+    pipeline: str
+    question: str
+    text: str
+    #: What the answer was written from, best first, each once.
+    passages: tuple[Passage, ...]
+    #: In the order of their starts.
+    events: tuple[Event, ...]
+    seconds: float
+
+    @property
+    def retrieval_s(self) -> float:
+        """Seconds of all searches."""
+        return sum(event.seconds for event in self.events if isinstance(event, Retrieved))
+
+    @property
+    def generation_s(self) -> float:
+        """Seconds of all generations."""
+        return sum(event.seconds for event in self.events if isinstance(event, Generated))

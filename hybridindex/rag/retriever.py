@@ -1,0 +1,205 @@
+"""From texts to passages: an embedder, a source of retrieval sessions, and a document store.
+
+A router and a daemon's client are both a :class:`SessionSource`; nothing here knows which one it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.rag.documents import DocumentStore
+from hybridindex.rag.records import Passage
+from hybridindex.types import F32, SearchResult
+
+__all__ = ["CenteredEmbedder", "Embedder", "RetrievalSession", "Retriever", "SessionSource"]
+
+
+class Embedder(Protocol):
+    """Texts to query vectors of an index."""
+
+    def embed(self, texts: Sequence[str], /) -> F32:
+        """(n, d) float32."""
+
+
+class RetrievalSession(Protocol):
+    """What pipelines use of a router's session and of a daemon's."""
+
+    def lookahead(self, drafts: Any, /, *, nprobe: int | None = None) -> object: ...
+
+    def search(
+        self,
+        queries: Any,
+        /,
+        k: int = 10,
+        nprobe: int | None = None,
+        *,
+        deadline_ms: float | None = None,
+        min_nprobe: int = 1,
+    ) -> SearchResult: ...
+
+    def close(self) -> None: ...
+
+
+class SessionSource(Protocol):
+    """A router, or a client of a daemon."""
+
+    def search(
+        self,
+        queries: Any,
+        /,
+        k: int = 10,
+        nprobe: int | None = None,
+        *,
+        deadline_ms: float | None = None,
+        min_nprobe: int = 1,
+    ) -> SearchResult: ...
+
+    def session(self, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> RetrievalSession: ...
+
+
+class CenteredEmbedder:
+    """An embedder whose unit vectors have the passages' mean subtracted and are normalised again. Any thread, if the
+    embedder within takes any."""
+
+    def __init__(self, embedder: Embedder, mean: F32) -> None:
+        """``mean``: (d,) float32, as :class:`hybridindex.rag.documents.DocumentsInfo` has it."""
+        self._embedder = embedder
+        self._mean = mean
+
+    def embed(self, texts: Sequence[str], /) -> F32:
+        """(n, d) float32, of length 1 or 0. Raises InvalidInputError where the mean has another dimension."""
+        vectors = self._embedder.embed(texts)
+        if vectors.shape[1:] != self._mean.shape:
+            raise InvalidInputError(
+                f"the embedder gives {vectors.shape[1:]} dimensions, the mean has {self._mean.shape}; "
+                "use the embedder that the documents were embedded with"
+            )
+        moved = vectors - self._mean
+        norms = np.linalg.norm(moved, axis=1, keepdims=True)
+        unit: F32 = np.divide(moved, norms, out=np.zeros_like(moved), where=norms > 0)
+        return unit
+
+
+class Retriever:
+    """Owns nothing: source, embedder and documents stay the caller's. Any thread, if these take any."""
+
+    def __init__(
+        self,
+        source: SessionSource,
+        embedder: Embedder,
+        documents: DocumentStore | None,
+        *,
+        k: int = 5,
+        nprobe: int | None = None,
+        window_ms: float | None = None,
+        lookahead_bytes: int | None = None,
+        dim: int | None = None,
+    ) -> None:
+        """
+        Args:
+            source: a router, or a client of a daemon.
+            documents: None: passages have no text, only ids and scores.
+            k: passages per query text.
+            nprobe: lists per query; None: the router's.
+            window_ms: generation time that lookahead can hide behind; or ``lookahead_bytes``; neither: as the router
+                likes.
+            dim: of the index, where it is known: embeddings are checked against it once, here.
+
+        Raises:
+            InvalidInputError: a bad k or nprobe, or embeddings of another dimension than the documents or ``dim``.
+        """
+        for name, value in (("k", k), ("nprobe", nprobe)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidInputError(f"{name} is {value!r}; expected an integer of 1 or more")
+        self.source = source
+        self.documents = documents
+        self.k = k
+        self.nprobe = nprobe
+        self._embedder = embedder
+        self._budget = {"window_ms": window_ms, "lookahead_bytes": lookahead_bytes}
+        expected = documents.info.dim if documents is not None else dim
+        if dim is not None and expected != dim:
+            raise InvalidInputError(f"documents are of {expected} dimensions, the index of {dim}; they do not belong")
+        if expected is not None and (found := self.embed(["dimension"]).shape[1]) != expected:
+            raise InvalidInputError(
+                f"the embedder gives {found} dimensions, the index has {expected}; use the embedder it was built with"
+            )
+
+    def open(self) -> RetrievalSession:
+        """A session with this retriever's lookahead budget; the caller closes it."""
+        return self.source.session(**self._budget)  # type: ignore[arg-type]
+
+    def search(
+        self,
+        texts: Sequence[str],
+        *,
+        k: int | None = None,
+        deadline_ms: float | None = None,
+        min_nprobe: int = 1,
+    ) -> list[list[Passage]]:
+        """The passages of each text, best first, without a session.
+
+        Raises:
+            InvalidInputError: a text that is empty or none, or what the source refuses. ServiceError, RouterError,
+            DocumentStoreError.
+        """
+        for text in texts:
+            if not isinstance(text, str) or not text.strip():
+                raise InvalidInputError(f"query is {text!r}; expected a text")
+        result = self.source.search(
+            self.embed(texts),
+            self.k if k is None else k,
+            self.nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+        )
+        return self.passages_of(result)
+
+    async def asearch(self, texts: Sequence[str], **options: Any) -> list[list[Passage]]:
+        """:meth:`search` on a thread: embedding would hold up the event loop. Concurrent calls share batches."""
+        return await asyncio.to_thread(self.search, texts, **options)
+
+    def embed(self, texts: Sequence[str]) -> F32:
+        """(n, d) float32.
+
+        Raises:
+            InvalidInputError: no texts, or an embedder that answers something else.
+        """
+        if not texts:
+            raise InvalidInputError("texts is empty; expected one or more")
+        vectors = self._embedder.embed(list(texts))
+        if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or len(vectors) != len(texts):
+            what = vectors.shape if isinstance(vectors, np.ndarray) else type(vectors).__name__
+            raise InvalidInputError(f"the embedder gave {what} for {len(texts)} texts; expected ({len(texts)}, d)")
+        return vectors.astype(np.float32, copy=False)
+
+    def passages_of(self, result: SearchResult) -> list[list[Passage]]:
+        """The passages of each query, best first; empty places left out.
+
+        Raises:
+            DocumentStoreError: an id without a passage.
+        """
+        texts = self.documents.read(result.ids[result.ids >= 0].tolist()) if self.documents is not None else {}
+        found = []
+        for ids, scores, used in zip(result.ids, result.distances, result.nprobe_used, strict=True):
+            row = []
+            for number, score in zip(ids.tolist(), scores.tolist(), strict=True):
+                if number < 0:
+                    continue
+                document = texts[number].document if number in texts else None
+                row.append(
+                    Passage(
+                        id=number,
+                        score=score,
+                        text=document.text if document is not None else "",
+                        source=document.source if document is not None else "",
+                        nprobe_used=int(used),
+                    )
+                )
+            found.append(row)
+        return found

@@ -1,0 +1,55 @@
+"""SHIFT of PipeRAG (§3.2, S1): results of a stale query window, moved on by what was generated since.
+
+Tokens are the document store's, not the LLM's: what was generated is counted with the store's tokenizer.
+"""
+
+from __future__ import annotations
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.rag.documents import DocumentStore, StoredPassage
+
+__all__ = ["shift_passage", "tail_of"]
+
+#: Passages that one shift reads; a longer shift ends there.
+_MAX_SUCCESSORS = 8
+
+
+def _tokens(stored: StoredPassage, first_char: int) -> list[str]:
+    """The tokens that start at ``first_char`` or later, each with what follows it up to the next."""
+    text = stored.document.text
+    places = [int(start) for start in stored.starts if start >= first_char]
+    return [text[a:b] for a, b in zip(places, [*places[1:], len(text)], strict=True)]
+
+
+def shift_passage(documents: DocumentStore, passage_id: int, staleness: int) -> str:
+    """The passage without its first ``staleness`` tokens, and with as many of what follows it in its document.
+
+    As long as the passage, in tokens, where the document goes on so far; shorter at its end, empty where nothing is
+    left. A repeated title at the start of a successor is left out.
+
+    Raises:
+        InvalidInputError: a negative staleness.
+        DocumentStoreError: no such passage.
+    """
+    if staleness < 0:
+        raise InvalidInputError(f"staleness is {staleness}; expected 0 or more tokens")
+    stored = documents.read([passage_id])[passage_id]
+    if staleness == 0:
+        return stored.document.text
+    tokens = _tokens(stored, 0)
+    length = len(tokens)
+    for _ in range(_MAX_SUCCESSORS):
+        successor = stored.document.successor
+        if len(tokens) >= staleness + length or successor is None:
+            break
+        stored = documents.read([successor])[successor]
+        # Tokens hold the white space behind them; a passage ends without any.
+        if tokens:
+            tokens[-1] = tokens[-1].rstrip() + " "
+        tokens += _tokens(stored, stored.document.lead)
+    return "".join(tokens[staleness : staleness + length]).strip()
+
+
+def tail_of(text: str, starts: list[int], window: int) -> str:
+    """The last ``window`` tokens of ``text``, whose tokens start at ``starts``; all of it where it has fewer."""
+    return text[starts[-window] :] if len(starts) >= window else text

@@ -1,0 +1,252 @@
+"""Traces: what a generator wrote in runs of pipelines, as JSON lines, and a generator that writes the same again.
+
+Runs that are compared should differ in retrieval alone: the baseline and ours replay the same generations with the same
+timings. A trace also has the texts of drafts and final queries, so lookahead can be studied from it.
+
+Format, version 1: a first line ``{"format": "hybridindex-trace", "version": 1, "model": …}``, then one object a line,
+each a run: ``pipeline``, ``question``, and ``events`` with the fields of :mod:`hybridindex.rag.records` and a ``kind``.
+Unknown fields are refused. Lines, runs and events are bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hybridindex.errors import InvalidInputError, TraceError
+from hybridindex.rag.generator import Finished, Prompt
+from hybridindex.rag.records import Answer, Event, Generated, LookedAhead, Piece, Retrieved
+
+__all__ = ["ReplayGenerator", "RunTrace", "TraceWriter", "read_traces"]
+
+_FORMAT, _VERSION = "hybridindex-trace", 1
+#: Bytes of one run.
+_MAX_LINE = 16 << 20
+_MAX_RUNS = 1_000_000
+_MAX_EVENTS = 10_000
+_MAX_PIECES = 1_000_000
+_KINDS: dict[str, type[Event]] = {"generated": Generated, "looked_ahead": LookedAhead, "retrieved": Retrieved}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTrace:
+    """One recorded run."""
+
+    pipeline: str
+    question: str
+    events: tuple[Event, ...]
+
+    @property
+    def generations(self) -> tuple[Generated, ...]:
+        """In their order."""
+        return tuple(event for event in self.events if isinstance(event, Generated))
+
+
+class TraceWriter:
+    """Appends runs to a file. One thread; close it once."""
+
+    def __init__(self, path: Path, *, model: str) -> None:
+        """Makes the file, or goes on with one of the same format.
+
+        Raises:
+            TraceError: another kind of file is there, or it cannot be written.
+        """
+        try:
+            fresh = not path.exists() or path.stat().st_size == 0
+            if not fresh:
+                with path.open("rb") as there:
+                    _check_header(path, there.readline(_MAX_LINE + 1))
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise TraceError(f"{path} cannot be written ({error.strerror})") from error
+        if fresh:
+            self._write({"format": _FORMAT, "version": _VERSION, "model": model})
+
+    def append(self, answer: Answer) -> None:
+        """Adds one run, whole, and syncs it. Raises TraceError for one that is too long."""
+        events = [{"kind": _NAMES[type(event)], **asdict(event)} for event in answer.events]
+        self._write({"pipeline": answer.pipeline, "question": answer.question, "events": events})
+
+    def _write(self, record: dict[str, Any]) -> None:
+        line = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+        if len(line.encode()) > _MAX_LINE:
+            raise TraceError(f"a run of {len(line.encode())} bytes does not fit a trace; expected {_MAX_LINE} at most")
+        self._file.write(line)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_traces(path: Path) -> Iterator[RunTrace]:
+    """The runs of a file, one after the other, in bounded memory.
+
+    Raises:
+        TraceError: missing, another format or version, beyond the bounds, or a line that is no run; names the line.
+    """
+    try:
+        with path.open("rb") as file:
+            _check_header(path, file.readline(_MAX_LINE + 1))
+            for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE + 1), b""), 2):
+                if len(line) > _MAX_LINE:
+                    raise TraceError(f"{path}, line {number}: longer than {_MAX_LINE} bytes")
+                if number > _MAX_RUNS + 1:
+                    raise TraceError(f"{path}: more than {_MAX_RUNS} runs")
+                yield _run_of(path, number, line)
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def _check_header(path: Path, line: bytes) -> None:
+    try:
+        header = json.loads(line)
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or header.get("format") != _FORMAT:
+        raise TraceError(f"{path} is not a trace; expected a first line with the format {_FORMAT!r}")
+    if header.get("version") != _VERSION:
+        raise TraceError(f"{path} has version {header.get('version')!r}; this reads {_VERSION}")
+
+
+def _run_of(path: Path, number: int, line: bytes) -> RunTrace:
+    try:
+        record = json.loads(line)
+        events = record["events"]
+        if len(events) > _MAX_EVENTS:
+            raise TraceError(f"{path}, line {number}: {len(events)} events; expected {_MAX_EVENTS} at most")
+        return RunTrace(
+            pipeline=_text(record["pipeline"]),
+            question=_text(record["question"]),
+            events=tuple(_event_of(dict(event)) for event in events),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise TraceError(f"{path}, line {number}: not a run ({error!r})") from error
+
+
+def _event_of(record: dict[str, Any]) -> Event:
+    kind = _KINDS[record.pop("kind")]
+    if kind is Generated:
+        if len(record["pieces"]) > _MAX_PIECES:
+            raise ValueError(f"{len(record['pieces'])} pieces; expected {_MAX_PIECES} at most")
+        record["pieces"] = tuple(_piece_of(piece) for piece in record["pieces"])
+        _number(record["seconds"])
+        for earlier, later in pairwise((0.0, *(piece.at_s for piece in record["pieces"]))):
+            if later < earlier:
+                raise ValueError("pieces are not in the order of their times")
+    else:
+        record = {name: _tuples(value) for name, value in record.items()}
+    expected = {field.name for field in fields(kind)}
+    if set(record) != expected:
+        raise ValueError(f"fields are {sorted(record)}; expected {sorted(expected)}")
+    return kind(**record)
+
+
+def _piece_of(record: dict[str, Any]) -> Piece:
+    piece = Piece(**{**record, "logprobs": tuple(_number(value) for value in record["logprobs"])})
+    _text(piece.text)
+    _number(piece.at_s)
+    if isinstance(piece.tokens, bool) or not isinstance(piece.tokens, int) or piece.tokens < 0:
+        raise ValueError(f"tokens is {piece.tokens!r}")
+    return piece
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no number")
+    return float(value)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+class ReplayGenerator:
+    """Writes the generations of one recorded run again, one after the other, with their timings. One thread.
+
+    A pipeline that asks for other steps than were recorded gets a TraceError. One that asks the same step with another
+    prompt (its passages differ, because nprobe did) gets the recorded text; :attr:`other_prompts` counts them.
+    """
+
+    def __init__(
+        self,
+        generations: Sequence[Generated],
+        *,
+        speed: float = 1.0,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """``speed``: how many times faster than recorded; ``math.inf``: without waiting.
+
+        Raises:
+            InvalidInputError: a speed that is not above 0.
+        """
+        if not speed > 0:
+            raise InvalidInputError(f"speed is {speed!r}; expected a number above 0")
+        self._generations = tuple(generations)
+        self._next = 0
+        self._speed = speed
+        self._clock = clock
+        self._sleep = sleep
+        self.other_prompts = 0
+
+    @property
+    def left(self) -> int:
+        """Generations that nobody has asked for yet."""
+        return len(self._generations) - self._next
+
+    def generate(self, prompt: Prompt, /) -> Iterator[Piece | Finished]:
+        """As :meth:`hybridindex.rag.generator.Generator.generate`. Raises TraceError."""
+        if not self.left:
+            raise TraceError(f"step {prompt.name!r} was not recorded: the trace ends before it")
+        recorded = self._generations[self._next]
+        if recorded.name != prompt.name:
+            raise TraceError(f"step {prompt.name!r} was not recorded: the trace has {recorded.name!r} here")
+        self._next += 1
+        if hashlib.sha256(prompt.text.encode()).hexdigest() != recorded.prompt_sha256:
+            self.other_prompts += 1
+        return self._pieces(recorded)
+
+    def _pieces(self, recorded: Generated) -> Iterator[Piece | Finished]:
+        started = self._clock()
+        for piece in recorded.pieces:
+            self._wait_until(started + piece.at_s / self._speed)
+            yield piece
+        self._wait_until(started + recorded.seconds / self._speed)
+        yield Finished(
+            reason=recorded.finish,
+            prompt_tokens=recorded.prompt_tokens,
+            completion_tokens=recorded.completion_tokens,
+        )
+
+    def _wait_until(self, due: float) -> None:
+        left = due - self._clock()
+        if left > 0:
+            self._sleep(left)
+
+    def close(self) -> None:
+        """Owns nothing."""

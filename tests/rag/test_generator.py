@@ -1,0 +1,277 @@
+"""The generator against servers on loopback: good ones of both interfaces, and every kind of bad one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from hybridindex.errors import GenerationError, InvalidInputError
+from hybridindex.rag.generator import Finished, OpenAIGenerator, Prompt
+from hybridindex.rag.pipelines import run_pipeline
+from hybridindex.rag.sse import MAX_LINE, events_of, lines_of
+from tests.rag.test_pipelines import QUESTION, SAID
+
+PROMPT = Prompt(name="answer", text="what", max_tokens=9, stop=("\n",), logprobs=True)
+
+
+class Server:
+    """Answers every POST with ``answer(handler, body)``; remembers what it was asked."""
+
+    def __init__(self, answer):
+        self.asked = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                outer.asked.append((self.path, body, dict(self.headers)))
+                try:
+                    answer(self, body)
+                except (BrokenPipeError, ConnectionResetError):
+                    outer.left.set()
+
+            def log_message(self, *_):
+                pass
+
+        self.left = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self):
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def serve():
+    made = []
+
+    def start(answer):
+        made.append(Server(answer))
+        return made[-1]
+
+    yield start
+    for server in made:
+        server.close()
+
+
+def stream(handler, *lines, status=200, headers=()):
+    handler.send_response(status)
+    handler.send_header("content-type", "text/event-stream")
+    for name, value in headers:
+        handler.send_header(name, value)
+    handler.end_headers()
+    for line in lines:
+        handler.wfile.write(line if isinstance(line, bytes) else f"data: {json.dumps(line)}\n\n".encode())
+        handler.wfile.flush()
+
+
+def chat_event(text, logprob=-0.5, finish=None):
+    logprobs = {"content": [{"token": text, "logprob": logprob}]}
+    return {"choices": [{"index": 0, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": finish}]}
+
+
+USAGE = {"choices": [], "usage": {"prompt_tokens": 12, "completion_tokens": 2}}
+DONE = b"data: [DONE]\n\n"
+
+
+def collect(url, prompt=PROMPT, **options):
+    with OpenAIGenerator(url, model="m", **options) as generator:
+        *pieces, finished = list(generator.generate(prompt))
+    assert isinstance(finished, Finished)
+    return pieces, finished
+
+
+def test_a_chat_is_streamed(serve):
+    first = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+    server = serve(
+        lambda h, _: stream(h, first, b": ping\r\n\r\n", chat_event("Hel"), chat_event("lo", -2.0, "stop"), USAGE, DONE)
+    )
+    pieces, finished = collect(server.url + "/v1/", key="secret")
+    assert [p.text for p in pieces] == ["Hel", "lo"]
+    assert [p.logprobs for p in pieces] == [(-0.5,), (-2.0,)]
+    assert 0 < pieces[0].at_s <= pieces[1].at_s
+    assert finished == Finished(reason="stop", prompt_tokens=12, completion_tokens=2)
+    path, body, headers = server.asked[0]
+    assert path == "/v1/chat/completions"
+    assert body["messages"] == [{"role": "user", "content": "what"}]
+    assert (body["max_tokens"], body["stop"], body["logprobs"], body["temperature"]) == (9, ["\n"], True, 0.0)
+    assert headers["authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize(
+    "usage", [None, 5, {}, {"prompt_tokens": "many"}, {"prompt_tokens": -1}, {"prompt_tokens": True}]
+)
+def test_counts_that_are_none_count_nothing(serve, usage):
+    server = serve(lambda h, _: stream(h, {**chat_event("x", finish="stop"), "usage": usage}, DONE))
+    assert collect(server.url)[1].prompt_tokens == 0
+
+
+def test_a_completion_is_streamed(serve):
+    event = {"choices": [{"text": " word", "finish_reason": "length", "logprobs": {"token_logprobs": [-1.0, -2.0]}}]}
+    server = serve(lambda h, _: stream(h, event, DONE))
+    pieces, finished = collect(server.url, mode="completions")
+    assert [(p.text, p.tokens, p.logprobs) for p in pieces] == [(" word", 2, (-1.0, -2.0))]
+    assert finished.reason == "length"
+    assert server.asked[0][0] == "/v1/completions"
+    assert server.asked[0][1]["prompt"] == "what"
+
+
+def test_what_goes_on_where_a_text_ends_is_never_a_chat(serve):
+    server = serve(lambda h, _: stream(h, {"choices": [{"text": "x", "finish_reason": "stop"}]}, DONE))
+    collect(server.url, Prompt(name="n", text="t", max_tokens=1, append=True), mode="chat")
+    assert server.asked[0][0] == "/v1/completions"
+
+
+def test_a_pipeline_talks_to_a_server(serve, retriever):
+    """The recorded answers, spoken by a server."""
+    left = [said.text for said in SAID["hyde"]]
+    server = serve(lambda h, _: stream(h, chat_event(left.pop(0)), chat_event("", finish="stop"), DONE))
+    with OpenAIGenerator(server.url, model="m") as generator:
+        answer = run_pipeline("hyde", QUESTION, retriever, generator)
+    assert answer.text == "dust and light"
+    assert answer.passages[0].text in server.asked[1][1]["messages"][0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        ([b"<html>busy</html>\n"], "expected a stream of events"),
+        ([b"data: {nonsense\n\n"], "not JSON"),
+        ([b"data: 5\n\n"], "expected an object"),
+        ([b"data: {}\n\n"], "expected an object with choices"),
+        ([{"choices": [5]}], "expected an object"),
+        ([{"choices": [{"delta": {"content": 5}}]}], "expected a string"),
+        ([{"choices": [{"delta": {}, "logprobs": {"content": [{}]}}]}], "probabilities that cannot be read"),
+        ([{"error": {"message": "out of memory"}}], "gave up: .*out of memory"),
+        ([chat_event("half")], "ended its answer before it was finished"),
+        ([b"data: " + b"x" * (MAX_LINE + 9)], "a line of more than"),
+    ],
+)
+def test_garbage_is_an_error_that_shows_it(serve, lines, complaint):
+    server = serve(lambda h, _: stream(h, *lines))
+    with pytest.raises(GenerationError, match=complaint):
+        collect(server.url)
+
+
+def test_refusals_say_why(serve):
+    server = serve(lambda h, _: stream(h, b'{"error": "no such   model"}' + b"x" * 5000, status=404))
+    with pytest.raises(GenerationError, match=r"answered 404: .*no such model") as caught:
+        collect(server.url)
+    assert len(str(caught.value)) < 500
+    server = serve(lambda h, _: stream(h, status=302, headers=[("location", "http://127.0.0.1:1/")]))
+    with pytest.raises(GenerationError, match="answered 302: nothing more"):
+        collect(server.url)
+    server = serve(lambda h, _: stream(h, status=200, headers=[("content-encoding", "gzip")]))
+    with pytest.raises(GenerationError, match="compressed"):
+        collect(server.url)
+
+
+def test_a_server_that_is_down():
+    with pytest.raises(GenerationError, match=r"no answer from http://127\.0\.0\.1:9"):
+        collect("http://127.0.0.1:9")
+
+
+def test_a_silent_server_is_left(serve):
+    over = threading.Event()
+    server = serve(lambda h, _: (stream(h, chat_event("a")), over.wait(30)))
+    with pytest.raises(GenerationError, match="silent for too long"):
+        collect(server.url, idle_s=0.05)
+    over.set()
+
+
+def test_a_slow_server_is_left(serve):
+    ticks = itertools.count(0, 10)
+    server = serve(lambda h, _: stream(h, *[chat_event("a")] * 50))
+    with pytest.raises(GenerationError, match="longer than 5 s"):
+        collect(server.url, timeout_s=5, clock=lambda: float(next(ticks)))
+
+
+def test_a_connection_that_breaks(serve):
+    def cut(handler, _):
+        handler.send_response(200)
+        handler.send_header("content-length", "1000")
+        handler.end_headers()
+        handler.wfile.write(b"data: ")
+
+    with pytest.raises(GenerationError, match="no answer from"):
+        collect(serve(cut).url)
+
+
+def test_whoever_stops_reading_hangs_up(serve):
+    def endless(handler, _):
+        stream(handler)
+        while True:
+            stream_line = f"data: {json.dumps(chat_event('more'))}\n\n".encode()
+            handler.wfile.write(stream_line)
+
+    server = serve(endless)
+    with OpenAIGenerator(server.url, model="m") as generator:
+        parts = generator.generate(PROMPT)
+        next(parts)
+        parts.close()
+        assert server.left.wait(30), "the server notices that nobody reads"
+
+
+def echo(handler, body):
+    """As vLLM echoes: offsets and probabilities of the prompt, and one more token."""
+    words, offsets, place = body["prompt"].split(" "), [], 0
+    for word in words:
+        offsets.append(max(0, place - 1))
+        place += len(word) + 1
+    found = {
+        "text_offset": [*offsets, len(body["prompt"])],
+        "token_logprobs": [None, *(-float(len(word)) for word in words[1:]), -9.0],
+    }
+    handler.send_response(200)
+    handler.end_headers()
+    handler.wfile.write(json.dumps({"choices": [{"text": "", "logprobs": found}]}).encode())
+
+
+def test_a_text_is_scored_after_its_prompt(serve):
+    server = serve(echo)
+    with OpenAIGenerator(server.url, model="m") as generator:
+        assert generator.score("one two", " three four") == (-5.0, -4.0)
+    assert server.asked[0][1]["echo"] is True
+
+
+@pytest.mark.parametrize("answer", [b"", b"{}", b'{"choices": [{"logprobs": null}]}', b'{"choices": []}'])
+def test_servers_that_do_not_echo(serve, answer):
+    server = serve(lambda h, _: (h.send_response(200), h.end_headers(), h.wfile.write(answer)))
+    with OpenAIGenerator(server.url, model="m") as generator, pytest.raises(GenerationError, match="no probabilities"):
+        generator.score("one", " two")
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"url": "ftp://x"}, "url is"),
+        ({"mode": "other"}, "mode is"),
+        ({"timeout_s": 0}, "timeout_s is 0"),
+        ({"idle_s": math.inf}, "idle_s is inf"),
+    ],
+)
+def test_wrong_arguments(options, field):
+    with pytest.raises(InvalidInputError, match=field):
+        OpenAIGenerator(**{"url": "http://x", "model": "m", **options})
+    with pytest.raises(InvalidInputError, match="max_tokens"):
+        Prompt(name="n", text="x", max_tokens=0)
+    with pytest.raises(InvalidInputError, match="0 characters"):
+        Prompt(name="n", text="", max_tokens=1)
+
+
+def test_lines_are_cut_wherever_the_bytes_are():
+    content = 'data: {"a": "ä"}\r\n\r\n: c\nevent: x\ndata: {"b": 1}\n\ndata: [DONE]\nnot read'.encode()
+    for size in (1, 2, 7, 1000):
+        chunks = [content[i : i + size] for i in range(0, len(content), size)]
+        assert list(events_of(chunks)) == [{"a": "ä"}, {"b": 1}]
+    assert list(lines_of([b"a\nb"])) == [b"a", b"b"]

@@ -1,0 +1,332 @@
+"""PipeRAG: windows, staleness, shifts and deadlines, on a real router; nothing waits for real time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from hybridindex.errors import (
+    DeadlineExceededError,
+    GenerationError,
+    InvalidInputError,
+    UnreachableError,
+)
+from hybridindex.rag.chunk_time import ChunkTimeModel, FadingLine
+from hybridindex.rag.generator import Finished
+from hybridindex.rag.periodic import PeriodicRetrieval, Schedule, round_trip_ms
+from hybridindex.rag.quality import Likelihood, answer_likelihood, periodic_likelihood
+from hybridindex.rag.records import Generated, Retrieved
+from hybridindex.rag.retriever import Retriever
+from hybridindex.rag.shift import shift_passage
+from hybridindex.rag.steps import Steps
+from tests.rag.world import LandingSource, embedder, query_embedder, replay, spoken
+
+QUESTION = "what is a planet"
+CHUNKS = ["oak beech birch pine", " wave tide reef salt", " flour yeast oven crust", " comet orbit"]
+
+
+def said(*texts):
+    return [
+        spoken("chunk", text, finish="stop" if number == len(texts) - 1 else "length")
+        for number, text in enumerate(texts)
+    ]
+
+
+def plan(schedule=Schedule.PIPELINED, **options):
+    options = {"interval": 4, "window": 4, "max_tokens": 100, **options}
+    return PeriodicRetrieval(schedule=schedule, token_starts=embedder().token_starts, **options)
+
+
+class Listening:
+    """Keeps the prompts that a replay was asked."""
+
+    def __init__(self, *generations):
+        self._replay = replay(*generations)
+        self.prompts = []
+
+    def generate(self, prompt, /):
+        self.prompts.append(prompt.text)
+        return self._replay.generate(prompt)
+
+    def close(self):
+        pass
+
+
+def write(retriever, piperag, *texts, model=None):
+    generator = Listening(*said(*texts))
+    with Steps(QUESTION, retriever, generator) as steps:
+        written = piperag.run(steps, model)
+    return written, generator.prompts
+
+
+def searched(written):
+    return [event.texts[0] for event in written.answer.events if isinstance(event, Retrieved)]
+
+
+def test_windows_are_stale_by_one_chunk(retriever):
+    written, _ = write(retriever, plan(), *CHUNKS)
+    assert written.answer.text == "".join(CHUNKS)
+    # The question once, for the first two chunks; then what stood before the chunk beside which the search ran.
+    assert searched(written) == [QUESTION, CHUNKS[0], CHUNKS[1].strip(), CHUNKS[2].strip()]
+    assert [chunk.staleness for chunk in written.chunks] == [4, 4, 4, 2]
+
+
+def test_synchronous_windows_are_the_newest(retriever):
+    written, _ = write(retriever, plan(Schedule.SYNCHRONOUS), *CHUNKS)
+    assert searched(written) == [QUESTION, CHUNKS[0], CHUNKS[1].strip(), CHUNKS[2].strip()]
+    kinds = [type(event) for event in written.answer.events]
+    assert kinds == [Retrieved, Generated] * 4
+    assert [chunk.staleness for chunk in written.chunks] == [0] * 4
+
+
+def test_once_and_never(retriever):
+    assert searched(write(retriever, plan(Schedule.ONCE), *CHUNKS)[0]) == [QUESTION]
+    written, prompts = write(retriever, plan(Schedule.NONE), *CHUNKS)
+    assert searched(written) == []
+    assert written.answer.passages == ()
+    assert "[1]" not in prompts[0]
+
+
+def test_chunks_are_prompted_with_shifted_passages(retriever, documents):
+    written, prompts = write(retriever, plan(), *CHUNKS)
+    searches = [event for event in written.answer.events if isinstance(event, Retrieved)]
+    first, second = (search.ids[0] for search in searches[:2])
+    for number, (ids, staleness) in enumerate([(first, 0), (first, 4), (second, 4)]):
+        for one in ids:
+            shifted = shift_passage(documents, one, staleness)
+            assert not shifted or shifted in prompts[number]
+        assert prompts[number].endswith("".join(CHUNKS[:number]))
+    plain, prompts = write(retriever, plan(shift=False), *CHUNKS)
+    assert documents.read([first[0]])[first[0]].document.text in prompts[1]
+    assert plain.answer.text == written.answer.text
+
+
+def test_appending_keeps_what_was_put_before(retriever):
+    _, prompts = write(retriever, plan(placement="append"), *CHUNKS)
+    for earlier, later in itertools.pairwise(prompts):
+        assert later.startswith(earlier)
+    _, prompts = write(retriever, plan(Schedule.ONCE, placement="append"), *CHUNKS)
+    assert prompts[1] == prompts[0] + CHUNKS[0], "passages that were read are not read again"
+
+
+def test_an_answer_ends_where_its_tokens_do(retriever):
+    generator = Listening(*[spoken("chunk", text, finish="length") for text in CHUNKS])
+    with Steps(QUESTION, retriever, generator) as steps:
+        written = plan(max_tokens=10).run(steps)
+    assert len(written.chunks) == 3
+    # Nobody would read what is found beside the last chunk.
+    assert searched(written) == [QUESTION, CHUNKS[0]]
+
+
+def slow_model():
+    """A server that takes 100 ms and 10 ms a token, whatever the length."""
+    model = ChunkTimeModel()
+    for length in (10, 20, 30):
+        model.observe(length, 5, 0.1, 0.14)
+    return model
+
+
+def test_searches_beside_a_chunk_have_its_time(retriever):
+    written, _ = write(retriever, plan(margin=0.5, network_ms=5.0), *CHUNKS, model=slow_model())
+    first, *rest = [event for event in written.answer.events if isinstance(event, Retrieved)]
+    assert first.deadline_ms is None
+    for chunk, search in zip(written.chunks[1:], rest, strict=True):
+        assert chunk.deadline_ms == search.deadline_ms
+        # Half of what was predicted, less the network; embedding took some of it.
+        assert 1.0 <= chunk.deadline_ms < chunk.window_s * 500 - 5
+        assert chunk.nprobe_used == search.nprobe_used[0]
+
+
+class NoTime(LandingSource):
+    """Every search with a deadline fails."""
+
+    def __init__(self, router, error):
+        super().__init__(router)
+        self._error = error
+
+    def session(self, **options):
+        opened = super().session(**options)
+        search = opened.search
+
+        def late(*args, deadline_ms=None, **more):
+            if deadline_ms is not None:
+                raise self._error
+            return search(*args, **more)
+
+        opened.search = late
+        return opened
+
+
+@pytest.mark.parametrize("error", [DeadlineExceededError("too late"), UnreachableError("too late")])
+def test_a_search_that_comes_too_late_leaves_the_passages_before_it(router, documents, error):
+    retriever = Retriever(NoTime(router, error), query_embedder(documents), documents, k=3)
+    written, prompts = write(retriever, plan(), *CHUNKS, model=slow_model())
+    assert [chunk.missed for chunk in written.chunks] == ["", "too late", "too late", "too late"]
+    assert written.chunks[1].nprobe_used is None
+    context = [prompt.split("Question:")[0] for prompt in prompts]
+    assert context[1] == context[2] == context[3] != context[0]
+
+
+def test_other_errors_of_a_search_end_the_answer(router, documents):
+    retriever = Retriever(NoTime(router, InvalidInputError("bad")), query_embedder(documents), documents)
+    with pytest.raises(InvalidInputError, match="bad"):
+        write(retriever, plan(), *CHUNKS, model=slow_model())
+    assert router.residency.n_resident == 0
+
+
+def test_a_floor_and_a_window_without_time(router, documents):
+    """The router's own choice under a deadline that is over: the floor, reported."""
+    retriever = Retriever(LandingSource(router), query_embedder(documents), documents, nprobe=12)
+    with Steps(QUESTION, retriever, replay()) as steps:
+        steps.retrieve("warm", [QUESTION])
+        steps.retrieve("late", [QUESTION], deadline_ms=lambda _: 1e-6, min_nprobe=3)
+    warm, late = steps.events
+    assert warm.nprobe_used == (12,)
+    assert late.nprobe_used == (3,)
+
+
+def test_generation_that_breaks_in_the_middle_of_a_search_ends_it(retriever, router):
+    class Breaking(Listening):
+        def generate(self, prompt, /):
+            if len(self.prompts) == 2:
+                raise GenerationError("gone")
+            return super().generate(prompt)
+
+    with pytest.raises(GenerationError, match="gone"), Steps(QUESTION, retriever, Breaking(*said(*CHUNKS))) as steps:
+        plan().run(steps)
+    assert router.residency.n_resident == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("interval", 0), ("window", True), ("max_tokens", 1.5), ("min_nprobe", -1), ("margin", 0), ("margin", math.nan),
+        ("network_ms", -1), ("placement", "other"),
+    ],
+)  # fmt: skip
+def test_wrong_fields_are_named(field, value):
+    with pytest.raises(InvalidInputError, match=field):
+        PeriodicRetrieval(**{field: value})
+
+
+def test_round_trips(router):
+    with router.session() as session:
+        assert round_trip_ms(session) == 0.0
+
+
+# The model of generation times
+
+
+def test_a_line_is_found_again():
+    line = FadingLine(1.0)
+    assert line.predict(3) is None
+    line.observe(5, 2.0)
+    assert line.predict(100) == 2.0
+    for x in range(10):
+        line.observe(x, 1 + 0.2 * x)
+    assert line.predict(50) == pytest.approx(11.0, rel=0.05)
+    falling = FadingLine(1.0)
+    for x in range(10):
+        falling.observe(x, 10.0 - x)
+    assert falling.predict(100) == pytest.approx(5.5), "a longer sequence never predicts less time"
+
+
+def test_a_line_follows_the_load():
+    line = FadingLine(0.5)
+    for x in range(20):
+        line.observe(x, 1.0)
+    for x in range(20):
+        line.observe(x, 3.0)
+    assert line.predict(10) == pytest.approx(3.0, abs=0.01)
+
+
+def test_chunk_times_grow_with_the_sequence():
+    """0.2 s + 1 ms a prompt token to the first, 10 ms + 0.02 ms per token before it for each other."""
+    model = ChunkTimeModel(1.0)
+    assert model.predict_s(10, 64) is None
+    for length in range(100, 1000, 100):
+        per_token = 0.01 + 0.00002 * (length + 32)
+        first = 0.2 + 0.001 * length
+        model.observe(length, 64, first, first + 63 * per_token)
+    predicted = model.predict_s(2000, 64)
+    assert predicted == pytest.approx(2.2 + 63 * (0.01 + 0.00002 * 2032), rel=1e-6)
+    assert model.predict_s(2000, 1) == pytest.approx(2.2, rel=1e-6)
+    with pytest.raises(InvalidInputError, match="keep is 0"):
+        FadingLine(0)
+
+
+# Quality
+
+
+class Overlap:
+    """A scorer that finds words the more probable the nearer they stand in its prompt."""
+
+    def __init__(self):
+        self.scored = []
+
+    def score(self, prompt, continuation, /):
+        self.scored.append((prompt, continuation))
+        return tuple(-0.5 if word in prompt else -3.0 for word in continuation.split())
+
+
+def likelihood(retriever, schedule, reference):
+    scorer = Overlap()
+    with Steps(QUESTION, retriever, replay()) as steps:
+        return periodic_likelihood(plan(schedule), steps, scorer, reference), scorer.scored, steps.events
+
+
+REFERENCE = "comet orbit moon dust galaxy nova planet light wave tide reef salt"
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+def test_a_reference_is_scored_chunk_by_chunk(retriever, schedule):
+    found, scored, events = likelihood(retriever, schedule, REFERENCE)
+    assert "".join(text for _, text in scored) == REFERENCE
+    assert found.tokens == 12
+    assert len(events) == {"none": 0, "once": 1, "synchronous": 3, "pipelined": 2}[schedule]
+    assert found.perplexity == pytest.approx(math.exp(-found.log_likelihood / 12))
+
+
+def test_passages_lower_perplexity(retriever):
+    none, once, synchronous = (
+        likelihood(retriever, schedule, REFERENCE)[0].perplexity
+        for schedule in (Schedule.NONE, Schedule.ONCE, Schedule.SYNCHRONOUS)
+    )
+    assert synchronous <= once < none
+
+
+def test_stale_windows_of_a_reference_are_those_of_a_run(retriever):
+    _, _, events = likelihood(retriever, Schedule.PIPELINED, "".join(CHUNKS))
+    assert [event.texts[0] for event in events] == [QUESTION, CHUNKS[0], CHUNKS[1].strip()]
+
+
+def test_passages_of_a_reference_are_shifted_as_those_of_a_run(retriever, documents):
+    _, scored, events = likelihood(retriever, Schedule.PIPELINED, "".join(CHUNKS))
+    (first, *_), prompts = events[0].ids, [prompt for prompt, _ in scored]
+    for number, staleness in ((0, 0), (1, 4)):
+        for one in first:
+            assert shift_passage(documents, one, staleness) in prompts[number]
+    for one in first:
+        assert documents.read([one])[one].document.text not in prompts[1]
+
+
+def test_likelihood_of_an_answer():
+    found = answer_likelihood(Overlap(), "planet", [], "planet moon")
+    assert found == Likelihood(tokens=2, log_likelihood=-3.5)
+    assert Likelihood(tokens=1, log_likelihood=-1e6).perplexity == math.inf
+    with pytest.raises(InvalidInputError, match="no tokens"):
+        answer_likelihood(Overlap(), "planet", [], "")
+
+
+def test_generations_without_an_end_are_errors(retriever):
+    class Endless:
+        def generate(self, prompt, /):
+            yield from (part for part in replay(*said("a")).generate(prompt) if not isinstance(part, Finished))
+
+        def close(self):
+            pass
+
+    with pytest.raises(GenerationError, match="ended step 'chunk'"), Steps(QUESTION, retriever, Endless()) as steps:
+        plan().run(steps)
