@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -18,6 +19,11 @@ from hybridindex.types import F32
 # imported; nothing here has imported it yet. With a GPU they are compiled, and tests run them there.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+# How long an example takes says something of the machine alone.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def clustered_vectors(n: int, dim: int, *, seed: int = 0, clusters: int = 12) -> F32:

@@ -16,7 +16,7 @@ from tests.durability.whole import restarted
 
 SCRIPT = Path(__file__).with_name("cycle.py")
 STAGES = {"build", "profile", "plan", "start", "move", "keys"}
-KILLS = 30
+KILLS = int(os.environ.get("HYBRIDINDEX_KILLS", "10"))
 #: Longer than once around, on a machine of two busy cores.
 LONGEST_S = 3.0
 
