@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import tempfile
 import time
 from collections import Counter
@@ -25,7 +26,7 @@ from rich.progress import Progress
 from benchmarks.common import arguments, show, write
 from benchmarks.connection import Pool
 from benchmarks.serving import Taken, daemon, planned_index, read_taken, sorted_clusters
-from benchmarks.soak_client import Client
+from benchmarks.soak_client import SESSION_TTL_S, Client
 from benchmarks.soak_load import MOST_K, Load, make_load, read_trace, synthetic_trace
 from benchmarks.soak_oracle import PoolOracle
 
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         trace, requests=args.requests, seconds=args.seconds, pool=POOL, most_nprobe=MOST_NPROBE, seed=args.seed
     )
     queries = sorted_clusters(POOL, DIM, n_centres=200, seed=3)
-    limits = '{"session_ttl_s": 15}'
+    limits = json.dumps({"session_ttl_s": SESSION_TTL_S})
     with hx.open(path) as index:
         oracle = PoolOracle(index.ivf, queries, most_nprobe=MOST_NPROBE, most_k=MOST_K)
         words = ("--device", "cpu", "--refresh", "--keys", str(keys.path), "--limits", limits)

@@ -22,18 +22,22 @@ from hybridindex.answers import ANSWER_TYPE, decode_answer
 from hybridindex.service.auth import KeyFile
 from hybridindex.types import F32, F64, I64, SearchResult
 
-__all__ = ["Client"]
+__all__ = ["SESSION_TTL_S", "Client"]
 
 _RAW, _NPY, _JSON = "application/octet-stream", "application/x-npy", "application/json"
 _STATE = ("/v1/status", "/v1/plan", "/v1/plans", "/metrics", "/healthz", "/readyz", "/v1/openapi.json")
 #: Most that are kept of each list of complaints.
 _KEPT = 1000
 _MOST_OPEN = 32
+#: After which the daemon ends a session that nobody uses.
+SESSION_TTL_S = 15
 
 
 @dataclass(slots=True)
 class _Conversation:
     name: str
+    #: When it was last answered.
+    touched_s: float
     steps: int = 0
 
 
@@ -151,11 +155,16 @@ class Client:
             if answer.status != 201:
                 return self._refused(answer, f"request {number}, opening a session")
             self._n_open += 1
-            self._idle.append(_Conversation(json.loads(answer.body)["session"]))
+            self._idle.append(_Conversation(json.loads(answer.body)["session"], time.perf_counter()))
             return "opened"
         talk = self._idle.pop(0)
         path = f"/v1/sessions/{talk.name}"
         talk.steps += 1
+        if time.perf_counter() - talk.touched_s > SESSION_TTL_S:
+            # The load runs late on a crowded machine: the daemon may have ended it meanwhile, and has to say so.
+            self._n_open -= 1
+            answer = await self._pool.ask(request_bytes("GET", path, key=self._fixed))
+            return "late" if answer.status in (200, 404) else self._refused(answer, f"request {number}, a late look")
         if talk.steps in (2, 4):
             outcome = await self._search(number, Kind.BINARY, f"{path}/search", self._fixed)
         elif talk.steps in (1, 3):
@@ -173,6 +182,7 @@ class Client:
                 return "abandoned"  # its name is forgotten: the daemon has to end it
             answer = await self._pool.ask(request_bytes("DELETE", path, key=self._fixed))
             return "closed" if answer.status == 204 else self._refused(answer, f"request {number}, closing")
+        talk.touched_s = time.perf_counter()
         self._idle.append(talk)
         return outcome
 
