@@ -278,13 +278,19 @@ class Refresher:
         self._updates.note_schedule_run(name)
         self.step(f"schedule {name}")
 
+    def stop(self) -> None:
+        """Begins no stage any more and gives up a plan that is being made. Returns at once, from any thread; close it
+        afterwards."""
+        self._updates.stop()
+
     def close(self) -> None:
-        """Joins what was started. A plan that is being made is given up, a move that goes on is finished first.
+        """Joins what was started. A plan that is being made is given up, a move that goes on is finished first, unless
+        the router is told to settle.
 
         An update that was not committed keeps serving, and a restart resumes with the plan before. Closing twice is
         harmless.
         """
-        self._updates.stop()
+        self.stop()
         with self._work:
             scheduler, self._scheduler = self._scheduler, None
         if scheduler is not None:

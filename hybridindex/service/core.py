@@ -56,6 +56,8 @@ class Refresher(Protocol):
 
     def start(self) -> None: ...
 
+    def stop(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -446,12 +448,19 @@ class Service:
         self.admission.drain()
         await self.admission.wait_idle()
 
+    def stop_changes(self) -> None:
+        """Gives up a change of the plan that is being made or moved, and refuses others; searches go on. At once."""
+        if self.refresher is not None:
+            self.refresher.stop()
+        self.router.settle()
+
     def close(self) -> None:
         """Ends sessions, refresher, router, store and index. Answers what is queued. Closing twice is harmless."""
         if self._closed:
             return
         self._closed = True
         self.admission.drain()
+        self.stop_changes()
         self.sessions.close_all()
         # Each is closed whatever the others do.
         for close in (*((self.refresher.close,) if self.refresher else ()), self.router.close, self.store.close):

@@ -130,6 +130,8 @@ class Daemon:
             await asyncio.gather(*serving)
             stopping.cancel()
         finally:
+            # The end of the loop waits for its threads: none may go on with a change that nobody waits for any more.
+            self._service.stop_changes()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 

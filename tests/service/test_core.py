@@ -154,7 +154,11 @@ class Following:
     def start(self) -> None:
         self.started = True
 
+    def stop(self) -> None:
+        self.stopped = True
+
     def close(self) -> None:
+        assert self.stopped
         self.closed = True
 
 
