@@ -136,7 +136,7 @@ class PlanUpdates:
 
     # What begins and drives an update
 
-    def propose(self, reason: str, changes: Mapping[str, Any]) -> Proposal:
+    def propose(self, reason: str, changes: Mapping[str, Any], bandwidth_share: float) -> Proposal:
         """A plan from recent queries, applied by nobody yet; see :meth:`hybridindex.refresh.Refresher.propose`."""
         self.refuse_closed()
         base = self._served()
@@ -149,7 +149,7 @@ class PlanUpdates:
                 with _timed(seconds, "solving"):
                     plan = self._solve(profile, request)
                 with _timed(seconds, "weighing"):
-                    proposal = self._weigh(plan, base, reason, seconds)
+                    proposal = self._weigh(plan, base, reason, seconds, bandwidth_share)
         finally:
             self._end_planning()
         proposal = replace(proposal, stage_seconds=seconds)
@@ -271,7 +271,9 @@ class PlanUpdates:
             case cycle.Weigh():
                 assert draft.plan is not None
                 with _timed(draft.seconds, "weighing"):
-                    draft.proposal = self._weigh(draft.plan, draft.base, draft.reason, draft.seconds)
+                    draft.proposal = self._weigh(
+                        draft.plan, draft.base, draft.reason, draft.seconds, self._config.bandwidth_share
+                    )
                 self._end_planning()
                 self.record("refresh_proposal", {"update": draft.number, **draft.proposal.to_data()})
                 return cycle.Weighed(now_s=self._clock(), comparison=draft.proposal.comparison)
@@ -345,11 +347,11 @@ class PlanUpdates:
         if planner is not None:
             planner.close()
 
-    def _weigh(self, plan: Plan, base: Plan, reason: str, seconds: Mapping[str, float]) -> Proposal:
+    def _weigh(
+        self, plan: Plan, base: Plan, reason: str, seconds: Mapping[str, float], bandwidth_share: float
+    ) -> Proposal:
         assert self._planner is not None
-        comparison, lists_in, lists_out = self._planner.weigh(
-            plan, Served.by(self._router, base), self._config.bandwidth_share
-        )
+        comparison, lists_in, lists_out = self._planner.weigh(plan, Served.by(self._router, base), bandwidth_share)
         self._proposals += 1
         access = plan.analysis.profile.access
         return Proposal(
@@ -362,6 +364,7 @@ class PlanUpdates:
             comparison=comparison,
             lists_in=lists_in,
             lists_out=lists_out,
+            bandwidth_share=bandwidth_share,
             objection=comparison.objection(self._config.update),
             stage_seconds=dict(seconds),
         )
@@ -379,8 +382,9 @@ class PlanUpdates:
     def _move(self, draft: _Draft) -> None:
         """Brings the plan's lists."""
         assert draft.plan is not None
+        assert draft.proposal is not None
         before = sum(tier.n_failures for tier in self._router.devices)
-        self._router.apply_plan(draft.plan, bandwidth_share=self._config.bandwidth_share)
+        self._router.apply_plan(draft.plan, bandwidth_share=draft.proposal.bandwidth_share)
         if sum(tier.n_failures for tier in self._router.devices) > before:
             raise DeviceError("a device failed while lists moved to it")
 
