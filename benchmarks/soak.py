@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import tempfile
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ from benchmarks.soak_oracle import PoolOracle
 
 DIM, NLIST, NPROBE, MOST_NPROBE, POOL = 32, 64, 8, 24, 4096
 _TRACE = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "ragpulse" / "days0-3.jsonl"
+_SESSION_TTL_S = 15.0
 #: Growth over the second half that is not called a leak.
 MOST_GROWTH = 0.02
 
@@ -100,7 +102,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         trace, requests=args.requests, seconds=args.seconds, pool=POOL, most_nprobe=MOST_NPROBE, seed=args.seed
     )
     queries = sorted_clusters(POOL, DIM, n_centres=200, seed=3)
-    limits = '{"session_ttl_s": 15}'
+    limits = json.dumps({"session_ttl_s": _SESSION_TTL_S})
     with hx.open(path) as index:
         oracle = PoolOracle(index.ivf, queries, most_nprobe=MOST_NPROBE, most_k=MOST_K)
         words = ("--device", "cpu", "--refresh", "--keys", str(keys.path), "--limits", limits)
@@ -108,7 +110,10 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
             async def main() -> tuple[Client, list[tuple[float, Taken]]]:
                 pool = Pool(port, args.connections)
-                client = Client(pool, load, queries, oracle, keys, admin=admin, fixed=fixed, default_nprobe=NPROBE)
+                client = Client(
+                    pool, load, queries, oracle, keys,
+                    admin=admin, fixed=fixed, default_nprobe=NPROBE, session_ttl_s=_SESSION_TTL_S,
+                )  # fmt: skip
                 try:
                     await client.until_ready()
                     return client, await _drive(load, client, pid, args.seconds)

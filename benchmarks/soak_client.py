@@ -10,7 +10,7 @@ import io
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ _MOST_OPEN = 32
 class _Conversation:
     name: str
     steps: int = 0
+    #: When its last step began, by ``time.perf_counter``.
+    used_s: float = field(default_factory=time.perf_counter)
 
 
 class Client:
@@ -51,10 +53,12 @@ class Client:
         admin: str,
         fixed: str,
         default_nprobe: int,
+        session_ttl_s: float,
     ) -> None:
         """``admin``, ``fixed``: keys that stay, for changes and for sessions; ``queries``: the oracle's pool."""
         self._pool, self._load, self._queries, self._oracle, self._keys = pool, load, queries, oracle, keys
         self._admin, self._fixed, self._default_nprobe = admin, fixed, default_nprobe
+        self._session_ttl_s = session_ttl_s
         self._key = fixed
         #: Searches under way by key: one is revoked when nothing that was sent with it can still arrive.
         self._users: Counter[str] = Counter()
@@ -155,6 +159,11 @@ class Client:
             return "opened"
         talk = self._idle.pop(0)
         path = f"/v1/sessions/{talk.name}"
+        idle_s, talk.used_s = time.perf_counter() - talk.used_s, time.perf_counter()
+        if idle_s > self._session_ttl_s - 1:
+            # The load or this machine stood still: whether the daemon has ended it by now is open.
+            self._n_open -= 1
+            return "abandoned"
         talk.steps += 1
         if talk.steps in (2, 4):
             outcome = await self._search(number, Kind.BINARY, f"{path}/search", self._fixed)

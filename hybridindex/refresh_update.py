@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from hybridindex.committed import commit_plan, last_commit, last_committed_plan, same_decision, save_plan
+from hybridindex.committed import commit_plan, last_commit, last_committed_plan, same_decision, save_plan, stored_as
 from hybridindex.errors import DeviceError, ProfileError, RefreshError, RouterClosedError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.request import PlanRequest
@@ -408,7 +408,9 @@ class PlanUpdates:
             if known is not None and same_decision(known, served) and known.profile_id == served.profile_id:
                 self.plan_id = commit["plan_id"]
                 return
-        saved, plan_id = save_plan(self._store, served)
+        saved, plan_id = served, stored_as(self._store, served)
+        if plan_id is None:
+            saved, plan_id = save_plan(self._store, served)
         commit_plan(self._store, saved, plan_id, verified=False, why="it served when the refresh began")
         self.plan_id, self._profile_id = plan_id, saved.profile_id
 

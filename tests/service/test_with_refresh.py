@@ -41,6 +41,12 @@ def test_it_plans_from_what_it_saw_and_before_that_from_the_profile(service, que
     assert service.status()["refresher"]["requests"] == 40
 
 
+def test_the_plan_that_is_stored_already_is_committed_and_not_stored_again(service):
+    assert [plan.id for plan in service.store.list_plans()] == [1]
+    assert service.plan()["plan_id"] == 1
+    assert [event.payload["plan_id"] for event in service.store.list_events(kind="plan_committed")] == [1]
+
+
 def test_a_restart_resumes_the_committed_plan(index_path, queries):
     service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=follow)
     service.start()
