@@ -479,15 +479,32 @@ class PlanUpdates:
         assert self._planner is None
 
 
-@contextmanager
-def _short_turns() -> Iterator[None]:
-    """Searches that wait for the interpreter get it after half a millisecond; its usual interval is 5 ms."""
-    usual_s = sys.getswitchinterval()
-    sys.setswitchinterval(min(usual_s, _TURN_S))
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(usual_s)
+class _Turns:
+    """The interpreter's switch interval, of which a process has one and refreshers may be several."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._usual_s = 0.0
+
+    @contextmanager
+    def short(self) -> Iterator[None]:
+        """Searches that wait for the interpreter get it after half a millisecond; its usual interval is 5 ms."""
+        with self._lock:
+            if not self._users:
+                self._usual_s = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._usual_s, _TURN_S))
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    sys.setswitchinterval(self._usual_s)
+
+
+_short_turns = _Turns().short
 
 
 class _timed:  # noqa: N801 - reads as a verb

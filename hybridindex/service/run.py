@@ -50,8 +50,8 @@ _M_ARENA_MAX, _ARENAS = -8, 2
 def bound_arenas() -> bool:
     """Lets threads share glibc's heaps; elsewhere does nothing and returns False.
 
-    Each thread would have one of its own, and what plans and batches leave free in one serves no other. Most of our work
-    holds the GIL or allocates nothing, so threads seldom wait for each other here.
+    Each thread would have one of its own, and what plans and batches leave free in one serves no other. Most of our
+    work holds the GIL or allocates nothing, so threads seldom wait for each other here.
     """
     try:
         return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS))

@@ -101,7 +101,7 @@ def test_charts_fill_while_searches_go_on_and_nothing_leaves_the_origin(serving,
                     break
             # Drawn from searches, not only framed.
             assert "L" in host.locator("svg.chart path.s.a").get_attribute("d") or host.locator("b").first.inner_text()
-        # Five kinds of bytes. Not ``wait_for_function``: it evaluates text in the page, which the page's policy forbids.
+        # Five kinds of bytes. Not ``wait_for_function``: it evaluates text in the page, whose policy forbids that.
         page.locator("#devices svg.chart path.fill").nth(4).wait_for(state="attached", timeout=30_000)
         assert "pinned by the plan" in page.locator("#devices svg").get_attribute("aria-label")
         page.wait_for_selector("#c-tradeoff circle.chosen")
@@ -267,9 +267,11 @@ def test_numbers_of_every_size_stay_inside_their_chart(serving, open_page, most)
         drawn = page.evaluate(
             """async (most) => {
               const { chart } = await import("./charts.js");
-              const host = document.createElement("div"), format = (v) => Number(v.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 });
+              const host = document.createElement("div");
+              const format = (v) => v.toLocaleString("en", { maximumSignificantDigits: 3 });
+              const axis = (label) => ({ min: 0, max: most, label, format });
               document.querySelector("main").append(host);
-              chart(host, { summary: "test", x: { min: 0, max: most, label: "x", format }, y: { min: 0, max: most, label: "y", format } });
+              chart(host, { summary: "test", x: axis("x"), y: axis("y") });
               return [...host.querySelectorAll("text")].map((text) => text.textContent);
             }""",
             most,
