@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybridindex.partitioner.plan import Plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.profiler.check import check_profile
 from hybridindex.profiler.hardware import hardware_info
 
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
     from hybridindex.facade import Index
     from hybridindex.store.control import ControlStore
 
-__all__ = ["COMMITTED", "commit_plan", "last_commit", "last_committed_plan", "same_decision", "save_plan"]
+__all__ = ["COMMITTED", "commit_plan", "last_commit", "last_committed_plan", "same_decision", "save_plan", "stored_as"]
 
 #: Kind of the events that say which plan is current.
 COMMITTED = "plan_committed"
 #: Newest commits that are looked through; a store may hold several indexes.
 _MAX_COMMITS = 10_000
+#: Newest plans of one profile that are compared with one.
+_MAX_COMPARED = 20
 
 
 def save_plan(store: ControlStore, plan: Plan) -> tuple[Plan, int]:
@@ -35,6 +38,19 @@ def save_plan(store: ControlStore, plan: Plan) -> tuple[Plan, int]:
     profile_id = plan.analysis.profile.id
     assert profile_id is not None
     return plan, store.save_plan(plan.to_record(), profile_id)
+
+
+def stored_as(store: ControlStore, plan: Plan) -> int | None:
+    """The newest row that holds the decision of ``plan`` from the same stored profile; None: there is none."""
+    profile_id = plan.analysis.profile.id
+    rows = store.list_plans(index_fingerprint=plan.index_fingerprint)
+    for row in [row for row in reversed(rows) if row.profile_id == profile_id][:_MAX_COMPARED]:
+        record = store.load_plan(row.id).record
+        if PlanRequest.from_data(record["data"]["request"]) == plan.request and np.array_equal(
+            record["arrays"]["list_device"], plan.list_device
+        ):
+            return row.id
+    return None
 
 
 def commit_plan(store: ControlStore, plan: Plan, plan_id: int, *, verified: bool, why: str) -> None:

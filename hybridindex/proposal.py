@@ -49,6 +49,8 @@ class Proposal:
     #: (m,) int64 list ids that come to a device, or to another one, hottest first; and that leave, ascending.
     lists_in: I64 = field(repr=False)
     lists_out: I64 = field(repr=False)
+    #: Part of the time that its move may copy.
+    bandwidth_share: float
     #: Why the configured gate would decline it; empty where it is worth its move.
     objection: str
     #: Stage -> seconds that it took.
@@ -83,6 +85,7 @@ class Proposal:
             "latency_gain": self.comparison.latency_gain,
             "bytes_to_move": self.bytes_to_move,
             "move_s": self.comparison.move_s,
+            "bandwidth_share": self.bandwidth_share,
             "n_lists_in": int(self.lists_in.size),
             "n_lists_out": int(self.lists_out.size),
             "worthwhile": self.worthwhile,

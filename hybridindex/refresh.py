@@ -28,6 +28,7 @@ from hybridindex.router import drift
 from hybridindex.router.drift import DriftMonitor, Expectation, Window
 from hybridindex.router.reservoir import QueryReservoir
 from hybridindex.router.router import Router
+from hybridindex.tiers.moves import check_share
 from hybridindex.types import F32
 
 if TYPE_CHECKING:
@@ -160,22 +161,27 @@ class Refresher:
         self._reservoir.offer(queries, self._clock())
         return len(self._reservoir)
 
-    def propose(self, reason: str = "asked for", **request_changes: Any) -> Proposal:
+    def propose(
+        self, reason: str = "asked for", *, bandwidth_share: float | None = None, **request_changes: Any
+    ) -> Proposal:
         """Makes a plan from recent queries and says what it would bring. Applies nothing.
 
         Args:
             reason: why, for the records.
+            bandwidth_share: part of the time that its move may copy; None: as configured.
             request_changes: other values than those the served plan was asked for; see
                 :data:`hybridindex.proposal.CHANGES`.
 
         Raises:
-            InvalidInputError: a change that is not known, or out of its range.
+            InvalidInputError: a change that is not known, or it or the share is out of its range.
             ProfileError: too few recent queries are known.
             DeviceError: a device has failed.
             RouterClosedError: after :meth:`close`.
         """
+        share = self._config.bandwidth_share if bandwidth_share is None else bandwidth_share
+        check_share(share)
         with self._work:
-            return self._updates.propose(reason, request_changes)
+            return self._updates.propose(reason, request_changes, share)
 
     def apply(self, proposal: Proposal) -> UpdateRecord:
         """Applies a proposal, whatever the gate says, and returns when its lists have moved.
@@ -278,13 +284,19 @@ class Refresher:
         self._updates.note_schedule_run(name)
         self.step(f"schedule {name}")
 
+    def stop(self) -> None:
+        """Begins no stage any more and gives up a plan that is being made. Returns at once, from any thread; close it
+        afterwards."""
+        self._updates.stop()
+
     def close(self) -> None:
-        """Joins what was started. A plan that is being made is given up, a move that goes on is finished first.
+        """Joins what was started. A plan that is being made is given up, a move that goes on is finished first, unless
+        the router is told to settle.
 
         An update that was not committed keeps serving, and a restart resumes with the plan before. Closing twice is
         harmless.
         """
-        self._updates.stop()
+        self.stop()
         with self._work:
             scheduler, self._scheduler = self._scheduler, None
         if scheduler is not None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from hybridindex.committed import commit_plan, last_commit, last_committed_plan, same_decision, save_plan
+from hybridindex.committed import commit_plan, last_commit, last_committed_plan, same_decision, save_plan, stored_as
 from hybridindex.errors import DeviceError, ProfileError, RefreshError, RouterClosedError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.request import PlanRequest
@@ -136,7 +136,7 @@ class PlanUpdates:
 
     # What begins and drives an update
 
-    def propose(self, reason: str, changes: Mapping[str, Any]) -> Proposal:
+    def propose(self, reason: str, changes: Mapping[str, Any], bandwidth_share: float) -> Proposal:
         """A plan from recent queries, applied by nobody yet; see :meth:`hybridindex.refresh.Refresher.propose`."""
         self.refuse_closed()
         base = self._served()
@@ -149,7 +149,7 @@ class PlanUpdates:
                 with _timed(seconds, "solving"):
                     plan = self._solve(profile, request)
                 with _timed(seconds, "weighing"):
-                    proposal = self._weigh(plan, base, reason, seconds)
+                    proposal = self._weigh(plan, base, reason, seconds, bandwidth_share)
         finally:
             self._end_planning()
         proposal = replace(proposal, stage_seconds=seconds)
@@ -271,7 +271,9 @@ class PlanUpdates:
             case cycle.Weigh():
                 assert draft.plan is not None
                 with _timed(draft.seconds, "weighing"):
-                    draft.proposal = self._weigh(draft.plan, draft.base, draft.reason, draft.seconds)
+                    draft.proposal = self._weigh(
+                        draft.plan, draft.base, draft.reason, draft.seconds, self._config.bandwidth_share
+                    )
                 self._end_planning()
                 self.record("refresh_proposal", {"update": draft.number, **draft.proposal.to_data()})
                 return cycle.Weighed(now_s=self._clock(), comparison=draft.proposal.comparison)
@@ -345,11 +347,11 @@ class PlanUpdates:
         if planner is not None:
             planner.close()
 
-    def _weigh(self, plan: Plan, base: Plan, reason: str, seconds: Mapping[str, float]) -> Proposal:
+    def _weigh(
+        self, plan: Plan, base: Plan, reason: str, seconds: Mapping[str, float], bandwidth_share: float
+    ) -> Proposal:
         assert self._planner is not None
-        comparison, lists_in, lists_out = self._planner.weigh(
-            plan, Served.by(self._router, base), self._config.bandwidth_share
-        )
+        comparison, lists_in, lists_out = self._planner.weigh(plan, Served.by(self._router, base), bandwidth_share)
         self._proposals += 1
         access = plan.analysis.profile.access
         return Proposal(
@@ -362,6 +364,7 @@ class PlanUpdates:
             comparison=comparison,
             lists_in=lists_in,
             lists_out=lists_out,
+            bandwidth_share=bandwidth_share,
             objection=comparison.objection(self._config.update),
             stage_seconds=dict(seconds),
         )
@@ -379,8 +382,9 @@ class PlanUpdates:
     def _move(self, draft: _Draft) -> None:
         """Brings the plan's lists."""
         assert draft.plan is not None
+        assert draft.proposal is not None
         before = sum(tier.n_failures for tier in self._router.devices)
-        self._router.apply_plan(draft.plan, bandwidth_share=self._config.bandwidth_share)
+        self._router.apply_plan(draft.plan, bandwidth_share=draft.proposal.bandwidth_share)
         if sum(tier.n_failures for tier in self._router.devices) > before:
             raise DeviceError("a device failed while lists moved to it")
 
@@ -404,7 +408,9 @@ class PlanUpdates:
             if known is not None and same_decision(known, served) and known.profile_id == served.profile_id:
                 self.plan_id = commit["plan_id"]
                 return
-        saved, plan_id = save_plan(self._store, served)
+        saved, plan_id = served, stored_as(self._store, served)
+        if plan_id is None:
+            saved, plan_id = save_plan(self._store, served)
         commit_plan(self._store, saved, plan_id, verified=False, why="it served when the refresh began")
         self.plan_id, self._profile_id = plan_id, saved.profile_id
 
@@ -473,15 +479,32 @@ class PlanUpdates:
         assert self._planner is None
 
 
-@contextmanager
-def _short_turns() -> Iterator[None]:
-    """Searches that wait for the interpreter get it after half a millisecond; its usual interval is 5 ms."""
-    usual_s = sys.getswitchinterval()
-    sys.setswitchinterval(min(usual_s, _TURN_S))
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(usual_s)
+class _Turns:
+    """The interpreter's switch interval, of which a process has one and refreshers may be several."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._usual_s = 0.0
+
+    @contextmanager
+    def short(self) -> Iterator[None]:
+        """Searches that wait for the interpreter get it after half a millisecond; its usual interval is 5 ms."""
+        with self._lock:
+            if not self._users:
+                self._usual_s = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._usual_s, _TURN_S))
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    sys.setswitchinterval(self._usual_s)
+
+
+_short_turns = _Turns().short
 
 
 class _timed:  # noqa: N801 - reads as a verb

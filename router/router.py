@@ -139,6 +139,8 @@ class Router:
         self._close_lock = threading.Lock()
         self._window_budgets: dict[tuple[int, float, int], tuple[Plan, int]] = {}
         self._closed = False
+        #: No list moves for a plan any more.
+        self._settled = False
         try:
             for ordinal, (name, budget) in enumerate(zip(devices, budgets, strict=True)):
                 self._tiers.append(self._open_tier(name, ordinal, budget, lookahead_bytes))
@@ -249,7 +251,7 @@ class Router:
                 future.exception()  # waits; a failed device is marked and logged by its tier
             current = self._residency.current.list_device
             # A session's copy may have brought one to another device meanwhile.
-            if self._closed or not ((target >= 0) & (current >= 0) & (current != target)).any():
+            if self._settled or not ((target >= 0) & (current >= 0) & (current != target)).any():
                 return
 
     def _load_planned(self, plan: Plan, tier: Tier, bandwidth_share: float | None) -> Future[LoadReport]:
@@ -259,14 +261,14 @@ class Router:
         if self._moves_single_lists and isinstance(tier, DeviceTier):
             self._lookahead.evict_for(tier, wanted[self._residency.current.list_device[wanted] < 0])
         return tier.load(
-            wanted.tolist(), self._residency, cancelled=lambda: self._closed, bandwidth_share=bandwidth_share
+            wanted.tolist(), self._residency, cancelled=lambda: self._settled, bandwidth_share=bandwidth_share
         )
 
     def _restore(self, tier: Tier) -> None:
         """A device works again: its lists of the plan come back."""
         self._stats.add(device_recoveries=1)
         with self._plan_lock:
-            if self._plan is not None and not self._closed:
+            if self._plan is not None and not self._settled:
                 self._load_planned(self._plan, tier, _REFRESH_SHARE).exception()
 
     def apply_plan(self, plan: Plan, *, bandwidth_share: float = 1.0) -> None:
@@ -290,11 +292,21 @@ class Router:
         if plan.n_devices != len(self._tiers):
             raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); this router has {len(self._tiers)}")
         with self._plan_lock:
-            if self._closed:
-                raise RouterClosedError("the router is closed")
+            if self._settled:
+                raise RouterClosedError("the router is closed, or about to be")
             self._place(plan, bandwidth_share)
             self._plan = plan
             self._window_budgets.clear()
+
+    def settle(self) -> None:
+        """Ends a change of plan that goes on, after what is being copied, and refuses further ones; searches go on.
+
+        Returns at once, from any thread: for an owner who is about to close, and does not want to wait for hours where
+        the change was given a small share of the time.
+        """
+        self._settled = True
+        for tier in self._tiers:
+            tier.hurry()
 
     # Search
 
@@ -571,6 +583,7 @@ class Router:
             if self._closed:
                 return
             self._closed = True
+        self.settle()
         with self._plan_lock:  # a change of plan gives up what is not sent yet
             pass
         self._recovery.close()

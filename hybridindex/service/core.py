@@ -48,13 +48,15 @@ class Refresher(Protocol):
 
     def observe(self, queries: F32, latency_s: float, hit_rate: F32) -> None: ...
 
-    def propose(self, reason: str, **changes: Any) -> Any: ...
+    def propose(self, reason: str, *, bandwidth_share: float | None, **changes: Any) -> Any: ...
 
     def apply(self, proposal: Any) -> Any: ...
 
     def status(self) -> Any: ...
 
     def start(self) -> None: ...
+
+    def stop(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -317,11 +319,12 @@ class Service:
         device_budget_bytes: int | tuple[int, ...] | None = None,
         rate_qps: float | None = None,
         coverage: float | None = None,
-        bandwidth_share: float = 1.0,
+        bandwidth_share: float | None = None,
     ) -> dict[str, Any]:
         """Plans anew, says what would change, and changes it where ``apply`` says so. Blocks while lists move.
 
-        What is not given stays as in the plan in force. With a refresher, it proposes and applies.
+        What is not given stays as in the plan in force; ``bandwidth_share`` is 1, or the refresher's own where that
+        proposes and applies.
 
         Raises:
             InvalidInputError: without devices, or a value out of range. ProfileError: nothing to plan from.
@@ -338,7 +341,7 @@ class Service:
                 "coverage": coverage,
             }
             given = {name: value for name, value in changes.items() if value is not None}
-            if (followed := self._follow(given, apply=apply)) is not None:
+            if (followed := self._follow(given, bandwidth_share, apply=apply)) is not None:
                 return followed
             plan, profile_id = self._decide(given)
             before = self.router.plan
@@ -349,18 +352,18 @@ class Service:
                 **plan_difference(plan, before, self.router.residency.list_device, self.index.list_bytes),
             }
             if apply:
-                answer["plan_id"] = self._apply(plan, profile_id, bandwidth_share)
+                answer["plan_id"] = self._apply(plan, profile_id, 1.0 if bandwidth_share is None else bandwidth_share)
                 answer["unplaced_lists"] = self.router.stats().unplaced_lists
             return answer
         finally:
             self._changing.release()
 
-    def _follow(self, given: dict[str, Any], *, apply: bool) -> dict[str, Any] | None:
+    def _follow(self, given: dict[str, Any], bandwidth_share: float | None, *, apply: bool) -> dict[str, Any] | None:
         """The refresher's answer; None without one, or while it has seen too few searches to plan from."""
         if self.refresher is None:
             return None
         try:
-            proposal = self.refresher.propose("requested", **given)
+            proposal = self.refresher.propose("requested", bandwidth_share=bandwidth_share, **given)
         except ProfileError as error:
             _log.info("planning from the stored profile: %s", error)
             return None
@@ -446,12 +449,19 @@ class Service:
         self.admission.drain()
         await self.admission.wait_idle()
 
+    def stop_changes(self) -> None:
+        """Gives up a change of the plan that is being made or moved, and refuses others; searches go on. At once."""
+        if self.refresher is not None:
+            self.refresher.stop()
+        self.router.settle()
+
     def close(self) -> None:
         """Ends sessions, refresher, router, store and index. Answers what is queued. Closing twice is harmless."""
         if self._closed:
             return
         self._closed = True
         self.admission.drain()
+        self.stop_changes()
         self.sessions.close_all()
         # Each is closed whatever the others do.
         for close in (*((self.refresher.close,) if self.refresher else ()), self.router.close, self.store.close):

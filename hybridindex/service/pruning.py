@@ -34,4 +34,7 @@ async def prune_now_and_then(service: Service) -> None:
     """Until it is cancelled; first an hour after the start, when nobody waits for the daemon any more."""
     while True:
         await asyncio.sleep(_EVERY_S)
-        await asyncio.to_thread(prune, service)
+        try:
+            await asyncio.to_thread(prune, service)
+        except Exception:  # noqa: BLE001 - a store that is not pruned once is larger; one that never is fills the disk
+            _log.exception("pruning failed; it is tried again in an hour")

@@ -50,8 +50,8 @@ _M_ARENA_MAX, _ARENAS = -8, 2
 def bound_arenas() -> bool:
     """Lets threads share glibc's heaps; elsewhere does nothing and returns False.
 
-    Each thread would have one of its own, and what plans and batches leave free in one serves no other: a daemon's
-    memory grew for hours. Most of our work holds the GIL or allocates nothing, so sharing costs little.
+    Each thread would have one of its own, and what plans and batches leave free in one serves no other. Most of our
+    work holds the GIL or allocates nothing, so threads seldom wait for each other here.
     """
     try:
         return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS))
@@ -130,6 +130,8 @@ class Daemon:
             await asyncio.gather(*serving)
             stopping.cancel()
         finally:
+            # The end of the loop waits for its threads: none may go on with a change that nobody waits for any more.
+            self._service.stop_changes()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 

@@ -105,7 +105,7 @@ class DeviceTier:
         self._moves: MoveQueue[ListLoad | Probe] = MoveQueue()
         self._work = threading.Condition()
         self._pin_lock = threading.Lock()
-        self._closed = False
+        self._closed = self._hurried = False
         self._mover = threading.Thread(target=self._run_mover, name=f"hybridindex-mover-{ordinal}", daemon=True)
         self._mover.start()
 
@@ -334,10 +334,16 @@ class DeviceTier:
         """Waits for the next move; None when the tier is closed and all are done."""
         with self._work:
             while True:
-                move, rest_s = self._moves.next(self._clock(), hurry=self._closed)
+                move, rest_s = self._moves.next(self._clock(), hurry=self._hurried)
                 if move is not None or (self._closed and not self._moves):
                     return move
                 self._work.wait(rest_s)
+
+    def hurry(self) -> None:
+        """See :meth:`hybridindex.tiers.tier.Tier.hurry`."""
+        with self._work:
+            self._hurried = True
+            self._work.notify()
 
     def owns_current_thread(self) -> bool:
         """See :meth:`hybridindex.tiers.tier.Tier.owns_current_thread`."""
@@ -355,7 +361,7 @@ class DeviceTier:
         Lists that were not sent are skipped, and their futures are done. Nobody may scan any more.
         """
         with self._work:
-            self._closed = True
+            self._closed = self._hurried = True
             self._work.notify()
         self._mover.join()
         self._copier.close()

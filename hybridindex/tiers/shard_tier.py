@@ -102,7 +102,7 @@ class ShardTier:
         self._clock = clock
         self._jobs: queue.SimpleQueue[_Load | _Trial | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._closed, self._hurried = threading.Event(), threading.Event()
         self.disabled_reason = ""
         room = budget_bytes - self.fixed_bytes
         if room < self.geometry.page_bytes:
@@ -380,7 +380,7 @@ class ShardTier:
             started = self._clock()
             source.copy(number)
             if load.share < 1:
-                self._closed.wait((self._clock() - started) * (1 / load.share - 1))
+                self._hurried.wait((self._clock() - started) * (1 / load.share - 1))
         return True
 
     def _move(self, source: ShardSource) -> FaissShard:
@@ -393,6 +393,10 @@ class ShardTier:
             shard = GpuShard(source.cut(), self.device.index, self.scratch_bytes, longest)
         warm_up(shard, self._index.scan_dim, int(source.lists[0]) if len(source.lists) else -1)
         return shard
+
+    def hurry(self) -> None:
+        """See :meth:`hybridindex.tiers.tier.Tier.hurry`."""
+        self._hurried.set()
 
     def owns_current_thread(self) -> bool:
         """See :meth:`hybridindex.tiers.tier.Tier.owns_current_thread`."""
@@ -408,6 +412,7 @@ class ShardTier:
         futures are done. Nobody may scan any more."""
         with self._lock:
             self._closed.set()
+            self._hurried.set()
             self._jobs.put(None)
         self._mover.join()
         self._pages.clear()

@@ -108,6 +108,9 @@ class Tier(Protocol):
         """Tries a failed device and returns at once; the future says whether it takes lists again."""
         ...
 
+    def hurry(self) -> None:
+        """Loads rest no more, whatever their share: what is cancelled ends at once. For good; any thread."""
+
     def owns_current_thread(self) -> bool:
         """Whether the mover asks, in a callback: waiting for a move there would wait for ever."""
         ...

@@ -36,8 +36,8 @@ POINTS = [
            having="plan_committed"), False),
     (Point(name="committed", target=f"{UPDATE}:commit_plan", when="after"), True),
 ]  # fmt: skip
-#: The refresher stores what it finds serving as a plan of its own, then what it makes.
-BASE, NEW = 2, 3
+#: The refresher commits the row of what it finds serving, then stores what it makes.
+BASE, NEW = 1, 2
 SCRIPT = Path(__file__).with_name("follow.py")
 
 

@@ -21,6 +21,7 @@ from hybridindex.plain_bytes import write_frame
 from hybridindex.planning import PLAIN, PlanningHere, RenewOptions
 from hybridindex.planning_process import PlanningProcess
 from hybridindex.proposal import Arenas, Served
+from hybridindex.refresh_update import _short_turns
 from hybridindex.router.update_cycle import CycleStage, Outcome
 from tests.moving_load import moving_queries
 from tests.refresh.world import CONFIG, LATE_S, NPROBE
@@ -211,3 +212,15 @@ def test_a_process_that_works_ends_with_its_input():
             assert worker.wait(60) == 1
         finally:
             worker.kill()
+
+
+def test_two_refreshers_leave_the_interpreter_as_it_was():
+    usual_s = sys.getswitchinterval()
+    one, other = _short_turns(), _short_turns()
+    one.__enter__()
+    other.__enter__()
+    assert sys.getswitchinterval() < usual_s
+    one.__exit__(None, None, None)
+    assert sys.getswitchinterval() < usual_s
+    other.__exit__(None, None, None)
+    assert sys.getswitchinterval() == usual_s

@@ -522,7 +522,13 @@ def test_overload_lowers_nprobe_only_where_allowed_and_says_so(make_service, que
 
 
 def test_memory_does_not_grow_with_requests(service, queries, caplog):
+    import gc
     import tracemalloc
+
+    def held():
+        # Requests of the client refer to themselves: what waits for the collector is not held by the daemon.
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
 
     # Log lines that are kept for a test's report would be counted.
     caplog.set_level(logging.WARNING, logger="hybridindex.access")
@@ -539,10 +545,10 @@ def test_memory_does_not_grow_with_requests(service, queries, caplog):
         tracemalloc.start()
         try:
             await some(100)
-            before = tracemalloc.get_traced_memory()[0]
+            before = held()
             await some(1500)
-            return tracemalloc.get_traced_memory()[0] - before
+            return held() - before
         finally:
             tracemalloc.stop()
 
-    assert talk(service, conversation) < 200_000
+    assert talk(service, conversation) < 60_000

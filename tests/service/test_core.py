@@ -141,7 +141,8 @@ class Following:
     def observe(self, queries, latency_s, hit_rate) -> None:
         self.seen.append((len(queries), latency_s, float(hit_rate.mean())))
 
-    def propose(self, reason, **changes):
+    def propose(self, reason, *, bandwidth_share, **changes):
+        assert bandwidth_share is None
         return {"reason": reason, "plan": self.index.plan(50, 16 << 20, self.router.plan.analysis.profile, **changes)}
 
     def apply(self, proposal):
@@ -154,7 +155,11 @@ class Following:
     def start(self) -> None:
         self.started = True
 
+    def stop(self) -> None:
+        self.stopped = True
+
     def close(self) -> None:
+        assert self.stopped
         self.closed = True
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 from contextlib import closing
 
+from hybridindex.service import pruning
 from hybridindex.service.auth import KeyFile, Keyring
 from hybridindex.service.pruning import prune
 from hybridindex.store.retention import Retention
@@ -59,6 +61,30 @@ def test_a_store_that_cannot_be_written_is_told(make_service, index_path):
     assert "cannot be written" in wrong(answer)["control store"]
     # Searches go on.
     assert ask(service, "POST", "/v1/search", json={"queries": [0.0] * 24}).status_code == 200
+
+
+def test_pruning_goes_on_after_a_surprise(service, monkeypatch, caplog):
+    calls = []
+
+    async def run():
+        third = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def surprise(_service):
+            calls.append(1)
+            if len(calls) == 3:
+                loop.call_soon_threadsafe(third.set)
+            raise RuntimeError("nobody thought of this")
+
+        monkeypatch.setattr(pruning, "prune", surprise)
+        monkeypatch.setattr(pruning, "_EVERY_S", 0)
+        task = asyncio.create_task(pruning.prune_now_and_then(service))
+        await asyncio.wait([task, asyncio.create_task(third.wait())], return_when=asyncio.FIRST_COMPLETED)
+        task.cancel()
+
+    asyncio.run(run())
+    assert len(calls) >= 3
+    assert "pruning failed" in caplog.text
 
 
 def test_a_daemon_prunes_and_survives_a_store_that_refuses(make_service, caplog):

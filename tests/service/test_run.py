@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -166,6 +168,47 @@ def test_a_second_signal_ends_the_wait(make_service, queries):
         return failed
 
     assert len(run_daemon(service, sockets, play)) == 1
+
+
+def test_a_slow_change_of_the_plan_does_not_hold_up_the_end(make_service, queries):
+    service = make_service(warm=False, drain_timeout_s=1)
+    sockets = [bind_tcp("127.0.0.1", 0)]
+    url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
+    (tier,) = service.router.devices
+    ended, forced = threading.Event(), []
+
+    def end_it_anyway() -> None:
+        if not ended.wait(30):
+            forced.append("the daemon still waits for its threads")
+            service.router.close()
+
+    def play():
+        while not service.ready:
+            pass
+        # A page at a time, each of which seems to take a thousand seconds.
+        tier._copier.send_pages = 1
+        ticks = itertools.count(0, 1000)
+        tier._clock = lambda: float(next(ticks))
+        moved = tier.moved_bytes
+
+        def change() -> None:
+            with Client(url, retry=RetryPolicy(attempts=1)) as client, contextlib.suppress(ServiceError):
+                client.repartition(apply=True, coverage=1.0, bandwidth_share=0.01)
+
+        changer = threading.Thread(target=change)
+        changer.start()
+        while tier.moved_bytes == moved:
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        changer.join(60)
+
+    watch = threading.Thread(target=end_it_anyway)
+    watch.start()
+    run_daemon(service, sockets, play)
+    ended.set()
+    watch.join()
+    assert not forced
+    assert (service.router.residency.list_device < 0).any(), "nothing was left to move"
 
 
 def test_keys_over_tcp(index_path, tmp_path, queries):

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from hybridindex.errors import InvalidInputError
 from hybridindex.refresh import RefreshConfig, Refresher
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
@@ -40,6 +41,12 @@ def test_it_plans_from_what_it_saw_and_before_that_from_the_profile(service, que
     assert service.status()["refresher"]["requests"] == 40
 
 
+def test_the_plan_that_is_stored_already_is_committed_and_not_stored_again(service):
+    assert [plan.id for plan in service.store.list_plans()] == [1]
+    assert service.plan()["plan_id"] == 1
+    assert [event.payload["plan_id"] for event in service.store.list_events(kind="plan_committed")] == [1]
+
+
 def test_a_restart_resumes_the_committed_plan(index_path, queries):
     service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=follow)
     service.start()
@@ -70,6 +77,27 @@ def test_a_change_during_another_is_refused_with_retry_after(service, queries):
     assert refused.headers["content-type"] == PROBLEM_TYPE
     assert int(refused.headers["retry-after"]) >= 1
     assert service.router.plan is plan
+
+
+def test_the_move_keeps_to_the_share_that_was_asked_for(service, queries, monkeypatch):
+    for _ in range(40):
+        search(service, queries)
+    shares = []
+    load = type(service.router.devices[0]).load
+
+    def note(tier, *args, bandwidth_share=None, **options):
+        shares.append(bandwidth_share)
+        return load(tier, *args, bandwidth_share=bandwidth_share, **options)
+
+    monkeypatch.setattr(type(service.router.devices[0]), "load", note)
+    full = service.repartition(apply=False, coverage=0.6, bandwidth_share=1.0)["proposal"]["comparison"]
+    slow = service.repartition(apply=False, coverage=0.6, bandwidth_share=0.5)["proposal"]["comparison"]
+    assert slow["bytes_to_move"] == full["bytes_to_move"] > 0
+    assert not shares
+    service.repartition(apply=True, coverage=0.6, bandwidth_share=0.5)
+    assert set(shares) == {0.5}
+    with pytest.raises(InvalidInputError, match="bandwidth_share"):
+        service.repartition(apply=True, coverage=0.6, bandwidth_share=1.5)
 
 
 def test_a_failed_device_takes_no_new_plan_and_says_why(service, queries):

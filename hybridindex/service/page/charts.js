@@ -47,6 +47,14 @@ function byteTicks(low, high, count) {
   return ticks;
 }
 
+const ruler = document.createElement("canvas").getContext("2d");
+
+// Pixels of a text of the axes; the font is that of "svg text" in page.css.
+function wide(text) {
+  ruler.font = "11px system-ui, sans-serif";
+  return ruler.measureText(text).width;
+}
+
 // chart(host, {height, summary, x, y, lines, stack, bands, dots, rules, legend})
 //   x, y: {min, max, label, format, log, bytes}; lines: {name, kind, points: [[x, y or null]], format}
 //     shown: the point that the legend reads while nobody points at one; else the last
@@ -65,13 +73,14 @@ function draw(host) {
   const { height = 190, summary, x, y, lines = [], stack, bands = [], dots = [], rules = [], legend = true } = host.chartGiven;
   host.chartWidth = host.clientWidth;
   const width = Math.max(240, Math.floor(host.clientWidth));
-  const left = 58, right = 12, top = 18, bottom = 36;
+  const yTicks = y.log ? logTicks(y.min, y.max) : y.bytes ? byteTicks(y.min, y.max, 4) : linearTicks(y.min, y.max, 4);
+  // Charts below each other line up, unless a number needs more room.
+  const left = Math.max(58, ...yTicks.map((tick) => Math.ceil(wide(y.format(tick))) + 8)), right = 12, top = 18, bottom = 36;
   const across = (v) => left + ((v - x.min) / (x.max - x.min)) * (width - left - right);
   const level = y.log ? (v) => Math.log(v / y.min) / Math.log(y.max / y.min) : (v) => (v - y.min) / (y.max - y.min);
   const up = (v) => height - bottom - Math.min(1, Math.max(0, level(v))) * (height - top - bottom);
   const picture = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": summary });
 
-  const yTicks = y.log ? logTicks(y.min, y.max) : y.bytes ? byteTicks(y.min, y.max, 4) : linearTicks(y.min, y.max, 4);
   // Ticks closer than a line of text are thinned, from the bottom.
   let lastY = Infinity;
   for (const tick of yTicks) {

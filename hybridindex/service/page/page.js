@@ -407,7 +407,7 @@ function drawForm() {
   $("repartition-off").textContent = "There is nothing to repartition: the daemon serves on the host alone. Start it with --device.";
   $("repartition-form").hidden = none;
   for (const [name, value] of [["slo_ms", page.tradeoff?.slo_ms], ["rate_qps", page.tradeoff?.rate_qps], ["coverage", page.tradeoff && page.tradeoff.chosen.coverage * 100],
-    ["device_budget_bytes", page.tradeoff && page.tradeoff.budget_bytes / page.state.devices.length / SCALE.device_budget_bytes], ["bandwidth_share", 100]])
+    ["device_budget_bytes", page.tradeoff && page.tradeoff.budget_bytes / page.state.devices.length / SCALE.device_budget_bytes], ["bandwidth_share", page.state.refresher ? null : 100]])
     $("repartition-form").elements[name].placeholder = value == null ? "" : round(value);
 }
 
