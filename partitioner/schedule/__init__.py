@@ -1,0 +1,37 @@
+"""Schedules of whole RAG pipelines: what runs beside what, on how many chips, in which batches (RAGO,
+arXiv:2503.14649).
+
+A :class:`RAGSchema` says what is served; :func:`search` finds the Pareto frontier of time to first token against
+throughput per chip. Pure computation from hardware and model profiles; nothing here serves a request.
+"""
+
+from hybridindex.partitioner.schedule.iterative import decode_slowdown
+from hybridindex.partitioner.schedule.retrieval import TreeLevel, tree_levels, tree_seconds
+from hybridindex.partitioner.schedule.schema import RAGSchema, case, case_names, schema_from
+from hybridindex.partitioner.schedule.search import (
+    Frontier,
+    Resources,
+    Schedule,
+    llm_extension,
+    llm_only,
+    long_context,
+    search,
+)
+
+__all__ = [
+    "Frontier",
+    "RAGSchema",
+    "Resources",
+    "Schedule",
+    "TreeLevel",
+    "case",
+    "case_names",
+    "decode_slowdown",
+    "llm_extension",
+    "llm_only",
+    "long_context",
+    "schema_from",
+    "search",
+    "tree_levels",
+    "tree_seconds",
+]
