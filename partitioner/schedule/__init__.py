@@ -5,18 +5,13 @@ A :class:`RAGSchema` says what is served; :func:`search` finds the Pareto fronti
 throughput per chip. Pure computation from hardware and model profiles; nothing here serves a request.
 """
 
+from hybridindex.partitioner.schedule.baselines import llm_extension, llm_only, long_context
+from hybridindex.partitioner.schedule.frontier import Frontier, Schedule
 from hybridindex.partitioner.schedule.iterative import decode_slowdown
+from hybridindex.partitioner.schedule.resources import Resources
 from hybridindex.partitioner.schedule.retrieval import TreeLevel, tree_levels, tree_seconds
-from hybridindex.partitioner.schedule.schema import RAGSchema, case, case_names, schema_from
-from hybridindex.partitioner.schedule.search import (
-    Frontier,
-    Resources,
-    Schedule,
-    llm_extension,
-    llm_only,
-    long_context,
-    search,
-)
+from hybridindex.partitioner.schedule.schema import RAGSchema, case, case_names, read_schema, schema_from
+from hybridindex.partitioner.schedule.search import search
 
 __all__ = [
     "Frontier",
@@ -30,6 +25,7 @@ __all__ = [
     "llm_extension",
     "llm_only",
     "long_context",
+    "read_schema",
     "schema_from",
     "search",
     "tree_levels",

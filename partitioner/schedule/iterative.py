@@ -11,6 +11,7 @@ tokens decoded per step, over a long time.
 from __future__ import annotations
 
 import heapq
+from functools import lru_cache
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from hybridindex.errors import InvalidInputError
 __all__ = ["decode_slowdown"]
 
 
+@lru_cache(maxsize=1024)
 def decode_slowdown(
     decode_batch: int, retrieval_batch: int, *, retrievals: int = 4, tokens: int = 256, rounds: int = 400, seed: int = 0
 ) -> float:
@@ -45,7 +47,7 @@ def decode_slowdown(
     pauses = [_pauses(rng, during, tokens) for _ in range(decode_batch)]
     taken = [0] * decode_batch
     # A token is a unit of time. (when it asks, which sequence)
-    asking = [(pauses[i][0], i) for i in range(decode_batch)]
+    asking: list[tuple[float, int]] = [(pauses[i][0], i) for i in range(decode_batch)]
     heapq.heapify(asking)
     waiting: list[int] = []
     now = 0.0

@@ -1,9 +1,13 @@
 """When the requests of a burst get through a pipeline of batching stages, and how many a second go through for good.
 
-A burst of n requests, n a power of two, arrives at once. ``times[i]`` is when the first 2**i of them are through. Stages
-with chips of their own work side by side, each as soon as it has a whole batch (RAGO, Figure 14(a)). Stages that share
-chips take turns: the last stage that has its inputs goes first, and while a retrieval between them goes on, all pause
-(Figure 14(b), section 6.1). Everything here is monotone: earlier inputs never come out later. Searches prune by that.
+A burst of n requests, n a power of two, arrives at once. ``times[i]`` is when the first 2**i of them are through.
+Stages with chips of their own work side by side, each as soon as it has a whole batch (RAGO, Figure 14(a)). Stages that
+share chips take turns: the last stage that has its inputs goes first, and while a retrieval between them goes on, all
+pause (Figure 14(b), section 6.1).
+
+What was a batch once is taken to arrive as one at every later stage: where batches get smaller over several stages, the
+times are upper bounds; otherwise they are those of playing the burst through (:mod:`.burst`). Everything here is
+monotone: earlier inputs never come out later. Searches prune by that.
 """
 
 from __future__ import annotations
@@ -30,11 +34,14 @@ class Run:
     log2_batch: int
     latency_s: float
     interval_s: float
-    #: For people: how its chips share the work.
+    #: Of weights and cache on each of its chips.
+    memory_bytes: float = 0.0
+    #: How its chips share the work, in words.
     how: str = ""
 
     @property
     def batch(self) -> int:
+        """Requests."""
         return 1 << self.log2_batch
 
 
@@ -63,8 +70,10 @@ class Ways:
     needs: I64
     #: (n, SIZES) seconds of work for the first 2**i outputs.
     work_s: F64
-    #: (n,) seconds from the last input to the last output.
+    #: (n, SIZES) seconds from the last input to the last output, where the last 2**i inputs come at once.
     tail_s: F64
+    #: (n,) bytes on each chip.
+    memory_bytes: F64
 
     def __len__(self) -> int:
         return len(self.period_s)
@@ -75,8 +84,9 @@ class Ways:
 
     def columns(self) -> F64:
         """(n, m): a way that is at most as large in all of them is never worse, whatever comes before or after."""
-        scalars = np.column_stack([self.period_s, self.tail_s, self.log2_first, self.log2_largest])
-        return np.hstack([scalars, self.needs, self.work_s])
+        scalars = np.column_stack([self.period_s, self.memory_bytes, self.log2_first, self.log2_largest])
+        # The largest batch decides what is needed.
+        return np.hstack([scalars, self.work_s, self.tail_s])
 
     def ttft_s(self) -> F64:
         """(n,) seconds until a burst as large as the largest batch is through, if nothing comes before."""
@@ -92,7 +102,8 @@ def no_stage() -> Ways:
         log2_largest=np.zeros(1, dtype=np.int64),
         needs=np.arange(SIZES)[None],
         work_s=np.zeros((1, SIZES)),
-        tail_s=np.zeros(1),
+        tail_s=np.zeros((1, SIZES)),
+        memory_bytes=np.zeros(1),
     )
 
 
@@ -101,7 +112,11 @@ def before(runs: Sequence[Run], rest: Ways) -> Ways:
     batch = np.array([run.log2_batch for run in runs])[:, None]
     latency = np.array([run.latency_s for run in runs])[:, None]
     interval = np.array([run.interval_s for run in runs])[:, None]
+    memory = np.array([run.memory_bytes for run in runs])[:, None]
     n, m = len(runs), len(rest)
+    # The last inputs of the stages behind come at once in at least this stage's batch.
+    at_once = np.maximum(np.arange(SIZES), batch)
+    tail = latency + (_COUNTS[at_once - batch] - 1.0) * interval
     needs = np.maximum(rest.needs[None], batch[..., None])
     batches = _COUNTS[needs - batch[..., None]]
     work = rest.work_s[None] + (batches - 1.0) * interval[..., None] + latency[..., None]
@@ -114,15 +129,22 @@ def before(runs: Sequence[Run], rest: Ways) -> Ways:
         log2_largest=np.maximum(rest.log2_largest[None], batch).reshape(-1),
         needs=needs.reshape(n * m, SIZES),
         work_s=work.reshape(n * m, SIZES),
-        tail_s=(rest.tail_s[None] + latency).reshape(-1),
+        tail_s=(rest.tail_s.T[at_once].transpose(0, 2, 1) + tail[:, None]).reshape(n * m, SIZES),
+        memory_bytes=(rest.memory_bytes[None] + memory).reshape(-1),
     )
 
 
-def through(ways: Ways, row: int, times: F64) -> F64:
-    """Times (..., SIZES) behind way ``row`` of a burst that comes at ``times`` (..., SIZES).
+def through(ways: Ways, row: int, times: F64, at_once: I64) -> F64:
+    """When a burst is through way ``row``.
 
-    Either it is busy from its first batch on, or it waits for its last input.
+    Args:
+        times: (n, SIZES) when the first 2**i inputs come.
+        at_once: (n,) log2 of how many of them come together.
+
+    Returns:
+        (n, SIZES). Either it is busy from its first batch on, or it waits for its last inputs.
     """
-    busy = times[..., ways.log2_first[row], None] + ways.work_s[row]
-    waiting = times[..., ways.needs[row]] + ways.tail_s[row]
-    return np.maximum(busy, waiting)
+    needs = ways.needs[row]
+    busy = times[:, ways.log2_first[row], None] + ways.work_s[row]
+    waiting = times[:, needs] + ways.tail_s[row][np.minimum(at_once[:, None], needs)]
+    return np.asarray(np.maximum(busy, waiting), dtype=np.float64)

@@ -82,10 +82,13 @@ def tree_seconds(
     if not memory_bytes_per_s > 0:
         raise InvalidInputError(f"memory_bytes_per_s is {memory_bytes_per_s}; expected a positive number")
     rounds = max(1.0, batch / cores)
-    return sum(
-        max(level.nbytes * rounds / level.bytes_per_core_s, batch * level.nbytes / memory_bytes_per_s)
-        for level in levels
-    ) / servers
+    return (
+        sum(
+            max(level.nbytes * rounds / level.bytes_per_core_s, batch * level.nbytes / memory_bytes_per_s)
+            for level in levels
+        )
+        / servers
+    )
 
 
 def retrieval_seconds(schema: RAGSchema, server: Server, servers: int, requests: int) -> float:

@@ -45,6 +45,8 @@ class Cost:
 
     latency_s: float
     interval_s: float
+    #: Weights and cache on each chip.
+    memory_bytes: float
     parallelism: Parallelism
 
 
@@ -53,7 +55,9 @@ def powers_of_two(largest: int) -> list[int]:
     return [1 << i for i in range(largest.bit_length()) if 1 << i <= largest]
 
 
-def encode_s(model: Model, chip: Chip, how: Parallelism, *, sequences: float, tokens: int, attended: float = 1.0) -> float:
+def encode_s(
+    model: Model, chip: Chip, how: Parallelism, *, sequences: float, tokens: int, attended: float = 1.0
+) -> float:
     """Seconds for ``sequences`` sequences of ``tokens`` to pass all layers: prefill of an LLM, or an encoder's work.
 
     Args:
@@ -107,12 +111,13 @@ def encode_costs(
     """The undominated ways (latency, interval) to use ``chips`` chips for one batch; none where weights do not fit."""
     costs = []
     for how in _ways(model, chips):
-        if model.weight_bytes(WEIGHT_BYTES) / (how.tensor * how.pipeline) > MEMORY_SHARE * chip.memory_bytes:
+        per_chip = model.weight_bytes(WEIGHT_BYTES) / (how.tensor * how.pipeline)
+        if per_chip > MEMORY_SHARE * chip.memory_bytes:
             continue
         if how.data > 1 and how.data > sequences:
             continue
         latency = encode_s(model, chip, how, sequences=sequences, tokens=tokens, attended=attended)
-        costs.append(Cost(latency_s=latency, interval_s=latency / how.pipeline, parallelism=how))
+        costs.append(Cost(latency_s=latency, interval_s=latency / how.pipeline, memory_bytes=per_chip, parallelism=how))
     return _undominated(costs)
 
 
@@ -131,11 +136,16 @@ def decode_costs(
         per_chip = model.weight_bytes(WEIGHT_BYTES) / (how.tensor * how.pipeline)
         cache = max(1.0, sequences / how.data) * (prompt + output) * model.kv_bytes_per_token(VALUE_BYTES)
         # Keys and values are split by heads; more chips than that keep copies.
-        per_chip += cache * how.pipeline / (min(how.tensor, model.kv_heads) * how.pipeline)
+        # A stage of a pipeline keeps its own layers of as many batches as there are stages.
+        per_chip += cache / min(how.tensor, model.kv_heads)
         if per_chip > MEMORY_SHARE * chip.memory_bytes:
             continue
         step = decode_step_s(model, chip, how, sequences=sequences, context=prompt + output / 2.0)
-        costs.append(Cost(latency_s=step * output, interval_s=step * output / how.pipeline, parallelism=how))
+        costs.append(
+            Cost(
+                latency_s=step * output, interval_s=step * output / how.pipeline, memory_bytes=per_chip, parallelism=how
+            )
+        )
     return _undominated(costs)
 
 
@@ -147,8 +157,11 @@ def _ways(model: Model, chips: int) -> Iterator[Parallelism]:
 
 
 def _undominated(costs: list[Cost]) -> tuple[Cost, ...]:
+    def beats(a: Cost, b: Cost) -> bool:
+        return a.latency_s <= b.latency_s and a.interval_s <= b.interval_s and a.memory_bytes <= b.memory_bytes
+
     kept: list[Cost] = []
-    for cost in sorted(costs, key=lambda c: (c.latency_s, c.interval_s)):
-        if not kept or cost.interval_s < kept[-1].interval_s:
+    for cost in sorted(costs, key=lambda c: (c.latency_s, c.interval_s, c.memory_bytes)):
+        if not any(beats(earlier, cost) for earlier in kept):
             kept.append(cost)
     return tuple(kept)

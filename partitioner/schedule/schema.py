@@ -22,7 +22,7 @@ _MAX_FILE_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RAGSchema:
-    """One pipeline. The first eight fields are Table 1's; the others are the lengths of section 4, with its defaults."""
+    """One pipeline. The first eight fields are Table 1's; the others are the lengths of section 4 and its defaults."""
 
     #: Turns uploaded documents into vectors; None where the database exists already.
     document_encoder: Model | None = None
