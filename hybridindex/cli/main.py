@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from hybridindex import HybridIndexError, __version__
 from hybridindex import open as open_index
-from hybridindex.cli import commands_daemon, commands_index, commands_plan, commands_serve
+from hybridindex.cli import commands_daemon, commands_index, commands_plan, commands_schedule, commands_serve
 from hybridindex.cli.console import ExitCode, emit, fail, show_json_error
 from hybridindex.cli.doctor import examine, findings_table
 from hybridindex.cli.options import Json, StoreUrl
@@ -40,6 +40,7 @@ commands_index.register(app)
 commands_plan.register(app)
 commands_serve.register(app)
 commands_daemon.register(app)
+commands_schedule.register(app)
 
 
 def _show_version(wanted: bool) -> None:

@@ -8,7 +8,7 @@ some. Reads files; computes nothing.
 from __future__ import annotations
 
 import json
-import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -35,6 +35,8 @@ _UNITS: dict[str, tuple[str, float]] = {
 }
 #: Longest profile that is read.
 _MAX_FILE_BYTES = 1 << 16
+#: No number of a profile is larger, whatever its unit.
+_MOST = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +190,7 @@ def _load(kind: str, name: str) -> Mapping[str, Any]:
         )
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"{name} is not JSON: {error}") from error
     if not isinstance(data, dict):
         raise InvalidInputError(f"{name} holds no object; expected fields with units")
@@ -212,13 +214,15 @@ def _quantities(
 def _quantity(given: Any, where: str, measures: str) -> tuple[float, str]:
     expected = ", ".join(unit for unit, (what, _) in _UNITS.items() if what == measures)
     if not isinstance(given, dict):
-        raise InvalidInputError(f"{where} is {given!r}; expected value, unit ({expected}), source and date")
+        raise InvalidInputError(f"{where} is {reprlib.repr(given)}; expected value, unit ({expected}), source and date")
     unit = given.get("unit")
-    if unit not in _UNITS or _UNITS[unit][0] != measures:
-        raise InvalidInputError(f"{where} has unit {unit!r}; expected {expected}")
+    if not isinstance(unit, str) or unit not in _UNITS or _UNITS[unit][0] != measures:
+        raise InvalidInputError(f"{where} has unit {reprlib.repr(unit)}; expected {expected}")
     value = given.get("value")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise InvalidInputError(f"{where} has value {value!r}; expected a positive number of {unit}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST:
+        raise InvalidInputError(f"{where} has value {reprlib.repr(value)}; expected a positive number of {unit}")
+    if measures == "count" and value != int(value):
+        raise InvalidInputError(f"{where} has value {value!r}; expected a whole number")
     for field in ("source", "date"):
         if not isinstance(given.get(field), str) or not given[field]:
             raise InvalidInputError(f"{where} has no {field}; say where and when the number was found")

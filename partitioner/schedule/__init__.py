@@ -11,7 +11,7 @@ from hybridindex.partitioner.schedule.iterative import decode_slowdown
 from hybridindex.partitioner.schedule.resources import Resources
 from hybridindex.partitioner.schedule.retrieval import TreeLevel, tree_levels, tree_seconds
 from hybridindex.partitioner.schedule.schema import RAGSchema, case, case_names, read_schema, schema_from
-from hybridindex.partitioner.schedule.search import search
+from hybridindex.partitioner.schedule.search import fastest_decoding, search
 
 __all__ = [
     "Frontier",
@@ -22,6 +22,7 @@ __all__ = [
     "case",
     "case_names",
     "decode_slowdown",
+    "fastest_decoding",
     "llm_extension",
     "llm_only",
     "long_context",

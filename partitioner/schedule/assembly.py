@@ -189,5 +189,5 @@ def _schedule(space: Space, groups: Sequence[_Group], parts: _Parts, row: int, w
         servers=space.servers,
         ttft_s=float(parts.ttft_s()[row]),
         requests_per_s=min(1.0 / float(parts.period[row]), chosen.requests_per_s),
-        cost_chips=sum(s.chips for s in subsystems) + chosen.chips + space.servers_cost,
+        cost_chips=max(space.least_chips, sum(s.chips for s in subsystems) + chosen.chips) + space.servers_cost,
     )

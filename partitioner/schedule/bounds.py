@@ -46,32 +46,37 @@ class Ceiling:
     chips: F64
     rates: F64
     most_chips: int
+    least_chips: int
     servers_cost: float
     latency_s: float
 
     def value(self, chips: F64, rate: F64) -> F64:
         """(n,) at most, for (n,) ``chips`` and (n,) requests/s of what is built; -1 where nothing fits behind it."""
         total = chips[:, None] + self.chips
-        value = np.minimum(rate[:, None], self.rates) / (total + self.servers_cost)
+        value = np.minimum(rate[:, None], self.rates) / (np.maximum(total, self.least_chips) + self.servers_cost)
         return np.asarray(np.where(total <= self.most_chips, value, -1.0).max(1, initial=-1.0))
 
 
 class Worth:
     """What a pipeline up to the first token is worth with the best decoding behind it."""
 
-    def __init__(self, decodings: Sequence[Decoding], *, most_chips: int, servers_cost: float) -> None:
+    def __init__(
+        self, decodings: Sequence[Decoding], *, most_chips: int, least_chips: int, servers_cost: float
+    ) -> None:
         """
         Args:
+            least_chips: that are counted, used or not.
             servers_cost: what all retrieval servers cost, in chips.
         """
-        self.decodings, self._most_chips, self._servers_cost = tuple(decodings), most_chips, servers_cost
+        self.decodings = tuple(decodings)
+        self._most_chips, self._least_chips, self._servers_cost = most_chips, least_chips, servers_cost
         self._chips = np.array([d.chips for d in decodings], dtype=np.float64)
         self._rates = np.array([d.requests_per_s for d in decodings])
 
     def of(self, chips: F64, rate: F64) -> tuple[F64, I64]:
         """(n,) requests/s per cost, -1 where no decoding fits; and (n,) which decoding."""
         total = chips[:, None] + self._chips
-        value = np.minimum(rate[:, None], self._rates) / (total + self._servers_cost)
+        value = np.minimum(rate[:, None], self._rates) / (np.maximum(total, self._least_chips) + self._servers_cost)
         value = np.where(total <= self._most_chips, value, -1.0)
         best = value.argmax(1)
         return value[np.arange(len(value)), best], best
@@ -92,6 +97,7 @@ class Worth:
             chips=np.array([chips for chips, _ in kept], dtype=np.float64),
             rates=np.array([rate for _, rate in kept], dtype=np.float64),
             most_chips=self._most_chips,
+            least_chips=self._least_chips,
             servers_cost=self._servers_cost,
             latency_s=rest.latency_s,
         )

@@ -41,22 +41,14 @@ def _play_group(group: Sequence[Run], come: F64) -> F64:
     done = [come, *(np.full(len(come), np.inf) for _ in group)]
     taken = [0] * len(group)
     free_at = 0.0
-    previous: int | None = None
     while taken[-1] < len(come):
         ready = [_ready_at(done[i], taken[i], run.batch) for i, run in enumerate(group)]
-        now = max(free_at, min(ready))
-        stage = max(i for i, at in enumerate(ready) if at <= now)
+        begin = max(free_at, min(ready))
+        stage = max(i for i, at in enumerate(ready) if at <= begin)
         run = group[stage]
-        # Batches of one stage that follow each other overlap where its chips form a pipeline.
-        if stage == previous:
-            begin = max(now, started + run.interval_s, ready[stage])
-        else:
-            begin = now
-        started = begin
         free_at = begin + run.interval_s
         done[stage + 1][taken[stage] : taken[stage] + run.batch] = begin + run.latency_s
         taken[stage] += run.batch
-        previous = stage
     return done[-1]
 
 

@@ -26,7 +26,7 @@ class Schedule:
     #: Until the last of a burst as large as the largest batch has its first token.
     ttft_s: float
     requests_per_s: float
-    #: Chips, and servers where they are charged.
+    #: Chips, idle ones of the servers where those are counted, and servers where they are charged.
     cost_chips: float
 
     @property

@@ -5,9 +5,10 @@ Stages with chips of their own work side by side, each as soon as it has a whole
 share chips take turns: the last stage that has its inputs goes first, and while a retrieval between them goes on, all
 pause (Figure 14(b), section 6.1).
 
-What was a batch once is taken to arrive as one at every later stage: where batches get smaller over several stages, the
-times are upper bounds; otherwise they are those of playing the burst through (:mod:`.burst`). Everything here is
-monotone: earlier inputs never come out later. Searches prune by that.
+Against playing the burst through (:mod:`.burst`): the same for one group of stages, and for stages apart whose batches
+do not get smaller. Where they do, an upper bound: what was a batch once is taken to arrive as one at every later stage.
+Stages that share chips behind others are taken to be free when their last inputs come, which may be one batch early.
+Everything here is monotone: earlier inputs never come out later. Searches prune by that.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ from hybridindex.partitioner.schedule.schema import RAGSchema
 
 __all__ = ["Resources", "retrieval_servers"]
 
-#: Part of a server's memory that the database may take.
-_SERVER_MEMORY_SHARE = 0.95
 #: More chips or servers than this are a slip of the finger, and a long search.
 _MOST = 1 << 16
 
@@ -32,6 +30,9 @@ class Resources:
     largest_batch: int = 128
     #: What one retrieval server costs, in chips. 0 divides the throughput by chips alone, as the paper does.
     server_cost_chips: float = 0.0
+    #: Count the chips of all retrieval servers, also those that no stage uses: what is rented where servers come with
+    #: chips. The paper's sections 5.1 to 5.4 do; its section 7 counts the chips that are used.
+    whole_servers: bool = False
     #: Slower decoding is left out.
     largest_tpot_s: float | None = None
 
@@ -49,12 +50,12 @@ class Resources:
 
 
 def retrieval_servers(schema: RAGSchema, resources: Resources) -> int:
-    """How many servers hold the database.
+    """How many servers hold the database. It may fill their memory, as the paper's 5.6 TiB do that of 16 servers.
 
     Raises:
         InvalidInputError: ``resources.servers`` have too little memory for it.
     """
-    least = max(1, math.ceil(schema.database_bytes / (_SERVER_MEMORY_SHARE * resources.server.memory_bytes)))
+    least = max(1, math.ceil(schema.database_bytes / resources.server.memory_bytes))
     if resources.servers is None:
         return max(least, resources.chips // resources.server.chips)
     if resources.servers < least:

@@ -6,6 +6,7 @@ Reads YAML files of cases. Says nothing of hardware.
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
@@ -18,6 +19,8 @@ from hybridindex.partitioner.hardware import Model, model
 __all__ = ["RAGSchema", "case", "case_names", "read_schema", "schema_from"]
 
 _MAX_FILE_BYTES = 1 << 16
+#: No number of a schema is larger.
+_MOST = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +71,20 @@ class RAGSchema:
             value = getattr(self, field.name)
             if field.type in ("int", int):
                 least = 0 if field.name in optional else 1
-                if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                    raise InvalidInputError(f"{field.name} is {value!r}; expected a whole number, at least {least}")
+                if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+                    raise InvalidInputError(
+                        f"{field.name} is {reprlib.repr(value)}; expected a whole number, at least {least}"
+                    )
         share = self.scanned_fraction
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 < share <= 1.0:
-            raise InvalidInputError(f"scanned_fraction is {share!r}; expected above 0, at most 1")
+            raise InvalidInputError(f"scanned_fraction is {reprlib.repr(share)}; expected above 0, at most 1")
         if not isinstance(self.brute_force, bool):
-            raise InvalidInputError(f"brute_force is {self.brute_force!r}; expected true or false")
+            raise InvalidInputError(f"brute_force is {reprlib.repr(self.brute_force)}; expected true or false")
+        if self.retrieval_frequency > self.output_tokens:
+            raise InvalidInputError(
+                f"retrieval_frequency is {self.retrieval_frequency}; expected at most output_tokens, "
+                f"{self.output_tokens}"
+            )
         if self.document_encoder is not None and self.context_tokens < 1:
             raise InvalidInputError("context_tokens is 0; a pipeline with a document_encoder needs the text's length")
         if self.chunk_overlap_tokens >= self.chunk_tokens:
@@ -110,14 +120,16 @@ def schema_from(data: Mapping[str, Any]) -> RAGSchema:
     """
     known = {field.name for field in fields(RAGSchema)}
     if unknown := sorted(str(name) for name in data if name not in known):
-        raise InvalidInputError(f"{unknown[0]} is no field of a schema; expected some of {', '.join(sorted(known))}")
+        raise InvalidInputError(
+            f"{unknown[0][:80]} is no field of a schema; expected some of {', '.join(sorted(known))}"
+        )
     values = dict(data)
     if values.get("generative_llm") is None:
         raise InvalidInputError("generative_llm is missing; expected the name of a model, for example llama3-8b")
     for name in _MODELS:
         given = values.get(name)
         if given is not None and not isinstance(given, str):
-            raise InvalidInputError(f"{name} is {given!r}; expected the name of a model or its file")
+            raise InvalidInputError(f"{name} is {reprlib.repr(given)}; expected the name of a model or its file")
         if given is not None:
             try:
                 values[name] = model(given)
@@ -166,7 +178,7 @@ def _parse(text: bytes, where: str) -> RAGSchema:
         raise MissingDependencyError("schemas need PyYAML: pip install 'hybridindex[schedule]'") from error
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise InvalidInputError(f"{where} is not YAML: {error}") from error
     if not isinstance(data, dict):
         raise InvalidInputError(f"{where} holds no fields; expected at least generative_llm: NAME")

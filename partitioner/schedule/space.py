@@ -43,6 +43,11 @@ class Space:
         return self.servers * self.resources.server_cost_chips
 
     @property
+    def least_chips(self) -> int:
+        """That are counted at least."""
+        return self.servers * self.resources.server.chips if self.resources.whole_servers else 0
+
+    @property
     def memory_bytes(self) -> float:
         """Of one chip, for weights and caches."""
         return MEMORY_SHARE * self.resources.chip.memory_bytes
