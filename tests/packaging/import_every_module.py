@@ -59,6 +59,8 @@ def main(wheel: str) -> None:
     assert any(f.startswith("hybridindex/_native") and f.endswith(".so") for f in files), "the extension is missing"
     assert "hybridindex/migrations/env.py" in files
     assert "hybridindex/py.typed" in files
+    assert "hybridindex/partitioner/hardware/chips/h100.json" in files
+    assert "hybridindex/partitioner/schedule/cases/case1.yaml" in files
     foreign = {f.split("/")[0] for f in files if not f.startswith(("hybridindex/", "hybridindex-"))}
     assert not foreign, f"the wheel would install top-level names {foreign}"
     print(f"imported {len(names)} modules from the wheel")
