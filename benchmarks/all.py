@@ -21,6 +21,7 @@ NAMES = (
     "schedulers",
     "lookahead_replay",
     "drift",
+    "schedule_figures",
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
@@ -71,6 +71,7 @@ stages = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(group=st.lists(stages, min_size=1, max_size=4))
 def test_one_group_is_as_played(group):
     times, largest = times_of([group])
@@ -78,6 +79,7 @@ def test_one_group_is_as_played(group):
         assert times[size] == pytest.approx(play_burst([group], 1 << size).max())
 
 
+@settings(deadline=None)
 @given(apart=st.lists(stages, min_size=1, max_size=4))
 def test_stages_apart_with_growing_batches_are_as_played(apart):
     groups = [[one] for one in sorted(apart, key=lambda one: one.log2_batch)]
@@ -86,6 +88,7 @@ def test_stages_apart_with_growing_batches_are_as_played(apart):
         assert times[size] == pytest.approx(play_burst(groups, 1 << size).max())
 
 
+@settings(deadline=None)
 @given(apart=st.lists(stages, min_size=1, max_size=4))
 def test_stages_apart_are_never_later_than_said(apart):
     groups = [[one] for one in apart]
@@ -94,6 +97,7 @@ def test_stages_apart_are_never_later_than_said(apart):
         assert play_burst(groups, 1 << size).max() <= times[size] * (1 + 1e-9)
 
 
+@settings(deadline=None)
 @given(
     apart=st.lists(stages, min_size=2, max_size=4),
     slower=st.integers(0, 3),
@@ -105,7 +109,7 @@ def test_a_slower_stage_never_speeds_a_burst_up(apart, slower, by):
     changed[at] = run(apart[at].batch, apart[at].latency_s + by)
     for shape in ([apart], [[one] for one in apart]):
         other = [changed] if len(shape) == 1 else [[one] for one in changed]
-        assert (times_of(other)[0] >= times_of(shape)[0]).all()
+        assert (times_of(other)[0] >= times_of(shape)[0] * (1 - 1e-12)).all()
 
 
 def test_a_burst_that_no_batch_divides_is_refused():
@@ -113,6 +117,7 @@ def test_a_burst_that_no_batch_divides_is_refused():
         play_burst([[run(4, 1.0)]], 6)
 
 
+@settings(deadline=None)
 @given(
     rows=st.integers(1, 4).flatmap(
         lambda m: st.lists(st.lists(st.integers(0, 4), min_size=m, max_size=m), min_size=1, max_size=60)

@@ -111,7 +111,7 @@ def test_no_way_is_beaten_by_another(xpu, llm):
                 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(
     sequences=st.integers(1, 64),
     tokens=st.integers(1, 2048),
