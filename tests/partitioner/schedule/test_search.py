@@ -201,3 +201,9 @@ def test_a_database_that_does_not_fit_its_servers_is_refused():
 def test_an_unknown_kind_is_refused():
     with pytest.raises(InvalidInputError, match="placements is 'mixed'; expected one of all, collocated"):
         search(SMALL, small(), kind="mixed")
+
+
+def test_servers_are_those_of_the_chips_or_of_the_database():
+    assert search(SMALL, small(chips=16)).servers == 4
+    assert search(replace(SMALL, database_vectors=64 * 10**9), small(chips=16)).servers == 16
+    assert search(SMALL, small(servers=3)).servers == 3
