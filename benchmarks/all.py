@@ -23,6 +23,7 @@ NAMES = (
     "drift",
     "drift_trace",
     "repartition_cycle",
+    "schedule_figures",
 )
 
 

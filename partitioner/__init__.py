@@ -1,6 +1,8 @@
 """Decides which lists live on devices. Pure functions of measured data: no I/O, clock, threads, torch or SQL.
 
-Start at :func:`hybridindex.partitioner.plan.make_plan`.
+Start at :func:`hybridindex.partitioner.plan.make_plan`. Beside it, schedules of whole RAG pipelines on machines that
+are not here (:mod:`hybridindex.partitioner.schedule`), from profiles of chips, servers and models. Only those two read
+files: ``hardware/__init__.py`` the profiles, ``schedule/schema.py`` the pipelines.
 """
 
 from hybridindex.partitioner.analysis import Analysis, analyse

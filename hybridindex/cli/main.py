@@ -24,6 +24,7 @@ from hybridindex.cli import (
     commands_index,
     commands_llm,
     commands_plan,
+    commands_refresh_schedule,
     commands_schedule,
     commands_serve,
 )
@@ -51,6 +52,7 @@ commands_llm.register(app)
 commands_daemon.register(app)
 commands_schedule.register(app)
 commands_chat.register(app)
+commands_refresh_schedule.register(app)
 
 
 def _show_version(wanted: bool) -> None:

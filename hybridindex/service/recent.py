@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+
 from hybridindex.errors import MissingDependencyError, ProfileError
 from hybridindex.service.core import Service
 from hybridindex.service.problems import Problem, ProblemError

@@ -71,6 +71,8 @@ def main(wheel: str) -> None:
         f"hybridindex/service/page/{name}" for name in ("index.html", "page.css", "page.js", "charts.js", "icon.svg")
     }
     assert page <= set(files), f"the wheel lacks {sorted(page - set(files))}"
+    assert "hybridindex/partitioner/hardware/chips/h100.json" in files
+    assert "hybridindex/partitioner/schedule/cases/case1.yaml" in files
     foreign = {f.split("/")[0] for f in files if not f.startswith(("hybridindex/", "hybridindex-"))}
     assert not foreign, f"the wheel would install top-level names {foreign}"
     print(f"imported {len(names)} modules from the wheel")
