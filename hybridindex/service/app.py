@@ -93,7 +93,7 @@ def create_app(
     # FastAPI's routes describe every path, and take 0.2 ms to serve one: searches go past them.
     app.router.routes.insert(0, _PlainRoute("/v1/sessions/{session}/search", search, methods=["POST"]))
     app.add_exception_handler(HTTPException, _not_routed)
-    # Innermost of Starlette's own layers but one; they are for what other routes raise.
+    # Below Starlette's own answer to an error, which knows no problem documents, and above the routes.
     app.add_middleware(shell.around)
     _describe_all(app, keys=keyring is not None)
     return app

@@ -47,7 +47,7 @@ class Buckets:
         found, below = [], 0
         for bound, count in zip((*self._bounds, float("inf")), counts, strict=True):
             below += count
-            found.append((floatToGoString(bound), float(below)))
+            found.append((str(floatToGoString(bound)), float(below)))  # type: ignore[no-untyped-call]
         return found, total
 
 

@@ -65,7 +65,7 @@ class _Patience(_Protocol):
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(_OneWrite(transport))
+        super().connection_made(_OneWrite(transport))  # type: ignore[arg-type]
         self._wait_for_headers()
 
     def data_received(self, data: bytes) -> None:
