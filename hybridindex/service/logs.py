@@ -114,13 +114,20 @@ class AccessLog:
             return
         name = self._logger.name
         above = logging.getLogger(name.partition(".")[0])
-        if len(above.handlers) == 1 and isinstance(above.handlers[0], LineHandler) and not above.propagate:
-            handler = above.handlers[0]
+        ready = [] if above.propagate else [h for h in above.handlers if isinstance(h, LineHandler)]
+        for handler in ready:
             handler.write([handler.lines.line(at, "INFO", name, text, fields) for at, text, fields in pending])
-            return
-        for at, text, fields in pending:
-            known = {"name": name, "levelno": logging.INFO, "levelname": "INFO", "msg": text, "created": at}
-            self._logger.handle(logging.makeLogRecord({**known, **fields}))
+        others = [h for h in above.handlers if h not in ready]
+        if others or not ready:
+            for at, text, fields in pending:
+                record = _record(name, at, text, fields)
+                for handle in [h.handle for h in others] if ready else [self._logger.handle]:
+                    handle(record)
+
+
+def _record(name: str, at: float, message: str, fields: dict[str, object]) -> logging.LogRecord:
+    known = {"name": name, "levelno": logging.INFO, "levelname": "INFO", "msg": message, "created": at}
+    return logging.makeLogRecord({**known, **fields})
 
 
 def configure(kind: Literal["text", "json"], stream: TextIO | None = None) -> None:
