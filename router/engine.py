@@ -284,14 +284,16 @@ class Engine:
         """Cuts each request's probes to its own nprobe, in place; deadlines may lower it further."""
         for number, request in enumerate(batch.requests):
             probes[batch.rows_of(number), request.nprobe :] = -1
-        if all(r.deadline_s is None for r in batch.requests):
+        # A floor as high as what was asked for leaves nothing to lower.
+        lowerable = [r.deadline_s is not None and r.min_nprobe < r.nprobe for r in batch.requests]
+        if not any(lowerable):
             return
         on_host = (probes >= 0) & (residency.list_device[probes] < 0)
         miss_bytes = np.where(on_host, self._work_of_probe[probes], 0)
         total = int(miss_bytes.sum())
         now = time.monotonic()
         for number, request in enumerate(batch.requests):
-            if request.deadline_s is None:
+            if request.deadline_s is None or not lowerable[number]:
                 continue
             rows = batch.rows_of(number)
             own = miss_bytes[rows]

@@ -604,7 +604,8 @@ class Router:
 
 def _own(given: Any, prepared: F32) -> F32:
     """``prepared`` outside the caller's memory: the caller may change its buffer before the answer is there."""
-    return prepared.copy() if np.may_share_memory(prepared, given) else prepared
+    # Asking numpy whether memory is shared would let go of the interpreter, and the engine would take it.
+    return prepared if prepared is not given and prepared.flags.owndata else prepared.copy()
 
 
 def _check_count(name: str, value: Any, limit: int) -> int:

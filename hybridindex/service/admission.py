@@ -17,11 +17,15 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 from hybridindex.errors import DeadlineExceededError, OverloadedError
 from hybridindex.service.config import Limits
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "Lack"]
+
+#: What a refused request lacked: the daemon's time, room in the whole queue, room in its client's share.
+Lack = Literal["draining", "queue", "client"]
 
 #: Weight of the newest answer in the running estimate of the rate.
 _RATE_WEIGHT = 0.1
@@ -52,6 +56,8 @@ class Admission:
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         """``clock``: monotonic seconds, the event loop's own."""
         self._limits = limits
+        #: Queries of one client that may wait.
+        self.share = max(1, int(limits.queue_queries * limits.client_share))
         self._clock = clock
         self._clients: dict[str, _Client] = {}
         #: (due, order of arrival, client) of every client with waiting requests, once each.
@@ -106,17 +112,43 @@ class Admission:
             OverloadedError: no room in the queue, or draining.
             DeadlineExceededError: the deadline passed first.
         """
-        await self._enter(client, n, deadline_s)
+        await self.enter(client, n, deadline_s)
         started = self._clock()
         try:
             yield
         finally:
-            self._leave(n, self._clock() - started)
+            self.leave(n, self._clock() - started)
 
-    async def _enter(self, client: str, n: int, deadline_s: float | None) -> None:
+    def lack_of_room(self, client: str, n: int) -> Lack | None:
+        """Why :meth:`enter` would refuse ``n`` queries now, or None. Counts nothing, so that a guess may be asked."""
         if self._draining:
-            self.refused["draining"] += 1
-            raise OverloadedError("the daemon is about to stop; ask another one", retry_after_s=_MIN_RETRY_S)
+            return "draining"
+        if not self._order and self._fits(n):
+            return None
+        state = self._clients.get(client)
+        return self._lack(0 if state is None else state.n_waiting, n)
+
+    def _lack(self, n_own: int, n: int) -> Lack | None:
+        limits = self._limits
+        if self._n_waiting + n > limits.queue_queries:
+            return "queue"
+        return "client" if n_own + n > self.share else None
+
+    def _refuse(self, lack: Lack, n_own: int = 0) -> OverloadedError:
+        """Counts a refusal, and says it in words. ``n_own``: queries of the client that wait."""
+        self.refused[lack] += 1
+        if lack == "draining":
+            return OverloadedError("the daemon is about to stop; ask another one", retry_after_s=_MIN_RETRY_S)
+        if lack == "queue":
+            words = f"{self._n_waiting} queries wait and the queue holds {self._limits.queue_queries}"
+        else:
+            words = f"{n_own} of your queries wait and one client may have {self.share}"
+        return OverloadedError(words, retry_after_s=self.retry_after_s(), own_share=lack == "client")
+
+    async def enter(self, client: str, n: int, deadline_s: float | None = None) -> None:
+        """As :meth:`turn`, without its end: whoever got in calls :meth:`leave`, whatever comes."""
+        if self._draining:
+            raise self._refuse("draining")
         if deadline_s is not None and deadline_s <= self._clock():
             raise self._too_late()
         if not self._order and self._fits(n):
@@ -136,11 +168,10 @@ class Admission:
 
     async def _wait(self, client: str, n: int, deadline_s: float | None) -> None:
         state = self._clients.setdefault(client, _Client())
-        try:
-            self._check_room(state, n)
-        except OverloadedError:
+        if (lack := self._lack(state.n_waiting, n)) is not None:
+            n_own = state.n_waiting
             self._forget(client, state)
-            raise
+            raise self._refuse(lack, n_own)
         loop = asyncio.get_running_loop()
         waiter = _Waiter(n, loop.create_future())
         if not state.listed:
@@ -158,30 +189,13 @@ class Admission:
         except BaseException:
             # Cancelled, or too late. A turn that came in the same moment goes to the next one.
             if waiter.turn.done() and not waiter.turn.cancelled() and waiter.turn.exception() is None:
-                self._leave(n, 0.0)
+                self.leave(n, 0.0)
             else:
                 self._withdraw(client, state, waiter)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
-
-    def _check_room(self, state: _Client, n: int) -> None:
-        limits = self._limits
-        if self._n_waiting + n > limits.queue_queries:
-            self.refused["queue"] += 1
-            raise OverloadedError(
-                f"{self._n_waiting} queries wait and the queue holds {limits.queue_queries}",
-                retry_after_s=self.retry_after_s(),
-            )
-        share = int(limits.queue_queries * limits.client_share)
-        if state.n_waiting + n > max(1, share):
-            self.refused["client"] += 1
-            raise OverloadedError(
-                f"{state.n_waiting} of your queries wait and one client may have {share}",
-                retry_after_s=self.retry_after_s(),
-                own_share=True,
-            )
 
     def _too_late(self) -> DeadlineExceededError:
         self.refused["deadline"] += 1
@@ -199,7 +213,8 @@ class Admission:
             self._n_waiting -= waiter.n
             self._hand_over()
 
-    def _leave(self, n: int, seconds: float) -> None:
+    def leave(self, n: int, seconds: float) -> None:
+        """Gives ``n`` queries' right to search back, which was held for ``seconds``."""
         if seconds > 0:
             # Little's law: what was in flight beside it was being answered meanwhile.
             pace = seconds / self._n_in_flight

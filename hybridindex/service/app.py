@@ -15,11 +15,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from hybridindex import __version__
-from hybridindex.answers import ANSWER_TYPE, encode_answer
 from hybridindex.errors import HybridIndexError, MissingDependencyError, ProfileError
 from hybridindex.service import openapi
 from hybridindex.service import openapi_answers as answers
 from hybridindex.service.auth import Caller, Keyring
+from hybridindex.service.bodies import media_type, read_body
 from hybridindex.service.core import Service
 from hybridindex.service.events import DeviceWatch, read_events
 from hybridindex.service.logs import REQUEST_ID
@@ -29,27 +29,24 @@ from hybridindex.service.plans import plan_tradeoff
 from hybridindex.service.problems import Problem, ProblemError, problem_of
 from hybridindex.service.pruning import prune_now_and_then
 from hybridindex.service.recent import RECENT_PATH, RecentQueries
+from hybridindex.service.searching import SearchRoute, options_of
 from hybridindex.service.series import Series
 from hybridindex.service.shell import CALLER, Shell
 from hybridindex.service.status import describe, health_of
 from hybridindex.service.wire import (
     MIN_BANDWIDTH_SHARE,
     BodyError,
-    accepts_binary,
     parse_json_object,
     parse_lookahead,
-    parse_search,
     to_bytes,
-    to_json_answer,
 )
-from hybridindex.types import SearchResult
 
 try:
     from fastapi import FastAPI, Request, Response
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
     from starlette.routing import Match, Route
-    from starlette.types import Scope
+    from starlette.types import Receive, Scope, Send
 except ImportError as error:
     raise MissingDependencyError("the daemon needs FastAPI: pip install 'hybridindex[service]'") from error
 
@@ -76,7 +73,10 @@ def create_app(
     """
     metrics = Metrics(service)
     series = Series(service, time.time)
-    app = FastAPI(
+    search = SearchRoute(service, metrics)
+    shell = Shell(service, metrics, keyring, search)
+    app = _Application(
+        shell,
         title="hybridindex",
         version=__version__,
         description="Search in a hybrid CPU+GPU IVF index. Errors are problem documents (RFC 9457).",
@@ -84,24 +84,23 @@ def create_app(
         redoc_url=None,
         openapi_url="/v1/openapi.json",
         redirect_slashes=False,
-        lifespan=lambda _app: _lifespan(service, series),
+        lifespan=lambda _app: _lifespan(service, series, shell),
     )
     routes = _Routes(service, metrics, series, on_drain, keyring)
     routes.register(app)
     for file in PAGE_FILES:
         app.router.routes.append(_PlainRoute(file.path, _serving(file), methods=["GET"]))
     # FastAPI's routes describe every path, and take 0.2 ms to serve one: searches go past them.
-    search = _PlainRoute("/v1/search", _answering(routes.search), methods=["POST"])
-    in_session = _PlainRoute("/v1/sessions/{session}/search", _answering(routes.search), methods=["POST"])
-    app.router.routes.insert(0, in_session)
+    app.router.routes.insert(0, _PlainRoute("/v1/sessions/{session}/search", search, methods=["POST"]))
     app.add_exception_handler(HTTPException, _not_routed)
-    app.add_middleware(Shell, service=service, metrics=metrics, keyring=keyring, shortcut=search)
+    # Below Starlette's own answer to an error, which knows no problem documents, and above the routes.
+    app.add_middleware(shell.around)
     _describe_all(app, keys=keyring is not None)
     return app
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(service: Service, series: Series) -> AsyncIterator[None]:
+async def _lifespan(service: Service, series: Series, shell: Shell) -> AsyncIterator[None]:
     watch = DeviceWatch(service)
 
     async def sample() -> None:
@@ -134,6 +133,24 @@ async def _lifespan(service: Service, series: Series) -> AsyncIterator[None]:
         for task in tasks[1:]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        shell.flush()
+
+
+class _Application(FastAPI):
+    """FastAPI's routes and document, with the shell outermost."""
+
+    def __init__(self, shell: Shell, **options: Any) -> None:
+        super().__init__(**options)
+        self._shell = shell
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        if self.middleware_stack is None:
+            self.middleware_stack = self.build_middleware_stack()
+        scope["app"] = self
+        await self._shell(scope, receive, send)
 
 
 class _PlainRoute(Route):
@@ -257,7 +274,7 @@ class _Routes:
         recent = RecentQueries(self._service, self._parsed)
         gone = {204: {"description": "It is over"}, **read, **unknown}
         routes: tuple[tuple[str, str, Handler, str, dict[str, Any], dict[int | str, dict[str, Any]]], ...] = (
-            ("POST", "/v1/search", self.search, "Search", search, searching),
+            ("POST", "/v1/search", _described, "Search", search, searching),
             (
                 "POST", "/v1/sessions", self.open_session, "Open a session", openapi.SESSION,
                 {201: answers.SESSION_OPENED, **taken, **openapi.problems(409)},
@@ -271,7 +288,7 @@ class _Routes:
                 {202: answers.STARTED, **taken, **unknown},
             ),
             (
-                "POST", "/v1/sessions/{session}/search", self.search, "Search in it", in_session,
+                "POST", "/v1/sessions/{session}/search", _described, "Search in it", in_session,
                 {**searching, **unknown},
             ),
             ("DELETE", "/v1/sessions/{session}", self.close_session, "Close it", session, gone),
@@ -330,39 +347,14 @@ class _Routes:
     # Bodies
 
     async def _body(self, request: Request) -> bytes:
-        """The body, within its limits of size and time.
-
-        Raises:
-            BodyError: compressed, or too large. ProblemError: too slow.
-        """
-        limits = self._service.config.limits
-        if "content-encoding" in request.headers:
-            raise BodyError("Content-Encoding", "is not supported; send the body as it is", 415)
-        length = request.headers.get("content-length")
-        too_large = BodyError("body", f"is too large; expected at most {limits.max_body_bytes} bytes", 413)
-        if length is not None and (not length.isdecimal() or int(length[:20]) > limits.max_body_bytes):
-            raise too_large
-        parts, size = [], 0
-        try:
-            async with asyncio.timeout(limits.client_timeout_s):
-                async for part in request.stream():
-                    size += len(part)
-                    if size > limits.max_body_bytes:
-                        raise too_large
-                    parts.append(part)
-        except TimeoutError:
-            detail = f"the body did not come within {limits.client_timeout_s:g} s"
-            raise ProblemError(Problem(408, "timeout", "Request timeout", detail)) from None
-        return b"".join(parts)
+        """As :func:`read_body`."""
+        return await read_body(dict(request.scope["headers"]), request.receive, self._service.config.limits)
 
     async def _parsed(self, request: Request, parse: Callable[..., Any]) -> Any:
         body = await self._body(request)
         started = time.perf_counter()
-        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        kind, options = media_type(dict(request.scope["headers"])), options_of(request.scope)
         index = self._service.index
-        options = dict(request.query_params)
-        if len(options) != len(request.query_params.multi_items()):
-            raise BodyError("query string", "names an option twice")
         arguments = (body, kind, options, self._service.config.limits, index.dim, index.nlist)
         # float32 bodies are only looked at here; JSON is work.
         if len(body) > _LARGE_BYTES and kind == "application/json":
@@ -374,21 +366,13 @@ class _Routes:
 
     async def _object(self, request: Request, known: set[str]) -> dict[str, Any]:
         body = await self._body(request)
-        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        kind = media_type(dict(request.scope["headers"]))
         # What a form of another site can send is never JSON.
         if body and kind != "application/json":
             raise BodyError("Content-Type", f"is {kind[:60]!r}; expected application/json", 415)
         return parse_json_object(body, known)
 
-    # Searching
-
-    async def search(self, request: Request) -> Response:
-        asked = await self._parsed(request, parse_search)
-        result = await self._service.search(asked, _caller(request).name, request.path_params.get("session"))
-        started = time.perf_counter()
-        answer = await _encode(result, accepts_binary(request.headers.get("accept", "")))
-        self._metrics.time_stage("encode", time.perf_counter() - started)
-        return answer
+    # Sessions
 
     async def open_session(self, request: Request) -> Response:
         options = await self._object(request, {"lookahead_bytes", "window_ms"})
@@ -500,16 +484,11 @@ class _Routes:
         return _json({"ok": health.ok, **describe(health)}, 200 if health.ok else 503)
 
 
+async def _described(_request: Request) -> Response:
+    """Stands in the document for the search routes, which are reached past it."""
+    raise AssertionError("searches are answered in searching.py")
+
+
 def _caller(request: Request) -> Caller:
     caller: Caller = request.scope[CALLER]
     return caller
-
-
-async def _encode(result: SearchResult, binary: bool) -> Response:
-    if binary:
-        return Response(encode_answer(result), media_type=ANSWER_TYPE)
-    if result.ids.nbytes > _LARGE_BYTES:
-        text = await asyncio.to_thread(lambda: json.dumps(to_json_answer(result)))
-    else:
-        text = json.dumps(to_json_answer(result))
-    return Response(text, media_type="application/json")

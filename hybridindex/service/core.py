@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -71,6 +71,12 @@ class Observation:
     result: SearchResult
     #: The queue was so full that nprobe was lowered.
     lowered: bool
+    #: Over the queries. Added up once for all who observe.
+    hit_rate_sum: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        rates = self.result.hit_rate
+        object.__setattr__(self, "hit_rate_sum", float(rates[0] if len(rates) == 1 else rates.sum()))
 
     @property
     def latency_s(self) -> float:
@@ -191,8 +197,10 @@ class Service:
         session: Session | None,
         trace: SearchTrace | None,
     ) -> SearchResult:
-        async with self.admission.turn(client, len(request.queries), deadline_s):
-            entered = self.clock()
+        n = len(request.queries)
+        await self.admission.enter(client, n, deadline_s)
+        entered = answered = self.clock()
+        try:
             asked = self.router.nprobe if request.nprobe is None else request.nprobe
             nprobe = max(self.admission.nprobe_under_load(asked), min(asked, request.min_nprobe or 1))
             options: dict[str, Any] = {}
@@ -204,7 +212,9 @@ class Service:
                 trace.admitted()
                 options["on_batch"] = trace.on_batch
             result = await self._run(request, nprobe, options, session)
+        finally:
             answered = self.clock()
+            self.admission.leave(n, answered - entered)
         if trace is not None:
             trace.answered(result)
         self._tell(

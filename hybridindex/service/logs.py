@@ -2,42 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
+import time
+from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Literal, TextIO
+from typing import Literal, Protocol, TextIO
 
-__all__ = ["REQUEST_ID", "JsonFormatter", "TextFormatter", "configure"]
+__all__ = ["REQUEST_ID", "AccessLog", "JsonFormatter", "TextFormatter", "configure"]
 
 #: The request that is being served; empty outside one.
 REQUEST_ID: ContextVar[str] = ContextVar("hybridindex_request_id", default="")
 #: Extra fields that a line may carry.
-_FIELDS = ("method", "route", "status", "ms", "client", "queries", "action", "outcome")
+_FIELDS = ("method", "route", "status", "ms", "client", "queries", "action", "outcome", "count", "request_id")
+#: How long lines of answered requests may wait to be written together.
+_ACCESS_S = 0.1
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    found = {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
-    if request_id := REQUEST_ID.get():
+    found = {name: value for name in _FIELDS if (value := getattr(record, name, None)) is not None}
+    if "request_id" not in found and (request_id := REQUEST_ID.get()):
         found["request_id"] = request_id
     return found
+
+
+class LineFormatter(Protocol):
+    """Makes a line of its parts, so that a line needs no record."""
+
+    def line(self, created: float, level: str, logger: str, message: str, fields: Mapping[str, object]) -> str: ...
 
 
 class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, message, the line's fields, and the traceback of an exception."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, object] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **_fields(record),
-        }
+        fields = _fields(record)
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+            fields["exception"] = self.formatException(record.exc_info)
+        return self.line(record.created, record.levelname, record.name, record.getMessage(), fields)
+
+    def line(self, created: float, level: str, logger: str, message: str, fields: Mapping[str, object]) -> str:
+        at = datetime.fromtimestamp(created, UTC).isoformat(timespec="milliseconds")
+        known = {"time": at, "level": level.lower(), "logger": logger, "message": message}
+        return json.dumps({**known, **fields}, default=str)
 
 
 class TextFormatter(logging.Formatter):
@@ -45,6 +55,7 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s")
+        self._second, self._shown = -1, ""
 
     def format(self, record: logging.LogRecord) -> str:
         extra = " ".join(f"{name}={value}" for name, value in _fields(record).items())
@@ -52,11 +63,76 @@ class TextFormatter(logging.Formatter):
         head, newline, rest = line.partition("\n")
         return f"{head} {extra}{newline}{rest}" if extra else line
 
+    def line(self, created: float, level: str, logger: str, message: str, fields: Mapping[str, object]) -> str:
+        second = int(created)
+        if second != self._second:
+            self._second, self._shown = second, time.strftime(self.default_time_format, time.localtime(second))
+        extra = " ".join([f"{name}={value}" for name, value in fields.items()])
+        return f"{self._shown},{int((created - second) * 1e3):03d} {level:<7} {message} {extra}"
+
+
+class LineHandler(logging.StreamHandler[TextIO]):
+    """The daemon's handler. Takes ready lines too, many with one system call."""
+
+    def __init__(self, stream: TextIO, formatter: JsonFormatter | TextFormatter) -> None:
+        super().__init__(stream)
+        self.setFormatter(formatter)
+        self.lines: LineFormatter = formatter
+
+    def write(self, lines: list[str]) -> None:
+        """Never raises, as :meth:`emit`."""
+        try:
+            with self.lock:  # type: ignore[union-attr]
+                self.stream.write(self.terminator.join(lines) + self.terminator)
+                self.flush()
+        except Exception:  # noqa: BLE001 - a log that is full or gone must not end a request
+            self.handleError(logging.makeLogRecord({"msg": "access lines"}))
+
+
+class AccessLog:
+    """One line for each answered request, written a tenth of a second later together with its neighbours.
+
+    A system call and a log record for each would cost as much as the rest of an answer. On one event loop.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._pending: list[tuple[float, str, dict[str, object]]] = []
+
+    def note(self, message: str, fields: dict[str, object]) -> None:
+        """``fields``: of those that a line may carry."""
+        if not self._logger.isEnabledFor(logging.INFO):
+            return
+        self._pending.append((time.time(), message, fields))
+        if len(self._pending) == 1:
+            asyncio.get_running_loop().call_later(_ACCESS_S, self.flush)
+
+    def flush(self) -> None:
+        """Writes what waits."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        name = self._logger.name
+        above = logging.getLogger(name.partition(".")[0])
+        ready = [] if above.propagate else [h for h in above.handlers if isinstance(h, LineHandler)]
+        for handler in ready:
+            handler.write([handler.lines.line(at, "INFO", name, text, fields) for at, text, fields in pending])
+        others = [h for h in above.handlers if h not in ready]
+        if others or not ready:
+            for at, text, fields in pending:
+                record = _record(name, at, text, fields)
+                for handle in [h.handle for h in others] if ready else [self._logger.handle]:
+                    handle(record)
+
+
+def _record(name: str, at: float, message: str, fields: dict[str, object]) -> logging.LogRecord:
+    known = {"name": name, "levelno": logging.INFO, "levelname": "INFO", "msg": message, "created": at}
+    return logging.makeLogRecord({**known, **fields})
+
 
 def configure(kind: Literal["text", "json"], stream: TextIO | None = None) -> None:
     """Sends the daemon's log lines, and those of its HTTP server, to ``stream`` (default standard error)."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if kind == "json" else TextFormatter())
+    handler = LineHandler(stream or sys.stderr, JsonFormatter() if kind == "json" else TextFormatter())
     for name in ("hybridindex", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]

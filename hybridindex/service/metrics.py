@@ -15,11 +15,13 @@ from hybridindex.service.core import Observation, Service
 from hybridindex.service.status import describe
 
 try:
-    from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+    from prometheus_client import CollectorRegistry, Counter, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise MissingDependencyError("metrics need prometheus-client: pip install 'hybridindex[service]'") from error
+
+from hybridindex.service.histograms import Buckets, Histogram
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -31,6 +33,7 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 #: Stages may be far shorter than requests.
 _STAGE_SECONDS = (0.00005, 0.0001, 0.00025, *_SECONDS)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+_TENTHS = tuple(i / 10 for i in range(1, 11))
 _PREFIX = "hybridindex_"
 
 
@@ -43,29 +46,20 @@ class Metrics:
         self._stages = Histogram(
             f"{_PREFIX}stage_seconds",
             "Time by stage: of a request (parse, queue, search, encode) or of a batch of the router.",
-            ["stage"],
-            buckets=_STAGE_SECONDS,
-            registry=self._registry,
+            _STAGE_SECONDS,
+            "stage",
         )
         self._latency = Histogram(
-            f"{_PREFIX}request_seconds",
-            "Time from a request's arrival to its answer, by route.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=self._registry,
+            f"{_PREFIX}request_seconds", "Time from a request's arrival to its answer, by route.", _SECONDS, "route"
         )
         self._responses = Counter(
             f"{_PREFIX}responses_total", "Answers by route and status.", ["route", "status"], registry=self._registry
         )
-        self._sizes = Histogram(
-            f"{_PREFIX}request_queries", "Queries per search request.", buckets=_QUERIES, registry=self._registry
-        )
-        self._hit_rate = Histogram(
-            f"{_PREFIX}hit_rate",
-            "Mean hit rate by bytes of each request.",
-            buckets=tuple(i / 10 for i in range(1, 11)),
-            registry=self._registry,
-        )
+        sizes = Histogram(f"{_PREFIX}request_queries", "Queries per search request.", _QUERIES)
+        hit_rates = Histogram(f"{_PREFIX}hit_rate", "Mean hit rate by bytes of each request.", _TENTHS)
+        self._sizes, self._hit_rate = sizes.of(), hit_rates.of()
+        for family in (self._stages, self._latency, sizes, hit_rates):
+            self._registry.register(family)
         self._met = Counter(
             f"{_PREFIX}slo_met_total", "Searches answered within the SLO, waiting included.", registry=self._registry
         )
@@ -76,10 +70,8 @@ class Metrics:
             f"{_PREFIX}overload_lowered_total", "Searches whose nprobe a full queue lowered.", registry=self._registry
         )
         # Looking a label up takes longer than counting.
-        self._stage = {
-            name: self._stages.labels(name) for name in ("parse", "queue", "search", "encode", "batch_queue")
-        }
-        self._of_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._stage = {name: self._stages.of(name) for name in ("parse", "queue", "search", "encode", "batch_queue")}
+        self._of_route: dict[tuple[str, int], tuple[Counter, Buckets]] = {}
         self._registry.register(_Readings(service))
         service.on_search.append(self.observe)
         service.router.on_batch.append(self.observe_batch)
@@ -89,7 +81,7 @@ class Metrics:
         self._stage["queue"].observe(seen.queue_s)
         self._stage["search"].observe(seen.search_s)
         self._sizes.observe(len(seen.queries))
-        self._hit_rate.observe(float(seen.result.hit_rate.sum()) / len(seen.queries))
+        self._hit_rate.observe(seen.hit_rate_sum / len(seen.queries))
         if seen.lowered:
             self._lowered.inc()
         slo_ms = self._service.slo_ms
@@ -106,7 +98,7 @@ class Metrics:
             stage = self._stage.get(time.stage)
             if stage is None:
                 # As many as there are stages and devices. Two threads may both come here: they find the same one.
-                stage = self._stage[time.stage] = self._stages.labels(time.stage)
+                stage = self._stage[time.stage] = self._stages.of(time.stage)
             stage.observe(time.busy_s)
 
     def time_stage(self, stage: str, seconds: float) -> None:
@@ -117,7 +109,7 @@ class Metrics:
         """One answer of any kind; ``route`` is a template, never a path as it was asked for."""
         known = self._of_route.get((route, status))
         if known is None:
-            known = self._responses.labels(route, str(status)), self._latency.labels(route)
+            known = self._responses.labels(route, str(status)), self._latency.of(route)
             self._of_route[route, status] = known
         known[0].inc()
         known[1].observe(seconds)

@@ -7,6 +7,7 @@ page cannot change these. Who may call what is in ``shell.py``.
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
+from functools import lru_cache
 from typing import Any
 
 from hybridindex.service.config import is_loopback
@@ -57,7 +58,11 @@ class OriginPolicy:
             )
 
     def _is_ours(self, name: str) -> bool:
-        return is_loopback(name) or name == self._host
+        # Reading an address takes as long as the rest; no name is longer than this.
+        return name == self._host or (len(name) <= 255 and _is_loopback(name))
+
+
+_is_loopback = lru_cache(maxsize=256)(is_loopback)
 
 
 def _without_port(host: str) -> str:

@@ -29,14 +29,43 @@ __all__ = ["PatientProtocol", "choose_protocol"]
 _MAX_HEAD_BYTES = 1 << 16
 
 
+class _OneWrite:
+    """A transport that keeps the head of an answer back until its body comes: one system call and one packet for both.
+
+    uvicorn writes them apart, and event loops send what they can at once.
+    """
+
+    __slots__ = ("_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            data, self._head = self._head + data, b""
+        elif data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1") and data.endswith(b"\r\n\r\n"):
+            self._head = data
+            return
+        self._transport.write(data)
+
+    def close(self) -> None:
+        if self._head:
+            self.write(b"")
+        self._transport.close()
+
+
 class _Patience(_Protocol):
     """Closes a connection on which a request's headers, or the taking of its answer, last longer than the keep-alive
     time. (uvicorn itself only ends connections that say nothing at all after an answer.)"""
 
     _late: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(_OneWrite(transport))  # type: ignore[arg-type]
         self._wait_for_headers()
 
     def data_received(self, data: bytes) -> None:

@@ -96,12 +96,13 @@ class Series:
         """Takes one answered search into account."""
         n = len(seen.queries)
         slo_ms = self._service.slo_ms
+        bucket = int(math.log(max(seen.latency_s, _SHORTEST_S) / _SHORTEST_S) / _BUCKET)
         with self._lock:
             now = self._now
             now.requests += 1
             now.queries += n
-            now.hit_rate_sum += float(seen.result.hit_rate.sum())
-            now.latencies[int(math.log(max(seen.latency_s, _SHORTEST_S) / _SHORTEST_S) / _BUCKET)] += 1
+            now.hit_rate_sum += seen.hit_rate_sum
+            now.latencies[bucket] += 1
             if slo_ms is not None:
                 now.judged += 1
                 now.met += seen.latency_s * 1e3 <= slo_ms

@@ -9,12 +9,15 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Protocol
+
+from starlette.requests import ClientDisconnect
 
 from hybridindex.service.auth import Caller, Keyring, Role
 from hybridindex.service.core import Service
-from hybridindex.service.logs import REQUEST_ID
+from hybridindex.service.door import Door
+from hybridindex.service.logs import REQUEST_ID, AccessLog
 from hybridindex.service.metrics import Metrics
 from hybridindex.service.origin import OriginPolicy
 from hybridindex.service.page.files import PAGE_PATHS
@@ -39,20 +42,38 @@ _ADMIN = frozenset({"/v1/repartition", "/v1/drain", "/v1/queries/recent"})
 _QUIET = frozenset({"/livez", "/readyz", "/healthz", "/metrics", "/v1/series", "/v1/events"}) | PAGE_PATHS
 
 
-class Shell:
-    """An ASGI application around another. On the event loop."""
+class SearchPath(Protocol):
+    """An ASGI application that says which path it is for."""
 
-    def __init__(
-        self, app: Any, service: Service, metrics: Metrics, keyring: Keyring | None, shortcut: Any = None
-    ) -> None:
-        """``shortcut``: a Starlette route without parameters that is served without asking ``app``."""
-        self._app = app
-        self._shortcut = shortcut
-        self._shortcut_path = None if shortcut is None else shortcut.path
+    path: str
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]: ...
+
+
+class Shell:
+    """The outermost ASGI application: everything comes through it, searches no further. On the event loop."""
+
+    def __init__(self, service: Service, metrics: Metrics, keyring: Keyring | None, search: SearchPath) -> None:
+        """``search``: asked for its path without asking the application that :meth:`around` names."""
+        self._app: Any = None
+        self._search = search
         self._service = service
         self._metrics = metrics
         self._keyring = keyring
         self._origin = OriginPolicy(host=service.config.host, keyed=keyring is not None)
+        self._door = Door(service)
+        self._access = AccessLog(_log)
+        self._ids = _RequestIds()
+
+    def around(self, app: Any) -> Shell:
+        """Has ``app`` answer whatever is no search."""
+        self._app = app
+        return self
+
+    def flush(self) -> None:
+        """Writes log lines that wait for others."""
+        self._door.flush()
+        self._access.flush()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -60,8 +81,8 @@ class Shell:
             return
         started = time.perf_counter()
         headers = dict(scope["headers"])
-        shown = headers.get(b"x-request-id", b"")
-        request_id = shown.decode() if _REQUEST_ID.fullmatch(shown) else secrets.token_hex(8)
+        shown = headers.get(b"x-request-id")
+        request_id = self._ids.next() if shown is None or not _REQUEST_ID.fullmatch(shown) else shown.decode()
         token = REQUEST_ID.set(request_id)
         traces = self._service.traces
         try:
@@ -78,37 +99,38 @@ class Shell:
         self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes], request_id: str, started: float
     ) -> int:
         """The status of the answer; 0 where none was begun."""
-        status = 0
-
-        async def send_stamped(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                stamped = [*message["headers"], (b"x-request-id", request_id.encode())]
-                if self._service.admission.draining:
-                    stamped.append((b"connection", b"close"))
-                message = {**message, "headers": stamped}
-            await send(message)
-
+        answer = _Stamped(send, request_id, self._service)
         caller: Caller | None = None
+        refused = False
         try:
             self._origin.check(scope, headers)
-            caller = self._identify(scope, headers)
-            scope[CALLER] = caller
-            if scope["path"] == self._shortcut_path and scope["method"] in self._shortcut.methods:
-                scope["route"], scope["path_params"] = self._shortcut, {}
-                await self._shortcut.app(scope, receive, send_stamped)
+            scope[CALLER] = caller = self._identify(scope, headers)
+            if scope["path"] != self._search.path or scope["method"] != "POST":
+                await self._app(scope, receive, answer)
             else:
-                await self._app(scope, receive, send_stamped)
+                scope["route"], scope["path_params"] = self._search, {}
+                refusal = self._door.refusal(caller.name, headers)
+                refused = refusal is not None
+                if refusal is None:
+                    await self._search(scope, receive, answer)
+                else:
+                    await _send_whole(refusal.status, refusal.headers, refusal.body(request_id), answer)
+        except ClientDisconnect:
+            answer.status = answer.status or 499
         except Exception as error:  # noqa: BLE001 - the client gets an answer, the log the reason
             problem = problem_of(error)
-            if problem.status >= 500:
+            if problem.status == 500:
                 _log.exception("a request failed")
-            if not status:
-                await send_problem(problem, request_id, send_stamped)
+            if not answer.status:
+                await _send_whole(problem.status, problem.headers(), problem.body(request_id), answer)
         finally:
-            self._note(scope, caller, status, time.perf_counter() - started)
-        return status
+            seconds = time.perf_counter() - started
+            if refused:
+                # The door logs them together.
+                self._metrics.count_response(self._search.path, answer.status, seconds)
+            else:
+                self._note(scope, caller, answer.status, request_id, seconds)
+        return answer.status
 
     def _identify(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
         path = scope["path"]
@@ -122,7 +144,7 @@ class Shell:
             raise ProblemError(Problem(403, "forbidden", "Forbidden", "this needs a key with the role admin"))
         return caller
 
-    def _note(self, scope: Scope, caller: Caller | None, status: int, seconds: float) -> None:
+    def _note(self, scope: Scope, caller: Caller | None, status: int, request_id: str, seconds: float) -> None:
         route = _route_of(scope)
         self._metrics.count_response(route, status, seconds)
         client = caller.name if caller is not None else "unknown"
@@ -130,16 +152,43 @@ class Shell:
             _audit.info("admin call", extra={"action": scope["path"], "client": client, "outcome": status})
         if route in _QUIET and status < 400:
             return
-        _log.info(
-            "request",
-            extra={
-                "method": scope["method"],
-                "route": route,
-                "status": status,
-                "ms": round(seconds * 1e3, 3),
-                "client": client,
-            },
-        )
+        fields = {"method": scope["method"], "route": route, "status": status, "ms": round(seconds * 1e3, 3)}
+        self._access.note("request", {**fields, "client": client, "request_id": request_id})
+
+
+class _Stamped:
+    """The ``send`` of one request: puts its id on the answer, and remembers the status."""
+
+    __slots__ = ("_request_id", "_send", "_service", "status")
+
+    def __init__(self, send: Send, request_id: str, service: Service) -> None:
+        self._send = send
+        self._request_id = request_id
+        self._service = service
+        #: 0 until the answer begins.
+        self.status = 0
+
+    def __call__(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            stamped = [*message["headers"], (b"x-request-id", self._request_id.encode())]
+            if self._service.admission.draining:
+                stamped.append((b"connection", b"close"))
+            message = {**message, "headers": stamped}
+        return self._send(message)
+
+
+class _RequestIds:
+    """Ids for those who send none: random, from the system's source, many with one call."""
+
+    def __init__(self) -> None:
+        self._left: list[str] = []
+
+    def next(self) -> str:
+        if not self._left:
+            text = secrets.token_hex(8 * 256)
+            self._left = [text[at : at + 16] for at in range(0, len(text), 16)]
+        return self._left.pop()
 
 
 def _route_of(scope: Scope) -> str:
@@ -148,9 +197,7 @@ def _route_of(scope: Scope) -> str:
     return route
 
 
-async def send_problem(problem: Problem, request_id: str, send: Send) -> None:
-    """A problem document as a whole answer."""
-    body = problem.body(request_id)
-    headers = [*problem.headers(), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+async def _send_whole(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, send: Send) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})

@@ -12,7 +12,7 @@ import pytest
 from hybridindex.client import Client
 from hybridindex.service import run
 from hybridindex.service.place import bind_tcp
-from hybridindex.service.protocol import PatientProtocol, choose_protocol
+from hybridindex.service.protocol import PatientProtocol, _OneWrite, choose_protocol
 from tests.service.conftest import assert_same
 from tests.service.test_run import run_daemon
 
@@ -116,3 +116,37 @@ def test_the_loop_is_uvloops_where_that_is_installed():
     uvloop = pytest.importorskip("uvloop")
     with asyncio.Runner(loop_factory=run._loop_factory()) as runner:
         assert isinstance(runner.get_loop(), uvloop.Loop)
+
+
+class _Recorded(asyncio.Transport):
+    """Keeps what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.closed = False
+
+    def write(self, data) -> None:
+        assert not self.closed
+        self.written.append(bytes(data))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_head_and_body_are_written_together():
+    transport = _Recorded()
+    one = _OneWrite(transport)
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
+    for data in (head, b"ab", head, b"", b"HTTP/1.1 100 Continue\r\n\r\n", head, b"a", b"b"):
+        one.write(data)
+    assert transport.written == [head + b"ab", head, b"HTTP/1.1 100 Continue\r\n\r\n", head + b"a", b"b"]
+
+
+def test_a_head_without_a_body_goes_out_before_the_end():
+    transport = _Recorded()
+    one = _OneWrite(transport)
+    one.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+    one.close()
+    assert transport.written == [b"HTTP/1.1 204 No Content\r\n\r\n"]
+    assert transport.closed

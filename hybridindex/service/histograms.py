@@ -1,0 +1,86 @@
+"""Histograms for the search path: an observation takes well under a microsecond, a scrape does the rest.
+
+Those of ``prometheus_client`` go through a label, a value object and a lock for every bucket; with eight observations a
+search that is a tenth of what a request costs. Exposed as the same families in the same format by ``metrics.py``.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+__all__ = ["Buckets", "Histogram"]
+
+
+class Buckets:
+    """Counts of one label value. Any thread."""
+
+    __slots__ = ("_bounds", "_counts", "_lock", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        """``bounds``: inclusive upper ends, ascending; what is above the last one has a bucket too."""
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+        self._lock = threading.Lock()
+
+    def observe(self, value: float) -> None:
+        """Takes one value into account."""
+        at = bisect_left(self._bounds, value)
+        with self._lock:
+            self._counts[at] += 1
+            self._sum += value
+
+    def read(self) -> tuple[list[tuple[str, float]], float]:
+        """(upper end, values up to it), the last one "+Inf", and the sum of all values."""
+        with self._lock:
+            counts, total = list(self._counts), self._sum
+        found, below = [], 0
+        for bound, count in zip((*self._bounds, float("inf")), counts, strict=True):
+            below += count
+            found.append((str(floatToGoString(bound)), float(below)))  # type: ignore[no-untyped-call]
+        return found, total
+
+
+class Histogram(Collector):
+    """One family: buckets by the value of one label, or without one."""
+
+    def __init__(self, name: str, text: str, bounds: tuple[float, ...], label: str | None = None) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = tuple(float(b) for b in bounds)
+        self._label = label
+        self._lock = threading.Lock()
+        self._of: dict[str, Buckets] = {}
+
+    def of(self, value: str = "") -> Buckets:
+        """The buckets of a label's value; ``""`` without a label. To be kept: looking up takes longer than counting."""
+        with self._lock:
+            found = self._of.get(value)
+            if found is None:
+                found = self._of[value] = Buckets(self._bounds)
+        return found
+
+    def describe(self) -> list[Metric]:
+        return [HistogramMetricFamily(self._name, self._text, labels=self._labels())]
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels())
+        with self._lock:
+            of = list(self._of.items())
+        for value, buckets in of:
+            counts, total = buckets.read()
+            family.add_metric([value] if self._label is not None else [], counts, total)
+        yield family
+
+    def _labels(self) -> list[str]:
+        return [] if self._label is None else [self._label]

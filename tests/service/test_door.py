@@ -1,0 +1,202 @@
+"""Refusals from headers alone: when, with what, and that connections outlive them. The queue is in test_admission."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+
+import pytest
+
+from hybridindex.answers import ANSWER_TYPE, decode_answer
+from hybridindex.service.auth import KeyFile, Keyring
+from hybridindex.service.door import Door
+from tests.clustered import DIM
+from tests.service.conftest import assert_same, held_engine, talk
+from tests.service.live import live
+
+RAW = {"content-type": "application/octet-stream", "accept": ANSWER_TYPE}
+#: One query is searched, four may wait, two of them of one client.
+LIMITS = {"in_flight_queries": 1, "queue_queries": 4, "client_share": 0.5, "max_queries": 8}
+
+
+def length_of(n: int) -> dict[bytes, bytes]:
+    return {b"content-type": b"application/octet-stream", b"content-length": str(n * DIM * 4).encode()}
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+class Full:
+    """A daemon whose queue holds one query in flight and two that wait, of the client 127.0.0.1."""
+
+    def __init__(self, service, queries):
+        self.service, self.queries = service, queries
+
+    async def __call__(self, http, then):
+        body = self.queries[0].tobytes()
+        asked = [asyncio.create_task(http.post("/v1/search", content=body, headers=RAW)) for _ in range(3)]
+        await until(lambda: self.service.admission.n_waiting == 2)
+        try:
+            return await then(http)
+        finally:
+            self.opened.set()
+            for task in asked:
+                assert (await task).status_code == 200
+
+    def run(self, then):
+        with held_engine(self.service.router, self.queries) as self.opened:
+            return talk(self.service, lambda http: self(http, then))
+
+
+@pytest.fixture
+def full(make_service, queries):
+    return Full(make_service(limits=LIMITS), queries)
+
+
+def test_a_full_share_is_refused_before_the_body_is_asked_for(full):
+    asked_for_body = False
+
+    async def body():
+        nonlocal asked_for_body
+        asked_for_body = True
+        yield b"\0" * DIM * 4
+
+    async def refuse(http):
+        headers = {**RAW, "x-request-id": "mine-1", "content-length": str(DIM * 4)}
+        return await http.post("/v1/search", content=body(), headers=headers)
+
+    answer = full.run(refuse)
+    assert answer.status_code == 429
+    assert not asked_for_body
+    problem = answer.json()
+    assert problem["type"] == "urn:hybridindex:problem:too-many-requests"
+    assert problem["request_id"] == answer.headers["x-request-id"] == "mine-1"
+    assert int(answer.headers["retry-after"]) == problem["retry_after_s"] >= 1
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "2 queries" in problem["detail"]
+    assert full.service.admission.refused["client"] == 1
+
+
+def test_refusals_are_counted_each_and_logged_together(full, caplog):
+    async def refuse(http):
+        for _ in range(5):
+            assert (await http.post("/v1/search", content=full.queries[0].tobytes(), headers=RAW)).status_code == 429
+        return (await http.get("/metrics")).text
+
+    with caplog.at_level(logging.INFO, "hybridindex.access"):
+        text = full.run(refuse)
+    assert [r for r in caplog.records if getattr(r, "status", 0) == 429] == []
+    assert 'hybridindex_responses_total{route="/v1/search",status="429"} 5.0' in text
+    assert 'hybridindex_refused_total{reason="client"} 5.0' in text
+    assert 'hybridindex_request_seconds_count{route="/v1/search"} 5.0' in text
+
+
+def test_one_line_tells_how_many(full, caplog):
+    door = Door(full.service)
+    full.service.admission.drain()
+
+    async def refuse():
+        for _ in range(3):
+            assert door.refusal("a", {}).status == 503
+        door.flush()
+        door.flush()
+
+    with caplog.at_level(logging.INFO, "hybridindex.access"):
+        asyncio.run(refuse())
+    assert [r.count for r in caplog.records if hasattr(r, "count")] == [3]
+
+
+def test_what_the_headers_say_of_the_number_of_queries(full):
+    async def look(_http):
+        door = Door(full.service)
+        other = [door.refusal("other", length_of(n)) for n in (1, 2, 3, 8, 9)]
+        # Two of four places are taken, and one client may have two.
+        assert [None if r is None else r.status for r in other] == [None, None, 503, 503, None]
+        # Without a number, one at least.
+        assert door.refusal("other", {}) is None
+        for length in (b"x", b"-1", b"9" * 19, b"", str(1 << 40).encode()):
+            assert door.refusal("127.0.0.1", {**length_of(1), b"content-length": length}) is None
+        assert door.refusal("127.0.0.1", {}).status == 429
+        # Who waits for 100 may be told to go on or not by the route alone.
+        assert door.refusal("127.0.0.1", {b"expect": b"100-continue"}) is None
+
+    full.run(look)
+
+
+def test_the_document_is_the_one_that_the_queue_would_give(full, queries):
+    async def both(http):
+        early = await http.post("/v1/search", content=queries[0].tobytes(), headers=RAW)
+        text = json.dumps({"queries": queries[:2].tolist()})
+        # Whoever says "expect" is let past.
+        late = await http.post(
+            "/v1/search", content=text, headers={"content-type": "application/json", "expect": "100-continue"}
+        )
+        return early, late
+
+    early, late = full.run(both)
+    assert early.status_code == late.status_code == 429
+    assert set(early.json()) == set(late.json())
+    assert set(early.headers) == set(late.headers)
+
+
+def test_a_wrong_key_learns_nothing_of_the_queue(make_service, tmp_path):
+    service = make_service(limits=LIMITS)
+    file = KeyFile(tmp_path / "keys.json")
+    key = file.add("web", "search")
+    service.admission.drain()
+
+    async def ask_both(http):
+        right = await http.post("/v1/search", content=b"x", headers={"authorization": f"Bearer {key}"})
+        wrong = await http.post("/v1/search", content=b"x", headers={"authorization": "Bearer hix_wrong"})
+        return right.status_code, wrong.status_code
+
+    assert talk(service, ask_both, keyring=Keyring(file.path)) == (503, 401)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_connection_outlives_its_refusals(make_service, queries, apart):
+    """Whether the body comes with the head or after the refusal."""
+    service = make_service(limits=LIMITS)
+    expected = service.router.search(queries[:1], 3)
+    body = queries[:1].tobytes()
+    head = (
+        "POST /v1/search?k=3 HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/octet-stream\r\n"
+        f"accept: {ANSWER_TYPE}\r\ncontent-length: {len(body)}\r\n\r\n"
+    ).encode()
+
+    def read(connection) -> tuple[int, bytes]:
+        taken = b""
+        while b"\r\n\r\n" not in taken:
+            taken += connection.recv(1 << 16)
+        top, _, rest = taken.partition(b"\r\n\r\n")
+        length = int(top.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        while len(rest) < length:
+            rest += connection.recv(1 << 16)
+        assert b"connection: close" not in top.lower()
+        return int(top[9:12]), rest
+
+    with live(service) as port, socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.settimeout(60)
+        admission = service.admission
+        # As many as may wait; nobody else is there who could take them away.
+        admission._n_in_flight, admission._n_waiting = 1, 4
+        try:
+            for _ in range(3):
+                if apart:
+                    connection.sendall(head)
+                    assert read(connection)[0] == 503
+                    connection.sendall(body)
+                else:
+                    connection.sendall(head + body)
+                    assert read(connection)[0] == 503
+        finally:
+            admission._n_in_flight = admission._n_waiting = 0
+        connection.sendall(head + body)
+        status, answer = read(connection)
+    assert status == 200
+    assert_same(decode_answer(answer), expected)
