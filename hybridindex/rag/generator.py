@@ -15,13 +15,15 @@ from types import TracebackType
 from typing import Any, Literal, Protocol
 
 from hybridindex.errors import GenerationError, InvalidInputError, MissingDependencyError
+from hybridindex.llm.events import EventReader, events_of
 from hybridindex.rag.records import Piece
-from hybridindex.rag.sse import events_of
 
 __all__ = ["Finished", "Generator", "OpenAIGenerator", "Prompt"]
 
 #: Longest prompt and longest generated text, in characters.
 _MAX_TEXT = 4 << 20
+#: Of a whole answer: an event has some fifty bytes beside each character.
+_MAX_BYTES = 64 * _MAX_TEXT
 #: Characters of a server's complaint that are repeated.
 _MAX_COMPLAINT = 300
 
@@ -145,7 +147,8 @@ class OpenAIGenerator:
         started = self._clock()
         reason, prompt_tokens, completion_tokens, length = "", 0, 0, 0
         with self._sent("POST", "/v1/chat/completions" if chat else "/v1/completions", body) as answer:
-            for event in events_of(self._chunks(answer, started)):
+            reader = EventReader(error=GenerationError, max_answer_bytes=_MAX_BYTES)
+            for event in events_of(self._chunks(answer, started), reader):
                 prompt_tokens = _count_of(event, "prompt_tokens") or prompt_tokens
                 completion_tokens = _count_of(event, "completion_tokens") or completion_tokens
                 choice = _first_choice(event)
@@ -235,7 +238,7 @@ class OpenAIGenerator:
             total += len(chunk)
             if self._clock() - started > self._timeout_s:
                 raise GenerationError(f"{self._url} took longer than {self._timeout_s:g} s for one generation")
-            if total > 64 * _MAX_TEXT:
+            if total > _MAX_BYTES:
                 raise GenerationError(f"{self._url} sent {total} bytes; the answer is cut off")
             yield chunk
 
