@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol
@@ -83,6 +83,7 @@ class OpenAIGenerator:
         mode: Literal["chat", "completions"] = "chat",
         temperature: float = 0.0,
         seed: int | None = 0,
+        extra: Mapping[str, Any] | None = None,
         timeout_s: float = 120.0,
         idle_s: float = 30.0,
         clock: Callable[[], float] = time.perf_counter,
@@ -93,6 +94,7 @@ class OpenAIGenerator:
             url: of the server, with or without ``/v1``.
             model: as the server names it; empty: the first that it serves, asked for once.
             key: an API key, sent as a bearer token.
+            extra: fields of a request that are not OpenAI's, as the server takes them: vLLM's ``ignore_eos``.
             mode: "chat" for models with a chat template, "completions" for plain text.
             timeout_s: longest time of one generation. ``idle_s``: longest silence within it.
 
@@ -114,7 +116,7 @@ class OpenAIGenerator:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._model = model
         self._mode = mode
-        self._sampling = {"temperature": temperature, **({} if seed is None else {"seed": seed})}
+        self._sampling = {"temperature": temperature, **({} if seed is None else {"seed": seed}), **(extra or {})}
         self._timeout_s = timeout_s
         self._clock = clock
         # Encodings are refused: what a server sends is bounded as it is read. Proxies are not asked: it is near.

@@ -119,11 +119,12 @@ def test_counts_that_are_none_count_nothing(serve, usage):
 def test_a_completion_is_streamed(serve):
     event = {"choices": [{"text": " word", "finish_reason": "length", "logprobs": {"token_logprobs": [-1.0, -2.0]}}]}
     server = serve(lambda h, _: stream(h, event, DONE))
-    pieces, finished = collect(server.url, mode="completions")
+    pieces, finished = collect(server.url, mode="completions", extra={"ignore_eos": True})
     assert [(p.text, p.tokens, p.logprobs) for p in pieces] == [(" word", 2, (-1.0, -2.0))]
     assert finished.reason == "length"
     assert server.asked[0][0] == "/v1/completions"
     assert server.asked[0][1]["prompt"] == "what"
+    assert server.asked[0][1]["ignore_eos"] is True
 
 
 def test_what_goes_on_where_a_text_ends_is_never_a_chat(serve):
