@@ -125,7 +125,7 @@ def main() -> None:
             "overlap": lambda: {
                 str(n): overlaps(index, on_host(), runs, n) for n in (index.nlist * 512 // 4096, options.nprobe)
             },
-            "staleness": lambda: similarities(on_host, texts, held_out, embedder.token_starts, embedder),
+            "staleness": lambda: similarities(on_host, texts, held_out[::3], embedder.token_starts, embedder),
             "deadlines": lambda: deadlines(
                 on_host(k=5, factor=24), (asked * 4)[:80],
                 [16, 32, 48, 64, 96, 128, 160, 192, 224, 256], [0.25, 0.5, 0.75]
@@ -172,7 +172,7 @@ def tables(parts: dict[str, Any]) -> None:
             [[r["window_ms"], f"{r['in_time']:.1%}", r["nprobe_used"], r["largest_fitting_p95"]]
              for r in parts["deadlines"]["rows"]],
         )  # fmt: skip
-    replay = {name: row for name, row in parts.get("replay", {}).items() if isinstance(row, dict)}
+    replay = {n: row for n, row in parts.get("replay", {}).items() if isinstance(row, dict) and row["searches"]}
     show(
         "lookahead, replayed (the last column is a projection)",
         ["pipeline", "hit rate", "host ms without", "host ms left", "retrieval share", "projected ratio"],

@@ -1,8 +1,9 @@
 """From recorded runs: how much drafts and final queries probe alike, and what lookahead would save on a GPU.
 
 The first is counted with the index's centroids. For the second each run is replayed on the stand-in device with
-lookahead and without; hit rates are measured there and so is the host's time. What a GPU would take is a *projection*:
-no profile of one exists, so its copies and scans are taken at stated bandwidths (:class:`Assumed`).
+lookahead and without; hit rates are measured there, at a pace at which the stand-in's copies end, and so is the host's
+time. What a GPU would take is a *projection*: no profile of one exists, so its copies and scans are taken at stated
+bandwidths (:class:`Assumed`), and generation is scaled so that host retrieval is the stated share of the time.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ class Assumed:
     launch_us: float = 100.0
     #: Of the whole time without lookahead, by which generation is scaled.
     retrieval_share: float = 0.5
+
+
+#: How many times faster than recorded hit rates are measured.
+_SPEED = 50.0
 
 
 def pairs_of(run: RunTrace) -> Iterator[tuple[LookedAhead, Retrieved]]:
@@ -109,7 +114,8 @@ def replays(retriever: Retriever, runs: Sequence[RunTrace], query_bytes: float, 
         base = [_play(run, retriever, 1e9, lookahead=False)[0] for run in mine]
         host_s = sum(event.seconds for searches in base for event in searches)
         recorded_s = sum(g.seconds for run in mine for g in run.generations)
-        if not mine or host_s == 0:
+        if host_s == 0:
+            found[name] = {"runs": len(mine), "searches": 0}
             continue
         share = assumed.retrieval_share
         speed = recorded_s * share / (host_s * (1 - share))
@@ -117,7 +123,7 @@ def replays(retriever: Retriever, runs: Sequence[RunTrace], query_bytes: float, 
         hits: list[float] = []
         same = True
         for run, before in zip(mine, base, strict=True):
-            after, windows = _play(run, retriever, speed, lookahead=True)
+            after, windows = _play(run, retriever, _SPEED, lookahead=True)
             for event, old, window in zip(after, before, windows, strict=True):
                 same &= event.ids == old.ids
                 hit = float(np.mean(event.hit_rate))
@@ -127,7 +133,7 @@ def replays(retriever: Retriever, runs: Sequence[RunTrace], query_bytes: float, 
                 left_s += old.embed_s + (old.seconds - old.embed_s) * (1 - hit)
                 device_s += hit * nbytes / assumed.scan_gb_per_s / 1e9 + assumed.launch_us / 1e6
                 if hit:
-                    device_s += max(0.0, query_bytes / assumed.copy_gb_per_s / 1e9 - window)
+                    device_s += max(0.0, query_bytes / assumed.copy_gb_per_s / 1e9 - window * _SPEED / speed)
         generation_s = recorded_s / speed
         found[name] = {
             "runs": len(mine),
