@@ -54,8 +54,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--interval", type=int, default=64)
     parser.add_argument("--balance", type=float, default=0.8, help="a full search against a chunk's generation")
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--references", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--references", type=int, default=2)
 
 
 def say(text: str) -> None:

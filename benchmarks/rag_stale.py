@@ -29,7 +29,7 @@ _WINDOW = 64
 _MARGIN = 0.9
 
 
-def windows_of(text: str, starts: TokenStarts, stale: int, step: int = 16) -> list[tuple[str, str]]:
+def windows_of(text: str, starts: TokenStarts, stale: int, step: int = 64) -> list[tuple[str, str]]:
     """(newest, stale) windows at every ``step`` tokens of a text."""
     places = starts([text])[0].tolist()
     found = []
@@ -89,7 +89,8 @@ def deadlines(
         return time.perf_counter() - started, int(found.nprobe_used[0])
 
     free: dict[int, list[float]] = {n: [] for n in nprobes}
-    whole = float(np.median([timed(vector, nprobes[-1])[0] for vector in vectors[:20]]))
+    # The first half warms up.
+    whole = float(np.median([timed(vector, nprobes[-1])[0] for vector in vectors[:40]][20:]))
     with_deadline: dict[float, list[tuple[float, int]]] = {fit: [] for fit in fits}
     rng = np.random.default_rng(4)
     for vector in vectors:
