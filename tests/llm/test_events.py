@@ -75,6 +75,7 @@ def test_a_line_without_end_and_an_answer_without_end_are_cut_off() -> None:
         (b"data: 5\n\n", "no JSON object"),
         (b"data: " + b"[" * 100_000 + b"\n\n", "no JSON object"),
         (b"x" * (2 << 20), "a line of the answer is longer"),
+        (b"data: " + b"x" * (2 << 20) + b"\n\n", "a line of the answer is longer"),
     ],
 )
 @pytest.mark.parametrize("kind", [LLMServerError, GenerationError])
