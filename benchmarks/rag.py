@@ -1,210 +1,193 @@
-"""Pipelines with and without lookahead, and PipeRAG's schedules, over replayed generations. The retrieval is real.
+"""RAG beside a real LLM: what drafts foretell, what lookahead and PipeRAG hide, and what stale windows cost.
 
-- **pipelines**: recorded runs (``--trace``, made by ``hybridindex chat --record`` with a real LLM) are replayed at
-  their own pace against the same router, with lookahead and without. Without a trace, HyDE is played with real draft
-  and final queries of the demo data: the final query stands for what an LLM would have written, in ``--ttft-ms`` and
-  ``--tpot-ms`` per token, which is said in the result.
-- **schedules**: a text of the corpus is "generated" chunk by chunk at that pace; retrieval once, before each chunk, or
-  hidden beside the chunk before. What counts is the time that generation stood still, and nprobe.
+    python -m benchmarks.rag --index IDX --llm http://127.0.0.1:8191 --record
+    python -m benchmarks.rag --index IDX --llm http://127.0.0.1:8191 --measure --json benchmarks/results/rag.json
 
-Sides are interleaved in an order that changes each round; the same side twice gives the noise.
+``--record`` runs the six pipelines on real questions and keeps the runs; ``--measure`` does the parts below and keeps
+each once it is done, so that an interrupted run goes on; ``--again PART`` measures one anew. Start it on one core and
+the server on the other (docs/rag.md). The parts are in rag_overlap, rag_stale and rag_periodic beside this file.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common import arguments, show, write
-from benchmarks.data import benchmark_cache, benchmark_dataset
-from hybridindex.cli.commands_serve import choose_plan
+from benchmarks.data import benchmark_cache
+from benchmarks.rag_overlap import Assumed, overlaps, replays
+from benchmarks.rag_periodic import Larger, balance, likelihoods, references, written
+from benchmarks.rag_record import questions, record, recorded
+from benchmarks.rag_stale import deadlines, similarities
 from hybridindex.demo.documents import DOCUMENTS_FILE
 from hybridindex.demo.embed import load_embedder
 from hybridindex.facade import open_index
-from hybridindex.rag.chunk_time import ChunkTimeModel
-from hybridindex.rag.documents import DocumentStore, TokenStarts
-from hybridindex.rag.periodic import PeriodicRetrieval, Schedule
-from hybridindex.rag.pipelines import PIPELINES
-from hybridindex.rag.records import Answer, Generated, Piece, Retrieved
+from hybridindex.rag.documents import DocumentStore
+from hybridindex.rag.generator import OpenAIGenerator
+from hybridindex.rag.periodic import PeriodicRetrieval
 from hybridindex.rag.retriever import CenteredEmbedder, Retriever
-from hybridindex.rag.steps import Steps
-from hybridindex.rag.trace import ReplayGenerator, RunTrace, read_traces
+
+PARTS = ("overlap", "staleness", "deadlines", "replay", "piperag", "quality")
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--index", type=Path, required=True, help="an index with its documents.sqlite: the demo's")
-    parser.add_argument("--trace", type=Path, help="recorded runs; default: pairs of the demo data as HyDE")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--budget-mb", type=int, default=64)
-    parser.add_argument("--nprobe", type=int, help="default the plan's, then the index's")
-    parser.add_argument("--runs", type=int, default=40)
-    parser.add_argument("--ttft-ms", type=float, default=30.0, help="of stated generations")
-    parser.add_argument("--tpot-ms", type=float, default=2.0)
-    parser.add_argument("--interval", type=int, default=32)
-    parser.add_argument("--chunks", type=int, default=6)
+    parser.add_argument("--index", type=Path, required=True, help="the demo's, with its documents.sqlite")
+    parser.add_argument("--llm", required=True, metavar="URL", help="with /v1/completions, ignore_eos and echo: vLLM")
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--again", choices=PARTS, action="append", default=[])
+    parser.add_argument("--only", choices=PARTS, action="append", help="default all parts")
+    parser.add_argument("--kept", type=Path, default=Path("build/rag"), help="traces and finished parts")
+    parser.add_argument("--questions", type=int, default=24)
+    parser.add_argument("--at-once", type=int, default=6)
+    parser.add_argument("--nprobe", type=int, default=256, help="of replays and PipeRAG")
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--interval", type=int, default=64)
+    parser.add_argument("--balance", type=float, default=0.8, help="a full search against a chunk's generation")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--references", type=int, default=2)
 
 
-def stated(name: str, texts: Sequence[str], ttft_s: float, tpot_s: float, finish: str = "stop") -> Generated:
-    """A generation of these tokens at that pace."""
-    pieces = tuple(Piece(text=t, tokens=1, at_s=ttft_s + n * tpot_s) for n, t in enumerate(texts))
-    seconds = ttft_s + max(0, len(texts) - 1) * tpot_s
-    digest = hashlib.sha256(b"").hexdigest()
-    return Generated(
-        name=name, pieces=pieces, finish=finish, prompt_tokens=0,
-        completion_tokens=0, prompt_sha256=digest, max_tokens=max(1, len(texts)),
-        started_s=0.0, seconds=seconds,
-    )  # fmt: skip
+def say(text: str) -> None:
+    sys.stderr.write(f"{datetime.now(UTC):%H:%M:%S} {text}\n")
 
 
-def tokens_of(text: str, starts: TokenStarts) -> list[str]:
-    places = starts([text])[0].tolist()
-    return [text[a:b] for a, b in itertools.pairwise([*places, len(text)])]
-
-
-def pair_runs(count: int, starts: TokenStarts, ttft_s: float, tpot_s: float) -> list[RunTrace]:
-    """HyDE runs of real pairs, whole sessions apart."""
-    pairs = benchmark_dataset("demo").pairs.pairs()
-    chosen = np.random.default_rng(0).permutation(len(pairs))[:count]
-    return [
-        RunTrace(
-            pipeline="hyde",
-            question=pairs[i][0],
-            events=(
-                stated("hypothesis", tokens_of(pairs[i][1], starts), ttft_s, tpot_s),
-                stated("answer", ["."], ttft_s, tpot_s),
-            ),
-        )
-        for i in chosen.tolist()
-    ]
-
-
-@dataclass(slots=True)
-class Side:
-    """What one side took, run by run."""
-
-    retrieval_ms: list[float] = field(default_factory=list)
-    total_ms: list[float] = field(default_factory=list)
-    hit_rate: list[float] = field(default_factory=list)
-
-    def take(self, answer: Answer) -> None:
-        searches = [event for event in answer.events if isinstance(event, Retrieved)]
-        self.retrieval_ms.append(answer.retrieval_s * 1e3)
-        self.total_ms.append(answer.seconds * 1e3)
-        self.hit_rate += [rate for search in searches for rate in search.hit_rate]
-
-    def row(self) -> dict[str, float]:
-        low, high = np.percentile(self.retrieval_ms, [25, 75])
-        return {
-            "retrieval_ms": float(np.median(self.retrieval_ms)),
-            "quartiles": [float(low), float(high)],  # type: ignore[dict-item]
-            "total_ms": float(np.median(self.total_ms)),
-            "hit_rate": float(np.mean(self.hit_rate)) if self.hit_rate else 0.0,
-        }
-
-
-def pipelines(retriever: Retriever, runs: Sequence[RunTrace]) -> dict[str, Any]:
-    """Each run by every side, in an order that changes."""
-    sides = {"without": False, "lookahead": True, "lookahead again": True}
-    taken = {name: Side() for name in sides}
-    rng = np.random.default_rng(1)
-    for run in runs:
-        for name in rng.permutation(list(sides)).tolist():
-            generator = ReplayGenerator(run.generations)
-            with Steps(run.question, retriever, generator, lookahead=sides[name]) as steps:
-                taken[name].take(PIPELINES[run.pipeline](steps))
-    found: dict[str, Any] = {name: side.row() for name, side in taken.items()}
-    ratios = {
-        name: np.array(side.retrieval_ms) / np.array(taken["lookahead"].retrieval_ms) for name, side in taken.items()
-    }
-    for name, ratio in ratios.items():
-        found[name]["over_lookahead"] = float(np.median(ratio))
+def measured(kept: Path, name: str, again: bool, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The part from its file, or measured now and kept, with load and time beside it."""
+    file = kept / f"{name}.json"
+    if file.exists() and not again:
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+    say(f"{name} ...")
+    started, load = time.perf_counter(), os.getloadavg()[0]
+    found = measure()
+    found["load_average"] = [load, os.getloadavg()[0]]
+    found["measured_s"] = time.perf_counter() - started
+    file.write_text(json.dumps(found))
+    say(f"{name}: {found['measured_s']:.0f} s")
     return found
-
-
-def schedules(
-    retriever: Retriever, plan: PeriodicRetrieval, text: Sequence[str], pace: tuple[float, float], repeats: int
-) -> dict[str, Any]:
-    """The same text by every schedule; generation times are stated, so all else is retrieval."""
-    chunks = [text[start : start + plan.interval] for start in range(0, len(text), plan.interval)]
-    said = [stated("chunk", chunk, *pace, finish="length") for chunk in chunks]
-    alone_ms = sum(one.seconds for one in said) * 1e3
-    rows: dict[str, list[tuple[float, float]]] = {schedule: [] for schedule in Schedule}
-    rng = np.random.default_rng(2)
-    models = {schedule: ChunkTimeModel() for schedule in Schedule}
-    for _ in range(repeats):
-        for schedule in rng.permutation(list(Schedule)).tolist():
-            with Steps(" ".join(text[:8]), retriever, ReplayGenerator(said)) as steps:
-                written = replace(plan, schedule=Schedule(schedule)).run(steps, models[schedule])
-            used = [n for e in written.answer.events if isinstance(e, Retrieved) for n in e.nprobe_used]
-            rows[schedule].append((written.answer.seconds * 1e3 - alone_ms, float(np.mean(used)) if used else 0.0))
-    return {
-        schedule: {
-            "standing_ms": float(np.median([standing for standing, _ in values])),
-            "nprobe": float(np.mean([used for _, used in values])),
-            "generation_ms": alone_ms,
-        }
-        for schedule, values in rows.items()
-    }
 
 
 def main() -> None:
     options = arguments(__doc__ or "", _options)
-    pace = options.ttft_ms / 1e3, options.tpot_ms / 1e3
+    options.kept.mkdir(parents=True, exist_ok=True)
+    traces = options.kept / "traces.jsonl"
     embedder = load_embedder(benchmark_cache() / "downloads" / "wheels")
-    with open_index(options.index) as index, DocumentStore(options.index / DOCUMENTS_FILE) as texts:
+    with contextlib.ExitStack() as owned:
+        index = owned.enter_context(open_index(options.index, verify="quick"))
+        texts = owned.enter_context(DocumentStore(options.index / DOCUMENTS_FILE))
         texts.check_index(index.fingerprint)
         assert texts.info.mean is not None
-        if options.trace is not None:
-            runs = list(itertools.islice(read_traces(options.trace), options.runs))
-            runs = [run for run in runs if run.pipeline in PIPELINES]
-        else:
-            runs = pair_runs(options.runs, embedder.token_starts, *pace)
-        plan = choose_plan(index, "latest", None, None)
-        with index.router(
-            plan=None, devices=[options.device], device_budget_bytes=options.budget_mb << 20, cache_fraction=0
-        ) as router:
-            label = router.devices[0].label
-            nprobe = options.nprobe or (plan.nprobe if plan is not None else index.nprobe)
-            retriever = Retriever(router, CenteredEmbedder(embedder, texts.info.mean), texts, k=5, nprobe=nprobe)
-            by_lookahead = pipelines(retriever, runs)
-            ids = np.random.default_rng(3).permutation(index.count)[: options.chunks * options.interval // 60 + 1]
-            text = [t for i in ids.tolist() for t in tokens_of(texts.read([i])[i].document.text, embedder.token_starts)]
-            size = options.chunks * options.interval
-            periodic = PeriodicRetrieval(interval=options.interval, max_tokens=size, token_starts=embedder.token_starts)
-            by_schedule = schedules(retriever, periodic, text[:size], pace, max(3, options.runs // 8))
+        centered = CenteredEmbedder(embedder, texts.info.mean)
+        llm = owned.enter_context(
+            OpenAIGenerator(options.llm, mode="completions", timeout_s=600, idle_s=300, extra={"ignore_eos": True})
+        )
+        plain = owned.enter_context(OpenAIGenerator(options.llm, mode="completions", timeout_s=600, idle_s=300))
+        beside = owned.enter_context(index.router(None, ["cpu"], device_budget_bytes=64 << 20, cache_fraction=0))
+        host = owned.enter_context(index.router(None, [], threads=1))
+        if options.record:
+            retriever = Retriever(beside, centered, texts, k=2, nprobe=options.nprobe)
+            record(traces, retriever, plain, questions(options.questions), options.at_once)
+        if not options.measure:
+            return
+        runs = recorded(traces)
+        plan = PeriodicRetrieval(
+            interval=options.interval, max_tokens=options.tokens, min_nprobe=8, token_starts=embedder.token_starts,
+            placement="append",
+        )  # fmt: skip
+
+        def on_host(hidden: frozenset[int] = frozenset(), k: int = 1, factor: int = 1) -> Retriever:
+            return Retriever(Larger(host, factor, hidden), centered, texts, k=k, nprobe=options.nprobe)
+
+        held_out = references(texts, 48, 8, index.count)
+        say(f"{len(runs)} recorded runs, {len(held_out)} held-out documents")
+        asked = list(dict.fromkeys(run.question for run in runs))
+        list_bytes = float(np.mean(np.sort(index.list_bytes)[::-1]))
+
+        def piperag() -> dict[str, Any]:
+            chunk_s, search_s = balance(on_host(), llm, plan, asked[0])
+            factor = max(1, round(options.balance * chunk_s / search_s))
+            say(f"a chunk takes {chunk_s:.2f} s, a search {search_s * 1e3:.1f} ms: the corpus is taken {factor} times")
+            found = written(lambda: on_host(factor=factor), llm, plan, asked[: options.repeats], 1, say)
+            return {"factor": factor, "chunk_s": chunk_s, "search_s": search_s, "interval": plan.interval, **found}
+
+        todo: dict[str, Callable[[], dict[str, Any]]] = {
+            "overlap": lambda: {
+                str(n): overlaps(index, on_host(), runs, n) for n in (index.nlist * 512 // 4096, options.nprobe)
+            },
+            "staleness": lambda: similarities(on_host, texts, held_out[::3], embedder.token_starts, embedder),
+            "deadlines": lambda: deadlines(
+                on_host(k=5, factor=24), (asked * 4)[:80],
+                [16, 32, 48, 64, 96, 128, 160, 192, 224, 256], [0.25, 0.5, 0.75]
+            ),
+            "replay": lambda: replays(
+                Retriever(beside, centered, texts, k=2, nprobe=options.nprobe), runs, list_bytes * options.nprobe,
+                Assumed(),
+            ),
+            "piperag": piperag,
+            "quality": lambda: likelihoods(
+                on_host, plain, PeriodicRetrieval(
+                    interval=options.interval, token_starts=embedder.token_starts, placement="replace"
+                ), held_out[: options.references], say,
+            ),
+        }  # fmt: skip
+        wanted = options.only or PARTS
+        parts = {name: measured(options.kept, name, name in options.again, todo[name]) for name in wanted}
+        model = llm.model
+    tables(parts)
+    write(options.json, "rag", {"model": model, "nprobe": options.nprobe, "nlist": index.nlist, **parts})
+
+
+def tables(parts: dict[str, Any]) -> None:
+    """What of the parts is worth a look."""
+    for nprobe, rows in parts.get("overlap", {}).items():
+        if isinstance(rows, dict):
+            show(
+                f"draft and final probes alike, nprobe {nprobe}",
+                ["pipeline", "overlap", "TeleRAG %", "queries"],
+                [[n, f"{r['mean']:.1%}", str(r["telerag_percent"]), r["queries"]] for n, r in rows.items()],
+            )
+    if "staleness" in parts:
+        show(
+            "stale windows against the newest",
+            ["tokens", "cosine", "shifted", "uncentred", "same passage", "PipeRAG"],
+            [[r["staleness"], r["cosine"], r["cosine_shifted"], r["cosine_uncentred"],
+              f"{r['same_passage']:.0%}", r["piperag"]]
+             for r in parts["staleness"]["rows"]],
+        )  # fmt: skip
+    if "deadlines" in parts:
+        show(
+            "searches with deadlines",
+            ["window ms", "in time", "nprobe", "largest that fits"],
+            [[r["window_ms"], f"{r['in_time']:.1%}", r["nprobe_used"], r["largest_fitting_p95"]]
+             for r in parts["deadlines"]["rows"]],
+        )  # fmt: skip
+    replay = {n: row for n, row in parts.get("replay", {}).items() if isinstance(row, dict) and row["searches"]}
     show(
-        f"pipelines, {len(runs)} runs, nprobe {nprobe}, {label}",
-        ["side", "retrieval ms", "over lookahead", "total ms", "hit rate"],
-        [
-            [name, f"{row['retrieval_ms']:.2f}", f"{row['over_lookahead']:.2f}", f"{row['total_ms']:.0f}",
-             f"{row['hit_rate']:.1%}"]
-            for name, row in by_lookahead.items()
-        ],
+        "lookahead, replayed (the last column is a projection)",
+        ["pipeline", "hit rate", "host ms without", "host ms left", "retrieval share", "projected ratio"],
+        [[n, f"{r['hit_rate']:.1%}", r["host_ms_without"], r["host_ms_left"], f"{r['retrieval_share']:.0%}",
+          r["projection"]["ratio"]] for n, r in replay.items()],
     )  # fmt: skip
-    show(
-        f"schedules, {options.chunks} chunks of {options.interval} tokens",
-        ["schedule", "generation stood still ms", "nprobe"],
-        [[name, f"{row['standing_ms']:.2f}", f"{row['nprobe']:.0f}"] for name, row in by_schedule.items()],
-    )
-    write(
-        options.json,
-        "rag",
-        {
-            "device": label,
-            "nprobe": nprobe,
-            "generations": "recorded" if options.trace is not None else
-            f"stated: {options.ttft_ms:g} ms to the first token, {options.tpot_ms:g} ms per token",
-            "pipelines": by_lookahead,
-            "schedules": by_schedule,
-        },
-    )  # fmt: skip
+    if "piperag" in parts:
+        show(
+            "PipeRAG, really run",
+            ["schedule", "seconds", "over pipelined"],
+            [[n, f"{np.median(r['seconds']):.1f}", r["over_pipelined"]]
+             for n, r in parts["piperag"]["schedules"].items()],
+        )  # fmt: skip
+    quality = {name: row for name, row in parts.get("quality", {}).items() if isinstance(row, dict)}
+    show("held-out documents", ["schedule", "perplexity"], [[n, r["perplexity"]] for n, r in quality.items()])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,14 @@ from hybridindex.types import LLMLevel, LLMMeasurement, LLMProfile
 if TYPE_CHECKING:
     from hybridindex.store.control import ControlStore
 
-__all__ = ["LLM_PROFILED", "list_llm_measurements", "llm_profile_from_data", "load_llm_profile", "save_llm_measurement"]
+__all__ = [
+    "LLM_PROFILED",
+    "find_llm_measurement",
+    "list_llm_measurements",
+    "llm_profile_from_data",
+    "load_llm_profile",
+    "save_llm_measurement",
+]
 
 #: Kind of the events.
 LLM_PROFILED = "llm_profiled"
@@ -37,6 +44,16 @@ def list_llm_measurements(store: ControlStore) -> list[tuple[int, LLMMeasurement
     """
     events = reversed(store.list_events(kind=LLM_PROFILED, limit=_MAX_MEASUREMENTS))
     return [(event.id, _measurement_of(event.id, event.payload)) for event in events]
+
+
+def find_llm_measurement(store: ControlStore, model: str) -> LLMMeasurement | None:
+    """The latest one of that model on a running server; None: there is none.
+
+    Raises:
+        StoreError: a row is damaged.
+    """
+    found = (m for _, m in reversed(list_llm_measurements(store)) if (m.model, m.method) == (model, "server"))
+    return next(found, None)
 
 
 def load_llm_profile(store: ControlStore, choice: str = "latest", *, hardware_fingerprint: str | None) -> LLMProfile:

@@ -18,8 +18,9 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from hybridindex.errors import InvalidInputError, LLMServerError, MissingDependencyError
+from hybridindex.llm.events import EventReader, parse_object, shown
 from hybridindex.profiler.llm_metrics import CacheState, read_cache_state
-from hybridindex.profiler.llm_stream import EventReader, parse_object, shown
+from hybridindex.profiler.llm_stream import chunk_of
 
 __all__ = ["Answer", "LLMServer", "ServedModel", "base_url"]
 
@@ -177,7 +178,7 @@ class LLMServer:
         input_tokens = output_tokens = None
         async with self._response("POST", f"{_ROOT}/completions", content) as response:
             async for portion in response.aiter_raw():
-                for chunk in reader.feed(portion):
+                for chunk in map(chunk_of, reader.feed(portion)):
                     now = time.perf_counter() - started
                     if chunk.text is not None:
                         first_s, last_s = first_s or now, now

@@ -10,6 +10,7 @@ import pytest
 from hybridindex.errors import ProfileError, StoreError
 from hybridindex.llm_profiles import (
     LLM_PROFILED,
+    find_llm_measurement,
     list_llm_measurements,
     llm_profile_from_data,
     load_llm_profile,
@@ -43,6 +44,14 @@ def measurement(kv: int, rps: float, **changes) -> LLMMeasurement:
 def store(tmp_path):
     with ControlStore.open(tmp_path / "control.sqlite") as opened:
         yield opened
+
+
+def test_the_latest_measurement_of_a_served_model_is_found(store: ControlStore) -> None:
+    assert find_llm_measurement(store, "tiny") is None
+    ours = [measurement(100, 1.0), measurement(100, 2.0)]
+    for made in (*ours, measurement(100, 3.0, model="other"), measurement(100, 4.0, method="offline")):
+        save_llm_measurement(store, made)
+    assert find_llm_measurement(store, "tiny") == ours[1]
 
 
 def test_measurements_come_back_as_they_were_saved(store: ControlStore) -> None:

@@ -21,6 +21,8 @@ from hybridindex.cli.commands_serve import Budget, choose_plan
 from hybridindex.cli.console import emit, err, out, parse_bytes
 from hybridindex.cli.options import Devices, Json, Nprobe, PlanChoice, StoreUrl
 from hybridindex.errors import GenerationError, InvalidInputError, MissingDependencyError
+from hybridindex.llm_profiles import find_llm_measurement
+from hybridindex.rag.chunk_time import ChunkTimeModel
 from hybridindex.rag.documents import DocumentsInfo, DocumentStore
 from hybridindex.rag.generator import Generator, OpenAIGenerator
 from hybridindex.rag.periodic import PeriodicRetrieval
@@ -30,6 +32,7 @@ from hybridindex.rag.retriever import CenteredEmbedder, Embedder, Retriever, Ses
 from hybridindex.rag.steps import Steps
 from hybridindex.rag.trace import ReplayGenerator, RunTrace, TraceWriter, read_traces
 from hybridindex.service.place import find_daemon
+from hybridindex.store.control import ControlStore
 
 __all__ = ["register"]
 
@@ -93,9 +96,11 @@ def register(app: typer.Typer) -> None:
             if record is not None:
                 name = generator.model if isinstance(generator, OpenAIGenerator) else "replay"
                 writer = owned.enter_context(TraceWriter(record, model=name))
+            name = generator.model if pipeline == _PIPERAG and isinstance(generator, OpenAIGenerator) else ""
+            times = _chunk_times(index, store, name)
             for asked, says, ours in _questions(question, runs, generator, pipeline, speed):
                 talking = question is None and replay is None
-                answer = _answer(asked, retriever, says, ours, lookahead=lookahead, quiet=json, talking=talking)
+                answer = _answer(asked, retriever, says, ours, times, lookahead=lookahead, quiet=json, talking=talking)
                 if answer is None:
                     continue
                 if writer is not None:
@@ -131,6 +136,7 @@ def _answer(
     retriever: Retriever,
     generator: Generator,
     pipeline: str,
+    times: ChunkTimeModel,
     *,
     lookahead: bool,
     quiet: bool,
@@ -141,7 +147,7 @@ def _answer(
     try:
         with Steps(question, retriever, generator, lookahead=lookahead, on_text=show) as steps:
             if pipeline == _PIPERAG:
-                answer = PeriodicRetrieval().run(steps).answer
+                answer = PeriodicRetrieval().run(steps, times).answer
             else:
                 answer = PIPELINES[pipeline](steps)
     except KeyboardInterrupt:
@@ -157,6 +163,16 @@ def _answer(
     if show is not None:
         show("\n")
     return answer
+
+
+def _chunk_times(index: Path, store: str | None, model: str) -> ChunkTimeModel:
+    """What the control store knows of this LLM's pace, where it was measured; later, what the answers teach."""
+    url = store or (index / "control.sqlite")
+    if not model or (isinstance(url, Path) and not url.exists()):
+        return ChunkTimeModel()
+    with ControlStore.open(url) as control:
+        measured = find_llm_measurement(control, model)
+    return ChunkTimeModel() if measured is None else ChunkTimeModel.of_measurement(measured)
 
 
 def _source(

@@ -7,6 +7,7 @@ fitted to what was seen lately: old chunks fade, so the model follows the LLM's 
 from __future__ import annotations
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.types import LLMMeasurement
 
 __all__ = ["ChunkTimeModel", "FadingLine"]
 
@@ -47,6 +48,21 @@ class ChunkTimeModel:
         """``keep``: worth of a chunk beside the one after it."""
         self._first = FadingLine(keep)
         self._per_token = FadingLine(keep)
+
+    @classmethod
+    def of_measurement(cls, measurement: LLMMeasurement, keep: float = 0.8) -> ChunkTimeModel:
+        """Knows what single requests took when the LLM was measured; chunks that come weigh more, one by one.
+
+        A measurement without such times (vLLM's offline loop has none) teaches nothing.
+        """
+        model = cls(keep)
+        for length, first_token_s in measurement.prefill:
+            model._first.observe(length, first_token_s)
+        alone = min(measurement.levels, key=lambda level: level.concurrency, default=None)
+        if alone is not None and alone.ttft_p50_s > 0:
+            model._first.observe(alone.input_tokens, alone.ttft_p50_s)
+            model._per_token.observe(alone.input_tokens + alone.output_tokens / 2, alone.tpot_p50_s)
+        return model
 
     def observe(self, length: int, tokens: int, first_token_s: float, seconds: float) -> None:
         """One chunk: ``tokens`` generated after a prompt of ``length`` tokens."""

@@ -9,19 +9,21 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
 from hybridindex.errors import GenerationError, InvalidInputError, MissingDependencyError
+from hybridindex.llm.events import EventReader, events_of
 from hybridindex.rag.records import Piece
-from hybridindex.rag.sse import events_of
 
 __all__ = ["Finished", "Generator", "OpenAIGenerator", "Prompt"]
 
 #: Longest prompt and longest generated text, in characters.
 _MAX_TEXT = 4 << 20
+#: Of a whole answer: an event has some fifty bytes beside each character.
+_MAX_BYTES = 64 * _MAX_TEXT
 #: Characters of a server's complaint that are repeated.
 _MAX_COMPLAINT = 300
 
@@ -81,6 +83,7 @@ class OpenAIGenerator:
         mode: Literal["chat", "completions"] = "chat",
         temperature: float = 0.0,
         seed: int | None = 0,
+        extra: Mapping[str, Any] | None = None,
         timeout_s: float = 120.0,
         idle_s: float = 30.0,
         clock: Callable[[], float] = time.perf_counter,
@@ -91,6 +94,7 @@ class OpenAIGenerator:
             url: of the server, with or without ``/v1``.
             model: as the server names it; empty: the first that it serves, asked for once.
             key: an API key, sent as a bearer token.
+            extra: fields of a request that are not OpenAI's, as the server takes them: vLLM's ``ignore_eos``.
             mode: "chat" for models with a chat template, "completions" for plain text.
             timeout_s: longest time of one generation. ``idle_s``: longest silence within it.
 
@@ -112,7 +116,7 @@ class OpenAIGenerator:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._model = model
         self._mode = mode
-        self._sampling = {"temperature": temperature, **({} if seed is None else {"seed": seed})}
+        self._sampling = {"temperature": temperature, **({} if seed is None else {"seed": seed}), **(extra or {})}
         self._timeout_s = timeout_s
         self._clock = clock
         # Encodings are refused: what a server sends is bounded as it is read. Proxies are not asked: it is near.
@@ -145,7 +149,8 @@ class OpenAIGenerator:
         started = self._clock()
         reason, prompt_tokens, completion_tokens, length = "", 0, 0, 0
         with self._sent("POST", "/v1/chat/completions" if chat else "/v1/completions", body) as answer:
-            for event in events_of(self._chunks(answer, started)):
+            reader = EventReader(error=GenerationError, max_answer_bytes=_MAX_BYTES)
+            for event in events_of(self._chunks(answer, started), reader):
                 prompt_tokens = _count_of(event, "prompt_tokens") or prompt_tokens
                 completion_tokens = _count_of(event, "completion_tokens") or completion_tokens
                 choice = _first_choice(event)
@@ -235,7 +240,7 @@ class OpenAIGenerator:
             total += len(chunk)
             if self._clock() - started > self._timeout_s:
                 raise GenerationError(f"{self._url} took longer than {self._timeout_s:g} s for one generation")
-            if total > 64 * _MAX_TEXT:
+            if total > _MAX_BYTES:
                 raise GenerationError(f"{self._url} sent {total} bytes; the answer is cut off")
             yield chunk
 

@@ -20,7 +20,9 @@ ALLOWED = {
     "store": {"migrations"},
     "migrations": {"store"},
     "partitioner": set(),
-    "profiler": {"index", "tiers"},
+    # Event streams of LLM servers, for all who talk to one.
+    "llm": set(),
+    "profiler": {"index", "tiers", "llm"},
     "router": {"index", "tiers", "partitioner"},
     # A daemon serves what the facade opens; it shares the binary answers with its clients, and nothing else.
     "service": {"facade", "committed", "store", "router", "partitioner", "profiler", "tiers", "answers", "__version__"},
@@ -28,7 +30,7 @@ ALLOWED = {
     # Puts the daemon's routes into vLLM's server, whose arguments come from a plan; retrievers of other frameworks.
     "integrations": {"service", "partitioner", "rag"},
     # Pipelines know sessions, generators and stores by protocol: routers and clients come from outside.
-    "rag": set(),
+    "rag": {"llm"},
 }
 SHARED = {"types", "errors", "paging", "extension"}
 #: May import the daemon and its clients.

@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from hybridindex.errors import GenerationError, InvalidInputError
+from hybridindex.llm.events import MAX_LINE_BYTES
 from hybridindex.rag.generator import Finished, OpenAIGenerator, Prompt
 from hybridindex.rag.pipelines import run_pipeline
-from hybridindex.rag.sse import MAX_LINE, events_of, lines_of
 from tests.rag.test_pipelines import QUESTION, SAID
 
 PROMPT = Prompt(name="answer", text="what", max_tokens=9, stop=("\n",), logprobs=True)
@@ -119,11 +119,12 @@ def test_counts_that_are_none_count_nothing(serve, usage):
 def test_a_completion_is_streamed(serve):
     event = {"choices": [{"text": " word", "finish_reason": "length", "logprobs": {"token_logprobs": [-1.0, -2.0]}}]}
     server = serve(lambda h, _: stream(h, event, DONE))
-    pieces, finished = collect(server.url, mode="completions")
+    pieces, finished = collect(server.url, mode="completions", extra={"ignore_eos": True})
     assert [(p.text, p.tokens, p.logprobs) for p in pieces] == [(" word", 2, (-1.0, -2.0))]
     assert finished.reason == "length"
     assert server.asked[0][0] == "/v1/completions"
     assert server.asked[0][1]["prompt"] == "what"
+    assert server.asked[0][1]["ignore_eos"] is True
 
 
 def test_what_goes_on_where_a_text_ends_is_never_a_chat(serve):
@@ -145,16 +146,17 @@ def test_a_pipeline_talks_to_a_server(serve, retriever):
 @pytest.mark.parametrize(
     ("lines", "complaint"),
     [
-        ([b"<html>busy</html>\n"], "expected a stream of events"),
-        ([b"data: {nonsense\n\n"], "not JSON"),
-        ([b"data: 5\n\n"], "expected an object"),
+        ([b"<html>busy</html>\n"], "no event stream"),
+        ([b"data: {nonsense\n\n"], "no JSON object"),
+        ([b"data: 5\n\n"], "no JSON object"),
+        ([b"data: " + b"[" * 100_000 + b"\n\n"], "no JSON object"),
         ([b"data: {}\n\n"], "expected an object with choices"),
         ([{"choices": [5]}], "expected an object"),
         ([{"choices": [{"delta": {"content": 5}}]}], "expected a string"),
         ([{"choices": [{"delta": {}, "logprobs": {"content": [{}]}}]}], "probabilities that cannot be read"),
         ([{"error": {"message": "out of memory"}}], "gave up: .*out of memory"),
         ([chat_event("half")], "ended its answer before it was finished"),
-        ([b"data: " + b"x" * (MAX_LINE + 9)], "a line of more than"),
+        ([b"data: " + b"x" * (MAX_LINE_BYTES + 9)], "a line of the answer is longer"),
     ],
 )
 def test_garbage_is_an_error_that_shows_it(serve, lines, complaint):
@@ -267,11 +269,3 @@ def test_wrong_arguments(options, field):
         Prompt(name="n", text="x", max_tokens=0)
     with pytest.raises(InvalidInputError, match="0 characters"):
         Prompt(name="n", text="", max_tokens=1)
-
-
-def test_lines_are_cut_wherever_the_bytes_are():
-    content = 'data: {"a": "ä"}\r\n\r\n: c\nevent: x\ndata: {"b": 1}\n\ndata: [DONE]\nnot read'.encode()
-    for size in (1, 2, 7, 1000):
-        chunks = [content[i : i + size] for i in range(0, len(content), size)]
-        assert list(events_of(chunks)) == [{"a": "ä"}, {"b": 1}]
-    assert list(lines_of([b"a\nb"])) == [b"a", b"b"]

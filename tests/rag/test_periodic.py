@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,7 @@ from hybridindex.rag.records import Generated, Retrieved
 from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.shift import shift_passage
 from hybridindex.rag.steps import Steps
+from hybridindex.types import LLMLevel, LLMMeasurement, LLMProfile
 from tests.rag.world import LandingSource, embedder, query_embedder, replay, spoken
 
 QUESTION = "what is a planet"
@@ -255,6 +257,34 @@ def test_chunk_times_grow_with_the_sequence():
     assert model.predict_s(2000, 1) == pytest.approx(2.2, rel=1e-6)
     with pytest.raises(InvalidInputError, match="keep is 0"):
         FadingLine(0)
+
+
+def measured(**changes):
+    alone = LLMLevel(
+        concurrency=1, n_requests=4, input_tokens=100, output_tokens=100, throughput_rps=1,
+        ttft_p50_s=0.3, tpot_p50_s=0.02,
+    )  # fmt: skip
+    crowd = replace(alone, concurrency=8, ttft_p50_s=9.0, tpot_p50_s=9.0)
+    made = LLMMeasurement(
+        created_at="2030-01-31T12:00:00+00:00", hardware_fingerprint="hw", model="m", method="server",
+        profile=LLMProfile(kv_cache_bytes=1, throughput_rps=1), levels=(crowd, alone),
+        prefill=((200, 0.4), (400, 0.6)),
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def test_a_measured_llm_is_known_before_its_first_chunk():
+    model = ChunkTimeModel.of_measurement(measured())
+    assert model.predict_s(600, 51) == pytest.approx(0.8 + 50 * 0.02)
+    for _ in range(30):
+        model.observe(600, 51, 1.0, 1.0 + 50 * 0.04)
+    assert model.predict_s(600, 51) == pytest.approx(3.0, rel=0.05)
+
+
+def test_a_measurement_without_single_requests_teaches_nothing():
+    offline = measured(method="offline", prefill=(), levels=(LLMLevel(
+        concurrency=9, n_requests=9, input_tokens=9, output_tokens=9, throughput_rps=1),))  # fmt: skip
+    assert ChunkTimeModel.of_measurement(offline).predict_s(100, 10) is None
 
 
 # Quality

@@ -1,0 +1,154 @@
+"""From recorded runs: how much drafts and final queries probe alike, and what lookahead would save on a GPU.
+
+The first is counted with the index's centroids. For the second each run is replayed on the stand-in device with
+lookahead and without; hit rates are measured there, at a pace at which the stand-in's copies end, and so is the host's
+time. What a GPU would take is a *projection*: no profile of one exists, so its copies and scans are taken at stated
+bandwidths (:class:`Assumed`), and generation is scaled so that host retrieval is the stated share of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.rag_record import OPTIONS
+from hybridindex.facade import Index
+from hybridindex.rag.pipelines import PIPELINES
+from hybridindex.rag.records import Generated, LookedAhead, Retrieved
+from hybridindex.rag.retriever import Retriever
+from hybridindex.rag.steps import Steps
+from hybridindex.rag.trace import ReplayGenerator, RunTrace
+from hybridindex.types import F32
+
+__all__ = ["TELERAG", "Assumed", "overlaps", "replays"]
+
+#: TeleRAG's Table 1: lowest and highest of NQ, HotpotQA, TriviaQA; percent at 512 of 4096 lists.
+TELERAG = {
+    "hyde": (75.7, 78.6),
+    "sub_question": (65.3, 66.6),
+    "iterative": (86.8, 93.4),
+    "iter_retgen": (85.7, 91.2),
+    "flare": (80.3, 82.9),
+    "self_rag": (100.0, 100.0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumed:
+    """Of the GPU in the projection; stated, not measured."""
+
+    copy_gb_per_s: float = 50.0
+    scan_gb_per_s: float = 2000.0
+    launch_us: float = 100.0
+    #: Of the whole time without lookahead, by which generation is scaled.
+    retrieval_share: float = 0.5
+
+
+#: How many times faster than recorded hit rates are measured.
+_SPEED = 50.0
+
+
+def pairs_of(run: RunTrace) -> Iterator[tuple[LookedAhead, Retrieved]]:
+    """Each search that had a draft, with the last one before it."""
+    draft = None
+    for event in run.events:
+        if isinstance(event, LookedAhead):
+            draft = event
+        elif isinstance(event, Retrieved) and draft is not None:
+            yield draft, event
+            draft = None
+
+
+def overlaps(index: Index, retriever: Retriever, runs: Sequence[RunTrace], nprobe: int) -> dict[str, Any]:
+    """Per pipeline: the share of the lists of final queries that the draft's nearest ``nprobe`` hold."""
+
+    def lists(vectors: F32) -> list[set[int]]:
+        near = np.argpartition(-(vectors @ index.centroids.T), nprobe - 1, axis=1)[:, :nprobe]
+        return [set(row) for row in near.tolist()]
+
+    shares: dict[str, list[float]] = {name: [] for name in PIPELINES}
+    for run in runs:
+        for draft, final in pairs_of(run):
+            drafted = set().union(*lists(retriever.embed(draft.texts)))
+            shares[run.pipeline] += [len(one & drafted) / nprobe for one in lists(retriever.embed(final.texts))]
+    return {
+        name: {
+            "mean": float(np.mean(values)),
+            "quartiles": np.quantile(values, [0.25, 0.75]).tolist(),
+            "queries": len(values),
+            "telerag_percent": TELERAG[name],
+        }
+        for name, values in shares.items()
+        if values
+    }
+
+
+def _play(run: RunTrace, retriever: Retriever, speed: float, lookahead: bool) -> tuple[list[Retrieved], list[float]]:
+    """Its searches, and the generation time in front of each that had a draft."""
+    with Steps(run.question, retriever, ReplayGenerator(run.generations, speed=speed), lookahead=lookahead) as steps:
+        events = PIPELINES[run.pipeline](steps, **OPTIONS[run.pipeline]).events
+    windows, generated, drafted = [], 0.0, False
+    for event in events:
+        if isinstance(event, LookedAhead):
+            generated, drafted = 0.0, True
+        elif isinstance(event, Generated):
+            generated += event.seconds
+        elif isinstance(event, Retrieved):
+            windows.append(generated if drafted else 0.0)
+            generated, drafted = 0.0, False
+    return [event for event in events if isinstance(event, Retrieved)], windows
+
+
+def replays(retriever: Retriever, runs: Sequence[RunTrace], query_bytes: float, assumed: Assumed) -> dict[str, Any]:
+    """Per pipeline, over its runs: measured hits and host times, projected ratio.
+
+    Args:
+        query_bytes: that a query's probes hold, on average.
+    """
+    found: dict[str, Any] = {}
+    for name in PIPELINES:
+        mine = [run for run in runs if run.pipeline == name]
+        base = [_play(run, retriever, 1e9, lookahead=False)[0] for run in mine]
+        host_s = sum(event.seconds for searches in base for event in searches)
+        recorded_s = sum(g.seconds for run in mine for g in run.generations)
+        if host_s == 0:
+            found[name] = {"runs": len(mine), "searches": 0}
+            continue
+        share = assumed.retrieval_share
+        speed = recorded_s * share / (host_s * (1 - share))
+        left_s = device_s = 0.0
+        hits: list[float] = []
+        same = True
+        for run, before in zip(mine, base, strict=True):
+            after, windows = _play(run, retriever, _SPEED, lookahead=True)
+            for event, old, window in zip(after, before, windows, strict=True):
+                same &= event.ids == old.ids
+                hit = float(np.mean(event.hit_rate))
+                hits += event.hit_rate
+                nbytes = query_bytes * len(event.texts)
+                # Embedding and reading texts stay; the host scans what was not resident.
+                left_s += old.embed_s + (old.seconds - old.embed_s) * (1 - hit)
+                device_s += hit * nbytes / assumed.scan_gb_per_s / 1e9 + assumed.launch_us / 1e6
+                if hit:
+                    device_s += max(0.0, query_bytes / assumed.copy_gb_per_s / 1e9 - window * _SPEED / speed)
+        generation_s = recorded_s / speed
+        found[name] = {
+            "runs": len(mine),
+            "searches": sum(map(len, base)),
+            "generation_speed": speed,
+            "retrieval_share": host_s / (host_s + generation_s),
+            "hit_rate": float(np.mean(hits)),
+            "host_ms_without": host_s / len(mine) * 1e3,
+            "host_ms_left": left_s / len(mine) * 1e3,
+            "same_results": same,
+            "projection": {
+                **asdict(assumed),
+                "seconds_without": (generation_s + host_s) / len(mine),
+                "seconds_with": (generation_s + left_s + device_s) / len(mine),
+                "ratio": (generation_s + host_s) / (generation_s + left_s + device_s),
+            },
+        }
+    return found

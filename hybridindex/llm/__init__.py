@@ -1,0 +1,1 @@
+"""What clients of OpenAI-compatible servers share: event streams. The clients are in ``rag`` and ``profiler``."""
