@@ -34,8 +34,10 @@ class EngineRules:
 
     max_batch: int | None = None
     early_dispatch: bool = True
-    #: Seconds that the engine spends on each request beyond its stages: queueing, answering. A profile does not have it.
+    #: Seconds that the engine spends on each request beyond its stages, and that an answer takes to its caller: what a
+    #: profile, which times whole batches of one caller, does not have.
     per_request_s: float = 0.0
+    answer_s: float = 0.0
     max_in_flight: int = MAX_BATCHES_IN_FLIGHT
     #: Draw how far each batch's stages scatter around their fits from the profile's residuals.
     scatter: bool = True
@@ -123,7 +125,7 @@ def retrieve(
         # What does not hide behind the longer of the two scans delays whichever ends last.
         waiting = served.routing.serial * min(host_s, longest) if longest else 0.0
         engine_free = split + host_s + waiting
-        tail = stages.merge_s
+        tail = stages.merge_s + rules.answer_s
         if device_end:
             device_end += waiting + tail
         host_end = engine_free + tail
