@@ -11,6 +11,7 @@ Targets: attainment within 5 points, p90 within 20 %.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from dataclasses import asdict, replace
@@ -34,6 +35,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cuda:N, or cpu for the stand-in")
     parser.add_argument("--coverage", type=float, action="append", help="repeat; default 0 and 0.2")
     parser.add_argument("--load", type=float, action="append", help="part of the sustained rate; repeat")
+    parser.add_argument("--max-rate", type=float, default=1000.0, help="requests/s that the sender keeps up with")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
     parser.add_argument("--profile-seconds", type=float, default=60.0)
     parser.add_argument("--threads", type=int, default=1, help="of the host scan: one core stays for the sender")
@@ -43,8 +45,8 @@ def _data(args: argparse.Namespace) -> tuple[Any, Any, int, int]:
     """Vectors, queries, nlist, nprobe."""
     if args.dataset == "synthetic":
         rng = np.random.default_rng(0)
-        queries = sorted_clusters(6000, 64, n_centres=50, seed=2)
-        return sorted_clusters(args.vectors, 64, n_centres=200, seed=1), rng.permutation(queries), 512, 32
+        queries = sorted_clusters(6000, 128, n_centres=50, seed=2)
+        return sorted_clusters(args.vectors, 128, n_centres=200, seed=1), rng.permutation(queries), 512, 64
     data = benchmark_dataset(args.dataset)
     log = data.centered(np.asarray(data.log_queries))
     log = np.ascontiguousarray(log[np.random.default_rng(0).permutation(len(log))])
@@ -82,7 +84,8 @@ def main() -> None:
                 router.search(test[:256])
 
                 def measured(load: float, seed: int, slo_s: float | None) -> tuple[Any, Workload]:
-                    rate = load * sustained  # noqa: B023 - called in this round only
+                    rate = min(load * sustained, args.max_rate)  # noqa: B023 - called in this round only
+                    sys.stderr.write(f"coverage {coverage:g}, {rate:.0f} requests/s ...\n")  # noqa: B023
                     arrivals = poisson_arrivals(rate, args.seconds, seed)
                     found = run_open_loop(
                         router,  # noqa: B023
@@ -99,7 +102,7 @@ def main() -> None:
                 answer_s = max(0.0, found.p50_ms / 1e3 - told.search.p50)
                 system = replace(system, rules=EngineRules(answer_s=answer_s))
                 # Of a middling load: then attainment is neither 0 nor 1 at all rates.
-                slo_s = simulate(system, poisson(0.6 * sustained, 20_000, seed=1)).search.p90
+                slo_s = simulate(system, poisson(min(0.6 * sustained, args.max_rate), 20_000, seed=1)).search.p90
                 for number, load in enumerate(loads):
                     found, workload = measured(load, number, slo_s)
                     started = time.perf_counter()

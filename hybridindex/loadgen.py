@@ -102,7 +102,9 @@ def run_open_loop(
     after = router.stats()
     good = np.isfinite(latency)
     p50, p90, p95, p99, mean = (
-        (*np.percentile(latency[good] * 1e3, [50, 90, 95, 99]), latency[good].mean() * 1e3) if good.any() else (np.inf,) * 5
+        (*np.percentile(latency[good] * 1e3, [50, 90, 95, 99]), latency[good].mean() * 1e3)
+        if good.any()
+        else (np.inf,) * 5
     )
     return LoadResult(
         rate=float(rate),

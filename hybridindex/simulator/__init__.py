@@ -13,8 +13,8 @@ from hybridindex.simulator.serve import System, simulate
 
 __all__ = [
     "POLICIES",
-    "Inputs",
     "EngineRules",
+    "Inputs",
     "LLMServer",
     "Outcome",
     "RateFound",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.coverage import build_coverage_curve
 from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.router import update_cycle as cycle
@@ -61,6 +62,8 @@ class DriftRules:
         check_number("profile_s", self.profile_s, least=0.0)
         check_number("solve_s", self.solve_s, least=0.0)
         check_number("bytes_per_s", self.bytes_per_s, above=0.0)
+        if not 0 <= self.shift <= 1:
+            raise InvalidInputError(f"shift is {self.shift}; give a part of the hot order in [0, 1]")
 
 
 class MovingLoad:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.partitioner.latency import DeviceScanModel, LatencyModel, RoutingModel
+from hybridindex.partitioner.latency import LatencyModel, RoutingModel
 from hybridindex.partitioner.order_stats import window_max, window_sum
 from hybridindex.partitioner.scan_models import ScanWork
 from hybridindex.simulator.queries import QueryPool, TierWork
@@ -149,13 +149,4 @@ def stage_table(
         device_factor=device_factor,
         resident_bytes=resident_bytes,
         _known={},
-    )
-
-
-def scaled_device(model: DeviceScanModel, bandwidth_ratio: float) -> DeviceScanModel:
-    """The scan of a device whose memory is ``bandwidth_ratio`` times as fast; its overhead stays."""
-    return replace(
-        model,
-        per_work_byte_s=model.per_work_byte_s / bandwidth_ratio,
-        per_unique_byte_s=model.per_unique_byte_s / bandwidth_ratio,
     )

@@ -26,7 +26,9 @@ def test_bursts_keep_the_rate_and_raise_the_variance_of_counts(burstiness):
 
 def test_a_trace_is_read_sorted_from_zero(tmp_path):
     file = tmp_path / "trace.jsonl"
-    file.write_text('{"t": 7, "input_tokens": 30, "output_tokens": 3}\n\n{"t": 5, "input_tokens": 10, "output_tokens": 1}\n')
+    file.write_text(
+        '{"t": 7, "input_tokens": 30, "output_tokens": 3}\n\n{"t": 5, "input_tokens": 10, "output_tokens": 1}\n'
+    )
     workload = from_trace(file)
     assert workload.arrivals.tolist() == [0.0, 2.0]
     assert workload.input_tokens.tolist() == [10, 30]
@@ -53,7 +55,7 @@ def test_bad_files_and_numbers_are_named(tmp_path):
     for rate in (-1.0, 0.0, float("nan"), float("inf")):
         with pytest.raises(InvalidInputError, match="rate is"):
             poisson(rate, 10, seed=0)
-    with pytest.raises(InvalidInputError, match="burstiness is 0.5"):
+    with pytest.raises(InvalidInputError, match=r"burstiness is 0\.5"):
         bursty(1.0, 10, burstiness=0.5, period_s=1.0, seed=0)
     with pytest.raises(InvalidInputError, match="requests is 0"):
         poisson(1.0, 0, seed=0)

@@ -60,13 +60,18 @@ def test_resources_that_do_not_allow_a_policy_are_told(inputs):
 
 
 def test_an_unknown_policy_is_named(inputs):
-    with pytest.raises(InvalidInputError, match="policy is 'best'.*hedrarag"):
+    with pytest.raises(InvalidInputError, match=r"policy is 'best'.*hedrarag"):
         build_system("best", inputs)
 
 
 @pytest.mark.parametrize(
     ("wrong", "named"),
-    [({"rate": -1.0}, "rate"), ({"slo_s": 0.0}, "slo_s"), ({"n_devices": 0}, "n_devices"), ({"contention": -1}, "cont")],
+    [
+        ({"rate": -1.0}, "rate"),
+        ({"slo_s": 0.0}, "slo_s"),
+        ({"n_devices": 0}, "n_devices"),
+        ({"contention": -1}, "cont"),
+    ],
 )
 def test_wrong_inputs_are_named(inputs, wrong, named):
     with pytest.raises(InvalidInputError, match=f"^{named}"):
