@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -164,7 +163,6 @@ def simulate(
     )
     trace = None if arrivals in ("poisson", "bursty") else from_trace(Path(arrivals), limit=requests)
 
-    @cache
     def workload(at: float) -> Workload:
         if trace is not None:
             return trace.at_rate(at)

@@ -137,7 +137,8 @@ def retrieve(
         else:
             _dispatch_early(done, first, served, split, engine_free - split, tail, device_end, size)
         started[first:last] = [now] * size
-        ends[len(batches) % rules.max_in_flight] = end
+        # The slot is free before the answer has reached its caller.
+        ends[len(batches) % rules.max_in_flight] = end - rules.answer_s
         batches.append(size)
         whole = served.hit_rate
         hits[first:last] = [whole[i % served.n] for i in range(first, last)]

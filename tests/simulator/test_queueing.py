@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -72,13 +74,14 @@ def test_two_batches_at_most_are_under_way(analysis):
 def test_early_dispatch_answers_light_requests_sooner_and_none_later(analysis):
     system = system_of("cpu-only", Inputs(analysis=analysis, slo_s=0.1, rate=1.0))
     workload = poisson(2 * system.table.capacity(), 5_000, seed=2)
-    from dataclasses import replace
-
     late = retrieve(workload.arrivals, system.table, replace(system.rules, early_dispatch=False), seed=1)
     early = retrieve(workload.arrivals, system.table, system.rules, seed=1)
     assert np.array_equal(early.started_s, late.started_s)
     assert (early.done_s <= late.done_s + 1e-9).all()
     assert (early.done_s < late.done_s - 1e-6).mean() > 0.3
+    first = np.cumsum(early.batches) - early.batches
+    # The heaviest request of a batch ends with the batch.
+    assert np.maximum.reduceat(early.done_s, first) == pytest.approx(late.done_s[first])
 
 
 def test_the_same_seed_gives_the_same_outcome_and_another_one_another(analysis):
