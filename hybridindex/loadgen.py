@@ -31,6 +31,7 @@ class LoadResult:
     n_requests: int
     n_failed: int
     p50_ms: float
+    p90_ms: float
     p95_ms: float
     p99_ms: float
     mean_ms: float
@@ -100,8 +101,10 @@ def run_open_loop(
         progress("load", len(due), len(due))
     after = router.stats()
     good = np.isfinite(latency)
-    p50, p95, p99, mean = (
-        (*np.percentile(latency[good] * 1e3, [50, 95, 99]), latency[good].mean() * 1e3) if good.any() else (np.inf,) * 4
+    p50, p90, p95, p99, mean = (
+        (*np.percentile(latency[good] * 1e3, [50, 90, 95, 99]), latency[good].mean() * 1e3)
+        if good.any()
+        else (np.inf,) * 5
     )
     return LoadResult(
         rate=float(rate),
@@ -109,6 +112,7 @@ def run_open_loop(
         n_requests=len(due),
         n_failed=int((~good).sum()),
         p50_ms=float(p50),
+        p90_ms=float(p90),
         p95_ms=float(p95),
         p99_ms=float(p99),
         mean_ms=float(mean),

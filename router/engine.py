@@ -21,6 +21,7 @@ import numpy as np
 from hybridindex.errors import InvalidInputError, OutOfBudgetError, RouterClosedError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.router.batch import Batch, BlockingReply, Request
+from hybridindex.router.batching import MAX_BATCHES_IN_FLIGHT, fits
 from hybridindex.router.deadline import PaceEstimator, nprobe_for_deadline
 from hybridindex.router.split import HOST, ProbePart, ProbeSplit, split_probes
 from hybridindex.router.stages import COARSE, HOST_SCAN, SPLIT, BatchReport, StageTime, device_scan
@@ -33,8 +34,6 @@ from hybridindex.types import F32, I32, I64, SearchResult
 __all__ = ["Engine"]
 
 _log = logging.getLogger(__name__)
-
-_MAX_BATCHES_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class Engine:
         self._held_back: Request | None = None
         #: One token for each batch that may still start.
         self._slots: queue.SimpleQueue[None] = queue.SimpleQueue()
-        for _ in range(_MAX_BATCHES_IN_FLIGHT):
+        for _ in range(MAX_BATCHES_IN_FLIGHT):
             self._slots.put(None)
         #: Held while a batch is taken and its host part scanned.
         self._turn = threading.Lock()
@@ -218,7 +217,7 @@ class Engine:
                 return requests, False
             if request is None:
                 return requests, True
-            if self._max_batch is not None and n + len(request.queries) > self._max_batch:
+            if not fits(n, len(request.queries), self._max_batch):
                 self._held_back = request
                 return requests, False
             requests.append(request)

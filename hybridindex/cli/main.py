@@ -27,6 +27,7 @@ from hybridindex.cli import (
     commands_refresh_schedule,
     commands_schedule,
     commands_serve,
+    commands_simulate,
 )
 from hybridindex.cli.console import ExitCode, emit, fail, show_json_error
 from hybridindex.cli.doctor import examine, findings_table
@@ -53,6 +54,7 @@ commands_daemon.register(app)
 commands_schedule.register(app)
 commands_chat.register(app)
 commands_refresh_schedule.register(app)
+commands_simulate.register(app)
 
 
 def _show_version(wanted: bool) -> None:

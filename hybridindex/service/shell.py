@@ -23,7 +23,7 @@ from hybridindex.service.origin import OriginPolicy
 from hybridindex.service.page.files import PAGE_PATHS
 from hybridindex.service.problems import Problem, ProblemError, problem_of
 
-__all__ = ["CALLER", "Shell"]
+__all__ = ["CALLER", "Shell", "send_problem"]
 
 _log = logging.getLogger("hybridindex.access")
 _audit = logging.getLogger("hybridindex.audit")
@@ -201,3 +201,8 @@ async def _send_whole(status: int, headers: Iterable[tuple[bytes, bytes]], body:
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})
+
+
+async def send_problem(problem: Problem, request_id: str, send: Send) -> None:
+    """A problem document as a whole answer, where no shell is around."""
+    await _send_whole(problem.status, problem.headers(), problem.body(request_id), send)

@@ -1,0 +1,31 @@
+"""A discrete-event simulator of a hybrid RAG server, calibrated with a stored profile: virtual time, seeded.
+
+Start at :func:`hybridindex.simulator.serve.simulate`; what is modelled and what is not is in docs/simulator.md.
+"""
+
+from hybridindex.simulator.arrivals import Workload, bursty, from_trace, poisson
+from hybridindex.simulator.llm import LLMServer, fit_llm
+from hybridindex.simulator.outcome import Outcome
+from hybridindex.simulator.policies import POLICIES, Inputs, Unservable, build_system
+from hybridindex.simulator.rates import RateFound, compliant_rate
+from hybridindex.simulator.retrieval import EngineRules
+from hybridindex.simulator.serve import System, simulate
+
+__all__ = [
+    "POLICIES",
+    "EngineRules",
+    "Inputs",
+    "LLMServer",
+    "Outcome",
+    "RateFound",
+    "System",
+    "Unservable",
+    "Workload",
+    "build_system",
+    "bursty",
+    "compliant_rate",
+    "fit_llm",
+    "from_trace",
+    "poisson",
+    "simulate",
+]

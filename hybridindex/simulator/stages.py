@@ -1,0 +1,152 @@
+"""Seconds of each stage of any batch, from a profile's fitted models, looked up instead of computed.
+
+A batch is a window of the pool's queries, so for one batch size all that can come are computed together, with the
+partitioner's own models, the first time that size comes up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.partitioner.latency import LatencyModel, RoutingModel
+from hybridindex.partitioner.order_stats import window_max, window_sum
+from hybridindex.partitioner.scan_models import ScanWork
+from hybridindex.simulator.queries import QueryPool, TierWork
+from hybridindex.types import F64
+
+__all__ = ["BatchTimes", "StageTable", "stage_table"]
+
+#: Larger batches are looked up at a size that differs by less than 1/64 and scaled.
+_EXACT_BATCH = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTimes:
+    """Stages of batches of one size, by first query: seconds before scatter. Lists, because Python reads them fast."""
+
+    coarse_s: float
+    host_s: list[float]
+    #: One list per device.
+    device_s: tuple[list[float], ...]
+    merge_s: float
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class StageTable:
+    """Stage times of one resident set. Not thread-safe: it remembers."""
+
+    pool: QueryPool
+    model: LatencyModel
+    routing: RoutingModel
+    host: TierWork
+    devices: list[TierWork]
+    #: (n,) host bytes and hit rate by bytes of each query.
+    miss_work: list[float]
+    hit_rate: list[float]
+    #: Factor on device scans: contention with decoding.
+    device_factor: float
+    #: Bytes that the resident lists take in pages, all devices together.
+    resident_bytes: int
+    _known: dict[int, BatchTimes]
+
+    @property
+    def n(self) -> int:
+        return len(self.miss_work)
+
+    def of_batch(self, batch: int) -> BatchTimes:
+        """The stages of all batches of ``batch`` queries."""
+        found = self._known.get(batch)
+        if found is None:
+            found = self._known[batch] = self._computed(batch)
+        return found
+
+    def _computed(self, batch: int) -> BatchTimes:
+        size = batch
+        if batch > _EXACT_BATCH:
+            step = 1 << (int(math.log2(batch)) - 6)
+            size = batch // step * step
+            if size != batch:
+                known, grow = self.of_batch(size), batch / size
+                return BatchTimes(
+                    coarse_s=known.coarse_s * grow,
+                    host_s=[s * grow for s in known.host_s],
+                    device_s=tuple([s * grow for s in one] for one in known.device_s),
+                    merge_s=known.merge_s * grow,
+                )
+        model, starts = self.model, np.arange(self.n, dtype=np.int64)
+        scale = self.routing.scale
+        missed = ScanWork(
+            batch=np.full(self.n, float(size)),
+            probes=window_sum(self.host.probes, size, starts),
+            max_probes=window_max(self.host.probes, size, starts),
+            work_bytes=window_sum(self.host.work, size, starts),
+            max_work_bytes=window_max(self.host.work, size, starts),
+            unique_bytes=np.full(self.n, self.pool.union_bytes(self.host.lists, size)),
+            min_hit_rate=-window_max(-np.array(self.hit_rate), size, starts),
+            masked=np.zeros(self.n),
+        )
+        host = np.where(missed.probes > 0, model.host.model.predict(missed), 0.0) * scale
+        devices = []
+        if model.device is not None:
+            for tier in self.devices:
+                work = window_sum(tier.work, size, starts)
+                seconds = model.device.predict(work, self.pool.union_bytes(tier.lists, size))
+                devices.append((seconds * scale * self.device_factor).tolist())
+        own = self.routing.fixed_s + self.routing.per_query_s * size
+        return BatchTimes(
+            coarse_s=(float(model.coarse.predict(size)) if model.coarse is not None else 0.0) * scale + own,
+            host_s=host.tolist(),
+            device_s=tuple(devices),
+            merge_s=float(model.merge.predict(size)) * scale if model.merge is not None and devices else 0.0,
+        )
+
+    def capacity(self, batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)) -> float:
+        """Most queries per second that any of ``batches`` sustains: host and devices work side by side."""
+        best = 0.0
+        for batch in batches:
+            times = self.of_batch(batch)
+            engine = times.coarse_s + float(np.mean(times.host_s))
+            slowest = max([engine, *(float(np.mean(one)) for one in times.device_s)])
+            best = max(best, batch / slowest) if slowest > 0 else math.inf
+        return best
+
+
+def stage_table(
+    pool: QueryPool,
+    model: LatencyModel,
+    list_device: npt.NDArray[np.int16],
+    n_devices: int,
+    *,
+    resident_bytes: int,
+    device_factor: float = 1.0,
+    extra_hits: F64 | None = None,
+) -> StageTable:
+    """The table when ``list_device`` (nlist,) int16 says where lists are, -1 = host.
+
+    ``extra_hits``: (n,) part of each query's host bytes that other lists, which come and go, serve on devices; spread
+    evenly over them.
+    """
+    tiers, hit_rate = pool.tiers(list_device, n_devices)
+    host, devices = tiers[0], tiers[1:]
+    if extra_hits is not None and n_devices:
+        moved = host.work * extra_hits
+        hit_rate = hit_rate + (1.0 - hit_rate) * extra_hits
+        devices = [replace(tier, work=tier.work + moved / n_devices) for tier in devices]
+        host = replace(host, work=host.work - moved, probes=np.round(host.probes * (1.0 - extra_hits)))
+    used = any(tier.work.any() for tier in devices)
+    return StageTable(
+        pool=pool,
+        model=model,
+        routing=model.hybrid_routing if used else model.host_routing,
+        host=host,
+        devices=devices if used else [],
+        miss_work=host.work.tolist(),
+        hit_rate=hit_rate.tolist(),
+        device_factor=device_factor,
+        resident_bytes=resident_bytes,
+        _known={},
+    )

@@ -1,0 +1,111 @@
+"""simulate: from a stored profile, with its exit statuses and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from hybridindex.cli.console import ExitCode
+from hybridindex.cli.main import run
+from hybridindex.store.control import ControlStore
+from tests.partitioner.synthetic import make_profile
+
+FEW = ("--requests", 2000, "--budget", "64MiB", "--json")
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    """What simulate reads of an index: its control store with a profile, and an LLM profile beside it."""
+    folder = tmp_path_factory.mktemp("profiled")
+    with ControlStore.open(folder / "control.sqlite") as store:
+        store.save_profile(make_profile(noise=0.05, device_per_byte_s=2e-11))
+    llm = {"kv_cache_bytes": 4 << 30, "throughput_rps": 200, "input_tokens": 512, "output_tokens": 64, "ttft_s": 0.02}
+    (folder / "llm.json").write_text(json.dumps(llm))
+    return folder
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    def invoke(*words: object) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["hybridindex", "simulate", *map(str, words)])
+        with pytest.raises(SystemExit) as stopped:
+            run()
+        captured = capsys.readouterr()
+        parsed = json.loads(captured.out) if "--json" in words and captured.out else None
+        return SimpleNamespace(code=stopped.value.code or 0, out=captured.out, json=parsed)
+
+    return invoke
+
+
+def test_policies_are_compared_with_what_was_assumed(cli, index, tmp_path):
+    picture = tmp_path / "ttft.png"
+    told = cli(
+        "--profile", index, "--rate", 50, "--slo-ms", 150, "--llm", index / "llm.json", "--devices", 2, *FEW,
+        "--plot", picture,
+    )  # fmt: skip
+    assert told.code == 0
+    by_name = {one["policy"]: one for one in told.json["policies"]}
+    assert by_name["ours"]["outcome"]["attainment"] > 0.9
+    assert by_name["ours"]["compliant_rate"]["rate"] > 50
+    assert by_name["dedicated-gpu"]["outcome"]["kv_mean"] > by_name["cpu-only"]["outcome"]["kv_mean"]
+    assert any("KV bytes per token" in sentence for sentence in told.json["assumptions"])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_infeasible_goal_names_the_nearest_feasible_rate(cli, index):
+    words = ("--profile", index, "--rate", 5000, "--slo-ms", 2, "--policy", "cpu-only", "--requests", 5000)
+    told = cli(*words, "--budget", "64MiB")
+    assert told.code == ExitCode.INFEASIBLE
+    assert "the nearest feasible rate is" in told.out
+    data = cli(*words, "--budget", "64MiB", "--json").json
+    nearest = data["policies"][0]["compliant_rate"]["rate"]
+    assert 0 < nearest < 5000
+    again = cli(*words[:3], nearest, *words[4:], *FEW[2:])
+    assert again.code == 0
+
+
+def test_a_faster_device_and_a_larger_index_change_the_answer(cli, index):
+    def search_p50(*more: object) -> float:
+        words = ("--profile", index, "--rate", 50, "--slo-ms", 50, "--policy", "all-gpu", "--no-find-rate", *FEW)
+        told = cli(*words, *more, "--budget", "4GiB")
+        return told.json["policies"][0]["outcome"]["search"]["p50"]
+
+    slow, fast = search_p50("--device-bandwidth", "10GB"), search_p50("--device-bandwidth", "1000GB")
+    large = search_p50("--device-bandwidth", "10GB", "--index-scale", 4)
+    assert fast < slow < large
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--rate", -1), "--rate is -1"),
+        (("--slo-ms", 0), "--slo-ms is 0"),
+        (("--policy", "best"), "--policy is 'best'"),
+        (("--devices", "h100x0"), "--devices is 'h100x0'"),
+        (("--devices", "65"), "--devices is '65'"),
+        (("--requests", 0), "requests is 0"),
+        (("--arrivals", "/none/there"), "trace /none/there"),
+        (("--window-ms", 10), "--transfer-bandwidth"),
+        (("--device-bandwidth", "0"), "--device-bandwidth is 0"),
+        (("--max-batch", 0), "max_batch is 0"),
+        (("--device-efficiency", 2), "device_efficiency"),
+        (("--profile", "/none"), "--profile: /none"),
+        (("--profile", 3), "--profile is the id 3"),
+        (("--llm", "/none"), "--llm"),
+        (("--overlap", 2), "overlap is 2"),
+        (("--attainment", 2), "attainment is 2"),
+    ],
+)
+def test_what_is_wrong_is_named(cli, index, words, named):
+    told = cli("--profile", index, "--rate", 10, "--slo-ms", 50, "--policy", "cpu-only", *FEW, *words)
+    assert told.code in (ExitCode.BAD_INPUT, ExitCode.NO_PROFILE)
+    assert named in told.json["error"]["message"]
+
+
+def test_without_a_budget_nothing_says_what_an_index_may_take(cli, index):
+    told = cli("--profile", index, "--rate", 10, "--slo-ms", 50, "--json")
+    assert told.code == ExitCode.BAD_INPUT
+    assert "--budget is missing" in told.json["error"]["message"]
