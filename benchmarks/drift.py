@@ -37,7 +37,7 @@ RATE = 1000.0
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mib", type=int, default=32, help="size of the vectors")
-    parser.add_argument("--windows", type=int, default=20, help="of 300 requests per replay; half of them moved")
+    parser.add_argument("--windows", type=int, default=28, help="of 300 requests per replay; half of them moved")
     parser.add_argument("--rounds", type=int, default=3, help="replays of each side")
 
 

@@ -43,7 +43,7 @@ DEFAULT_STAGING_BYTES = 24 << 20
 _N_BUFFERS = 3
 #: Most bytes of one send where the sending thread copies itself: it holds the interpreter between lists, and searches
 #: wait for it. A background move rests after each send.
-_DIRECT_BYTES = 1 << 20
+_DIRECT_BYTES = 1 << 17
 #: Sends of which size and time are remembered.
 _N_SAMPLES = 512
 
