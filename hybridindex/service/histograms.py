@@ -11,9 +11,14 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import HistogramMetricFamily
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
+from hybridindex.errors import MissingDependencyError
+
+try:
+    from prometheus_client.core import HistogramMetricFamily
+    from prometheus_client.registry import Collector
+    from prometheus_client.utils import floatToGoString
+except ImportError as error:
+    raise MissingDependencyError("metrics need prometheus-client: pip install 'hybridindex[service]'") from error
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

@@ -13,13 +13,11 @@ import time
 from functools import lru_cache
 from urllib.parse import parse_qsl
 
-from starlette.types import Receive, Scope, Send
-
 from hybridindex.answers import ANSWER_TYPE, encode_answer
 from hybridindex.service.bodies import media_type, read_body
 from hybridindex.service.core import Service
 from hybridindex.service.metrics import Metrics
-from hybridindex.service.shell import CALLER
+from hybridindex.service.shell import CALLER, Receive, Scope, Send
 from hybridindex.service.wire import BodyError, SearchRequest, accepts_binary, parse_search, to_json_answer
 from hybridindex.types import SearchResult
 

@@ -12,8 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Protocol
 
-from starlette.requests import ClientDisconnect
-
+from hybridindex.errors import MissingDependencyError
 from hybridindex.service.auth import Caller, Keyring, Role
 from hybridindex.service.core import Service
 from hybridindex.service.door import Door
@@ -22,6 +21,11 @@ from hybridindex.service.metrics import Metrics
 from hybridindex.service.origin import OriginPolicy
 from hybridindex.service.page.files import PAGE_PATHS
 from hybridindex.service.problems import Problem, ProblemError, problem_of
+
+try:
+    from starlette.requests import ClientDisconnect
+except ImportError as error:
+    raise MissingDependencyError("the daemon needs FastAPI: pip install 'hybridindex[service]'") from error
 
 __all__ = ["CALLER", "Shell", "send_problem"]
 

@@ -17,7 +17,10 @@ SKIPPED = {"hybridindex.migrations.env"}
 NEEDS = {"hybridindex.tiers.triton_kernels": "triton"}
 #: Need an extra, and have to say so where it is not installed.
 NEED_AN_EXTRA = {
-    **{f"hybridindex.service.{name}": "service" for name in ("app", "metrics", "protocol", "recent", "run", "shell")},
+    **{
+        f"hybridindex.service.{name}": "service"
+        for name in ("app", "bodies", "histograms", "metrics", "protocol", "recent", "run", "searching", "shell")
+    },
     "hybridindex.integrations.vllm_endpoint": "service",
     "hybridindex.integrations.vllm_stats": "vllm",
     **{f"hybridindex.integrations.{name}": name for name in ("langchain", "llamaindex", "haystack")},
