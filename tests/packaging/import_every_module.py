@@ -21,6 +21,7 @@ NEED_AN_EXTRA = {
         f"hybridindex.service.{name}": "service"
         for name in ("app", "bodies", "histograms", "metrics", "protocol", "recent", "run", "searching", "shell")
     },
+    "hybridindex.service.traces": "traces",
     "hybridindex.integrations.vllm_endpoint": "service",
     "hybridindex.integrations.vllm_stats": "vllm",
     **{f"hybridindex.integrations.{name}": name for name in ("langchain", "llamaindex", "haystack")},
