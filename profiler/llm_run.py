@@ -36,7 +36,7 @@ _ROUNDS_ALONE, _MIN_ROUNDS, _MAX_ROUNDS = 4, 2, 8
 _REPEATS: Final = 3
 #: Parts of ``max_seconds``.
 _LEVELS_SHARE, _REST_SHARE = 0.6, 0.4
-_POLL_S: Final = 0.25
+_POLL_S: Final = 0.05
 #: Words of the prompt whose tokens are counted first.
 _TRIAL_WORDS: Final = 128
 _MAX_TOKENS: Final = 1 << 20

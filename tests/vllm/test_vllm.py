@@ -119,7 +119,7 @@ def wait_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def test_the_command_profiles_it_and_a_plan_uses_the_result(served: Served) -> None:
-    words = ["--input-tokens", 200, "--output-tokens", 24, "--max-concurrency", 8, "--max-seconds", 30]
+    words = ["--input-tokens", 200, "--output-tokens", 96, "--max-concurrency", 8, "--max-seconds", 30]
     done = command(
         "profile", "llm", "--url", served.url, "--index", served.index, *words, "--step", "rewrite=60:16", "--json"
     )
@@ -129,7 +129,7 @@ def test_the_command_profiles_it_and_a_plan_uses_the_result(served: Served) -> N
     assert measured["profile"]["kv_cache_bytes"] == KV_BYTES
     assert measured["notes"]["kv_cache_tokens"] == 8192
     for level in measured["levels"]:
-        assert level["output_tokens"] == 24  # every answer has the length asked for: end of text was ignored
+        assert level["output_tokens"] == 96  # every answer has the length asked for: end of text was ignored
         assert abs(level["input_tokens"] - 200) < 40
         assert 0 < level["ttft_p50_s"] < level["latency_p50_s"]
         assert level["preemptions"] is not None
