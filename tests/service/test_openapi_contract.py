@@ -16,6 +16,9 @@ import httpx
 import numpy as np
 import pytest
 import schemathesis
+
+# Loaded before there are threads: compiling a module beside them can fail on Python 3.11.
+import schemathesis.specs.openapi.schemas
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.engine import events, from_schema
