@@ -1,4 +1,7 @@
-"""The router: the public face of the serving side. Checks input, owns tiers, engine, residency and lookahead."""
+"""The router: the public face of the serving side. Checks input, owns tiers, engine, residency and lookahead.
+
+Longer than other files: most of it is the public methods with what they promise; the work is in the rooms beside it.
+"""
 
 from __future__ import annotations
 
@@ -604,8 +607,10 @@ class Router:
 
 def _own(given: Any, prepared: F32) -> F32:
     """``prepared`` outside the caller's memory: the caller may change its buffer before the answer is there."""
-    # Asking numpy whether memory is shared would let go of the interpreter, and the engine would take it.
-    return prepared if prepared is not given and prepared.flags.owndata else prepared.copy()
+    # Asking numpy whether memory is shared would let go of the interpreter, and the engine would take it. Another array
+    # that owns its memory is new only where an array was given: anything else may have handed out its own.
+    new = isinstance(given, np.ndarray) and prepared is not given and prepared.flags.owndata
+    return prepared if new else prepared.copy()
 
 
 def _check_count(name: str, value: Any, limit: int) -> int:

@@ -115,7 +115,10 @@ async def _lifespan(service: Service, series: Series, shell: Shell) -> AsyncIter
     async def sweep() -> None:
         while True:
             await asyncio.sleep(min(10.0, service.config.limits.session_ttl_s / 4))
-            await asyncio.to_thread(service.sessions.sweep)
+            try:
+                await asyncio.to_thread(service.sessions.sweep)
+            except Exception:  # noqa: BLE001 - sessions that ended stay a little longer; the next sweep must come
+                _log.exception("sessions could not be swept; it is tried again")
 
     async def warm_up() -> None:
         try:

@@ -102,7 +102,18 @@ def test_one_callers_probe_callback_neither_fails_nor_changes_others(index):
         check(index, clustered(2), 10, 8, router.submit(clustered(2), on_probes=spoil).result(WAIT_S))
 
 
-def test_a_buffer_may_be_reused_as_soon_as_submit_returned(index, monkeypatch):
+class Holder:
+    """Hands out the array that it works with."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self._array
+
+
+@pytest.mark.parametrize("given", [lambda a: a, lambda a: a[:], Holder], ids=["array", "view", "holder"])
+def test_a_buffer_may_be_reused_as_soon_as_submit_returned(index, monkeypatch, given):
     entered, resume = threading.Event(), threading.Event()
     quantize = index.quantize
 
@@ -115,7 +126,7 @@ def test_a_buffer_may_be_reused_as_soon_as_submit_returned(index, monkeypatch):
     buffer = queries.copy()
     with Router(index) as router:
         monkeypatch.setattr(index, "quantize", held)
-        future = router.submit(buffer)
+        future = router.submit(given(buffer))
         assert entered.wait(WAIT_S)
         buffer[:] = np.nan
         resume.set()
