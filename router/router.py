@@ -607,10 +607,9 @@ class Router:
 
 def _own(given: Any, prepared: F32) -> F32:
     """``prepared`` outside the caller's memory: the caller may change its buffer before the answer is there."""
-    # Asking numpy whether memory is shared would let go of the interpreter, and the engine would take it. Another array
-    # that owns its memory is new only where an array was given: anything else may have handed out its own.
-    new = isinstance(given, np.ndarray) and prepared is not given and prepared.flags.owndata
-    return prepared if new else prepared.copy()
+    # ``given`` is an array, or it was refused. Asking numpy whether memory is shared would let go of the interpreter, and
+    # the engine would take it.
+    return prepared if prepared is not given and prepared.flags.owndata else prepared.copy()
 
 
 def _check_count(name: str, value: Any, limit: int) -> int:
