@@ -607,8 +607,8 @@ class Router:
 
 def _own(given: Any, prepared: F32) -> F32:
     """``prepared`` outside the caller's memory: the caller may change its buffer before the answer is there."""
-    # ``given`` is an array, or it was refused. Asking numpy whether memory is shared would let go of the interpreter, and
-    # the engine would take it.
+    # ``given`` is an array, or it was refused. Asking numpy whether memory is shared would let go of the interpreter,
+    # and the engine would take it.
     return prepared if prepared is not given and prepared.flags.owndata else prepared.copy()
 
 
