@@ -73,8 +73,8 @@ struct BlockKernels {
     std::int64_t (*packed_bytes)(int n_queries, std::int64_t row_bytes);
     void (*pack)(const std::int8_t* const* queries, int n_queries, std::int64_t row_bytes, std::int8_t* packed);
     // Pairs that are not above their limit, dot + limits.square * terms.square[r] - limits.length * terms.length[r] <=
-    // limits.base, as (q << 4 | r) into found (n_queries * kBlockRows). Fetches ahead what row_terms, which comes
-    // first, leaves of `next`; it may be nullptr. Calls on one thread stand between begin and end.
+    // limits.base, as (q << 4 | r) into found (n_queries * kBlockRows). Fetches the block `next` ahead; it may be
+    // nullptr. Calls on one thread stand between begin and end.
     //
     // Rows of bytes, queries of signed bytes; dot is the exact integer product.
     int (*filter)(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n_queries,
@@ -89,9 +89,9 @@ struct BlockKernels {
     void (*end)();
 
     // Of each row, |c - 128|, and for distances the sum of (scale[i] * c[i])^2 over code_dim elements; scale may be
-    // nullptr, then that sum is 0. Fetches the part of `next` ahead that filter does not; it may be nullptr.
+    // nullptr, then that sum is 0.
     void (*row_terms)(const std::uint8_t* rows, std::int64_t stride, int n_rows, std::int64_t code_dim,
-                      const float* scale, RowTerms* out, const void* next);
+                      const float* scale, RowTerms* out);
     // w: query * scale, or -2 (query - offset) * scale.
     ScaledQuery (*scale_query)(const float* query, const float* scale, const float* offset, std::int64_t dim,
                                bool inner_product, float* w);

@@ -135,10 +135,8 @@ inline int filter_tiles_amx(const std::uint8_t* rows, std::int64_t stride, const
 int amx_filter(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n, std::int64_t row_bytes,
                const QueryLimits& limits, const RowTerms& terms, std::uint32_t* found, const void* next) {
     if (n < kFewestBytes) return filter(rows, stride, packed, n, row_bytes, limits, terms, found, next);
-    const std::int64_t before = kRowsFetchedWithTerms * row_bytes, rest = kBlockRows * row_bytes - before;
     return filter_tiles_amx<false>(rows, stride, packed, n, row_bytes, limits, terms, found,
-                                   next == nullptr ? nullptr : static_cast<const char*>(next) + before,
-                                   next == nullptr ? 0 : rest);
+                                   static_cast<const char*>(next), next == nullptr ? 0 : kBlockRows * row_bytes);
 }
 
 int amx_filter_halves(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* packed, int n,

@@ -250,12 +250,8 @@ void decode_f16(const std::uint8_t* codes, std::int64_t dim, float* out) {
 
 // -- The filter of whole numbers
 
-// Of the next block, how much row_terms fetches ahead; the filter fetches the rest.
-constexpr std::int64_t kRowsFetchedWithTerms = W == 16 ? kBlockRows / 2 : 0;
-
-// Sums of (c - 128)^2, lane by lane: whole numbers, exact in 32 bits up to 2^17 dimensions. Fetches as many bytes of
-// `next` ahead, which may be nullptr, in steps of a line.
-inline ivec centred_squares(const std::uint8_t* codes, std::int64_t dim, [[maybe_unused]] const char* next) {
+// Sums of (c - 128)^2, lane by lane: whole numbers, exact in 32 bits up to 2^17 dimensions.
+inline ivec centred_squares(const std::uint8_t* codes, std::int64_t dim) {
     ivec sums = {};
     std::int64_t i = 0;
 #if HYBRIDINDEX_LANES == 16 && defined(__AVX512VNNI__)
@@ -264,7 +260,6 @@ inline ivec centred_squares(const std::uint8_t* codes, std::int64_t dim, [[maybe
     __m512i products = _mm512_setzero_si512(), middles = _mm512_setzero_si512();
     for (; i < dim; i += 64) {
         const __mmask64 there = dim - i < 64 ? (std::uint64_t{1} << (dim - i)) - 1 : ~std::uint64_t{0};
-        if (next != nullptr) __builtin_prefetch(next + i, 0, 2);
         const __m512i c = _mm512_mask_loadu_epi8(middle, there, codes + i), s = _mm512_xor_si512(c, middle);
         products = _mm512_dpbusd_epi32(products, c, s);
         middles = _mm512_dpbusd_epi32(middles, middle, _mm512_xor_si512(s, ones));
@@ -304,17 +299,11 @@ inline void roots(ivec squares, float* out) {
 constexpr float kLargestSquare = 0x1p126f;
 
 void row_terms(const std::uint8_t* rows, std::int64_t stride, int n_rows, std::int64_t code_dim, const float* scale,
-               RowTerms* out, const void* next) {
-    const std::int64_t row_bytes = (code_dim + kFilterStep - 1) / kFilterStep * kFilterStep;
+               RowTerms* out) {
     for (int first = 0; first < n_rows; first += W, rows += W * stride) {
         // Lanes of W rows, folded together. Rows that are not there count the first one again.
         ivec centred[W];
-        const char* at = kRowsFetchedWithTerms > 0 ? static_cast<const char*>(next) : nullptr;
-        for (int r = 0; r < W; ++r) {
-            const bool fetches = at != nullptr && r % 2 == 0;
-            centred[r] = centred_squares(rows + (first + r < n_rows ? r : 0) * stride, code_dim, fetches ? at : nullptr);
-            if (fetches) at += row_bytes;
-        }
+        for (int r = 0; r < W; ++r) centred[r] = centred_squares(rows + (first + r < n_rows ? r : 0) * stride, code_dim);
         const ivec squares = sum_lanes(centred);
         roots(squares, out->length + first);
         if (scale == nullptr) {
@@ -436,9 +425,8 @@ template <int C, bool Fetch>
 inline void dot_tile(const std::uint8_t* rows, std::int64_t stride, const std::int8_t* queries, std::int64_t dim,
                      std::int32_t* out, const char*& next) {
     constexpr int R = W / C;
-    // Lines of the next block for every step: what row_terms leaves of as many bytes as are read of this one.
-    constexpr int kStep = R * kDotBytes / 64 * (kBlockRows - kRowsFetchedWithTerms) / kBlockRows;
-    constexpr int kLines = kStep > 0 ? kStep : 1;
+    // Lines of the next block for every step: as many bytes as are read of this one.
+    constexpr int kStep = R * kDotBytes / 64, kLines = kStep > 0 ? kStep : 1;
     ivec acc[W] = {};
     for (std::int64_t i = 0; i < dim; i += kDotBytes) {
         if constexpr (Fetch) {
@@ -463,7 +451,7 @@ inline int filter_tiles(const std::uint8_t* rows, std::int64_t stride, const std
                         const void* next) {
     constexpr int R = W / C;
     std::int32_t dots[C * kBlockRows];
-    const char* at = Fetch ? static_cast<const char*>(next) + kRowsFetchedWithTerms * dim : nullptr;
+    const char* at = Fetch ? static_cast<const char*>(next) : nullptr;
     for (int r = 0; r < kBlockRows; r += R) dot_tile<C, Fetch>(rows + r * stride, stride, queries, dim, dots + r, at);
     int n_found = 0;
     for (int c = 0; c < C; ++c) {

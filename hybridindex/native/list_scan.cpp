@@ -53,8 +53,9 @@ namespace {
 // One call of scan(): what its threads share.
 class Job {
 public:
-    Job(const ListTable& lists, bool keep_max, const ScanTask& task, Scratch& scratch, ThreadPool& pool)
-        : lists_(lists), keep_max_(keep_max), task_(task), scratch_(scratch), pool_(pool) {}
+    Job(const ListTable& lists, const KeptTerms* terms, bool keep_max, const ScanTask& task, Scratch& scratch,
+        ThreadPool& pool)
+        : lists_(lists), terms_(terms), keep_max_(keep_max), task_(task), scratch_(scratch), pool_(pool) {}
 
     void run() {
         prepare();
@@ -107,14 +108,14 @@ private:
             reserved = kNoItem;
             if (next_item_.load(std::memory_order_relaxed) + kReserveUntil * scratch_.threads.size() < n_items)
                 reserved = next_item_.fetch_add(1, std::memory_order_relaxed);
-            scan(scratch_.items[item], mine,
-                 item_bytes(reserved != kNoItem ? reserved : next_item_.load(std::memory_order_relaxed)));
+            const std::size_t following = reserved != kNoItem ? reserved : next_item_.load(std::memory_order_relaxed);
+            scan(scratch_.items[item], following < n_items ? &scratch_.items[following] : nullptr, mine);
         }
         mine.end();
     }
 
-    // `following` is what this thread will read next, as far as anybody knows.
-    void scan(const ScanItem& item, RowScan& mine, std::span<const std::uint8_t> following) {
+    // `following` is what this thread will read next, as far as anybody knows; nullptr: nothing.
+    void scan(const ScanItem& item, const ScanItem* following, RowScan& mine) {
         const std::int64_t begin = scratch_.probed.starts[item.list], end = scratch_.probed.starts[item.list + 1];
         const std::int64_t list = scratch_.probed.lists[item.list];
         const std::int64_t* extent = lists_.extents + list * 3;
@@ -126,17 +127,20 @@ private:
         const std::int64_t distance = lists_.codes.code == Code::u8 ? kBytesAhead : kFloatsAhead;
         const std::int64_t ahead = (distance + block_bytes - 1) / block_bytes;
         const std::int64_t blocks = (item.count + kBlockRows - 1) / kBlockRows;
+        const std::span<const std::uint8_t> later = following == nullptr ? std::span<const std::uint8_t>{} : item_bytes(*following);
         // What is fetched while a block is read.
         const auto fetched_with = [&](std::int64_t block) {
             const bool here = block + ahead < blocks;
-            const std::span<const std::uint8_t> bytes = here ? item_bytes(item) : following;
-            const std::size_t start = static_cast<std::size_t>((block + ahead - (here ? 0 : blocks)) * block_bytes);
+            const std::int64_t fetched = block + ahead - (here ? 0 : blocks);
+            const std::span<const std::uint8_t> bytes = here ? item_bytes(item) : later;
+            const std::size_t start = static_cast<std::size_t>(fetched * block_bytes);
             if (start >= bytes.size()) return std::span<const std::uint8_t>{};
+            terms_of(here ? item : *following, fetched * kBlockRows).fetch();
             return bytes.subspan(start, std::min(static_cast<std::size_t>(block_bytes), bytes.size() - start));
         };
         for (std::int64_t first = begin; first < end; first += kGroup) {
             mine.start_group(scratch_.probed.members.data() + first, static_cast<int>(std::min(kGroup, end - first)),
-                             centroid, following);
+                             centroid, later);
             for (std::int64_t row = 0; row < item.count; row += kBlockRows) {
                 const std::uint8_t* block = codes + row / kBlockRows * block_bytes;
                 mine.scan({.codes = block,
@@ -144,6 +148,7 @@ private:
                            .wanted = wanted_rows(ids + row, item.count - row),
                            .ids = ids + row,
                            .first_id = 0,
+                           .terms = terms_of(item, row),
                            .next = fetched_with(row / kBlockRows)});
             }
         }
@@ -158,9 +163,9 @@ private:
         return {lists_.base + start, static_cast<std::size_t>(item.count * lists_.codes.code_size)};
     }
 
-    // Empty where there is no such item.
-    std::span<const std::uint8_t> item_bytes(std::size_t item) const {
-        return item < scratch_.items.size() ? item_bytes(scratch_.items[item]) : std::span<const std::uint8_t>{};
+    // Of the block at `row` of an item.
+    KeptTerms::Block terms_of(const ScanItem& item, std::int64_t row) const {
+        return terms_ == nullptr ? KeptTerms::Block{} : terms_->block(scratch_.probed.lists[item.list], item.first + row);
     }
 
     // Rows that exist and whose ids are allowed, as bits.
@@ -213,6 +218,7 @@ private:
     }
 
     const ListTable& lists_;
+    const KeptTerms* const terms_;
     const bool keep_max_;
     const ScanTask& task_;
     Scratch& scratch_;
@@ -263,9 +269,9 @@ void check(const ListTable& lists) {
 }  // namespace
 
 ListScanner::ListScanner(const ListTable& lists, bool keep_max, const BlockKernels& kernels)
-    : lists_(lists), keep_max_(keep_max), kernels_(kernels) {
-    check(lists);
-}
+    : lists_((check(lists), lists)), keep_max_(keep_max), kernels_(kernels),
+      terms_(lists.codes.code == Code::u8 && lists.centroids == nullptr
+                 ? std::make_unique<KeptTerms>(lists.extents, lists.nlist, !keep_max) : nullptr) {}
 
 ListScanner::~ListScanner() = default;
 
@@ -286,7 +292,7 @@ std::unique_ptr<Scratch> ListScanner::take_scratch() {
 void ListScanner::scan(const ScanTask& task, ThreadPool& pool) {
     // Not given back where the scan throws: what it left half done goes with it.
     std::unique_ptr<Scratch> scratch = take_scratch();
-    Job(lists_, keep_max_, task, *scratch, pool).run();
+    Job(lists_, terms_.get(), keep_max_, task, *scratch, pool).run();
     const std::lock_guard lock(mutex_);
     if (idle_.size() < 2) idle_.push_back(std::move(scratch));
 }

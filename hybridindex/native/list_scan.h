@@ -9,6 +9,7 @@
 
 #include "block_kernels.h"
 #include "codes.h"
+#include "kept_terms.h"
 #include "thread_pool.h"
 
 namespace hybridindex {
@@ -68,6 +69,7 @@ private:
     const ListTable lists_;
     const bool keep_max_;
     const BlockKernels& kernels_;
+    const std::unique_ptr<const KeptTerms> terms_;  // of lists of bytes
     std::mutex mutex_;
     std::vector<std::unique_ptr<Scratch>> idle_;
 };

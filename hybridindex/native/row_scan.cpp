@@ -223,8 +223,10 @@ int RowScan::filter_bytes(const RowBlock& block, const QueryLimits& limits) {
         stride = shared.row_bytes_;
     }
     RowTerms terms{};
-    shared.kernels_.row_terms(rows, stride, block.n_rows, codes.dim, shared.inner_product_ ? nullptr : codes.scale, &terms,
-                              block.next.data());
+    if (!block.terms.load(terms)) {
+        shared.kernels_.row_terms(rows, stride, block.n_rows, codes.dim, shared.inner_product_ ? nullptr : codes.scale, &terms);
+        block.terms.keep(terms);
+    }
     return shared.kernels_.filter(rows, stride, packed_.data(), n_, shared.row_bytes_, limits, terms, found_.data(),
                                   block.next.data());
 }

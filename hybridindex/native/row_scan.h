@@ -7,6 +7,7 @@
 
 #include "block_kernels.h"
 #include "codes.h"
+#include "kept_terms.h"
 #include "query_bounds.h"
 #include "query_heap.h"
 #include "room.h"
@@ -64,6 +65,7 @@ struct RowBlock {
     std::uint32_t wanted;      // of these, as bits
     const std::int64_t* ids;   // of the rows; nullptr: first_id, first_id + 1, ...
     std::int64_t first_id;
+    KeptTerms::Block terms;    // where its terms are kept, rows of bytes only
     std::span<const std::uint8_t> next;  // a block that is read after this one, to be fetched ahead, or nothing
 };
 

@@ -99,6 +99,7 @@ private:
                             .wanted = (1u << at.rows()) - 1u,
                             .ids = nullptr,
                             .first_id = origin | at.first(),
+                            .terms = {},
                             .next = block_at(at.fetch_next(following.data()))});
         }
     }

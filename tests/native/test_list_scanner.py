@@ -150,6 +150,30 @@ def test_threads_share_a_scanner_and_a_pool(code):
             done.result()
 
 
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("kernels", _native.kernels_here())
+def test_what_is_kept_of_bytes_changes_no_answer(metric, kernels):
+    """A scan keeps what it computed of each block; others find blocks kept in part, by several threads at once."""
+    rng = np.random.default_rng(14)
+    lists = make_lists(rng, [400, 7, 0, 5000, 16, 33], 2, "sq8", centre=3.0)
+    queries, probes = make_queries(rng, 60, 2, centre=3.0), make_probes(rng, 60, 3, 6)
+    fresh = scan(lists.scanner(metric, kernels), queries, probes, 300, ALONE)
+    check(lists, metric, queries, probes, fresh)
+    used = lists.scanner(metric, kernels)
+    scan(used, queries[:1], np.array([[0, 5]]), 300, ALONE)
+    start = threading.Barrier(4)
+
+    def work():
+        start.wait()
+        return [scan(used, queries, probes, 300, POOL) for _ in range(3)]
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(work) for _ in range(4)]:
+            for distances, ids in done.result():
+                np.testing.assert_array_equal(distances, fresh[0])
+                np.testing.assert_array_equal(ids, fresh[1])
+
+
 @pytest.mark.parametrize("code", ["f32", "sq8"])
 def test_a_batch_of_4096(code):
     rng = np.random.default_rng(12)
