@@ -191,8 +191,9 @@ class ControlStore:
         Raises:
             InvalidInputError: a field that is not stored, or too many rows.
         """
+        at = self._now()
         with self._transaction(self._writer) as session:
-            schedules.put_schedule(session, entry)
+            schedules.put_schedule(session, entry, at)
 
     def list_schedule(self) -> list[ScheduleEntry]:
         """All rows of the schedule, by name; not checked for sense."""
