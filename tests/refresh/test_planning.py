@@ -21,7 +21,6 @@ from hybridindex.plain_bytes import write_frame
 from hybridindex.planning import PLAIN, PlanningHere, RenewOptions
 from hybridindex.planning_process import PlanningProcess
 from hybridindex.proposal import Arenas, Served
-from hybridindex.refresh_update import _short_turns
 from hybridindex.router.update_cycle import CycleStage, Outcome
 from tests.moving_load import moving_queries
 from tests.refresh.world import CONFIG, LATE_S, NPROBE
@@ -81,6 +80,14 @@ def test_an_update_that_is_planned_apart_is_committed(make_world, plan):
     assert status.updates == {"committed": 1}, status.last_update.why
     assert world.router.plan is not plan
     world.answers_are_right()
+
+
+def test_a_plan_is_made_of_the_queries_that_came_while_its_process_began(make_world, monkeypatch):
+    world = make_world(store=False)
+    world.serve(1, seed=9, moved=True)
+    late = moving_queries(50, seed=10, moved=True)
+    monkeypatch.setattr(PlanningHere, "prepare", lambda planner: world.refresher.offer(late))
+    assert world.refresher.propose().n_queries == 150
 
 
 def test_errors_keep_their_kind(index, plan, process):
@@ -212,15 +219,3 @@ def test_a_process_that_works_ends_with_its_input():
             assert worker.wait(60) == 1
         finally:
             worker.kill()
-
-
-def test_two_refreshers_leave_the_interpreter_as_it_was():
-    usual_s = sys.getswitchinterval()
-    one, other = _short_turns(), _short_turns()
-    one.__enter__()
-    other.__enter__()
-    assert sys.getswitchinterval() < usual_s
-    one.__exit__(None, None, None)
-    assert sys.getswitchinterval() < usual_s
-    other.__exit__(None, None, None)
-    assert sys.getswitchinterval() == usual_s
