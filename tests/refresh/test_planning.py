@@ -22,6 +22,7 @@ from hybridindex.planning import PLAIN, PlanningHere, RenewOptions
 from hybridindex.planning_process import PlanningProcess
 from hybridindex.proposal import Arenas, Served
 from hybridindex.router.update_cycle import CycleStage, Outcome
+from hybridindex.turns import SHORT_S
 from tests.moving_load import moving_queries
 from tests.refresh.world import CONFIG, LATE_S, NPROBE
 
@@ -72,14 +73,25 @@ def test_a_process_makes_the_plan_that_is_made_here(index, plan, process):
     assert np.array_equal(Plan.from_record(record, there[0]).resident_lists, here[1].resident_lists)
 
 
-def test_an_update_that_is_planned_apart_is_committed(make_world, plan):
+def noted(intervals, call):
+    """``call``, which notes the interpreter's switch interval each time."""
+    return lambda *given, **named: (intervals.add(sys.getswitchinterval()), call(*given, **named))[1]
+
+
+def test_an_update_that_is_planned_apart_is_committed(make_world, plan, monkeypatch):
     world = make_world(APART)
+    waiting, moving = set(), set()
+    read = noted(waiting, hybridindex.planning_process.read_frame)
+    monkeypatch.setattr(hybridindex.planning_process, "read_frame", read)
+    monkeypatch.setattr(world.router, "apply_plan", noted(moving, world.router.apply_plan))
     world.serve(2, seed=4, moved=True, latency_s=LATE_S)
     world.serve(2, seed=5, moved=True)
     status = world.refresher.status()
     assert status.updates == {"committed": 1}, status.last_update.why
     assert world.router.plan is not plan
     world.answers_are_right()
+    assert waiting == {sys.getswitchinterval()}
+    assert list(moving) == [pytest.approx(SHORT_S)]
 
 
 def test_a_plan_is_made_of_the_queries_that_came_while_its_process_began(make_world, monkeypatch):
