@@ -325,7 +325,7 @@ class PlanUpdates:
         """
         now_s = self._clock()
         if since_s is not None:
-            lately = self._reservoir.sample(now_s, since_s=since_s)
+            lately = self._reservoir.sample_since(now_s, since_s)
             if len(lately) >= self._config.min_queries:
                 return lately, now_s - since_s
         queries = self._reservoir.sample(now_s)
