@@ -94,6 +94,14 @@ def test_an_update_that_is_planned_apart_is_committed(make_world, plan, monkeypa
     assert list(moving) == [pytest.approx(SHORT_S)]
 
 
+def test_after_a_long_steady_load_a_plan_is_made_of_all_that_came_since(make_world):
+    world = make_world(store=False)
+    world.serve(8, seed=3)
+    world.serve(2, seed=4, moved=True, latency_s=LATE_S)
+    # And the query that closed the window before.
+    assert world.refresher.status().last_update.proposal["n_queries"] == 201
+
+
 def test_a_plan_is_made_of_the_queries_that_came_while_its_process_began(make_world, monkeypatch):
     world = make_world(store=False)
     world.serve(1, seed=9, moved=True)
