@@ -318,7 +318,8 @@ class PlanUpdates:
         return planner.renew(base.analysis.profile, self._index.ivf.check_queries(queries), options)
 
     def _recent(self, since_s: float | None) -> tuple[F32, float]:
-        """(n, dim) queries and the seconds that they span: those since ``since_s`` where they are enough, else all.
+        """(n, dim) queries and the seconds that they span: those since ``since_s``, or with so many before them that
+        they are enough; where that is not known, all.
 
         Raises:
             ProfileError: too few are known.
@@ -326,6 +327,8 @@ class PlanUpdates:
         now_s = self._clock()
         if since_s is not None:
             lately = self._reservoir.sample_since(now_s, since_s)
+            if len(lately) < self._config.min_queries:
+                lately, since_s = self._reservoir.newest(now_s, self._config.min_queries)
             if len(lately) >= self._config.min_queries:
                 return lately, now_s - since_s
         queries = self._reservoir.sample(now_s)

@@ -144,6 +144,14 @@ class QueryReservoir:
             newest = [row for at, _, row in self._newest if at >= since_s]
         return _stack(max(rows, newest, key=len))
 
+    def newest(self, now_s: float, n: int) -> tuple[F32, float]:
+        """The last ``n`` queries (m <= n, d) float32, oldest first, and when the first of them came; fewer, and
+        ``now_s`` of none, where not so many of the newest are kept."""
+        with self._lock:
+            self._expire(now_s)
+            entries = list(self._newest)[-n:]
+        return _stack([row for _, _, row in entries]), entries[0][0] if entries else now_s
+
     def _uniform(self, since_s: float) -> list[F32]:
         rate = min([self._rate, *(before for _, before in self._rises)])
         return [row for at, mark, row in (*self._kept, *self._newest) if mark < rate and at >= since_s]

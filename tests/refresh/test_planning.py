@@ -102,6 +102,18 @@ def test_after_a_long_steady_load_a_plan_is_made_of_all_that_came_since(make_wor
     assert world.refresher.status().last_update.proposal["n_queries"] == 201
 
 
+def test_where_too_few_came_since_a_plan_is_made_of_the_newest(make_world):
+    """Two windows of 20 queries are off; 64 make a plan."""
+    drift = dataclasses.replace(CONFIG.drift, window_requests=20, min_queries=10)
+    world = make_world(dataclasses.replace(CONFIG, drift=drift), store=False)
+    world.serve(8, seed=3)
+    for query in moving_queries(40, seed=4, moved=True):
+        world.now += 0.01
+        world.refresher.observe(query, LATE_S, world.router.search(query, 5).hit_rate)
+    world.refresher.step()
+    assert world.refresher.status().last_update.proposal["n_queries"] == 64
+
+
 def test_a_plan_is_made_of_the_queries_that_came_while_its_process_began(make_world, monkeypatch):
     world = make_world(store=False)
     world.serve(1, seed=9, moved=True)

@@ -86,6 +86,17 @@ def test_a_sample_since_a_time_is_the_newest_or_uniform_whichever_is_more():
     np.testing.assert_array_equal(few.sample_since(190.0, 20.0), numbered(20, 190))
 
 
+def test_the_last_few_are_answered_with_the_time_of_the_first():
+    reservoir = QueryReservoir(64, retention_s=1000)
+    assert reservoir.newest(0.0, 5)[1] == 0.0
+    feed(reservoir, range(900), now_s=float)
+    rows, since_s = reservoir.newest(900.0, 20)
+    np.testing.assert_array_equal(rows, numbered(880, 900))
+    assert since_s == 880.0
+    assert len(reservoir.newest(900.0, 40)[0]) == 32
+    assert len(reservoir.newest(1890.0, 20)[0]) == 10
+
+
 def test_it_is_uniform_over_the_stream():
     """Each tenth of the stream is met as often: 400 samples of 32 of 1000, 5 standard errors."""
     counts = np.zeros(10)
