@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 __all__ = ["SHORT_S", "short_turns", "usual_turns"]
 
-#: Twenty times what changing places takes.
+#: A small part of a small search. A thread that ran Python beside searches did as much in a second as at 0.5 ms.
 SHORT_S = 0.00005
 
 
