@@ -8,7 +8,6 @@ The device is the stand-in: its timings say nothing of a GPU. No request runs be
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import tempfile
 import time
@@ -20,7 +19,6 @@ import numpy as np
 from benchmarks.clusters import import_lists, make_clusters
 from benchmarks.common import arguments, environment, show, write
 from benchmarks.drift import DIM, queries_of
-from hybridindex.errors import RefreshError
 from hybridindex.facade import Index
 from hybridindex.paging import PageGeometry
 from hybridindex.partitioner.plan import Plan
@@ -91,12 +89,11 @@ def cycle(index: Index, plan: Plan, recent: F32, served: F32, folder: Path, sett
 
 
 def cost_of_process(index: Index, plan: Plan, recent: F32) -> tuple[float, float]:
-    """Seconds until a process that plans answers at all, and its peak memory in MiB when it has planned."""
+    """Seconds until a process that plans is prepared, and its peak memory in MiB when it has planned."""
     began = time.perf_counter()
     process = PlanningProcess(index.ivf, timeout_s=300, nice=19)
     try:
-        with contextlib.suppress(RefreshError):
-            process.solve(plan.analysis.profile, plan.request, Arenas(scratch=(0,), room=(0,)))  # too early
+        process.prepare()
         start_s = time.perf_counter() - began
         options = RenewOptions(n_hot=plan.resident_lists.size, decay=None, seed=0, min_queries=64, notes={})
         profile = process.renew(plan.analysis.profile, recent, options)

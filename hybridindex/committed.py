@@ -19,6 +19,7 @@ from hybridindex.profiler.hardware import hardware_info
 if TYPE_CHECKING:
     from hybridindex.facade import Index
     from hybridindex.store.control import ControlStore
+    from hybridindex.types import Profile
 
 __all__ = ["COMMITTED", "commit_plan", "last_commit", "last_committed_plan", "same_decision", "save_plan", "stored_as"]
 
@@ -30,10 +31,13 @@ _MAX_COMMITS = 10_000
 _MAX_COMPARED = 20
 
 
-def save_plan(store: ControlStore, plan: Plan) -> tuple[Plan, int]:
-    """Stores ``plan``, and its profile where that has no id yet; the plan with that profile, and the plan's id."""
+def save_plan(store: ControlStore, plan: Plan, *, parent: Profile | None = None) -> tuple[Plan, int]:
+    """Stores ``plan``, and its profile where that has no id yet; the plan with that profile, and the plan's id.
+
+    ``parent``: the stored profile that it was renewed from; see :meth:`ControlStore.save_profile`.
+    """
     if plan.analysis.profile.id is None:
-        profile = store.save_profile(plan.analysis.profile)
+        profile = store.save_profile(plan.analysis.profile, parent=parent)
         plan = replace(plan, profile_id=profile.id, analysis=replace(plan.analysis, profile=profile))
     profile_id = plan.analysis.profile.id
     assert profile_id is not None

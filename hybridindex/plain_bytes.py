@@ -1,5 +1,8 @@
 """Frozen dataclasses as bytes and back: JSON for what is small, raw memory for arrays. Never pickle.
 
+Many flat records of one class go by columns, numbers as arrays: JSON of a megabyte is one call that holds the
+interpreter for ten milliseconds.
+
 A frame is a header (magic, JSON bytes, array bytes), the JSON, and the arrays one after another, each at a multiple of
 64 bytes. Only classes that the reader names are made again; what both sides know already goes by its name.
 """
@@ -30,6 +33,7 @@ _ALIGN: Final = 64
 _KINDS: Final = "biuf"
 _CHUNK_BYTES: Final = 1 << 20
 _PLAIN: Final = frozenset((type(None), bool, int, float, str))
+_DTYPES: Final[Mapping[type[Any], type[np.generic]]] = {bool: np.bool_, int: np.int64, float: np.float64}
 
 
 class PlainBytes:
@@ -71,8 +75,9 @@ class PlainBytes:
                 return {"array": place(obj)}
             if isinstance(obj, np.generic):
                 return obj.item()
-            if isinstance(obj, tuple) and (rows := self._rows(obj)) is not None:
-                return {"rows": type(obj[0]).__name__, "values": rows}
+            if isinstance(obj, tuple) and (columns := self._columns(obj)) is not None:
+                packed = [column if array is None else {"array": place(array)} for column, array in columns]
+                return {"rows": type(obj[0]).__name__, "columns": packed}
             if isinstance(obj, tuple | list):
                 return {type(obj).__name__: [tree(item) for item in obj]}
             if isinstance(obj, Mapping):
@@ -94,8 +99,9 @@ class PlainBytes:
                 parts.append(memoryview(bytes(-array.nbytes % _ALIGN)))
         return parts
 
-    def _rows(self, items: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
-        """Field values of many flat records of one class, which take a tenth of the time of a tree; None for others."""
+    def _columns(self, items: tuple[Any, ...]) -> list[tuple[list[Any], npt.NDArray[Any] | None]] | None:
+        """Values of each field of many flat records of one class, and as an array where it says the same; None where
+        they are no such records."""
         if len(items) < 2:
             return None
         kind = type(items[0])
@@ -104,8 +110,11 @@ class PlainBytes:
         names = [f.name for f in dataclasses.fields(kind)]
         if len(names) < 2 or any(type(item) is not kind for item in items):
             return None
-        rows = list(map(attrgetter(*names), items))
-        return rows if all(_PLAIN.issuperset(map(type, row)) for row in rows) else None
+        columns = [list(column) for column in zip(*map(attrgetter(*names), items), strict=True)]
+        kinds = [set(map(type, column)) for column in columns]
+        if not all(_PLAIN.issuperset(kind) for kind in kinds):
+            return None
+        return [(column, _as_array(column, kind)) for column, kind in zip(columns, kinds, strict=True)]
 
     def decode(self, text: bytes, data: bytearray, known: Mapping[str, object] | None = None) -> Any:
         """What was encoded; arrays are views of ``data``.
@@ -128,7 +137,8 @@ class PlainBytes:
                 if "rows" in node:
                     cls = self._classes[node["rows"]]
                     names = [f.name for f in dataclasses.fields(cls)]
-                    return tuple(cls(**dict(zip(names, row, strict=True))) for row in node["values"])
+                    built = [c if isinstance(c, list) else build(c).tolist() for c in node["columns"]]
+                    return tuple(cls(**dict(zip(names, row, strict=True))) for row in zip(*built, strict=True))
                 if "tuple" in node:
                     return tuple(build(item) for item in node["tuple"])
                 if "list" in node:
@@ -142,10 +152,20 @@ class PlainBytes:
                 return self._classes[node["enum"]](node["value"])
 
             return build(head["value"])
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise RefreshError(
                 f"a damaged frame, or one of another version: {type(error).__name__}: {error}"
             ) from error
+
+
+def _as_array(column: list[Any], kinds: set[type[Any]]) -> npt.NDArray[Any] | None:
+    """``column`` as an array that gives back the same values; None where there is none."""
+    if len(kinds) != 1 or (dtype := _DTYPES.get(*kinds)) is None:
+        return None
+    try:
+        return np.array(column, dtype=dtype)
+    except OverflowError:
+        return None
 
 
 def _view(data: bytearray, dtype: str, shape: tuple[int, ...], offset: int) -> npt.NDArray[Any]:

@@ -73,7 +73,14 @@ class RenewOptions:
 
 
 class Planner(Protocol):
-    """Makes one plan: renew, solve and weigh follow each other on one thread; :meth:`stop` from any."""
+    """Makes one plan: prepare, renew, solve and weigh follow each other on one thread; :meth:`stop` from any."""
+
+    def prepare(self) -> None:
+        """Returns when :meth:`renew` could begin at once.
+
+        Raises:
+            RefreshError: as :meth:`renew`.
+        """
 
     def renew(self, profile: Profile, queries: F32, options: RenewOptions) -> Profile:
         """``profile`` with the accesses of ``queries`` (n, dim) float32, checked.
@@ -101,6 +108,9 @@ class PlanningHere:
 
     def __init__(self, index: IVFIndex) -> None:
         self._index = index
+
+    def prepare(self) -> None:
+        """There is nothing to wait for."""
 
     def renew(self, profile: Profile, queries: F32, options: RenewOptions) -> Profile:
         return renew_profile(

@@ -26,6 +26,7 @@ from hybridindex.plain_bytes import read_frame, write_frame
 from hybridindex.planning import PLAIN, RenewOptions
 from hybridindex.proposal import Arenas, Served
 from hybridindex.router.update_cycle import Comparison
+from hybridindex.turns import usual_turns
 from hybridindex.types import F32, I64, Profile
 
 __all__ = ["PlanningProcess"]
@@ -80,6 +81,10 @@ class PlanningProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    def prepare(self) -> None:
+        """See :class:`hybridindex.planning.Planner`."""
+        self._call({"call": "prepare"})
+
     def renew(self, profile: Profile, queries: F32, options: RenewOptions) -> Profile:
         """See :class:`hybridindex.planning.Planner`."""
         ivf = self._index
@@ -117,7 +122,8 @@ class PlanningProcess:
         parts = PLAIN.encode(message)
         try:
             write_frame(cast("RawIOBase", self._process.stdin), parts)
-            frame = read_frame(cast("RawIOBase", self._process.stdout))
+            with usual_turns():
+                frame = read_frame(cast("RawIOBase", self._process.stdout))
         except (OSError, RefreshError) as error:
             raise self._ended() from error
         if frame is None:

@@ -38,6 +38,8 @@ class _Calls:
     def answer(self, message: dict[str, Any]) -> Any:
         """Carries out one call."""
         match message.pop("call"):
+            case "prepare":
+                return self._prepare()
             case "renew":
                 return self._renew(**message)
             case "solve":
@@ -46,6 +48,14 @@ class _Calls:
                 return self._weigh(**message)
             case other:
                 raise ValueError(f"no such call: {other}")
+
+    def _prepare(self) -> None:
+        """Imports what the other calls need: most of the time that a process takes to begin."""
+        import hybridindex.profiler.recent
+        import hybridindex.proposal  # noqa: F401
+        from hybridindex.index.faiss_model import require_faiss
+
+        require_faiss()
 
     def _renew(self, *, model: Any, profile: Profile, queries: Any, **options: Any) -> Any:
         from hybridindex.index.coarse import CoarseModel

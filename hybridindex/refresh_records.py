@@ -24,7 +24,7 @@ class RefreshConfig:
     #: Bound on a request's latency and the part of requests that should keep it; None: the plan's SLO and percentile.
     slo_ms: float | None = None
     attainment: float | None = None
-    #: Recent queries that are kept, in memory only; 0: none, and no plan is made from queries.
+    #: Recent queries that are kept, in memory only, half of them the newest; 0: none, and no plan is made from queries.
     reservoir_queries: int = 4096
     retention_s: float = 3600.0
     #: Fewer recent queries make no profile.

@@ -47,8 +47,8 @@ def check_schedule(entry: ScheduleEntry) -> None:
 
 
 def timetable_of(entry: ScheduleEntry, now: datetime) -> Timetable:
-    """When ``entry`` runs. An interval goes on from its last run, and is made up for once where it was missed; a cron
-    line that was missed waits for its next time.
+    """When ``entry`` runs. An interval goes on from its last run, or from when the row was written, and is made up for
+    once where it was missed; a cron line that was missed waits for its next time.
 
     Raises:
         InvalidInputError: a field makes no sense; names row and field.
@@ -73,12 +73,11 @@ def timetable_of(entry: ScheduleEntry, now: datetime) -> Timetable:
         raise wrong("kind", " or ".join(KINDS))
     if len(entry.spec) > _MAX_SPEC:
         raise wrong("spec", f"at most {_MAX_SPEC} characters")
-    try:
-        last = None if entry.last_run_at is None else datetime.fromisoformat(entry.last_run_at)
-    except ValueError:
-        last = now + timedelta(days=1)
-    if last is not None and (last.tzinfo is None or last > now + timedelta(minutes=5)):
-        raise wrong("last_run_at", "a time in UTC that is over, in ISO 8601")
+    since = None
+    for field in ("created_at", "last_run_at"):
+        text = getattr(entry, field)
+        if text is not None and (since := _past(text, now)) is None:
+            raise wrong(field, "a time in UTC that is over, in ISO 8601")
     if entry.kind == "cron":
         try:
             trigger = CronTrigger.from_crontab(entry.spec, timezone=UTC)
@@ -93,5 +92,14 @@ def timetable_of(entry: ScheduleEntry, now: datetime) -> Timetable:
         seconds = math.nan
     if not _MIN_S <= seconds <= _MAX_S:
         raise wrong("spec", f"seconds, {_MIN_S:g} to {_MAX_S:g}")
-    first = None if last is None else max(now, last + timedelta(seconds=seconds))
+    first = None if since is None else max(now, since + timedelta(seconds=seconds))
     return Timetable(entry=entry, trigger=IntervalTrigger(seconds=seconds, timezone=UTC), first=first)
+
+
+def _past(text: str, now: datetime) -> datetime | None:
+    """The time, of a clock that may be some minutes ahead of ours; None where it is none or has no zone."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return None if at.tzinfo is None or at > now + timedelta(minutes=5) else at

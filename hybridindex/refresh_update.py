@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -31,7 +29,8 @@ from hybridindex.router.drift import Expectation, Tick, Window, WindowClosed, pr
 from hybridindex.router.reservoir import QueryReservoir
 from hybridindex.router.router import Router
 from hybridindex.router.update_cycle import CycleStage, Outcome, UpdateCycle
-from hybridindex.types import I64, Profile
+from hybridindex.turns import short_turns
+from hybridindex.types import F32, I64, Profile
 
 if TYPE_CHECKING:
     from hybridindex.facade import Index
@@ -40,9 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["PlanUpdates", "expect"]
 
 _log = logging.getLogger(__name__)
-
-#: What runs in this process for an update gives way to searches this often.
-_TURN_S = 0.0005
 
 
 def expect(plan: Plan, router: Router, config: RefreshConfig) -> Expectation:
@@ -143,7 +139,7 @@ class PlanUpdates:
         request = change_request(base.request, changes)
         seconds: dict[str, float] = {}
         try:
-            with _short_turns():
+            with short_turns():
                 with _timed(seconds, "profiling"):
                     profile = self._renew(base)
                 with _timed(seconds, "solving"):
@@ -227,7 +223,7 @@ class PlanUpdates:
     def _carry_out(self, actions: Sequence[cycle.CycleAction]) -> None:
         """Does what the cycle asks for until it waits for something else."""
         waiting = deque(actions)
-        with _short_turns():
+        with short_turns():
             self._work_off(waiting)
 
     def _work_off(self, waiting: deque[cycle.CycleAction]) -> None:
@@ -306,16 +302,12 @@ class PlanUpdates:
         for tier in self._router.devices:
             if tier.failure is not None:
                 raise DeviceError(f"device {tier.label} has failed; its lists come back with it, not with a new plan")
-        now_s, span_s = self._clock(), self._config.retention_s
-        queries = self._reservoir.sample(now_s)
-        if since_s is not None:
-            lately = self._reservoir.sample(now_s, since_s=since_s)
-            if len(lately) >= self._config.min_queries:
-                queries, span_s = lately, now_s - since_s
-        if len(queries) < self._config.min_queries:  # before a process is started for them
-            raise ProfileError(
-                f"{len(queries)} recent queries are known; at least {self._config.min_queries} are needed"
-            )
+        if len(self._reservoir) < self._config.min_queries:  # before a process is started for them
+            raise self._too_few(len(self._reservoir))
+        planner = self._start_planning()
+        planner.prepare()
+        # Only now: of a load that has just become another, many queries came while the process began.
+        queries, span_s = self._recent(since_s)
         options = RenewOptions(
             n_hot=int(base.resident_lists.size),
             decay=self._config.decay,
@@ -323,8 +315,29 @@ class PlanUpdates:
             min_queries=self._config.min_queries,
             notes={"parent": self._profile_id, "span_s": span_s},
         )
-        planner = self._start_planning()
         return planner.renew(base.analysis.profile, self._index.ivf.check_queries(queries), options)
+
+    def _recent(self, since_s: float | None) -> tuple[F32, float]:
+        """(n, dim) queries and the seconds that they span: those since ``since_s``, or with so many before them that
+        they are enough; where that is not known, all.
+
+        Raises:
+            ProfileError: too few are known.
+        """
+        now_s = self._clock()
+        if since_s is not None:
+            lately = self._reservoir.sample_since(now_s, since_s)
+            if len(lately) < self._config.min_queries:
+                lately, since_s = self._reservoir.newest(now_s, self._config.min_queries)
+            if len(lately) >= self._config.min_queries:
+                return lately, now_s - since_s
+        queries = self._reservoir.sample(now_s)
+        if len(queries) < self._config.min_queries:
+            raise self._too_few(len(queries))
+        return queries, self._config.retention_s
+
+    def _too_few(self, n_queries: int) -> ProfileError:
+        return ProfileError(f"{n_queries} recent queries are known; at least {self._config.min_queries} are needed")
 
     def _solve(self, profile: Profile, request: PlanRequest) -> Plan:
         assert self._planner is not None
@@ -377,7 +390,8 @@ class PlanUpdates:
                 # A restart must find what served before.
                 self.commit_served()
                 draft.base_plan_id = self.plan_id
-                draft.plan, draft.plan_id = save_plan(self._store, draft.plan)
+                parent = replace(draft.base.analysis.profile, id=self._profile_id)
+                draft.plan, draft.plan_id = save_plan(self._store, draft.plan, parent=parent)
 
     def _move(self, draft: _Draft) -> None:
         """Brings the plan's lists."""
@@ -477,34 +491,6 @@ class PlanUpdates:
         self._cycle.check_invariants()
         assert (self._draft is None) == (self.stage is CycleStage.IDLE)
         assert self._planner is None
-
-
-class _Turns:
-    """The interpreter's switch interval, of which a process has one and refreshers may be several."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._usual_s = 0.0
-
-    @contextmanager
-    def short(self) -> Iterator[None]:
-        """Searches that wait for the interpreter get it after half a millisecond; its usual interval is 5 ms."""
-        with self._lock:
-            if not self._users:
-                self._usual_s = sys.getswitchinterval()
-                sys.setswitchinterval(min(self._usual_s, _TURN_S))
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                if not self._users:
-                    sys.setswitchinterval(self._usual_s)
-
-
-_short_turns = _Turns().short
 
 
 class _timed:  # noqa: N801 - reads as a verb

@@ -1,13 +1,16 @@
 """Renews a profile's accesses from recent queries; its timings stay, because the machine and the lists did.
 
-What earlier queries counted is added with a weight that cross-validation chooses: after a shift of the load old counts
-mislead, without one they help, and yesterday alone predicts worse than all days.
+Two choices are made by cross-validation within the half that orders the lists. What earlier queries counted is added
+with a weight: after a shift of the load old counts mislead, without one they help, and yesterday alone predicts worse
+than all days. And *near misses*, the lists just beyond nprobe, may count in part: the next query that resembles this
+one probes them, so a few hundred queries order the lists as well as twice as many would. Where the same queries come
+again and again, they do not. (A kernel estimate of density, over the ranks of the coarse quantizer.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,28 +20,70 @@ from hybridindex.errors import ProfileError
 from hybridindex.profiler.access import Quantizer, access_counts, hot_order, sample_access, smooth, split_halves
 from hybridindex.types import F32, F64, I32, I64, Profile
 
-__all__ = ["DECAYS", "choose_decay", "renew_profile"]
+__all__ = ["DECAYS", "Counting", "choose_counting", "near_counts", "renew_profile"]
 
 #: Weights of the past that are tried, per query: a past of ten times as many queries counts as much at 0.1.
 DECAYS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
+#: Near misses are the ranks up to so many times nprobe.
+_NEAR = 2
 
 
-def choose_decay(previous: F64, fit_probes: I32, list_bytes: I64, n_hot: int, seed: int = 0) -> float:
-    """The weight of ``previous`` (nlist,) whose ``n_hot`` hottest lists take the most work of unseen queries.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counting:
+    """How recent queries and those before become one count of accesses."""
 
-    Two folds of ``fit_probes`` (m, nprobe), each ordered by the other: held-back queries take no part. Of equal weights
-    the larger is taken: more counts scatter less.
+    #: Weight of what was counted before, 0..1.
+    decay: float
+    #: Whether near misses count in part.
+    near: bool
+
+
+def near_counts(ranked: I32, nprobe: int, nlist: int) -> F64:
+    """(n, w) lists in coarse order, -1 = none -> (nlist,) float64 accesses in which near misses count in part.
+
+    A list of rank r counts 1 / (1 + exp(4 (r - nprobe) / nprobe)), half at the border: as much in all, over 2 nprobe
+    ranks, as probes alone.
+    """
+    rank = np.arange(ranked.shape[1]) + 0.5
+    weight = np.broadcast_to(1.0 / (1.0 + np.exp(4.0 * (rank - nprobe) / nprobe)), ranked.shape)
+    there = ranked >= 0
+    return np.bincount(ranked[there], weights=weight[there], minlength=nlist).astype(np.float64)
+
+
+def choose_counting(
+    previous: F64,
+    ranked: I32,
+    nprobe: int,
+    list_bytes: I64,
+    n_hot: int,
+    *,
+    decays: Sequence[float] = DECAYS,
+    seed: int = 0,
+) -> Counting:
+    """The counting whose ``n_hot`` hottest lists take the most work of unseen queries.
+
+    Two folds of ``ranked`` (m, w >= nprobe) int32, lists in coarse order, each ordered by the other: held-back queries
+    take no part. Of equal ones probes alone are taken, and then the larger decay: more counts scatter less.
+
+    Args:
+        previous: (nlist,) float64, what was counted before.
+        decays: those that are tried.
     """
     nlist = len(list_bytes)
-    folds = [fit_probes[rows] for rows in split_halves(len(fit_probes), seed)]
-    counts = [access_counts(fold, nlist) for fold in folds]
-    caught = np.zeros(len(DECAYS))
-    for number, decay in enumerate(DECAYS):
-        for seen, unseen in (counts, counts[::-1]):
-            # Half the queries are seen here; the same ratio of old to new as in the end.
-            hot = hot_order(smooth(previous, 2 * seen, decay=decay))[:n_hot]
-            caught[number] += (unseen * list_bytes)[hot].sum()
-    return DECAYS[len(DECAYS) - 1 - int(np.argmax(caught[::-1]))]
+    folds = [ranked[rows] for rows in split_halves(len(ranked), seed)]
+    probed = [access_counts(fold[:, :nprobe], nlist) for fold in folds]
+    softened = [near_counts(fold, nprobe, nlist) for fold in folds]
+    best, most = Counting(decay=max(decays), near=False), -1.0
+    for near, counts in ((False, probed), (True, softened)):
+        for decay in sorted(decays, reverse=True):
+            caught = 0.0
+            for seen, unseen in zip(counts, reversed(probed), strict=True):
+                # Half the queries are seen here; the same ratio of old to new as in the end.
+                hot = hot_order(smooth(previous, 2 * seen, decay=decay))[:n_hot]
+                caught += float((unseen * list_bytes)[hot].sum())
+            if caught > most:
+                best, most = Counting(decay=decay, near=near), caught
+    return best
 
 
 def renew_profile(
@@ -54,11 +99,11 @@ def renew_profile(
 ) -> Profile:
     """``profile`` with the accesses of ``queries`` (n, dim) float32, checked, not transformed, at its nprobe.
 
-    Its accesses so far are smoothed in. The notes say whose child it is, from how many queries, and with what weight.
+    Its accesses so far are smoothed in. The notes say whose child it is, from how many queries, and how they counted.
 
     Args:
         n_hot: number of lists that devices hold: where a choice of hot lists matters.
-        decay: weight of what was counted before, 0..1; None: chosen by :func:`choose_decay`.
+        decay: weight of what was counted before, 0..1; None: chosen by :func:`choose_counting`.
         seed: of the split into halves.
         min_queries: fewer are refused.
         notes: facts to keep beside them.
@@ -69,25 +114,27 @@ def renew_profile(
     """
     if len(queries) < min_queries:
         raise ProfileError(f"{len(queries)} recent queries are known; at least {min_queries} are needed")
-    transformed = index.transform(queries)
+    transformed, nprobe = index.transform(queries), profile.nprobe
     fit, held = split_halves(len(transformed), seed)
-    access = sample_access(index, transformed[fit], transformed[held], profile.nprobe, history=profile, decay=0.0)
+    access = sample_access(index, transformed[fit], transformed[held], nprobe, history=profile, decay=0.0)
+    ranked = index.quantize(transformed[fit], min(_NEAR * nprobe, index.nlist))[0].astype(np.int32)
     previous = profile.access.list_accesses
-    weight = decay
-    if weight is None:
-        weight = choose_decay(previous, access.fit_probes, profile.list_bytes, max(n_hot, 1), seed)
+    decays = DECAYS if decay is None else (decay,)
+    chosen = choose_counting(previous, ranked, nprobe, profile.list_bytes, max(n_hot, 1), decays=decays, seed=seed)
+    fresh = near_counts(ranked, nprobe, index.nlist) if chosen.near else access.list_accesses
     renewed = {
         "parent": profile.id,
         "parent_created_at": profile.created_at,
         "queries": {"given": len(queries), "fit": len(fit), "held": len(held)},
-        "decay": weight,
+        "decay": chosen.decay,
         "decay_chosen": decay is None,
+        "near": chosen.near,
         **(notes or {}),
     }
     return replace(
         profile,
         id=None,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        access=replace(access, list_accesses=smooth(previous, access.list_accesses, decay=weight)),
+        access=replace(access, list_accesses=smooth(previous, fresh, decay=chosen.decay)),
         notes={**profile.notes, "renewed": renewed},
     )

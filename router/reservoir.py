@@ -1,8 +1,11 @@
-"""A bounded, uniform sample of recent queries: what a refresh learns the load from.
+"""A bounded sample of recent queries, part of it uniform and part the newest: what a refresh learns the load from.
 
-Each query gets a random mark in [0, 1) and is kept if the mark is below the rate p. When the reservoir is full, p is
-halved and what lies above it goes; so all kept queries are equally likely to be here, whenever they came (the rule of
-distinct and concise sampling: Gibbons and Matias, SIGMOD 1998). A query that is not kept costs one random number.
+Half the places hold the newest queries, all of them: when the load has become another, what counts is what came since,
+and of a sample that is uniform over an hour that is next to nothing. The other half holds a uniform sample of those
+that came before. Each query gets a random mark in [0, 1), and is kept there if the mark is below the rate p. When that
+half is full, p is halved and what lies above it goes; so all queries there are equally likely to be kept, whenever they
+came (the rule of distinct and concise sampling: Gibbons and Matias, SIGMOD 1998). By their marks the newest can be
+thinned to the same rate.
 """
 
 from __future__ import annotations
@@ -17,6 +20,10 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.types import F32
 
 __all__ = ["QueryReservoir"]
+
+
+#: When it came, its mark, and the query (d,) float32, our own copy.
+_Entry = tuple[float, float, F32]
 
 
 class QueryReservoir:
@@ -40,9 +47,13 @@ class QueryReservoir:
         self.retention_s = retention_s
         self._random = np.random.default_rng(seed)
         self._lock = threading.Lock()
+        #: Places of the newest, and of the uniform sample.
+        self._n_newest = capacity // 2
+        self._n_kept = capacity - self._n_newest
+        #: Oldest first; every one of ``_kept`` came before those of ``_newest``.
+        self._newest: deque[_Entry] = deque()
+        self._kept: deque[_Entry] = deque()
         self._rate = 1.0
-        #: (time, mark, query (d,) float32 of our own), oldest first.
-        self._kept: deque[tuple[float, float, F32]] = deque()
         #: (time, rate before) of every rise that a kept query may be older than.
         self._rises: deque[tuple[float, float]] = deque()
         self._offered = 0
@@ -53,77 +64,120 @@ class QueryReservoir:
         return self._offered
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._kept) + len(self._newest)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the kept vectors."""
         with self._lock:
-            return sum(row.nbytes for _, _, row in self._kept)
+            return sum(row.nbytes for _, _, row in (*self._kept, *self._newest))
 
     def offer(self, queries: F32, now_s: float) -> None:
-        """Maybe keeps some of ``queries`` (n, d) or (d,) float32, as a copy. ``now_s`` is monotonic seconds."""
+        """Keeps copies of ``queries`` (n, d) or (d,) float32, in place of older ones. ``now_s``: monotonic seconds."""
         rows = queries[None] if queries.ndim == 1 else queries
         if not self.capacity:
             return
         with self._lock:
             self._offered += len(rows)
+            self._expire(now_s)
+            if last := self._newest or self._kept:
+                # Threads come here in another order than they read the clock.
+                now_s = max(now_s, last[-1][0])
             if len(rows) == 1:
-                mark = self._random.random()
-                if mark < self._rate:
-                    self._keep(now_s, mark, rows[0])
+                self._newest.append((now_s, self._random.random(), _copied(rows[0])))
+                self._thin(self._n_newest)
                 return
             marks = self._random.random(len(rows))
-            for number in np.flatnonzero(marks < self._rate):
-                self._keep(now_s, float(marks[number]), rows[number])
+            # Those that would be thinned at once are copied only where they stay.
+            first = max(0, len(rows) - self._n_newest)
+            self._thin(self._n_newest - (len(rows) - first))
+            for number in np.flatnonzero(marks[:first] < self._rate):
+                self._keep((now_s, float(marks[number]), _copied(rows[number])))
+            for mark, row in zip(marks[first:].tolist(), rows[first:], strict=True):
+                self._newest.append((now_s, mark, _copied(row)))
 
-    def _keep(self, now_s: float, mark: float, row: F32) -> None:
-        self._expire(now_s)
-        while len(self._kept) >= self.capacity:
+    def _thin(self, left: int) -> None:
+        """Lets the oldest of the newest go, or into the uniform sample, until ``left`` are left."""
+        while len(self._newest) > left:
+            self._keep(self._newest.popleft())
+
+    def _keep(self, entry: _Entry) -> None:
+        mark = entry[1]
+        while mark < self._rate and len(self._kept) >= self._n_kept:
             self._rate /= 2
-            self._kept = deque(entry for entry in self._kept if entry[1] < self._rate)
+            self._kept = deque(kept for kept in self._kept if kept[1] < self._rate)
             # All that is left would have been kept at this rate.
             self._rises = deque(rise for rise in self._rises if rise[1] < self._rate)
         if mark < self._rate:
-            if self._kept:
-                # Threads come here in another order than they read the clock.
-                now_s = max(now_s, self._kept[-1][0])
-            self._kept.append((now_s, mark, np.array(row, dtype=np.float32)))
+            self._kept.append(entry)
 
     def _expire(self, now_s: float) -> None:
         oldest_s = now_s - self.retention_s
-        while self._kept and self._kept[0][0] < oldest_s:
-            self._kept.popleft()
+        for entries in (self._kept, self._newest):
+            while entries and entries[0][0] < oldest_s:
+                entries.popleft()
         while self._rises and self._rises[0][0] < oldest_s:
             self._rises.popleft()
         # The load fell: later queries are kept more often. Until the older ones are gone, they set the sample's rate.
-        if self._rate < 1 and not self._rises and len(self._kept) < self.capacity // 4:
+        if self._rate < 1 and not self._rises and len(self._kept) < self._n_kept // 4:
             self._rises.append((now_s, self._rate))
             self._rate *= 2
 
-    def sample(self, now_s: float, *, since_s: float = -math.inf) -> F32:
+    def sample(self, now_s: float) -> F32:
         """(m, d) float32, oldest first: every query of the last ``retention_s`` seconds is in it equally likely.
 
-        ``since_s``: only those that came then or later. (0, 0) where nothing is kept.
+        (0, 0) where nothing is kept.
         """
         with self._lock:
             self._expire(now_s)
-            rate = min([self._rate, *(before for _, before in self._rises)])
-            rows = [row for at, mark, row in self._kept if mark < rate and at >= since_s]
-        return np.stack(rows) if rows else np.empty((0, 0), dtype=np.float32)
+            rows = self._uniform(-math.inf)
+        return _stack(rows)
+
+    def sample_since(self, now_s: float, since_s: float) -> F32:
+        """Queries that came at ``since_s`` or later, as many as there are: a uniform sample of them, or the newest.
+
+        (m, d) float32, oldest first; (0, 0) where nothing is kept.
+        """
+        with self._lock:
+            self._expire(now_s)
+            rows = self._uniform(since_s)
+            newest = [row for at, _, row in self._newest if at >= since_s]
+        return _stack(max(rows, newest, key=len))
+
+    def newest(self, now_s: float, n: int) -> tuple[F32, float]:
+        """The last ``n`` queries (m <= n, d) float32, oldest first, and when the first of them came; fewer, and
+        ``now_s`` of none, where not so many of the newest are kept."""
+        with self._lock:
+            self._expire(now_s)
+            entries = list(self._newest)[-n:]
+        return _stack([row for _, _, row in entries]), entries[0][0] if entries else now_s
+
+    def _uniform(self, since_s: float) -> list[F32]:
+        rate = min([self._rate, *(before for _, before in self._rises)])
+        return [row for at, mark, row in (*self._kept, *self._newest) if mark < rate and at >= since_s]
 
     def clear(self) -> None:
         """Forgets all queries."""
         with self._lock:
             self._kept.clear()
+            self._newest.clear()
             self._rises.clear()
             self._rate = 1.0
 
     def check_invariants(self) -> None:
         """Asserts what must hold at any time."""
         with self._lock:
-            times = [at for at, _, _ in self._kept]
-            assert len(self._kept) <= self.capacity
+            times = [at for at, _, _ in (*self._kept, *self._newest)]
+            assert len(self._newest) <= self._n_newest
+            assert len(self._kept) <= self._n_kept
             assert times == sorted(times)
             assert all(mark < self._rate for _, mark, _ in self._kept)
             assert len(self._rises) <= 1
+
+
+def _copied(row: F32) -> F32:
+    return np.array(row, dtype=np.float32)
+
+
+def _stack(rows: list[F32]) -> F32:
+    return np.stack(rows) if rows else np.empty((0, 0), dtype=np.float32)

@@ -137,3 +137,13 @@ def test_damaged_frames_are_refused():
             PLAIN.decode(wrong, body)
     with pytest.raises(RefreshError, match="damaged frame"):
         PLAIN.decode(text, body[:8])
+    rows = bytes(frame_of((Pair(one=1, two="x"),) * 2).data)
+    text, body = read_frame(OneByte(rows))
+    for wrong in (
+        text.replace(b'["x", "x"]', b'["x"]'),
+        text.replace(b'["x", "x"]', b"7"),
+        text.replace(b"[2]", b"[3]"),
+    ):
+        assert wrong != text
+        with pytest.raises(RefreshError, match="damaged frame"):
+            PLAIN.decode(wrong, body)

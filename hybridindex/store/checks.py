@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -17,8 +18,11 @@ __all__ = ["check_profile", "check_scalar", "check_time", "is_storable_text"]
 _INT64: Final = 1 << 63
 
 
-def check_profile(profile: Profile) -> None:
-    """Raise InvalidInputError naming the first field that the store cannot hold or that contradicts another."""
+def check_profile(profile: Profile, *, stored: Collection[str] = ()) -> None:
+    """Raise InvalidInputError naming the first field that the store cannot hold or that contradicts another.
+
+    ``stored``: groups of samples that are not looked at, because the store holds them.
+    """
     check_time(profile.created_at, "profile.created_at")
     for name in ("index_fingerprint", "metric", "codec", "scanner", "omp_wait_policy"):
         check_scalar(getattr(profile, name), f"profile.{name}", str)
@@ -27,7 +31,7 @@ def check_profile(profile: Profile) -> None:
     check_scalar(profile.load_average, "profile.load_average", float)
     if not profile.index_fingerprint or not profile.hardware.fingerprint:
         raise InvalidInputError("profile: index_fingerprint and hardware.fingerprint must not be empty")
-    for group in ("stages", "transfers", "recall"):
+    for group in {"stages", "transfers", "recall"}.difference(stored):
         for i, sample in enumerate(getattr(profile, group)):
             for field in fields(sample):
                 check_scalar(getattr(sample, field.name), f"profile.{group}[{i}].{field.name}", _kind_of(field.name))

@@ -109,14 +109,17 @@ class ControlStore:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def save_profile(self, profile: Profile) -> Profile:
+    def save_profile(self, profile: Profile, *, parent: Profile | None = None) -> Profile:
         """Store a profile as a new row, whatever its ``id`` is, and return it with the new id.
+
+        Args:
+            parent: one with the id of its row here; samples that are the same objects in both are copied in the store.
 
         Raises:
             InvalidInputError: a field that cannot be stored, by name; nothing is written.
         """
         with self._transaction(self._writer) as session:
-            return profiles.insert_profile(session, profile)
+            return profiles.insert_profile(session, profile, parent)
 
     def load_profile(
         self,
@@ -191,8 +194,9 @@ class ControlStore:
         Raises:
             InvalidInputError: a field that is not stored, or too many rows.
         """
+        at = self._now()
         with self._transaction(self._writer) as session:
-            schedules.put_schedule(session, entry)
+            schedules.put_schedule(session, entry, at)
 
     def list_schedule(self) -> list[ScheduleEntry]:
         """All rows of the schedule, by name; not checked for sense."""

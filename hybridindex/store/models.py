@@ -189,3 +189,4 @@ class ScheduleRow(Base):
     action: Mapped[str]
     enabled: Mapped[bool]
     last_run_at: Mapped[str | None]
+    created_at: Mapped[str | None]

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
 import numpy.typing as npt
-from sqlalchemy import RowMapping, Select, insert, select
+from sqlalchemy import RowMapping, Select, func, insert, literal, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -35,16 +35,26 @@ __all__ = ["insert_profile", "select_profile", "select_summaries"]
 _SCALARS: Final = tuple(
     c.key for c in ProfileRow.__table__.columns if c.key not in ("id", "hardware_id", "notes") and c.key is not None
 )
+#: Groups of samples, by field of Profile.
+_GROUPS: Final[Mapping[str, type[Base]]] = {
+    "stages": LatencySampleRow,
+    "transfers": TransferSampleRow,
+    "recall": RecallPointRow,
+}
 _SampleT = TypeVar("_SampleT", StageSample, TransferSample, RecallPoint)
 
 
-def insert_profile(session: Session, profile: Profile) -> Profile:
+def insert_profile(session: Session, profile: Profile, parent: Profile | None = None) -> Profile:
     """Write a new row for ``profile``, whatever its id was, and return it with the new id.
+
+    The samples of a stored ``parent`` that are ``profile``'s too, the very same tuples, are copied by the database:
+    there are thousands of them, and searches wait for an interpreter that looks at each.
 
     Raises:
         InvalidInputError: a field that cannot be stored, by name.
     """
-    check_profile(profile)
+    stored = [] if parent is None else _stored_groups(session, profile, parent)
+    check_profile(profile, stored=stored)
     scalars = {name: getattr(profile, name) for name in _SCALARS}
     notes = to_json_object(profile.notes, "profile.notes")
     hardware_id = _hardware_id(session, profile.hardware)
@@ -60,10 +70,32 @@ def insert_profile(session: Session, profile: Profile) -> Profile:
     }
     blobs = [{"profile_id": row.id, "name": n, "data": encode_array(a, name=n)} for n, a in arrays.items()]
     session.execute(insert(ProfileArrayRow), blobs)
-    _insert_samples(session, LatencySampleRow, row.id, profile.stages)
-    _insert_samples(session, TransferSampleRow, row.id, profile.transfers)
-    _insert_samples(session, RecallPointRow, row.id, profile.recall)
+    for group, table in _GROUPS.items():
+        if parent is not None and parent.id is not None and group in stored:
+            _copy_samples(session, table, parent.id, row.id)
+        else:
+            _insert_samples(session, table, row.id, getattr(profile, group))
     return replace(profile, id=row.id)
+
+
+def _stored_groups(session: Session, profile: Profile, parent: Profile) -> list[str]:
+    """Groups that ``profile`` shares with ``parent`` and that the store holds whole: none where that was pruned."""
+    row = None if parent.id is None else session.get(ProfileRow, parent.id)
+    if row is None or (row.created_at, row.index_fingerprint) != (parent.created_at, parent.index_fingerprint):
+        return []
+    shared = [group for group in _GROUPS if getattr(profile, group) is getattr(parent, group)]
+    return [group for group in shared if _n_samples(session, _GROUPS[group], row.id) == len(getattr(parent, group))]
+
+
+def _n_samples(session: Session, table: type[Base], profile_id: int) -> int:
+    columns = table.__table__.c
+    return session.scalar(select(func.count()).where(columns["profile_id"] == profile_id)) or 0
+
+
+def _copy_samples(session: Session, table: type[Base], source_id: int, profile_id: int) -> None:
+    columns = [column for column in table.__table__.c if column.name != "profile_id"]
+    theirs = select(literal(profile_id), *columns).where(table.__table__.c["profile_id"] == source_id)
+    session.execute(insert(table).from_select(["profile_id", *(column.name for column in columns)], theirs))
 
 
 def _insert_samples(

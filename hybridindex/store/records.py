@@ -92,3 +92,5 @@ class ScheduleEntry:
     enabled: bool = True
     #: ISO 8601, UTC; None: its time has not come yet.
     last_run_at: str | None = None
+    #: ISO 8601, UTC; given by the store when it writes the row.
+    created_at: str | None = None

@@ -18,8 +18,8 @@ __all__ = ["MAX_ROWS", "delete_schedule", "mark_schedule_run", "put_schedule", "
 MAX_ROWS = 64
 
 
-def put_schedule(session: Session, entry: ScheduleEntry) -> None:
-    """Writes the row of that name, in place of an earlier one. It has not run yet.
+def put_schedule(session: Session, entry: ScheduleEntry, at: str) -> None:
+    """Writes the row of that name, in place of an earlier one. It has not run yet, and was made at ``at``.
 
     Raises:
         InvalidInputError: a field that a column does not hold, or too many rows.
@@ -39,6 +39,7 @@ def put_schedule(session: Session, entry: ScheduleEntry) -> None:
             action=entry.action,
             enabled=entry.enabled,
             last_run_at=None,
+            created_at=at,
         )
     )
 
@@ -53,6 +54,7 @@ def select_schedule(session: Session) -> list[ScheduleEntry]:
             action=row.action,
             enabled=row.enabled,
             last_run_at=row.last_run_at,
+            created_at=row.created_at,
         )
         for row in session.scalars(select(ScheduleRow).order_by(ScheduleRow.name))
     ]

@@ -21,8 +21,8 @@ from hybridindex.plain_bytes import write_frame
 from hybridindex.planning import PLAIN, PlanningHere, RenewOptions
 from hybridindex.planning_process import PlanningProcess
 from hybridindex.proposal import Arenas, Served
-from hybridindex.refresh_update import _short_turns
 from hybridindex.router.update_cycle import CycleStage, Outcome
+from hybridindex.turns import SHORT_S
 from tests.moving_load import moving_queries
 from tests.refresh.world import CONFIG, LATE_S, NPROBE
 
@@ -73,14 +73,53 @@ def test_a_process_makes_the_plan_that_is_made_here(index, plan, process):
     assert np.array_equal(Plan.from_record(record, there[0]).resident_lists, here[1].resident_lists)
 
 
-def test_an_update_that_is_planned_apart_is_committed(make_world, plan):
+def noted(intervals, call):
+    """``call``, which notes the interpreter's switch interval each time."""
+    return lambda *given, **named: (intervals.add(sys.getswitchinterval()), call(*given, **named))[1]
+
+
+def test_an_update_that_is_planned_apart_is_committed(make_world, plan, monkeypatch):
     world = make_world(APART)
+    waiting, moving = set(), set()
+    read = noted(waiting, hybridindex.planning_process.read_frame)
+    monkeypatch.setattr(hybridindex.planning_process, "read_frame", read)
+    monkeypatch.setattr(world.router, "apply_plan", noted(moving, world.router.apply_plan))
     world.serve(2, seed=4, moved=True, latency_s=LATE_S)
     world.serve(2, seed=5, moved=True)
     status = world.refresher.status()
     assert status.updates == {"committed": 1}, status.last_update.why
     assert world.router.plan is not plan
     world.answers_are_right()
+    assert waiting == {sys.getswitchinterval()}
+    assert list(moving) == [pytest.approx(SHORT_S)]
+
+
+def test_after_a_long_steady_load_a_plan_is_made_of_all_that_came_since(make_world):
+    world = make_world(store=False)
+    world.serve(8, seed=3)
+    world.serve(2, seed=4, moved=True, latency_s=LATE_S)
+    # And the query that closed the window before.
+    assert world.refresher.status().last_update.proposal["n_queries"] == 201
+
+
+def test_where_too_few_came_since_a_plan_is_made_of_the_newest(make_world):
+    """Two windows of 20 queries are off; 64 make a plan."""
+    drift = dataclasses.replace(CONFIG.drift, window_requests=20, min_queries=10)
+    world = make_world(dataclasses.replace(CONFIG, drift=drift), store=False)
+    world.serve(8, seed=3)
+    for query in moving_queries(40, seed=4, moved=True):
+        world.now += 0.01
+        world.refresher.observe(query, LATE_S, world.router.search(query, 5).hit_rate)
+    world.refresher.step()
+    assert world.refresher.status().last_update.proposal["n_queries"] == 64
+
+
+def test_a_plan_is_made_of_the_queries_that_came_while_its_process_began(make_world, monkeypatch):
+    world = make_world(store=False)
+    world.serve(1, seed=9, moved=True)
+    late = moving_queries(50, seed=10, moved=True)
+    monkeypatch.setattr(PlanningHere, "prepare", lambda planner: world.refresher.offer(late))
+    assert world.refresher.propose().n_queries == 150
 
 
 def test_errors_keep_their_kind(index, plan, process):
@@ -212,15 +251,3 @@ def test_a_process_that_works_ends_with_its_input():
             assert worker.wait(60) == 1
         finally:
             worker.kill()
-
-
-def test_two_refreshers_leave_the_interpreter_as_it_was():
-    usual_s = sys.getswitchinterval()
-    one, other = _short_turns(), _short_turns()
-    one.__enter__()
-    other.__enter__()
-    assert sys.getswitchinterval() < usual_s
-    one.__exit__(None, None, None)
-    assert sys.getswitchinterval() < usual_s
-    other.__exit__(None, None, None)
-    assert sys.getswitchinterval() == usual_s

@@ -38,6 +38,13 @@ def test_an_interval_goes_on_from_its_last_run_and_is_made_up_for_once():
     assert timetable_of(HOURLY, NOW).first is None
 
 
+def test_an_interval_that_never_ran_counts_from_when_its_row_was_written():
+    written = dataclasses.replace(HOURLY, created_at=(NOW - timedelta(minutes=40)).isoformat())
+    assert first_time(written) == NOW + timedelta(minutes=20)
+    assert first_time(dataclasses.replace(written, created_at="2026-03-01T00:00:00+00:00")) == NOW
+    assert first_time(dataclasses.replace(ran(written, minutes=10))) == NOW + timedelta(minutes=50)
+
+
 def test_a_cron_line_is_read_in_utc():
     assert first_time(NIGHTLY) == first_time(ran(NIGHTLY, days=3)) == datetime(2026, 3, 5, 3, tzinfo=UTC)
 
@@ -60,6 +67,7 @@ def test_a_cron_line_is_read_in_utc():
         ("last_run_at", "yesterday", "interval"),
         ("last_run_at", "2026-01-01T00:00:00", "interval"),
         ("last_run_at", "9026-01-01T00:00:00+00:00", "cron"),
+        ("created_at", "yesterday", "interval"),
     ],
 )
 def test_a_bad_row_is_refused_by_name_and_field(field, value, kind):
@@ -94,10 +102,12 @@ def test_a_refresher_follows_the_rows_and_leaves_bad_ones_out(make_world, caplog
     assert rows["nightly"] is rows["off"] is rows["broken"] is None
 
 
-def test_a_restart_keeps_the_schedule_and_its_times(make_world, index, tmp_path):
+@pytest.mark.parametrize("has_run", [True, False], ids=["has run", "never ran"])
+def test_a_restart_keeps_the_schedule_and_its_times(make_world, has_run):
     world = make_world(dataclasses.replace(CONFIG, tick_s=60.0))
     world.store.set_schedule(HOURLY)
-    world.store.mark_schedule_run("hourly")
+    if has_run:
+        world.store.mark_schedule_run("hourly")
     world.refresher.start()
     world.refresher.close()
     world.store.close()
@@ -106,7 +116,8 @@ def test_a_restart_keeps_the_schedule_and_its_times(make_world, index, tmp_path)
     assert again.refresher.status().schedule == ("hourly",)
     (row,) = again.store.list_schedule()
     (job,) = [j for j in again.refresher._scheduler.get_jobs() if j.id == "schedule hourly"]
-    assert job.next_run_time == datetime.fromisoformat(row.last_run_at) + timedelta(hours=1)
+    since = row.last_run_at if has_run else row.created_at
+    assert job.next_run_time == datetime.fromisoformat(since) + timedelta(hours=1)
 
 
 def test_a_row_replaces_the_one_of_its_name_and_there_is_an_end_to_them(tmp_path):
@@ -119,7 +130,8 @@ def test_a_row_replaces_the_one_of_its_name_and_there_is_an_end_to_them(tmp_path
         store.mark_schedule_run("nobody")
         assert [row.name for row in store.list_schedule() if row.last_run_at] == ["row7"]
         store.set_schedule(dataclasses.replace(NIGHTLY, name="row7"))
-        assert dataclasses.replace(NIGHTLY, name="row7") in store.list_schedule()
+        row7 = next(row for row in store.list_schedule() if row.name == "row7")
+        assert row7 == dataclasses.replace(NIGHTLY, name="row7", created_at=row7.created_at)
         store.remove_schedule("row7")
         assert len(store.list_schedule()) == 63
         with pytest.raises(InvalidInputError, match="'row7'"):

@@ -1,4 +1,4 @@
-"""The reservoir is bounded, forgets, and keeps every recent query with the same probability."""
+"""The reservoir is bounded, forgets, keeps the newest queries, and of those before every one as likely."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_it_never_holds_more_than_its_capacity(batch):
     assert 16 <= len(reservoir) <= 64
     assert reservoir.nbytes == len(reservoir) * 12
     assert reservoir.offered == 5000
-    assert len(reservoir.sample(0.0)) == len(reservoir)
+    assert 16 <= len(reservoir.sample(0.0)) <= len(reservoir)
 
 
 def test_old_queries_are_not_answered_and_leave():
@@ -63,7 +63,38 @@ def test_old_queries_are_not_answered_and_leave():
 def test_a_sample_may_begin_later():
     reservoir = QueryReservoir(1000, retention_s=1000)
     feed(reservoir, range(100), now_s=float)
-    np.testing.assert_array_equal(reservoir.sample(99.0, since_s=60.0), numbered(60, 100))
+    np.testing.assert_array_equal(reservoir.sample_since(99.0, 60.0), numbered(60, 100))
+
+
+@pytest.mark.parametrize("batch", [1, 7, 40, 900])
+def test_the_newest_are_all_there_whatever_came_before(batch):
+    reservoir = QueryReservoir(64, retention_s=1e6)
+    feed(reservoir, range(10_000 - 10_000 % batch), now_s=float, batch=batch)
+    feed(reservoir, range(10_000, 10_020), now_s=float, batch=min(batch, 20))
+    np.testing.assert_array_equal(reservoir.sample_since(10_020.0, 10_000.0), numbered(10_000, 10_020))
+    assert len(reservoir.sample(10_020.0)) < 52
+
+
+def test_a_sample_since_a_time_is_the_newest_or_uniform_whichever_is_more():
+    """Of 1000 queries a uniform sample has a few, and of 170 that all fit, 70 more than are newest."""
+    reservoir = QueryReservoir(200, retention_s=1e6)
+    feed(reservoir, range(6000), now_s=float)
+    newest = reservoir.sample_since(6000.0, 5000.0)[:, 0]
+    assert newest.tolist() == list(range(5900, 6000))
+    few = QueryReservoir(200, retention_s=1e6)
+    feed(few, range(190), now_s=float)
+    np.testing.assert_array_equal(few.sample_since(190.0, 20.0), numbered(20, 190))
+
+
+def test_the_last_few_are_answered_with_the_time_of_the_first():
+    reservoir = QueryReservoir(64, retention_s=1000)
+    assert reservoir.newest(0.0, 5)[1] == 0.0
+    feed(reservoir, range(900), now_s=float)
+    rows, since_s = reservoir.newest(900.0, 20)
+    np.testing.assert_array_equal(rows, numbered(880, 900))
+    assert since_s == 880.0
+    assert len(reservoir.newest(900.0, 40)[0]) == 32
+    assert len(reservoir.newest(1890.0, 20)[0]) == 10
 
 
 def test_it_is_uniform_over_the_stream():

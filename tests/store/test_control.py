@@ -55,6 +55,52 @@ def test_profile_may_have_no_samples_and_no_held_queries(store: ControlStore, pr
     assert_same(store.load_profile(), saved)
 
 
+def inserted_samples(store: ControlStore) -> list[int]:
+    """Rows of samples that statements brought from here, as they come; copies within the store bring none."""
+    found: list[int] = []
+
+    @event.listens_for(store._engine, "before_cursor_execute")
+    def count(_: Any, __: Any, statement: str, parameters: Any, ___: Any, many: bool) -> None:
+        if statement.startswith("INSERT INTO") and "samples" in statement and "SELECT" not in statement:
+            found.append(len(parameters) if many else 1)
+
+    return found
+
+
+def test_samples_that_a_profile_shares_with_its_parent_are_copied_in_the_store(
+    store: ControlStore, profile_of: Maker
+) -> None:
+    parent = store.save_profile(profile_of())
+    renewed = replace(parent, id=None, recall=(), created_at="2030-02-01T12:00:00+00:00")
+    brought = inserted_samples(store)
+    saved = store.save_profile(renewed, parent=parent)
+    assert brought == []
+    assert saved.id != parent.id
+    assert_same(store.load_profile(saved.id), saved)
+    assert_same(store.load_profile(parent.id), parent)
+
+
+@pytest.mark.parametrize("gone", ["pruned", "another row", "samples lost", "never stored"])
+def test_samples_of_a_parent_that_the_store_does_not_hold_are_stored_anew(
+    store: ControlStore, profile_of: Maker, gone: str
+) -> None:
+    parent = store.save_profile(profile_of())
+    renewed = replace(parent, id=None, created_at="2030-02-01T12:00:00+00:00")
+    if gone == "pruned":
+        parent = replace(parent, id=4711)
+    elif gone == "another row":
+        parent = replace(parent, id=store.save_profile(profile_of(index_fingerprint="ix-b")).id)
+    elif gone == "samples lost":
+        with store._engine.begin() as connection:
+            connection.execute(text("DELETE FROM latency_samples"))
+    else:
+        parent = replace(parent, id=None)
+    brought = inserted_samples(store)
+    saved = store.save_profile(renewed, parent=parent)
+    assert sum(brought) >= len(renewed.stages)
+    assert_same(store.load_profile(saved.id), saved)
+
+
 def test_newest_matching_profile_is_loaded(store: ControlStore, profile_of: Maker) -> None:
     other_hardware = replace(profile_of().hardware, fingerprint="hw-b")
     ids = [

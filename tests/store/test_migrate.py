@@ -8,6 +8,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,25 @@ def test_a_store_of_the_first_version_gets_a_schedule(store_url: str, tmp_path: 
         store.set_schedule(ScheduleEntry(name="nightly", kind="cron", spec="0 3 * * *", action="update"))
     with ControlStore.open(store_url) as store:
         assert [row.name for row in store.list_schedule()] == ["nightly"]
+
+
+def test_rows_of_a_schedule_from_before_count_from_the_upgrade(store_url: str, tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    shutil.copytree(SCRIPTS, second, ignore=shutil.ignore_patterns("__pycache__", "000[3-9]*"))
+    assert upgrade(store_url, second) == "0002"
+    location = locate(store_url)
+    engine = make_engine(location, busy_timeout_s=5, migrating=True)
+    with engine.begin() as connection:
+        prefix = "" if location.path else "hybridindex."
+        columns = "(name, kind, spec, action, enabled, last_run_at)"
+        values = "('hourly', 'interval', '3600', 'update', true, '2030-01-31T12:00:00+00:00')"
+        connection.execute(text(f"INSERT INTO {prefix}refresh_schedule {columns} VALUES {values}"))
+    engine.dispose()
+    began = datetime.now(UTC)
+    with ControlStore.open(store_url) as store:
+        (row,) = store.list_schedule()
+    assert (row.name, row.spec, row.last_run_at) == ("hourly", "3600", "2030-01-31T12:00:00+00:00")
+    assert began <= datetime.fromisoformat(row.created_at or "") <= datetime.now(UTC)
 
 
 def test_failed_upgrade_leaves_the_old_content(store_url: str, tmp_path: Path, profile_of: Maker) -> None:
