@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from hybridindex.errors import OverloadedError
 from hybridindex.service.admission import Lack
@@ -39,11 +40,19 @@ class Refusal:
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
+    #: Status line and headers as they go over the wire.
+    head: bytes
     before_id: bytes
     after_id: bytes
 
     def body(self, request_id: str) -> bytes:
         return self.before_id + request_id.encode() + self.after_id
+
+    def message(self, request_id: str, lines: bytes) -> bytes:
+        """The whole answer, with more header ``lines``."""
+        body = self.body(request_id)
+        shown = request_id.encode()
+        return b"%b%bcontent-length: %d\r\nx-request-id: %b\r\n\r\n%b" % (self.head, lines, len(body), shown, body)
 
 
 class Door:
@@ -89,7 +98,10 @@ class Door:
         words = _WORDS[lack].format(queue=limits.queue_queries, share=self._admission.share)
         problem = problem_of(OverloadedError(words, retry_after_s=wait_s, own_share=lack == "client"))
         before, _, after = problem.body(mark).partition(mark.encode())
-        made = Refusal(status=problem.status, headers=tuple(problem.headers()), before_id=before, after_id=after)
+        headers = tuple(problem.headers())
+        first = f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}\r\n".encode()
+        head = first + b"".join([b"%b: %b\r\n" % header for header in headers])
+        made = Refusal(status=problem.status, headers=headers, head=head, before_id=before, after_id=after)
         self._made[lack, wait_s] = made
         return made
 

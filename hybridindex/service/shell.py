@@ -61,6 +61,7 @@ class Shell:
         """``search``: asked for its path without asking the application that :meth:`around` names."""
         self._app: Any = None
         self._search = search
+        self._search_target = search.path.encode()
         self._service = service
         self._metrics = metrics
         self._keyring = keyring
@@ -79,14 +80,46 @@ class Shell:
         self._door.flush()
         self._access.flush()
 
+    def turn_away(self, scope: Scope, target: bytes, lines: bytes) -> bytes | None:
+        """The whole answer to a search that is refused, before there is a task for it; None: it may come in.
+
+        Whoever is let past may still be refused, by the same door.
+
+        Args:
+            scope: of a POST request on a connection that is kept, yet without its path.
+            target: as it was asked for.
+            lines: headers of each answer, as they go over the wire.
+        """
+        admission = self._service.admission
+        if not admission.n_waiting or admission.draining or self._service.traces is not None:
+            return None
+        if target.partition(b"?")[0] != self._search_target:
+            return None
+        started = time.perf_counter()
+        headers = dict(scope["headers"])
+        try:
+            self._origin.check(scope, headers)
+            caller = self._identify({**scope, "path": self._search.path}, headers)
+        except Exception:  # noqa: BLE001 - found again, and told, further in
+            return None
+        refusal = self._door.refusal(caller.name, headers)
+        if refusal is None:
+            return None
+        answer = refusal.message(self._id_of(headers), lines)
+        self._metrics.count_response(self._search.path, refusal.status, time.perf_counter() - started)
+        return answer
+
+    def _id_of(self, headers: dict[bytes, bytes]) -> str:
+        shown = headers.get(b"x-request-id")
+        return self._ids.next() if shown is None or not _REQUEST_ID.fullmatch(shown) else shown.decode()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
         headers = dict(scope["headers"])
-        shown = headers.get(b"x-request-id")
-        request_id = self._ids.next() if shown is None or not _REQUEST_ID.fullmatch(shown) else shown.decode()
+        request_id = self._id_of(headers)
         token = REQUEST_ID.set(request_id)
         traces = self._service.traces
         try:
