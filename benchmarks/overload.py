@@ -149,8 +149,11 @@ def judged(found: dict[str, Any], *, queue: int) -> dict[str, Any]:
     overload, heeding = phases["overload"], phases["overload, clients heed"]
     alone = (phases["capacity before"]["answered_rate"] + phases["capacity after"]["answered_rate"]) / 2
     beside = phases["capacity beside"]["answered_rate"]
+    per_core = [phases[name]["answered_rate"] / _cores(phases[name]) for name in ("capacity before", "capacity after")]
     ratios = {
         "goodput_ratio": overload["goodput"] / alone,
+        # What is left of it where others take cores too, or cores are left idle.
+        "goodput_ratio_per_core": overload["goodput"] / _cores(overload) / (sum(per_core) / 2),
         "goodput_ratio_beside": overload["goodput"] / beside,
         "goodput_ratio_heeding": heeding["goodput"] / alone,
     }
@@ -160,6 +163,11 @@ def judged(found: dict[str, Any], *, queue: int) -> dict[str, Any]:
         and not any(phase["faults"] for phase in phases.values())
     )
     return {**found, **ratios, "passed": passed}
+
+
+def _cores(phase: dict[str, Any]) -> float:
+    """That generator and daemon took together."""
+    return float(phase["generator_cores"] + phase["loop_cores"] + phase["search_cores"])
 
 
 def _per_request_us(cores: float, rate: float) -> str:
@@ -177,7 +185,7 @@ def main() -> None:
     show(
         f"overload: {args.clients} clients, {args.seconds:g} s at twice the capacity, batch {args.batch}, "
         f"nprobe {args.nprobe}, {os.cpu_count()} cores",
-        ("", "sent/s", "answered/s", "in time/s", "refused/s", "p50, p99 ms", "Retry-After s", "held back", "queue"),
+        ("", "sent", "answered", "in time", "refused", "p50, p99 ms", "Retry-After", "held back", "queue"),
         [
             (
                 name,
@@ -217,6 +225,7 @@ def main() -> None:
         [
             (f"goodput, of the capacity before and after (target {GOODPUT_TARGET})", found["goodput_ratio"]),
             ("goodput, of the capacity beside as busy a generator", found["goodput_ratio_beside"]),
+            ("goodput per core that was taken, of capacity per core", found["goodput_ratio_per_core"]),
             ("goodput where clients heed Retry-After, of capacity", found["goodput_ratio_heeding"]),
             ("RSS before, after, MiB", f"{before:.0f}, {after:.0f}"),
             ("faults", ", ".join(faults) or "none"),

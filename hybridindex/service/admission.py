@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
+import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -27,11 +29,11 @@ __all__ = ["Admission", "Lack"]
 #: What a refused request lacked: the daemon's time, room in the whole queue, room in its client's share.
 Lack = Literal["draining", "queue", "client"]
 
-#: Weight of the newest answer in the running estimate of the rate.
-_RATE_WEIGHT = 0.1
+#: After so many seconds of work, what was measured before counts for a third.
+_PACE_S = 2.0
 #: Accounts of clients that are kept before those that say nothing are looked for.
 _MAX_ACCOUNTS = 4096
-_MIN_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
+_MIN_RETRY_S, _MAX_RETRY_S = 1, 30
 
 
 @dataclass(slots=True, eq=False)
@@ -50,11 +52,39 @@ class _Client:
     listed: bool = False
 
 
+class _Pace:
+    """How fast queries are answered while others wait: then the router has as much to do as it can take.
+
+    Without a backlog the time from one answer to the next says how often somebody asks.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = self._queries = 0.0
+        #: When the last one left with others waiting.
+        self._since: float | None = None
+
+    @property
+    def seconds_per_query(self) -> float:
+        """0 as long as nobody had to wait."""
+        return self._seconds / self._queries if self._queries else 0.0
+
+    def left(self, n: int, now: float, *, waiting: bool) -> None:
+        """``n`` queries were answered. ``waiting``: others wait until now."""
+        if self._since is not None and waiting:
+            passed = now - self._since
+            kept = math.exp(-passed / _PACE_S)
+            self._seconds = self._seconds * kept + passed
+            self._queries = self._queries * kept + n
+        self._since = now if waiting else None
+
+
 class Admission:
     """Owner of the queue. All methods on the event loop."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
-        """``clock``: monotonic seconds, the event loop's own."""
+    def __init__(
+        self, limits: Limits, clock: Callable[[], float], *, draw: Callable[[], float] = random.random
+    ) -> None:
+        """``clock``: monotonic seconds, the event loop's own. ``draw``: uniform in [0, 1)."""
         self._limits = limits
         #: Queries of one client that may wait.
         self.share = max(1, int(limits.queue_queries * limits.client_share))
@@ -66,7 +96,8 @@ class Admission:
         self._now = 0.0
         self._n_waiting = 0
         self._n_in_flight = 0
-        self._seconds_per_query = 0.0
+        self._pace = _Pace()
+        self._draw = draw
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -87,10 +118,13 @@ class Admission:
     def draining(self) -> bool:
         return self._draining
 
-    def retry_after_s(self) -> float:
-        """About when the queue will have been worked off: seconds, at least 1 and at most 30."""
-        backlog = (self._n_waiting + self._n_in_flight) * self._seconds_per_query
-        return min(max(backlog, _MIN_RETRY_S), _MAX_RETRY_S)
+    def retry_after_s(self) -> int:
+        """When to come back: between now and twice the time that the queue takes to be worked off, by chance, so that
+        who is refused together comes back apart. Whole seconds, as HTTP has them; at least 1 and at most 30."""
+        backlog_s = (self._n_waiting + self._n_in_flight) * self._pace.seconds_per_query
+        # The fraction is a chance too, else small ones would all be rounded to one second.
+        drawn = math.floor(2 * backlog_s * self._draw() + self._draw())
+        return min(max(drawn, _MIN_RETRY_S), _MAX_RETRY_S)
 
     def nprobe_under_load(self, nprobe: int) -> int:
         """``nprobe``, or less where the operator allows it: linear from a half full queue down to the floor."""
@@ -113,24 +147,26 @@ class Admission:
             DeadlineExceededError: the deadline passed first.
         """
         await self.enter(client, n, deadline_s)
-        started = self._clock()
         try:
             yield
         finally:
-            self.leave(n, self._clock() - started)
+            self.leave(n)
 
-    def lack_of_room(self, client: str, n: int) -> Lack | None:
-        """Why :meth:`enter` would refuse ``n`` queries now, or None. Counts nothing, so that a guess may be asked."""
+    def lack_of_room(self, client: str, n: int, *, n_coming: int = 0) -> Lack | None:
+        """Why :meth:`enter` would refuse ``n`` queries after ``n_coming`` of others, or None.
+
+        Counts nothing, so that a guess may be asked.
+        """
         if self._draining:
             return "draining"
-        if not self._order and self._fits(n):
+        if not self._order and self._fits(n + n_coming):
             return None
         state = self._clients.get(client)
-        return self._lack(0 if state is None else state.n_waiting, n)
+        return self._lack(0 if state is None else state.n_waiting, n, n_coming)
 
-    def _lack(self, n_own: int, n: int) -> Lack | None:
+    def _lack(self, n_own: int, n: int, n_coming: int = 0) -> Lack | None:
         limits = self._limits
-        if self._n_waiting + n > limits.queue_queries:
+        if self._n_waiting + n_coming + n > limits.queue_queries:
             return "queue"
         return "client" if n_own + n > self.share else None
 
@@ -189,7 +225,7 @@ class Admission:
         except BaseException:
             # Cancelled, or too late. A turn that came in the same moment goes to the next one.
             if waiter.turn.done() and not waiter.turn.cancelled() and waiter.turn.exception() is None:
-                self.leave(n, 0.0)
+                self.leave(n)
             else:
                 self._withdraw(client, state, waiter)
             raise
@@ -213,12 +249,9 @@ class Admission:
             self._n_waiting -= waiter.n
             self._hand_over()
 
-    def leave(self, n: int, seconds: float) -> None:
-        """Gives ``n`` queries' right to search back, which was held for ``seconds``."""
-        if seconds > 0:
-            # Little's law: what was in flight beside it was being answered meanwhile.
-            pace = seconds / self._n_in_flight
-            self._seconds_per_query += _RATE_WEIGHT * (pace - self._seconds_per_query)
+    def leave(self, n: int) -> None:
+        """Gives ``n`` queries' right to search back."""
+        self._pace.left(n, self._clock(), waiting=self._n_waiting > 0)
         self._n_in_flight -= n
         self._hand_over()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -66,22 +65,25 @@ class Door:
         self._made: dict[tuple[Lack, int], Refusal] = {}
         self._unlogged = 0
 
-    def refusal(self, client: str, headers: Mapping[bytes, bytes]) -> Refusal | None:
-        """Why a search with these headers is refused now; None where it may come in."""
+    def refusal(self, client: str, headers: Mapping[bytes, bytes], *, n_coming: int = 0) -> Refusal | None:
+        """Why a search with these headers is refused now; None where it may come in.
+
+        ``n_coming``: queries of those who were let in and do not wait yet.
+        """
         admission = self._admission
-        if b"expect" in headers or (n := self._n_queries(headers)) is None:
+        if b"expect" in headers or (n := self.n_queries(headers)) is None:
             return None
-        lack = admission.lack_of_room(client, n)
+        lack = admission.lack_of_room(client, n, n_coming=n_coming)
         if lack is None:
             return None
         admission.refused[lack] += 1
         self._unlogged += 1
         if self._unlogged == 1:
             asyncio.get_running_loop().call_later(_LOG_S, self.flush)
-        key = (lack, 1 if lack == "draining" else math.ceil(admission.retry_after_s()))
+        key = (lack, 1 if lack == "draining" else admission.retry_after_s())
         return self._made.get(key) or self._make(*key)
 
-    def _n_queries(self, headers: Mapping[bytes, bytes]) -> int | None:
+    def n_queries(self, headers: Mapping[bytes, bytes]) -> int | None:
         """Queries of the body, as far as headers tell, one at least; None: the body is for others to judge."""
         length = headers.get(b"content-length")
         if length is None:

@@ -170,8 +170,9 @@ def choose_protocol(turn_away: TurnAway) -> type[asyncio.Protocol]:
             ):
                 return None
             lines = b"".join([b"%b: %b\r\n" % line for line in self.server_state.default_headers])
-            self.scope["method"] = "POST"
-            return turn_away(self.scope, self.url, lines)
+            scope: Any = self.scope
+            scope["method"] = "POST"
+            return turn_away(scope, self.url, lines)
 
         def on_body(self, body: bytes) -> None:
             if not self._skipping:

@@ -38,6 +38,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 #: Where the shell leaves the :class:`Caller` in a request's scope.
 CALLER = "hybridindex.caller"
+#: And queries that count as coming until the request's task begins.
+_COMING = "hybridindex.coming"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 #: Probes of an orchestrator carry no key, and say one word; the page holds no data, and asks for a key itself.
 _OPEN = frozenset({"/livez", "/readyz"}) | PAGE_PATHS
@@ -69,6 +71,8 @@ class Shell:
         self._door = Door(service)
         self._access = AccessLog(_log)
         self._ids = _RequestIds()
+        #: Queries of those who were let past before their tasks; each finds the room that it was let past for.
+        self._n_coming = 0
 
     def around(self, app: Any) -> Shell:
         """Has ``app`` answer whatever is no search."""
@@ -99,11 +103,14 @@ class Shell:
         headers = dict(scope["headers"])
         try:
             self._origin.check(scope, headers)
-            caller = self._identify({**scope, "path": self._search.path}, headers)
-        except Exception:  # noqa: BLE001 - found again, and told, further in
+        except ProblemError:
+            return None  # found again, and told, further in
+        if (client := self._recall(scope, headers)) is None:
             return None
-        refusal = self._door.refusal(caller.name, headers)
+        refusal = self._door.refusal(client, headers, n_coming=self._n_coming)
         if refusal is None:
+            scope[_COMING] = coming = self._door.n_queries(headers) or 1
+            self._n_coming += coming
             return None
         answer = refusal.message(self._id_of(headers), lines)
         self._metrics.count_response(self._search.path, refusal.status, time.perf_counter() - started)
@@ -113,10 +120,19 @@ class Shell:
         shown = headers.get(b"x-request-id")
         return self._ids.next() if shown is None or not _REQUEST_ID.fullmatch(shown) else shown.decode()
 
+    def _recall(self, scope: Scope, headers: dict[bytes, bytes]) -> str | None:
+        """Who asks, as far as is known without a look at the key file."""
+        if self._keyring is None:
+            return _address_of(scope)
+        shown = headers.get(b"authorization")
+        caller = self._keyring.recall(None if shown is None else shown.decode("latin-1"))
+        return None if caller is None else caller.name
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        self._n_coming -= scope.pop(_COMING, 0)
         started = time.perf_counter()
         headers = dict(scope["headers"])
         request_id = self._id_of(headers)
@@ -172,8 +188,7 @@ class Shell:
     def _identify(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
         path = scope["path"]
         if self._keyring is None or path in _OPEN:
-            address = (scope.get("client") or ("",))[0] or "local"
-            return Caller(name=address, role=Role.ADMIN if self._keyring is None else Role.SEARCH)
+            return Caller(name=_address_of(scope), role=Role.ADMIN if self._keyring is None else Role.SEARCH)
         shown = headers.get(b"authorization")
         caller = self._keyring.identify(None if shown is None else shown.decode("latin-1"))
         if path in _ADMIN and caller.role is not Role.ADMIN:
@@ -226,6 +241,10 @@ class _RequestIds:
             text = secrets.token_hex(8 * 256)
             self._left = [text[at : at + 16] for at in range(0, len(text), 16)]
         return self._left.pop()
+
+
+def _address_of(scope: Scope) -> str:
+    return (scope.get("client") or ("",))[0] or "local"
 
 
 def _route_of(scope: Scope) -> str:
