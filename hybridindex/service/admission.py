@@ -2,8 +2,9 @@
 
 A request that finds room starts at once. Others wait in the order that is fair: the client that was given the fewest
 queries goes first (start-time fair queueing: Goyal, Vin, Cheng 1996, with queries as the length of a packet), within a
-client first come, first served. A request whose deadline passes while it waits is answered without a search. What was
-admitted is never thrown out for somebody else.
+client first come, first served. Who cannot start before a deadline, at the pace of late, is refused at once; who was
+let in and is too late all the same is answered without a search. What was admitted is never thrown out for somebody
+else.
 
 Threading: everything on one event loop, without locks. Searching is the caller's business.
 """
@@ -26,8 +27,8 @@ from hybridindex.service.config import Limits
 
 __all__ = ["Admission", "Lack"]
 
-#: What a refused request lacked: the daemon's time, room in the whole queue, room in its client's share.
-Lack = Literal["draining", "queue", "client"]
+#: What a refused request lacked: the daemon's time, room in the whole queue, room in its client's share, time to wait.
+Lack = Literal["draining", "queue", "client", "deadline"]
 
 #: After so many seconds of work, what was measured before counts for a third.
 _PACE_S = 2.0
@@ -143,7 +144,7 @@ class Admission:
             deadline_s: time of the clock by which the search must have started.
 
         Raises:
-            OverloadedError: no room in the queue, or draining.
+            OverloadedError: no room in the queue, or none in time, or draining.
             DeadlineExceededError: the deadline passed first.
         """
         await self.enter(client, n, deadline_s)
@@ -152,23 +153,31 @@ class Admission:
         finally:
             self.leave(n)
 
-    def lack_of_room(self, client: str, n: int, *, n_coming: int = 0) -> Lack | None:
+    def lack_of_room(self, client: str, n: int, left_s: float | None = None, *, n_coming: int = 0) -> Lack | None:
         """Why :meth:`enter` would refuse ``n`` queries after ``n_coming`` of others, or None.
 
-        Counts nothing, so that a guess may be asked.
+        Counts nothing, so that a guess may be asked. ``left_s``: seconds until the search must have started.
         """
         if self._draining:
             return "draining"
         if not self._order and self._fits(n + n_coming):
             return None
         state = self._clients.get(client)
-        return self._lack(0 if state is None else state.n_waiting, n, n_coming)
+        return self._lack(0 if state is None else state.n_waiting, n, left_s, n_coming)
 
-    def _lack(self, n_own: int, n: int, n_coming: int = 0) -> Lack | None:
+    def _lack(self, n_own: int, n: int, left_s: float | None, n_coming: int = 0) -> Lack | None:
         limits = self._limits
         if self._n_waiting + n_coming + n > limits.queue_queries:
             return "queue"
-        return "client" if n_own + n > self.share else None
+        if n_own + n > self.share:
+            return "client"
+        return "deadline" if left_s is not None and self._least_wait_s(n_own, n) > left_s else None
+
+    def _least_wait_s(self, n_own: int, n: int) -> float:
+        """Before ``n`` queries of a client can start, of which ``n_own`` wait: as long as each client that waits is
+        given as many as those, and those in flight have made room."""
+        ahead = min(self._n_waiting, n_own * len(self._order))
+        return max(0, ahead + self._n_in_flight + n - self._limits.in_flight_queries) * self._pace.seconds_per_query
 
     def _refuse(self, lack: Lack, n_own: int = 0) -> OverloadedError:
         """Counts a refusal, and says it in words. ``n_own``: queries of the client that wait."""
@@ -177,6 +186,8 @@ class Admission:
             return OverloadedError("the daemon is about to stop; ask another one", retry_after_s=_MIN_RETRY_S)
         if lack == "queue":
             words = f"{self._n_waiting} queries wait and the queue holds {self._limits.queue_queries}"
+        elif lack == "deadline":
+            words = f"{self._n_waiting} queries wait, so deadline_ms would pass before the search could start"
         else:
             words = f"{n_own} of your queries wait and one client may have {self.share}"
         return OverloadedError(words, retry_after_s=self.retry_after_s(), own_share=lack == "client")
@@ -204,7 +215,8 @@ class Admission:
 
     async def _wait(self, client: str, n: int, deadline_s: float | None) -> None:
         state = self._clients.setdefault(client, _Client())
-        if (lack := self._lack(state.n_waiting, n)) is not None:
+        left_s = None if deadline_s is None else deadline_s - self._clock()
+        if (lack := self._lack(state.n_waiting, n, left_s)) is not None:
             n_own = state.n_waiting
             self._forget(client, state)
             raise self._refuse(lack, n_own)
@@ -218,8 +230,8 @@ class Admission:
         self._n_waiting += n
         self._idle.clear()
         timer = None
-        if deadline_s is not None:
-            timer = loop.call_later(deadline_s - self._clock(), self._expire, waiter)
+        if left_s is not None:
+            timer = loop.call_later(left_s, self._expire, waiter)
         try:
             await waiter.turn
         except BaseException:

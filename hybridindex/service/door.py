@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -30,7 +31,9 @@ _WORDS: dict[Lack, str] = {
     "draining": "the daemon is about to stop; ask another one",
     "queue": "the queue is full; it holds {queue} queries",
     "client": "your share of the queue is full; one client may have {share} queries wait",
+    "deadline": "the queue is so long that deadline_ms would pass before the search could start",
 }
+_DEADLINE = re.compile(rb"(?:^|&)deadline_ms=([0-9]{1,9}(?:\.[0-9]*)?)(?:&|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,12 @@ class Refusal:
         return b"%b%bcontent-length: %d\r\nx-request-id: %b\r\n\r\n%b" % (self.head, lines, len(body), shown, body)
 
 
+def deadline_ms(query: bytes) -> float | None:
+    """That a query string names plainly; None: it names none, or is for others to judge."""
+    found = _DEADLINE.search(query)
+    return None if found is None else float(found[1])
+
+
 class Door:
     """Decides who need not come in. On the event loop."""
 
@@ -65,15 +74,20 @@ class Door:
         self._made: dict[tuple[Lack, int], Refusal] = {}
         self._unlogged = 0
 
-    def refusal(self, client: str, headers: Mapping[bytes, bytes], *, n_coming: int = 0) -> Refusal | None:
+    def refusal(
+        self, client: str, headers: Mapping[bytes, bytes], query: bytes, *, n_coming: int = 0
+    ) -> Refusal | None:
         """Why a search with these headers is refused now; None where it may come in.
 
-        ``n_coming``: queries of those who were let in and do not wait yet.
+        Args:
+            query: of the target, behind its question mark.
+            n_coming: queries of those who were let in and do not wait yet.
         """
         admission = self._admission
         if b"expect" in headers or (n := self.n_queries(headers)) is None:
             return None
-        lack = admission.lack_of_room(client, n, n_coming=n_coming)
+        left_ms = deadline_ms(query) or self._limits.default_deadline_ms
+        lack = admission.lack_of_room(client, n, None if left_ms is None else left_ms / 1e3, n_coming=n_coming)
         if lack is None:
             return None
         admission.refused[lack] += 1

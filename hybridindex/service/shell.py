@@ -97,7 +97,8 @@ class Shell:
         admission = self._service.admission
         if not admission.n_waiting or admission.draining or self._service.traces is not None:
             return None
-        if target.partition(b"?")[0] != self._search_target:
+        path, _, query = target.partition(b"?")
+        if path != self._search_target:
             return None
         started = time.perf_counter()
         headers = dict(scope["headers"])
@@ -107,7 +108,7 @@ class Shell:
             return None  # found again, and told, further in
         if (client := self._recall(scope, headers)) is None:
             return None
-        refusal = self._door.refusal(client, headers, n_coming=self._n_coming)
+        refusal = self._door.refusal(client, headers, query, n_coming=self._n_coming)
         if refusal is None:
             scope[_COMING] = coming = self._door.n_queries(headers) or 1
             self._n_coming += coming
@@ -162,7 +163,7 @@ class Shell:
                 await self._app(scope, receive, answer)
             else:
                 scope["route"], scope["path_params"] = self._search, {}
-                refusal = self._door.refusal(caller.name, headers)
+                refusal = self._door.refusal(caller.name, headers, scope["query_string"])
                 refused = refusal is not None
                 if refusal is None:
                     await self._search(scope, receive, answer)

@@ -273,6 +273,36 @@ def test_the_pace_is_that_of_answers_while_others_wait():
     asyncio.run(run())
 
 
+def test_who_cannot_start_before_the_deadline_is_told_at_once():
+    async def run():
+        requests = Requests(admission(in_flight_queries=2))
+        queue = requests.queue
+        for number in range(8):
+            await requests.send(str(number), "a", n=2)
+        for number in range(2):
+            queue._clock.now += 4
+            await requests.end(str(number))
+        # 2 s a query; 2 are in flight and 10 wait, all of one client: its next one starts in 24 s, another's in 4.
+        now = queue._clock.now
+        with pytest.raises(OverloadedError, match="10 queries wait, so deadline_ms would pass") as refused:
+            await queue.enter("a", 2, now + 23)
+        assert not refused.value.own_share
+        with pytest.raises(OverloadedError, match="deadline_ms would pass"):
+            await queue.enter("b", 2, now + 3)
+        assert queue.refused["deadline"] == 2
+        await requests.send("in time", "a", n=2, deadline_s=now + 25)
+        await requests.send("modest", "b", n=2, deadline_s=now + 5)
+        await requests.send("patient", "b", n=2)
+        assert queue.n_waiting == 16
+        # Whatever was measured, who finds nobody before them starts.
+        await requests.end_all()
+        await requests.send("alone", "c", n=2, deadline_s=queue._clock.now + 0.001)
+        assert requests.started[-1] == "alone"
+        await requests.end_all()
+
+    asyncio.run(run())
+
+
 def test_nprobe_falls_to_the_floor_as_the_queue_fills_and_only_if_asked():
     async def run():
         requests = Requests(admission(in_flight_queries=1, queue_queries=100, overload_min_nprobe=8))

@@ -14,7 +14,7 @@ from hybridindex.answers import ANSWER_TYPE, decode_answer
 from hybridindex.service import run
 from hybridindex.service.app import create_app
 from hybridindex.service.auth import KeyFile, Keyring
-from hybridindex.service.door import Door
+from hybridindex.service.door import Door, deadline_ms
 from hybridindex.service.protocol import PatientProtocol
 from hybridindex.service.shell import Shell
 from tests.clustered import DIM
@@ -107,7 +107,7 @@ def test_one_line_tells_how_many(full, caplog):
 
     async def refuse():
         for _ in range(3):
-            assert door.refusal("a", {}).status == 503
+            assert door.refusal("a", {}, b"").status == 503
         door.flush()
         door.flush()
 
@@ -119,16 +119,49 @@ def test_one_line_tells_how_many(full, caplog):
 def test_what_the_headers_say_of_the_number_of_queries(full):
     async def look(_http):
         door = Door(full.service)
-        other = [door.refusal("other", length_of(n)) for n in (1, 2, 3, 8, 9)]
+        other = [door.refusal("other", length_of(n), b"") for n in (1, 2, 3, 8, 9)]
         # Two of four places are taken, and one client may have two.
         assert [None if r is None else r.status for r in other] == [None, None, 503, 503, None]
         # Without a number, one at least.
-        assert door.refusal("other", {}) is None
+        assert door.refusal("other", {}, b"") is None
         for length in (b"x", b"-1", b"9" * 19, b"", str(1 << 40).encode()):
-            assert door.refusal("127.0.0.1", {**length_of(1), b"content-length": length}) is None
-        assert door.refusal("127.0.0.1", {}).status == 429
+            assert door.refusal("127.0.0.1", {**length_of(1), b"content-length": length}, b"") is None
+        assert door.refusal("127.0.0.1", {}, b"").status == 429
         # Who waits for 100 may be told to go on or not by the route alone.
-        assert door.refusal("127.0.0.1", {b"expect": b"100-continue"}) is None
+        assert door.refusal("127.0.0.1", {b"expect": b"100-continue"}, b"") is None
+
+    full.run(look)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        (b"", None),
+        (b"deadline_ms=40", 40.0),
+        (b"k=3&deadline_ms=0.5&n=1", 0.5),
+        (b"deadline_ms=nan", None),
+        (b"deadline_ms=-4", None),
+        (b"deadline_ms=%34", None),
+        (b"xdeadline_ms=4", None),
+        (b"deadline_ms=4e1", None),
+    ],
+)
+def test_deadlines_that_are_named_plainly_are_read(query, expected):
+    assert deadline_ms(query) == expected
+
+
+def test_who_cannot_start_in_time_is_refused_at_the_door(full):
+    async def look(_http):
+        door, admission = Door(full.service), full.service.admission
+        admission._pace._seconds, admission._pace._queries = 10.0, 1.0
+        # Two of its own wait and one is in flight: 30 s at least; nobody else waits, so another is next.
+        admission.share = 4
+        assert door.refusal("127.0.0.1", {}, b"deadline_ms=29000").status == 503
+        assert door.refusal("127.0.0.1", {}, b"deadline_ms=31000") is None
+        assert door.refusal("127.0.0.1", {}, b"") is None
+        assert door.refusal("other", {}, b"deadline_ms=9000").status == 503
+        assert door.refusal("other", {}, b"deadline_ms=11000") is None
+        assert admission.refused["deadline"] == 2
 
     full.run(look)
 
