@@ -150,6 +150,8 @@ def judged(found: dict[str, Any], *, queue: int) -> dict[str, Any]:
     alone = (phases["capacity before"]["answered_rate"] + phases["capacity after"]["answered_rate"]) / 2
     beside = phases["capacity beside"]["answered_rate"]
     per_core = [phases[name]["answered_rate"] / _cores(phases[name]) for name in ("capacity before", "capacity after")]
+    answer_s = 2 / sum(per_core)
+    refusal_s = (_cores(overload) - overload["answered_rate"] * answer_s) / max(overload["refused_rate"], 1e-9)
     ratios = {
         "goodput_ratio": overload["goodput"] / alone,
         # What is left of it where others take cores too, or cores are left idle.
@@ -157,12 +159,13 @@ def judged(found: dict[str, Any], *, queue: int) -> dict[str, Any]:
         "goodput_ratio_beside": overload["goodput"] / beside,
         "goodput_ratio_heeding": heeding["goodput"] / alone,
     }
+    costs = {"answer_cpu_us": answer_s * 1e6, "refusal_cpu_us": refusal_s * 1e6}
     passed = (
         ratios["goodput_ratio"] >= GOODPUT_TARGET
         and all(phase["deepest_queue"] <= queue for phase in phases.values())
         and not any(phase["faults"] for phase in phases.values())
     )
-    return {**found, **ratios, "passed": passed}
+    return {**found, **ratios, **costs, "passed": passed}
 
 
 def _cores(phase: dict[str, Any]) -> float:
@@ -227,6 +230,10 @@ def main() -> None:
             ("goodput, of the capacity beside as busy a generator", found["goodput_ratio_beside"]),
             ("goodput per core that was taken, of capacity per core", found["goodput_ratio_per_core"]),
             ("goodput where clients heed Retry-After, of capacity", found["goodput_ratio_heeding"]),
+            (
+                "CPU of an answer and of a refusal, both sides, us",
+                f"{found['answer_cpu_us']:.0f}, {found['refusal_cpu_us']:.0f}",
+            ),
             ("RSS before, after, MiB", f"{before:.0f}, {after:.0f}"),
             ("faults", ", ".join(faults) or "none"),
         ],

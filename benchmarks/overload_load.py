@@ -157,10 +157,11 @@ class Clients:
     ) -> None:
         """Looks again and again for ``seconds``, and then until all is answered. Times in seconds from the start."""
         began_cpu, began = time.process_time(), time.perf_counter()
-        watched = now = 0.0
-        while now < seconds or len(self._idle) < len(self._open):
+        watched, over = 0.0, False
+        while not over or len(self._idle) < len(self._open):
             now = time.perf_counter() - began
-            if now < seconds:
+            if not over:
+                over = now >= seconds
                 tally.seconds, tally.cpu = now, time.process_time() - began_cpu
                 send(now)
             for answer in self._answers(tally):
@@ -168,7 +169,7 @@ class Clients:
             if now - watched >= _WATCH_S:
                 watched = now
                 self._watch(tally)
-            if beside and now < seconds:
+            if beside and not over:
                 ends = time.thread_time() + beside * _TICK_S
                 while time.thread_time() < ends:
                     pass
