@@ -326,6 +326,22 @@ def test_refused_and_admitted_requests_in_one_segment_are_answered_in_order(make
         assert [daemon.read()[1]["x-request-id"] for _ in range(2)] == ["one", "two"]
 
 
+def test_traced_requests_come_in_so_that_they_have_a_span(make_service):
+    service = make_service(limits=LIMITS)
+    shell = create_app(service)._shell
+    service.admission._n_in_flight, service.admission._n_waiting = 1, 4
+    scope = {"type": "http", "method": "POST", "server": ("::1", 1), "client": ("a", 1), "headers": []}
+
+    async def ask():
+        return shell.turn_away(dict(scope), b"/v1/search", b"")
+
+    assert asyncio.run(ask()) is not None
+    service.traces = object()
+    assert asyncio.run(ask()) is None
+    service.traces = None
+    service.admission._n_in_flight = service.admission._n_waiting = 0
+
+
 def test_no_more_are_let_past_than_find_room(make_service, queries):
     """Those that come in one poll of the sockets: the tasks of the first have not begun when the next are read."""
     pytest.importorskip("httptools")
