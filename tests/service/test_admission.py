@@ -260,6 +260,7 @@ def test_the_pace_is_that_of_answers_while_others_wait():
             await requests.send(name, "x", n=4)
             queue._clock.now += 50
             await requests.end(name)
+        queue._clock.now += 50
         for number in range(6):
             await requests.send(str(number), "x", n=4)
         for number in range(4):
@@ -268,6 +269,10 @@ def test_the_pace_is_that_of_answers_while_others_wait():
         # 4 of 4 queries in 2 s each; 8 are left.
         assert queue._pace.seconds_per_query == pytest.approx(0.5)
         assert queue.retry_after_s() == 4
+        await requests.end("4")
+        queue._clock.now += 50
+        await requests.end("5")
+        assert queue._pace.seconds_per_query < 0.5
         await requests.end_all()
 
     asyncio.run(run())

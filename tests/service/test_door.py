@@ -203,6 +203,8 @@ class Wire:
         self.admission = service.admission
         self.connection = socket.create_connection(("127.0.0.1", port))
         self.connection.settimeout(60)
+        # What is sent second must not wait for the first to be acknowledged.
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.unread = b""
 
     def full(self, is_full):
