@@ -46,6 +46,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=4, help="queries per request")
     parser.add_argument("--queue", type=int, default=1024, help="the daemon's limit, queries")
     parser.add_argument("--deadline-ms", type=float, default=2000.0)
+    parser.add_argument("--tick-ms", type=float, default=2.0, help="how often the clients look and send")
     parser.add_argument("--generate", type=json.loads, help="internal")
 
 
@@ -95,7 +96,14 @@ def _generate(asked: dict[str, Any]) -> dict[str, Any]:
     pid, seconds, part_s = asked["pid"], asked["seconds"], asked["seconds"] / 6
     expected = answer_bytes(asked["batch"], K)
     key = asked["keys"][0]
-    clients = Clients(asked["port"], _requests(asked), status_key=key, most_open=_MOST_OPEN, body_bytes=expected)
+    clients = Clients(
+        asked["port"],
+        _requests(asked),
+        status_key=key,
+        most_open=_MOST_OPEN,
+        body_bytes=expected,
+        tick_s=asked["tick_ms"] / 1e3,
+    )
 
     def phase(load: Callable[[], Tally]) -> dict[str, Any]:
         return _phase(pid, asked["deadline_ms"], load)
@@ -134,7 +142,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         with daemon(path, "--device", "cpu", "--keys", str(keys.path), "--limits", limits) as (pid, port):
             asked = {
                 "pid": pid, "port": port, "keys": names, "seconds": args.seconds, "nprobe": args.nprobe,
-                "batch": args.batch, "deadline_ms": args.deadline_ms,
+                "batch": args.batch, "deadline_ms": args.deadline_ms, "tick_ms": args.tick_ms,
             }  # fmt: skip
             command = [sys.executable, "-m", "benchmarks.overload", "--generate", json.dumps(asked)]
             root = Path(__file__).resolve().parent.parent

@@ -1,7 +1,8 @@
 """The clients of the overload benchmark: prepared requests over kept connections, on one thread and one epoll.
 
-They share their cores with the daemon, so they do no more than they must: once in a millisecond they send what is due
-and read what has come. No retries but those that a refusal asks for. For answers of the daemon alone: each has a
+They share their cores with the daemon, so they do no more than they must: once in a tick they send what is due and
+read what has come. So latencies are off by a tick at most, and what is due in one tick is sent together, which spares
+the daemon wake-ups too. No retries but those that a refusal asks for. For answers of the daemon alone: each has a
 length. What the load is good for, and what it shows, is in ``overload.py``.
 """
 
@@ -22,8 +23,6 @@ from hybridindex.types import F64
 
 __all__ = ["Clients", "Tally"]
 
-#: How often the clients look. Latencies are off by as much at most.
-_TICK_S = 0.001
 #: How often the queue is looked at.
 _WATCH_S = 0.25
 
@@ -69,15 +68,18 @@ class Tally:
 class Clients:
     """Some clients, and the connections that they take in turn. One thread; close it once."""
 
-    def __init__(self, port: int, requests: list[bytes], *, status_key: str, most_open: int, body_bytes: int) -> None:
+    def __init__(
+        self, port: int, requests: list[bytes], *, status_key: str, most_open: int, body_bytes: int, tick_s: float
+    ) -> None:
         """
         Args:
             requests: one per client, whole.
             status_key: shown when the queue is looked at.
             body_bytes: length that the body of each answer must have.
+            tick_s: how often the clients look.
         """
         self._port, self._requests, self._most_open = port, requests, most_open
-        self._body_bytes = body_bytes
+        self._body_bytes, self._tick_s = body_bytes, tick_s
         self._status = request_bytes("GET", "/v1/status", key=status_key)
         self._poll = select.epoll()
         self._open: dict[int, _Connection] = {}
@@ -170,10 +172,10 @@ class Clients:
                 watched = now
                 self._watch(tally)
             if beside and not over:
-                ends = time.thread_time() + beside * _TICK_S
+                ends = time.thread_time() + beside * self._tick_s
                 while time.thread_time() < ends:
                     pass
-            time.sleep(_TICK_S)
+            time.sleep(self._tick_s)
         tally.cpu /= tally.seconds
 
     def _connect(self) -> socket.socket:

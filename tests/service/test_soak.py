@@ -169,7 +169,7 @@ def test_the_generator_counts_what_it_is_answered(make_service, tmp_path):
     ]
     arrivals = np.linspace(0.001, 0.1, 40)
     with live(service, Keyring(keys.path)) as port:
-        clients = Clients(port, requests, status_key=names[0], most_open=9, body_bytes=answer_bytes(1, 3))
+        clients = Clients(port, requests, status_key=names[0], most_open=9, body_bytes=answer_bytes(1, 3), tick_s=0.001)
         clients.wait_ready()
         answered = clients.closed_loop(0.05)
         service.admission._n_in_flight, service.admission._n_waiting = 1, 4
