@@ -1,8 +1,10 @@
-"""Twice the load that the daemon can take: what it still answers, how it refuses, and what that costs in memory.
+"""Twice the load that the daemon can take: what it still answers, how it refuses, and what that costs.
 
-Capacity first: 64 clients in a closed loop. Then 64 clients send at twice that rate and wait for nobody: each has a
-key of its own and as many connections as it has requests under way. The generator is a process of its own on the same
-machine, niced, over plain sockets; daemon and generator share the cores, so both rates are lower than on two machines.
+Capacity first: 64 clients in a closed loop. Then the same clients send at twice that rate, each with a key of its own,
+and wait for nobody, whatever they are told: this decides. At last they do as Retry-After says. The generator
+(``overload_load.py``) is a process of its own on the same machine, niced; nothing is pinned. It shares the cores with
+the daemon, and has more to do under overload. So CPU time is counted, of the generator, of the daemon's event loop and
+of its other threads; and capacity is measured again while the generator takes as much of the cores as under overload.
 
 Targets: goodput (answers within the deadline, counted from when their requests were due) at least 0.9 of capacity, a
 queue that stays within its limit, and Retry-After on every refusal.
@@ -11,155 +13,124 @@ queue that stays within its limit, and Retry-After on every refusal.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common import arguments, show, write
-from benchmarks.connection import Answer, Pool, request_bytes
-from benchmarks.serving import daemon, planned_index, read_taken, sorted_clusters
+from benchmarks.connection import request_bytes
+from benchmarks.overload_load import Clients, Tally
+from benchmarks.serving import daemon, planned_index, read_spent, read_taken, sorted_clusters
 from hybridindex.answers import ANSWER_TYPE, answer_bytes
 from hybridindex.loadgen import poisson_arrivals
 
 DIM, NLIST, K = 64, 128, 10
 GOODPUT_TARGET = 0.9
+#: Requests under way, at most: more than the daemon lets in.
+_MOST_OPEN = 800
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=60.0, help="of overload; capacity is measured for a sixth")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of overload; each capacity for a sixth")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--vectors", type=int, default=200_000)
     parser.add_argument("--nprobe", type=int, default=64)
     parser.add_argument("--batch", type=int, default=4, help="queries per request")
     parser.add_argument("--queue", type=int, default=1024, help="the daemon's limit, queries")
     parser.add_argument("--deadline-ms", type=float, default=2000.0)
+    parser.add_argument("--tick-ms", type=float, default=2.0, help="how often the clients look and send")
     parser.add_argument("--generate", type=json.loads, help="internal")
 
 
-def _requests(keys: list[str], batch: int, target: str) -> list[bytes]:
+def _requests(asked: dict[str, Any]) -> list[bytes]:
     """One per client."""
+    keys, batch = asked["keys"], asked["batch"]
     queries = sorted_clusters(len(keys) * batch, DIM, n_centres=200, seed=3)
     queries = np.random.default_rng(0).permutation(queries).reshape(len(keys), batch, DIM)
+    target = (
+        f"/v1/search?k={K}&nprobe={asked['nprobe']}&deadline_ms={asked['deadline_ms']}&min_nprobe={asked['nprobe']}"
+    )
     return [
         request_bytes("POST", target, rows.tobytes(), key=key, kind="application/octet-stream", accept=ANSWER_TYPE)
         for key, rows in zip(keys, queries, strict=True)
     ]
 
 
-async def _closed_loop(pool: Pool, requests: list[bytes], seconds: float) -> float:
-    """Answers per second that the clients get, each waiting for its last one."""
-    ends = time.perf_counter() + seconds
-    count = 0
-
-    async def client(request: bytes) -> None:
-        nonlocal count
-        while time.perf_counter() < ends:
-            answer = await pool.ask(request)
-            if answer.status != 200:
-                raise SystemExit(f"capacity: {answer.status} {answer.body!r}")
-            count += 1
-
-    started = time.perf_counter()
-    await asyncio.gather(*(client(request) for request in requests))
-    return count / (time.perf_counter() - started)
-
-
-async def _open_loop(pool: Pool, requests: list[bytes], rate: float, asked: dict[str, Any]) -> dict[str, Any]:
-    """Poisson arrivals at ``rate``, the clients in turn, and what became of them."""
-    statuses: Counter[int] = Counter()
-    latencies: list[float] = []
-    faults: Counter[str] = Counter()
-    deepest = unsent = 0
-    expected = answer_bytes(asked["batch"], K)
-
-    def judge(answer: Answer, taken_s: float) -> None:
-        statuses[answer.status] += 1
-        if answer.status == 200:
-            latencies.append(taken_s)
-            if len(answer.body) != expected:
-                faults["answers of a wrong length"] += 1
-        elif answer.status in (429, 503):
-            if not answer.header("retry-after"):
-                faults["refusals without Retry-After"] += 1
-        elif answer.status != 504:
-            faults[f"status {answer.status}"] += 1
-
-    async def send(request: bytes, due: float) -> None:
-        try:
-            judge(await pool.ask(request), time.perf_counter() - due)
-        except OSError as error:
-            faults[type(error).__name__] += 1
-
-    async def watch() -> None:
-        nonlocal deepest
-        own = Pool(asked["port"], 1)
-        request = request_bytes("GET", "/v1/status", key=asked["keys"][0])
-        while True:
-            deepest = max(deepest, json.loads((await own.ask(request)).body)["queue"]["waiting"])
-            await asyncio.sleep(0.05)
-
-    watching = asyncio.create_task(watch())
-    tasks: set[asyncio.Task[None]] = set()
-    started = time.perf_counter()
-    arrivals = poisson_arrivals(rate, asked["seconds"], seed=0)
-    for number, due in enumerate(arrivals):
-        wait = due - (time.perf_counter() - started)
-        if wait > 0 or number % 16 == 0:
-            await asyncio.sleep(max(0.0, wait))
-        if len(tasks) >= asked["most_open"]:
-            unsent += 1
-            continue
-        task = asyncio.create_task(send(requests[number % len(requests)], started + due))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-    offered_s = time.perf_counter() - started
-    await asyncio.gather(*tasks)
-    watching.cancel()
+def _phase(pid: int, deadline_ms: float, load: Callable[[], Tally]) -> dict[str, Any]:
+    """Runs one load; what became of it, and what the daemon took meanwhile. CPU in cores: 1 is a whole one."""
+    before, started = read_spent(pid), time.perf_counter()
+    tally = load()
+    wall_s, after = time.perf_counter() - started, read_spent(pid)
+    latencies_ms = np.array(tally.latencies_s) * 1e3
+    refused = tally.statuses[429] + tally.statuses[503]
+    waits_s = np.repeat([*tally.retry_after_s], [*tally.retry_after_s.values()]) if refused else np.zeros(1)
     return {
-        "offered": len(arrivals),
-        "offered_rate": len(arrivals) / offered_s,
-        "unsent": unsent,
-        "statuses": dict(statuses),
-        "answered_rate": statuses[200] / offered_s,
-        "goodput": sum(taken_s * 1e3 <= asked["deadline_ms"] for taken_s in latencies) / offered_s,
-        "latency_ms": dict(zip(("p50", "p99"), np.percentile(np.array(latencies) * 1e3, [50, 99]), strict=True)),
-        "deepest_queue": deepest,
-        "faults": dict(faults),
+        "seconds": tally.seconds,
+        "sent_rate": tally.sent / tally.seconds,
+        "answered_rate": tally.statuses[200] / tally.seconds,
+        "refused_rate": refused / tally.seconds,
+        "goodput": float((latencies_ms <= deadline_ms).sum()) / tally.seconds,
+        "unsent": tally.unsent,
+        "held_back": tally.held_back,
+        "statuses": dict(tally.statuses),
+        "latency_ms": dict(zip(("p50", "p99"), np.percentile(latencies_ms, [50, 99]), strict=True)),
+        "retry_after_s": dict(zip(("p10", "p50", "p90"), np.percentile(waits_s, [10, 50, 90]), strict=True)),
+        "deepest_queue": tally.deepest_queue,
+        "faults": dict(tally.faults),
+        "generator_cores": tally.cpu,
+        "loop_cores": (after.loop_s - before.loop_s) / wall_s,
+        "search_cores": (after.others_s - before.others_s) / wall_s,
+        "idle_cores": (after.idle_s - before.idle_s) / wall_s,
     }
 
 
-async def _generate(asked: dict[str, Any]) -> dict[str, Any]:
-    plain = f"/v1/search?k={K}&nprobe={asked['nprobe']}"
-    pool = Pool(asked["port"], asked["most_open"])
-    while (await pool.ask(request_bytes("GET", "/readyz"))).status != 200:
-        await asyncio.sleep(0.05)
-    requests = _requests(asked["keys"], asked["batch"], plain)
-    await _closed_loop(pool, requests, 1.0)
-    memory = [read_taken(asked["pid"]).rss_bytes]
-    capacity = await _closed_loop(pool, requests, asked["seconds"] / 6)
-    late = f"{plain}&deadline_ms={asked['deadline_ms']}&min_nprobe={asked['nprobe']}"
-    found = await _open_loop(pool, _requests(asked["keys"], asked["batch"], late), 2 * capacity, asked)
-    again = await _closed_loop(pool, requests, asked["seconds"] / 6)
-    memory.append(read_taken(asked["pid"]).rss_bytes)
-    pool.close()
-    return {"capacity": capacity, "capacity_afterwards": again, "memory_bytes": memory, **found}
+def _generate(asked: dict[str, Any]) -> dict[str, Any]:
+    pid, seconds, part_s = asked["pid"], asked["seconds"], asked["seconds"] / 6
+    expected = answer_bytes(asked["batch"], K)
+    key = asked["keys"][0]
+    clients = Clients(
+        asked["port"],
+        _requests(asked),
+        status_key=key,
+        most_open=_MOST_OPEN,
+        body_bytes=expected,
+        tick_s=asked["tick_ms"] / 1e3,
+    )
+
+    def phase(load: Callable[[], Tally]) -> dict[str, Any]:
+        return _phase(pid, asked["deadline_ms"], load)
+
+    clients.wait_ready()
+    clients.closed_loop(1.0)
+    memory = [read_taken(pid).rss_bytes]
+    before = phase(lambda: clients.closed_loop(part_s))
+    rate = 2 * before["answered_rate"]
+    overload = phase(lambda: clients.open_loop(poisson_arrivals(rate, seconds, seed=0), patient=False))
+    after = phase(lambda: clients.closed_loop(part_s))
+    extra = max(0.0, overload["generator_cores"] - after["generator_cores"])
+    beside = phase(lambda: clients.closed_loop(part_s, beside=extra))
+    patient = phase(lambda: clients.open_loop(poisson_arrivals(rate, seconds / 2, seed=1), patient=True))
+    memory.append(read_taken(pid).rss_bytes)
+    clients.close()
+    phases = {
+        "capacity before": before,
+        "overload": overload,
+        "capacity after": after,
+        "capacity beside": beside,
+        "overload, clients heed": patient,
+    }
+    return {"phases": phases, "memory_bytes": memory}
 
 
-def main() -> None:
-    args = arguments(__doc__, _options)
-    if args.generate is not None:
-        os.nice(5)
-        print(json.dumps(asyncio.run(_generate(args.generate))))
-        return
+def _run(args: argparse.Namespace) -> dict[str, Any]:
     from hybridindex.service.auth import KeyFile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -171,38 +142,108 @@ def main() -> None:
         with daemon(path, "--device", "cpu", "--keys", str(keys.path), "--limits", limits) as (pid, port):
             asked = {
                 "pid": pid, "port": port, "keys": names, "seconds": args.seconds, "nprobe": args.nprobe,
-                "batch": args.batch, "deadline_ms": args.deadline_ms, "most_open": 800,
+                "batch": args.batch, "deadline_ms": args.deadline_ms, "tick_ms": args.tick_ms,
             }  # fmt: skip
             command = [sys.executable, "-m", "benchmarks.overload", "--generate", json.dumps(asked)]
             root = Path(__file__).resolve().parent.parent
             run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=root)
     found: dict[str, Any] = json.loads(run.stdout)
-    refused = sum(count for status, count in found["statuses"].items() if status in ("429", "503"))
-    base = (found["capacity"] + found["capacity_afterwards"]) / 2
-    found |= {"goodput_ratio": found["goodput"] / base, "refused_share": refused / found["offered"]}
-    found["passed"] = (
-        found["goodput_ratio"] >= GOODPUT_TARGET and found["deepest_queue"] <= args.queue and not found["faults"]
+    return found
+
+
+def judged(found: dict[str, Any], *, queue: int) -> dict[str, Any]:
+    """``found`` with its ratios, and whether the targets are met."""
+    phases = found["phases"]
+    overload, heeding = phases["overload"], phases["overload, clients heed"]
+    alone = (phases["capacity before"]["answered_rate"] + phases["capacity after"]["answered_rate"]) / 2
+    beside = phases["capacity beside"]["answered_rate"]
+    per_core = [phases[name]["answered_rate"] / _cores(phases[name]) for name in ("capacity before", "capacity after")]
+    answer_s = 2 / sum(per_core)
+    refusal_s = (_cores(overload) - overload["answered_rate"] * answer_s) / max(overload["refused_rate"], 1e-9)
+    ratios = {
+        "goodput_ratio": overload["goodput"] / alone,
+        # What is left of it where others take cores too, or cores are left idle.
+        "goodput_ratio_per_core": overload["goodput"] / _cores(overload) / (sum(per_core) / 2),
+        "goodput_ratio_beside": overload["goodput"] / beside,
+        "goodput_ratio_heeding": heeding["goodput"] / alone,
+    }
+    costs = {"answer_cpu_us": answer_s * 1e6, "refusal_cpu_us": refusal_s * 1e6}
+    passed = (
+        ratios["goodput_ratio"] >= GOODPUT_TARGET
+        and all(phase["deepest_queue"] <= queue for phase in phases.values())
+        and not any(phase["faults"] for phase in phases.values())
     )
-    before, after = (value / 2**20 for value in found["memory_bytes"])
+    return {**found, **ratios, **costs, "passed": passed}
+
+
+def _cores(phase: dict[str, Any]) -> float:
+    """That generator and daemon took together."""
+    return float(phase["generator_cores"] + phase["loop_cores"] + phase["search_cores"])
+
+
+def _per_request_us(cores: float, rate: float) -> str:
+    return f"{cores / rate * 1e6:.0f}" if rate else "-"
+
+
+def main() -> None:
+    args = arguments(__doc__, _options)
+    if args.generate is not None:
+        os.nice(5)
+        print(json.dumps(_generate(args.generate)))
+        return
+    found = judged(_run(args), queue=args.queue)
+    phases = found["phases"]
     show(
         f"overload: {args.clients} clients, {args.seconds:g} s at twice the capacity, batch {args.batch}, "
         f"nprobe {args.nprobe}, {os.cpu_count()} cores",
+        ("", "sent", "answered", "in time", "refused", "p50, p99 ms", "Retry-After", "held back", "queue"),
+        [
+            (
+                name,
+                f"{p['sent_rate']:.0f}",
+                f"{p['answered_rate']:.0f}",
+                f"{p['goodput']:.0f}",
+                f"{p['refused_rate']:.0f}",
+                f"{p['latency_ms']['p50']:.0f}, {p['latency_ms']['p99']:.0f}",
+                ", ".join(f"{s:.2g}" for s in p["retry_after_s"].values()) if p["refused_rate"] else "",
+                p["held_back"] + p["unsent"],
+                p["deepest_queue"],
+            )
+            for name, p in phases.items()
+        ],
+    )
+    show(
+        "CPU: cores taken, and microseconds of each per request sent",
+        ("", "generator", "us", "event loop", "us", "other threads", "idle"),
+        [
+            (
+                name,
+                f"{p['generator_cores']:.2f}",
+                _per_request_us(p["generator_cores"], p["sent_rate"]),
+                f"{p['loop_cores']:.2f}",
+                _per_request_us(p["loop_cores"], p["sent_rate"]),
+                f"{p['search_cores']:.2f}",
+                f"{p['idle_cores']:.2f}",
+            )
+            for name, p in phases.items()
+        ],
+    )
+    before, after = (value / 2**20 for value in found["memory_bytes"])
+    faults = [f"{name}: {fault} {n}" for name, p in phases.items() for fault, n in p["faults"].items()]
+    show(
+        "passed" if found["passed"] else "FAILED",
         ("what", "value"),
         [
-            ("capacity before, after, requests/s", f"{found['capacity']:.0f}, {found['capacity_afterwards']:.0f}"),
+            (f"goodput, of the capacity before and after (target {GOODPUT_TARGET})", found["goodput_ratio"]),
+            ("goodput, of the capacity beside as busy a generator", found["goodput_ratio_beside"]),
+            ("goodput per core that was taken, of capacity per core", found["goodput_ratio_per_core"]),
+            ("goodput where clients heed Retry-After, of capacity", found["goodput_ratio_heeding"]),
             (
-                "offered, requests/s (not sent: connections all busy)",
-                f"{found['offered_rate']:.0f} ({found['unsent']})",
+                "CPU of an answer and of a refusal, both sides, us",
+                f"{found['answer_cpu_us']:.0f}, {found['refusal_cpu_us']:.0f}",
             ),
-            ("answered, in time (goodput), requests/s", f"{found['answered_rate']:.0f}, {found['goodput']:.0f}"),
-            (f"of capacity (target {GOODPUT_TARGET})", found["goodput_ratio"]),
-            ("statuses", ", ".join(f"{s}: {c}" for s, c in sorted(found["statuses"].items()))),
-            ("refused share", found["refused_share"]),
-            ("p50, p99 of the answered, ms", f"{found['latency_ms']['p50']:.0f}, {found['latency_ms']['p99']:.0f}"),
-            ("longest queue seen, limit", f"{found['deepest_queue']}, {args.queue}"),
             ("RSS before, after, MiB", f"{before:.0f}, {after:.0f}"),
-            ("faults", ", ".join(f"{name} {count}" for name, count in found["faults"].items()) or "none"),
-            ("passed", found["passed"]),
+            ("faults", ", ".join(faults) or "none"),
         ],
     )
     write(args.json, "overload", found)

@@ -20,7 +20,7 @@ import numpy as np
 
 from hybridindex.types import F32
 
-__all__ = ["Taken", "daemon", "planned_index", "read_taken", "sorted_clusters"]
+__all__ = ["Spent", "Taken", "daemon", "planned_index", "read_spent", "read_taken", "sorted_clusters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,32 @@ def read_taken(pid: int) -> Taken:
         fds=len(os.listdir(f"/proc/{pid}/fd")),
         threads=int(values["Threads"]),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """CPU time up to one moment, in seconds; the kernel counts it in ticks of 10 ms."""
+
+    #: Of the process's first thread, which has the daemon's event loop, and of all its others.
+    loop_s: float
+    others_s: float
+    #: That no process took, over all cores.
+    idle_s: float
+
+
+def read_spent(pid: int) -> Spent:
+    """Of a process of this user and of the machine, from /proc."""
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+
+    def taken(stat: Path) -> float:
+        # utime and stime; the name in parentheses before them may hold anything.
+        words = stat.read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) * tick_s
+
+    loop_s = taken(Path(f"/proc/{pid}/task/{pid}/stat"))
+    all_s = taken(Path(f"/proc/{pid}/stat"))
+    machine = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return Spent(loop_s=loop_s, others_s=all_s - loop_s, idle_s=(int(machine[4]) + int(machine[5])) * tick_s)
 
 
 @contextmanager

@@ -36,9 +36,13 @@ SESSION_TTL_S = 15
 @dataclass(slots=True)
 class _Conversation:
     name: str
-    #: When it was last answered.
-    touched_s: float
+    #: When its last request was given to a connection, or to the queue for one: the daemon took it no earlier.
+    asked_s: float
     steps: int = 0
+
+    def is_late(self) -> bool:
+        """Whether the daemon may have ended it meanwhile: the load runs late on a crowded machine."""
+        return time.perf_counter() - self.asked_s > SESSION_TTL_S
 
 
 class Client:
@@ -104,13 +108,15 @@ class Client:
             self.unexpected.append(text)
         return "unexpected"
 
-    def _refused(self, answer: Answer, what: str) -> str:
-        """For an answer that is not the one that was hoped for."""
+    def _refused(self, answer: Answer, what: str, talk: _Conversation | None = None) -> str:
+        """For an answer that is not the one that was hoped for. ``talk``: the session that it was asked for in."""
+        if answer.status == 404 and talk is not None and talk.is_late():
+            return "late"
         if answer.status in (429, 503) and answer.header("retry-after"):
             return f"refused {answer.status}"
         return self._complain(f"{what}: {answer.status} {answer.body[:300]!r}")
 
-    async def _search(self, number: int, kind: Kind, target: str, key: str) -> str:
+    async def _search(self, number: int, kind: Kind, target: str, key: str, talk: _Conversation | None = None) -> str:
         load = self._load
         rows: I64 = load.rows[number, : load.batch[number]]
         options: dict[str, Any] = {"k": int(load.k[number])}
@@ -136,7 +142,7 @@ class Client:
         if answer.status == 504 and kind is Kind.DEADLINE:
             return "deadline 504"
         if answer.status != 200:
-            return self._refused(answer, f"request {number}, {kind}")
+            return self._refused(answer, f"request {number}, {kind}", talk)
         result = _from_json(answer.body) if kind is Kind.JSON else decode_answer(answer.body)
         problem = self._oracle.problem(rows, options["k"], least, most, result)
         self.n_checked += 1
@@ -149,42 +155,44 @@ class Client:
 
     async def _step(self, number: int) -> str:
         """Opens a session or takes one a step further: lookahead, search, search, a look, the end."""
+        asked_s = time.perf_counter()
         if not self._idle or (self._n_open < _MOST_OPEN and number % 4 == 0):
             body = b'{"window_ms": 50}' if number % 2 else b""
             answer = await self._pool.ask(request_bytes("POST", "/v1/sessions", body, key=self._fixed, kind=_JSON))
             if answer.status != 201:
                 return self._refused(answer, f"request {number}, opening a session")
             self._n_open += 1
-            self._idle.append(_Conversation(json.loads(answer.body)["session"], time.perf_counter()))
+            self._idle.append(_Conversation(json.loads(answer.body)["session"], asked_s))
             return "opened"
         talk = self._idle.pop(0)
-        path = f"/v1/sessions/{talk.name}"
         talk.steps += 1
-        if time.perf_counter() - talk.touched_s > SESSION_TTL_S:
-            # The load runs late on a crowded machine: the daemon may have ended it meanwhile, and has to say so.
+        outcome = await self._speak(number, talk)
+        if outcome in ("late", "closed", "abandoned"):
             self._n_open -= 1
-            answer = await self._pool.ask(request_bytes("GET", path, key=self._fixed))
-            return "late" if answer.status in (200, 404) else self._refused(answer, f"request {number}, a late look")
+        else:
+            talk.asked_s = asked_s
+            self._idle.append(talk)
+        return outcome
+
+    async def _speak(self, number: int, talk: _Conversation) -> str:
+        path = f"/v1/sessions/{talk.name}"
         if talk.steps in (2, 4):
-            outcome = await self._search(number, Kind.BINARY, f"{path}/search", self._fixed)
-        elif talk.steps in (1, 3):
+            return await self._search(number, Kind.BINARY, f"{path}/search", self._fixed, talk)
+        if talk.steps in (1, 3):
             body = self._queries[self._load.rows[number, :2]].tobytes()
             request = request_bytes("POST", f"{path}/lookahead?nprobe=8", body, key=self._fixed, kind=_RAW)
             answer = await self._pool.ask(request)
-            outcome = "lookahead" if answer.status == 202 else self._refused(answer, f"request {number}, lookahead")
-        elif talk.steps == 5:
+            return "lookahead" if answer.status == 202 else self._refused(answer, f"request {number}, lookahead", talk)
+        if talk.steps == 5:
             answer = await self._pool.ask(request_bytes("GET", path, key=self._fixed))
             good = answer.status == 200 and json.loads(answer.body)["lookaheads"] <= 2
-            outcome = "stats" if good else self._refused(answer, f"request {number}, session stats")
-        else:
-            self._n_open -= 1
-            if number % 10 == 0:
-                return "abandoned"  # its name is forgotten: the daemon has to end it
-            answer = await self._pool.ask(request_bytes("DELETE", path, key=self._fixed))
-            return "closed" if answer.status == 204 else self._refused(answer, f"request {number}, closing")
-        talk.touched_s = time.perf_counter()
-        self._idle.append(talk)
-        return outcome
+            return "stats" if good else self._refused(answer, f"request {number}, session stats", talk)
+        if number % 10 == 0:
+            return "abandoned"  # its name is forgotten: the daemon has to end it
+        answer = await self._pool.ask(request_bytes("DELETE", path, key=self._fixed))
+        if answer.status == 204:
+            return "closed"
+        return self._refused(answer, f"request {number}, closing", talk)
 
     async def _misbehave(self, number: int) -> str:
         request, status = self._bad[number % len(self._bad)]

@@ -7,19 +7,23 @@ import ssl
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
-from urllib.parse import quote
+from typing import Any, TypeVar
 
 from hybridindex.client.messages import (
     Address,
     Call,
-    call,
+    close_session_call,
+    drain_call,
     error_of,
-    json_of,
     lookahead_call,
+    open_session_call,
+    plan_call,
+    plans_call,
     recent_call,
-    result_of,
+    repartition_call,
     search_call,
+    session_call,
+    status_call,
 )
 from hybridindex.client.retry import Attempts, RetryPolicy
 from hybridindex.client.transport import (
@@ -27,6 +31,7 @@ from hybridindex.client.transport import (
     check_timeout,
     load_httpx,
     never_sent,
+    time_limit,
     transport_options,
     unreachable,
 )
@@ -34,6 +39,8 @@ from hybridindex.errors import UnknownSessionError
 from hybridindex.types import SearchResult
 
 __all__ = ["Client", "RemoteSession"]
+
+T = TypeVar("T")
 
 
 class Client:
@@ -77,16 +84,12 @@ class Client:
         self._transport = transport
         self._request = RequestMaker(self._address, key)
 
-    def _send(self, asked: Call, timeout_s: float | None = None) -> bytes:
-        limit_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
-        attempts = Attempts(self._retry, limit_s)
+    def _send(self, asked: Call[T]) -> T:
+        attempts = Attempts(self._retry, time_limit(asked, self._timeout_s))
         while True:
             left_s = attempts.remaining_s()
-            params = asked.params
-            if "deadline_ms" in params:
-                params = {**params, "deadline_ms": left_s * 1e3}
             try:
-                answer = self._transport.handle_request(self._request(asked, params, left_s))
+                answer = self._transport.handle_request(self._request(asked, left_s))
                 body: bytes = answer.read()
                 answer.close()
             except self._httpx.TransportError as error:
@@ -95,7 +98,7 @@ class Client:
             else:
                 failure = error_of(answer.status_code, answer.headers, body)
                 if failure is None:
-                    return body
+                    return asked.read(body)
                 pause = attempts.pause_after(failure, repeatable=True)
             self._sleep(pause)
 
@@ -109,39 +112,25 @@ class Client:
         min_nprobe: int | None = None,
     ) -> SearchResult:
         """As :meth:`hybridindex.router.Router.search`, over the network. A deadline bounds retries as well."""
-        return self._search(None, queries, k, nprobe, deadline_ms, min_nprobe)
-
-    def _search(
-        self,
-        session: str | None,
-        queries: Any,
-        k: int,
-        nprobe: int | None,
-        deadline_ms: float | None,
-        min_nprobe: int | None,
-    ) -> SearchResult:
-        asked = search_call(queries, session, k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
-        limit_s = None if deadline_ms is None else check_timeout(deadline_ms / 1e3)
-        return result_of(self._send(asked, limit_s))
+        asked = search_call(queries, None, k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        return self._send(asked)
 
     def session(self, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> RemoteSession:
         """Opens a retrieval session; see :meth:`hybridindex.router.Router.session`. A context manager."""
-        body = {"lookahead_bytes": lookahead_bytes, "window_ms": window_ms}
-        opened = json_of(self._send(call("POST", "/v1/sessions", body, repeatable=False)))
-        return RemoteSession(self, str(opened["session"]))
+        asked = open_session_call(lookahead_bytes=lookahead_bytes, window_ms=window_ms)
+        return RemoteSession(self, self._send(asked))
 
     def status(self) -> dict[str, Any]:
         """What is served, where lists are, what waits."""
-        return dict(json_of(self._send(call("GET", "/v1/status"))))
+        return self._send(status_call())
 
     def plan(self, plan_id: int | str | None = None) -> dict[str, Any]:
         """The plan in force; or a stored one, by its id or "latest"."""
-        path = "/v1/plan" if plan_id is None else f"/v1/plans/{quote(str(plan_id), safe='')}"
-        return dict(json_of(self._send(call("GET", path))))
+        return self._send(plan_call(plan_id))
 
     def plans(self) -> dict[str, Any]:
         """Stored and applied plans."""
-        return dict(json_of(self._send(call("GET", "/v1/plans"))))
+        return self._send(plans_call())
 
     def repartition(self, *, apply: bool = False, **changes: Any) -> dict[str, Any]:
         """Plans anew; moves lists only where ``apply`` says so. Needs a key with the role admin.
@@ -149,8 +138,7 @@ class Client:
         Args:
             changes: slo_ms, device_budget_bytes, rate_qps, coverage, bandwidth_share.
         """
-        asked = call("POST", "/v1/repartition", {"apply": apply, **changes}, repeatable=not apply)
-        return dict(json_of(self._send(asked)))
+        return self._send(repartition_call(apply=apply, changes=changes))
 
     def upload_queries(self, queries: Any) -> dict[str, Any]:
         """Gives (n, d) float32 queries of late to the refresh, to plan from. Needs a key with the role admin.
@@ -158,11 +146,11 @@ class Client:
         Raises:
             ProfileError: the daemon keeps no queries.
         """
-        return dict(json_of(self._send(recent_call(queries))))
+        return self._send(recent_call(queries))
 
     def drain(self) -> None:
         """Lets the daemon finish and stop. Needs a key with the role admin."""
-        self._send(call("POST", "/v1/drain"))
+        self._send(drain_call())
 
     def close(self) -> None:
         """Closes the connections. Closing twice is harmless."""
@@ -199,11 +187,12 @@ class RemoteSession:
         min_nprobe: int | None = None,
     ) -> SearchResult:
         """As :meth:`Client.search`, within the session."""
-        return self._client._search(self._name, queries, k, nprobe, deadline_ms, min_nprobe)
+        asked = search_call(queries, self._name, k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        return self._client._send(asked)
 
     def stats(self) -> dict[str, Any]:
         """What lookahead did so far."""
-        return dict(json_of(self._client._send(call("GET", f"/v1/sessions/{self._name}"))))
+        return self._client._send(session_call(self._name))
 
     def close(self) -> None:
         """Ends it; one that is over already is no error."""
@@ -211,7 +200,7 @@ class RemoteSession:
             self._closed = True
             # Unknown: it expired, or an earlier attempt of this very call ended it.
             with contextlib.suppress(UnknownSessionError):
-                self._client._send(call("DELETE", f"/v1/sessions/{self._name}"))
+                self._client._send(close_session_call(self._name))
 
     def __enter__(self) -> RemoteSession:
         return self

@@ -1,11 +1,11 @@
-"""Calls as HTTP requests and answers as results and errors; no connection here, so both clients share it."""
+"""Calls as HTTP requests and answers as results and errors: every route once, for both clients. No connection here."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -26,14 +26,21 @@ from hybridindex.types import SearchResult
 __all__ = [
     "Address",
     "Call",
-    "call",
+    "close_session_call",
+    "drain_call",
     "error_of",
-    "json_of",
     "lookahead_call",
+    "open_session_call",
+    "plan_call",
+    "plans_call",
     "recent_call",
-    "result_of",
+    "repartition_call",
     "search_call",
+    "session_call",
+    "status_call",
 ]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,60 +64,12 @@ class Address:
         raise InvalidInputError(f"url is {address!r}; expected http://…, https://… or unix:/path/to/socket")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One request. ``repeatable``: sending it twice does what sending it once does."""
-
-    method: str
-    path: str
-    params: Mapping[str, Any] = field(default_factory=dict)
-    content: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    repeatable: bool = True
-
-
-def call(method: str, path: str, body: Mapping[str, Any] | None = None, *, repeatable: bool = True) -> Call:
-    """A call with a JSON body; keys whose value is None are left out."""
-    if body is None:
-        return Call(method=method, path=path, repeatable=repeatable)
-    content = json.dumps({name: value for name, value in body.items() if value is not None}).encode()
-    headers = {"content-type": "application/json"}
-    return Call(method=method, path=path, content=content, headers=headers, repeatable=repeatable)
-
-
-def _queries_call(path: str, queries: Any, options: Mapping[str, Any]) -> Call:
-    if not isinstance(queries, np.ndarray) or queries.dtype != np.float32 or queries.ndim not in (1, 2):
-        what = f"{queries.dtype} {queries.shape}" if isinstance(queries, np.ndarray) else type(queries).__name__
-        raise InvalidInputError(f"queries is {what}; expected a float32 array (d,) or (n, d)")
-    rows = np.atleast_2d(queries)
-    params = {"n": len(rows), "d": rows.shape[1], **{k: v for k, v in options.items() if v is not None}}
-    return Call(
-        method="POST",
-        path=path,
-        params=params,
-        content=rows.astype("<f4", copy=False).tobytes(),
-        headers={"content-type": "application/octet-stream", "accept": ANSWER_TYPE},
-    )
-
-
-def search_call(queries: Any, session: str | None, **options: Any) -> Call:
-    """``queries``: (d,) or (n, d) float32.
-
-    Raises:
-        InvalidInputError: something else.
-    """
-    path = "/v1/search" if session is None else f"/v1/sessions/{quote(session, safe='')}/search"
-    return _queries_call(path, queries, options)
-
-
-def lookahead_call(drafts: Any, session: str, **options: Any) -> Call:
-    """As :func:`search_call`. Moving the same lists twice moves them once."""
-    return _queries_call(f"/v1/sessions/{quote(session, safe='')}/lookahead", drafts, options)
-
-
-def recent_call(queries: Any) -> Call:
-    """As :func:`search_call`. Sent twice, they would count twice."""
-    return replace(_queries_call("/v1/queries/recent", queries, {}), repeatable=False)
+def object_of(body: bytes) -> dict[str, Any]:
+    """Raises ServiceError where the answer is not a JSON object."""
+    try:
+        return dict(json.loads(body))
+    except (ValueError, TypeError) as error:
+        raise ServiceError(f"the daemon's answer is not JSON ({error})") from error
 
 
 def result_of(body: bytes) -> SearchResult:
@@ -121,12 +80,109 @@ def result_of(body: bytes) -> SearchResult:
         raise ServiceError(f"the daemon's answer cannot be read: {error}") from error
 
 
-def json_of(body: bytes) -> Any:
-    """Raises ServiceError where the answer is not JSON."""
-    try:
-        return json.loads(body)
-    except ValueError as error:
-        raise ServiceError(f"the daemon's answer is not JSON ({error})") from error
+def nothing(_body: bytes) -> None:
+    """For answers that say no more than that it was done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[T]):
+    """One request, and what its answer is. ``repeatable``: sending it twice does what sending it once does."""
+
+    method: str
+    path: str
+    read: Callable[[bytes], T]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    content: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    repeatable: bool = True
+
+
+def _with_json(asked: Call[T], body: Mapping[str, Any]) -> Call[T]:
+    """Keys whose value is None are left out."""
+    content = json.dumps({name: value for name, value in body.items() if value is not None}).encode()
+    return replace(asked, content=content, headers={"content-type": "application/json"})
+
+
+def status_call() -> Call[dict[str, Any]]:
+    return Call(method="GET", path="/v1/status", read=object_of)
+
+
+def plan_call(plan_id: int | str | None) -> Call[dict[str, Any]]:
+    """None: the plan in force."""
+    path = "/v1/plan" if plan_id is None else f"/v1/plans/{quote(str(plan_id), safe='')}"
+    return Call(method="GET", path=path, read=object_of)
+
+
+def plans_call() -> Call[dict[str, Any]]:
+    return Call(method="GET", path="/v1/plans", read=object_of)
+
+
+def repartition_call(*, apply: bool, changes: Mapping[str, Any]) -> Call[dict[str, Any]]:
+    asked = Call(method="POST", path="/v1/repartition", read=object_of, repeatable=not apply)
+    return _with_json(asked, {"apply": apply, **changes})
+
+
+def drain_call() -> Call[None]:
+    return Call(method="POST", path="/v1/drain", read=nothing)
+
+
+def open_session_call(*, lookahead_bytes: int | None, window_ms: float | None) -> Call[str]:
+    """Its answer is the session's name. Sent twice, it opens two."""
+    asked = Call(method="POST", path="/v1/sessions", read=_session_of, repeatable=False)
+    return _with_json(asked, {"lookahead_bytes": lookahead_bytes, "window_ms": window_ms})
+
+
+def _session_of(body: bytes) -> str:
+    return str(object_of(body)["session"])
+
+
+def session_call(session: str) -> Call[dict[str, Any]]:
+    """What lookahead did."""
+    return Call(method="GET", path=_path_of(session), read=object_of)
+
+
+def close_session_call(session: str) -> Call[None]:
+    return Call(method="DELETE", path=_path_of(session), read=nothing)
+
+
+def _path_of(session: str) -> str:
+    return f"/v1/sessions/{quote(session, safe='')}"
+
+
+def _queries_call(path: str, queries: Any, options: Mapping[str, Any], read: Callable[[bytes], T]) -> Call[T]:
+    if not isinstance(queries, np.ndarray) or queries.dtype != np.float32 or queries.ndim not in (1, 2):
+        what = f"{queries.dtype} {queries.shape}" if isinstance(queries, np.ndarray) else type(queries).__name__
+        raise InvalidInputError(f"queries is {what}; expected a float32 array (d,) or (n, d)")
+    rows = np.atleast_2d(queries)
+    params = {"n": len(rows), "d": rows.shape[1], **{k: v for k, v in options.items() if v is not None}}
+    return Call(
+        method="POST",
+        path=path,
+        read=read,
+        params=params,
+        content=rows.astype("<f4", copy=False).tobytes(),
+        headers={"content-type": "application/octet-stream", "accept": ANSWER_TYPE},
+    )
+
+
+def search_call(queries: Any, session: str | None, **options: Any) -> Call[SearchResult]:
+    """``queries``: (d,) or (n, d) float32.
+
+    Raises:
+        InvalidInputError: something else.
+    """
+    path = "/v1/search" if session is None else f"{_path_of(session)}/search"
+    return _queries_call(path, queries, options, result_of)
+
+
+def lookahead_call(drafts: Any, session: str, **options: Any) -> Call[None]:
+    """As :func:`search_call`. Moving the same lists twice moves them once."""
+    return _queries_call(f"{_path_of(session)}/lookahead", drafts, options, nothing)
+
+
+def recent_call(queries: Any) -> Call[dict[str, Any]]:
+    """As :func:`search_call`. Sent twice, they would count twice."""
+    return replace(_queries_call("/v1/queries/recent", queries, {}, object_of), repeatable=False)
 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> HybridIndexError | None:

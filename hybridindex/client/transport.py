@@ -10,7 +10,15 @@ from typing import Any
 from hybridindex.client.messages import Address, Call
 from hybridindex.errors import InvalidInputError, MissingDependencyError, UnreachableError
 
-__all__ = ["RequestMaker", "check_timeout", "load_httpx", "never_sent", "transport_options", "unreachable"]
+__all__ = [
+    "RequestMaker",
+    "check_timeout",
+    "load_httpx",
+    "never_sent",
+    "time_limit",
+    "transport_options",
+    "unreachable",
+]
 
 #: URLs that are remembered: searches repeat few sets of options, but for deadlines.
 _MAX_URLS = 256
@@ -31,6 +39,16 @@ def check_timeout(timeout_s: float) -> float:
     return float(timeout_s)
 
 
+def time_limit(call: Call[Any], timeout_s: float) -> float:
+    """Seconds for all attempts: ``timeout_s``, or the deadline that the call names.
+
+    Raises:
+        InvalidInputError: no deadline that could be kept.
+    """
+    deadline_ms = call.params.get("deadline_ms")
+    return timeout_s if deadline_ms is None else min(check_timeout(deadline_ms / 1e3), timeout_s)
+
+
 def transport_options(address: Address, verify: ssl.SSLContext | bool) -> dict[str, Any]:
     """For an httpx transport. Proxies of the environment are not used: a daemon is near."""
     return {"uds": address.uds, "verify": verify} if address.uds is None else {"uds": address.uds}
@@ -49,8 +67,11 @@ class RequestMaker:
         self._own = {} if key is None else {"authorization": f"Bearer {key}"}
         self._urls: dict[tuple[str, frozenset[tuple[str, Any]]], Any] = {}
 
-    def __call__(self, call: Call, params: Mapping[str, Any], timeout_s: float) -> Any:
-        """An ``httpx.Request`` for ``call`` with these ``params``."""
+    def __call__(self, call: Call[Any], timeout_s: float) -> Any:
+        """An ``httpx.Request`` for ``call``, whose deadline is what is left of it now."""
+        params = call.params
+        if "deadline_ms" in params:
+            params = {**params, "deadline_ms": timeout_s * 1e3}
         return self._httpx.Request(
             call.method,
             self._url(call.path, params),

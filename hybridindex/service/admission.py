@@ -2,8 +2,9 @@
 
 A request that finds room starts at once. Others wait in the order that is fair: the client that was given the fewest
 queries goes first (start-time fair queueing: Goyal, Vin, Cheng 1996, with queries as the length of a packet), within a
-client first come, first served. A request whose deadline passes while it waits is answered without a search. What was
-admitted is never thrown out for somebody else.
+client first come, first served. Who cannot start before a deadline, at the pace of late, is refused at once; who was
+let in and is too late all the same is answered without a search. What was admitted is never thrown out for somebody
+else.
 
 Threading: everything on one event loop, without locks. Searching is the caller's business.
 """
@@ -13,6 +14,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
+import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -24,14 +27,14 @@ from hybridindex.service.config import Limits
 
 __all__ = ["Admission", "Lack"]
 
-#: What a refused request lacked: the daemon's time, room in the whole queue, room in its client's share.
-Lack = Literal["draining", "queue", "client"]
+#: What a refused request lacked: the daemon's time, room in the whole queue, room in its client's share, time to wait.
+Lack = Literal["draining", "queue", "client", "deadline"]
 
-#: Weight of the newest answer in the running estimate of the rate.
-_RATE_WEIGHT = 0.1
+#: After so many seconds of work, what was measured before counts for a third.
+_PACE_S = 2.0
 #: Accounts of clients that are kept before those that say nothing are looked for.
 _MAX_ACCOUNTS = 4096
-_MIN_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
+_MIN_RETRY_S, _MAX_RETRY_S = 1, 30
 
 
 @dataclass(slots=True, eq=False)
@@ -50,11 +53,39 @@ class _Client:
     listed: bool = False
 
 
+class _Pace:
+    """How fast queries are answered while others wait: then the router has as much to do as it can take.
+
+    Without a backlog the time from one answer to the next says how often somebody asks.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = self._queries = 0.0
+        #: When the last one left with others waiting.
+        self._since: float | None = None
+
+    @property
+    def seconds_per_query(self) -> float:
+        """0 as long as nobody had to wait."""
+        return self._seconds / self._queries if self._queries else 0.0
+
+    def left(self, n: int, now: float, *, waiting: bool) -> None:
+        """``n`` queries were answered. ``waiting``: others wait until now."""
+        if self._since is not None and waiting:
+            passed = now - self._since
+            kept = math.exp(-passed / _PACE_S)
+            self._seconds = self._seconds * kept + passed
+            self._queries = self._queries * kept + n
+        self._since = now if waiting else None
+
+
 class Admission:
     """Owner of the queue. All methods on the event loop."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
-        """``clock``: monotonic seconds, the event loop's own."""
+    def __init__(
+        self, limits: Limits, clock: Callable[[], float], *, draw: Callable[[], float] = random.random
+    ) -> None:
+        """``clock``: monotonic seconds, the event loop's own. ``draw``: uniform in [0, 1)."""
         self._limits = limits
         #: Queries of one client that may wait.
         self.share = max(1, int(limits.queue_queries * limits.client_share))
@@ -66,7 +97,8 @@ class Admission:
         self._now = 0.0
         self._n_waiting = 0
         self._n_in_flight = 0
-        self._seconds_per_query = 0.0
+        self._pace = _Pace()
+        self._draw = draw
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -87,10 +119,13 @@ class Admission:
     def draining(self) -> bool:
         return self._draining
 
-    def retry_after_s(self) -> float:
-        """About when the queue will have been worked off: seconds, at least 1 and at most 30."""
-        backlog = (self._n_waiting + self._n_in_flight) * self._seconds_per_query
-        return min(max(backlog, _MIN_RETRY_S), _MAX_RETRY_S)
+    def retry_after_s(self) -> int:
+        """When to come back: between now and twice the time that the queue takes to be worked off, by chance, so that
+        who is refused together comes back apart. Whole seconds, as HTTP has them; at least 1 and at most 30."""
+        backlog_s = (self._n_waiting + self._n_in_flight) * self._pace.seconds_per_query
+        # The fraction is a chance too, else small ones would all be rounded to one second.
+        drawn = math.floor(2 * backlog_s * self._draw() + self._draw())
+        return min(max(drawn, _MIN_RETRY_S), _MAX_RETRY_S)
 
     def nprobe_under_load(self, nprobe: int) -> int:
         """``nprobe``, or less where the operator allows it: linear from a half full queue down to the floor."""
@@ -109,30 +144,40 @@ class Admission:
             deadline_s: time of the clock by which the search must have started.
 
         Raises:
-            OverloadedError: no room in the queue, or draining.
+            OverloadedError: no room in the queue, or none in time, or draining.
             DeadlineExceededError: the deadline passed first.
         """
         await self.enter(client, n, deadline_s)
-        started = self._clock()
         try:
             yield
         finally:
-            self.leave(n, self._clock() - started)
+            self.leave(n)
 
-    def lack_of_room(self, client: str, n: int) -> Lack | None:
-        """Why :meth:`enter` would refuse ``n`` queries now, or None. Counts nothing, so that a guess may be asked."""
+    def lack_of_room(self, client: str, n: int, left_s: float | None = None, *, n_coming: int = 0) -> Lack | None:
+        """Why :meth:`enter` would refuse ``n`` queries after ``n_coming`` of others, or None.
+
+        Counts nothing, so that a guess may be asked. ``left_s``: seconds until the search must have started.
+        """
         if self._draining:
             return "draining"
-        if not self._order and self._fits(n):
+        if not self._order and self._fits(n + n_coming):
             return None
         state = self._clients.get(client)
-        return self._lack(0 if state is None else state.n_waiting, n)
+        return self._lack(0 if state is None else state.n_waiting, n, left_s, n_coming)
 
-    def _lack(self, n_own: int, n: int) -> Lack | None:
+    def _lack(self, n_own: int, n: int, left_s: float | None, n_coming: int = 0) -> Lack | None:
         limits = self._limits
-        if self._n_waiting + n > limits.queue_queries:
+        if self._n_waiting + n_coming + n > limits.queue_queries:
             return "queue"
-        return "client" if n_own + n > self.share else None
+        if n_own + n > self.share:
+            return "client"
+        return "deadline" if left_s is not None and self._least_wait_s(n_own, n) > left_s else None
+
+    def _least_wait_s(self, n_own: int, n: int) -> float:
+        """Before ``n`` queries of a client can start, of which ``n_own`` wait: as long as each client that waits is
+        given as many as those, and those in flight have made room."""
+        ahead = min(self._n_waiting, n_own * len(self._order))
+        return max(0, ahead + self._n_in_flight + n - self._limits.in_flight_queries) * self._pace.seconds_per_query
 
     def _refuse(self, lack: Lack, n_own: int = 0) -> OverloadedError:
         """Counts a refusal, and says it in words. ``n_own``: queries of the client that wait."""
@@ -141,6 +186,8 @@ class Admission:
             return OverloadedError("the daemon is about to stop; ask another one", retry_after_s=_MIN_RETRY_S)
         if lack == "queue":
             words = f"{self._n_waiting} queries wait and the queue holds {self._limits.queue_queries}"
+        elif lack == "deadline":
+            words = f"{self._n_waiting} queries wait, so deadline_ms would pass before the search could start"
         else:
             words = f"{n_own} of your queries wait and one client may have {self.share}"
         return OverloadedError(words, retry_after_s=self.retry_after_s(), own_share=lack == "client")
@@ -168,7 +215,8 @@ class Admission:
 
     async def _wait(self, client: str, n: int, deadline_s: float | None) -> None:
         state = self._clients.setdefault(client, _Client())
-        if (lack := self._lack(state.n_waiting, n)) is not None:
+        left_s = None if deadline_s is None else deadline_s - self._clock()
+        if (lack := self._lack(state.n_waiting, n, left_s)) is not None:
             n_own = state.n_waiting
             self._forget(client, state)
             raise self._refuse(lack, n_own)
@@ -182,14 +230,14 @@ class Admission:
         self._n_waiting += n
         self._idle.clear()
         timer = None
-        if deadline_s is not None:
-            timer = loop.call_later(deadline_s - self._clock(), self._expire, waiter)
+        if left_s is not None:
+            timer = loop.call_later(left_s, self._expire, waiter)
         try:
             await waiter.turn
         except BaseException:
             # Cancelled, or too late. A turn that came in the same moment goes to the next one.
             if waiter.turn.done() and not waiter.turn.cancelled() and waiter.turn.exception() is None:
-                self.leave(n, 0.0)
+                self.leave(n)
             else:
                 self._withdraw(client, state, waiter)
             raise
@@ -213,12 +261,9 @@ class Admission:
             self._n_waiting -= waiter.n
             self._hand_over()
 
-    def leave(self, n: int, seconds: float) -> None:
-        """Gives ``n`` queries' right to search back, which was held for ``seconds``."""
-        if seconds > 0:
-            # Little's law: what was in flight beside it was being answered meanwhile.
-            pace = seconds / self._n_in_flight
-            self._seconds_per_query += _RATE_WEIGHT * (pace - self._seconds_per_query)
+    def leave(self, n: int) -> None:
+        """Gives ``n`` queries' right to search back."""
+        self._pace.left(n, self._clock(), waiting=self._n_waiting > 0)
         self._n_in_flight -= n
         self._hand_over()
 

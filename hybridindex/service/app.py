@@ -64,7 +64,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 def create_app(
     service: Service, *, keyring: Keyring | None = None, on_drain: Callable[[], None] | None = None
-) -> FastAPI:
+) -> Application:
     """The ASGI application of one service. It warms up in its lifespan, and closes nothing.
 
     Args:
@@ -75,7 +75,7 @@ def create_app(
     series = Series(service, time.time)
     search = SearchRoute(service, metrics)
     shell = Shell(service, metrics, keyring, search)
-    app = _Application(
+    app = Application(
         shell,
         title="hybridindex",
         version=__version__,
@@ -139,12 +139,13 @@ async def _lifespan(service: Service, series: Series, shell: Shell) -> AsyncIter
         shell.flush()
 
 
-class _Application(FastAPI):
+class Application(FastAPI):
     """FastAPI's routes and document, with the shell outermost."""
 
     def __init__(self, shell: Shell, **options: Any) -> None:
         super().__init__(**options)
         self._shell = shell
+        self.turn_away = shell.turn_away
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

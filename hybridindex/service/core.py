@@ -214,7 +214,7 @@ class Service:
             result = await self._run(request, nprobe, options, session)
         finally:
             answered = self.clock()
-            self.admission.leave(n, answered - entered)
+            self.admission.leave(n)
         if trace is not None:
             trace.answered(result)
         self._tell(

@@ -74,16 +74,15 @@ def resume_plan(index: Index, choice: str, store: ControlStore, devices: tuple[s
 
 
 def _applied_after(moment: str, index: Index, store: ControlStore) -> int | None:
-    for event in store.list_events(kind=PLAN_APPLIED):  # newest first
-        if event.payload.get("index") == index.fingerprint:
-            plan_id = event.payload.get("plan_id")
-            return plan_id if event.at > moment and isinstance(plan_id, int) else None
+    for event in store.list_events(kind=PLAN_APPLIED, index_fingerprint=index.fingerprint, limit=1):
+        plan_id = event.payload.get("plan_id")
+        return plan_id if event.at > moment and isinstance(plan_id, int) else None
     return None
 
 
 def applied_plans(index_fingerprint: str, store: ControlStore) -> list[dict[str, Any]]:
     """Which plans of an index took effect and when, oldest first; of the newest events alone."""
-    events = [e for e in store.list_events(kind=PLAN_APPLIED) if e.payload.get("index") == index_fingerprint]
+    events = store.list_events(kind=PLAN_APPLIED, index_fingerprint=index_fingerprint)
     return [{"at": e.at, "plan_id": e.payload.get("plan_id")} for e in reversed(events)]
 
 

@@ -1,13 +1,15 @@
 """uvicorn's HTTP protocols with an end to patience: for headers that do not come, or do not end, and for answers that
 are not taken.
 
-Two of them: on h11, and on httptools where that is installed (the extra ``speed``), which takes less time.
-Bodies that do not come are :mod:`hybridindex.service.app`'s business.
+Two of them: on h11, and on httptools where that is installed (the extra ``speed``), which takes less time and can turn
+a request away before there is a task for it. Bodies that do not come are :mod:`hybridindex.service.bodies`' business.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from hybridindex.errors import MissingDependencyError
@@ -23,7 +25,11 @@ if TYPE_CHECKING:
 else:
     _Protocol = object
 
-__all__ = ["PatientProtocol", "choose_protocol"]
+__all__ = ["PatientProtocol", "TurnAway", "choose_protocol"]
+
+#: Given the scope of a POST request with its target, and header lines that each answer has: a whole answer that keeps
+#: the connection, or None, where the request may come in.
+TurnAway = Callable[[MutableMapping[str, Any], bytes, bytes], bytes | None]
 
 #: As h11 has it. httptools has no limit of its own.
 _MAX_HEAD_BYTES = 1 << 16
@@ -63,6 +69,8 @@ class _Patience(_Protocol):
     time. (uvicorn itself only ends connections that say nothing at all after an answer.)"""
 
     _late: asyncio.TimerHandle | None = None
+    #: When a request was last turned away.
+    _turned_s = -math.inf
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(_OneWrite(transport))  # type: ignore[arg-type]
@@ -89,7 +97,11 @@ class _Patience(_Protocol):
 
     def _give_up(self) -> None:
         self._late = None
-        if self._between_requests() and not self.transport.is_closing():
+        left_s = self._turned_s + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            # One timer for all that are turned away, not one for each.
+            self._late = self.loop.call_later(left_s, self._give_up)
+        elif self._between_requests() and not self.transport.is_closing():
             self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -108,8 +120,8 @@ class PatientProtocol(_Patience, H11Protocol):
     """On h11."""
 
 
-def choose_protocol() -> type[asyncio.Protocol]:
-    """The faster one that is installed."""
+def choose_protocol(turn_away: TurnAway) -> type[asyncio.Protocol]:
+    """The faster one that is installed. ``turn_away``: asked first there, not on h11."""
     try:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
     except ImportError:
@@ -120,6 +132,8 @@ def choose_protocol() -> type[asyncio.Protocol]:
 
         _in_head = False
         _head_bytes = 0
+        #: The body of a request that was turned away is on its way.
+        _skipping = False
 
         def data_received(self, data: bytes) -> None:
             was_in_head = self._in_head
@@ -135,6 +149,39 @@ def choose_protocol() -> type[asyncio.Protocol]:
 
         def on_headers_complete(self) -> None:
             self._in_head = False
-            super().on_headers_complete()
+            answer = self._turned_away() if self.parser.get_method() == b"POST" else None
+            if answer is None:
+                super().on_headers_complete()
+                return
+            self._skipping = True
+            self._turned_s = self.loop.time()
+            self.server_state.total_requests += 1
+            self.transport.write(answer)
+
+        def _turned_away(self) -> bytes | None:
+            """Not while an answer is due or waits to be taken, nor on a connection that ends with this request."""
+            if (
+                not self._between_requests()
+                or self.flow.write_paused
+                or self.transport.is_closing()
+                or self.parser.get_http_version() != "1.1"
+                or not self.parser.should_keep_alive()
+                or self.parser.should_upgrade()
+            ):
+                return None
+            lines = b"".join([b"%b: %b\r\n" % line for line in self.server_state.default_headers])
+            scope: Any = self.scope
+            scope["method"] = "POST"
+            return turn_away(scope, self.url, lines)
+
+        def on_body(self, body: bytes) -> None:
+            if not self._skipping:
+                super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            if self._skipping:
+                self._skipping = False
+            else:
+                super().on_message_complete()
 
     return FastPatientProtocol

@@ -83,7 +83,7 @@ class Daemon:
         return _Server(
             uvicorn.Config(
                 self._app,
-                http=choose_protocol(),
+                http=choose_protocol(self._app.turn_away),
                 ws="none",
                 # The application starts and ends once, with the first server.
                 lifespan="on" if first else "off",

@@ -38,6 +38,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 #: Where the shell leaves the :class:`Caller` in a request's scope.
 CALLER = "hybridindex.caller"
+#: And queries that count as coming until the request's task begins.
+_COMING = "hybridindex.coming"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 #: Probes of an orchestrator carry no key, and say one word; the page holds no data, and asks for a key itself.
 _OPEN = frozenset({"/livez", "/readyz"}) | PAGE_PATHS
@@ -61,6 +63,7 @@ class Shell:
         """``search``: asked for its path without asking the application that :meth:`around` names."""
         self._app: Any = None
         self._search = search
+        self._search_target = search.path.encode()
         self._service = service
         self._metrics = metrics
         self._keyring = keyring
@@ -68,6 +71,8 @@ class Shell:
         self._door = Door(service)
         self._access = AccessLog(_log)
         self._ids = _RequestIds()
+        #: Queries of those who were let past before their tasks; each finds the room that it was let past for.
+        self._n_coming = 0
 
     def around(self, app: Any) -> Shell:
         """Has ``app`` answer whatever is no search."""
@@ -79,14 +84,59 @@ class Shell:
         self._door.flush()
         self._access.flush()
 
+    def turn_away(self, scope: Scope, target: bytes, lines: bytes) -> bytes | None:
+        """The whole answer to a search that is refused, before there is a task for it; None: it may come in.
+
+        Whoever is let past may still be refused, by the same door.
+
+        Args:
+            scope: of a POST request on a connection that is kept, yet without its path.
+            target: as it was asked for.
+            lines: headers of each answer, as they go over the wire.
+        """
+        admission = self._service.admission
+        if not admission.n_waiting or admission.draining or self._service.traces is not None:
+            return None
+        path, _, query = target.partition(b"?")
+        if path != self._search_target:
+            return None
+        started = time.perf_counter()
+        headers = dict(scope["headers"])
+        try:
+            self._origin.check(scope, headers)
+        except ProblemError:
+            return None  # found again, and told, further in
+        if (client := self._recall(scope, headers)) is None:
+            return None
+        refusal = self._door.refusal(client, headers, query, n_coming=self._n_coming)
+        if refusal is None:
+            scope[_COMING] = coming = self._door.n_queries(headers) or 1
+            self._n_coming += coming
+            return None
+        answer = refusal.message(self._id_of(headers), lines)
+        self._metrics.count_response(self._search.path, refusal.status, time.perf_counter() - started)
+        return answer
+
+    def _id_of(self, headers: dict[bytes, bytes]) -> str:
+        shown = headers.get(b"x-request-id")
+        return self._ids.next() if shown is None or not _REQUEST_ID.fullmatch(shown) else shown.decode()
+
+    def _recall(self, scope: Scope, headers: dict[bytes, bytes]) -> str | None:
+        """Who asks, as far as is known without a look at the key file."""
+        if self._keyring is None:
+            return _address_of(scope)
+        shown = headers.get(b"authorization")
+        caller = self._keyring.recall(None if shown is None else shown.decode("latin-1"))
+        return None if caller is None else caller.name
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        self._n_coming -= scope.pop(_COMING, 0)
         started = time.perf_counter()
         headers = dict(scope["headers"])
-        shown = headers.get(b"x-request-id")
-        request_id = self._ids.next() if shown is None or not _REQUEST_ID.fullmatch(shown) else shown.decode()
+        request_id = self._id_of(headers)
         token = REQUEST_ID.set(request_id)
         traces = self._service.traces
         try:
@@ -113,7 +163,7 @@ class Shell:
                 await self._app(scope, receive, answer)
             else:
                 scope["route"], scope["path_params"] = self._search, {}
-                refusal = self._door.refusal(caller.name, headers)
+                refusal = self._door.refusal(caller.name, headers, scope["query_string"])
                 refused = refusal is not None
                 if refusal is None:
                     await self._search(scope, receive, answer)
@@ -139,8 +189,7 @@ class Shell:
     def _identify(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
         path = scope["path"]
         if self._keyring is None or path in _OPEN:
-            address = (scope.get("client") or ("",))[0] or "local"
-            return Caller(name=address, role=Role.ADMIN if self._keyring is None else Role.SEARCH)
+            return Caller(name=_address_of(scope), role=Role.ADMIN if self._keyring is None else Role.SEARCH)
         shown = headers.get(b"authorization")
         caller = self._keyring.identify(None if shown is None else shown.decode("latin-1"))
         if path in _ADMIN and caller.role is not Role.ADMIN:
@@ -193,6 +242,10 @@ class _RequestIds:
             text = secrets.token_hex(8 * 256)
             self._left = [text[at : at + 16] for at in range(0, len(text), 16)]
         return self._left.pop()
+
+
+def _address_of(scope: Scope) -> str:
+    return (scope.get("client") or ("",))[0] or "local"
 
 
 def _route_of(scope: Scope) -> str:

@@ -176,6 +176,8 @@ class ControlStore:
     def record_event(self, kind: str, payload: Mapping[str, Any]) -> int:
         """Store that something happened now, and return its id.
 
+        It is about the index that ``payload`` names as ``index`` or ``index_fingerprint``; else about none, or all.
+
         Raises:
             InvalidInputError: an empty kind, or a payload that is not JSON-able.
         """
@@ -183,10 +185,20 @@ class ControlStore:
         with self._transaction(self._writer) as session:
             return plans.insert_event(session, kind, payload, at)
 
-    def list_events(self, *, kind: str | None = None, limit: int = 100) -> list[StoredEvent]:
-        """The newest ``limit`` events (of that kind), newest first."""
+    def list_events(
+        self, *, kind: str | None = None, index_fingerprint: str | None = None, after_id: int = 0, limit: int = 100
+    ) -> list[StoredEvent]:
+        """The newest ``limit`` events, newest first.
+
+        Args:
+            kind: of this kind alone.
+            index_fingerprint: about this index, or about none in particular.
+            after_id: with a greater id than this.
+        """
         with self._transaction(self._engine) as session:
-            return plans.select_events(session, kind=kind, limit=limit)
+            return plans.select_events(
+                session, kind=kind, index_fingerprint=index_fingerprint, after_id=after_id, limit=limit
+            )
 
     def set_schedule(self, entry: ScheduleEntry) -> None:
         """Store a row of the refresh's schedule, in place of the one of that name; it counts as never run.

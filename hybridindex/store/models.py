@@ -170,11 +170,13 @@ class EventRow(Base):
     """Something that happened: a refresh, a device that failed, a plan that was applied."""
 
     __tablename__ = "events"
-    __table_args__ = (Index(None, "kind", "id"),)
+    __table_args__ = (Index(None, "kind", "id"), Index(None, "index_fingerprint", "id"))
 
     id: Mapped[_Id]
     at: Mapped[str]
     kind: Mapped[str]
+    #: That ``data`` names; None: it is about no index, or about all.
+    index_fingerprint: Mapped[str | None]
     data: Mapped[_Json]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, union_all
 from sqlalchemy.orm import Session
 
 from hybridindex.errors import InvalidInputError, ProfileError
@@ -121,17 +121,33 @@ def insert_event(session: Session, kind: str, payload: Mapping[str, Any], at: st
     check_scalar(kind, "event kind", str)
     if not kind:
         raise InvalidInputError("event kind: '' given, a word is needed")
-    row = EventRow(at=at, kind=kind, data=to_json_object(payload, "event payload"))
+    data = to_json_object(payload, "event payload")
+    row = EventRow(at=at, kind=kind, index_fingerprint=_index_of(data), data=data)
     session.add(row)
     session.flush()
     return row.id
 
 
-def select_events(session: Session, *, kind: str | None, limit: int) -> list[StoredEvent]:
-    """The newest ``limit`` events (of that kind), newest first."""
+def _index_of(payload: Mapping[str, Any]) -> str | None:
+    """The index that an event says it is about."""
+    named = payload.get("index", payload.get("index_fingerprint"))
+    return named if isinstance(named, str) else None
+
+
+def select_events(
+    session: Session, *, kind: str | None, index_fingerprint: str | None, after_id: int, limit: int
+) -> list[StoredEvent]:
+    """As :meth:`hybridindex.store.control.ControlStore.list_events`."""
     if limit <= 0:
         raise InvalidInputError(f"limit: {limit} given, at least 1 is needed")
-    query = select(EventRow).order_by(EventRow.id.desc()).limit(limit)
+    query = select(EventRow).where(EventRow.id > after_id).order_by(EventRow.id.desc()).limit(limit)
     if kind is not None:
         query = query.where(EventRow.kind == kind)
+    if index_fingerprint is not None:
+        # Each part is the end of one range of an index; "or" would read and sort both ranges whole.
+        of_index = EventRow.index_fingerprint
+        ids = query.with_only_columns(EventRow.id)
+        parts = [ids.where(of_index == index_fingerprint).subquery(), ids.where(of_index.is_(None)).subquery()]
+        found = union_all(*(select(part) for part in parts))
+        query = select(EventRow).where(EventRow.id.in_(found)).order_by(EventRow.id.desc()).limit(limit)
     return [StoredEvent(id=r.id, at=r.at, kind=r.kind, payload=from_json(r.data)) for r in session.scalars(query)]

@@ -228,17 +228,82 @@ def test_draining_refuses_the_new_and_serves_the_waiting():
 
 def test_the_advised_wait_follows_the_pace_and_the_backlog():
     async def run():
-        requests = Requests(admission(in_flight_queries=10, queue_queries=1000))
-        queue = requests.queue
+        draws = iter([0.5, 0.0, 0.99, 0.0, 0.0, 0.0, 0.5, 0.7, 0.99, 0.99])
+        queue = Admission(Limits(in_flight_queries=10, queue_queries=1000), Clock(), draw=lambda: next(draws))
+        requests = Requests(queue)
+        for name in ("first", "second", "third"):
+            await requests.send(name, "a", n=10)
+        # While nobody was answered with others waiting, nothing is known.
         assert queue.retry_after_s() == 1
-        await requests.send("slow", "a", n=10)
-        await requests.send("backlog", "b", n=400)
-        queue._clock.now += 20
-        await requests.end("slow")
-        # A tenth of 2 s a query, for the 400 that are left: more than is ever advised.
+        queue._clock.now += 100
+        await requests.end("first")
+        queue._clock.now += 4
+        await requests.end("second")
+        # 4 s for 10 queries, and 10 are left: 0 to 8 s.
+        assert [queue.retry_after_s() for _ in range(2)] == [7, 1]
+        await requests.send("backlog", "b", n=10)
+        # 20 are left; the fraction is a chance.
+        assert queue.retry_after_s() == 8
+        await requests.send("many", "b", n=90)
         assert queue.retry_after_s() == 30
         await requests.end_all()
-        assert queue.retry_after_s() == 1
+
+    asyncio.run(run())
+
+
+def test_the_pace_is_that_of_answers_while_others_wait():
+    async def run():
+        queue = Admission(Limits(in_flight_queries=4, queue_queries=1000), Clock(), draw=lambda: 0.5)
+        requests = Requests(queue)
+        # Seldom asked and slowly answered: no pace at all.
+        for name in ("a", "b"):
+            await requests.send(name, "x", n=4)
+            queue._clock.now += 50
+            await requests.end(name)
+        queue._clock.now += 50
+        for number in range(6):
+            await requests.send(str(number), "x", n=4)
+        for number in range(4):
+            queue._clock.now += 2
+            await requests.end(str(number))
+        # 4 of 4 queries in 2 s each; 8 are left.
+        assert queue._pace.seconds_per_query == pytest.approx(0.5)
+        assert queue.retry_after_s() == 4
+        await requests.end("4")
+        queue._clock.now += 50
+        await requests.end("5")
+        assert queue._pace.seconds_per_query < 0.5
+        await requests.end_all()
+
+    asyncio.run(run())
+
+
+def test_who_cannot_start_before_the_deadline_is_told_at_once():
+    async def run():
+        requests = Requests(admission(in_flight_queries=2))
+        queue = requests.queue
+        for number in range(8):
+            await requests.send(str(number), "a", n=2)
+        for number in range(2):
+            queue._clock.now += 4
+            await requests.end(str(number))
+        # 2 s a query; 2 are in flight and 10 wait, all of one client: its next one starts in 24 s, another's in 4.
+        now = queue._clock.now
+        with pytest.raises(OverloadedError, match="10 queries wait, so deadline_ms would pass") as refused:
+            await queue.enter("a", 2, now + 23)
+        assert not refused.value.own_share
+        with pytest.raises(OverloadedError, match="deadline_ms would pass"):
+            await queue.enter("b", 2, now + 3)
+        assert queue.refused["deadline"] == 2
+        await requests.send("in time", "a", n=2, deadline_s=now + 25)
+        await requests.send("modest", "b", n=2, deadline_s=now + 5)
+        await requests.send("patient", "b", n=2)
+        assert queue.n_waiting == 16
+        # Whatever was measured, who finds nobody before them starts.
+        await requests.end_all()
+        await requests.send("alone", "c", n=2, deadline_s=queue._clock.now + 0.001)
+        assert requests.started[-1] == "alone"
+        await requests.end_all()
 
     asyncio.run(run())
 

@@ -56,6 +56,7 @@ def test_events_are_the_newest_of_this_index_oldest_first(service):
     assert found(limit=2) == [4, 5]
     assert found(since=ids[2]) == [3, 4, 5]
     assert found(since=ids[-1]) == []
+    assert found(since=1 << 40) == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hybridindex.client import Client
 from hybridindex.service import run
 from hybridindex.service.place import bind_tcp
-from hybridindex.service.protocol import PatientProtocol, _OneWrite, choose_protocol
+from hybridindex.service.protocol import PatientProtocol, _OneWrite, _Patience, choose_protocol
 from tests.service.conftest import assert_same
 from tests.service.test_run import run_daemon
 
@@ -22,10 +22,10 @@ HEAD = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"
 @pytest.fixture(params=["h11", "httptools"])
 def protocol(request, monkeypatch):
     if request.param == "h11":
-        monkeypatch.setattr(run, "choose_protocol", lambda: PatientProtocol)
+        monkeypatch.setattr(run, "choose_protocol", lambda turn_away: PatientProtocol)
     else:
         pytest.importorskip("httptools")
-        assert choose_protocol() is not PatientProtocol
+        assert choose_protocol(lambda scope, target, lines: None) is not PatientProtocol
 
 
 def converse(service, talk):
@@ -100,6 +100,44 @@ def test_bodies_are_no_headers(make_service, protocol, queries):
     run_daemon(service, sockets, play)
 
 
+class _Loop:
+    """A clock that the test moves, and the timers that were set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[tuple[float, object]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay, callback):
+        self.timers.append((self.now + delay, callback))
+        return self
+
+    def advance(self) -> None:
+        self.now, callback = self.timers.pop(0)
+        callback()
+
+
+def test_whoever_is_turned_away_has_the_full_time_for_the_next_request():
+    class Turned(_Patience):
+        timeout_keep_alive, cycle = 30, None
+
+        def __init__(self) -> None:
+            self.loop, self.transport = _Loop(), _Recorded()
+
+    connection = Turned()
+    connection._wait_for_headers()
+    for moment in (10.0, 29.0):
+        connection.loop.now = connection._turned_s = moment
+    connection.loop.advance()
+    assert (connection.loop.now, connection.transport.closed) == (30, False)
+    assert [at for at, _ in connection.loop.timers] == [59]
+    connection.loop.advance()
+    assert connection.transport.closed
+    assert not connection.loop.timers
+
+
 def test_pipelined_requests_are_answered_in_order(make_service, protocol):
     service = make_service(warm=False)
 
@@ -132,6 +170,9 @@ class _Recorded(asyncio.Transport):
 
     def close(self) -> None:
         self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
 
 
 def test_head_and_body_are_written_together():

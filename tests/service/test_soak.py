@@ -6,16 +6,24 @@ import dataclasses
 import platform
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
+from benchmarks.connection import Answer, request_bytes
+from benchmarks.overload import judged
+from benchmarks.overload_load import Clients
 from benchmarks.serving import Taken
 from benchmarks.soak import growth
+from benchmarks.soak_client import SESSION_TTL_S, Client, _Conversation
 from benchmarks.soak_load import MOST_BATCH, make_load, read_trace, synthetic_trace
 from benchmarks.soak_oracle import PoolOracle
+from hybridindex.answers import ANSWER_TYPE, answer_bytes
 from hybridindex.index import open_index
-from tests.clustered import clustered
+from hybridindex.service.auth import KeyFile, Keyring
+from tests.clustered import DIM, clustered
+from tests.service.live import live
 
 ROWS = np.arange(3, 9)
 
@@ -95,6 +103,87 @@ def test_growth_is_of_the_second_half():
     assert growth(samples(warming), "rss_bytes") == 0
     leaking = range(1000, 1101)
     assert growth(samples(leaking), "rss_bytes") == pytest.approx(0.038, abs=0.002)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status", "expected"), [(-1, 404, "unexpected"), (1, 404, "late"), (1, 410, "unexpected")]
+)
+def test_a_session_that_is_gone_is_late_only_when_its_time_was_over(seconds, status, expected):
+    load = make_load(synthetic_trace(10), requests=10, seconds=1, pool=4, most_nprobe=2, seed=0)
+    # Nothing is sent, nothing checked.
+    client = Client(None, load, np.zeros((4, 8), np.float32), None, None, admin="a", fixed="b", default_nprobe=1)
+    talk = _Conversation("name", time.perf_counter() - SESSION_TTL_S - seconds * 5)
+    assert client._refused(Answer(status, b"", b""), "a look", talk) == expected
+    assert len(client.unexpected) == (expected == "unexpected")
+
+
+def _phase(answered, *, cores, refused=0.0, in_time=None, deepest=0, faults=()):
+    return {
+        "answered_rate": answered,
+        "goodput": answered if in_time is None else in_time,
+        "refused_rate": refused,
+        "generator_cores": 0.1,
+        "loop_cores": 0.2,
+        "search_cores": cores - 0.3,
+        "deepest_queue": deepest,
+        "faults": dict.fromkeys(faults, 1),
+    }
+
+
+def _found(**changed):
+    phases = {
+        "capacity before": _phase(1000, cores=2.0),
+        "overload": _phase(940, cores=2.0, refused=1000, in_time=930, deepest=1024),
+        "capacity after": _phase(1000, cores=2.0),
+        "capacity beside": _phase(980, cores=2.0),
+        "overload, clients heed": _phase(900, cores=1.9, refused=10),
+    }
+    return {"phases": {**phases, **changed}}
+
+
+def test_goodput_under_overload_is_judged_by_answers_in_time():
+    found = judged(_found(), queue=1024)
+    assert found["passed"]
+    assert found["goodput_ratio"] == pytest.approx(0.93)
+    assert found["goodput_ratio_beside"] == pytest.approx(930 / 980)
+    assert found["goodput_ratio_heeding"] == pytest.approx(0.9)
+    # 2 ms of both cores for each answer; what 940 of them leave is for 1000 refusals.
+    assert found["answer_cpu_us"] == pytest.approx(2000)
+    assert found["refusal_cpu_us"] == pytest.approx(120)
+
+
+@pytest.mark.parametrize("wrong", [{"in_time": 890}, {"deepest": 1025}, {"faults": ["refusals without Retry-After"]}])
+def test_one_missed_target_fails_the_overload(wrong):
+    overload = _phase(940, cores=2.0, refused=1000, **wrong)
+    assert not judged(_found(overload=overload), queue=1024)["passed"]
+
+
+def test_the_generator_counts_what_it_is_answered(make_service, tmp_path):
+    service = make_service(limits={"in_flight_queries": 1, "queue_queries": 4})
+    keys = KeyFile(tmp_path / "keys.json")
+    names = [keys.add(f"client-{number}", "search") for number in range(3)]
+    body = np.zeros(DIM, np.float32).tobytes()
+    requests = [
+        request_bytes("POST", "/v1/search?k=3", body, key=key, kind="application/octet-stream", accept=ANSWER_TYPE)
+        for key in names
+    ]
+    arrivals = np.linspace(0.001, 0.1, 40)
+    with live(service, Keyring(keys.path)) as port:
+        clients = Clients(port, requests, status_key=names[0], most_open=9, body_bytes=answer_bytes(1, 3), tick_s=0.001)
+        clients.wait_ready()
+        answered = clients.closed_loop(0.05)
+        service.admission._n_in_flight, service.admission._n_waiting = 1, 4
+        refused = clients.open_loop(arrivals, patient=False)
+        patient = clients.open_loop(arrivals, patient=True)
+        service.admission._n_in_flight = service.admission._n_waiting = 0
+        clients.close()
+    assert set(answered.statuses) == {200}
+    assert answered.sent == answered.statuses[200] == len(answered.latencies_s) >= 3
+    assert refused.statuses == {503: 40 - refused.unsent}
+    assert refused.retry_after_s.total() == refused.statuses[503]
+    assert patient.sent + patient.held_back + patient.unsent == 40
+    assert patient.held_back
+    assert not answered.faults + refused.faults + patient.faults
 
 
 def test_threads_share_heaps_once_they_are_bounded():

@@ -264,6 +264,40 @@ def test_events_are_listed_newest_first(store: ControlStore) -> None:
             bad()
 
 
+def test_events_of_one_index_are_asked_for_with_those_of_none(store: ControlStore) -> None:
+    for i in range(4):
+        store.record_event("refresh", {"index": "a", "i": i})
+        store.record_event("refresh", {"index_fingerprint": "b", "i": i})
+    store.record_event("drift", {"i": 4})
+    store.record_event("drift", {"index": "b", "i": 5})
+
+    def found(index: str, **options: Any) -> list[int]:
+        return [e.payload["i"] for e in store.list_events(index_fingerprint=index, **options)]
+
+    assert found("a") == [4, 3, 2, 1, 0]
+    assert found("b", limit=3) == [5, 4, 3]
+    assert found("a", limit=2, after_id=3) == [4, 3]
+    assert found("a", after_id=5) == [4, 3]
+    assert found("b", kind="refresh", limit=2) == [3, 2]
+    assert found("c") == [4]
+    assert [e.payload["i"] for e in store.list_events(after_id=8)] == [5, 4]
+
+
+def test_events_of_one_index_are_found_without_reading_all(store: ControlStore) -> None:
+    if store._engine.dialect.name != "sqlite":
+        pytest.skip("PostgreSQL plans by the sizes of tables")
+    asked: list[tuple[str, Any]] = []
+    with store._engine.connect() as connection:
+        event.listen(
+            store._engine, "before_cursor_execute", lambda _c, _k, sql, values, *_: asked.append((sql, values))
+        )
+        store.list_events(index_fingerprint="a")
+        sql, values = asked[-1]
+        plan = [step[3] for step in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", values)]
+    assert sum("ix_events_index_fingerprint (index_fingerprint=? AND id>?)" in step for step in plan) == 2
+    assert not any("SCAN events" in step or "TEMP B-TREE" in step for step in plan)
+
+
 def test_damaged_array_is_an_error_that_names_it(store: ControlStore, profile_of: Maker) -> None:
     profile = store.save_profile(profile_of())
     with store._writer.begin() as connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
@@ -170,6 +171,25 @@ def test_rows_of_a_schedule_from_before_count_from_the_upgrade(store_url: str, t
         (row,) = store.list_schedule()
     assert (row.name, row.spec, row.last_run_at) == ("hourly", "3600", "2030-01-31T12:00:00+00:00")
     assert began <= datetime.fromisoformat(row.created_at or "") <= datetime.now(UTC)
+
+
+def test_events_of_the_second_version_say_which_index_they_are_about(store_url: str, tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    shutil.copytree(SCRIPTS, second, ignore=shutil.ignore_patterns("__pycache__", "000[3-9]*"))
+    assert upgrade(store_url, second) == "0002"
+    location = locate(store_url)
+    engine = make_engine(location, busy_timeout_s=5, migrating=True)
+    payloads = [{"index": "a"}, {"index_fingerprint": "a"}, {"index": "b"}, {"index": "b", "index_fingerprint": "a"}]
+    with engine.begin() as connection:
+        table = f"{'' if location.path else 'hybridindex.'}events"
+        for payload in [*payloads, {}, {"index": 3}]:
+            row = {"data": json.dumps(payload)}
+            connection.execute(text(f"INSERT INTO {table} (at, kind, data) VALUES ('t', 'x', :data)"), row)
+    engine.dispose()
+    with ControlStore.open(store_url) as store:
+        assert [e.id for e in store.list_events(index_fingerprint="a")] == [6, 5, 2, 1]
+        assert [e.id for e in store.list_events(index_fingerprint="b")] == [6, 5, 4, 3]
+        assert len(store.list_events()) == 6
 
 
 def test_failed_upgrade_leaves_the_old_content(store_url: str, tmp_path: Path, profile_of: Maker) -> None:
