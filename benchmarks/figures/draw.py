@@ -42,7 +42,15 @@ def draw(file: Path, panels: Sequence[Panel], *, columns: int = 3) -> Path:
     from matplotlib import pyplot as plt
 
     # Text as text, and the same bytes for the same numbers.
-    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": file.stem, "font.size": 8})
+    look = {"svg.fonttype": "none", "svg.hashsalt": file.stem, "font.size": 8}
+    with plt.rc_context(look):
+        _write(file, panels, columns, plt)
+    # Trailing blanks of the writer are none of the picture's business.
+    file.write_text("\n".join(line.rstrip() for line in file.read_text().splitlines()) + "\n")
+    return file
+
+
+def _write(file: Path, panels: Sequence[Panel], columns: int, plt: Any) -> None:
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     figure, axes = plt.subplots(
@@ -51,8 +59,8 @@ def draw(file: Path, panels: Sequence[Panel], *, columns: int = 3) -> Path:
     shown: dict[str, Any] = {}
     for axis, panel in zip(axes.flat, panels, strict=False):
         for line in panel.lines:
-            look = {"color": "0.45", "linestyle": "--"} if line.published else {}
-            (drawn,) = axis.plot(line.x, line.y, marker=line.marker, markersize=3, label=line.label, **look)
+            style = {"color": "0.45", "linestyle": "--"} if line.published else {}
+            (drawn,) = axis.plot(line.x, line.y, marker=line.marker, markersize=3, label=line.label, **style)
             shown.setdefault(line.label, drawn)
         if panel.also is not None:
             panel.also(axis)
@@ -64,6 +72,3 @@ def draw(file: Path, panels: Sequence[Panel], *, columns: int = 3) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, metadata={"Date": None})
     plt.close(figure)
-    # Trailing blanks of the writer are none of the picture's business.
-    file.write_text("\n".join(line.rstrip() for line in file.read_text().splitlines()) + "\n")
-    return file

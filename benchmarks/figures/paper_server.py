@@ -6,9 +6,9 @@ Its traces, lists and timings are not public. What stands for them is here and n
   prefix is Beta distributed (section IV-A2). The mean curve is c^a with the a that gives Figure 5's 20 % point; how
   much queries differ (``NU``) is assumed.
 * *host*: a batch of b takes T(b) = T(1) (1 + s (b - 1)); the misses of its worst query count (Eq. 1). T(1) of ORCAS 1K
-  is fitted to two rows of Table II; other indexes take what Table I's search SLOs are in proportion; s is assumed.
-* *GPU*: one scans ten queries in a tenth of the host's time ("nearly an order of magnitude", Figure 4). While it scans it
-  does not decode. faiss's shards launch blocks for every probe on every GPU (section IV-B1): ALL-GPU scans as long as
+  is fitted to two rows of Table II; for others it grows like Table I's search SLOs; s is assumed.
+* *GPU*: one scans ten queries in a tenth of the host's time ("nearly an order of magnitude", Figure 4). While it scans
+  it does not decode. faiss's shards launch blocks for every probe on every GPU (section IV-B1): ALL-GPU scans as long as
   one GPU with all lists would, which overstates what empty blocks cost.
 * *LLM*: how throughput falls with the cache, and a prefill, are rooflines at half of the peak rates; the throughput is
   the printed one for Llama3-70B, 40 requests/s for Llama3-8B ("above 40"), and for Qwen3-32B what the roofline gives
@@ -42,7 +42,7 @@ POLICIES = ("ours", "cpu-only", "dedicated-gpu", "all-gpu")
 #: Assumed: 1 / (nu + 1) is how much hit rates of queries differ.
 NU = 1.0
 #: Fitted by :func:`benchmarks.figures.vectorliterag.fit_table_2`: one query on the host, all of it missed.
-ORCAS_1K_S = 0.25
+ORCAS_1K_S = 0.206
 #: Assumed: what each further query of a batch adds to the host's time.
 SLOPE = 0.05
 #: Of the host's time: coarse quantization.
@@ -209,6 +209,8 @@ class Panel:
     search_slo_ms: float | None = None
     percentile: float = 90.0
     contention: float = 1.0
+    #: Of host stages, over that of the node.
+    host_speed: float = 1.0
 
     @property
     def service(self) -> LLMService:
@@ -237,7 +239,7 @@ class Panel:
     @property
     def analysis(self) -> Analysis:
         """The paper gives 32 cores to 4 GPUs, 48 to 6, 64 to 8 (section VI-E4)."""
-        return _analysis(self.index, self.gpus, self.gpus / 8)
+        return _analysis(self.index, self.gpus, self.host_speed * self.gpus / 8)
 
     def plan(self) -> Plan:
         """Algorithm 1 for what the LLM takes."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks.claims import Claim
 
-__all__ = ["beside", "measured_here", "missing", "number", "numbers"]
+__all__ = ["Missing", "beside", "measured_here", "missing", "number", "numbers"]
 
 _HERE = Path(__file__).parent
 
@@ -52,9 +54,26 @@ def beside(
     )
 
 
-def missing(figure: str, what: str, why: str) -> tuple[str, str, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
     """A figure that rests on what is not public: one line instead of an invented curve."""
-    return figure, what, why
+
+    figure: str
+    what: str
+    #: Which input is missing.
+    why: str
+    #: What the paper prints of it.
+    printed: str
+
+
+def missing(figure: str, what: str, why: str, *, paper: str = "", keys: Sequence[str] = ()) -> Missing:
+    """``keys`` of ``paper``: published numbers that nothing of ours stands beside."""
+    said = []
+    for key in keys:
+        entry = _entry(paper, key)
+        values = entry["value"] if isinstance(entry["value"], list) else [entry["value"]]
+        said.append(f"{entry['what']}: {' '.join(f'{value:g}' for value in values)} {entry['unit']}".strip())
+    return Missing(figure=figure, what=what, why=why, printed="; ".join(said) or "nothing")
 
 
 def measured_here(name: str) -> Any:
