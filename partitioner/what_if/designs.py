@@ -1,8 +1,9 @@
 """Three ways to use the devices, each with what it would sustain within the SLO: our split, a dedicated GPU, all-GPU.
 
 A resident set sustains the largest batch whose latency fits, over its mean time, as a plan's does; sizes between two
-whole ones are interpolated, since on-demand batches vary around their mean. The LLM takes what its KV cache allows,
-and has no queue of its own below that.
+whole ones are interpolated, since on-demand batches vary around their mean. Where larger batches save little, as on one
+device, batches grow with every burst: then a request also has to wait for those before it, as at a single server
+(M/D/1 in heavy traffic). The LLM takes what its KV cache allows, and has no queue of its own below that.
 """
 
 from __future__ import annotations
@@ -93,9 +94,13 @@ class Resident:
     _points: dict[int, CurvePoint] = field(init=False, repr=False, default_factory=dict)
 
     @property
+    def _search_slo_s(self) -> float:
+        return self.setting.request().search_slo_s
+
+    @property
     def tau_s(self) -> float:
         """What one batch may take."""
-        return self.setting.request().search_slo_s / (1.0 + self.setting.epsilon)
+        return self._search_slo_s / (1.0 + self.setting.epsilon)
 
     @property
     def most(self) -> int:
@@ -150,7 +155,14 @@ class Resident:
         largest = next((_crossing(late, low, high) for low, high in self._ladder() if late(high) > 0), float(self._top))
         # Larger batches need not be the more efficient ones.
         sizes = [*(low for low, _ in self._ladder() if low < largest), largest]
-        return max(batch / self._timing(count, batch)[1] for batch in sizes)
+        sustained = max(batch / self._timing(count, batch)[1] for batch in sizes)
+        return min(sustained, self._queue(count).rate_within(self._search_slo_s - self._timing(count, 1)[0]))
+
+    def _queue(self, count: int) -> _Queue:
+        """Of requests that each take what one more query adds to a batch."""
+        more = self._timing(count, self._top)[1] - self._timing(count, 1)[1]
+        each_s = more / (self._top - 1) if self._top > 1 else self._timing(count, 1)[1]
+        return _Queue(each_s=max(each_s, 0.0), late=1.0 - self.setting.percentile / 100.0)
 
     def _ttft_ms(self, count: int) -> float | None:
         """Of batches as large as those that gather while one is served."""
@@ -165,8 +177,31 @@ class Resident:
             batch = next(gathered, math.nan)
         if math.isnan(batch):
             return None
-        seconds = self._timing(count, batch)[0]
-        return self.setting.request().slo_ms_of(seconds, self.setting.epsilon)
+        search_s = (1.0 + self.setting.epsilon) * self._timing(count, batch)[0]
+        queued_s = self._timing(count, 1)[0] + self._queue(count).wait_s(self.setting.rate_qps)
+        search_s = max(search_s, queued_s)
+        return self.setting.request().slo_ms_of(search_s, 0.0) if math.isfinite(search_s) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Queue:
+    """Poisson arrivals at a server that takes ``each_s``: P(wait > t) = exp(-2 (1 - u) t / (u each_s)) at load u."""
+
+    each_s: float
+    #: Part of the requests that may wait longer.
+    late: float
+
+    def wait_s(self, rate: float) -> float:
+        load = rate * self.each_s
+        return math.log(1.0 / self.late) * self.each_s / 2.0 * load / (1.0 - load) if load < 1 else math.inf
+
+    def rate_within(self, wait_s: float) -> float:
+        """The inverse of :meth:`wait_s`."""
+        if wait_s <= 0:
+            return 0.0
+        if self.each_s <= 0:
+            return math.inf
+        return wait_s / (wait_s + math.log(1.0 / self.late) * self.each_s / 2.0) / self.each_s
 
 
 def _crossing(rising: Callable[[int], float], low: int, high: int) -> float:
