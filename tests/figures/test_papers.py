@@ -68,6 +68,12 @@ def test_the_fitted_times_give_back_the_row_they_were_fitted_to():
     assert timing.generate_s + timing.attend_s == pytest.approx(numbers("piperag", "model_s")[0])
 
 
+def test_only_the_first_search_of_a_pipeline_is_waited_for():
+    # 16 chunks of a second; the first waits for its search.
+    assert piperag.Timing(generate_s=16.0, attend_s=0.0, search_s=0.5).pipelined_s() == pytest.approx(16.5)
+    assert piperag.Timing(generate_s=16.0, attend_s=0.0, search_s=2.0).pipelined_s() == pytest.approx(2 + 1 + 15 * 2)
+
+
 @pytest.mark.parametrize("interval", [8, 16, 32, 64])
 @pytest.mark.parametrize("search_s", [0.01, 0.1, 0.6, 5.0])
 def test_hiding_searches_never_costs_time_and_at_most_halves_it(interval, search_s):

@@ -76,6 +76,7 @@ def test_an_unreachable_rate_names_the_llm_and_the_nearest_rate_is_feasible(sett
     assert not asked.feasible
     assert asked.nearest.binds == "llm"
     assert asked.nearest.slo_ms is None
+    assert asked.nearest.rate_qps == max(design.compliant_qps for design in asked.designs)
     again = forecast(replace(setting, rate_qps=asked.nearest.rate_qps))
     assert again.feasible
 
