@@ -125,7 +125,8 @@ def register(app: typer.Typer) -> None:
         index: IndexPath,
         slo_ms: Annotated[float, typer.Option("--slo-ms", help="Latency target, queueing included.")],
         budget: Annotated[
-            list[str] | None, typer.Option("--budget", help="Bytes per device, e.g. 2GiB; once, or per device.")
+            list[str] | None,
+            typer.Option("--budget", help="Bytes per device, e.g. 2GiB; once, or for each. Optional with --hardware."),
         ] = None,
         n_devices: Annotated[int, typer.Option("--n-devices", help="Devices to place on.", min=1)] = 1,
         rate: Annotated[float | None, typer.Option(help="Requests per second to sustain.")] = None,
@@ -192,6 +193,11 @@ def register(app: typer.Typer) -> None:
             )
             _what_if(index, asked, profile_id, store, as_json=json)
             return
+        if (efficiency, host_speed, index_scale, input_tokens, output_tokens) != (0.5, 1.0, 1.0, 1024, 256):
+            raise InvalidInputError(
+                "--efficiency, --host-speed, --index-scale, --input-tokens and --output-tokens are for another "
+                "machine; expected --hardware beside them"
+            )
         if not budget:
             raise InvalidInputError("--budget is missing; expected bytes per device, e.g. 2GiB")
         budgets = [parse_bytes(b) for b in budget]

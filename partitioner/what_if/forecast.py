@@ -114,7 +114,9 @@ def _why(designs: tuple[Design, ...], chosen: Design) -> str:
             others.append(f"{other.name} sustains {other.compliant_qps:.4g} ({_limit(other.best)})")
     if chosen.compliant_qps == 0:
         return f"no design meets the SLO at any rate; {'; '.join(others)}"
-    return f"{chosen.name} sustains {chosen.compliant_qps:.4g} requests/s within the SLO; {'; '.join(others)}"
+    assert chosen.point is not None
+    held = f"{chosen.name} sustains {chosen.compliant_qps:.4g} requests/s within the SLO"
+    return f"{held} and takes {chosen.point.device_bytes / 1e9:.3g} GB at the rate asked for; {'; '.join(others)}"
 
 
 def _limit(best: CurvePoint) -> str:

@@ -88,6 +88,7 @@ def test_an_infeasible_goal_ends_with_10_and_the_nearest_one_is_feasible(cli, in
         (("--hardware", "h100x8", "--n-devices", 4, "--rate", 4, "--slo-ms", 9), "--n-devices"),
         (("--hardware", "h100x8", "--efficiency", 2, "--rate", 4, "--slo-ms", 9), "efficiency"),
         (("--slo-ms", 9), "--budget is missing"),
+        (("--slo-ms", 9, "--budget", "1GiB", "--index-scale", 4), "expected --hardware"),
     ],
 )
 def test_wrong_questions_name_the_field(cli, index, words, named):

@@ -24,6 +24,7 @@ def test_the_design_with_the_highest_rate_is_chosen_and_the_others_explained(fou
     assert rates["split"] >= max(rates.values()) * 0.99
     for name in ("dedicated-gpu sustains", "all-gpu sustains"):
         assert name in found.why
+    assert f"takes {found.chosen.point.device_bytes / 1e9:.3g} GB at the rate asked for" in found.why
     assert found.feasible
     assert json.loads(json.dumps(found.to_data()))["chosen"] == "split"
 
