@@ -41,7 +41,7 @@ LLMS = {"llama3-8b": "l40s", "qwen3-32b": "h100", "llama3-70b": "h100"}
 POLICIES = ("ours", "cpu-only", "dedicated-gpu", "all-gpu")
 #: 1 / (nu + 1) is how much hit rates of queries differ.
 NU = 2.0
-#: Fitted by :func:`benchmarks.figures.vectorliterag.fit_table_2`: one query on the host, all of it missed.
+#: Fitted by :func:`benchmarks.figures.table_2.fit_table_2`: one query on the host, all of it missed.
 ORCAS_1K_S = 0.252
 #: Assumed: what each further query of a batch adds to the host's time.
 SLOPE = 0.05

@@ -7,8 +7,7 @@ What rests on measurements that the paper does not give is said in one line (``M
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,10 @@ import numpy as np
 from benchmarks.claims import Claim
 from benchmarks.figures.draw import Line, draw
 from benchmarks.figures.draw import Panel as Axes
+from benchmarks.figures.paper_runs import compliant, gain, panels, run, system_of
 from benchmarks.figures.paper_server import (
     INDEXES,
-    LLMS,
     NU,
-    ORCAS_1K_S,
     POLICIES,
     SLOPE,
     Panel,
@@ -28,16 +26,15 @@ from benchmarks.figures.paper_server import (
     index_profile,
 )
 from benchmarks.figures.published import beside, measured_here, missing, number, numbers
+from benchmarks.figures.table_2 import fit_table_2
 from hybridindex.partitioner.analysis import analyse
 from hybridindex.partitioner.hitrate import expected_min_hit_rate
-from hybridindex.partitioner.plan import make_plan
 from hybridindex.partitioner.throughput import waiting_factor
-from hybridindex.simulator import EngineRules, Outcome, System, Unservable, compliant_rate, poisson, simulate
+from hybridindex.simulator import System
 
-__all__ = ["MISSING", "claims", "compliant", "figures", "fit_table_2", "gain"]
+__all__ = ["MISSING", "claims", "figures"]
 
 PAPER = "vectorliterag"
-REQUESTS = 2000
 #: Of the LLM's throughput alone, where attainment is drawn.
 _LOADS = (0.1, 0.3, 0.5, 0.65, 0.8, 0.9, 0.95, 1.0)
 _BASE = (
@@ -53,80 +50,6 @@ MISSING = (
     ),
     missing("12", "split of TTFT by stage", "bars without numbers; ours is drawn beside Figure 11's"),
 )
-
-
-@cache
-def _system(panel: Panel, policy: str, early: bool = True) -> System | Unservable:
-    return panel.system(policy, EngineRules(early_dispatch=early))
-
-
-def run(panel: Panel, policy: str, rate: float, *, early: bool = True) -> Outcome:
-    """One simulated load of a panel; the same requests for every policy."""
-    system = _system(panel, policy, early)
-    assert isinstance(system, System), system
-    return simulate(system, poisson(rate, REQUESTS, seed=1), slo_s=panel.slo_s)
-
-
-@cache
-def compliant(panel: Panel, policy: str) -> float:
-    """Highest rate at which the panel's percentile of requests meets the SLO; 0 where none does or none can."""
-    system = _system(panel, policy)
-    if isinstance(system, Unservable) or system.llm is None:
-        return 0.0
-    ceiling = 1.2 * min(system.table.capacity(), system.llm.capacity_rps)
-    found = compliant_rate(lambda rate: run(panel, policy, rate), attainment=panel.percentile / 100.0, ceiling=ceiling)
-    # Below a fiftieth of the LLM's throughput only lone requests meet it.
-    return found.rate if found.rate > panel.profile.throughput_rps / 50 else 0.0
-
-
-def panels() -> list[Panel]:
-    """Figure 11's nine."""
-    return [Panel(index=index, llm=llm) for index in INDEXES for llm in LLMS]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableTwo:
-    """One curve through two of the four points."""
-
-    #: Of one query on the host, and bytes on every GPU that do not depend on the SLO.
-    host_s: float
-    fixed_gb: float
-    #: (4,) GB on each GPU, at the paper's four SLOs.
-    index_gb: tuple[float, ...]
-
-
-def table_2_lists(host_s: float, nu: float = NU) -> tuple[float, ...]:
-    """GB of lists on each GPU that our planner places at Table II's four SLOs when a query takes ``host_s``."""
-    panel = Panel(index="ORCAS 1K", llm="qwen3-32b")
-    llm = replace(panel.profile, ttft_s=0.0)
-    analysis = analyse(index_profile("ORCAS 1K", ORCAS_1K_S / host_s, nu))
-    analysis = analysis.configured(page_bytes=analysis.curve.geometry.page_bytes, n_devices=8)
-    plans = [
-        make_plan(
-            analysis.profile,
-            slo_ms=slo,
-            device_budget_bytes=llm.kv_cache_bytes // 8,
-            llm=llm,
-            n_devices=8,
-            analysis=analysis,
-        )
-        for slo in numbers(PAPER, "table2_slo")
-    ]
-    return tuple(plan.device_bytes / 8e9 for plan in plans)
-
-
-@cache
-def fit_table_2(nu: float = NU) -> TableTwo:
-    """Host time from the difference of the first and the last row, the fixed bytes from the first."""
-    printed = numbers(PAPER, "table2_index")
-    low, high = 0.15, 0.35
-    for _ in range(8):
-        middle = (low + high) / 2
-        lists = table_2_lists(middle, nu)
-        low, high = (middle, high) if lists[0] - lists[-1] < printed[0] - printed[-1] else (low, middle)
-    lists = table_2_lists(high, nu)
-    fixed = (printed[0] - lists[0] + printed[-1] - lists[-1]) / 2
-    return TableTwo(host_s=high, fixed_gb=fixed, index_gb=tuple(gb + fixed for gb in lists))
 
 
 def claims() -> Iterator[Claim]:
@@ -238,11 +161,6 @@ def _figure_11() -> Iterator[Claim]:
     )
 
 
-def gain(panel: Panel) -> float:
-    """Our rate within the SLO over the best baseline's."""
-    return compliant(panel, "ours") / max(compliant(panel, policy) for policy in POLICIES[1:])
-
-
 def _interference() -> Iterator[Claim]:
     """What Figure 11 would be, were scans to cost decoding on their GPU less or more of its time."""
     for contention in (0.5, 1.5, 2.0):
@@ -349,7 +267,7 @@ def _figure_13() -> Iterator[Claim]:
     panel = Panel(index="ORCAS 2K", llm="llama3-8b", search_slo_ms=400.0, host_speed=1 / 3)
     shares = []
     for policy in ("hedrarag", "ours"):
-        system = _system(panel, policy)
+        system = system_of(panel, policy)
         assert isinstance(system, System)
         held = sum(int(tier.lists.sum()) for tier in system.table.devices)
         shares.append(100.0 * held / len(system.table.pool.list_bytes))
@@ -430,7 +348,7 @@ def figures(folder: Path) -> list[Path]:
         top = panel.profile.throughput_rps
         lines = []
         for policy in POLICIES:
-            if isinstance(_system(panel, policy), System):
+            if isinstance(system_of(panel, policy), System):
                 rates = [load * top for load in _LOADS]
                 lines.append(Line(label=policy, x=rates, y=[run(panel, policy, r).attainment or 0.0 for r in rates]))
         shown.append(

@@ -5,9 +5,10 @@ model; nothing is measured, placed or stored, and no answer here can be applied 
 partitioner's (a batch waits for a batch); :mod:`hybridindex.simulator` plays requests one by one.
 """
 
-from hybridindex.partitioner.what_if.designs import CurvePoint, Design
+from hybridindex.partitioner.what_if.designs import Design
 from hybridindex.partitioner.what_if.fleet import Fleet, LLMService, parse_fleet
 from hybridindex.partitioner.what_if.forecast import Forecast, forecast
+from hybridindex.partitioner.what_if.residents import CurvePoint
 from hybridindex.partitioner.what_if.setting import INPUTS, Setting
 
 __all__ = ["INPUTS", "CurvePoint", "Design", "Fleet", "Forecast", "LLMService", "Setting", "forecast", "parse_fleet"]

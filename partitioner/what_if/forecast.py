@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from hybridindex.partitioner.what_if.designs import (
+from hybridindex.partitioner.what_if.designs import Design, designs_of
+from hybridindex.partitioner.what_if.residents import (
     CurvePoint,
-    Design,
     Resident,
     best_split,
     curve_of,
-    designs_of,
     least_split,
     split_residents,
 )

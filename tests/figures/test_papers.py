@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.figures import paper_server, piperag, telerag, vectorliterag
+from benchmarks.figures import paper_runs, paper_server, piperag, table_2, telerag
 from benchmarks.figures.published import numbers
 from hybridindex.partitioner.analysis import analyse
 
@@ -26,7 +26,7 @@ def test_hit_rates_of_synthetic_queries_spread_like_the_beta_that_is_meant():
 
 def test_table_2_is_monotone_and_within_15_percent_of_the_rows_that_were_not_fitted():
     printed = np.array(numbers("vectorliterag", "table2_index"))
-    lists = np.array(vectorliterag.table_2_lists(paper_server.ORCAS_1K_S))
+    lists = np.array(table_2.table_2_lists(paper_server.ORCAS_1K_S))
     assert (np.diff(lists) < 0).all()
     ours = lists + (printed - lists)[[0, -1]].mean()
     assert np.abs(ours[1:-1] / printed[1:-1] - 1).max() < 0.15
@@ -34,13 +34,13 @@ def test_table_2_is_monotone_and_within_15_percent_of_the_rows_that_were_not_fit
 
 def test_the_host_time_in_use_is_the_fitted_one():
     printed = numbers("vectorliterag", "table2_index")
-    at, above = (vectorliterag.table_2_lists(factor * paper_server.ORCAS_1K_S) for factor in (0.95, 1.1))
+    at, above = (table_2.table_2_lists(factor * paper_server.ORCAS_1K_S) for factor in (0.95, 1.1))
     assert at[0] - at[-1] < printed[0] - printed[-1] < above[0] - above[-1]
 
 
 def test_ours_is_first_in_a_panel_of_figure_11():
     panel = paper_server.Panel(index="ORCAS 1K", llm="qwen3-32b")
-    rates = {policy: vectorliterag.compliant(panel, policy) for policy in paper_server.POLICIES}
+    rates = {policy: paper_runs.compliant(panel, policy) for policy in paper_server.POLICIES}
     assert max(rates, key=lambda policy: rates[policy]) == "ours"
     assert rates["cpu-only"] == 0
     # Three of four engines are left beside a dedicated GPU.

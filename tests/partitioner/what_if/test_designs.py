@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from hybridindex.partitioner.plan import make_plan
-from hybridindex.partitioner.what_if.designs import best_split, curve_of, designs_of, least_split, split_residents
+from hybridindex.partitioner.what_if.designs import designs_of
+from hybridindex.partitioner.what_if.residents import best_split, curve_of, least_split, split_residents
 
 
 @pytest.fixture(scope="module")

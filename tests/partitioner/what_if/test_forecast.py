@@ -10,7 +10,7 @@ import pytest
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.what_if import INPUTS, forecast
-from hybridindex.partitioner.what_if.designs import least_split, split_residents
+from hybridindex.partitioner.what_if.residents import least_split, split_residents
 
 
 @pytest.fixture(scope="module")
