@@ -10,7 +10,7 @@ SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard hybridindex/
 SANITIZE := build/sanitize
 FUZZ_SECONDS ?= 30
 
-.PHONY: help demo test test-vllm test-ecosystem chromium lint wheel-check sanitize fuzz bench clean
+.PHONY: help demo test test-vllm test-ecosystem chromium lint wheel-check sanitize fuzz bench figures clean
 
 help:
 	@echo "make demo         real text, real queries: build, profile, plan, serve, report (build/demo)"
@@ -23,6 +23,7 @@ help:
 	@echo "make sanitize     tests of the native scan under address, undefined-behaviour and thread sanitizers"
 	@echo "make fuzz         the native scan over malformed input, FUZZ_SECONDS=30"
 	@echo "make bench        the benchmarks behind the README's numbers (build/bench)"
+	@echo "make figures      the papers' figures beside ours: docs/images and the tables of docs/reproduction.md"
 	@echo "make clean        remove .venv and build"
 
 $(BIN)/python:
@@ -83,6 +84,10 @@ fuzz: $(VENV)/.test
 
 bench: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.all --output build/bench
+
+figures: $(VENV)/.test
+	$(BIN)/python -m benchmarks.figures --plot docs/images --report docs/reproduction.md \
+	  --json benchmarks/results/figures.json
 
 clean:
 	rm -rf $(VENV) .venv-ecosystem build

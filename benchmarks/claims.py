@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["Claim", "table_of"]
+__all__ = ["Claim", "replace_section", "table_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,16 @@ def table_of(claims: Sequence[Claim]) -> str:
         for c in claims
     ]
     return "\n".join(lines) + "\n"
+
+
+def replace_section(file: Path, name: str, text: str) -> None:
+    """Writes ``text`` between the markers ``name: begin`` and ``name: end`` of a Markdown file; elsewhere nothing."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, found, rest = file.read_text().partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise SystemExit(f"{file} has no markers {begin} and {end}")
+    file.write_text(f"{before}{begin}\n{text}{end}{after}")
 
 
 def _shown(value: float | tuple[float, ...] | None) -> str:

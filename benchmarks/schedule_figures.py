@@ -14,13 +14,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.claims import Claim, table_of
+from benchmarks.claims import Claim, replace_section, table_of
 from benchmarks.common import arguments, write
 from benchmarks.schedule_cases import PAPER, section_5
 from benchmarks.schedule_policies import search_seconds, section_7
 from hybridindex.partitioner.schedule import Frontier, case, llm_extension, search
-
-_BEGIN, _END = "<!-- schedule_figures: begin -->", "<!-- schedule_figures: end -->"
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -30,17 +28,22 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     args = arguments(__doc__ or "", _options)
+    build(json=args.json, plot=args.plot, report=args.report)
+
+
+def build(*, json: Path | None, plot: Path | None, report: Path | None) -> None:
+    """Computes everything, and writes what is asked for."""
     characterisation, policies = list(section_5()), list(section_7())
     seconds = search_seconds()
     claims = [*characterisation, *policies]
     _show(claims)
     print("search, processor seconds:", ", ".join(f"{name} {s:.2f}" for name, s in seconds.items()))
-    if args.json is not None:
+    if json is not None:
         rows = [asdict(claim) for claim in claims]
-        write(args.json, "schedule_figures", {"claims": rows, "search_cpu_s": seconds})
-    if args.plot is not None:
-        plot(args.plot)
-    if args.report is not None:
+        write(json, "schedule_figures", {"claims": rows, "search_cpu_s": seconds})
+    if plot is not None:
+        draw_frontiers(plot)
+    if report is not None:
         slowest = max(seconds, key=lambda name: seconds[name])
         text = (
             f"### Characterisation (RAGO, section 5)\n\n{table_of(characterisation)}\n"
@@ -48,7 +51,7 @@ def main() -> None:
             f"The longest search of a published case, {slowest} with 128 chips, took {seconds[slowest]:.1f} s of one "
             "core.\n"
         )
-        _replace(args.report, text)
+        replace_section(report, "schedule_figures", text)
 
 
 def _show(claims: list[Claim]) -> None:
@@ -59,15 +62,7 @@ def _show(claims: list[Claim]) -> None:
     Console().print(table)
 
 
-def _replace(file: Path, text: str) -> None:
-    before, begin, rest = file.read_text().partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise SystemExit(f"{file} has no markers {_BEGIN} and {_END}")
-    file.write_text(f"{before}{_BEGIN}\n{text}{_END}{after}")
-
-
-def plot(folder: Path) -> None:
+def draw_frontiers(folder: Path) -> None:
     """Figure 15: frontiers of both cases and of their baselines, as SVG."""
     import matplotlib
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,16 @@ class Problem:
             known = self.latency.both(self.curve, work, batch, self.percentile, with_device=with_device)
             self._timings[key] = known
         return known
+
+    def at_rate(self, rate_qps: float) -> Problem:
+        """The same resident sets under another offered load alone. Shares what it remembers: no timing depends on it.
+
+        Not for use beside another thread.
+        """
+        other = replace(self, rate_qps=rate_qps, llm=None)
+        object.__setattr__(other, "_timings", self._timings)
+        object.__setattr__(other, "_works", self._works)
+        return other
 
     def device_bytes(self, pages: int) -> int:
         return pages * self.curve.geometry.page_bytes + self.scratch_bytes if pages > 0 else 0

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group
 from rich.table import Table
 
 import hybridindex as hx
+from hybridindex.cli import what_if
 from hybridindex.cli.commands_llm import chosen_llm, profile_group
 from hybridindex.cli.console import CliProgress, ExitCode, emit, load_npy, out, parse_bytes, readable_bytes, to_json
 from hybridindex.cli.options import (
@@ -35,6 +37,8 @@ from hybridindex.store.retention import Retention
 from hybridindex.types import Profile
 
 __all__ = ["index_info", "plan_summary", "register"]
+
+_WHAT_IF = "What if"
 
 
 def profile_summary(profile: Profile) -> dict[str, Any]:
@@ -121,43 +125,98 @@ def register(app: typer.Typer) -> None:
         index: IndexPath,
         slo_ms: Annotated[float, typer.Option("--slo-ms", help="Latency target, queueing included.")],
         budget: Annotated[
-            list[str], typer.Option("--budget", help="Bytes per device, e.g. 2GiB; once, or per device.")
-        ],
+            list[str] | None,
+            typer.Option("--budget", help="Bytes per device, e.g. 2GiB; once, or for each. Optional with --hardware."),
+        ] = None,
         n_devices: Annotated[int, typer.Option("--n-devices", help="Devices to place on.", min=1)] = 1,
         rate: Annotated[float | None, typer.Option(help="Requests per second to sustain.")] = None,
         llm: Annotated[
             str | None,
-            typer.Option(metavar="FILE.json|latest|ID", help="LLM profile: a file, or as profile llm stored."),
+            typer.Option(
+                metavar="FILE.json|latest|ID",
+                help="LLM profile: a file, or as profile llm stored. With --hardware also a model's name.",
+            ),
         ] = None,
         epsilon: Annotated[float, typer.Option(help="Queueing factor; 1 is the worst case.")] = 1.0,
         percentile: Annotated[float, typer.Option(help="Of the SLO.")] = 90.0,
         coverage: Annotated[float | None, typer.Option(help="Fix the fraction of lists instead of solving.")] = None,
-        slo_stage: Annotated[str, typer.Option(help="What the SLO bounds: search or ttft.")] = "search",
+        slo_stage: Annotated[
+            str | None,
+            typer.Option(help="What the SLO bounds: search or ttft. Default search; with --hardware and --llm ttft."),
+        ] = None,
         profile_id: Annotated[int | None, typer.Option("--profile", help="Profile id; default the newest.")] = None,
         any_hardware: Annotated[bool, typer.Option("--any-hardware", help="Accept another machine's profile.")] = False,
+        hardware: Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAMExN|FILE.jsonxN", help="Another machine, such as h100x8.", rich_help_panel=_WHAT_IF
+            ),
+        ] = None,
+        efficiency: Annotated[
+            float, typer.Option(help="Part of the peak rates that scans and LLM reach.", rich_help_panel=_WHAT_IF)
+        ] = 0.5,
+        host_speed: Annotated[
+            float, typer.Option(help="Host stages: so many times as fast as profiled.", rich_help_panel=_WHAT_IF)
+        ] = 1.0,
+        index_scale: Annotated[
+            float, typer.Option(help="Lists so many times as long.", rich_help_panel=_WHAT_IF)
+        ] = 1.0,
+        input_tokens: Annotated[int, typer.Option(help="Of a prompt.", rich_help_panel=_WHAT_IF)] = 1024,
+        output_tokens: Annotated[int, typer.Option(help="Of an answer.", rich_help_panel=_WHAT_IF)] = 256,
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
-        """Decide which lists to keep on devices; store the plan. Exit status 10 when the SLO cannot be met."""
+        """Decide which lists to keep on devices; store the plan. Exit status 10 when the SLO cannot be met.
+
+        With --hardware: predict what another machine would do, and store nothing.
+        """
+        if hardware is not None:
+            if n_devices != 1 or coverage is not None or (budget is not None and len(budget) > 1):
+                raise InvalidInputError(
+                    "--n-devices, --coverage or a second --budget with --hardware; expected the number of devices in "
+                    "--hardware, such as h100x8, and one --budget for all"
+                )
+            asked = what_if.Asked(
+                hardware=hardware,
+                llm=llm,
+                rate=rate,
+                slo_ms=slo_ms,
+                slo_stage=slo_stage,
+                budget=parse_bytes(budget[0]) if budget else None,
+                percentile=percentile,
+                epsilon=epsilon,
+                efficiency=efficiency,
+                host_speed=host_speed,
+                index_scale=index_scale,
+                input_tokens=input_tokens,
+                output_tokens=output_tokens,
+            )
+            _what_if(index, asked, profile_id, store, as_json=json)
+            return
+        if (efficiency, host_speed, index_scale, input_tokens, output_tokens) != (0.5, 1.0, 1.0, 1024, 256):
+            raise InvalidInputError(
+                "--efficiency, --host-speed, --index-scale, --input-tokens and --output-tokens are for another "
+                "machine; expected --hardware beside them"
+            )
+        if not budget:
+            raise InvalidInputError("--budget is missing; expected bytes per device, e.g. 2GiB")
         budgets = [parse_bytes(b) for b in budget]
         with hx.open(index) as opened, opened.store(store) as control:
             from hybridindex.profiler.hardware import hardware_info
 
-            hardware = None if any_hardware else hardware_info().fingerprint
-            measured = control.load_profile(
-                profile_id, index_fingerprint=opened.fingerprint, hardware_fingerprint=hardware
-            )
+            here = None if any_hardware else hardware_info().fingerprint
+            measured = control.load_profile(profile_id, index_fingerprint=opened.fingerprint, hardware_fingerprint=here)
             decided = opened.plan(
                 slo_ms,
                 budgets[0] if len(budgets) == 1 else budgets,
                 measured,
                 rate_qps=rate,
-                llm=chosen_llm(llm, control, hardware) if llm is not None else None,
+                llm=chosen_llm(llm, control, here) if llm is not None else None,
                 n_devices=n_devices,
                 epsilon=epsilon,
                 percentile=percentile,
                 coverage=coverage,
-                slo_stage=slo_stage,  # type: ignore[arg-type]
+                slo_stage=slo_stage or "search",  # type: ignore[arg-type]
                 allow_other_hardware=any_hardware,
             )
             assert measured.id is not None
@@ -251,6 +310,17 @@ def register(app: typer.Typer) -> None:
             number, decided = found
             files = write_report(output, index_info=index_info(opened), profile=decided.analysis.profile, plan=decided)
         emit({"plan_id": number, "html": files.html, "pngs": files.pngs}, as_json=json, table=f"wrote {files.html}")
+
+
+def _what_if(index: Path, asked: what_if.Asked, profile_id: int | None, store: str | None, *, as_json: bool) -> None:
+    with hx.open(index, verify="quick") as opened, opened.store(store) as control:
+        # Any machine's profile: the machine that is asked about measured none.
+        measured = control.load_profile(profile_id, index_fingerprint=opened.fingerprint)
+        found, said = what_if.answer(asked, measured, control)
+    payload = {"profile_id": measured.id, "hardware": asked.hardware, "assumptions": said, **found.to_data()}
+    emit(payload, as_json=as_json, table=Group(*what_if.tables(found), *said))
+    if not found.feasible:
+        raise typer.Exit(ExitCode.INFEASIBLE)
 
 
 @contextmanager

@@ -56,13 +56,21 @@ def powers_of_two(largest: int) -> list[int]:
 
 
 def encode_s(
-    model: Model, chip: Chip, how: Parallelism, *, sequences: float, tokens: int, attended: float = 1.0
+    model: Model,
+    chip: Chip,
+    how: Parallelism,
+    *,
+    sequences: float,
+    tokens: int,
+    attended: float = 1.0,
+    weight_bytes: float = WEIGHT_BYTES,
 ) -> float:
     """Seconds for ``sequences`` sequences of ``tokens`` to pass all layers: prefill of an LLM, or an encoder's work.
 
     Args:
         sequences: of the whole batch; data-parallel chips share them.
         attended: part of the tokens before it that a token attends to, averaged over layers.
+        weight_bytes: of one parameter.
 
     Raises:
         InvalidInputError: no sequences or tokens.
@@ -74,18 +82,26 @@ def encode_s(
     per_layer_weights = model.parameters / model.layers
     width = model.heads * model.head_dim
     linear_flops = 2.0 * per_layer_weights * own * tokens
-    linear_bytes = per_layer_weights * WEIGHT_BYTES + 2.0 * own * tokens * model.hidden * VALUE_BYTES
+    linear_bytes = per_layer_weights * weight_bytes + 2.0 * own * tokens * model.hidden * VALUE_BYTES
     scores_flops = 4.0 * causal * attended * own * tokens * tokens * width
     scores_bytes = own * tokens * (2.0 * width + model.kv_bytes_per_token() / model.layers) * VALUE_BYTES / 2.0
     layer_s = _operator_s(linear_flops, linear_bytes, chip, how) + _operator_s(scores_flops, scores_bytes, chip, how)
     return _all_layers_s(model, chip, how, layer_s, own * tokens)
 
 
-def decode_step_s(model: Model, chip: Chip, how: Parallelism, *, sequences: float, context: float) -> float:
+def decode_step_s(
+    model: Model,
+    chip: Chip,
+    how: Parallelism,
+    *,
+    sequences: float,
+    context: float,
+    weight_bytes: float = WEIGHT_BYTES,
+) -> float:
     """Seconds of one decoding step of ``sequences`` sequences that have ``context`` tokens each."""
     own = max(1.0, sequences / how.data)
     per_layer_weights = model.parameters / model.layers
-    linear_bytes = per_layer_weights * WEIGHT_BYTES + 2.0 * own * model.hidden * VALUE_BYTES
+    linear_bytes = per_layer_weights * weight_bytes + 2.0 * own * model.hidden * VALUE_BYTES
     cache_bytes = own * context * model.kv_bytes_per_token(VALUE_BYTES) / model.layers
     scores_flops = 4.0 * own * context * model.heads * model.head_dim
     layer_s = _operator_s(2.0 * per_layer_weights * own, linear_bytes, chip, how)

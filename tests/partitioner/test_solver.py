@@ -226,3 +226,15 @@ def test_timings_are_predicted_once_and_not_shared_between_problems(analysis: An
     assert problem.timing(work, 4) is problem.timing(problem.work_at(10), 4)
     other = dataclasses.replace(problem, percentile=99.0)
     assert other.timing(work, 4)[0] > problem.timing(work, 4)[0]
+
+
+def test_another_rate_keeps_the_timings_and_drops_the_llm(analysis: Analysis) -> None:
+    llm = throughput_model(LLMProfile(kv_cache_bytes=1 << 30, throughput_rps=5.0))
+    problem = problem_for(analysis, rate_qps=10.0, llm=llm)
+    assert problem.rate_at(0) == 5.0
+    first = problem.timing(problem.work_at(3), 4)
+    other = problem.at_rate(20.0)
+    assert other.rate_at(0) == 20.0
+    assert problem.rate_at(0) == 5.0
+    assert other._timings is problem._timings
+    assert other.timing(other.work_at(3), 4) == first
