@@ -17,9 +17,13 @@ from hybridindex.partitioner.order_stats import avoid_probability
 from hybridindex.router.split import HOST, split_probes
 from hybridindex.types import F64, I64, Profile
 
-__all__ = ["QueryPool", "TierWork", "move_hot_set", "query_pool", "scale_lists"]
+__all__ = ["QueryPool", "TierWork", "move_hot_set", "pool_of", "query_pool", "scale_lists"]
 
 I16 = npt.NDArray[np.int16]
+
+
+#: Multiply-adds that take as long as reading a byte: what the native host scan orders its lists by.
+_MULTIPLIES_PER_BYTE = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,6 +46,8 @@ class QueryPool:
     list_bytes: I64
     #: (nlist,) int64 number of queries that probe each list.
     queries_of_list: I64
+    #: What each request adds to a scan of a list, over reading the list.
+    request_cost: float = 0.0
 
     def __len__(self) -> int:
         return len(self.probes)
@@ -68,8 +74,8 @@ class QueryPool:
         return float((self.list_bytes * touched)[lists].sum())
 
 
-def query_pool(curve: CoverageCurve) -> QueryPool:
-    """The held-back queries of a coverage curve, in its order."""
+def query_pool(curve: CoverageCurve, dim: int) -> QueryPool:
+    """The held-back queries of a coverage curve, in its order; ``dim`` of the vectors."""
     counts = np.bincount(curve.probe_query, minlength=curve.n_held)
     probes = np.full((curve.n_held, int(counts.max())), -1, dtype=np.int64)
     column = np.arange(curve.probe_query.size) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -78,7 +84,19 @@ def query_pool(curve: CoverageCurve) -> QueryPool:
     list_bytes[curve.order] = curve.bytes_by_rank
     queries_of_list = np.empty_like(curve.queries_by_rank)
     queries_of_list[curve.order] = curve.queries_by_rank
-    return QueryPool(probes=probes, list_bytes=list_bytes, queries_of_list=queries_of_list)
+    cost = _request_cost(dim, curve.geometry.code_size)
+    return QueryPool(probes=probes, list_bytes=list_bytes, queries_of_list=queries_of_list, request_cost=cost)
+
+
+def pool_of(probes: I64, list_bytes: I64, *, dim: int, code_size: int) -> QueryPool:
+    """Queries by their ``probes`` (n, nprobe) int64, -1 = none, of lists of ``list_bytes`` (nlist,) int64."""
+    counts = np.bincount(probes[probes >= 0], minlength=len(list_bytes))
+    cost = _request_cost(dim, code_size)
+    return QueryPool(probes=probes, list_bytes=list_bytes, queries_of_list=counts, request_cost=cost)
+
+
+def _request_cost(dim: int, code_size: int) -> float:
+    return dim / (_MULTIPLIES_PER_BYTE * code_size)
 
 
 def scale_lists(profile: Profile, factor: float) -> Profile:

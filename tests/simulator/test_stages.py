@@ -15,7 +15,7 @@ def test_work_of_the_tiers_is_that_of_the_coverage_curve(analysis, count):
     curve = analysis.curve
     list_device = np.full(curve.nlist, -1, dtype=np.int16)
     list_device[curve.order[:count]] = np.arange(count) % 2
-    (host, *devices), hit_rate = query_pool(curve).tiers(list_device, 2)
+    (host, *devices), hit_rate = query_pool(curve, analysis.profile.dim).tiers(list_device, 2)
     work = curve.at(count)
     assert np.array_equal(host.work, work.miss_work)
     assert np.array_equal(host.probes, work.miss_probes)
