@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridindex.router import Router
-from hybridindex.router.stages import HOST_SCAN, SPLIT, BatchReport, device_scan
+from hybridindex.router.stages import COARSE, HOST_SCAN, MERGE, SPLIT, BatchReport
 from hybridindex.simulator.served import Served
 from hybridindex.types import F32, F64, SearchResult
 
@@ -82,7 +82,7 @@ def serve_recorded(router: Router, queries: F32, due: F64, *, first_query: int =
     reports.sort(key=lambda one: one.started_s)
     sizes = np.array([one.n_requests for one in reports], dtype=np.int64)
     started = np.array([one.started_s for one in reports])
-    engine, devices = (np.array(column) for column in zip(*map(_parts, reports), strict=True))
+    split, engine, devices = (np.array(column) for column in zip(*map(_parts, reports), strict=True))
     # Merging and answering are the engine's too; where devices take part, they may do it.
     answered_s = np.maximum.reduceat(done, np.cumsum(sizes) - sizes) - started
     served = Served(
@@ -90,6 +90,7 @@ def serve_recorded(router: Router, queries: F32, due: F64, *, first_query: int =
         started_s=np.repeat(started, sizes) - start,
         done_s=done - start,
         batches=sizes,
+        split_s=split,
         engine_s=np.where(devices > 0, engine, np.maximum(engine, answered_s)),
         device_s=devices,
         first_query=first_query,
@@ -97,8 +98,8 @@ def serve_recorded(router: Router, queries: F32, due: F64, *, first_query: int =
     return Recorded(served=served, late_s=came - start - due, hit_rate=float(hits.mean()))
 
 
-def _parts(report: BatchReport) -> tuple[float, float]:
-    """Seconds of a batch up to the end of its host part, and of its slowest device scan."""
-    own = [stage.ended_s for stage in report.stages if stage.stage in (SPLIT, HOST_SCAN)]
-    devices = [stage.busy_s for stage in report.stages if stage.stage.startswith(device_scan(0)[:-1])]
-    return max(own) - report.started_s, max(devices, default=0.0)
+def _parts(report: BatchReport) -> tuple[float, float, float]:
+    """Seconds of a batch up to the end of its split and of its host part, and of its slowest device scan."""
+    ended = {stage.stage: stage.ended_s - report.started_s for stage in report.stages}
+    devices = [stage.busy_s for stage in report.stages if stage.stage not in (COARSE, SPLIT, HOST_SCAN, MERGE)]
+    return ended[SPLIT], ended.get(HOST_SCAN, ended[SPLIT]), max(devices, default=0.0)

@@ -51,7 +51,7 @@ class DeviceScanModel:
     #: Median relative error on its own samples.
     error: float
 
-    def predict(self, work_bytes: F64, unique_bytes: float) -> F64:
+    def predict(self, work_bytes: F64, unique_bytes: F64 | float) -> F64:
         """(m,) seconds; 0 where nothing is scanned."""
         seconds = self.overhead_s + self.per_work_byte_s * work_bytes + self.per_unique_byte_s * unique_bytes
         return np.where(work_bytes > 0, seconds, 0.0)

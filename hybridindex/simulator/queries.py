@@ -6,7 +6,7 @@ batch, and the work of every possible batch is a window. The split is the router
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,20 @@ class QueryPool:
     queries_of_list: I64
     #: What each request adds to a scan of a list, over reading the list.
     request_cost: float = 0.0
+    #: Each (query, list) that is probed, as (m,) int64 queries and lists, and how many queries back, around the end,
+    #: the list was probed before.
+    _visits: tuple[I64, I64, I64] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        query, column = np.nonzero(self.probes >= 0)
+        probed = self.probes[query, column]
+        order = np.lexsort((query, probed))
+        query, probed = query[order], probed[order]
+        before = np.roll(query, 1)
+        first = np.flatnonzero(np.diff(probed, prepend=-1))
+        # Before the first visit of a list comes its last one, a round ago.
+        before[first] = query[np.append(first[1:], len(query)) - 1] - len(self) if len(query) else 0
+        object.__setattr__(self, "_visits", (query, probed, query - before))
 
     def __len__(self) -> int:
         return len(self.probes)
@@ -67,6 +81,18 @@ class QueryPool:
                     probes[part.rows] = (part.probes >= 0).sum(axis=1)
             found.append(TierWork(work=work, probes=probes, lists=list_device == device))
         return found, split.hit_rate.astype(np.float64)
+
+    def window_union(self, lists: npt.NDArray[np.bool_], batch: int) -> F64:
+        """(n,) bytes of those of ``lists`` (nlist,) bool that the ``batch`` queries from each one on touch."""
+        n, (query, probed, gap) = len(self), self._visits
+        mine = lists[probed]
+        query, nbytes = query[mine], self.list_bytes[probed[mine]].astype(np.float64)
+        # A visit is the first of its list in the windows that reach back less far than to the visit before.
+        begin = query - np.minimum(gap[mine], batch) + 1
+        change = np.bincount(begin % n, weights=nbytes, minlength=n + 1)
+        change -= np.bincount(query + 1, weights=nbytes, minlength=n + 1)
+        change[0] += nbytes[begin < 0].sum()
+        return np.asarray(np.cumsum(change[:n]), dtype=np.float64)
 
     def union_bytes(self, lists: npt.NDArray[np.bool_], batch: int) -> float:
         """Expected bytes of those of ``lists`` (nlist,) bool that a random batch touches."""

@@ -56,7 +56,9 @@ class Retrieved:
     hit_rate: F64
     #: (b,) int64 queries of each batch.
     batches: I64
-    #: (b,) float64 seconds of the engine for each batch, up to the end of its host part.
+    #: (b,) float64 seconds of the engine for each batch, up to where its parts are handed over, and up to the end of
+    #: its host part.
+    split_s: F64
     engine_s: F64
     #: (m, 3) float64: device, start and end of each of its scans.
     device_busy: F64
@@ -89,7 +91,7 @@ def retrieve(
     done: list[float] = [0.0] * n
     hits: list[float] = [0.0] * n
     batches: list[int] = []
-    engine: list[float] = []
+    engine: list[tuple[float, float]] = []
     busy: list[tuple[int, float, float]] = []
     rng = np.random.default_rng(seed)
     draws: list[float] = []
@@ -119,23 +121,28 @@ def retrieve(
         if not draws:
             draws = rng.random(_DRAWN).tolist()
         draw = draws.pop()
-        host_s, coarse_s = stages.host_s[at], stages.coarse_s
+        host_s, coarse_s, own_s = stages.host_s[at], stages.coarse_s, stages.own_s
         if rules.scatter:
             host_ratio, coarse_ratio = served.ratios(stages, at, draw)
             host_s *= host_ratio
             coarse_s *= coarse_ratio
+            own_s *= coarse_ratio
         split = now + coarse_s
         device_end, longest = 0.0, 0.0
         for device, seconds in enumerate(stages.device_s):
             took = seconds[at]
             if took > 0:
+                if rules.scatter:
+                    took *= served.device_ratio(took, 1.0 - draw)
                 begin = max(split, device_free[device])
                 device_free[device] = begin + took
                 busy.append((device, begin, begin + took))
                 device_end, longest = max(device_end, begin + took), max(longest, took)
         # What does not hide behind the longer of the two scans delays whichever ends last.
         waiting = served.serial * min(host_s, longest) if longest else 0.0
-        scanned = split + host_s + waiting
+        # Merging and answering come while the host scans, or at once where it has nothing to scan.
+        took = own_s + host_s + waiting
+        scanned = split + took
         tail = stages.merge_s + rules.answer_s
         if device_end:
             device_end += waiting + tail
@@ -147,7 +154,6 @@ def retrieve(
         elif not early or not host_s:
             done[first:last] = [end] * size
         else:
-            took = host_s + waiting
             for place, part in enumerate(served.early_ends(at, size), first):
                 # Who has nothing on the devices does not wait for them.
                 of_device = device_end if hits_of[place % served.n] else 0.0
@@ -156,7 +162,7 @@ def retrieve(
         # The slot is free before the answer has reached its caller.
         ends[len(batches) % rules.max_in_flight] = end - rules.answer_s
         batches.append(size)
-        engine.append(scanned - now)
+        engine.append((coarse_s, scanned - now))
         hits[first:last] = [hits_of[i % served.n] for i in range(first, last)]
         if watch is not None:
             for i in sorted(range(first, last), key=done.__getitem__):
@@ -164,11 +170,13 @@ def retrieve(
         first = last
         if progress is not None and len(batches) % 1024 == 0:
             progress(first)
+    split_s, engine_s = np.array(engine, dtype=np.float64).T
     return Retrieved(
         started_s=np.array(started),
         done_s=np.array(done),
         hit_rate=np.array(hits),
         batches=np.array(batches, dtype=np.int64),
-        engine_s=np.array(engine),
+        split_s=split_s,
+        engine_s=engine_s,
         device_busy=np.array(busy, dtype=np.float64).reshape(-1, 3),
     )

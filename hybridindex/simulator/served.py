@@ -25,7 +25,7 @@ __all__ = ["EngineFit", "Served", "fit_engine"]
 _LEVELS = 64
 _MIN_BATCHES = 16
 #: For how many batches it counts that a batch takes what its stages take: loads that are fitted are short.
-_PRIOR_BATCHES = 4.0
+_PRIOR_BATCHES = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,7 +39,9 @@ class Served:
     done_s: F64
     #: (b,) int64 requests of each batch, in order.
     batches: I64
-    #: (b,) float64 seconds of the engine for each batch, up to the end of its host part; of its slowest device scan.
+    #: (b,) float64 seconds of the engine for each batch, up to where its parts are handed over and up to the end of its
+    #: host part; seconds of its slowest device scan. Equal and 0 where there is no such part.
+    split_s: F64
     engine_s: F64
     device_s: F64
     first_query: int = 0
@@ -52,35 +54,55 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineFit:
-    """What served batches take beyond the stages of their profile."""
+    """What served batches take over the stages of their profile."""
 
-    #: Of the engine's part of a batch: coarse stage and host scan.
-    routing: RoutingModel
-    #: Device scans over their prediction; 1 where there were none.
+    #: Each stage over its prediction: the machine's pace, and what sharing it costs.
+    coarse_pace: float
+    host_pace: float
     device_pace: float
-    #: (b,) float64 seconds that batches should have taken the engine, ascending, and what each took over that.
-    told_s: F64
-    ratios: F64
+    #: Beside a host scan.
+    fixed_s: float
+    per_query_s: float
+    #: Of the engine's parts, and of device scans, where there were some.
+    scatter: BatchScatter
+    device_scatter: BatchScatter | None
     #: (levels,) float64 ascending, equally likely seconds from an arrival at an idle engine to its batch.
     wake_s: F64
     #: Between the engine's part of a batch and the next batch, where requests wait.
     between_s: float
 
+    def table(self, table: StageTable) -> StageTable:
+        """The same lists and stages, at this pace."""
+        return replace(
+            table,
+            routing=RoutingModel(fixed_s=self.fixed_s, per_query_s=self.per_query_s),
+            coarse_factor=self.coarse_pace,
+            host_factor=self.host_pace,
+            device_factor=table.device_factor * self.device_pace,
+            scatter=self.scatter,
+            device_scatter=self.device_scatter,
+            _known={},
+        )
+
+    def of(self, system: System) -> System:
+        """The system with this engine."""
+        rules = replace(system.rules, wake_s=tuple(self.wake_s.tolist()), between_s=self.between_s)
+        return replace(system, table=self.table(system.table), rules=rules)
+
     def pace(self, table: StageTable, load: Served) -> float:
         """Median over the batches of ``load``, whose queries are the pool of ``table``, of what they took the engine
         over what this fit says: above 1 where the machine was slower than when it was fitted."""
-        stages, _ = _stages(table, load)
-        return float(np.median(load.engine_s / _told(self.routing, stages, load.batches)))
+        return float(np.median(load.engine_s / _stages(self.table(table), load).engine_s))
 
-    def of(self, system: System) -> System:
-        """The system with this engine: same lists, same stages."""
-        scatter = BatchScatter(told_s=self.told_s.tolist(), ratios=self.ratios.tolist())
-        factor = system.table.device_factor * self.device_pace / self.routing.scale
-        return replace(
-            system,
-            table=replace(system.table, routing=self.routing, device_factor=factor, scatter=scatter, _known={}),
-            rules=replace(system.rules, wake_s=tuple(self.wake_s.tolist()), between_s=self.between_s),
-        )
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Stages:
+    """(b,) float64 seconds that each batch should take: coarse stage, host scan, slowest device scan; the engine's."""
+
+    coarse_s: F64
+    host_s: F64
+    device_s: F64
+    engine_s: F64
 
 
 def fit_engine(table: StageTable, loads: Sequence[Served]) -> EngineFit:
@@ -89,46 +111,68 @@ def fit_engine(table: StageTable, loads: Sequence[Served]) -> EngineFit:
     Raises:
         InvalidInputError: the loads have too few batches.
     """
-    seconds, sizes = (np.concatenate([getattr(one, name) for one in loads]) for name in ("engine_s", "batches"))
-    if seconds.size < _MIN_BATCHES:
-        raise InvalidInputError(f"loads have {seconds.size} batches; give {_MIN_BATCHES} at least")
-    stages, devices = (np.concatenate(parts) for parts in zip(*(_stages(table, one) for one in loads), strict=True))
-    # The machine may be slower than when it was profiled, by more than routing alone explains.
-    pace = float(np.median(seconds / np.maximum(stages, 1e-12)))
-    columns = np.stack([stages, np.zeros_like(stages), np.ones_like(stages), sizes.astype(np.float64)], axis=1)
-    fitted = fit_routing(columns, seconds / pace, prior_weight=_PRIOR_BATCHES / seconds.size)
-    routing = RoutingModel(
-        scale=fitted.scale * pace, fixed_s=fitted.fixed_s * pace, per_query_s=fitted.per_query_s * pace
+    split, engine, device, sizes = (
+        np.concatenate([getattr(one, name) for one in loads]) for name in ("split_s", "engine_s", "device_s", "batches")
     )
-    told = _told(routing, stages, sizes)
-    order = np.argsort(told)
-    scanned = np.concatenate([one.device_s for one in loads])
-    known = (scanned > 0) & (devices > 0)
-    wakes, gaps = (np.concatenate(parts) for parts in zip(*(_idle(one) for one in loads), strict=True))
-    return EngineFit(
-        routing=routing,
-        device_pace=float(np.median(scanned[known] / devices[known])) if known.any() else 1.0,
-        told_s=told[order],
-        ratios=(seconds / told)[order],
+    if split.size < _MIN_BATCHES:
+        raise InvalidInputError(f"loads have {split.size} batches; give {_MIN_BATCHES} at least")
+    raw = replace(table, routing=RoutingModel(), coarse_factor=1.0, host_factor=1.0, _known={})
+    parts = [_stages(raw, one) for one in loads]
+    told = _Stages(**{name: np.concatenate([getattr(one, name) for one in parts]) for name in _Stages.__slots__})
+    host = _fit_host(told.host_s, engine - split, sizes)
+    scanned = (device > 0) & (told.device_s > 0)
+    wakes, pauses = (np.concatenate(parts) for parts in zip(*(_idle(one) for one in loads), strict=True))
+    found = EngineFit(
+        coarse_pace=_ratio(split, told.coarse_s),
+        host_pace=host.scale,
+        device_pace=_ratio(device, told.device_s),
+        fixed_s=host.fixed_s,
+        per_query_s=host.per_query_s,
+        scatter=BatchScatter(told_s=[], ratios=[]),
+        device_scatter=None,
         wake_s=np.quantile(wakes, (np.arange(_LEVELS) + 0.5) / _LEVELS) if wakes.size else np.zeros(1),
-        between_s=max(0.0, float(np.median(gaps))) if gaps.size else 0.0,
+        between_s=max(0.0, float(np.median(pauses))) if pauses.size else 0.0,
+    )
+    paced = np.concatenate([_stages(found.table(table), one).engine_s for one in loads])
+    return replace(
+        found,
+        scatter=_scatter(paced, engine),
+        device_scatter=_scatter(told.device_s[scanned] * found.device_pace, device[scanned]) if scanned.any() else None,
     )
 
 
-def _told(routing: RoutingModel, stages: F64, sizes: I64) -> F64:
-    return routing.scale * stages + (routing.fixed_s + routing.per_query_s * sizes)
+def _ratio(took: F64, told: F64) -> float:
+    known = (took > 0) & (told > 0)
+    return float(np.median(took[known] / told[known])) if known.any() else 1.0
 
 
-def _stages(table: StageTable, load: Served) -> tuple[F64, F64]:
-    """(b,) seconds of the engine's stages of each batch, and of its slowest device scan, before any routing."""
-    raw = replace(table, routing=RoutingModel(), _known={})
-    engine, device = np.empty(load.batches.size), np.empty(load.batches.size)
-    starts = (load.first_query + load.first) % raw.n
+def _fit_host(told: F64, took: F64, sizes: I64) -> RoutingModel:
+    """Pace of the host scan and what comes with it, from batches (b,) that have one."""
+    known = (told > 0) & (took > 0)
+    told, took, sizes = told[known], took[known], sizes[known]
+    if took.size < _MIN_BATCHES:
+        return RoutingModel()
+    # The machine may be slower than when it was profiled, by more than is plausible of a scan in a router.
+    pace = float(np.median(took / told))
+    columns = np.stack([told, np.zeros_like(told), np.ones_like(told), sizes.astype(np.float64)], axis=1)
+    found = fit_routing(columns, took / pace, prior_weight=_PRIOR_BATCHES / took.size)
+    return RoutingModel(scale=found.scale * pace, fixed_s=found.fixed_s * pace, per_query_s=found.per_query_s * pace)
+
+
+def _scatter(told: F64, took: F64) -> BatchScatter:
+    order = np.argsort(told, kind="stable")
+    return BatchScatter(told_s=told[order].tolist(), ratios=(took / told)[order].tolist())
+
+
+def _stages(table: StageTable, load: Served) -> _Stages:
+    rows = np.empty((load.batches.size, 4))
+    starts = (load.first_query + load.first) % table.n
     for number, (at, size) in enumerate(zip(starts.tolist(), load.batches.tolist(), strict=True)):
-        times = raw.of_batch(size)
-        engine[number] = times.coarse_s + times.host_s[at]
-        device[number] = max((one[at] for one in times.device_s), default=0.0)
-    return engine, device
+        times = table.of_batch(size)
+        host, device = times.host_s[at], max((one[at] for one in times.device_s), default=0.0)
+        rows[number] = times.coarse_s, host, device, times.coarse_s + (times.own_s + host if host else 0.0)
+    coarse, host_s, device_s, engine = rows.T
+    return _Stages(coarse_s=coarse, host_s=host_s, device_s=device_s, engine_s=engine)
 
 
 def _idle(load: Served) -> tuple[F64, F64]:

@@ -24,6 +24,8 @@ __all__ = ["BatchScatter", "BatchTimes", "StageTable", "stage_table"]
 
 #: Larger batches are looked up at a size that differs by less than 1/64 and scaled.
 _EXACT_BATCH = 128
+#: Of larger batches it is expected, not counted, how many bytes their queries share: that differs little among them.
+_EXACT_UNION = 32
 #: Batches that are about as long as one.
 _ALIKE = 32
 
@@ -33,6 +35,8 @@ class BatchTimes:
     """Stages of batches of one size, by first query: seconds before scatter. Lists, because Python reads them fast."""
 
     coarse_s: float
+    #: What the engine takes beyond its stages.
+    own_s: float
     host_s: list[float]
     #: One list per device.
     device_s: tuple[list[float], ...]
@@ -41,8 +45,8 @@ class BatchTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchScatter:
-    """How far the engine's parts of batches were from their fit. One interruption counts more in a short batch than in
-    a long one, so a batch scatters as those did that should have taken about as long."""
+    """How far the engine's or a device's parts of batches were from their fit. One interruption counts more in a short
+    batch than in a long one, so a batch scatters as those did that should have taken about as long."""
 
     #: Ascending seconds that they should have taken, and what each took over that.
     told_s: list[float]
@@ -70,15 +74,18 @@ class StageTable:
     host_lists: I64
     #: (nlist + 1,) float64 code bytes of each list; 0 of none.
     host_bytes: F64
-    #: Factor on device scans: contention with decoding.
-    device_factor: float
     #: Bytes that the resident lists take in pages, all devices together.
     resident_bytes: int
     #: Ascending, equally likely: how far host scans and coarse stages are from their fits. Slow ones are slow together.
     host_ratios: list[float]
     coarse_ratios: list[float]
+    #: Factors on stages: contention with decoding, or what served batches say of the machine's pace.
+    device_factor: float
+    coarse_factor: float = 1.0
+    host_factor: float = 1.0
     #: Of both together, where served batches were fitted: instead of the two.
     scatter: BatchScatter | None = None
+    device_scatter: BatchScatter | None = None
     _known: dict[int, BatchTimes] = field(default_factory=dict)
 
     @property
@@ -106,6 +113,7 @@ class StageTable:
                 known, grow = self.of_batch(size), batch / size
                 return BatchTimes(
                     coarse_s=known.coarse_s * grow,
+                    own_s=known.own_s * grow,
                     host_s=[s * grow for s in known.host_s],
                     device_s=tuple([s * grow for s in one] for one in known.device_s),
                     merge_s=known.merge_s * grow,
@@ -118,32 +126,42 @@ class StageTable:
             max_probes=window_max(self.host.probes, size, starts),
             work_bytes=window_sum(self.host.work, size, starts),
             max_work_bytes=window_max(self.host.work, size, starts),
-            unique_bytes=np.full(self.n, self.pool.union_bytes(self.host.lists, size)),
+            unique_bytes=self._union(self.host, size),
             min_hit_rate=-window_max(-np.array(self.hit_rate), size, starts),
             masked=np.zeros(self.n),
         )
-        host = np.where(missed.probes > 0, model.host.model.predict(missed), 0.0) * scale
+        coarse = float(model.coarse.predict(size)) if model.coarse is not None else 0.0
+        host = np.where(missed.probes > 0, model.host.model.predict(missed), 0.0) * scale * self.host_factor
         devices = []
         if model.device is not None:
             for tier in self.devices:
                 work = window_sum(tier.work, size, starts)
-                seconds = model.device.predict(work, self.pool.union_bytes(tier.lists, size))
+                seconds = model.device.predict(work, self._union(tier, size))
                 devices.append((seconds * scale * self.device_factor).tolist())
-        own = self.routing.fixed_s + self.routing.per_query_s * size
         return BatchTimes(
-            coarse_s=(float(model.coarse.predict(size)) if model.coarse is not None else 0.0) * scale + own,
+            coarse_s=coarse * scale * self.coarse_factor,
+            own_s=self.routing.fixed_s + self.routing.per_query_s * size,
             host_s=host.tolist(),
             device_s=tuple(devices),
             merge_s=float(model.merge.predict(size)) * scale if model.merge is not None and devices else 0.0,
         )
+
+    def _union(self, tier: TierWork, size: int) -> F64:
+        if size > _EXACT_UNION:
+            return np.full(self.n, self.pool.union_bytes(tier.lists, size))
+        return self.pool.window_union(tier.lists, size)
 
     def ratios(self, stages: BatchTimes, first: int, draw: float) -> tuple[float, float]:
         """What the host scan and the coarse stage of a batch take over their fits; ``draw`` in [0, 1) decides."""
         if self.scatter is None:
             level = int(draw * len(self.host_ratios))
             return self.host_ratios[level], self.coarse_ratios[level]
-        ratio = self.scatter.ratio(stages.coarse_s + stages.host_s[first], draw)
+        ratio = self.scatter.ratio(stages.coarse_s + stages.own_s + stages.host_s[first], draw)
         return ratio, ratio
+
+    def device_ratio(self, seconds: float, draw: float) -> float:
+        """What a device scan of ``seconds`` takes over them."""
+        return 1.0 if self.device_scatter is None else self.device_scatter.ratio(seconds, draw)
 
     def early_ends(self, first: int, size: int) -> list[float]:
         """For each request of the batch of ``size`` queries from ``first`` on, the part of the host scan after which
@@ -173,7 +191,7 @@ class StageTable:
         best = 0.0
         for batch in batches:
             times = self.of_batch(batch)
-            engine = times.coarse_s + float(np.mean(times.host_s))
+            engine = times.coarse_s + times.own_s + float(np.mean(times.host_s))
             slowest = max([engine, *(float(np.mean(one)) for one in times.device_s)])
             best = max(best, batch / slowest) if slowest > 0 else math.inf
         return best

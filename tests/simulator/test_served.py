@@ -9,17 +9,17 @@ import pytest
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.latency import RoutingModel
+from hybridindex.partitioner.plan import make_plan
 from hybridindex.simulator import EngineRules, Inputs, poisson, simulate
 from hybridindex.simulator.retrieval import retrieve
 from hybridindex.simulator.served import Served, fit_engine
-from hybridindex.simulator.stages import BatchScatter
 from tests.simulator.conftest import system_of
 
 
 def slower(system, **rules):
     """A system whose engine has costs that its profile does not know."""
-    routing = RoutingModel(scale=1.3, fixed_s=2e-4, per_query_s=1e-4)
-    table = replace(system.table, routing=routing, device_factor=1.2, _known={})
+    routing = RoutingModel(fixed_s=2e-4, per_query_s=1e-4)
+    table = replace(system.table, routing=routing, coarse_factor=1.5, host_factor=1.3, device_factor=1.2, _known={})
     return replace(system, table=table, rules=replace(system.rules, **rules))
 
 
@@ -32,24 +32,31 @@ def served_by(system, load: float, *, n: int = 6_000, seed: int = 3) -> Served:
         started_s=found.started_s,
         done_s=found.done_s,
         batches=found.batches,
+        split_s=found.split_s,
         engine_s=found.engine_s,
         # One device, which takes part in every batch.
         device_s=scans if scans.size else np.zeros(found.batches.size),
     )
 
 
-@pytest.fixture(params=["cpu-only", "all-gpu"])
+@pytest.fixture(params=[0.0, 0.1], ids=["host", "host and device"])
 def system(analysis, request):
-    return system_of(request.param, Inputs(analysis=analysis, slo_s=0.1, rate=1.0, budget_bytes=1 << 30))
+    plan = make_plan(
+        analysis.profile, slo_ms=1, device_budget_bytes=64 << 20, coverage=request.param, analysis=analysis
+    )
+    return system_of("ours", Inputs(analysis=analysis, slo_s=0.1, rate=1.0, budget_bytes=64 << 20, plan=plan))
 
 
 def test_an_engine_is_recovered_from_what_it_served(system):
     truth = slower(system, wake_s=(5e-5, 1.5e-4), between_s=3e-4)
     found = fit_engine(system.table, [served_by(truth, 0.2), served_by(truth, 0.8)])
+    assert found.coarse_pace == pytest.approx(1.5, rel=0.02)
+    if system.table.devices:
+        assert found.device_pace == pytest.approx(1.2, rel=0.02)
     for size in (1, 4, 16):
         told, real = (one.table.of_batch(size) for one in (found.of(system), truth))
-        assert told.coarse_s + np.mean(told.host_s) == pytest.approx(real.coarse_s + np.mean(real.host_s), rel=0.05)
-        assert np.array(told.device_s) == pytest.approx(np.array(real.device_s), rel=0.02)
+        sums = [one.own_s + np.mean(one.host_s) for one in (told, real)]
+        assert sums[0] == pytest.approx(sums[1], rel=0.03)
     assert found.wake_s.mean() == pytest.approx(1e-4, rel=0.1)
     assert found.between_s == pytest.approx(3e-4, rel=0.02)
     assert found.pace(system.table, served_by(truth, 0.5)) == pytest.approx(1.0, abs=0.02)
@@ -69,9 +76,8 @@ def test_a_batch_scatters_like_those_of_its_length(system):
     # Interruptions of a millisecond meet every second batch: long ones hardly notice.
     late = np.random.default_rng(1).choice([0.0, 1e-3], load.batches.size)
     found = fit_engine(system.table, [replace(load, engine_s=load.engine_s + late)])
-    drawn = BatchScatter(told_s=found.told_s.tolist(), ratios=found.ratios.tolist())
-    draws = np.linspace(0, 1, 100, endpoint=False)
-    short, long = (np.ptp([drawn.ratio(told, draw) for draw in draws]) for told in found.told_s[[0, -1]])
+    told, draws = found.scatter.told_s, np.linspace(0, 1, 100, endpoint=False)
+    short, long = (np.ptp([found.scatter.ratio(one, draw) for draw in draws]) for one in (told[0], told[-1]))
     assert short > 2 * long > 0
 
 
