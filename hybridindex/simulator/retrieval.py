@@ -10,6 +10,7 @@ lighter requests have been scanned, at an even pace. A device answers all at onc
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ def retrieve(
     wakes: list[float] = []
     ends = [0.0] * rules.max_in_flight
     device_free: list[float] = [0.0] * 64
-    engine_free, first = 0.0, 0
+    engine_free, first = -math.inf, 0
     while first < n:
         # Requests gather while the engine or a slot is waited for: the batch is taken when both are there.
         now = times[first]
@@ -133,7 +134,7 @@ def retrieve(
             took = seconds[at]
             if took > 0:
                 if rules.scatter:
-                    took *= served.device_ratio(took, 1.0 - draw)
+                    took *= served.device_ratio(took, (draw + 0.5) % 1.0)
                 begin = max(split, device_free[device])
                 device_free[device] = begin + took
                 busy.append((device, begin, begin + took))

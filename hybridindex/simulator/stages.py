@@ -174,8 +174,7 @@ class StageTable:
         lists = self.host_lists[rows]
         wanted = np.bincount(lists.ravel(), minlength=nlist + 1)[lists]
         work = self.host_bytes[lists] * (1.0 + self.pool.request_cost * wanted)
-        own = work.sum(axis=1)
-        order = np.argsort(own, kind="stable")
+        order = np.argsort(work.sum(axis=1), kind="stable")
         flat = lists[order].ravel()
         # Of equal indices the last one stays: from the heaviest to the lightest request.
         place = np.empty(nlist + 1, dtype=np.int64)
@@ -183,7 +182,6 @@ class StageTable:
         scanned = np.cumsum(np.bincount(place[flat], weights=(work / wanted)[order].ravel(), minlength=size))
         ends = np.empty(size)
         ends[order] = scanned / max(scanned[-1], 1e-300)
-        ends[own <= 0] = 0.0
         return list(ends.tolist())
 
     def capacity(self, batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)) -> float:

@@ -27,6 +27,7 @@ def test_the_same_requests_are_served_with_and_without_a_refresher(inputs):
     assert followed.refreshed
     assert not ignored.refreshed
     assert followed.before == ignored.before
+    assert followed.at_end > followed.after
     assert followed.at_end > ignored.at_end + 0.1
     assert any(what.startswith("committed") for _, what in followed.history)
     assert followed.to_data()["attainment"]["at_end"] == followed.at_end

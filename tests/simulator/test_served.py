@@ -13,6 +13,7 @@ from hybridindex.partitioner.plan import make_plan
 from hybridindex.simulator import EngineRules, Inputs, poisson, simulate
 from hybridindex.simulator.retrieval import retrieve
 from hybridindex.simulator.served import Served, fit_engine
+from hybridindex.simulator.stages import stage_table
 from tests.simulator.conftest import system_of
 
 
@@ -52,7 +53,7 @@ def test_an_engine_is_recovered_from_what_it_served(system):
     found = fit_engine(system.table, [served_by(truth, 0.2), served_by(truth, 0.8)])
     assert found.coarse_pace == pytest.approx(1.5, rel=0.02)
     if system.table.devices:
-        assert found.device_pace == pytest.approx(1.2, rel=0.02)
+        assert found.of(system).table.device_factor == pytest.approx(1.2, rel=0.02)
     for size in (1, 4, 16):
         told, real = (one.table.of_batch(size) for one in (found.of(system), truth))
         sums = [one.own_s + np.mean(one.host_s) for one in (told, real)]
@@ -79,6 +80,34 @@ def test_a_batch_scatters_like_those_of_its_length(system):
     told, draws = found.scatter.told_s, np.linspace(0, 1, 100, endpoint=False)
     short, long = (np.ptp([found.scatter.ratio(one, draw) for draw in draws]) for one in (told[0], told[-1]))
     assert short > 2 * long > 0
+
+
+def test_queries_are_those_that_the_load_began_with(system):
+    still = replace(slower(system), rules=EngineRules(scatter=False))
+    load = served_by(still, 0.5)
+    # The same load, of a pool that begins with its hundredth query.
+    pool = replace(system.table.pool, probes=np.roll(system.table.pool.probes, 100, axis=0))
+    rolled = stage_table(
+        pool, system.table.model, np.where(system.table.host.lists, -1, 0).astype(np.int16), 1, resident_bytes=0
+    )
+    right, wrong = (fit_engine(rolled, [replace(load, first_query=first)]).scatter.ratios for first in (100, 0))
+    assert np.std(right) < 0.01 < np.std(wrong)
+
+
+def test_waiting_for_a_slot_is_no_pause_of_the_engine(system):
+    # In turns: a batch whose device part takes long, one that comes at once, one that has to wait for the first.
+    n, step = 16, 10.0 * np.arange(16)
+    started, done = ((step[:, None] + times).ravel() for times in ([0, 1.1, 5.0], [5.0, 2.1, 6.0]))
+    load = Served(
+        arrivals=np.repeat(step, 3),
+        started_s=started,
+        done_s=done,
+        batches=np.ones(3 * n, dtype=np.int64),
+        split_s=np.full(3 * n, 0.1),
+        engine_s=np.ones(3 * n),
+        device_s=np.zeros(3 * n),
+    )
+    assert fit_engine(system.table, [load]).between_s == pytest.approx(0.1)
 
 
 def test_too_few_batches_are_named(system):
