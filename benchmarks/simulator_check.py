@@ -49,7 +49,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each load")
     parser.add_argument("--calibrate-seconds", type=float, default=1.5, help="before and after each load")
-    parser.add_argument("--profile-seconds", type=float, default=40.0)
+    parser.add_argument("--profile-seconds", type=float, default=30.0)
     parser.add_argument("--threads", type=int, default=1, help="of the host scan: one core stays for the sender")
 
 
@@ -186,15 +186,15 @@ class _Check:
             found = {f"p{p}_ms": getattr(outcome.search, f"p{p}") * 1e3 for p in (50, 90, 99)}
             return found | {name: getattr(outcome, name) for name in ("attainment", "hit_rate", "mean_batch")}
 
-        pace = [engine.pace(self.sent, one.served) for one in (before, judged, after)]
+        ratio = [engine.ratio(self.sent, one.served) for one in (before, judged, after)]
         return {
             "requests": len(search),
             "measured": measured,
             "predicted": told(engine.of(self.system)),
             "profile_alone": told(self.system),
             "own_batches": told(fit_engine(self.sent, [served]).of(self.system)),
-            "drift": pace[2] / pace[0] - 1,
-            "slower_than_fitted": pace[1] - 1,
+            "drift": ratio[2] / ratio[0] - 1,
+            "slower_than_fitted": ratio[1] - 1,
             "late_p90_ms": float(np.percentile(judged.late_s, 90)) * 1e3,
         }
 

@@ -56,10 +56,10 @@ class Served:
 class EngineFit:
     """What served batches take over the stages of their profile."""
 
-    #: Each stage over its prediction: the machine's pace, and what sharing it costs.
-    coarse_pace: float
-    host_pace: float
-    device_pace: float
+    #: Each stage over its prediction: the machine's speed, and what sharing it costs.
+    coarse_ratio: float
+    host_ratio: float
+    device_ratio: float
     #: Beside a host scan.
     fixed_s: float
     per_query_s: float
@@ -72,13 +72,13 @@ class EngineFit:
     between_s: float
 
     def table(self, table: StageTable) -> StageTable:
-        """The same lists and stages, at this pace."""
+        """The same lists and stages, as served."""
         return replace(
             table,
             routing=RoutingModel(fixed_s=self.fixed_s, per_query_s=self.per_query_s),
-            coarse_factor=self.coarse_pace,
-            host_factor=self.host_pace,
-            device_factor=table.device_factor * self.device_pace,
+            coarse_factor=self.coarse_ratio,
+            host_factor=self.host_ratio,
+            device_factor=self.device_ratio,
             scatter=self.scatter,
             device_scatter=self.device_scatter,
             _known={},
@@ -89,20 +89,23 @@ class EngineFit:
         rules = replace(system.rules, wake_s=tuple(self.wake_s.tolist()), between_s=self.between_s)
         return replace(system, table=self.table(system.table), rules=rules)
 
-    def pace(self, table: StageTable, load: Served) -> float:
+    def ratio(self, table: StageTable, load: Served) -> float:
         """Median over the batches of ``load``, whose queries are the pool of ``table``, of what they took the engine
         over what this fit says: above 1 where the machine was slower than when it was fitted."""
-        return float(np.median(load.engine_s / _stages(self.table(table), load).engine_s))
+        return float(np.median(load.engine_s / self._engine_s(_stages(table, load), load.batches)))
+
+    def _engine_s(self, stages: _Stages, sizes: I64) -> F64:
+        own = np.where(stages.host_s > 0, self.fixed_s + self.per_query_s * sizes, 0.0)
+        return np.asarray(self.coarse_ratio * stages.coarse_s + self.host_ratio * stages.host_s + own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Stages:
-    """(b,) float64 seconds that each batch should take: coarse stage, host scan, slowest device scan; the engine's."""
+    """(b,) float64 seconds of each batch alone: coarse stage, host scan, slowest device scan."""
 
     coarse_s: F64
     host_s: F64
     device_s: F64
-    engine_s: F64
 
 
 def fit_engine(table: StageTable, loads: Sequence[Served]) -> EngineFit:
@@ -116,16 +119,15 @@ def fit_engine(table: StageTable, loads: Sequence[Served]) -> EngineFit:
     )
     if split.size < _MIN_BATCHES:
         raise InvalidInputError(f"loads have {split.size} batches; give {_MIN_BATCHES} at least")
-    raw = replace(table, routing=RoutingModel(), coarse_factor=1.0, host_factor=1.0, _known={})
-    parts = [_stages(raw, one) for one in loads]
+    parts = [_stages(table, one) for one in loads]
     told = _Stages(**{name: np.concatenate([getattr(one, name) for one in parts]) for name in _Stages.__slots__})
     host = _fit_host(told.host_s, engine - split, sizes)
     scanned = (device > 0) & (told.device_s > 0)
     wakes, pauses = (np.concatenate(parts) for parts in zip(*(_idle(one) for one in loads), strict=True))
     found = EngineFit(
-        coarse_pace=_ratio(split, told.coarse_s),
-        host_pace=host.scale,
-        device_pace=_ratio(device, told.device_s),
+        coarse_ratio=_ratio(split, told.coarse_s),
+        host_ratio=host.scale,
+        device_ratio=_ratio(device, told.device_s),
         fixed_s=host.fixed_s,
         per_query_s=host.per_query_s,
         scatter=BatchScatter(told_s=[], ratios=[]),
@@ -133,12 +135,10 @@ def fit_engine(table: StageTable, loads: Sequence[Served]) -> EngineFit:
         wake_s=np.quantile(wakes, (np.arange(_LEVELS) + 0.5) / _LEVELS) if wakes.size else np.zeros(1),
         between_s=max(0.0, float(np.median(pauses))) if pauses.size else 0.0,
     )
-    paced = np.concatenate([_stages(found.table(table), one).engine_s for one in loads])
-    return replace(
-        found,
-        scatter=_scatter(paced, engine),
-        device_scatter=_scatter(told.device_s[scanned] * found.device_pace, device[scanned]) if scanned.any() else None,
-    )
+    found = replace(found, scatter=_scatter(found._engine_s(told, sizes), engine))
+    if not scanned.any():
+        return found
+    return replace(found, device_scatter=_scatter(told.device_s[scanned] * found.device_ratio, device[scanned]))
 
 
 def _ratio(took: F64, told: F64) -> float:
@@ -147,16 +147,16 @@ def _ratio(took: F64, told: F64) -> float:
 
 
 def _fit_host(told: F64, took: F64, sizes: I64) -> RoutingModel:
-    """Pace of the host scan and what comes with it, from batches (b,) that have one."""
+    """Ratio of the host scan and what comes with it, from batches (b,) that have one."""
     known = (told > 0) & (took > 0)
     told, took, sizes = told[known], took[known], sizes[known]
     if took.size < _MIN_BATCHES:
         return RoutingModel()
     # The machine may be slower than when it was profiled, by more than is plausible of a scan in a router.
-    pace = float(np.median(took / told))
+    ratio = float(np.median(took / told))
     columns = np.stack([told, np.zeros_like(told), np.ones_like(told), sizes.astype(np.float64)], axis=1)
-    found = fit_routing(columns, took / pace, prior_weight=_PRIOR_BATCHES / took.size)
-    return RoutingModel(scale=found.scale * pace, fixed_s=found.fixed_s * pace, per_query_s=found.per_query_s * pace)
+    found = fit_routing(columns, took / ratio, prior_weight=_PRIOR_BATCHES / took.size)
+    return RoutingModel(scale=found.scale * ratio, fixed_s=found.fixed_s * ratio, per_query_s=found.per_query_s * ratio)
 
 
 def _scatter(told: F64, took: F64) -> BatchScatter:
@@ -165,14 +165,16 @@ def _scatter(told: F64, took: F64) -> BatchScatter:
 
 
 def _stages(table: StageTable, load: Served) -> _Stages:
-    rows = np.empty((load.batches.size, 4))
+    rows = np.empty((load.batches.size, 3))
     starts = (load.first_query + load.first) % table.n
     for number, (at, size) in enumerate(zip(starts.tolist(), load.batches.tolist(), strict=True)):
         times = table.of_batch(size)
-        host, device = times.host_s[at], max((one[at] for one in times.device_s), default=0.0)
-        rows[number] = times.coarse_s, host, device, times.coarse_s + (times.own_s + host if host else 0.0)
-    coarse, host_s, device_s, engine = rows.T
-    return _Stages(coarse_s=coarse, host_s=host_s, device_s=device_s, engine_s=engine)
+        rows[number] = times.coarse_s, times.host_s[at], max((one[at] for one in times.device_s), default=0.0)
+    # What a table's routing and factors add is not the stage's own; its work, which takes long, is looked up once.
+    scale = table.routing.scale
+    rows /= (scale * table.coarse_factor, scale * table.host_factor, scale * table.device_factor)
+    coarse, host, device = rows.T
+    return _Stages(coarse_s=coarse, host_s=host, device_s=device)
 
 
 def _idle(load: Served) -> tuple[F64, F64]:

@@ -79,7 +79,7 @@ class StageTable:
     #: Ascending, equally likely: how far host scans and coarse stages are from their fits. Slow ones are slow together.
     host_ratios: list[float]
     coarse_ratios: list[float]
-    #: Factors on stages: contention with decoding, or what served batches say of the machine's pace.
+    #: Factors on stages: contention with decoding, or how fast the machine served.
     device_factor: float
     coarse_factor: float = 1.0
     host_factor: float = 1.0

@@ -51,7 +51,7 @@ def system(analysis, request):
 def test_an_engine_is_recovered_from_what_it_served(system):
     truth = slower(system, wake_s=(5e-5, 1.5e-4), between_s=3e-4)
     found = fit_engine(system.table, [served_by(truth, 0.2), served_by(truth, 0.8)])
-    assert found.coarse_pace == pytest.approx(1.5, rel=0.02)
+    assert found.coarse_ratio == pytest.approx(1.5, rel=0.02)
     if system.table.devices:
         assert found.of(system).table.device_factor == pytest.approx(1.2, rel=0.02)
     for size in (1, 4, 16):
@@ -60,7 +60,7 @@ def test_an_engine_is_recovered_from_what_it_served(system):
         assert sums[0] == pytest.approx(sums[1], rel=0.03)
     assert found.wake_s.mean() == pytest.approx(1e-4, rel=0.1)
     assert found.between_s == pytest.approx(3e-4, rel=0.02)
-    assert found.pace(system.table, served_by(truth, 0.5)) == pytest.approx(1.0, abs=0.02)
+    assert found.ratio(system.table, served_by(truth, 0.5)) == pytest.approx(1.0, abs=0.02)
 
 
 def test_a_load_that_was_not_fitted_is_predicted(system):
