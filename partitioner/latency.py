@@ -32,6 +32,7 @@ __all__ = [
     "RoutingModel",
     "fit_device_scan",
     "fit_latency_model",
+    "fit_routing",
 ]
 
 #: How much the prior counts against one sample's relative error.
@@ -50,7 +51,7 @@ class DeviceScanModel:
     #: Median relative error on its own samples.
     error: float
 
-    def predict(self, work_bytes: F64, unique_bytes: float) -> F64:
+    def predict(self, work_bytes: F64, unique_bytes: F64 | float) -> F64:
         """(m,) seconds; 0 where nothing is scanned."""
         seconds = self.overhead_s + self.per_work_byte_s * work_bytes + self.per_unique_byte_s * unique_bytes
         return np.where(work_bytes > 0, seconds, 0.0)
@@ -299,19 +300,18 @@ def _fit_routing(model: LatencyModel, curve: CoverageCurve, routed: list[StageSa
         shorter = np.minimum(parts.host_s, parts.device_s)
         terms[coverage, batch] = (float(np.median(stages)), float(np.median(shorter)), 1.0, float(batch))
     columns = np.array([terms[s.coverage, s.batch] for s in routed])
-    scale, serial, fixed, per_query = _bounded_fit(columns, np.array([s.seconds for s in routed]))
-    return RoutingModel(scale=scale, serial=serial, fixed_s=fixed, per_query_s=per_query)
+    return fit_routing(columns, np.array([s.seconds for s in routed]))
 
 
-def _bounded_fit(columns: F64, seconds: F64, rounds: int = 4) -> tuple[float, float, float, float]:
-    """Coefficients of (stages, shorter scan, 1, batch) with small relative errors.
+def fit_routing(columns: F64, seconds: F64, rounds: int = 4, *, prior_weight: float = _PRIOR_WEIGHT) -> RoutingModel:
+    """From ``columns`` (m, 4), each batch's stages, shorter scan, 1 and size, and (m,) seconds; small relative errors.
 
     Stages that grow evenly with the batch cannot be told from a cost per query, so the first two are held near what
     they would be without surprises, and inside what can be.
     """
     lower, upper = np.array([0.5, 0.0, 0.0, 0.0]), np.array([2.0, 1.0, np.inf, np.inf])
     unit = np.maximum(columns.max(axis=0), 1e-300)
-    pull = np.sqrt(_PRIOR_WEIGHT * len(seconds))
+    pull = np.sqrt(prior_weight * len(seconds))
     prior = np.array([[pull, 0.0, 0.0, 0.0], [0.0, pull, 0.0, 0.0]])
     weights = 1.0 / np.maximum(seconds, 1e-12)
     relative = np.ones_like(seconds)
@@ -323,4 +323,9 @@ def _bounded_fit(columns: F64, seconds: F64, rounds: int = 4) -> tuple[float, fl
         rows = np.vstack((scaled * w[:, None], prior))
         found = lsq_linear(rows, np.concatenate((seconds * w, [pull, 0.0])), bounds=(lower, upper)).x
         relative = np.maximum(np.abs(scaled @ found - seconds) * weights, 1e-3)
-    return float(found[0]), float(found[1]), float(found[2] / unit[2]), float(found[3] / unit[3])
+    return RoutingModel(
+        scale=float(found[0]),
+        serial=float(found[1]),
+        fixed_s=float(found[2] / unit[2]),
+        per_query_s=float(found[3] / unit[3]),
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
 from pathlib import Path
@@ -20,6 +19,8 @@ from hybridindex.store.control import ControlStore
 __all__ = ["register"]
 
 _MOST_DEVICES = 64
+#: Of a move, where nothing says how fast copies are.
+_MOVE_BYTES_PER_S = 1e9
 
 
 def _open(profile: str, store: str | None) -> tuple[ControlStore, int | None]:
@@ -39,16 +40,6 @@ def _devices(text: str) -> tuple[int, str | None]:
     if match is None or not 1 <= int(match[2] or 1) <= _MOST_DEVICES:
         raise InvalidInputError(f"--devices is {text!r}; expected NAMExN such as h100x8, or N, with N from 1 to 64")
     return int(match[2] or 1), match[1] or match[3]
-
-
-def _named_chip(name: str) -> Any:
-    """A hardware profile, where this version ships them."""
-    if importlib.util.find_spec("hybridindex.partitioner.hardware") is None:
-        raise InvalidInputError(
-            f"--devices names {name!r}, and no hardware profiles are installed; give a number of devices with "
-            "--device-bandwidth and --transfer-bandwidth"
-        )
-    return importlib.import_module("hybridindex.partitioner.hardware").chip(name)
 
 
 def _per_second(text: str, option: str) -> float:
@@ -91,6 +82,11 @@ def simulate(
     transfer_bandwidth: Annotated[str | None, typer.Option(help="Host to device, bytes/s.")] = None,
     host_speed: Annotated[float, typer.Option(help="Host stages: so many times as fast as profiled.")] = 1.0,
     index_scale: Annotated[float, typer.Option(help="Lists so many times as long.")] = 1.0,
+    drift: Annotated[
+        float | None,
+        typer.Option("--drift", metavar="SECONDS", help="The hot set moves then; ours with and without a refresher."),
+    ] = None,
+    drift_shift: Annotated[float, typer.Option(help="How far down the hot order, as a part of all lists.")] = 0.5,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it; needs the extra report.")] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals and scatter.", min=0)] = 0,
     store: StoreUrl = None,
@@ -98,21 +94,25 @@ def simulate(
 ) -> None:
     """Predict TTFT, attainment and rates of policies. Exit status 10 when the first one misses the SLO."""
     from hybridindex.partitioner.analysis import analyse
+    from hybridindex.partitioner.hardware import chip as named_chip
     from hybridindex.simulator import POLICIES, EngineRules, Inputs, bursty, from_trace, poisson
     from hybridindex.simulator.arrivals import Workload, check_number
     from hybridindex.simulator.compare import compare_policies
+    from hybridindex.simulator.drift import DriftRules
     from hybridindex.simulator.lookahead import LookaheadRules
     from hybridindex.simulator.machine import WhatIf, suppose
 
     check_number("--slo-ms", slo_ms, above=0.0)
     check_number("--rate", rate, above=0.0)
     check_number("--window-ms", window_ms, least=0.0)
-    names = tuple(policy) if policy else POLICIES
+    names = tuple(policy) if policy else POLICIES if drift is None else ("ours",)
+    if drift is not None and (names != ("ours",) or plot is not None):
+        raise InvalidInputError("--drift simulates ours alone, and draws nothing: give no other --policy and no --plot")
     for name in names:
         if name not in POLICIES:
             raise InvalidInputError(f"--policy is {name!r}; expected one of {', '.join(POLICIES)}")
     n_devices, chip_name = _devices(devices)
-    chip = None if chip_name is None else _named_chip(chip_name)
+    chip = None if chip_name is None else named_chip(chip_name)
     control, profile_id = _open(profile, store)
     with control:
         measured = control.load_profile(profile_id)
@@ -179,6 +179,10 @@ def simulate(
             f"assumed: {kv_bytes_per_token:g} KV bytes per token, {replicas} equal engines; "
             f"{'measured' if len(llm_profile.points) > 1 else 'linear'} LLM throughput against KV cache"
         )
+    if drift is not None:
+        rules = DriftRules(at_s=drift, shift=drift_shift, bytes_per_s=transfer or _MOVE_BYTES_PER_S)
+        _follow(inputs, workload(rate), rules, [*assumptions, *rules.assumptions()], attainment, as_json=json)
+        return
     with CliProgress(quiet=json) as progress:
         found = compare_policies(names, inputs, workload, attainment=attainment, find_rate=find_rate, progress=progress)
     if plot is not None:
@@ -204,6 +208,32 @@ def simulate(
     if not first.meets(attainment):
         if not json:
             out.print(_nearest(first, rate), markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(ExitCode.INFEASIBLE)
+
+
+def _follow(
+    inputs: Any, workload: Any, rules: Any, assumptions: list[str], attainment: float, *, as_json: bool
+) -> None:
+    from hybridindex.simulator.follow import follow_drift
+
+    found = follow_drift(inputs, workload, rules)
+    table = Table(
+        "refresher", "attained before", "after", "at the end", "hit rate", "search p90 ms",
+        title=f"{inputs.rate:g} requests/s, SLO {inputs.slo_s * 1e3:g} ms, hot set moves at {rules.at_s:g} s",
+    )  # fmt: skip
+    for one in found:
+        parts = [f"{part:.1%}" for part in (one.before, one.after, one.at_end)]
+        name, outcome = "yes" if one.refreshed else "no", one.outcome
+        table.add_row(name, *parts, f"{outcome.hit_rate:.3f}", _ms(outcome.search.p90))
+    payload = {"assumptions": assumptions, "attainment_goal": attainment, "runs": [one.to_data() for one in found]}
+    emit(payload, as_json=as_json, table=table)
+    if not as_json:
+        told = [f"{at:.4g} s: {what}" for at, what in found[0].history]
+        for sentence in [*told, *assumptions]:
+            out.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    if found[0].at_end < attainment:
+        if not as_json:
+            out.print(f"infeasible: ours attains {found[0].at_end:.1%} at the end", markup=False, highlight=False)
         raise typer.Exit(ExitCode.INFEASIBLE)
 
 

@@ -10,20 +10,24 @@ from hybridindex.simulator.policies import POLICIES, Inputs, Unservable, build_s
 from hybridindex.simulator.rates import RateFound, compliant_rate
 from hybridindex.simulator.retrieval import EngineRules
 from hybridindex.simulator.serve import System, simulate
+from hybridindex.simulator.served import EngineFit, Served, fit_engine
 
 __all__ = [
     "POLICIES",
+    "EngineFit",
     "EngineRules",
     "Inputs",
     "LLMServer",
     "Outcome",
     "RateFound",
+    "Served",
     "System",
     "Unservable",
     "Workload",
     "build_system",
     "bursty",
     "compliant_rate",
+    "fit_engine",
     "fit_llm",
     "from_trace",
     "poisson",

@@ -65,6 +65,14 @@ class DriftRules:
         if not 0 <= self.shift <= 1:
             raise InvalidInputError(f"shift is {self.shift}; give a part of the hot order in [0, 1]")
 
+    def assumptions(self) -> tuple[str, ...]:
+        """What is assumed of the load and of an update, in words."""
+        return (
+            f"assumed: every access moves {self.shift:g} of all lists down the hot order at {self.at_s:g} s",
+            f"assumed: an update profiles {self.profile_s:g} s, solves {self.solve_s:g} s and moves "
+            f"{self.bytes_per_s / 1e9:g} GB/s",
+        )
+
 
 class MovingLoad:
     """A watch of one run: which queries come, what is resident, and what the refresher does. Not thread-safe."""
@@ -75,7 +83,7 @@ class MovingLoad:
         moved = move_hot_set(before.profile, rules.shift)
         after = replace(before, profile=moved, curve=build_coverage_curve(moved, page_bytes=self._page_bytes()))
         self._analyses = (before, after)
-        self._pools: tuple[QueryPool, ...] = tuple(query_pool(a.curve) for a in self._analyses)
+        self._pools: tuple[QueryPool, ...] = tuple(query_pool(a.curve, a.profile.dim) for a in self._analyses)
         self._plan = inputs.plan or self._planned(0)
         self._next: Plan | None = None
         self._list_device: I16 = self._plan.list_device

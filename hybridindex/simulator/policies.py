@@ -104,7 +104,7 @@ class _Builder:
     def __init__(self, policy: str, inputs: Inputs) -> None:
         self.policy, self.inputs = policy, inputs
         self.curve = inputs.analysis.curve
-        self.pool: QueryPool = query_pool(self.curve)
+        self.pool: QueryPool = query_pool(self.curve, inputs.analysis.profile.dim)
 
     def none(self) -> I16:
         return np.full(self.curve.nlist, -1, dtype=np.int16)

@@ -6,7 +6,7 @@ batch, and the work of every possible batch is a window. The split is the router
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,13 @@ from hybridindex.partitioner.order_stats import avoid_probability
 from hybridindex.router.split import HOST, split_probes
 from hybridindex.types import F64, I64, Profile
 
-__all__ = ["QueryPool", "TierWork", "move_hot_set", "query_pool", "scale_lists"]
+__all__ = ["QueryPool", "TierWork", "move_hot_set", "pool_of", "query_pool", "scale_lists"]
 
 I16 = npt.NDArray[np.int16]
+
+
+#: Multiply-adds that take as long as reading a byte: what the native host scan orders its lists by.
+_MULTIPLIES_PER_BYTE = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,6 +46,22 @@ class QueryPool:
     list_bytes: I64
     #: (nlist,) int64 number of queries that probe each list.
     queries_of_list: I64
+    #: What each request adds to a scan of a list, over reading the list.
+    request_cost: float = 0.0
+    #: Each (query, list) that is probed, as (m,) int64 queries and lists, and how many queries back, around the end,
+    #: the list was probed before.
+    _visits: tuple[I64, I64, I64] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        query, column = np.nonzero(self.probes >= 0)
+        probed = self.probes[query, column]
+        order = np.lexsort((query, probed))
+        query, probed = query[order], probed[order]
+        before = np.roll(query, 1)
+        first = np.flatnonzero(np.diff(probed, prepend=-1))
+        # Before the first visit of a list comes its last one, a round ago.
+        before[first] = query[np.append(first[1:], len(query)) - 1] - len(self) if len(query) else 0
+        object.__setattr__(self, "_visits", (query, probed, query - before))
 
     def __len__(self) -> int:
         return len(self.probes)
@@ -62,14 +82,26 @@ class QueryPool:
             found.append(TierWork(work=work, probes=probes, lists=list_device == device))
         return found, split.hit_rate.astype(np.float64)
 
+    def window_union(self, lists: npt.NDArray[np.bool_], batch: int) -> F64:
+        """(n,) bytes of those of ``lists`` (nlist,) bool that the ``batch`` queries from each one on touch."""
+        n, (query, probed, gap) = len(self), self._visits
+        mine = lists[probed]
+        query, nbytes = query[mine], self.list_bytes[probed[mine]].astype(np.float64)
+        # A visit is the first of its list in the windows that reach back less far than to the visit before.
+        begin = query - np.minimum(gap[mine], batch) + 1
+        change = np.bincount(begin % n, weights=nbytes, minlength=n + 1)
+        change -= np.bincount(query + 1, weights=nbytes, minlength=n + 1)
+        change[0] += nbytes[begin < 0].sum()
+        return np.asarray(np.cumsum(change[:n]), dtype=np.float64)
+
     def union_bytes(self, lists: npt.NDArray[np.bool_], batch: int) -> float:
         """Expected bytes of those of ``lists`` (nlist,) bool that a random batch touches."""
         touched = 1.0 - avoid_probability(len(self), batch)[self.queries_of_list]
         return float((self.list_bytes * touched)[lists].sum())
 
 
-def query_pool(curve: CoverageCurve) -> QueryPool:
-    """The held-back queries of a coverage curve, in its order."""
+def query_pool(curve: CoverageCurve, dim: int) -> QueryPool:
+    """The held-back queries of a coverage curve, in its order; ``dim`` of the vectors."""
     counts = np.bincount(curve.probe_query, minlength=curve.n_held)
     probes = np.full((curve.n_held, int(counts.max())), -1, dtype=np.int64)
     column = np.arange(curve.probe_query.size) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -78,7 +110,19 @@ def query_pool(curve: CoverageCurve) -> QueryPool:
     list_bytes[curve.order] = curve.bytes_by_rank
     queries_of_list = np.empty_like(curve.queries_by_rank)
     queries_of_list[curve.order] = curve.queries_by_rank
-    return QueryPool(probes=probes, list_bytes=list_bytes, queries_of_list=queries_of_list)
+    cost = _request_cost(dim, curve.geometry.code_size)
+    return QueryPool(probes=probes, list_bytes=list_bytes, queries_of_list=queries_of_list, request_cost=cost)
+
+
+def pool_of(probes: I64, list_bytes: I64, *, dim: int, code_size: int) -> QueryPool:
+    """Queries by their ``probes`` (n, nprobe) int64, -1 = none, of lists of ``list_bytes`` (nlist,) int64."""
+    counts = np.bincount(probes[probes >= 0], minlength=len(list_bytes))
+    cost = _request_cost(dim, code_size)
+    return QueryPool(probes=probes, list_bytes=list_bytes, queries_of_list=counts, request_cost=cost)
+
+
+def _request_cost(dim: int, code_size: int) -> float:
+    return dim / (_MULTIPLIES_PER_BYTE * code_size)
 
 
 def scale_lists(profile: Profile, factor: float) -> Profile:

@@ -78,12 +78,53 @@ def test_a_faster_device_and_a_larger_index_change_the_answer(cli, index):
     assert fast < slow < large
 
 
+def test_a_named_device_is_what_its_hardware_profile_says(cli, index):
+    words = ("--profile", index, "--rate", 200, "--slo-ms", 50, "--policy", "all-gpu", "--requests", 2000)
+
+    def told(*more: object) -> dict:
+        return cli(*words, "--no-find-rate", "--json", *more).json
+
+    named = told("--devices", "h100x8", "--index-scale", 10)
+    assert named["budget_bytes"] == 80_000_000_000
+    assert any("0.5 of 3,350 GB/s" in sentence for sentence in named["assumptions"])
+    shards = named["policies"][0]["outcome"]
+    assert len(shards["device_use"]) == 8
+    assert shards["hit_rate"] == 1
+    stated = ("--device-bandwidth", "3350GB", "--budget", 80_000_000_000)
+    assert told("--devices", 8, *stated, "--index-scale", 10)["policies"][0]["outcome"] == shards
+
+    # A scan is an eighth of the bytes, or at another bandwidth.
+    large = [
+        told("--devices", devices, "--index-scale", 1000)["policies"][0]["outcome"]["search"]["p50"]
+        for devices in ("h200x8", "h100x8", "h100x1")
+    ]
+    assert large == sorted(large)
+    assert large[0] < large[1] < large[2]
+
+
+def test_a_moved_hot_set_is_followed_or_not(cli, index):
+    words = ("--profile", index, "--rate", 1000, "--slo-ms", 1, "--budget", "20MiB", "--requests", 12_000)
+    told = cli(*words, "--drift", 3, "--json")
+    assert told.code == 0
+    followed, ignored = told.json["runs"]
+    assert [followed["refreshed"], ignored["refreshed"]] == [True, False]
+    assert followed["attainment"]["before"] == ignored["attainment"]["before"] > 0.95
+    assert followed["attainment"]["at_end"] > ignored["attainment"]["at_end"] + 0.1
+    assert any(step["what"].startswith("committed") for step in followed["history"])
+    assert any("0.5 of all lists" in sentence for sentence in told.json["assumptions"])
+    # Too little time is left to follow it.
+    late = cli(*words, "--drift", 11)
+    assert late.code == ExitCode.INFEASIBLE
+    assert "infeasible: ours attains" in late.out
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         (("--rate", -1), "--rate is -1"),
         (("--slo-ms", 0), "--slo-ms is 0"),
         (("--policy", "best"), "--policy is 'best'"),
+        (("--devices", "b9000x2"), "b9000"),
         (("--devices", "h100x0"), "--devices is 'h100x0'"),
         (("--devices", "65"), "--devices is '65'"),
         (("--requests", 0), "requests is 0"),
@@ -97,6 +138,7 @@ def test_a_faster_device_and_a_larger_index_change_the_answer(cli, index):
         (("--llm", "/none"), "--llm"),
         (("--overlap", 2), "overlap is 2"),
         (("--attainment", 2), "attainment is 2"),
+        (("--drift", 1), "--drift simulates ours alone"),
     ],
 )
 def test_what_is_wrong_is_named(cli, index, words, named):

@@ -37,5 +37,5 @@ def constant_service(analysis: Analysis, seconds: float, *, max_batch: int | Non
     rules = EngineRules(max_batch=max_batch, scatter=False)
     system = system_of("cpu-only", Inputs(analysis=analysis, slo_s=1.0, rate=1.0, rules=rules))
     nothing = replace(system.table.host, work=np.zeros(system.table.n), probes=np.zeros(system.table.n))
-    table = replace(system.table, model=latency, host=nothing, miss_work=[0.0] * system.table.n, _known={})
+    table = replace(system.table, model=latency, host=nothing, _known={})
     return replace(system, table=table)

@@ -28,7 +28,7 @@ def test_a_stated_bandwidth_is_what_scans_take(analysis):
     other, said = suppose(analysis, WhatIf(device_bandwidth=100e9, device_efficiency=0.5))
     system = system_of("all-gpu", Inputs(analysis=other, slo_s=0.1, rate=1.0, budget_bytes=1 << 30))
     table = system.table
-    nbytes = table.pool.union_bytes(table.devices[0].lists, 8)
+    nbytes = table.pool.window_union(table.devices[0].lists, 8)[0]
     assert table.of_batch(8).device_s[0][0] == pytest.approx(100e-6 + nbytes / 50e9)
     assert any("0.5 of 100 GB/s" in sentence for sentence in said)
 

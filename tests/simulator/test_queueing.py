@@ -10,6 +10,7 @@ import pytest
 from hybridindex.partitioner.throughput import waiting_factor
 from hybridindex.simulator import Inputs, bursty, poisson, simulate
 from hybridindex.simulator.retrieval import retrieve
+from hybridindex.simulator.stages import stage_table
 from tests.simulator.conftest import constant_service, system_of
 
 T = 0.01
@@ -91,3 +92,31 @@ def test_the_same_seed_gives_the_same_outcome_and_another_one_another(analysis):
     assert first.to_data() == again.to_data()
     assert np.array_equal(first.search_s, again.search_s)
     assert not np.array_equal(first.search_s, other.search_s)
+
+
+def test_who_has_nothing_on_a_device_does_not_wait_for_it(analysis):
+    system = system_of("cpu-only", Inputs(analysis=analysis, slo_s=0.1, rate=1.0))
+    list_device = np.full(analysis.profile.nlist, -1, dtype=np.int16)
+    list_device[analysis.curve.order[40]] = 0
+    slow = stage_table(system.table.pool, analysis.latency, list_device, 1, resident_bytes=0, device_factor=1e5)
+    found = retrieve(poisson(2 * system.table.capacity(), 1_000, seed=2).arrivals, slow, system.rules, seed=1)
+    many = np.repeat(found.batches, found.batches) > 1
+    took, alone = (found.done_s - found.started_s)[many], (found.hit_rate == 0)[many]
+    assert 0.05 < alone.mean() < 0.95
+    own = np.repeat(found.engine_s, found.batches)[many]
+    assert (took <= own + 1e-9)[alone].all()
+    assert (took > own + 1e-9)[~alone].all()
+
+
+def test_an_idle_engine_wakes_first_and_a_busy_one_pauses(analysis):
+    system = constant_service(analysis, T, max_batch=1)
+    rules = replace(system.rules, wake_s=(1e-3,), between_s=2e-3)
+    found = retrieve(np.array([0.0, 1.0, 1.0005, 1.002, 2.0]), system.table, rules, seed=0)
+    assert found.started_s == pytest.approx([0.001, 1.001, 1.013, 1.025, 2.001])
+    assert found.done_s - found.started_s == pytest.approx(T)
+
+
+def test_requests_gather_while_an_engine_wakes(analysis):
+    system = constant_service(analysis, T, max_batch=None)
+    found = retrieve(np.array([0.0, 0.004, 0.2]), system.table, replace(system.rules, wake_s=(0.005,)), seed=0)
+    assert found.batches.tolist() == [2, 1]
