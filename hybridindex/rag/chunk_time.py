@@ -1,44 +1,22 @@
 """How long the next chunk will take to generate: the window that a retrieval can hide in (PipeRAG, §3.2, S3).
 
 The first token's time and the time per token are each a line in the sequence length (O2: attention grows with it),
-fitted to what was seen lately: old chunks fade, so the model follows the LLM's load. Pure but for its own state.
+fitted to what was seen lately: old chunks fade, so the model follows the LLM's load. A retrieval counts on the shortest
+of such chunks, not on the average one. What nprobe then fits is the router's matter (``router.deadline``), but for what
+it does not see: the way to it, and reading passages. Pure but for its own state.
 """
 
 from __future__ import annotations
 
-from hybridindex.errors import InvalidInputError
+from hybridindex.running import FadingLine, RecentValues
 from hybridindex.types import LLMMeasurement
 
-__all__ = ["ChunkTimeModel", "FadingLine"]
+__all__ = ["ChunkTimeModel"]
 
-
-class FadingLine:
-    """y = a + b·x by least squares, b never below 0; an observation is worth ``keep`` of the next. One thread."""
-
-    def __init__(self, keep: float = 0.8) -> None:
-        """Raises InvalidInputError: ``keep`` not in (0, 1]."""
-        if not 0 < keep <= 1:
-            raise InvalidInputError(f"keep is {keep!r}; expected a number above 0, 1 at most")
-        self._keep = keep
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
-
-    def observe(self, x: float, y: float) -> None:
-        """Takes one point into account."""
-        # Means and central sums, updated in place: plain sums of squares would cancel.
-        self._weight = self._keep * self._weight + 1.0
-        share = 1.0 / self._weight
-        dx, dy = x - self._x, y - self._y
-        self._x += share * dx
-        self._y += share * dy
-        self._xx = self._keep * self._xx + (1 - share) * dx * dx
-        self._xy = self._keep * self._xy + (1 - share) * dx * dy
-
-    def predict(self, x: float) -> float | None:
-        """y at ``x``, never below 0; None before the first observation. The mean where x never varied."""
-        if self._weight == 0:
-            return None
-        slope = max(0.0, self._xy / self._xx) if self._xx > 1e-9 else 0.0
-        return max(0.0, self._y + slope * (x - self._x))
+#: Of chunks, should take as long as a retrieval counts on; of searches, should end in the time that they are given.
+_IN_TIME = 0.95
+#: Least part of its time that a search is given because others overran theirs.
+_LEAST_PART = 0.5
 
 
 class ChunkTimeModel:
@@ -48,6 +26,10 @@ class ChunkTimeModel:
         """``keep``: worth of a chunk beside the one after it."""
         self._first = FadingLine(keep)
         self._per_token = FadingLine(keep)
+        #: Seconds over the predicted ones, of chunks that the lines had not seen.
+        self._ratios = RecentValues()
+        #: Seconds that searches took over those that they were given.
+        self._overruns = RecentValues()
 
     @classmethod
     def of_measurement(cls, measurement: LLMMeasurement, keep: float = 0.8) -> ChunkTimeModel:
@@ -66,6 +48,9 @@ class ChunkTimeModel:
 
     def observe(self, length: int, tokens: int, first_token_s: float, seconds: float) -> None:
         """One chunk: ``tokens`` generated after a prompt of ``length`` tokens."""
+        predicted = self.predict_s(length, tokens)
+        if predicted:
+            self._ratios.add(seconds / predicted)
         self._first.observe(length, first_token_s)
         if tokens > 1:
             # Half of the chunk's own tokens stand before the average one.
@@ -78,3 +63,21 @@ class ChunkTimeModel:
         if first is None:
             return None
         return first + max(0, tokens - 1) * (per_token or 0.0)
+
+    def predict_least_s(self, length: int, tokens: int) -> float | None:
+        """Seconds that 95 % of such chunks take or exceed: what a retrieval may count on.
+
+        From how far the last chunks were from what was predicted for them; never more than :meth:`predict_s`.
+        """
+        predicted = self.predict_s(length, tokens)
+        if predicted is None:
+            return None
+        return predicted * min(1.0, self._ratios.lower(_IN_TIME) or 1.0)
+
+    def observe_search(self, given_s: float, taken_s: float) -> None:
+        """One search beside a chunk: the time it was given, above 0, and took, passages in hand."""
+        self._overruns.add(taken_s / given_s)
+
+    def part_to_give(self) -> float:
+        """The part of the time left that a search is given, so that 95 % end in all of it: 0.5 to 1."""
+        return max(_LEAST_PART, 1.0 / max(1.0, self._overruns.upper(_IN_TIME) or 1.0))

@@ -89,8 +89,8 @@ class PeriodicRetrieval:
     max_tokens: int = 256
     #: Floor of nprobe under a deadline.
     min_nprobe: int = 1
-    #: Part of the predicted generation time that a retrieval may take.
-    margin: float = 0.9
+    #: Part of the shortest generation time to be expected that a retrieval may take.
+    margin: float = 0.95
     #: "replace": each chunk is prompted with its passages alone. "append": passages are added behind the text so far,
     #: so that the server's cache of what came before stays good.
     placement: Literal["replace", "append"] = "replace"
@@ -131,6 +131,19 @@ class PeriodicRetrieval:
     def query_of(self, text: str) -> str:
         """The window at the end of ``text``."""
         return tail_of(text, self.token_starts([text])[0].tolist(), self.window).strip()
+
+    def prompt_of(self, question: str, text: str, transcript: str, passages: Sequence[Passage], fresh: bool) -> str:
+        """What the next chunk is asked with.
+
+        Args:
+            text: of the answer so far.
+            transcript: the prompt before and what was written after it; empty before the first chunk.
+            fresh: the model has not read the passages yet.
+        """
+        if self.placement == "replace" or not transcript:
+            return answer_prompt(question, passages) + text
+        context = context_of(passages) if fresh else ""
+        return f"{transcript}\n\nMore passages:\n{context}\n\nGo on:" if context else transcript
 
     def shifted(self, steps: Steps, passages: Sequence[Passage], staleness: int) -> list[Passage]:
         """The passages, moved on by ``staleness`` tokens; those with nothing left are left out."""
@@ -188,11 +201,12 @@ class _Run:
         self._fresh = False
         length = plan.count_tokens(prompt)
         window_s = self._model.predict_s(length, size)
+        least_s = self._model.predict_least_s(length, size)
         started = steps.now()
         pending: Future[list[Passage]] | None = None
         # Beside the first chunk the window is that of the first search, whose results are there.
         if plan.schedule is Schedule.PIPELINED and not first and not last:
-            window = None if window_s is None else (started, window_s)
+            window = None if least_s is None else (started, least_s)
             pending = self._beside.submit(self._search, self._query(), window)
         done = steps.generate("chunk", prompt, max_tokens=size, append=True, show=True)
         self._model.observe(length, done.tokens, done.first_token_s, done.seconds)
@@ -212,15 +226,15 @@ class _Run:
         return self._plan.query_of(f"{self._steps.question} {self._text}" if self._text else self._steps.question)
 
     def _search(self, query: str, window: tuple[float, float] | None) -> list[Passage]:
-        """On either thread. ``window``: when generation of the chunk began, and its predicted seconds."""
-        plan, steps = self._plan, self._steps
+        """On either thread. ``window``: when generation of the chunk began, and its least seconds."""
+        plan, steps, part = self._plan, self._steps, self._model.part_to_give()
 
         def deadline_ms(_embed_s: float) -> float:
             assert window is not None
             # Embedding is over by now: what is left is for the network, coarse quantization and the scan.
             started, seconds = window
             left_s = seconds * plan.margin - (steps.now() - started)
-            return max(_LEAST_DEADLINE_MS, left_s * 1e3 - plan.network_ms)
+            return max(_LEAST_DEADLINE_MS, part * left_s * 1e3 - plan.network_ms)
 
         (found,) = steps.retrieve(
             "window", [query], deadline_ms=None if window is None else deadline_ms, min_nprobe=plan.min_nprobe
@@ -235,6 +249,11 @@ class _Run:
             return replace(report, missed=str(error), waited_s=time.perf_counter() - before)
         waited_s = time.perf_counter() - before
         search = next(event for event in reversed(self._steps.events) if isinstance(event, Retrieved))
+        # At the floor a search takes what it takes: that says nothing about how well deadlines are met.
+        chosen = search.nprobe_used[0] > self._plan.min_nprobe
+        if chosen and search.deadline_ms is not None:
+            given_s = (search.deadline_ms + self._plan.network_ms) / 1e3
+            self._model.observe_search(given_s, search.seconds - search.embed_s)
         return replace(
             report,
             deadline_ms=search.deadline_ms,
@@ -249,10 +268,7 @@ class _Run:
         self._seen = self._seen + passages
 
     def _prompt(self) -> str:
-        if self._plan.placement == "replace" or not self._transcript:
-            return answer_prompt(self._steps.question, self._passages) + self._text
-        context = context_of(self._passages) if self._fresh else ""
-        return f"{self._transcript}\n\nMore passages:\n{context}\n\nGo on:" if context else self._transcript
+        return self._plan.prompt_of(self._steps.question, self._text, self._transcript, self._passages, self._fresh)
 
 
 def round_trip_ms(session: RetrievalSession, tries: int = 3) -> float:

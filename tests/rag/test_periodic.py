@@ -14,7 +14,7 @@ from hybridindex.errors import (
     InvalidInputError,
     UnreachableError,
 )
-from hybridindex.rag.chunk_time import ChunkTimeModel, FadingLine
+from hybridindex.rag.chunk_time import ChunkTimeModel
 from hybridindex.rag.generator import Finished
 from hybridindex.rag.periodic import PeriodicRetrieval, Schedule, round_trip_ms
 from hybridindex.rag.quality import Likelihood, answer_likelihood, periodic_likelihood
@@ -221,29 +221,6 @@ def test_round_trips(router):
 # The model of generation times
 
 
-def test_a_line_is_found_again():
-    line = FadingLine(1.0)
-    assert line.predict(3) is None
-    line.observe(5, 2.0)
-    assert line.predict(100) == 2.0
-    for x in range(10):
-        line.observe(x, 1 + 0.2 * x)
-    assert line.predict(50) == pytest.approx(11.0, rel=0.05)
-    falling = FadingLine(1.0)
-    for x in range(10):
-        falling.observe(x, 10.0 - x)
-    assert falling.predict(100) == pytest.approx(5.5), "a longer sequence never predicts less time"
-
-
-def test_a_line_follows_the_load():
-    line = FadingLine(0.5)
-    for x in range(20):
-        line.observe(x, 1.0)
-    for x in range(20):
-        line.observe(x, 3.0)
-    assert line.predict(10) == pytest.approx(3.0, abs=0.01)
-
-
 def test_chunk_times_grow_with_the_sequence():
     """0.2 s + 1 ms a prompt token to the first, 10 ms + 0.02 ms per token before it for each other."""
     model = ChunkTimeModel(1.0)
@@ -255,8 +232,47 @@ def test_chunk_times_grow_with_the_sequence():
     predicted = model.predict_s(2000, 64)
     assert predicted == pytest.approx(2.2 + 63 * (0.01 + 0.00002 * 2032), rel=1e-6)
     assert model.predict_s(2000, 1) == pytest.approx(2.2, rel=1e-6)
-    with pytest.raises(InvalidInputError, match="keep is 0"):
-        FadingLine(0)
+
+
+def test_a_retrieval_counts_on_the_shortest_chunks():
+    """A server whose tokens take 10 ms, and every fourth time 8 ms."""
+    model = ChunkTimeModel()
+    assert model.predict_least_s(100, 11) is None
+    for number in range(80):
+        model.observe(100, 11, 0.0, 0.08 if number % 4 == 3 else 0.1)
+    assert model.predict_s(100, 11) == pytest.approx(0.095, abs=0.004)
+    assert 0.07 < model.predict_least_s(100, 11) < 0.085
+    steady = ChunkTimeModel()
+    for _ in range(30):
+        steady.observe(100, 11, 0.0, 0.1)
+    assert steady.predict_least_s(100, 11) == pytest.approx(steady.predict_s(100, 11))
+
+
+def test_searches_are_given_less_where_they_overrun():
+    model = ChunkTimeModel()
+    assert model.part_to_give() == 1.0
+    for _ in range(30):
+        model.observe_search(1.0, 0.7)
+    assert model.part_to_give() == 1.0, "searches that end early are not given more than there is"
+    for _ in range(4):
+        model.observe_search(1.0, 1.25)
+    assert model.part_to_give() == pytest.approx(0.8)
+    for _ in range(64):
+        model.observe_search(1.0, 9.0)
+    assert model.part_to_give() == 0.5
+    for _ in range(64):
+        model.observe_search(1.0, 1.0)
+    assert model.part_to_give() == 1.0, "what was long ago is forgotten"
+
+
+def test_what_searches_overran_is_taken_off_the_next_deadline(retriever):
+    model = slow_model()
+    write(retriever, plan(), *CHUNKS, model=model)
+    for _ in range(64):
+        model.observe_search(1.0, 2.0)
+    cut, _ = write(retriever, plan(), *CHUNKS, model=model)
+    for chunk in cut.chunks[1:]:
+        assert chunk.deadline_ms <= 0.5 * 0.95 * chunk.window_s * 1e3
 
 
 def measured(**changes):
@@ -340,6 +356,22 @@ def test_passages_of_a_reference_are_shifted_as_those_of_a_run(retriever, docume
             assert shift_passage(documents, one, staleness) in prompts[number]
     for one in first:
         assert documents.read([one])[one].document.text not in prompts[1]
+
+
+def test_appended_passages_of_a_reference_are_those_of_a_run(retriever):
+    appending = plan(placement="append")
+    scorer = Overlap()
+    with Steps(QUESTION, retriever, replay()) as steps:
+        periodic_likelihood(appending, steps, scorer, "".join(CHUNKS))
+    _, prompts = write(retriever, appending, *CHUNKS)
+    assert [prompt for prompt, _ in scorer.scored] == prompts
+
+
+def test_chunks_of_a_reference_begin_with_their_white_space(retriever):
+    """As an LLM's tokens do: the border would else fall into the middle of one."""
+    _, scored, _ = likelihood(retriever, Schedule.NONE, REFERENCE)
+    assert [text[0] == " " for _, text in scored] == [False, True, True]
+    assert not any(text.endswith(" ") for _, text in scored)
 
 
 def test_likelihood_of_an_answer():

@@ -1,0 +1,61 @@
+"""The model of host scans behind deadlines: pure, fed with stated times."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hybridindex.router.deadline import PaceEstimator, nprobe_for_deadline
+
+#: (1, 100) bytes of each probe.
+LISTS = np.full((1, 100), 1000, np.int64)
+
+
+def seen(times):
+    pace = PaceEstimator()
+    for nbytes, seconds in times:
+        pace.observe(nbytes, seconds)
+    return pace
+
+
+def chosen(pace, window_s, other_bytes=0):
+    return nprobe_for_deadline(LISTS, other_bytes, window_s, pace, 1, 100)
+
+
+def test_nothing_is_lowered_while_nothing_is_known():
+    assert PaceEstimator().predictor() is None
+    assert chosen(seen([(0, 5.0)]), 1e-9) == 100
+
+
+def test_a_scan_costs_something_before_its_first_byte():
+    """1 ms, and 1 us a byte: small scans alone look slow, and must not keep a larger one small."""
+    pace = seen([(1000 * n, 1e-3 + 1e-6 * 1000 * n) for n in (2, 5, 9, 20, 3, 14) * 5])
+    assert chosen(pace, 51e-3) == pytest.approx(50, abs=2)
+    assert chosen(pace, 51e-3, other_bytes=20_000) == pytest.approx(30, abs=2)
+
+
+def test_the_slowest_twentieth_counts():
+    """Every tenth scan takes half as long again: the average would be late with it."""
+    pace = seen([(50_000, 0.15 if n % 10 == 9 else 0.1) for n in range(200)])
+    assert pace.predictor()(50_000) == pytest.approx(0.15, rel=0.08)
+    calm = seen([(50_000, 0.1)] * 100)
+    assert calm.predictor()(50_000) == pytest.approx(0.1)
+
+
+def test_one_interrupted_scan_changes_little():
+    pace = seen([(50_000, 0.1)] * 100)
+    pace.observe(50_000, 60.0)
+    assert pace.predictor()(50_000) < 0.14
+    for _ in range(20):
+        pace.observe(50_000, 0.1)
+    assert chosen(pace, 0.1 + 1e-9) >= 44
+
+
+def test_a_host_that_got_slower_is_followed():
+    pace = seen([(50_000, 0.1)] * 50 + [(50_000, 2.0)] * 40)
+    assert pace.predictor()(50_000) >= 2.0
+
+
+def test_the_floor_holds():
+    pace = seen([(1, 3600.0)])
+    assert nprobe_for_deadline(LISTS, 0, 0.05, pace, 3, 16) == 3
