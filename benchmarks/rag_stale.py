@@ -156,6 +156,9 @@ def _view(view: Embedder, documents: DocumentStore, windows: _Windows, found: di
                 "cosine_shifted": _cosines(view, rest(moved), rest(fresh)),
                 "to_following": _cosines(view, old, windows.following),
                 "to_following_shifted": _cosines(view, rest(moved), rest(windows.following)),
+                # Over the same windows: where nothing is left, there is no shifted passage.
+                "shift_gains_to_following": _cosines(view, rest(moved), rest(windows.following))
+                - _cosines(view, rest(old), rest(windows.following)),
                 "nothing_left": 1 - len(left) / len(moved),
                 "piperag": theirs,
             }

@@ -24,9 +24,9 @@ def tables(parts: dict[str, Any]) -> None:
         show(
             f"stale windows against the newest; {name}: random pairs {view['random_pairs']:.3f}, the newest window's "
             f"first and second passage {view['first_and_second']:.3f}",
-            ["tokens", "same passage", "cosine", "shifted", "to what follows", "shifted", "PipeRAG"],
+            ["tokens", "same passage", "cosine", "shifted", "to what follows", "shift gains", "PipeRAG"],
             [[r["staleness"], f"{r['same_passage']:.0%}", r["cosine"], r["cosine_shifted"], r["to_following"],
-              r["to_following_shifted"], r["piperag"]] for r in view["rows"]],
+              r["shift_gains_to_following"], r["piperag"]] for r in view["rows"]],
         )  # fmt: skip
     for corpus in parts.get("staleness", {}).get("corpora", []):
         show(

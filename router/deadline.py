@@ -23,8 +23,9 @@ __all__ = ["PaceEstimator", "nprobe_for_deadline"]
 _IN_TIME = 0.95
 #: Worth of a scan beside the one after it.
 _KEEP = 0.9
-#: Where scans differ by less than a tenth in bytes, time is taken to be proportional to them.
-_THROUGH_ORIGIN = 0.01
+#: Time is nearly proportional to bytes. A free line through a few scans of about one size, one of them slow, can be
+#: flat: then no nprobe would seem to fit, down to the floor.
+_THROUGH_ORIGIN = 0.1
 #: A scan counts as this many times its prediction at most: one that was interrupted says little about the next.
 _MOST = 4.0
 

@@ -2,8 +2,8 @@
 
 The first token's time and the time per token are each a line in the sequence length (O2: attention grows with it),
 fitted to what was seen lately: old chunks fade, so the model follows the LLM's load. A retrieval counts on the shortest
-of such chunks, not on the average one. What nprobe then fits is the router's matter (``router.deadline``), but for what
-it does not see: the way to it, and reading passages. Pure but for its own state.
+of such chunks, not on the average one; what nprobe fits into it is the router's matter (``router.deadline``). Pure but
+for its own state.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from hybridindex.types import LLMMeasurement
 
 __all__ = ["ChunkTimeModel"]
 
-#: Of chunks, should take as long as a retrieval counts on; of searches, should end in the time that they are given.
-_IN_TIME = 0.95
-#: Least part of its time that a search is given because others overran theirs.
-_LEAST_PART = 0.5
+#: Of chunks, should take as long as a retrieval counts on.
+_AS_LONG = 0.95
 
 
 class ChunkTimeModel:
@@ -28,8 +26,6 @@ class ChunkTimeModel:
         self._per_token = FadingLine(keep)
         #: Seconds over the predicted ones, of chunks that the lines had not seen.
         self._ratios = RecentValues()
-        #: Seconds that searches took over those that they were given.
-        self._overruns = RecentValues()
 
     @classmethod
     def of_measurement(cls, measurement: LLMMeasurement, keep: float = 0.8) -> ChunkTimeModel:
@@ -72,12 +68,4 @@ class ChunkTimeModel:
         predicted = self.predict_s(length, tokens)
         if predicted is None:
             return None
-        return predicted * min(1.0, self._ratios.lower(_IN_TIME) or 1.0)
-
-    def observe_search(self, given_s: float, taken_s: float) -> None:
-        """One search beside a chunk: the time it was given, above 0, and took, passages in hand."""
-        self._overruns.add(taken_s / given_s)
-
-    def part_to_give(self) -> float:
-        """The part of the time left that a search is given, so that 95 % end in all of it: 0.5 to 1."""
-        return max(_LEAST_PART, 1.0 / max(1.0, self._overruns.upper(_IN_TIME) or 1.0))
+        return predicted * min(1.0, self._ratios.lower(_AS_LONG) or 1.0)

@@ -227,14 +227,15 @@ class _Run:
 
     def _search(self, query: str, window: tuple[float, float] | None) -> list[Passage]:
         """On either thread. ``window``: when generation of the chunk began, and its least seconds."""
-        plan, steps, part = self._plan, self._steps, self._model.part_to_give()
+        plan, steps = self._plan, self._steps
 
         def deadline_ms(_embed_s: float) -> float:
             assert window is not None
-            # Embedding is over by now: what is left is for the network, coarse quantization and the scan.
+            # Embedding is over by now: what is left is for the network, coarse quantization and the scan. The router
+            # keeps to it as well as it can; the margin is for reading passages.
             started, seconds = window
             left_s = seconds * plan.margin - (steps.now() - started)
-            return max(_LEAST_DEADLINE_MS, part * left_s * 1e3 - plan.network_ms)
+            return max(_LEAST_DEADLINE_MS, left_s * 1e3 - plan.network_ms)
 
         (found,) = steps.retrieve(
             "window", [query], deadline_ms=None if window is None else deadline_ms, min_nprobe=plan.min_nprobe
@@ -249,11 +250,6 @@ class _Run:
             return replace(report, missed=str(error), waited_s=time.perf_counter() - before)
         waited_s = time.perf_counter() - before
         search = next(event for event in reversed(self._steps.events) if isinstance(event, Retrieved))
-        # At the floor a search takes what it takes: that says nothing about how well deadlines are met.
-        chosen = search.nprobe_used[0] > self._plan.min_nprobe
-        if chosen and search.deadline_ms is not None:
-            given_s = (search.deadline_ms + self._plan.network_ms) / 1e3
-            self._model.observe_search(given_s, search.seconds - search.embed_s)
         return replace(
             report,
             deadline_ms=search.deadline_ms,

@@ -248,33 +248,6 @@ def test_a_retrieval_counts_on_the_shortest_chunks():
     assert steady.predict_least_s(100, 11) == pytest.approx(steady.predict_s(100, 11))
 
 
-def test_searches_are_given_less_where_they_overrun():
-    model = ChunkTimeModel()
-    assert model.part_to_give() == 1.0
-    for _ in range(30):
-        model.observe_search(1.0, 0.7)
-    assert model.part_to_give() == 1.0, "searches that end early are not given more than there is"
-    for _ in range(4):
-        model.observe_search(1.0, 1.25)
-    assert model.part_to_give() == pytest.approx(0.8)
-    for _ in range(64):
-        model.observe_search(1.0, 9.0)
-    assert model.part_to_give() == 0.5
-    for _ in range(64):
-        model.observe_search(1.0, 1.0)
-    assert model.part_to_give() == 1.0, "what was long ago is forgotten"
-
-
-def test_what_searches_overran_is_taken_off_the_next_deadline(retriever):
-    model = slow_model()
-    write(retriever, plan(), *CHUNKS, model=model)
-    for _ in range(64):
-        model.observe_search(1.0, 2.0)
-    cut, _ = write(retriever, plan(), *CHUNKS, model=model)
-    for chunk in cut.chunks[1:]:
-        assert chunk.deadline_ms <= 0.5 * 0.95 * chunk.window_s * 1e3
-
-
 def measured(**changes):
     alone = LLMLevel(
         concurrency=1, n_requests=4, input_tokens=100, output_tokens=100, throughput_rps=1,
