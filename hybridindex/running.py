@@ -6,7 +6,6 @@ them is in ``router.deadline`` (host scans) and ``rag.chunk_time`` (generation).
 
 from __future__ import annotations
 
-import math
 from collections import deque
 
 from hybridindex.errors import InvalidInputError
@@ -20,16 +19,17 @@ class FadingLine:
     def __init__(self, keep: float = 0.8, *, through_origin: float = 0.0) -> None:
         """
         Args:
-            through_origin: weight, as a share of the observations, of a line through the origin. It decides where x
-                hardly varied; where x varied much it is nothing. 0: there the line is flat.
+            through_origin: how far the slope is drawn to that of the line from the origin to the mean of the points:
+                steady where these are few or of one size, when a free slope may be anything. 0: not at all, 1: it is
+                the slope of the best line through the origin, and only the height is free.
 
         Raises:
-            InvalidInputError: ``keep`` not in (0, 1], or a weight below 0.
+            InvalidInputError: ``keep`` not in (0, 1], ``through_origin`` not in [0, 1].
         """
         if not 0 < keep <= 1:
             raise InvalidInputError(f"keep is {keep!r}; expected a number above 0, 1 at most")
-        if not 0 <= through_origin < math.inf:
-            raise InvalidInputError(f"through_origin is {through_origin!r}; expected a number, 0 or more")
+        if not 0 <= through_origin <= 1:
+            raise InvalidInputError(f"through_origin is {through_origin!r}; expected a number from 0 to 1")
         self._keep = keep
         self._through_origin = through_origin
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
@@ -49,10 +49,9 @@ class FadingLine:
         """y at ``x``, never below 0; None before the first observation."""
         if self._weight == 0:
             return None
-        # The slope minimises the squares of the points and, so often, those of the mean point's line to the origin.
-        pull = self._through_origin * self._weight * self._x
-        spread = self._xx + pull * self._x
-        slope = max(0.0, (self._xy + pull * self._y) / spread) if spread > 1e-9 else 0.0
+        drawn = self._through_origin * self._weight * self._x
+        xx, xy = self._xx + drawn * self._x, self._xy + drawn * self._y
+        slope = max(0.0, xy / xx) if xx > 1e-9 else 0.0
         return max(0.0, self._y + slope * (x - self._x))
 
 

@@ -23,9 +23,6 @@ __all__ = ["PaceEstimator", "nprobe_for_deadline"]
 _IN_TIME = 0.95
 #: Worth of a scan beside the one after it.
 _KEEP = 0.9
-#: Time is nearly proportional to bytes. A free line through a few scans of about one size, one of them slow, can be
-#: flat: then no nprobe would seem to fit, down to the floor.
-_THROUGH_ORIGIN = 0.1
 #: A scan counts as this many times its prediction at most: one that was interrupted says little about the next.
 _MOST = 4.0
 
@@ -35,7 +32,9 @@ class PaceEstimator:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._line = FadingLine(_KEEP, through_origin=_THROUGH_ORIGIN)
+        # Time is nearly proportional to bytes. A free line through a few scans of about one size, one of them slow, can
+        # be flat: then not even the floor would seem to fit.
+        self._line = FadingLine(_KEEP, through_origin=1.0)
         #: Seconds over the line's, of scans that it had not seen.
         self._ratios = RecentValues()
 

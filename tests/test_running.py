@@ -31,26 +31,37 @@ def test_a_line_follows_the_load():
     assert line.predict(10) == pytest.approx(3.0, abs=0.01)
 
 
-def test_points_of_one_size_give_a_line_through_the_origin():
-    line = FadingLine(0.9, through_origin=0.01)
+def test_a_line_through_the_origin_is_steady():
+    points = [(100, 5.0), (90, 6.0)]
+    steady, free = FadingLine(through_origin=1.0), FadingLine()
+    for x, y in points:
+        steady.observe(x, y)
+        free.observe(x, y)
+    assert free.predict(10) > 5.0
+    assert steady.predict(10) == pytest.approx(0.6, abs=0.3)
+    assert steady.predict(200) == pytest.approx(11.5, abs=0.5)
+
+
+def test_a_line_through_the_origin_has_the_height_of_its_points():
+    line = FadingLine(1.0, through_origin=1.0)
     for _ in range(20):
         line.observe(100, 5.0)
-    assert line.predict(200) == pytest.approx(10.0)
-    flat = FadingLine(0.9)
+    assert line.predict(100) == pytest.approx(5.0)
     for _ in range(20):
-        flat.observe(100, 5.0)
-    assert flat.predict(200) == 5.0
+        line.observe(100, 7.0)
+    assert line.predict(100) == pytest.approx(6.0)
 
 
-def test_points_of_many_sizes_decide_by_themselves():
-    line = FadingLine(1.0, through_origin=0.01)
+def test_a_line_drawn_a_little_follows_points_that_differ():
+    line = FadingLine(1.0, through_origin=0.02)
+    line.observe(100, 5.0)
+    assert line.predict(20) == pytest.approx(1.0)
     for x in range(10, 200, 10):
-        line.observe(x, 3.0 + 0.05 * x)
-    assert line.predict(400) == pytest.approx(23.0, rel=0.05)
-    assert line.predict(0) == pytest.approx(3.0, rel=0.1)
+        line.observe(x, 3.0 + 0.02 * x)
+    assert line.predict(400) == pytest.approx(11.0, rel=0.1)
 
 
-@pytest.mark.parametrize("options", [{"keep": 0.0}, {"keep": 1.1}, {"through_origin": -1.0}])
+@pytest.mark.parametrize("options", [{"keep": 0.0}, {"keep": 1.1}, {"through_origin": -0.1}, {"through_origin": 2.0}])
 def test_wrong_weights_are_named(options):
     (name,) = options
     with pytest.raises(InvalidInputError, match=f"{name} is"):

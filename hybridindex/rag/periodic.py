@@ -200,8 +200,11 @@ class _Run:
         prompt = self._prompt()
         self._fresh = False
         length = plan.count_tokens(prompt)
-        window_s = self._model.predict_s(length, size)
-        least_s = self._model.predict_least_s(length, size)
+        # An appended prompt begins with all that was put before; of another one the server knows little.
+        known = plan.count_tokens(self._transcript) if plan.placement == "append" and self._transcript else 0
+        unseen = max(1, length - known)
+        window_s = self._model.predict_s(length, size, unseen=unseen)
+        least_s = self._model.predict_least_s(length, size, unseen=unseen)
         started = steps.now()
         pending: Future[list[Passage]] | None = None
         # Beside the first chunk the window is that of the first search, whose results are there.
@@ -209,7 +212,7 @@ class _Run:
             window = None if least_s is None else (started, least_s)
             pending = self._beside.submit(self._search, self._query(), window)
         done = steps.generate("chunk", prompt, max_tokens=size, append=True, show=True)
-        self._model.observe(length, done.tokens, done.first_token_s, done.seconds)
+        self._model.observe(length, done.tokens, done.first_token_s, done.seconds, unseen=unseen)
         self._text += done.text
         self._transcript = prompt + done.text
         report = ChunkReport(tokens=done.tokens, generation_s=done.seconds, window_s=window_s)

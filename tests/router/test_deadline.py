@@ -27,11 +27,20 @@ def test_nothing_is_lowered_while_nothing_is_known():
     assert chosen(seen([(0, 5.0)]), 1e-9) == 100
 
 
-def test_a_scan_costs_something_before_its_first_byte():
-    """1 ms, and 1 us a byte: small scans alone look slow, and must not keep a larger one small."""
-    pace = seen([(1000 * n, 1e-3 + 1e-6 * 1000 * n) for n in (2, 5, 9, 20, 3, 14) * 5])
-    assert chosen(pace, 51e-3) == pytest.approx(50, abs=4)
-    assert chosen(pace, 51e-3, other_bytes=20_000) == pytest.approx(30, abs=4)
+def test_what_a_scan_costs_before_its_first_byte_keeps_no_nprobe_small():
+    """1 ms, and 1 us a byte: small scans look slow. Nprobe grows until the line stands where scans are."""
+    pace = seen([(1000, 2e-3)] * 5)
+    assert 20 <= chosen(pace, 51e-3) < 30
+    for _ in range(30):
+        nprobe = chosen(pace, 51e-3)
+        pace.observe(1000 * nprobe, 1e-3 + 1e-3 * nprobe)
+    assert chosen(pace, 51e-3) >= 48
+
+
+def test_other_requests_of_the_batch_take_their_part():
+    pace = seen([(50_000, 0.05)] * 5)
+    assert chosen(pace, 0.0501) == 50
+    assert chosen(pace, 0.0501, other_bytes=20_000) == 30
 
 
 def test_the_slowest_twentieth_counts():
