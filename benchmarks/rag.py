@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 
 from benchmarks.common import arguments, write
@@ -33,6 +34,7 @@ from benchmarks.rag_overlap import Assumed, overlaps, replays
 from benchmarks.rag_periodic import balance, written
 from benchmarks.rag_quality import likelihoods
 from benchmarks.rag_record import questions, record, recorded
+from benchmarks.rag_scorer import LocalScorer
 from benchmarks.rag_sentences import SentenceEmbedder
 from benchmarks.rag_stale import similarities
 from benchmarks.rag_tables import tables
@@ -63,8 +65,9 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", type=int, default=32)
     parser.add_argument("--balance", type=float, default=0.8, help="a full search against a chunk's generation")
     parser.add_argument("--repeats", type=int, default=2, help="questions of the parts with an LLM")
-    parser.add_argument("--references", type=int, default=8)
-    parser.add_argument("--placement", choices=("append", "replace"), default="append")
+    parser.add_argument("--references", type=int, default=16)
+    parser.add_argument("--placement", choices=("insert", "replace"), default="insert")
+    parser.add_argument("--weights", type=Path, metavar="FOLDER", help="of the served model: quality without its echo")
     parser.add_argument("--sentences", type=Path, metavar="FOLDER", help="all-MiniLM-L6-v2, for staleness")
 
 
@@ -183,7 +186,9 @@ def main() -> None:
                     return Retriever(Hiding(host.source, hidden), centered, texts, k=1, nprobe=options.nprobe)
 
                 kept = options.kept / "quality.texts.json"
-                return likelihoods(without, plain, plan, held_out[: options.references], kept, say)
+                short = references(texts, options.references, 5, index.count)
+                scorer = plain if options.weights is None else LocalScorer(options.weights)
+                return likelihoods(without, plain, scorer, plan, short, kept, say)
 
         todo = {
             "overlap": overlap, "staleness": staleness, "deadlines": deadlines, "replay": replay, "piperag": piperag,
@@ -191,9 +196,9 @@ def main() -> None:
         }  # fmt: skip
         wanted = options.only or PARTS
         parts = {name: measured(options.kept, name, name in options.again, todo[name]) for name in wanted}
-        model = llm.model
+        served = {"model": llm.model, "server": httpx.get(f"{options.llm}/version", trust_env=False).json()}
     tables(parts)
-    write(options.json, "rag", {"model": model, "nprobe": options.nprobe, "nlist": index.nlist, **parts})
+    write(options.json, "rag", {**served, "nprobe": options.nprobe, "nlist": index.nlist, **parts})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.rag_corpus import Reference
 from hybridindex.rag.generator import OpenAIGenerator
 from hybridindex.rag.periodic import PeriodicRetrieval, Schedule
-from hybridindex.rag.quality import periodic_likelihood
+from hybridindex.rag.quality import Scorer, periodic_likelihood
 from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.steps import Steps
 
@@ -29,8 +29,8 @@ Rows = dict[str, Any]
 
 
 def likelihoods(
-    open_retriever: Callable[[frozenset[int]], Retriever], generator: OpenAIGenerator, plan: PeriodicRetrieval,
-    texts: Sequence[Reference], kept: Path, progress: Callable[[str], object],
+    open_retriever: Callable[[frozenset[int]], Retriever], generator: OpenAIGenerator, scorer: Scorer,
+    plan: PeriodicRetrieval, texts: Sequence[Reference], kept: Path, progress: Callable[[str], object],
 ) -> Rows:  # fmt: skip
     """Per schedule, over all tokens. ``kept``: a file of what is known, so that an interrupted run goes on."""
     plans = {str(schedule): replace(plan, schedule=schedule) for schedule in Schedule}
@@ -41,7 +41,7 @@ def likelihoods(
             key = f"{number} {plan.placement} {plan.interval} {name}"
             if key not in known:
                 with Steps(reference.question, open_retriever(reference.ids), generator) as steps:
-                    found = periodic_likelihood(one, steps, generator, reference.text)
+                    found = periodic_likelihood(one, steps, scorer, reference.text)
                 known[key] = [found.tokens, found.log_likelihood]
                 kept.write_text(json.dumps(known))
         progress(f"reference {number} of {len(texts)}")

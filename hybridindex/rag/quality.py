@@ -74,10 +74,11 @@ def periodic_likelihood(plan: PeriodicRetrieval, steps: Steps, scorer: Scorer, r
     values: list[float] = []
     passages: list[Passage] = []
     found: list[Passage] = []
-    window_end, begin, transcript = 0, 0, ""
+    first = passages
+    window_end, begin = 0, 0
     for number, end in enumerate(cuts):
         if plan.schedule is not Schedule.NONE and number == 0:
-            passages = found = _search(plan, steps, "")
+            passages = found = first = _search(plan, steps, "")
         elif plan.schedule is Schedule.SYNCHRONOUS:
             passages = _search(plan, steps, reference[:begin])
         elif plan.schedule is Schedule.PIPELINED:
@@ -85,10 +86,8 @@ def periodic_likelihood(plan: PeriodicRetrieval, steps: Steps, scorer: Scorer, r
             if number > 1:
                 found = _search(plan, steps, reference[:window_end])
             passages = plan.shifted(steps, found, plan.count_tokens(reference[window_end:begin]))
-        fresh = number == 0 or plan.schedule in (Schedule.SYNCHRONOUS, Schedule.PIPELINED)
-        prompt = plan.prompt_of(steps.question, reference[:begin], transcript, passages, fresh)
+        prompt = plan.prompt_of(steps.question, reference[:begin], first, passages)
         values += scorer.score(prompt, reference[begin:end])
-        transcript = prompt + reference[begin:end]
         window_end, begin = begin, end
     return _total(values)
 

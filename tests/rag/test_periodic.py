@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 
@@ -63,6 +62,10 @@ def write(retriever, piperag, *texts, model=None):
     return written, generator.prompts
 
 
+def retrieved(written):
+    return [event for event in written.answer.events if isinstance(event, Retrieved)]
+
+
 def searched(written):
     return [event.texts[0] for event in written.answer.events if isinstance(event, Retrieved)]
 
@@ -105,12 +108,21 @@ def test_chunks_are_prompted_with_shifted_passages(retriever, documents):
     assert plain.answer.text == written.answer.text
 
 
-def test_appending_keeps_what_was_put_before(retriever):
-    _, prompts = write(retriever, plan(placement="append"), *CHUNKS)
-    for earlier, later in itertools.pairwise(prompts):
-        assert later.startswith(earlier)
-    _, prompts = write(retriever, plan(Schedule.ONCE, placement="append"), *CHUNKS)
-    assert prompts[1] == prompts[0] + CHUNKS[0], "passages that were read are not read again"
+def test_inserted_passages_stand_before_the_end_of_the_text(retriever, documents):
+    written, prompts = write(retriever, plan(placement="insert", behind=3), *CHUNKS)
+    first, second = ([documents.read([one])[one].document.text for one in e.ids[0]] for e in retrieved(written)[:2])
+    head = prompts[0]
+    assert all(text in head for text in first)
+    assert all(prompt.startswith(head) for prompt in prompts), "the first passages stay in front"
+    # The text once, in two parts, the newest passages between them.
+    before, between, tail = prompts[2].removeprefix(head).partition("[1]")
+    assert before.strip() == "oak beech birch pine wave"
+    assert between
+    assert tail.endswith("\n\ntide reef salt")
+    assert shift_passage(documents, retrieved(written)[1].ids[0][0], 4) in prompts[2]
+    assert second != first
+    _, prompts = write(retriever, plan(Schedule.ONCE, placement="insert"), *CHUNKS)
+    assert prompts[1] == prompts[0] + CHUNKS[0], "passages that stand in front are not inserted as well"
 
 
 def test_an_answer_ends_where_its_tokens_do(retriever):
@@ -205,7 +217,7 @@ def test_generation_that_breaks_in_the_middle_of_a_search_ends_it(retriever, rou
     ("field", "value"),
     [
         ("interval", 0), ("window", True), ("max_tokens", 1.5), ("min_nprobe", -1), ("margin", 0), ("margin", math.nan),
-        ("network_ms", -1), ("placement", "other"),
+        ("network_ms", -1), ("placement", "other"), ("behind", 0),
     ],
 )  # fmt: skip
 def test_wrong_fields_are_named(field, value):
@@ -244,8 +256,8 @@ def test_what_the_server_has_seen_costs_no_time_to_the_first_token():
     assert model.predict_s(950, 11) == pytest.approx(1.05, rel=0.02), "all of it, where nothing is said"
 
 
-@pytest.mark.parametrize("placement", ["append", "replace"])
-def test_appended_prompts_are_known_but_for_their_end(retriever, placement):
+@pytest.mark.parametrize("placement", ["insert", "replace"])
+def test_prompts_are_known_as_far_as_they_begin_like_the_last(retriever, placement):
     class Noting(ChunkTimeModel):
         def observe(self, length, tokens, first_token_s, seconds, *, unseen=None):
             noted.append(unseen)
@@ -254,11 +266,11 @@ def test_appended_prompts_are_known_but_for_their_end(retriever, placement):
     noted: list[int] = []
     _, prompts = write(retriever, plan(placement=placement), *CHUNKS, model=Noting())
     sizes = [plan().count_tokens(prompt) for prompt in prompts]
-    assert noted[0] == sizes[0]
-    if placement == "replace":
-        assert noted == sizes
-    else:
-        assert all(0 < new < size / 2 for new, size in zip(noted[1:], sizes[1:], strict=True))
+    head = plan().count_tokens(prompts[0])
+    assert noted[0] == head
+    for new, size in zip(noted[1:], sizes[1:], strict=True):
+        # With new passages in front only the instruction before them is known.
+        assert new <= size - head if placement == "insert" else new > size / 2
 
 
 def test_a_retrieval_counts_on_the_shortest_chunks():
@@ -358,12 +370,12 @@ def test_passages_of_a_reference_are_shifted_as_those_of_a_run(retriever, docume
         assert documents.read([one])[one].document.text not in prompts[1]
 
 
-def test_appended_passages_of_a_reference_are_those_of_a_run(retriever):
-    appending = plan(placement="append")
+def test_inserted_passages_of_a_reference_are_those_of_a_run(retriever):
+    inserting = plan(placement="insert", behind=3)
     scorer = Overlap()
     with Steps(QUESTION, retriever, replay()) as steps:
-        periodic_likelihood(appending, steps, scorer, "".join(CHUNKS))
-    _, prompts = write(retriever, appending, *CHUNKS)
+        periodic_likelihood(inserting, steps, scorer, "".join(CHUNKS))
+    _, prompts = write(retriever, inserting, *CHUNKS)
     assert [prompt for prompt, _ in scorer.scored] == prompts
 
 
