@@ -95,7 +95,7 @@ class PeriodicRetrieval:
     #: front, the newest stand within the text, before its last ``behind`` tokens; the server's cache of what comes
     #: before them stays good.
     placement: Literal["replace", "insert"] = "replace"
-    behind: int = 64
+    behind: int = 128
     shift: bool = True
     #: Time of a round trip to a daemon; 0 in process. See :func:`round_trip_ms`.
     network_ms: float = 0.0
