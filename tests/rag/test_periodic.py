@@ -153,6 +153,20 @@ def test_searches_beside_a_chunk_have_its_time(retriever):
         assert chunk.nprobe_used == search.nprobe_used[0]
 
 
+def test_deadlines_are_of_the_shortest_time_and_reports_of_the_expected(retriever):
+    class Stated(ChunkTimeModel):
+        def predict_s(self, length, tokens, *, unseen=None):
+            return 100.0
+
+        def predict_least_s(self, length, tokens, *, unseen=None):
+            return 60.0
+
+    written, _ = write(retriever, plan(margin=0.5), *CHUNKS, model=Stated())
+    for chunk in written.chunks[1:]:
+        assert chunk.window_s == 100.0
+        assert 20_000 < chunk.deadline_ms <= 30_000
+
+
 class NoTime(LandingSource):
     """Every search with a deadline fails."""
 
