@@ -47,7 +47,7 @@ from hybridindex.rag.generator import OpenAIGenerator
 from hybridindex.rag.periodic import PeriodicRetrieval
 from hybridindex.rag.retriever import CenteredEmbedder, Retriever
 
-PARTS = ("overlap", "staleness", "deadlines", "replay", "piperag", "windows", "quality")
+PARTS = ("overlap", "staleness", "deadlines", "replay", "piperag", "larger", "windows", "quality")
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -162,8 +162,8 @@ def main() -> None:
                     Assumed(),
                 )  # fmt: skip
 
-        def piperag() -> dict[str, Any]:
-            found = factor_for(options.balance, options.nprobe, plan)
+        def piperag(part: float) -> dict[str, Any]:
+            found = factor_for(part, options.nprobe, plan)
             with contextlib.ExitStack() as stack:
                 retriever = on_host(stack, found["factor"])
                 return {**found, **written(lambda: retriever, llm, plan, asked[: options.repeats], 1, say)}
@@ -191,7 +191,8 @@ def main() -> None:
                 return likelihoods(without, plain, scorer, plan, short, kept, say)
 
         todo = {
-            "overlap": overlap, "staleness": staleness, "deadlines": deadlines, "replay": replay, "piperag": piperag,
+            "overlap": overlap, "staleness": staleness, "deadlines": deadlines, "replay": replay,
+            "piperag": lambda: piperag(options.balance), "larger": lambda: piperag(2 * options.balance),
             "windows": windows, "quality": quality,
         }  # fmt: skip
         wanted = options.only or PARTS

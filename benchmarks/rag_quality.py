@@ -35,10 +35,12 @@ def likelihoods(
     """Per schedule, over all tokens. ``kept``: a file of what is known, so that an interrupted run goes on."""
     plans = {str(schedule): replace(plan, schedule=schedule) for schedule in Schedule}
     plans["pipelined, not shifted"] = replace(plan, schedule=Schedule.PIPELINED, shift=False)
+    # What PipeRAG compares with: RETRO retrieves once per 64 tokens.
+    plans["synchronous, every 64"] = replace(plan, schedule=Schedule.SYNCHRONOUS, interval=64)
     known: dict[str, list[float]] = json.loads(kept.read_text()) if kept.exists() else {}
     for number, reference in enumerate(texts):
         for name, one in plans.items():
-            key = f"{number} {plan.placement} {plan.interval} {name}"
+            key = f"{number} {one.placement} {one.interval} {name}"
             if key not in known:
                 with Steps(reference.question, open_retriever(reference.ids), generator) as steps:
                     found = periodic_likelihood(one, steps, scorer, reference.text)
@@ -46,8 +48,8 @@ def likelihoods(
                 kept.write_text(json.dumps(known))
         progress(f"reference {number} of {len(texts)}")
     rows = {
-        name: np.array([known[f"{number} {plan.placement} {plan.interval} {name}"] for number in range(len(texts))])
-        for name in plans
+        name: np.array([known[f"{number} {one.placement} {one.interval} {name}"] for number in range(len(texts))])
+        for name, one in plans.items()
     }
     return {"placement": plan.placement, "interval": plan.interval, "references": len(texts), **_rows(rows)}
 

@@ -51,13 +51,18 @@ def tables(parts: dict[str, Any]) -> None:
             [[n, f"{r['hit_rate']:.1%}", r["host_ms_without"], r["host_ms_left"], f"{r['retrieval_share']:.0%}",
               r["projection"]["ratio"]] for n, r in replay.items()],
         )  # fmt: skip
-    if "piperag" in parts:
-        found = parts["piperag"]
+    for name in ("piperag", "larger"):
+        if name not in parts:
+            continue
+        found = parts[name]
+        part = found["factor"] * found["search_s"] / found["chunk_s"]
         show(
-            f"PipeRAG, really run; median error of foretold runs {found['projected']['median_error']:.1%}, of chunks "
+            f"PipeRAG, really run, a full search {part:.1f} of a chunk; "
+            f"median error of foretold runs {found['projected']['median_error']:.1%}, of chunks "
             f"{found['deadlines']['chunk_time_error']['median']:.1%}",
-            ["schedule", "seconds", "over pipelined", "over none", "nprobe"],
-            [[n, f"{np.median(r['seconds']):.1f}", r["over_pipelined"], r["over_none"], str(r["nprobe_used"])]
+            ["schedule", "seconds", "over pipelined", "over none", "median nprobe"],
+            [[n, f"{np.median(r['seconds']):.1f}", r["over_pipelined"], r["over_none"],
+              float(np.median(r["nprobe_used"])) if r["nprobe_used"] else 0]
              for n, r in found["schedules"].items()],
         )  # fmt: skip
     if "windows" in parts:
