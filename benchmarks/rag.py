@@ -5,30 +5,40 @@
 
 ``--record`` runs the six pipelines on real questions and keeps the runs; ``--measure`` does the parts below and keeps
 each once it is done, so that an interrupted run goes on; ``--again PART`` measures one anew. Start it on one core and
-the server on the other (docs/rag.md). The parts are in rag_overlap, rag_stale and rag_periodic beside this file.
+the server on the other (docs/rag.md). The parts are in rag_overlap, rag_stale, rag_windows, rag_periodic and
+rag_quality beside this file.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 
-from benchmarks.common import arguments, show, write
-from benchmarks.data import benchmark_cache
+from benchmarks.common import arguments, write
+from benchmarks.data import benchmark_cache, benchmark_dataset
+from benchmarks.rag_corpus import Hiding, host_router, references
 from benchmarks.rag_overlap import Assumed, overlaps, replays
-from benchmarks.rag_periodic import Larger, balance, likelihoods, references, written
+from benchmarks.rag_periodic import balance, written
+from benchmarks.rag_quality import likelihoods
 from benchmarks.rag_record import questions, record, recorded
-from benchmarks.rag_stale import deadlines, similarities
+from benchmarks.rag_scorer import LocalScorer
+from benchmarks.rag_sentences import SentenceEmbedder
+from benchmarks.rag_stale import similarities
+from benchmarks.rag_tables import tables
+from benchmarks.rag_windows import Ladder, beside_llm, stated
 from hybridindex.demo.documents import DOCUMENTS_FILE
 from hybridindex.demo.embed import load_embedder
 from hybridindex.facade import open_index
@@ -37,7 +47,7 @@ from hybridindex.rag.generator import OpenAIGenerator
 from hybridindex.rag.periodic import PeriodicRetrieval
 from hybridindex.rag.retriever import CenteredEmbedder, Retriever
 
-PARTS = ("overlap", "staleness", "deadlines", "replay", "piperag", "quality")
+PARTS = ("overlap", "staleness", "deadlines", "replay", "piperag", "larger", "windows", "quality")
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -52,10 +62,13 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at-once", type=int, default=6)
     parser.add_argument("--nprobe", type=int, default=256, help="of replays and PipeRAG")
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--interval", type=int, default=64)
+    parser.add_argument("--interval", type=int, default=32)
     parser.add_argument("--balance", type=float, default=0.8, help="a full search against a chunk's generation")
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--references", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=2, help="questions of the parts with an LLM")
+    parser.add_argument("--references", type=int, default=16)
+    parser.add_argument("--placement", choices=("insert", "replace"), default="insert")
+    parser.add_argument("--weights", type=Path, metavar="FOLDER", help="of the served model: quality without its echo")
+    parser.add_argument("--sentences", type=Path, metavar="FOLDER", help="all-MiniLM-L6-v2, for staleness")
 
 
 def say(text: str) -> None:
@@ -93,101 +106,100 @@ def main() -> None:
             OpenAIGenerator(options.llm, mode="completions", timeout_s=600, idle_s=300, extra={"ignore_eos": True})
         )
         plain = owned.enter_context(OpenAIGenerator(options.llm, mode="completions", timeout_s=600, idle_s=300))
-        beside = owned.enter_context(index.router(None, ["cpu"], device_budget_bytes=64 << 20, cache_fraction=0))
-        host = owned.enter_context(index.router(None, [], threads=1))
         if options.record:
+            beside = owned.enter_context(index.router(None, ["cpu"], device_budget_bytes=64 << 20, cache_fraction=0))
             retriever = Retriever(beside, centered, texts, k=2, nprobe=options.nprobe)
             record(traces, retriever, plain, questions(options.questions), options.at_once)
         if not options.measure:
             return
-        runs = recorded(traces)
+        asked = questions(options.questions)
         plan = PeriodicRetrieval(
             interval=options.interval, max_tokens=options.tokens, min_nprobe=8, token_starts=embedder.token_starts,
-            placement="append",
+            placement=options.placement,
         )  # fmt: skip
-
-        def on_host(hidden: frozenset[int] = frozenset(), k: int = 1, factor: int = 1) -> Retriever:
-            return Retriever(Larger(host, factor, hidden), centered, texts, k=k, nprobe=options.nprobe)
-
         held_out = references(texts, 48, 8, index.count)
-        say(f"{len(runs)} recorded runs, {len(held_out)} held-out documents")
-        asked = list(dict.fromkeys(run.question for run in runs))
-        list_bytes = float(np.mean(np.sort(index.list_bytes)[::-1]))
 
-        def piperag() -> dict[str, Any]:
-            chunk_s, search_s = balance(on_host(), llm, plan, asked[0])
-            factor = max(1, round(options.balance * chunk_s / search_s))
-            say(f"a chunk takes {chunk_s:.2f} s, a search {search_s * 1e3:.1f} ms: the corpus is taken {factor} times")
-            found = written(lambda: on_host(factor=factor), llm, plan, asked[: options.repeats], 1, say)
-            return {"factor": factor, "chunk_s": chunk_s, "search_s": search_s, "interval": plan.interval, **found}
+        def on_host(
+            stack: contextlib.ExitStack, factor: int = 1, k: int = 1, nprobe: int = options.nprobe
+        ) -> Retriever:
+            return Retriever(stack.enter_context(host_router(index, factor)), centered, texts, k=k, nprobe=nprobe)
 
-        todo: dict[str, Callable[[], dict[str, Any]]] = {
-            "overlap": lambda: {
-                str(n): overlaps(index, on_host(), runs, n) for n in (index.nlist * 512 // 4096, options.nprobe)
-            },
-            "staleness": lambda: similarities(on_host, texts, held_out[::3], embedder.token_starts, embedder),
-            "deadlines": lambda: deadlines(
-                on_host(k=5, factor=24), (asked * 4)[:80],
-                [16, 32, 48, 64, 96, 128, 160, 192, 224, 256], [0.25, 0.5, 0.75]
-            ),
-            "replay": lambda: replays(
-                Retriever(beside, centered, texts, k=2, nprobe=options.nprobe), runs, list_bytes * options.nprobe,
-                Assumed(),
-            ),
-            "piperag": piperag,
-            "quality": lambda: likelihoods(
-                on_host, plain, PeriodicRetrieval(
-                    interval=options.interval, token_starts=embedder.token_starts, placement="replace"
-                ), held_out[: options.references], say,
-            ),
+        def factor_for(part: float, nprobe: int, at: PeriodicRetrieval) -> dict[str, Any]:
+            """How much larger the corpus has to be for a full search to take that part of a chunk."""
+            with contextlib.ExitStack() as stack:
+                # Long enough for the search's own cost to vanish beside the scan.
+                chunk_s, search_s = balance(on_host(stack, 32, nprobe=nprobe), llm, at, asked[0])
+            factor = max(1, round(32 * part * chunk_s / search_s))
+            say(f"a chunk takes {chunk_s:.2f} s, a search {search_s / 32 * 1e3:.2f} ms: {factor} times the corpus")
+            return {"factor": factor, "chunk_s": chunk_s, "search_s": search_s / 32, "interval": at.interval}
+
+        def overlap() -> dict[str, Any]:
+            with contextlib.ExitStack() as stack:
+                retriever, runs = on_host(stack), recorded(traces)
+                return {
+                    str(n): overlaps(index, retriever, runs, n) for n in (index.nlist * 512 // 4096, options.nprobe)
+                }
+
+        def staleness() -> dict[str, Any]:
+            corpus = benchmark_dataset("demo")
+            views = {"static, centred": centered, "static": embedder}
+            if options.sentences is not None:
+                views["sentences"] = SentenceEmbedder(options.sentences)
+            return similarities(
+                texts, corpus.centered(corpus.vectors()), held_out, embedder.token_starts, centered, views,
+                (1 / 16, 1 / 4, 1.0),
+            )  # fmt: skip
+
+        def deadlines() -> dict[str, Any]:
+            with contextlib.ExitStack() as stack:
+                return stated(on_host(stack, 24, k=5), (asked * 4)[:80], range(16, 257, 16), (0.25, 0.5, 0.75))
+
+        def replay() -> dict[str, Any]:
+            with index.router(None, ["cpu"], device_budget_bytes=64 << 20, cache_fraction=0) as router:
+                list_bytes = float(np.mean(np.sort(index.list_bytes)[::-1])) * options.nprobe
+                return replays(
+                    Retriever(router, centered, texts, k=2, nprobe=options.nprobe), recorded(traces), list_bytes,
+                    Assumed(),
+                )  # fmt: skip
+
+        def piperag(part: float) -> dict[str, Any]:
+            found = factor_for(part, options.nprobe, plan)
+            with contextlib.ExitStack() as stack:
+                retriever = on_host(stack, found["factor"])
+                return {**found, **written(lambda: retriever, llm, plan, asked[: options.repeats], 1, say)}
+
+        def windows() -> dict[str, Any]:
+            # A full search takes twice a window: about half of the lists fit, and the ladder stands around that.
+            short, most = replace(plan, interval=16), 2 * options.nprobe
+            found = factor_for(2.0, most, short)
+            steps = [round(options.nprobe * part) for part in (0.6, 1.1, 0.8, 1.3, 1.0, 0.7, 1.2, 0.9)]
+            with contextlib.ExitStack() as stack:
+                ours, free = (on_host(stack, found["factor"], nprobe=most) for _ in range(2))
+                ladder = Retriever(Ladder(free.source, itertools.cycle(steps)), centered, texts, k=1, nprobe=most)
+                return {**found, **beside_llm(ours, ladder, llm, short, asked[: options.repeats], say)}
+
+        def quality() -> dict[str, Any]:
+            with contextlib.ExitStack() as stack:
+                host = on_host(stack)
+
+                def without(hidden: frozenset[int]) -> Retriever:
+                    return Retriever(Hiding(host.source, hidden), centered, texts, k=1, nprobe=options.nprobe)
+
+                kept = options.kept / "quality.texts.json"
+                short = references(texts, options.references, 5, index.count)
+                scorer = plain if options.weights is None else LocalScorer(options.weights)
+                return likelihoods(without, plain, scorer, plan, short, kept, say)
+
+        todo = {
+            "overlap": overlap, "staleness": staleness, "deadlines": deadlines, "replay": replay,
+            "piperag": lambda: piperag(options.balance), "larger": lambda: piperag(2 * options.balance),
+            "windows": windows, "quality": quality,
         }  # fmt: skip
         wanted = options.only or PARTS
         parts = {name: measured(options.kept, name, name in options.again, todo[name]) for name in wanted}
-        model = llm.model
+        served = {"model": llm.model, "server": httpx.get(f"{options.llm}/version", trust_env=False).json()}
     tables(parts)
-    write(options.json, "rag", {"model": model, "nprobe": options.nprobe, "nlist": index.nlist, **parts})
-
-
-def tables(parts: dict[str, Any]) -> None:
-    """What of the parts is worth a look."""
-    for nprobe, rows in parts.get("overlap", {}).items():
-        if isinstance(rows, dict):
-            show(
-                f"draft and final probes alike, nprobe {nprobe}",
-                ["pipeline", "overlap", "TeleRAG %", "queries"],
-                [[n, f"{r['mean']:.1%}", str(r["telerag_percent"]), r["queries"]] for n, r in rows.items()],
-            )
-    if "staleness" in parts:
-        show(
-            "stale windows against the newest",
-            ["tokens", "cosine", "shifted", "uncentred", "same passage", "PipeRAG"],
-            [[r["staleness"], r["cosine"], r["cosine_shifted"], r["cosine_uncentred"],
-              f"{r['same_passage']:.0%}", r["piperag"]]
-             for r in parts["staleness"]["rows"]],
-        )  # fmt: skip
-    if "deadlines" in parts:
-        show(
-            "searches with deadlines",
-            ["window ms", "in time", "nprobe", "largest that fits"],
-            [[r["window_ms"], f"{r['in_time']:.1%}", r["nprobe_used"], r["largest_fitting_p95"]]
-             for r in parts["deadlines"]["rows"]],
-        )  # fmt: skip
-    replay = {n: row for n, row in parts.get("replay", {}).items() if isinstance(row, dict) and row["searches"]}
-    show(
-        "lookahead, replayed (the last column is a projection)",
-        ["pipeline", "hit rate", "host ms without", "host ms left", "retrieval share", "projected ratio"],
-        [[n, f"{r['hit_rate']:.1%}", r["host_ms_without"], r["host_ms_left"], f"{r['retrieval_share']:.0%}",
-          r["projection"]["ratio"]] for n, r in replay.items()],
-    )  # fmt: skip
-    if "piperag" in parts:
-        show(
-            "PipeRAG, really run",
-            ["schedule", "seconds", "over pipelined"],
-            [[n, f"{np.median(r['seconds']):.1f}", r["over_pipelined"]]
-             for n, r in parts["piperag"]["schedules"].items()],
-        )  # fmt: skip
-    quality = {name: row for name, row in parts.get("quality", {}).items() if isinstance(row, dict)}
-    show("held-out documents", ["schedule", "perplexity"], [[n, r["perplexity"]] for n, r in quality.items()])
+    write(options.json, "rag", {**served, "nprobe": options.nprobe, "nlist": index.nlist, **parts})
 
 
 if __name__ == "__main__":

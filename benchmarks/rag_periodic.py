@@ -1,198 +1,158 @@
-"""PipeRAG beside a real LLM: time and quality of four schedules. The LLM has one core, retrieval the other.
+"""PipeRAG beside a real LLM: the time of its schedules. The LLM has one core, retrieval the other.
 
-A search of the demo's index takes milliseconds, a chunk of a CPU's LLM seconds. To balance the two, each search is done
-so often that a full one takes as long as a chunk (:class:`Larger`): the work of a corpus as many times as large, on the
-same lists. The one that answers is the first, so results are those of the corpus that is there.
-
-Quality is the perplexity of documents of the corpus as the schedules would have continued them; passages of the
-document itself are left out, or a search would find the answer.
+- **balance**: what a chunk and a search take while both run, so that the corpus can be made to fit (``rag_corpus``).
+- **written**: every schedule writes an answer to each question, interleaved.
+- **projected**: PipeRAG's model of whole runs (Appendix C: a sum without the pipeline, the larger of the two with it),
+  from the parts of other schedules' answers, against what the runs took.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from hybridindex.errors import GenerationError
 from hybridindex.rag.chunk_time import ChunkTimeModel
-from hybridindex.rag.documents import Document, DocumentStore
 from hybridindex.rag.generator import OpenAIGenerator
-from hybridindex.rag.periodic import ChunkReport, PeriodicRetrieval, Schedule
-from hybridindex.rag.quality import periodic_likelihood
-from hybridindex.rag.retriever import RetrievalSession, Retriever
+from hybridindex.rag.periodic import PeriodicAnswer, PeriodicRetrieval, Schedule
+from hybridindex.rag.records import Retrieved
+from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.steps import Steps
-from hybridindex.types import SearchResult
 
-__all__ = ["Larger", "Reference", "balance", "likelihoods", "references", "written"]
+__all__ = ["balance", "in_time", "projected", "written"]
 
 Rows = dict[str, Any]
 
-_BATCH = 2000
-#: Searches that the balance is found with; half of them warm up.
-_CALLS = 200
-#: Passages around a held-out document that no search finds.
-_MARGIN = 32
-
-
-@dataclass(slots=True)
-class Larger:
-    """A source, and its sessions, of a corpus ``factor`` times as large: each search is done as often. One thread."""
-
-    source: Any
-    factor: int = 1
-    #: Ids that no search finds.
-    hidden: frozenset[int] = frozenset()
-
-    def session(self, **options: Any) -> RetrievalSession:
-        return Larger(self.source.session(**options), self.factor, self.hidden)
-
-    def lookahead(self, drafts: Any, /, *, nprobe: int | None = None) -> object:
-        return self.source.lookahead(drafts, nprobe=nprobe)
-
-    def search(
-        self, queries: Any, /, k: int = 10, nprobe: int | None = None, *, deadline_ms: float | None = None,
-        min_nprobe: int = 1,
-    ) -> SearchResult:  # fmt: skip
-        each = None if deadline_ms is None else deadline_ms / self.factor
-        more = k + len(self.hidden)
-        found: SearchResult = self.source.search(queries, more, nprobe, deadline_ms=each, min_nprobe=min_nprobe)
-        for _ in range(self.factor - 1):
-            self.source.search(queries, more, int(found.nprobe_used.max()))
-        keep = [[n for n, i in enumerate(row) if i not in self.hidden][:k] for row in found.ids.tolist()]
-        at = np.array(keep)
-        return replace(
-            found,
-            ids=np.take_along_axis(found.ids, at, axis=1),
-            distances=np.take_along_axis(found.distances, at, axis=1),
-        )
-
-    def close(self) -> None:
-        self.source.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """A document of the corpus: its first passage as what is asked, the rest as what a model should have said."""
-
-    question: str
-    text: str
-    ids: frozenset[int]
-
-
-def references(documents: DocumentStore, count: int, passages: int, last: int) -> list[Reference]:
-    """Documents of that many passages or more, cut there, spread over the ids below ``last``."""
-    chains: list[list[Document]] = []
-    chain: list[Document] = []
-    for start in range(0, last, _BATCH):
-        found = documents.read(range(start, min(last, start + _BATCH)))
-        for stored in (found[number] for number in sorted(found)):
-            if chain and chain[-1].successor != stored.document.id:
-                chains.append(chain)
-                chain = []
-            chain.append(stored.document)
-    long = [chain for chain in (*chains, chain) if len(chain) >= passages]
-    return [
-        Reference(
-            question=one[0].text,
-            text=" ".join(document.text[document.lead :] for document in one[1:passages]),
-            # A link may be missing where an article goes on: its neighbours are left out as well.
-            ids=frozenset(range(one[0].id - _MARGIN, one[-1].id + _MARGIN)),
-        )
-        for one in long[:: max(1, len(long) // count)][:count]
-    ]
+#: Generation that went on for longer than this had not to wait, in seconds: a search that was there is taken at once.
+_AT_ONCE_S = 0.005
 
 
 def balance(
     retriever: Retriever, generator: OpenAIGenerator, plan: PeriodicRetrieval, question: str
 ) -> tuple[float, float]:
-    """Seconds of a chunk without retrieval, and of one search; medians of an answer."""
-    alone = replace(plan, schedule=Schedule.NONE, max_tokens=4 * plan.interval)
-    with Steps(question, retriever, generator) as steps:
-        chunk_s = float(np.median([chunk.generation_s for chunk in alone.run(steps).chunks]))
-    session = retriever.open()
-    vectors = retriever.embed([question])
-    taken = []
-    for _ in range(_CALLS):
-        started = time.perf_counter()
-        session.search(vectors, retriever.k, retriever.nprobe)
-        taken.append(time.perf_counter() - started)
-    session.close()
-    # The first ones find nothing in the processor's caches.
-    return chunk_s, float(np.median(taken[_CALLS // 2 :]))
+    """Median seconds of a chunk with passages appended, and of one search beside it."""
+    taken: list[float] = []
+    done = threading.Event()
+
+    def search() -> None:
+        vectors = retriever.embed([question])
+        session = retriever.open()
+        while not done.is_set():
+            started = time.perf_counter()
+            session.search(vectors, retriever.k, retriever.nprobe)
+            taken.append(time.perf_counter() - started)
+        session.close()
+
+    beside = threading.Thread(target=search)
+    beside.start()
+    try:
+        alone = replace(plan, schedule=Schedule.SYNCHRONOUS, max_tokens=5 * plan.interval)
+        with Steps(question, retriever, generator) as steps:
+            # The first chunk reads a prompt that the server has not seen.
+            chunk_s = float(np.median([chunk.generation_s for chunk in alone.run(steps).chunks[1:]]))
+    finally:
+        done.set()
+        beside.join()
+    return chunk_s, float(np.median(taken))
+
+
+def in_time(answers: Sequence[PeriodicAnswer]) -> Rows:
+    """Of searches beside a chunk: within its generation, as measured; nprobe; how generation was foretold."""
+    chunks = [chunk for done in answers for chunk in done.chunks]
+    searched = [chunk for chunk in chunks if chunk.deadline_ms is not None and chunk.retrieval_s is not None]
+    errors = [abs(c.window_s - c.generation_s) / c.generation_s for c in chunks if c.window_s]
+    return {
+        "searches": len(searched),
+        "missed": sum(bool(chunk.missed) for chunk in chunks),
+        "within_window": float(np.mean([c.retrieval_s <= c.generation_s for c in searched])),
+        "waited_share": float(np.mean([c.waited_s > _AT_ONCE_S for c in searched])),
+        "waited_s": [c.waited_s for c in searched],
+        "nprobe_used": [c.nprobe_used for c in searched],
+        "retrieval_s": [c.retrieval_s for c in searched],
+        "deadline_s": [c.deadline_ms / 1e3 for c in searched],
+        "predicted_s": [c.window_s for c in searched],
+        "generation_s": [c.generation_s for c in searched],
+        "chunk_time_error": {"median": float(np.median(errors)), "p95": float(np.quantile(errors, 0.95))},
+    }
 
 
 def written(
     open_retriever: Callable[[], Retriever], generator: OpenAIGenerator, plan: PeriodicRetrieval,
     asked: Sequence[str], repeats: int, progress: Callable[[str], object],
 ) -> Rows:  # fmt: skip
-    """Every schedule writes an answer to each question, in an order that changes."""
-    rng = np.random.default_rng(0)
-    seconds: dict[str, list[float]] = {schedule: [] for schedule in Schedule}
-    chunks: dict[str, list[ChunkReport]] = {schedule: [] for schedule in Schedule}
-    tokens: dict[str, list[int]] = {schedule: [] for schedule in Schedule}
-    model = ChunkTimeModel()
-    for question, _ in itertools.product(asked, range(repeats)):
-        for schedule in rng.permutation([str(s) for s in Schedule]).tolist():
+    """Every schedule writes an answer to each question; rounds run forwards and backwards, so that drift cancels."""
+    plans = {str(schedule): replace(plan, schedule=schedule) for schedule in Schedule}
+    # What PipeRAG compares with: RETRO retrieves once per 64 tokens.
+    plans["synchronous, every 64"] = replace(plan, schedule=Schedule.SYNCHRONOUS, interval=64)
+    schedules = list(plans)
+    answers: dict[str, list[PeriodicAnswer]] = {name: [] for name in schedules}
+    models = {name: ChunkTimeModel() for name in schedules}
+    for number, (question, _) in enumerate(itertools.product(asked, range(repeats))):
+        for name in schedules[:: -1 if number % 2 else 1]:
             with Steps(question, open_retriever(), generator) as steps:
-                done = replace(plan, schedule=Schedule(schedule)).run(steps, model)
-            seconds[schedule].append(done.answer.seconds)
-            chunks[schedule] += done.chunks
-            tokens[schedule].append(sum(chunk.tokens for chunk in done.chunks))
-            progress(f"{schedule}: {tokens[schedule][-1]} tokens in {done.answer.seconds:.1f} s")
-    hidden = np.array(seconds[Schedule.PIPELINED])
-    searched = [c for c in chunks[Schedule.PIPELINED] if c.retrieval_s is not None]
-    errors = [
-        abs(c.window_s - c.generation_s) / c.generation_s for c in itertools.chain(*chunks.values()) if c.window_s
-    ]
+                done = plans[name].run(steps, models[name])
+            answers[name].append(done)
+            tokens = sum(chunk.tokens for chunk in done.chunks)
+            progress(f"{name}: {tokens} tokens in {done.answer.seconds:.1f} s")
+    hidden = np.array([done.answer.seconds for done in answers[Schedule.PIPELINED]])
+    without = np.array([done.answer.seconds for done in answers[Schedule.NONE]])
+    rows = {}
+    for name, dones in answers.items():
+        seconds = np.array([done.answer.seconds for done in dones])
+        rows[name] = {
+            "seconds": seconds.tolist(),
+            "tokens": [sum(chunk.tokens for chunk in done.chunks) for done in dones],
+            "over_pipelined": float(np.median(seconds / hidden)),
+            "over_none": float(np.median(seconds / without)),
+            "generation_s": float(np.mean([done.answer.generation_s for done in dones])),
+            "nprobe_used": [n for done in dones for e in _searches(done) for n in e.nprobe_used],
+        }
     return {
-        "schedules": {
-            name: {
-                "seconds": values,
-                "tokens": tokens[name],
-                "over_pipelined": float(np.median(np.array(values) / hidden)),
-                "generation_s": sum(c.generation_s for c in chunks[name]) / len(values),
-            }
-            for name, values in seconds.items()
+        "schedules": rows,
+        "deadlines": in_time(answers[Schedule.PIPELINED]),
+        "projected": projected(answers),
+        "chunks": {
+            name: [[chunk.generation_s for chunk in done.chunks] for done in dones] for name, dones in answers.items()
         },
-        "searches": len(searched),
-        "within_window": float(np.mean([c.retrieval_s <= c.window_s for c in searched if c.window_s])),
-        "waited_share": float(np.mean([c.waited_s > 0.005 for c in searched])),
-        "missed": sum(bool(c.missed) for c in chunks[Schedule.PIPELINED]),
-        "nprobe_used": [c.nprobe_used for c in searched],
-        "retrieval_s": [c.retrieval_s for c in searched],
-        "window_s": [c.window_s for c in searched],
-        "chunk_time_error": {"median": float(np.median(errors)), "p95": float(np.quantile(errors, 0.95))},
     }
 
 
-def likelihoods(
-    open_retriever: Callable[[frozenset[int]], Retriever], generator: OpenAIGenerator, plan: PeriodicRetrieval,
-    texts: Sequence[Reference], progress: Callable[[str], object],
-) -> Rows:  # fmt: skip
-    """Perplexity of the references under each schedule, over all their tokens."""
-    plans = {**{str(s): replace(plan, schedule=s) for s in Schedule}}
-    plans["pipelined, not shifted"] = replace(plan, schedule=Schedule.PIPELINED, shift=False)
-    total: dict[str, list[tuple[int, float]]] = {name: [] for name in plans}
-    for number, reference in enumerate(texts):
-        for name, one in plans.items():
-            try:
-                with Steps(reference.question, open_retriever(reference.ids), generator) as steps:
-                    found = periodic_likelihood(one, steps, generator, reference.text)
-            except GenerationError as error:
-                progress(f"reference {number}, {name}: {error}")
-                raise
-            total[name].append((found.tokens, found.log_likelihood))
-            progress(f"reference {number}, {name}: perplexity {found.perplexity:.1f}")
+def _searches(done: PeriodicAnswer) -> list[Retrieved]:
+    return [event for event in done.answer.events if isinstance(event, Retrieved)]
+
+
+def projected(answers: Mapping[str, Sequence[PeriodicAnswer]]) -> Rows:
+    """Seconds of the pipelined answers, foretold from the synchronous ones, and the other way round.
+
+    Both have the same chunks and searches, one after the other or beside each other; neither's own times are used for
+    itself. The first search stands before everything in both.
+    """
+
+    def parts(name: str) -> tuple[list[float], float, float]:
+        """Chunks by position, later searches, first search: medians over that schedule's answers."""
+        dones = answers[name]
+        chunks = np.median([[chunk.generation_s for chunk in done.chunks] for done in dones], axis=0)
+        found = [[event.seconds for event in _searches(done)] for done in dones]
+        later = [seconds for row in found for seconds in row[1:]]
+        return chunks.tolist(), float(np.median(later)), float(np.median([row[0] for row in found]))
+
+    chunks, search, first = parts(Schedule.SYNCHRONOUS)
+    # No search runs beside the first chunk and the last.
+    pipelined = first + chunks[0] + chunks[-1] + sum(max(chunk, search) for chunk in chunks[1:-1])
+    chunks, search, first = parts(Schedule.PIPELINED)
+    synchronous = first + sum(chunks) + (len(chunks) - 1) * search
+    foretold = {Schedule.PIPELINED: pipelined, Schedule.SYNCHRONOUS: synchronous}
+    errors = {
+        str(name): [abs(value - done.answer.seconds) / done.answer.seconds for done in answers[name]]
+        for name, value in foretold.items()
+    }
     return {
-        name: {
-            "perplexity": float(np.exp(-sum(v for _, v in rows) / sum(n for n, _ in rows))),
-            "tokens": sum(n for n, _ in rows),
-            "each": [float(np.exp(-v / n)) for n, v in rows],
-        }
-        for name, rows in total.items()
+        "seconds": {str(name): value for name, value in foretold.items()},
+        "errors": errors,
+        "median_error": float(np.median([error for values in errors.values() for error in values])),
     }

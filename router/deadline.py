@@ -1,46 +1,72 @@
 """How many lists a query may still probe before its deadline (PipeRAG's performance-model-driven retrieval, §3.2).
 
 Load and residency are known exactly at this point: the lists are quantized and the batch is formed. What is estimated
-is the host's pace, in seconds per scanned byte.
+is the time of the host's scan: a line in its bytes, as PipeRAG's model is one in nprobe, times what the slowest
+twentieth of the scans before took beyond theirs. The line alone would be late half of the time.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from copy import copy
 
 import numpy as np
 
 from hybridindex.partitioner.lookahead import deadline_nprobe
+from hybridindex.running import FadingLine, RecentValues
 from hybridindex.types import I64
 
 __all__ = ["PaceEstimator", "nprobe_for_deadline"]
 
+#: Of scans, should end within what is predicted.
+_IN_TIME = 0.95
+#: Worth of a scan beside the one after it.
+_KEEP = 0.9
+#: A scan counts as this many times its prediction at most: one that was interrupted says little about the next.
+_MOST = 4.0
+
 
 class PaceEstimator:
-    """Running estimate of the host scan's seconds per byte, with a fixed cost per batch. Thread-safe."""
+    """Running estimate of the host scan's time from its bytes. Thread-safe."""
 
-    def __init__(self, seconds_per_byte: float | None = None, *, weight: float = 0.2) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seconds_per_byte = seconds_per_byte
-        self._weight = weight
-
-    @property
-    def seconds_per_byte(self) -> float | None:
-        """None before anything was observed."""
-        return self._seconds_per_byte
+        # Time is nearly proportional to bytes. A free line through a few scans of about one size, one of them slow, can
+        # be flat: then not even the floor would seem to fit.
+        self._line = FadingLine(_KEEP, through_origin=1.0)
+        #: Seconds over the line's, of scans that it had not seen.
+        self._ratios = RecentValues()
 
     def observe(self, nbytes: int, seconds: float) -> None:
         """Takes one host scan into account."""
         if nbytes <= 0:
             return
-        pace = seconds / nbytes
         with self._lock:
-            old = self._seconds_per_byte
-            self._seconds_per_byte = pace if old is None else old + self._weight * (pace - old)
+            predicted = self._line.predict(nbytes)
+            if predicted is None or predicted <= 0:
+                self._line.observe(nbytes, seconds)
+                return
+            self._ratios.add(seconds / predicted)
+            self._line.observe(nbytes, min(seconds, _MOST * predicted))
+
+    def predictor(self) -> Callable[[float], float] | None:
+        """From bytes to the seconds within which 95 % of such scans end; None before anything was observed."""
+        with self._lock:
+            if self._line.predict(0.0) is None:
+                return None
+            line, beyond = copy(self._line), self._ratios.upper(_IN_TIME) or 1.0
+
+        def predict_s(nbytes: float) -> float:
+            seconds = line.predict(nbytes)
+            assert seconds is not None
+            return beyond * seconds
+
+        return predict_s
 
 
 def nprobe_for_deadline(
-    miss_bytes: I64, other_bytes: int, window_s: float, pace: float | None, min_nprobe: int, max_nprobe: int
+    miss_bytes: I64, other_bytes: int, window_s: float, pace: PaceEstimator, min_nprobe: int, max_nprobe: int
 ) -> int:
     """The largest nprobe whose predicted host scan fits the window, never below ``min_nprobe``.
 
@@ -48,15 +74,16 @@ def nprobe_for_deadline(
         miss_bytes: (n, p) int64 bytes that the host must scan for each probe, nearest list first; 0 where resident.
         other_bytes: bytes the host scans for other requests of the batch.
         window_s: seconds left.
-        pace: seconds per byte, or None when nothing is known: then nothing is lowered.
+        pace: what host scans take; while it knows nothing, nothing is lowered.
         min_nprobe: floor.
         max_nprobe: what was asked for.
     """
-    if pace is None:
+    predict_s = pace.predictor()
+    if predict_s is None:
         return max_nprobe
-    predicted = (other_bytes + np.cumsum(miss_bytes[:, :max_nprobe].sum(axis=0))) * pace
+    nbytes = other_bytes + np.cumsum(miss_bytes[:, :max_nprobe].sum(axis=0))
     return deadline_nprobe(
-        lambda nprobe: float(predicted[nprobe - 1]),
+        lambda nprobe: predict_s(float(nbytes[nprobe - 1])),
         window_s,
         min_nprobe=min(min_nprobe, max_nprobe),
         max_nprobe=max_nprobe,

@@ -300,7 +300,7 @@ class Engine:
                 own,
                 total - int(own.sum()),
                 request.deadline_s - now,
-                self._pace.seconds_per_byte,
+                self._pace,
                 request.min_nprobe,
                 request.nprobe,
             )

@@ -1,44 +1,20 @@
 """How long the next chunk will take to generate: the window that a retrieval can hide in (PipeRAG, §3.2, S3).
 
-The first token's time and the time per token are each a line in the sequence length (O2: attention grows with it),
-fitted to what was seen lately: old chunks fade, so the model follows the LLM's load. Pure but for its own state.
+The first token's time is a line in the tokens that the server has not seen yet, the time per token one in the sequence
+length (O2: attention grows with it), fitted to what was seen lately: old chunks fade, so the model follows the LLM's
+load. A retrieval counts on the shortest of such chunks, not on the average one; what nprobe fits into it is the
+router's matter (``router.deadline``). Pure but for its own state.
 """
 
 from __future__ import annotations
 
-from hybridindex.errors import InvalidInputError
+from hybridindex.running import FadingLine, RecentValues
 from hybridindex.types import LLMMeasurement
 
-__all__ = ["ChunkTimeModel", "FadingLine"]
+__all__ = ["ChunkTimeModel"]
 
-
-class FadingLine:
-    """y = a + b·x by least squares, b never below 0; an observation is worth ``keep`` of the next. One thread."""
-
-    def __init__(self, keep: float = 0.8) -> None:
-        """Raises InvalidInputError: ``keep`` not in (0, 1]."""
-        if not 0 < keep <= 1:
-            raise InvalidInputError(f"keep is {keep!r}; expected a number above 0, 1 at most")
-        self._keep = keep
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
-
-    def observe(self, x: float, y: float) -> None:
-        """Takes one point into account."""
-        # Means and central sums, updated in place: plain sums of squares would cancel.
-        self._weight = self._keep * self._weight + 1.0
-        share = 1.0 / self._weight
-        dx, dy = x - self._x, y - self._y
-        self._x += share * dx
-        self._y += share * dy
-        self._xx = self._keep * self._xx + (1 - share) * dx * dx
-        self._xy = self._keep * self._xy + (1 - share) * dx * dy
-
-    def predict(self, x: float) -> float | None:
-        """y at ``x``, never below 0; None before the first observation. The mean where x never varied."""
-        if self._weight == 0:
-            return None
-        slope = max(0.0, self._xy / self._xx) if self._xx > 1e-9 else 0.0
-        return max(0.0, self._y + slope * (x - self._x))
+#: Of chunks, should take as long as a retrieval counts on.
+_AS_LONG = 0.95
 
 
 class ChunkTimeModel:
@@ -46,8 +22,11 @@ class ChunkTimeModel:
 
     def __init__(self, keep: float = 0.8) -> None:
         """``keep``: worth of a chunk beside the one after it."""
-        self._first = FadingLine(keep)
+        # Of one chunk, the first with a long prompt, the next one's could not be told without.
+        self._first = FadingLine(keep, through_origin=0.02)
         self._per_token = FadingLine(keep)
+        #: Seconds over the predicted ones, of chunks that the lines had not seen.
+        self._ratios = RecentValues()
 
     @classmethod
     def of_measurement(cls, measurement: LLMMeasurement, keep: float = 0.8) -> ChunkTimeModel:
@@ -64,17 +43,33 @@ class ChunkTimeModel:
             model._per_token.observe(alone.input_tokens + alone.output_tokens / 2, alone.tpot_p50_s)
         return model
 
-    def observe(self, length: int, tokens: int, first_token_s: float, seconds: float) -> None:
-        """One chunk: ``tokens`` generated after a prompt of ``length`` tokens."""
-        self._first.observe(length, first_token_s)
+    def observe(
+        self, length: int, tokens: int, first_token_s: float, seconds: float, *, unseen: int | None = None
+    ) -> None:
+        """One chunk: ``tokens`` generated after a prompt of ``length`` tokens, of which the server's cache of what came
+        before lacks ``unseen``; None: all."""
+        predicted = self.predict_s(length, tokens, unseen=unseen)
+        if predicted:
+            self._ratios.add(seconds / predicted)
+        self._first.observe(length if unseen is None else unseen, first_token_s)
         if tokens > 1:
             # Half of the chunk's own tokens stand before the average one.
             self._per_token.observe(length + tokens / 2, (seconds - first_token_s) / (tokens - 1))
 
-    def predict_s(self, length: int, tokens: int) -> float | None:
-        """Seconds to generate ``tokens`` after ``length``; None while nothing is known."""
-        first = self._first.predict(length)
+    def predict_s(self, length: int, tokens: int, *, unseen: int | None = None) -> float | None:
+        """Seconds to generate ``tokens`` after ``length``, as in :meth:`observe`; None while nothing is known."""
+        first = self._first.predict(length if unseen is None else unseen)
         per_token = self._per_token.predict(length + tokens / 2)
         if first is None:
             return None
         return first + max(0, tokens - 1) * (per_token or 0.0)
+
+    def predict_least_s(self, length: int, tokens: int, *, unseen: int | None = None) -> float | None:
+        """Seconds that 95 % of such chunks take or exceed: what a retrieval may count on.
+
+        From how far the last chunks were from what was predicted for them; never more than :meth:`predict_s`.
+        """
+        predicted = self.predict_s(length, tokens, unseen=unseen)
+        if predicted is None:
+            return None
+        return predicted * min(1.0, self._ratios.lower(_AS_LONG) or 1.0)

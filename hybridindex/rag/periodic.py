@@ -3,7 +3,7 @@
 While a chunk of the answer is generated, the next chunk's passages are searched with what was there before it: a query
 window that is stale by one chunk. The results are shifted by as much. nprobe is what fits the chunk's generation time,
 chosen by the router under its load and residency. Works with decoder-only models, by prompting anew for each chunk or
-by appending passages; the paper's model has them in cross attention instead.
+by inserting passages; the paper's model has them in cross attention instead.
 
 Tokens of windows and shifts are the document store's, those of the interval are the LLM's.
 """
@@ -89,18 +89,20 @@ class PeriodicRetrieval:
     max_tokens: int = 256
     #: Floor of nprobe under a deadline.
     min_nprobe: int = 1
-    #: Part of the predicted generation time that a retrieval may take.
-    margin: float = 0.9
-    #: "replace": each chunk is prompted with its passages alone. "append": passages are added behind the text so far,
-    #: so that the server's cache of what came before stays good.
-    placement: Literal["replace", "append"] = "replace"
+    #: Part of the shortest generation time to be expected that a retrieval may take.
+    margin: float = 0.95
+    #: "replace": each chunk is prompted with its passages alone, before all text. "insert": the first passages stay in
+    #: front, the newest stand within the text, before its last ``behind`` tokens; the server's cache of what comes
+    #: before them stays good.
+    placement: Literal["replace", "insert"] = "replace"
+    behind: int = 128
     shift: bool = True
     #: Time of a round trip to a daemon; 0 in process. See :func:`round_trip_ms`.
     network_ms: float = 0.0
     token_starts: TokenStarts = word_starts
 
     def __post_init__(self) -> None:
-        for name in ("interval", "window", "max_tokens", "min_nprobe"):
+        for name in ("interval", "window", "max_tokens", "min_nprobe", "behind"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidInputError(f"{name} is {value!r}; expected an integer of 1 or more")
@@ -108,8 +110,8 @@ class PeriodicRetrieval:
             raise InvalidInputError(f"margin is {self.margin!r}; expected a number above 0, 1 at most")
         if not 0 <= self.network_ms < 60_000:
             raise InvalidInputError(f"network_ms is {self.network_ms!r}; expected milliseconds, 0 or more")
-        if self.placement not in ("replace", "append"):
-            raise InvalidInputError(f"placement is {self.placement!r}; expected 'replace' or 'append'")
+        if self.placement not in ("replace", "insert"):
+            raise InvalidInputError(f"placement is {self.placement!r}; expected 'replace' or 'insert'")
 
     def run(self, steps: Steps, model: ChunkTimeModel | None = None) -> PeriodicAnswer:
         """Writes an answer to the steps' question.
@@ -132,6 +134,24 @@ class PeriodicRetrieval:
         """The window at the end of ``text``."""
         return tail_of(text, self.token_starts([text])[0].tolist(), self.window).strip()
 
+    def prompt_of(self, question: str, text: str, first: Sequence[Passage], passages: Sequence[Passage]) -> str:
+        """What the next chunk is asked with.
+
+        Args:
+            text: of the answer so far.
+            first: the passages of the first search.
+            passages: those of the newest window; ``first`` itself where there was none.
+        """
+        if self.placement == "replace":
+            return answer_prompt(question, passages) + text
+        head = answer_prompt(question, first)
+        context = "" if passages is first else context_of(passages)
+        if not context or not text:
+            return head + text
+        # What stands last is what the model goes on with: that must be its own text.
+        tail = tail_of(text, self.token_starts([text])[0].tolist(), self.behind)
+        return f"{head}{text[: len(text) - len(tail)].rstrip()}\n\n{context}\n\n{tail.lstrip()}"
+
     def shifted(self, steps: Steps, passages: Sequence[Passage], staleness: int) -> list[Passage]:
         """The passages, moved on by ``staleness`` tokens; those with nothing left are left out."""
         documents = steps.retriever.documents
@@ -152,11 +172,10 @@ class _Run:
         self._model = model
         self._beside = beside
         self._text = ""
-        #: Of "append": everything that was put to the model so far.
-        self._transcript = ""
-        #: Whether the model has not read the passages yet.
-        self._fresh = False
-        self._passages: list[Passage] = []
+        #: What the server has seen last: a prompt, and what it wrote after it.
+        self._known = ""
+        self._first: list[Passage] = []
+        self._passages = self._first
         self._seen: list[Passage] = []
         #: The results of the newest window, as they were found.
         self._found: list[Passage] = []
@@ -168,7 +187,7 @@ class _Run:
         if plan.schedule is not Schedule.NONE:
             # The first chunk of the sequence is the question: searched before anything is written.
             self._use(self._search(self._query(), None))
-            self._found = list(self._passages)
+            self._first = self._found = self._passages
         while left > 0:
             size = min(plan.interval, left)
             report, finished = self._write_chunk(size, first=not reports, last=size == left)
@@ -184,20 +203,21 @@ class _Run:
         plan, steps = self._plan, self._steps
         if plan.schedule is Schedule.SYNCHRONOUS and not first:
             self._use(self._search(self._query(), None))
-        prompt = self._prompt()
-        self._fresh = False
+        prompt = plan.prompt_of(steps.question, self._text, self._first, self._passages)
         length = plan.count_tokens(prompt)
-        window_s = self._model.predict_s(length, size)
+        unseen = max(1, length - plan.count_tokens(prompt[: _in_common(prompt, self._known)]))
+        window_s = self._model.predict_s(length, size, unseen=unseen)
+        least_s = self._model.predict_least_s(length, size, unseen=unseen)
         started = steps.now()
         pending: Future[list[Passage]] | None = None
         # Beside the first chunk the window is that of the first search, whose results are there.
         if plan.schedule is Schedule.PIPELINED and not first and not last:
-            window = None if window_s is None else (started, window_s)
+            window = None if least_s is None else (started, least_s)
             pending = self._beside.submit(self._search, self._query(), window)
         done = steps.generate("chunk", prompt, max_tokens=size, append=True, show=True)
-        self._model.observe(length, done.tokens, done.first_token_s, done.seconds)
+        self._model.observe(length, done.tokens, done.first_token_s, done.seconds, unseen=unseen)
         self._text += done.text
-        self._transcript = prompt + done.text
+        self._known = prompt + done.text
         report = ChunkReport(tokens=done.tokens, generation_s=done.seconds, window_s=window_s)
         if plan.schedule is not Schedule.PIPELINED or last:
             return report, done.finish != "length"
@@ -212,12 +232,13 @@ class _Run:
         return self._plan.query_of(f"{self._steps.question} {self._text}" if self._text else self._steps.question)
 
     def _search(self, query: str, window: tuple[float, float] | None) -> list[Passage]:
-        """On either thread. ``window``: when generation of the chunk began, and its predicted seconds."""
+        """On either thread. ``window``: when generation of the chunk began, and its least seconds."""
         plan, steps = self._plan, self._steps
 
         def deadline_ms(_embed_s: float) -> float:
             assert window is not None
-            # Embedding is over by now: what is left is for the network, coarse quantization and the scan.
+            # Embedding is over by now: what is left is for the network, coarse quantization and the scan. The router
+            # keeps to it as well as it can; the margin is for reading passages.
             started, seconds = window
             left_s = seconds * plan.margin - (steps.now() - started)
             return max(_LEAST_DEADLINE_MS, left_s * 1e3 - plan.network_ms)
@@ -245,14 +266,12 @@ class _Run:
 
     def _use(self, passages: list[Passage]) -> None:
         self._passages = passages
-        self._fresh = True
         self._seen = self._seen + passages
 
-    def _prompt(self) -> str:
-        if self._plan.placement == "replace" or not self._transcript:
-            return answer_prompt(self._steps.question, self._passages) + self._text
-        context = context_of(self._passages) if self._fresh else ""
-        return f"{self._transcript}\n\nMore passages:\n{context}\n\nGo on:" if context else self._transcript
+
+def _in_common(some: str, other: str) -> int:
+    """Characters that both begin with."""
+    return next((n for n, (a, b) in enumerate(zip(some, other, strict=False)) if a != b), min(len(some), len(other)))
 
 
 def round_trip_ms(session: RetrievalSession, tries: int = 3) -> float:

@@ -68,14 +68,17 @@ def periodic_likelihood(plan: PeriodicRetrieval, steps: Steps, scorer: Scorer, r
         InvalidInputError: a reference without tokens. GenerationError, DocumentStoreError.
     """
     starts = plan.token_starts([reference])[0].tolist()
-    cuts = [*starts[plan.interval :: plan.interval], len(reference)]
+    # Before the white space: tokens of an LLM begin with it.
+    cuts = [len(reference[:start].rstrip()) for start in starts[plan.interval :: plan.interval]]
+    cuts.append(len(reference))
     values: list[float] = []
     passages: list[Passage] = []
     found: list[Passage] = []
+    first = passages
     window_end, begin = 0, 0
     for number, end in enumerate(cuts):
         if plan.schedule is not Schedule.NONE and number == 0:
-            passages = found = _search(plan, steps, "")
+            passages = found = first = _search(plan, steps, "")
         elif plan.schedule is Schedule.SYNCHRONOUS:
             passages = _search(plan, steps, reference[:begin])
         elif plan.schedule is Schedule.PIPELINED:
@@ -83,7 +86,7 @@ def periodic_likelihood(plan: PeriodicRetrieval, steps: Steps, scorer: Scorer, r
             if number > 1:
                 found = _search(plan, steps, reference[:window_end])
             passages = plan.shifted(steps, found, plan.count_tokens(reference[window_end:begin]))
-        prompt = answer_prompt(steps.question, passages) + reference[:begin]
+        prompt = plan.prompt_of(steps.question, reference[:begin], first, passages)
         values += scorer.score(prompt, reference[begin:end])
         window_end, begin = begin, end
     return _total(values)

@@ -34,7 +34,7 @@ ALLOWED = {
     # Virtual time: what the router decides is asked of its pure parts.
     "simulator": {"partitioner", "router"},
 }
-SHARED = {"types", "errors", "paging", "extension"}
+SHARED = {"types", "errors", "paging", "extension", "running"}
 #: May import the daemon and its clients.
 ABOVE = {"cli", "service", "client", "integrations"}
 PURE = {"torch", "faiss", "sqlalchemy", "threading", "time", "random", "os", "subprocess"}
