@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,3 +67,14 @@ def make_index(tmp_path: Path) -> Iterator[Callable[..., IVFIndex]]:
     yield factory
     for index in made:
         index.close()
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """A daemon that starts in a test's process sends its lines to that test's standard error, and keeps doing so."""
+    loggers = [logging.getLogger(name) for name in ("hybridindex", "uvicorn", "uvicorn.access", "opentelemetry")]
+    before = [(list(each.handlers), each.level, each.propagate, each.disabled) for each in loggers]
+    yield
+    for each, (handlers, level, propagate, disabled) in zip(loggers, before, strict=True):
+        each.handlers[:], each.propagate, each.disabled = handlers, propagate, disabled
+        each.setLevel(level)

@@ -91,6 +91,10 @@ def before_call(context, case, kwargs):
         case.body = {**case.body, "queries": np.clip(case.body["queries"], -1e17, 1e17).tolist()}
 
 
+class InterpreterFlaw(Exception):
+    """CPython 3.11 loses count of its own depth where two threads compile at once (python/cpython#106905)."""
+
+
 def failures(document, port, key, **config):
     """What schemathesis complains of, once each, and how many requests of each status it sent."""
     generation = {"max-examples": EXAMPLES, "deterministic": "HYBRIDINDEX_CONTRACT_EXAMPLES" not in os.environ}
@@ -113,7 +117,11 @@ def failures(document, port, key, **config):
     schema = schemathesis.openapi.from_dict(document, config=settings)
     found, statuses = {}, Counter()
     for event in from_schema(schema).execute():
-        assert not isinstance(event, events.FatalError | events.NonFatalError), getattr(event, "info", event)
+        if isinstance(event, events.FatalError | events.NonFatalError):
+            cause = event.exception if isinstance(event, events.FatalError) else event.value
+            if "AST constructor recursion depth mismatch" in str(cause):
+                raise InterpreterFlaw from cause
+            raise AssertionError(f"schemathesis gave up: {event}") from cause
         if not isinstance(event, events.ScenarioFinished):
             continue
         for case_id, interaction in event.recorder.interactions.items():
@@ -130,7 +138,12 @@ def failures(document, port, key, **config):
 
 def test_requests_allowed_and_forbidden_get_described_answers(served, document):
     port, key, _ = served
-    found, statuses = failures(document, port, key)
+    for attempt in range(3):
+        try:
+            found, statuses = failures(document, port, key)
+            break
+        except InterpreterFlaw:
+            assert attempt < 2
     assert not found, "\n\n".join(f"{' | '.join(where)}\n{text[:1500]}" for where, text in found.items())
     # Every route was reached, and answered in every way that needs no fault or crowd.
     routes = {(f"{method.upper()} {path}") for path, ways in document["paths"].items() for method in ways}
