@@ -74,8 +74,8 @@ def test_endless_headers_end_the_connection(make_service, protocol, before):
         sent = 0
         try:
             while sent < 1 << 24:
+                sent += 8192  # also what a reset cuts short: the daemon may have read it
                 connection.sendall(b"X-Long: " + b"x" * 8182 + b"\r\n")
-                sent += 8192
         except (ConnectionResetError, BrokenPipeError):
             pass
         return sent
