@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 else:
     _Protocol = object
 
-__all__ = ["PatientProtocol", "TurnAway", "choose_protocol"]
+__all__ = ["MAX_HEAD_BYTES", "PatientProtocol", "TurnAway", "choose_protocol"]
 
 #: Given the scope of a POST request with its target, and header lines that each answer has: a whole answer that keeps
 #: the connection, or None, where the request may come in.
 TurnAway = Callable[[MutableMapping[str, Any], bytes, bytes], bytes | None]
 
-#: As h11 has it. httptools has no limit of its own.
-_MAX_HEAD_BYTES = 1 << 16
+#: Of a request's line and headers. h11 has a limit, which is set to this; httptools has none of its own.
+MAX_HEAD_BYTES = 1 << 16
 
 
 class _OneWrite:
@@ -140,7 +140,7 @@ def choose_protocol(turn_away: TurnAway) -> type[asyncio.Protocol]:
             super().data_received(data)
             if was_in_head and self._in_head:
                 self._head_bytes += len(data)
-                if self._head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
+                if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                     self.send_400_response("headers are too large")
 
         def on_message_begin(self) -> None:

@@ -25,7 +25,7 @@ from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Refresher, Service
 from hybridindex.service.logs import configure
 from hybridindex.service.place import Place, bind_tcp, bind_unix
-from hybridindex.service.protocol import choose_protocol
+from hybridindex.service.protocol import MAX_HEAD_BYTES, choose_protocol
 from hybridindex.store.control import ControlStore
 
 try:
@@ -84,6 +84,7 @@ class Daemon:
             uvicorn.Config(
                 self._app,
                 http=choose_protocol(self._app.turn_away),
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 ws="none",
                 # The application starts and ends once, with the first server.
                 lifespan="on" if first else "off",

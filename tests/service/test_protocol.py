@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 
 import pytest
 
@@ -81,6 +82,21 @@ def test_endless_headers_end_the_connection(make_service, protocol, before):
         return sent
 
     assert 1 << 16 <= converse(service, talk) < 1 << 24
+
+
+def test_large_headers_are_taken(make_service, protocol):
+    """The same ones on both: half of what ends a connection."""
+    service = make_service(warm=False)
+
+    def talk(connection):
+        connection.sendall(HEAD + b"Connection: close\r\n")
+        for _ in range(4):
+            connection.sendall(b"X-Long: " + b"x" * 8182 + b"\r\n")
+            time.sleep(0.05)  # read apart: what comes whole passes any limit
+        connection.sendall(b"\r\n")
+        return everything(connection)
+
+    assert converse(service, talk).startswith(b"HTTP/1.1 200 ")
 
 
 def test_bodies_are_no_headers(make_service, protocol, queries):
