@@ -167,6 +167,12 @@ class Lookahead:
             drops = self._evict(tier, needed, lists)
         self._wait_for_pages(drops)
 
+    def room_for_plan(self, tier: DeviceTier) -> int:
+        """Bytes of pages that :meth:`evict_for` could have free on ``tier``, now."""
+        with self._lock:
+            cached = self._holdings.cached & self._on(tier)
+            return self._free(tier) + int(self._holdings.list_bytes[cached].sum())
+
     # Reading
 
     @property
@@ -342,9 +348,11 @@ class Lookahead:
         self._stats.add(cache_evicted_lists=len(beyond))
         return beyond
 
+    def _free(self, tier: DeviceTier) -> int:
+        return max(0, tier.arena.pages.n_free * tier.geometry.page_bytes - self._coming[tier.ordinal])
+
     def _evict(self, tier: DeviceTier, needed_bytes: int, wanted: I64) -> list[int]:
-        free = tier.arena.pages.n_free * tier.geometry.page_bytes - self._coming[tier.ordinal]
-        drops = self._holdings.evict_for(needed_bytes, max(0, free), self._on(tier), wanted)
+        drops = self._holdings.evict_for(needed_bytes, self._free(tier), self._on(tier), wanted)
         self._drop(drops)
         self._stats.add(cache_evicted_lists=len(drops))
         return drops

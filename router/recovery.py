@@ -1,4 +1,5 @@
-"""Devices that failed come back: a thread tries them again, with back-off, and says when one works.
+"""What was lost comes back: a thread tries failed devices again, with back-off, and says when to look for lists that
+are missing.
 
 How a device is tried, and when the next trial is due, is :class:`hybridindex.tiers.tier.Tier`'s business.
 """
@@ -28,6 +29,7 @@ class Recovery:
         self,
         tiers: Sequence[Tier],
         restore: Callable[[Tier], None],
+        complete: Callable[[], None],
         *,
         clock: Callable[[], float] = time.monotonic,
         interval_s: float = _INTERVAL_S,
@@ -35,10 +37,12 @@ class Recovery:
         """
         Args:
             restore: called on the thread with a device that works again.
+            complete: called on the thread at each look: lists that found no room may find it now.
             clock: of the tiers, seconds.
         """
         self._tiers = tiers
         self._restore = restore
+        self._complete = complete
         self._clock = clock
         self._interval_s = interval_s
         self._stop = threading.Event()
@@ -49,6 +53,10 @@ class Recovery:
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):
             self.try_failed()
+            try:
+                self._complete()
+            except Exception:  # noqa: BLE001 - devices that fail later still need this thread
+                _log.exception("missing lists could not be brought")
 
     def try_failed(self) -> None:
         """Tries each failed device whose time has come, and waits for the outcome."""

@@ -65,7 +65,7 @@ _RECLAIM_TIMEOUT_S = 30.0
 _MAX_WINDOWS = 256
 #: Lists that sessions bring to other devices while a plan is placed are moved again so often.
 _PLACE_TRIES = 3
-#: Part of a device's copying time that its lists take when it comes back.
+#: Part of a device's copying time that lists take which come back to it, or come late.
 _REFRESH_SHARE = 0.5
 
 
@@ -176,7 +176,7 @@ class Router:
             early_dispatch=early_dispatch,
             listeners=self.on_batch,
         )
-        self._recovery = Recovery(self._tiers, self._restore)
+        self._recovery = Recovery(self._tiers, self._restore, self._complete)
         try:
             if plan is not None and self._tiers:
                 self._place(plan)
@@ -274,9 +274,26 @@ class Router:
             if self._plan is not None and not self._settled:
                 self._load_planned(self._plan, tier, _REFRESH_SHARE).exception()
 
+    def _complete(self) -> None:
+        """Lists of the plan that found no page, because sessions had them, come once one is free."""
+        if not self._plan_lock.acquire(blocking=False):
+            return  # a change of plan brings them, if it wants them
+        try:
+            plan = self._plan
+            if plan is None or self._settled:
+                return
+            absent = (self._residency.current.list_device < 0) & (self._page_bytes_of > 0)
+            for tier in self._paged_tiers():
+                missing = self._page_bytes_of[absent & (plan.list_device == tier.ordinal)]
+                if tier.usable and len(missing) and missing.min() <= self._lookahead.room_for_plan(tier):
+                    self._load_planned(plan, tier, _REFRESH_SHARE).exception()
+        finally:
+            self._plan_lock.release()
+
     def apply_plan(self, plan: Plan, *, bandwidth_share: float = 1.0) -> None:
         """Changes to another plan of the same index while serving; moves only the difference. Lists on their way are
-        served by the host. The arenas keep their size: lists that do not fit stay on the host, counted as unplaced.
+        served by the host. The arenas keep their size: lists that do not fit stay on the host, counted as unplaced;
+        those that found no room because sessions had it come when it is given back.
 
         Args:
             bandwidth_share: 0 < share <= 1, the part of the time in which a device may copy for this; lookahead goes

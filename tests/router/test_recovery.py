@@ -38,13 +38,17 @@ def tier(index, clock):
     made.close()
 
 
+def nothing():
+    pass
+
+
 def never(_tier):
     raise AssertionError("restored without need")
 
 
 def test_a_device_is_tried_when_due_and_restored_once(tier, clock):
     restored = []
-    recovery = Recovery([tier], restored.append, clock=clock, interval_s=3600)
+    recovery = Recovery([tier], restored.append, nothing, clock=clock, interval_s=3600)
     tier.fail(RuntimeError("gone"))
     recovery.try_failed()
     assert (restored, tier.n_probes) == ([], 0)
@@ -56,7 +60,7 @@ def test_a_device_is_tried_when_due_and_restored_once(tier, clock):
 
 
 def test_a_device_that_does_not_come_back_is_tried_ever_less_often(tier, clock, monkeypatch):
-    recovery = Recovery([tier], never, clock=clock, interval_s=3600)
+    recovery = Recovery([tier], never, nothing, clock=clock, interval_s=3600)
     tier.fail(RuntimeError("gone"))
 
     def broken(pages, codes):
@@ -76,7 +80,7 @@ def test_an_error_while_lists_come_back_does_not_end_the_trials(tier, clock, cap
     def broken(_tier):
         raise RuntimeError("no lists")
 
-    recovery = Recovery([tier], broken, clock=clock, interval_s=3600)
+    recovery = Recovery([tier], broken, nothing, clock=clock, interval_s=3600)
     tier.fail(RuntimeError("gone"))
     clock.now = 1.0
     recovery.try_failed()
@@ -91,7 +95,24 @@ def test_the_thread_tries_by_itself_and_ends_with_close(tier, clock):
     restored = threading.Event()
     tier.fail(RuntimeError("gone"))
     clock.now = 1.0
-    recovery = Recovery([tier], lambda _tier: restored.set(), clock=clock, interval_s=0.001)
+    recovery = Recovery([tier], lambda _tier: restored.set(), nothing, clock=clock, interval_s=0.001)
     assert restored.wait(30)
     recovery.close()
     recovery.close()
+
+
+def test_missing_lists_are_looked_for_whatever_went_wrong_before(tier, clock, caplog):
+    import threading
+
+    calls, twice = [], threading.Event()
+
+    def complete():
+        calls.append(1)
+        if len(calls) == 2:
+            twice.set()
+        raise RuntimeError("no lists")
+
+    recovery = Recovery([tier], never, complete, clock=clock, interval_s=0.001)
+    assert twice.wait(30)
+    recovery.close()
+    assert "missing lists could not be brought" in caplog.text
