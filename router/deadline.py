@@ -1,8 +1,9 @@
 """How many lists a query may still probe before its deadline (PipeRAG's performance-model-driven retrieval, §3.2).
 
 Load and residency are known exactly at this point: the lists are quantized and the batch is formed. What is estimated
-is the time of the host's scan: a line in its bytes, as PipeRAG's model is one in nprobe, times what the slowest
-twentieth of the scans before took beyond theirs. The line alone would be late half of the time.
+is the time that is left from here to the answer, nearly all of it the host's scan: a line in the scan's bytes, as
+PipeRAG's model is one in nprobe, times what the slowest twentieth of the scans before took beyond theirs. The line alone
+would be late half of the time.
 """
 
 from __future__ import annotations
@@ -25,21 +26,23 @@ _IN_TIME = 0.95
 _KEEP = 0.9
 #: A scan counts as this many times its prediction at most: one that was interrupted says little about the next.
 _MOST = 4.0
+#: How far the line's slope is drawn to the origin. A free line through a few scans of about one size, one of them slow,
+#: can be flat: then not even the floor would seem to fit. Where sizes differ by a third of their mean or more, they say
+#: what the slope is; one through the origin promised small scans a share of the start that all of them have.
+_THROUGH_ORIGIN = 0.1
 
 
 class PaceEstimator:
-    """Running estimate of the host scan's time from its bytes. Thread-safe."""
+    """Running estimate of the time from the choice of nprobe to the host's answer, from its bytes. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Time is nearly proportional to bytes. A free line through a few scans of about one size, one of them slow, can
-        # be flat: then not even the floor would seem to fit.
-        self._line = FadingLine(_KEEP, through_origin=1.0)
+        self._line = FadingLine(_KEEP, through_origin=_THROUGH_ORIGIN)
         #: Seconds over the line's, of scans that it had not seen.
         self._ratios = RecentValues()
 
     def observe(self, nbytes: int, seconds: float) -> None:
-        """Takes one host scan into account."""
+        """Takes one host scan, and what was done before and after it, into account."""
         if nbytes <= 0:
             return
         with self._lock:

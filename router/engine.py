@@ -235,7 +235,7 @@ class Engine:
                 self._report(batch)
 
         try:
-            batch, host_part = self._start(requests, lease.residency, finished)
+            batch, host_part, chosen_s = self._start(requests, lease.residency, finished)
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
             _log.exception("a batch of %d requests failed before its scan", len(requests))
             for request in requests:
@@ -245,14 +245,20 @@ class Engine:
         if host_part is not None:
             try:
                 # Slices pay only where some queries can leave early: where another request shares the batch.
-                self._scan_host(batch, host_part, early=self._early_dispatch and len(requests) > 1)
+                if self._scan_host(batch, host_part, early=self._early_dispatch and len(requests) > 1):
+                    # From where nprobe was chosen: a deadline waits for all that follows, not for the scan alone.
+                    self._pace.observe(host_part.total_bytes, time.perf_counter() - chosen_s)
             finally:
                 batch.end_scan()
 
     def _start(
         self, requests: list[Request], residency: Residency, finished: Callable[[Batch], None]
-    ) -> tuple[Batch, ProbePart | None]:
-        """Quantizes, splits, and hands parts to the devices. Raises only before anything was handed over."""
+    ) -> tuple[Batch, ProbePart | None, float]:
+        """Quantizes, splits, and hands parts to the devices. Raises only before anything was handed over.
+
+        Returns:
+            The batch, the host's part, and when its lists were known.
+        """
         batch = Batch(requests, keep_max=self._index.metric == "ip")
         probes, coarse = self._index.quantize(batch.queries, batch.nprobe)
         quantized_s = batch.clock.note(COARSE, batch.clock.started_s)
@@ -271,7 +277,7 @@ class Engine:
                 host_part = part
             else:
                 self._device_queues[part.device].put(_DeviceTask(batch, part, residency))
-        return batch, host_part
+        return batch, host_part, quantized_s
 
     def _tell_probes(self, on_probes: Callable[[I64], None], probes: I64) -> None:
         try:
@@ -353,8 +359,8 @@ class Engine:
                 self._stats.add(listener_errors=1)
                 _log.exception("a listener of batches raised")
 
-    def _scan_host(self, batch: Batch, part: ProbePart, *, early: bool) -> None:
-        """Scans and completes a part, or fails the batch. Never raises; the caller ends the scan."""
+    def _scan_host(self, batch: Batch, part: ProbePart, *, early: bool) -> bool:
+        """Scans and completes a part, or fails the batch: False. Never raises; the caller ends the scan."""
 
         def done(rows: I32, distances: F32, ids: I64) -> None:
             batch.complete(part.rows[rows], distances, ids)
@@ -372,8 +378,8 @@ class Engine:
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
             _log.exception("the host scan of %d queries failed", len(part.rows))
             batch.fail(error)
-        else:
-            self._pace.observe(part.total_bytes, time.perf_counter() - started)
+            return False
+        return True
 
     # Device threads
 
