@@ -1,9 +1,9 @@
 """How many lists a query may still probe before its deadline (PipeRAG's performance-model-driven retrieval, §3.2).
 
 Load and residency are known exactly at this point: the lists are quantized and the batch is formed. What is estimated
-is the time that is left from here to the answer, nearly all of it the host's scan: a line in the scan's bytes, as
-PipeRAG's model is one in nprobe, times what the slowest twentieth of the scans before took beyond theirs. The line alone
-would be late half of the time.
+is the time from here to the answer, nearly all of it the host's scan: a line in the scan's bytes, as PipeRAG's model is
+one in nprobe, times what the slowest twentieth of the scans before took beyond theirs. The line alone would be late
+half of the time.
 """
 
 from __future__ import annotations
