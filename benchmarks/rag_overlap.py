@@ -35,6 +35,9 @@ TELERAG = {
     "self_rag": (100.0, 100.0),
 }
 
+#: Lists prefetched for a draft, in parts of nprobe: where TeleRAG's curve turns.
+AMOUNTS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
@@ -63,23 +66,25 @@ def pairs_of(run: RunTrace) -> Iterator[tuple[LookedAhead, Retrieved]]:
 
 
 def overlaps(index: Index, retriever: Retriever, runs: Sequence[RunTrace], nprobe: int) -> dict[str, Any]:
-    """Per pipeline: the share of the lists of final queries that the draft's nearest ``nprobe`` hold."""
+    """Per pipeline: the share of the lists of final queries that are among the nearest of the draft, for AMOUNTS."""
 
-    def lists(vectors: F32) -> list[set[int]]:
-        near = np.argpartition(-(vectors @ index.centroids.T), nprobe - 1, axis=1)[:, :nprobe]
-        return [set(row) for row in near.tolist()]
+    def lists(vectors: F32, amount: float) -> list[set[int]]:
+        near = np.argsort(-(vectors @ index.centroids.T), axis=1)
+        return [set(row) for row in near[:, : round(amount * nprobe)].tolist()]
 
-    shares: dict[str, list[float]] = {name: [] for name in PIPELINES}
+    shares: dict[str, list[list[float]]] = {name: [] for name in PIPELINES}
     for run in runs:
         for draft, final in pairs_of(run):
-            drafted = set().union(*lists(retriever.embed(draft.texts)))
-            shares[run.pipeline] += [len(one & drafted) / nprobe for one in lists(retriever.embed(final.texts))]
+            drafts, finals = retriever.embed(draft.texts), lists(retriever.embed(final.texts), 1.0)
+            drafted = [set().union(*lists(drafts, amount)) for amount in AMOUNTS]
+            shares[run.pipeline] += [[len(one & there) / nprobe for there in drafted] for one in finals]
     return {
         name: {
-            "mean": float(np.mean(values)),
-            "quartiles": np.quantile(values, [0.25, 0.75]).tolist(),
+            "mean": float(np.mean(values, axis=0)[AMOUNTS.index(1.0)]),
+            "quartiles": np.quantile(values, [0.25, 0.75], axis=0)[:, AMOUNTS.index(1.0)].tolist(),
             "queries": len(values),
             "telerag_percent": TELERAG[name],
+            "prefetched": dict(zip(map(str, AMOUNTS), np.mean(values, axis=0).tolist(), strict=True)),
         }
         for name, values in shares.items()
         if values

@@ -14,11 +14,16 @@ __all__ = ["tables"]
 def tables(parts: dict[str, Any]) -> None:
     """What of the parts is worth a look."""
     for nprobe, rows in parts.get("overlap", {}).items():
-        if isinstance(rows, dict):
+        if isinstance(rows, dict) and rows:
             show(
                 f"draft and final probes alike, nprobe {nprobe}",
                 ["pipeline", "overlap", "TeleRAG %", "queries"],
                 [[n, f"{r['mean']:.1%}", str(r["telerag_percent"]), r["queries"]] for n, r in rows.items()],
+            )
+            show(
+                f"hit rate when so much of nprobe {nprobe} is prefetched",
+                ["pipeline", *[f"{float(part):.0%}" for part in next(iter(rows.values()))["prefetched"]]],
+                [[n, *[f"{hit:.1%}" for hit in r["prefetched"].values()]] for n, r in rows.items()],
             )
     for name, view in parts.get("staleness", {}).get("views", {}).items():
         show(
