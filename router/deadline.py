@@ -2,13 +2,15 @@
 
 Load and residency are known exactly at this point: the lists are quantized and the batch is formed. What is estimated
 is the time from here to the answer, nearly all of it the host's scan: a line in the scan's bytes, as PipeRAG's model is
-one in nprobe, times what the slowest twentieth of the scans before took beyond theirs. The line alone would be late
-half of the time.
+one in nprobe, times what the slowest of the scans before took beyond theirs. The line alone would be late half of the
+time. Small scans vary more, and no line fits all sizes: each octave of bytes has its own slowest, once it has seen
+enough.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from copy import copy
 
@@ -20,16 +22,17 @@ from hybridindex.types import I64
 
 __all__ = ["PaceEstimator", "nprobe_for_deadline"]
 
-#: Of scans, should end within what is predicted.
-_IN_TIME = 0.95
+#: Of scans, should end within what is predicted: a little more than is aimed at, as the largest of few values is less
+#: than that of many.
+_IN_TIME = 0.97
+#: Scans of an octave that say enough of it.
+_ENOUGH = 20
+#: In the place of an octave: all of them.
+_ALL = -1
 #: Worth of a scan beside the one after it.
 _KEEP = 0.9
 #: A scan counts as this many times its prediction at most: one that was interrupted says little about the next.
 _MOST = 4.0
-#: How far the line's slope is drawn to the origin. A free line through a few scans of about one size, one of them slow,
-#: can be flat: then not even the floor would seem to fit. Where sizes differ by a third of their mean or more, they say
-#: what the slope is; one through the origin promised small scans a share of the start that all of them have.
-_THROUGH_ORIGIN = 0.1
 
 
 class PaceEstimator:
@@ -37,9 +40,13 @@ class PaceEstimator:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._line = FadingLine(_KEEP, through_origin=_THROUGH_ORIGIN)
-        #: Seconds over the line's, of scans that it had not seen.
-        self._ratios = RecentValues()
+        # Time is nearly proportional to bytes. A free line through a few scans of about one size, one of them slow, can
+        # be flat: then not even the floor would seem to fit.
+        self._line = FadingLine(_KEEP, through_origin=1.0)
+        #: Seconds over the line's, of scans that it had not seen; of each octave of bytes, and of all.
+        self._ratios: defaultdict[int, RecentValues] = defaultdict(RecentValues)
+        #: By octave, what to foretell beyond the line.
+        self._beyond: dict[int, float] = {_ALL: 1.0}
 
     def observe(self, nbytes: int, seconds: float) -> None:
         """Takes one host scan, and what was done before and after it, into account."""
@@ -50,20 +57,24 @@ class PaceEstimator:
             if predicted is None or predicted <= 0:
                 self._line.observe(nbytes, seconds)
                 return
-            self._ratios.add(seconds / predicted)
+            for octave in (_ALL, nbytes.bit_length()):
+                ratios = self._ratios[octave]
+                ratios.add(seconds / predicted)
+                if octave == _ALL or len(ratios) >= _ENOUGH:
+                    self._beyond[octave] = ratios.upper(_IN_TIME) or 1.0
             self._line.observe(nbytes, min(seconds, _MOST * predicted))
 
     def predictor(self) -> Callable[[float], float] | None:
-        """From bytes to the seconds within which 95 % of such scans end; None before anything was observed."""
+        """From bytes to the seconds within which such scans end, but for the slowest; None before anything was observed."""
         with self._lock:
             if self._line.predict(0.0) is None:
                 return None
-            line, beyond = copy(self._line), self._ratios.upper(_IN_TIME) or 1.0
+            line, beyond = copy(self._line), self._beyond.copy()
 
         def predict_s(nbytes: float) -> float:
             seconds = line.predict(nbytes)
             assert seconds is not None
-            return beyond * seconds
+            return beyond.get(int(nbytes).bit_length(), beyond[_ALL]) * seconds
 
         return predict_s
 

@@ -242,14 +242,17 @@ class Engine:
                 request.reply.fail(error)
             finished()
             return
-        if host_part is not None:
-            try:
-                # Slices pay only where some queries can leave early: where another request shares the batch.
-                if self._scan_host(batch, host_part, early=self._early_dispatch and len(requests) > 1):
-                    # From where nprobe was chosen: a deadline waits for all that follows, not for the scan alone.
-                    self._pace.observe(host_part.total_bytes, time.perf_counter() - chosen_s)
-            finally:
-                batch.end_scan()
+        if host_part is None:
+            return
+        scanned = False
+        try:
+            # Slices pay only where some queries can leave early: where another request shares the batch.
+            scanned = self._scan_host(batch, host_part, early=self._early_dispatch and len(requests) > 1)
+        finally:
+            batch.end_scan()
+        if scanned:
+            # A deadline waits for all that follows the choice of nprobe; a caller in the engine's place, for the report.
+            self._pace.observe(host_part.total_bytes, time.perf_counter() - chosen_s)
 
     def _start(
         self, requests: list[Request], residency: Residency, finished: Callable[[Batch], None]

@@ -51,6 +51,16 @@ def test_the_slowest_twentieth_counts():
     assert calm.predictor()(50_000) == pytest.approx(0.1)
 
 
+def test_small_scans_have_their_own_slowest():
+    """They take up to half as long again, large ones what the line says."""
+    times = [(4_000, 4e-3 * (1 + 0.5 * (n % 8 == 1))) if n % 2 else (900_000, 0.9) for n in range(400)]
+    foretold = seen(times).predictor()
+    assert foretold(900_000) == pytest.approx(0.9, rel=0.01)
+    assert foretold(4_000) >= 6e-3
+    # One of a size that was never seen is as slow as any.
+    assert foretold(40_000) >= 1.4 * 40e-3 * 0.9
+
+
 def test_one_interrupted_scan_changes_little():
     pace = seen([(50_000, 0.1)] * 100)
     pace.observe(50_000, 60.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -320,6 +321,22 @@ def test_generous_deadline_changes_nothing(index):
     with Router(index) as router:
         router.search(clustered(3), 5, 16)
         assert (router.search(clustered(3), 5, 16, deadline_ms=60_000).nprobe_used == 16).all()
+
+
+def test_a_deadline_foretells_what_surrounds_the_scan(index, monkeypatch):
+    from hybridindex.router import engine
+
+    split = engine.split_probes
+
+    def slow(*given):
+        time.sleep(0.05)
+        return split(*given)
+
+    with Router(index) as router:
+        monkeypatch.setattr(engine, "split_probes", slow)
+        for _ in range(3):
+            router.search(clustered(3), 5, 16)
+        assert router.search(clustered(3), 5, 16, deadline_ms=30).nprobe_used.max() < 16
 
 
 # Bad input
