@@ -65,7 +65,7 @@ class PaceEstimator:
             self._line.observe(nbytes, min(seconds, _MOST * predicted))
 
     def predictor(self) -> Callable[[float], float] | None:
-        """From bytes to the seconds within which such scans end, but for the slowest; None before anything was observed."""
+        """From bytes to the seconds within which nearly all such scans end; None before the first was observed."""
         with self._lock:
             if self._line.predict(0.0) is None:
                 return None

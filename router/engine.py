@@ -251,7 +251,7 @@ class Engine:
         finally:
             batch.end_scan()
         if scanned:
-            # A deadline waits for all that follows the choice of nprobe; a caller in the engine's place, for the report.
+            # A deadline waits for all that follows the choice of nprobe, and a caller in the engine's place for its report.
             self._pace.observe(host_part.total_bytes, time.perf_counter() - chosen_s)
 
     def _start(
