@@ -251,7 +251,7 @@ class Engine:
         finally:
             batch.end_scan()
         if scanned:
-            # A deadline waits for all that follows the choice of nprobe; where the caller does the work, for the report.
+            # A deadline waits for all that follows the choice of nprobe, the report too where the caller does the work.
             self._pace.observe(host_part.total_bytes, time.perf_counter() - chosen_s)
 
     def _start(
