@@ -1,13 +1,13 @@
 """Twice the load that the daemon can take: what it still answers, how it refuses, and what that costs.
 
 Capacity first: 64 clients in a closed loop. Then the same clients send at twice that rate, each with a key of its own,
-and wait for nobody, whatever they are told: this decides. At last they do as Retry-After says. The generator
+and wait for nobody, whatever they are told: this decides. At last they do as Retry-After-Ms says. The generator
 (``overload_load.py``) is a process of its own on the same machine, niced; nothing is pinned. It shares the cores with
 the daemon, and has more to do under overload. So CPU time is counted, of the generator, of the daemon's event loop and
 of its other threads; and capacity is measured again while the generator takes as much of the cores as under overload.
 
 Targets: goodput (answers within the deadline, counted from when their requests were due) at least 0.9 of capacity, a
-queue that stays within its limit, and Retry-After on every refusal.
+queue that stays within its limit, and Retry-After-Ms on every refusal.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def main() -> None:
     show(
         f"overload: {args.clients} clients, {args.seconds:g} s at twice the capacity, batch {args.batch}, "
         f"nprobe {args.nprobe}, {os.cpu_count()} cores",
-        ("", "sent", "answered", "in time", "refused", "p50, p99 ms", "Retry-After", "held back", "queue"),
+        ("", "sent", "answered", "in time", "refused", "p50, p99 ms", "come back, s", "held back", "queue"),
         [
             (
                 name,
@@ -237,7 +237,7 @@ def main() -> None:
             (f"goodput, of the capacity before and after (target {GOODPUT_TARGET})", found["goodput_ratio"]),
             ("goodput, of the capacity beside as busy a generator", found["goodput_ratio_beside"]),
             ("goodput per core that was taken, of capacity per core", found["goodput_ratio_per_core"]),
-            ("goodput where clients heed Retry-After, of capacity", found["goodput_ratio_heeding"]),
+            ("goodput where clients heed Retry-After-Ms, of capacity", found["goodput_ratio_heeding"]),
             (
                 "CPU of an answer and of a refusal, both sides, us",
                 f"{found['answer_cpu_us']:.0f}, {found['refusal_cpu_us']:.0f}",

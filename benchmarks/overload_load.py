@@ -211,12 +211,12 @@ class Clients:
             if end < 0 or len(data) < end + 4 + length:
                 connection.taken = data
                 continue
-            status, wait = int(data[9:12]), _value(data, b"retry-after", end)
+            status, wait = int(data[9:12]), _value(data, b"retry-after-ms", end)
             yield _Answer(
                 client=connection.client,
                 due=connection.due,
                 status=status,
-                retry_after_s=None if wait is None else float(wait),
+                retry_after_s=None if wait is None else float(wait) / 1e3,
                 body_bytes=length,
             )
             connection.client, connection.taken = -1, b""
@@ -239,7 +239,7 @@ class Clients:
                 tally.faults["answers of a wrong length"] += 1
         elif answer.status in (429, 503):
             if answer.retry_after_s is None:
-                tally.faults["refusals without Retry-After"] += 1
+                tally.faults["refusals without Retry-After-Ms"] += 1
             else:
                 tally.retry_after_s[answer.retry_after_s] += 1
         elif answer.status != 504:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -197,7 +198,7 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> HybridInde
         problem = {}
     detail = str(problem.get("detail") or f"the daemon answered {status}")
     if status in (429, 503):
-        return OverloadedError(detail, retry_after_s=_seconds(headers.get("retry-after")), own_share=status == 429)
+        return OverloadedError(detail, retry_after_s=_wait_s(headers), own_share=status == 429)
     kinds: dict[int, type[HybridIndexError]] = {
         400: InvalidInputError,
         401: AccessDeniedError,
@@ -215,9 +216,9 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> HybridInde
     return kinds.get(status, ServiceError)(detail)
 
 
-def _seconds(text: str | None) -> float:
-    """Retry-After as seconds; a date, or nonsense, counts as one."""
-    try:
-        return max(0.0, float(text)) if text is not None else 1.0
-    except ValueError:
-        return 1.0
+def _wait_s(headers: Mapping[str, str]) -> float:
+    """Retry-After-Ms or Retry-After as seconds; a date, or nonsense, counts as one."""
+    for name, unit_s in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        with contextlib.suppress(KeyError, ValueError):
+            return max(0.0, unit_s * float(headers[name]))
+    return 1.0

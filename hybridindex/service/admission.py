@@ -34,7 +34,9 @@ Lack = Literal["draining", "queue", "client", "deadline"]
 _PACE_S = 2.0
 #: Accounts of clients that are kept before those that say nothing are looked for.
 _MAX_ACCOUNTS = 4096
-_MIN_RETRY_S, _MAX_RETRY_S = 1, 30
+_MIN_RETRY_S, _MAX_RETRY_S = 0.05, 30.0
+#: The same, while nobody knows.
+_UNKNOWN_RETRY_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -119,13 +121,14 @@ class Admission:
     def draining(self) -> bool:
         return self._draining
 
-    def retry_after_s(self) -> int:
+    def retry_after_s(self) -> float:
         """When to come back: between now and twice the time that the queue takes to be worked off, by chance, so that
-        who is refused together comes back apart. Whole seconds, as HTTP has them; at least 1 and at most 30."""
-        backlog_s = (self._n_waiting + self._n_in_flight) * self._pace.seconds_per_query
-        # The fraction is a chance too, else small ones would all be rounded to one second.
-        drawn = math.floor(2 * backlog_s * self._draw() + self._draw())
-        return min(max(drawn, _MIN_RETRY_S), _MAX_RETRY_S)
+        who is refused together comes back apart. Two digits; 1 while no pace is known."""
+        pace_s = self._pace.seconds_per_query
+        if not pace_s:
+            return _UNKNOWN_RETRY_S
+        drawn = 2 * (self._n_waiting + self._n_in_flight) * pace_s * self._draw()
+        return float(f"{min(max(drawn, _MIN_RETRY_S), _MAX_RETRY_S):.2g}")
 
     def nprobe_under_load(self, nprobe: int) -> int:
         """``nprobe``, or less where the operator allows it: linear from a half full queue down to the floor."""
@@ -183,7 +186,7 @@ class Admission:
         """Counts a refusal, and says it in words. ``n_own``: queries of the client that wait."""
         self.refused[lack] += 1
         if lack == "draining":
-            return OverloadedError("the daemon is about to stop; ask another one", retry_after_s=_MIN_RETRY_S)
+            return OverloadedError("the daemon is about to stop; ask another one", retry_after_s=_UNKNOWN_RETRY_S)
         if lack == "queue":
             words = f"{self._n_waiting} queries wait and the queue holds {self._limits.queue_queries}"
         elif lack == "deadline":

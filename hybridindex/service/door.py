@@ -71,7 +71,7 @@ class Door:
         self._limits = service.config.limits
         self._row_bytes = 4 * service.index.dim
         #: As many as there are reasons and advised waits.
-        self._made: dict[tuple[Lack, int], Refusal] = {}
+        self._made: dict[tuple[Lack, float], Refusal] = {}
         self._unlogged = 0
 
     def refusal(
@@ -109,7 +109,7 @@ class Door:
         n = int(length) // self._row_bytes
         return n if 1 <= n <= self._limits.max_queries else None
 
-    def _make(self, lack: Lack, wait_s: int) -> Refusal:
+    def _make(self, lack: Lack, wait_s: float) -> Refusal:
         limits, mark = self._limits, "-request-id-"
         words = _WORDS[lack].format(queue=limits.queue_queries, share=self._admission.share)
         problem = problem_of(OverloadedError(words, retry_after_s=wait_s, own_share=lack == "client"))

@@ -67,7 +67,10 @@ _WORDS = {
     504: "The deadline passed before the search started",
     507: "The control store cannot be used; see /healthz",
 }
-_RETRY_AFTER = {"required": True, "description": "Seconds", "schema": {"type": "integer", "minimum": 1}}
+_RETRY_AFTER = {
+    name: {"required": True, "description": unit, "schema": {"type": "integer", "minimum": 1}}
+    for name, unit in (("Retry-After", "Seconds"), ("Retry-After-Ms", "The same in milliseconds"))
+}
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -75,7 +78,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     content = {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     described: dict[int | str, dict[str, Any]] = {s: {"description": _WORDS[s], "content": content} for s in statuses}
     for status in described.keys() & {429, 503}:
-        described[status]["headers"] = {"Retry-After": _RETRY_AFTER}
+        described[status]["headers"] = _RETRY_AFTER
     return described
 
 

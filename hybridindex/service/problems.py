@@ -66,7 +66,9 @@ class Problem:
     def headers(self) -> list[tuple[bytes, bytes]]:
         found = [(b"content-type", PROBLEM_TYPE.encode()), (b"cache-control", b"no-store")]
         if self.retry_after_s is not None:
-            found.append((b"retry-after", str(math.ceil(self.retry_after_s)).encode()))
+            # HTTP has whole seconds, in which a queue may be empty again; several clients know the other.
+            found.append((b"retry-after", b"%d" % math.ceil(self.retry_after_s)))
+            found.append((b"retry-after-ms", b"%d" % math.ceil(1e3 * self.retry_after_s)))
         if self.status == 401:
             found.append((b"www-authenticate", b'Bearer realm="hybridindex"'))
         return found

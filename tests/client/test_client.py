@@ -126,6 +126,14 @@ def test_lost_connections_and_refusals_are_tried_again(service, queries):
     assert 1 <= pauses[2] <= 1.2
 
 
+def test_milliseconds_go_before_seconds(service, queries):
+    client, _, pauses = client_of(
+        problem(503, **{"retry-after": "1", "retry-after-ms": "300"}), answer(service, queries)
+    )
+    client.search(queries)
+    assert 0.3 <= pauses[0] <= 0.33
+
+
 def test_retries_stop_at_the_deadline(queries):
     client, transport, pauses = client_of(problem(503, **{"retry-after": "20"}))
     with pytest.raises(errors.OverloadedError) as refused:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import socket
 
 import pytest
@@ -81,7 +82,8 @@ def test_a_full_share_is_refused_before_the_body_is_asked_for(full):
     problem = answer.json()
     assert problem["type"] == "urn:hybridindex:problem:too-many-requests"
     assert problem["request_id"] == answer.headers["x-request-id"] == "mine-1"
-    assert int(answer.headers["retry-after"]) == problem["retry_after_s"] >= 1
+    assert int(answer.headers["retry-after"]) == math.ceil(problem["retry_after_s"])
+    assert int(answer.headers["retry-after-ms"]) == 1000 * problem["retry_after_s"]
     assert answer.headers["content-type"] == "application/problem+json"
     assert "2 queries" in problem["detail"]
     assert full.service.admission.refused["client"] == 1

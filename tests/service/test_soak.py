@@ -152,7 +152,9 @@ def test_goodput_under_overload_is_judged_by_answers_in_time():
     assert found["refusal_cpu_us"] == pytest.approx(120)
 
 
-@pytest.mark.parametrize("wrong", [{"in_time": 890}, {"deepest": 1025}, {"faults": ["refusals without Retry-After"]}])
+@pytest.mark.parametrize(
+    "wrong", [{"in_time": 890}, {"deepest": 1025}, {"faults": ["refusals without Retry-After-Ms"]}]
+)
 def test_one_missed_target_fails_the_overload(wrong):
     overload = _phase(940, cores=2.0, refused=1000, **wrong)
     assert not judged(_found(overload=overload), queue=1024)["passed"]
@@ -181,8 +183,9 @@ def test_the_generator_counts_what_it_is_answered(make_service, tmp_path):
     assert answered.sent == answered.statuses[200] == len(answered.latencies_s) >= 3
     assert refused.statuses == {503: 40 - refused.unsent}
     assert refused.retry_after_s.total() == refused.statuses[503]
-    assert patient.sent + patient.held_back + patient.unsent == 40
-    assert patient.held_back
+    # What is sent again comes on top.
+    assert patient.sent + patient.held_back + patient.unsent >= 40
+    assert patient.held_back > patient.sent
     assert not answered.faults + refused.faults + patient.faults
 
 
