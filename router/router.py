@@ -367,7 +367,7 @@ class Router:
         self._refuse_own_threads("search")
         reply = BlockingReply()
         # No copy of the queries: the caller waits, and its buffer with it.
-        request = self._request(reply, self._prepare(queries), k, nprobe, deadline_ms, min_nprobe, on_probes)
+        request = self._request(reply, queries, k, nprobe, deadline_ms, min_nprobe, on_probes, own=False)
         return self._engine.run(request, reply)
 
     async def asearch(
@@ -435,27 +435,33 @@ class Router:
         on_probes: Callable[[I64], None] | None,
         on_batch: Callable[[BatchReport], None] | None,
     ) -> None:
-        prepared = _own(queries, self._prepare(queries))
-        request = self._request(reply, prepared, k, nprobe, deadline_ms, min_nprobe, on_probes)
+        request = self._request(reply, queries, k, nprobe, deadline_ms, min_nprobe, on_probes, own=True)
         request.on_batch = on_batch
         self._engine.submit(request)
 
     def _request(
         self,
         reply: Reply,
-        prepared: F32,
+        queries: Any,
         k: int,
         nprobe: int | None,
         deadline_ms: float | None,
         min_nprobe: int,
         on_probes: Callable[[I64], None] | None,
+        *,
+        own: bool,
     ) -> Request:
+        """``own``: of a copy, where the queries' memory is the caller's."""
+        called_s = time.monotonic()
+        prepared = self._prepare(queries)
+        if own:
+            prepared = _own(queries, prepared)
         k = _check_count("k", k, MAX_K)
         nprobe = self._check_nprobe(nprobe)
         min_nprobe = _check_count("min_nprobe", min_nprobe, self._index.nlist)
         deadline_s = None
         if deadline_ms is not None:
-            deadline_s = time.monotonic() + _check_milliseconds("deadline_ms", deadline_ms) / 1e3
+            deadline_s = called_s + _check_milliseconds("deadline_ms", deadline_ms) / 1e3
         return Request(
             queries=prepared,
             k=k,
