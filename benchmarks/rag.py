@@ -182,13 +182,13 @@ def main() -> None:
             with contextlib.ExitStack() as stack:
                 host = on_host(stack)
 
-                def without(hidden: frozenset[int]) -> Retriever:
-                    return Retriever(Hiding(host.source, hidden), centered, texts, k=1, nprobe=options.nprobe)
+                def without(hidden: frozenset[int], nprobe: int) -> Retriever:
+                    return Retriever(Hiding(host.source, hidden), centered, texts, k=1, nprobe=nprobe)
 
                 kept = options.kept / "quality.texts.json"
                 short = references(texts, options.references, 5, index.count)
                 scorer = plain if options.weights is None else LocalScorer(options.weights)
-                return likelihoods(without, plain, scorer, plan, short, kept, say)
+                return likelihoods(without, plain, scorer, plan, options.nprobe, short, kept, say)
 
         todo = {
             "overlap": overlap, "staleness": staleness, "deadlines": deadlines, "replay": replay,
