@@ -108,8 +108,8 @@ class Lookahead:
         self._prepare_thread = prepare_thread
         self._lock = threading.Lock()
         self._holdings = Holdings(list_bytes, cache)
-        #: Per device: bytes on their way.
-        self._coming = [0] * len(tiers)
+        #: Per device: bytes that were made room for and whose load is not queued yet.
+        self._reserved = [0] * len(tiers)
         self._closed = False
         #: Drafts, the probes of searches, abandoned holders, and None as the last.
         self._jobs: queue.SimpleQueue[_Draft | I64 | Holder | None] = queue.SimpleQueue()
@@ -287,23 +287,27 @@ class Lookahead:
             chosen, left_out = choose_lists(probes, list_bytes, present, left)
             coming = int(list_bytes[chosen].sum())
             drops = self._evict(tier, coming, wanted)
-            self._expect(tier, holder, coming)
-        self._wait_for_pages(drops)
+            self._reserved[tier.ordinal] += coming
+            holder.bytes_coming += coming
 
         def landed(done: Future[LoadReport]) -> None:
             try:
                 # A failed device is marked and logged by its tier; searches go to the host.
                 report = done.result() if done.exception() is None else self._report_of(tier, chosen)
-                self._settle(tier, holder, coming, len(left_out), report)
+                self._settle(holder, coming, len(left_out), report)
             finally:
                 settle(draft.future, None)
 
         try:
+            self._wait_for_pages(drops)
             report = tier.load(chosen, self._residency, cancelled=lambda: holder.closed)
         except BaseException:
             with self._lock:
-                self._expect(tier, holder, -coming)
+                holder.bytes_coming -= coming
             raise
+        finally:
+            with self._lock:
+                self._reserved[tier.ordinal] -= coming
         report.add_done_callback(landed)
 
     def _report_of(self, tier: DeviceTier, lists: Sequence[int]) -> LoadReport:
@@ -313,10 +317,10 @@ class Lookahead:
         nbytes = int(self._holdings.list_bytes[list(loaded)].sum())
         return LoadReport(loaded=loaded, skipped=(), present=(), nbytes=nbytes)
 
-    def _settle(self, tier: DeviceTier, holder: Holder, coming: int, n_left_out: int, report: LoadReport) -> None:
+    def _settle(self, holder: Holder, coming: int, n_left_out: int, report: LoadReport) -> None:
         n_skipped = len(report.skipped) + len(report.too_large) + n_left_out
         with self._lock:
-            self._expect(tier, holder, -coming)
+            holder.bytes_coming -= coming
             holder.bytes_moved += report.nbytes
             holder.lists_moved += len(report.loaded)
             holder.lists_skipped += n_skipped
@@ -333,10 +337,6 @@ class Lookahead:
 
     # With the lock held
 
-    def _expect(self, tier: DeviceTier, holder: Holder, nbytes: int) -> None:
-        self._coming[tier.ordinal] += nbytes
-        holder.bytes_coming += nbytes
-
     def _on(self, tier: DeviceTier) -> npt.NDArray[np.bool_]:
         on: npt.NDArray[np.bool_] = self._residency.current.list_device == tier.ordinal
         return on
@@ -349,7 +349,10 @@ class Lookahead:
         return beyond
 
     def _free(self, tier: DeviceTier) -> int:
-        return max(0, tier.arena.pages.n_free * tier.geometry.page_bytes - self._coming[tier.ordinal])
+        """Bytes of pages that nobody has, nor is about to take."""
+        # Claims first: a page that is taken between the two reads counts against us, not for us.
+        claimed = tier.unclaimed_bytes + self._reserved[tier.ordinal]
+        return max(0, tier.arena.pages.n_free * tier.geometry.page_bytes - claimed)
 
     def _evict(self, tier: DeviceTier, needed_bytes: int, wanted: I64) -> list[int]:
         drops = self._holdings.evict_for(needed_bytes, self._free(tier), self._on(tier), wanted)

@@ -144,6 +144,13 @@ class DeviceTier:
         return (self.arena.pages.n_pages - self.arena.pages.n_free) * self.geometry.page_bytes
 
     @property
+    def unclaimed_bytes(self) -> int:
+        """Bytes of the pages that queued loads are still going to take."""
+        with self._work:
+            pages = sum(move.unclaimed_pages for move in self._moves if isinstance(move, ListLoad))
+        return pages * self.geometry.page_bytes
+
+    @property
     def moved_bytes(self) -> int:
         """Bytes that were copied to the device since it was opened."""
         return self._copier.stats.nbytes

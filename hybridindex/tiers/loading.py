@@ -91,6 +91,11 @@ class ListLoad:
         self._usable = usable
         self._cancelled = cancelled
         self._depth = depth
+        absent = [int(list_id) for list_id in lists if store.current.list_device[list_id] < 0]
+        pages = arena.geometry.pages_for(index.list_sizes[absent]).tolist()
+        #: Pages that it is about to take, by list and in all; the sum is read by any thread.
+        self._claims = dict(zip(absent, pages, strict=True))
+        self.unclaimed_pages: int = sum(self._claims.values())
         self._waiting: Iterator[int] = iter([int(list_id) for list_id in lists])
         self._sending: _Sending | None = None
         #: Lists that the buffer being filled completes.
@@ -135,6 +140,7 @@ class ListLoad:
         self._copier.give_back(self.held_pages(), [flight.ticket for flight in self._flights])
         self._sending, self._complete, self._landed, self._dropped = None, {}, {}, []
         self._flights.clear()
+        self.unclaimed_pages = 0
         fail(self.future, error)
 
     def held_pages(self) -> list[I32]:
@@ -180,6 +186,7 @@ class ListLoad:
     def _take_next(self) -> _Sending | None:
         """The next list that has a place, with its pages; what has none is put down on the way."""
         for list_id in self._waiting:
+            self.unclaimed_pages -= self._claims.pop(list_id, 0)
             size = int(self._index.list_sizes[list_id])
             if size == 0:  # nothing to move, nothing to scan
                 continue

@@ -6,6 +6,7 @@ Pure: no thread, no clock; times are arguments. A move gives way between two ste
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -63,6 +64,11 @@ class MoveQueue(Generic[M]):
         self._rest_until_s = now_s + busy_s * (1 / head.share - 1)
         if not more:
             self._background.popleft()
+
+    def __iter__(self) -> Iterator[M]:
+        yield from self._foreground
+        for waiting in self._background:
+            yield waiting.move
 
     def __len__(self) -> int:
         return len(self._foreground) + len(self._background)

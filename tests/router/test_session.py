@@ -154,6 +154,43 @@ def test_the_cache_keeps_its_share_and_makes_way(index):
         check(index, clustered(9), 10, 8, router.search(clustered(9), 10, 8))
 
 
+def test_pages_of_a_copy_on_its_way_are_counted_once(index, monkeypatch):
+    """What is free beside it is enough for the next draft: nothing cached has to go."""
+    from hybridindex.tiers.arena import PageArena
+
+    sizes = index.list_sizes
+    first, second, third = (np.flatnonzero(sizes)[at : at + 4] for at in (0, 4, 8))
+    budget = arena_of(index, 12)
+    options = {"devices": ["cpu"], "device_budget_bytes": budget, "lookahead_bytes": budget, "cache_fraction": 1.0}
+    with Router(index, **options) as router:
+        tier = router.devices[0]
+        assert tier.arena.pages.n_pages == 12
+        assert (router._page_bytes_of[np.concatenate([first, second, third])] == tier.geometry.page_bytes).all()
+        near = {name: index.centroids[lists] for name, lists in (("a", first), ("b", second), ("c", third))}
+        with router.session() as session:
+            session.lookahead(near["a"], nprobe=1).result(30)
+        assert router.stats().cached_lists == 4
+        write, entered, go_on = PageArena.write, threading.Event(), threading.Event()
+
+        def held(self, pages, codes):
+            entered.set()
+            assert go_on.wait(30)
+            write(self, pages, codes)
+
+        monkeypatch.setattr(PageArena, "write", held)
+        with router.session() as slow, router.session() as other:
+            moving = slow.lookahead(near["b"], nprobe=1)
+            assert entered.wait(30)
+            waiting = other.lookahead(near["c"], nprobe=1)
+            while not router._lookahead._jobs.empty() or len(tier._moves) < 2:
+                time.sleep(0.001)
+            go_on.set()
+            moving.result(30)
+            waiting.result(30)
+            assert router.stats().cache_evicted_lists == 0
+            assert router.residency.n_resident == 12
+
+
 def test_lists_of_a_plan_come_when_sessions_give_their_pages_back(index):
     budget = arena_of(index, 8)
     options = {"devices": ["cpu"], "device_budget_bytes": budget, "lookahead_bytes": budget, "cache_fraction": 0}

@@ -77,6 +77,30 @@ def large(index):
     return int(np.argmax(index.list_sizes))
 
 
+def test_what_it_is_about_to_take_is_known_at_any_time(bench, large):
+    """Lists that are there take nothing; those that are put down on the way give their claims up."""
+    bench.run([3])
+    lists = [3, large, 5, large, 7]
+    own = [bench.pages_of(i) for i in (large, 5, 7)]
+    free = bench.arena.pages.n_free
+    load = bench.load(lists)
+    assert load.unclaimed_pages == sum(own)
+    claims = []
+    while load.step():
+        claims.append(load.unclaimed_pages)
+        assert free - bench.arena.pages.n_free == sum(own) - load.unclaimed_pages
+    assert claims == sorted(claims, reverse=True)
+    assert (load.unclaimed_pages, bench.load(lists).unclaimed_pages) == (0, 0)
+
+
+def test_a_load_that_failed_claims_nothing(bench, large):
+    load = bench.load([large, 5])
+    load.step()
+    assert load.unclaimed_pages > 0
+    load.abort(RuntimeError("gone"))
+    assert load.unclaimed_pages == 0
+
+
 @pytest.mark.parametrize("depth", [0, 3])
 @pytest.mark.parametrize("pin", [False, True])
 def test_all_lists_arrive_whole_in_few_sends(bench, index, depth, pin):

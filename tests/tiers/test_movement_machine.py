@@ -229,6 +229,12 @@ class MovementMachine(RuleBasedStateMachine):
             owned += load.held_pages()
         assert np.array_equal(np.sort(np.concatenate(owned)), np.arange(N_PAGES))
 
+    @invariant()
+    def loads_that_are_over_claim_no_pages(self):
+        for load in self.running:
+            assert load.unclaimed_pages >= 0
+            assert not (load.future.done() and load.unclaimed_pages)
+
     def teardown(self):
         """At the end, with a device that answers, every page comes back."""
         if self.index is None:
