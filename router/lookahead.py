@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -160,18 +161,31 @@ class Lookahead:
         with self._lock:
             return self._holdings.wanted()
 
-    def evict_for(self, tier: DeviceTier, lists: I64) -> None:
-        """Drops as much of the cache as ``lists`` need to fit ``tier``, and waits until their pages are free."""
-        with self._lock:
-            needed = int(self._holdings.list_bytes[lists].sum())
-            drops = self._evict(tier, needed, lists)
-        self._wait_for_pages(drops)
-
     def room_for_plan(self, tier: DeviceTier) -> int:
-        """Bytes of pages that :meth:`evict_for` could have free on ``tier``, now."""
+        """Bytes of pages that :meth:`room_for` could have free on ``tier``, now."""
         with self._lock:
             cached = self._holdings.cached & self._on(tier)
             return self._free(tier) + int(self._holdings.list_bytes[cached].sum())
+
+    @contextmanager
+    def room_for(self, tier: DeviceTier, lists: I64, spared: I64 | None = None) -> Iterator[None]:
+        """Drops as much of the cache as ``lists`` need to fit ``tier``, and waits until their pages are free.
+
+        Until the block ends they count as taken: it queues the load that takes them.
+
+        Args:
+            spared: lists that stay, where not just ``lists`` do.
+        """
+        needed = int(self._holdings.list_bytes[lists].sum())
+        with self._lock:
+            drops = self._evict(tier, needed, lists if spared is None else spared)
+            self._reserved[tier.ordinal] += needed
+        try:
+            self._wait_for_pages(drops)
+            yield
+        finally:
+            with self._lock:
+                self._reserved[tier.ordinal] -= needed
 
     # Reading
 
@@ -286,8 +300,6 @@ class Lookahead:
             left = draft.budget_bytes - holder.bytes_moved - holder.bytes_coming
             chosen, left_out = choose_lists(probes, list_bytes, present, left)
             coming = int(list_bytes[chosen].sum())
-            drops = self._evict(tier, coming, wanted)
-            self._reserved[tier.ordinal] += coming
             holder.bytes_coming += coming
 
         def landed(done: Future[LoadReport]) -> None:
@@ -299,15 +311,12 @@ class Lookahead:
                 settle(draft.future, None)
 
         try:
-            self._wait_for_pages(drops)
-            report = tier.load(chosen, self._residency, cancelled=lambda: holder.closed)
+            with self.room_for(tier, np.array(chosen, dtype=np.int64), spared=wanted):
+                report = tier.load(chosen, self._residency, cancelled=lambda: holder.closed)
         except BaseException:
             with self._lock:
                 holder.bytes_coming -= coming
             raise
-        finally:
-            with self._lock:
-                self._reserved[tier.ordinal] -= coming
         report.add_done_callback(landed)
 
     def _report_of(self, tier: DeviceTier, lists: Sequence[int]) -> LoadReport:

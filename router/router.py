@@ -34,12 +34,13 @@ from hybridindex.router.holdings import Holder
 from hybridindex.router.hotness import HotnessPolicy
 from hybridindex.router.lookahead import Lookahead
 from hybridindex.router.loop_reply import LoopReply, Mailboxes
+from hybridindex.router.placement import Placement
 from hybridindex.router.recovery import Recovery
 from hybridindex.router.session import Session
 from hybridindex.router.stages import BatchReport
 from hybridindex.router.stats import RouterStats, StatsCounter
 from hybridindex.router.usage import ArenaUse, arena_use
-from hybridindex.tiers.device import DeviceTier, LoadReport
+from hybridindex.tiers.device import DeviceTier
 from hybridindex.tiers.host import HostScannerName, open_host_scanner
 from hybridindex.tiers.moves import check_share
 from hybridindex.tiers.residency import Residency, ResidencyStore
@@ -59,14 +60,8 @@ _log = logging.getLogger(__name__)
 MAX_BATCH_QUERIES = 65_536
 #: Device bytes kept for lookahead, over all sessions, where the budget has them and nothing else is said.
 _DEFAULT_LOOKAHEAD_BYTES = 256 << 20
-#: Longest wait of a plan change for batches in flight.
-_RECLAIM_TIMEOUT_S = 30.0
 #: Lookahead budgets that are remembered, by window.
 _MAX_WINDOWS = 256
-#: Lists that sessions bring to other devices while a plan is placed are moved again so often.
-_PLACE_TRIES = 3
-#: Part of a device's copying time that lists take which come back to it, or come late.
-_REFRESH_SHARE = 0.5
 
 
 class Router:
@@ -113,7 +108,8 @@ class Router:
             UnsupportedIndexError: the host scanner that was asked for cannot scan this index.
         """
         self._index = index
-        self._plan = plan
+        #: What the arenas are opened for.
+        self._first_plan = plan
         if plan is not None and not hasattr(plan, "index_fingerprint"):
             raise InvalidInputError(f"plan is a {type(plan).__name__}; expected what Index.plan returned, or None")
         if plan is not None and plan.index_fingerprint != index.fingerprint:
@@ -138,12 +134,9 @@ class Router:
         # Not a method: the store must not keep a closed router, and its arenas, alive.
         self._residency = ResidencyStore(index.nlist, lambda device, pages: owners[device].free(pages))
         self._host = open_host_scanner(index, threads=threads, name=host_scanner)
-        self._plan_lock = threading.Lock()
         self._close_lock = threading.Lock()
         self._window_budgets: dict[tuple[int, float, int], tuple[Plan, int]] = {}
         self._closed = False
-        #: No list moves for a plan any more.
-        self._settled = False
         try:
             for ordinal, (name, budget) in enumerate(zip(devices, budgets, strict=True)):
                 self._tiers.append(self._open_tier(name, ordinal, budget, lookahead_bytes))
@@ -159,6 +152,10 @@ class Router:
                 self._host.adopt_thread,
                 self._page_bytes_of,
                 cache,
+            )
+            promised = [max(0, tier.capacity_bytes - self._pinned_bytes(plan, i)) for i, tier in enumerate(self._tiers)]
+            self._placement = Placement(
+                plan, self._tiers, self._paged_tiers(), self._residency, self._lookahead, self._page_bytes_of, promised
             )
         except BaseException:
             for tier in self._tiers:
@@ -176,10 +173,10 @@ class Router:
             early_dispatch=early_dispatch,
             listeners=self.on_batch,
         )
-        self._recovery = Recovery(self._tiers, self._restore, self._complete)
+        self._recovery = Recovery(self._tiers, self._restore, self._placement.complete)
         try:
             if plan is not None and self._tiers:
-                self._place(plan)
+                self._placement.apply(plan)
         except BaseException:
             self.close()
             raise
@@ -191,10 +188,10 @@ class Router:
         return [tier for tier in self._tiers if isinstance(tier, DeviceTier)] if self._moves_single_lists else []
 
     def _open_tier(self, name: str, ordinal: int, budget: int, lookahead_bytes: int | None) -> Tier:
-        pinned = self._pinned_bytes(ordinal)
+        pinned = self._pinned_bytes(self._first_plan, ordinal)
         scratch = scratch_for_budget(budget)
-        if self._plan is not None and budget == self._plan.request.budgets[ordinal]:
-            scratch = self._plan.request.scratch[ordinal]
+        if self._first_plan is not None and budget == self._first_plan.request.budgets[ordinal]:
+            scratch = self._first_plan.request.scratch[ordinal]
         geometry = self._geometry()
         if not self._moves_single_lists:
             lookahead_bytes = 0
@@ -223,72 +220,22 @@ class Router:
             _log.warning("device %s holds nothing: %s", tier.label, tier.disabled_reason)
         return tier
 
-    def _pinned_bytes(self, ordinal: int) -> int:
-        if self._plan is None:
+    def _pinned_bytes(self, plan: Plan | None, ordinal: int) -> int:
+        if plan is None:
             return 0
         geometry = self._geometry()
-        sizes = self._index.list_sizes[self._plan.list_device == ordinal]
+        sizes = self._index.list_sizes[plan.list_device == ordinal]
         return int(geometry.pages_for(sizes).sum()) * geometry.page_bytes
 
     def _page_bytes(self) -> int:
-        return DEFAULT_PAGE_BYTES if self._plan is None else self._plan.request.page_bytes
+        return DEFAULT_PAGE_BYTES if self._first_plan is None else self._first_plan.request.page_bytes
 
     def _geometry(self) -> PageGeometry:
         return PageGeometry.for_code_size(self._index.code_size, self._page_bytes())
 
-    def _place(self, plan: Plan, bandwidth_share: float | None = None) -> None:
-        """Makes the residency what ``plan`` says, moving only the difference, hottest lists first."""
-        target = plan.list_device
-        self._lookahead.adopt([int(i) for i in np.flatnonzero(target >= 0)])
-        for _ in range(_PLACE_TRIES):
-            current = self._residency.current.list_device
-            # What sessions brought and the plan does not want stays theirs, or in the cache.
-            stale = (current >= 0) & (current != target) & ~(self._lookahead.wanted() & (target < 0))
-            if stale.any():
-                dropped = self._residency.publish({}, drops=[int(i) for i in np.flatnonzero(stale)])
-                # The new lists may need the old ones' pages, and batches in flight still read those.
-                if not self._residency.wait_reclaimed(dropped.version, _RECLAIM_TIMEOUT_S):
-                    _log.warning("pages of dropped lists are still read after %g s", _RECLAIM_TIMEOUT_S)
-            waiting = [self._load_planned(plan, tier, bandwidth_share) for tier in self._tiers]
-            for future in waiting:
-                future.exception()  # waits; a failed device is marked and logged by its tier
-            current = self._residency.current.list_device
-            # A session's copy may have brought one to another device meanwhile.
-            if self._settled or not ((target >= 0) & (current >= 0) & (current != target)).any():
-                return
-
-    def _load_planned(self, plan: Plan, tier: Tier, bandwidth_share: float | None) -> Future[LoadReport]:
-        """Starts to bring what ``plan`` wants on one device and what is not there, hottest first."""
-        hottest_first = plan.resident_lists
-        wanted = hottest_first[plan.list_device[hottest_first] == tier.ordinal]
-        if self._moves_single_lists and isinstance(tier, DeviceTier):
-            self._lookahead.evict_for(tier, wanted[self._residency.current.list_device[wanted] < 0])
-        return tier.load(
-            wanted.tolist(), self._residency, cancelled=lambda: self._settled, bandwidth_share=bandwidth_share
-        )
-
     def _restore(self, tier: Tier) -> None:
-        """A device works again: its lists of the plan come back."""
         self._stats.add(device_recoveries=1)
-        with self._plan_lock:
-            if self._plan is not None and not self._settled:
-                self._load_planned(self._plan, tier, _REFRESH_SHARE).exception()
-
-    def _complete(self) -> None:
-        """Lists of the plan that found no page, because sessions had them, come once one is free."""
-        if not self._plan_lock.acquire(blocking=False):
-            return  # a change of plan brings them, if it wants them
-        try:
-            plan = self._plan
-            if plan is None or self._settled:
-                return
-            absent = (self._residency.current.list_device < 0) & (self._page_bytes_of > 0)
-            for tier in self._paged_tiers():
-                missing = self._page_bytes_of[absent & (plan.list_device == tier.ordinal)]
-                if tier.usable and len(missing) and missing.min() <= self._lookahead.room_for_plan(tier):
-                    self._load_planned(plan, tier, _REFRESH_SHARE).exception()
-        finally:
-            self._plan_lock.release()
+        self._placement.restore(tier)
 
     def apply_plan(self, plan: Plan, *, bandwidth_share: float = 1.0) -> None:
         """Changes to another plan of the same index while serving; moves only the difference. Lists on their way are
@@ -311,12 +258,8 @@ class Router:
             )
         if plan.n_devices != len(self._tiers):
             raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); this router has {len(self._tiers)}")
-        with self._plan_lock:
-            if self._settled:
-                raise RouterClosedError("the router is closed, or about to be")
-            self._place(plan, bandwidth_share)
-            self._plan = plan
-            self._window_budgets.clear()
+        self._placement.apply(plan, bandwidth_share)
+        self._window_budgets.clear()
 
     def settle(self) -> None:
         """Ends a change of plan that goes on, after what is being copied, and refuses further ones; searches go on.
@@ -324,9 +267,7 @@ class Router:
         Returns at once, from any thread: for an owner who is about to close, and does not want to wait for hours where
         the change was given a small share of the time.
         """
-        self._settled = True
-        for tier in self._tiers:
-            tier.hurry()
+        self._placement.settle()
 
     # Search
 
@@ -487,7 +428,8 @@ class Router:
     @property
     def nprobe(self) -> int:
         """Lists probed when a call does not say."""
-        return self._plan.nprobe if self._plan is not None else self._index.nprobe
+        plan = self.plan
+        return self._index.nprobe if plan is None else plan.nprobe
 
     def _refuse_own_threads(self, what: str, *, moves: bool = False) -> None:
         """``moves``: what it waits for are the threads that move lists, too."""
@@ -516,13 +458,14 @@ class Router:
         """
         if self._closed:
             raise RouterClosedError("the router is closed")
-        spare = max((t.arena.nbytes - self._pinned_bytes(t.ordinal) for t in self._paged_tiers()), default=0)
+        plan = self.plan
+        spare = max((t.arena.nbytes - self._pinned_bytes(plan, t.ordinal) for t in self._paged_tiers()), default=0)
         if lookahead_bytes is not None and window_ms is not None:
             raise InvalidInputError("lookahead_bytes and window_ms are both given; the window decides the bytes")
         if window_ms is not None:
-            if self._plan is None:
+            if plan is None:
                 raise InvalidInputError("window_ms needs a router with a plan; give lookahead_bytes")
-            lookahead_bytes = self._window_bytes(self._plan, _check_milliseconds("window_ms", window_ms), max(0, spare))
+            lookahead_bytes = self._window_bytes(plan, _check_milliseconds("window_ms", window_ms), max(0, spare))
         if lookahead_bytes is None:
             lookahead_bytes = max(0, spare)
         return Session(self, _check_bytes("lookahead_bytes", lookahead_bytes))
@@ -577,7 +520,7 @@ class Router:
 
     @property
     def plan(self) -> Plan | None:
-        return self._plan
+        return self._placement.plan
 
     def stats(self) -> RouterStats:
         read = replace(
@@ -585,9 +528,10 @@ class Router:
             cached_lists=self._lookahead.n_cached,
             device_failures=sum(tier.n_failures for tier in self._tiers),
         )
-        if self._plan is None or not self._tiers:
+        plan = self.plan
+        if plan is None or not self._tiers:
             return read
-        wanted = (self._plan.list_device >= 0) & (self._index.list_sizes > 0)
+        wanted = (plan.list_device >= 0) & (self._index.list_sizes > 0)
         return replace(read, unplaced_lists=int((wanted & (self._residency.current.list_device < 0)).sum()))
 
     def arena_use(self) -> tuple[ArenaUse, ...]:
@@ -610,8 +554,7 @@ class Router:
                 return
             self._closed = True
         self.settle()
-        with self._plan_lock:  # a change of plan gives up what is not sent yet
-            pass
+        self._placement.join()
         self._recovery.close()
         self._engine.close()
         self._lookahead.close()

@@ -191,29 +191,6 @@ def test_pages_of_a_copy_on_its_way_are_counted_once(index, monkeypatch):
             assert router.residency.n_resident == 12
 
 
-def test_lists_of_a_plan_come_when_sessions_give_their_pages_back(index):
-    budget = arena_of(index, 8)
-    options = {"devices": ["cpu"], "device_budget_bytes": budget, "lookahead_bytes": budget, "cache_fraction": 0}
-    with Router(index, **options) as router:
-        tier = router.devices[0]
-        session = router.session()
-        session.lookahead(clustered(2, seed=3), nprobe=NLIST).result(30)
-        held = router.residency.resident_lists()
-        absent = np.setdiff1d(np.flatnonzero(index.list_sizes), held)
-        placement = np.full(NLIST, -1)
-        placement[absent[: tier.arena.pages.n_pages]] = 0
-        router.apply_plan(hand_made_plan(index, placement))
-        assert (tier.arena.pages.n_free, router.stats().unplaced_lists) == (0, 8)
-        router._complete()
-        assert router.residency.resident_lists().tolist() == held.tolist()
-        session.close()
-        deadline = time.monotonic() + 30
-        while router.stats().unplaced_lists and time.monotonic() < deadline:
-            time.sleep(0.02)  # the router looks for itself
-        assert np.flatnonzero(placement == 0).tolist() == router.residency.resident_lists().tolist()
-        router.check_invariants()
-
-
 def test_drafts_that_wait_together_are_shared_out_over_devices(index):
     options = {"devices": ["cpu", "cpu"], "device_budget_bytes": 32 << 20}
     with Router(index, **options) as router:
