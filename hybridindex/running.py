@@ -45,14 +45,19 @@ class FadingLine:
         self._xx = self._keep * self._xx + (1 - share) * dx * dx
         self._xy = self._keep * self._xy + (1 - share) * dx * dy
 
-    def predict(self, x: float) -> float | None:
-        """y at ``x``, never below 0; None before the first observation."""
+    def coefficients(self) -> tuple[float, float] | None:
+        """(a, b); None before the first observation."""
         if self._weight == 0:
             return None
         drawn = self._through_origin * self._weight * self._x
         xx, xy = self._xx + drawn * self._x, self._xy + drawn * self._y
         slope = max(0.0, xy / xx) if xx > 1e-9 else 0.0
-        return max(0.0, self._y + slope * (x - self._x))
+        return self._y - slope * self._x, slope
+
+    def predict(self, x: float) -> float | None:
+        """y at ``x``, never below 0; None before the first observation."""
+        line = self.coefficients()
+        return None if line is None else max(0.0, line[0] + line[1] * x)
 
 
 class RecentValues:
