@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
@@ -220,5 +221,7 @@ def _wait_s(headers: Mapping[str, str]) -> float:
     """Retry-After-Ms or Retry-After as seconds; a date, or nonsense, counts as one."""
     for name, unit_s in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         with contextlib.suppress(KeyError, ValueError):
-            return max(0.0, unit_s * float(headers[name]))
+            seconds = unit_s * float(headers[name])
+            if math.isfinite(seconds):
+                return max(0.0, seconds)
     return 1.0

@@ -17,7 +17,8 @@ __all__ = ["Attempts", "RetryPolicy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often, and how far apart. ``attempts=1`` never tries again."""
+    """How often, and how far apart. ``attempts=1`` never tries again; otherwise a daemon that says when to come back is
+    asked again until the call's time is over."""
 
     attempts: int = 4
     first_pause_s: float = 0.05
@@ -64,8 +65,9 @@ class Attempts:
             HybridIndexError: ``error`` itself, when there is no next attempt.
         """
         self._failed += 1
-        again = isinstance(error, OverloadedError) or (isinstance(error, UnreachableError) and repeatable)
-        if not again or self._failed >= self._policy.attempts:
+        told = isinstance(error, OverloadedError) and self._policy.attempts > 1
+        again = isinstance(error, UnreachableError) and repeatable and self._failed < self._policy.attempts
+        if not told and not again:
             raise error
         ceiling: float = min(self._policy.longest_pause_s, self._policy.first_pause_s * 2 ** (self._failed - 1))
         pause = ceiling * self._draw()

@@ -25,7 +25,7 @@ from typing import Literal
 from hybridindex.errors import DeadlineExceededError, OverloadedError
 from hybridindex.service.config import Limits
 
-__all__ = ["Admission", "Lack"]
+__all__ = ["UNKNOWN_RETRY_S", "Admission", "Lack"]
 
 #: What a refused request lacked: the daemon's time, room in the whole queue, room in its client's share, time to wait.
 Lack = Literal["draining", "queue", "client", "deadline"]
@@ -34,9 +34,9 @@ Lack = Literal["draining", "queue", "client", "deadline"]
 _PACE_S = 2.0
 #: Accounts of clients that are kept before those that say nothing are looked for.
 _MAX_ACCOUNTS = 4096
-_MIN_RETRY_S, _MAX_RETRY_S = 0.05, 30.0
-#: The same, while nobody knows.
-_UNKNOWN_RETRY_S = 1.0
+_MIN_RETRY_S, _MAX_RETRY_S = 0.03, 30.0
+#: When to come back while nobody knows.
+UNKNOWN_RETRY_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +101,8 @@ class Admission:
         self._n_in_flight = 0
         self._pace = _Pace()
         self._draw = draw
+        #: The last time that a refused request was given to come back at.
+        self._given_s = -math.inf
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -121,14 +123,20 @@ class Admission:
     def draining(self) -> bool:
         return self._draining
 
-    def retry_after_s(self) -> float:
-        """When to come back: between now and twice the time that the queue takes to be worked off, by chance, so that
-        who is refused together comes back apart. Two digits; 1 while no pace is known."""
+    def retry_after_s(self, n: int) -> float:
+        """When a refused request of ``n`` queries should come back; two digits. 1 while no pace is known.
+
+        Each is given a time of its own, at the pace of answers and behind those that were refused before it, when half
+        of the queue is worked off: no more come back at a time than are answered. Who heeds nothing is counted again
+        and again, so that nobody waits longer than twice the queue takes, and a second.
+        """
         pace_s = self._pace.seconds_per_query
         if not pace_s:
-            return _UNKNOWN_RETRY_S
-        drawn = 2 * (self._n_waiting + self._n_in_flight) * pace_s * self._draw()
-        return float(f"{min(max(drawn, _MIN_RETRY_S), _MAX_RETRY_S):.2g}")
+            return UNKNOWN_RETRY_S
+        now, backlog_s = self._clock(), (self._n_waiting + self._n_in_flight) * pace_s
+        self._given_s = min(max(self._given_s, now + backlog_s / 2), now + 2 * backlog_s + 1) + n * pace_s
+        spread_s = _MIN_RETRY_S * (1 + self._draw())
+        return float(f"{min(max(self._given_s - now, spread_s), _MAX_RETRY_S):.2g}")
 
     def nprobe_under_load(self, nprobe: int) -> int:
         """``nprobe``, or less where the operator allows it: linear from a half full queue down to the floor."""
@@ -182,23 +190,23 @@ class Admission:
         ahead = min(self._n_waiting, n_own * len(self._order))
         return max(0, ahead + self._n_in_flight + n - self._limits.in_flight_queries) * self._pace.seconds_per_query
 
-    def _refuse(self, lack: Lack, n_own: int = 0) -> OverloadedError:
-        """Counts a refusal, and says it in words. ``n_own``: queries of the client that wait."""
+    def _refuse(self, lack: Lack, n: int, n_own: int = 0) -> OverloadedError:
+        """Counts a refusal of ``n`` queries, and says it in words. ``n_own``: queries of the client that wait."""
         self.refused[lack] += 1
         if lack == "draining":
-            return OverloadedError("the daemon is about to stop; ask another one", retry_after_s=_UNKNOWN_RETRY_S)
+            return OverloadedError("the daemon is about to stop; ask another one", retry_after_s=UNKNOWN_RETRY_S)
         if lack == "queue":
             words = f"{self._n_waiting} queries wait and the queue holds {self._limits.queue_queries}"
         elif lack == "deadline":
             words = f"{self._n_waiting} queries wait, so deadline_ms would pass before the search could start"
         else:
             words = f"{n_own} of your queries wait and one client may have {self.share}"
-        return OverloadedError(words, retry_after_s=self.retry_after_s(), own_share=lack == "client")
+        return OverloadedError(words, retry_after_s=self.retry_after_s(n), own_share=lack == "client")
 
     async def enter(self, client: str, n: int, deadline_s: float | None = None) -> None:
         """As :meth:`turn`, without its end: whoever got in calls :meth:`leave`, whatever comes."""
         if self._draining:
-            raise self._refuse("draining")
+            raise self._refuse("draining", n)
         if deadline_s is not None and deadline_s <= self._clock():
             raise self._too_late()
         if not self._order and self._fits(n):
@@ -222,7 +230,7 @@ class Admission:
         if (lack := self._lack(state.n_waiting, n, left_s)) is not None:
             n_own = state.n_waiting
             self._forget(client, state)
-            raise self._refuse(lack, n_own)
+            raise self._refuse(lack, n, n_own)
         loop = asyncio.get_running_loop()
         waiter = _Waiter(n, loop.create_future())
         if not state.listed:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from hybridindex.errors import OverloadedError
-from hybridindex.service.admission import Lack
+from hybridindex.service.admission import UNKNOWN_RETRY_S, Lack
 from hybridindex.service.core import Service
 from hybridindex.service.problems import problem_of
 
@@ -94,7 +94,7 @@ class Door:
         self._unlogged += 1
         if self._unlogged == 1:
             asyncio.get_running_loop().call_later(_LOG_S, self.flush)
-        key = (lack, 1 if lack == "draining" else admission.retry_after_s())
+        key = (lack, UNKNOWN_RETRY_S if lack == "draining" else admission.retry_after_s(n))
         return self._made.get(key) or self._make(*key)
 
     def n_queries(self, headers: Mapping[bytes, bytes]) -> int | None:

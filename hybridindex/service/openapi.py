@@ -62,14 +62,14 @@ _WORDS = {
     409: "No profile to plan from, queries are not kept, or a device has failed",
     413: "Too large",
     415: "Media type not supported",
-    429: "This client's share of the queue is full; see Retry-After",
-    503: "The queue is full, the daemon drains, or another change is under way; see Retry-After",
+    429: "This client's share of the queue is full; see Retry-After-Ms",
+    503: "The queue is full, the daemon drains, or another change is under way; see Retry-After-Ms",
     504: "The deadline passed before the search started",
     507: "The control store cannot be used; see /healthz",
 }
 _RETRY_AFTER = {
     name: {"required": True, "description": unit, "schema": {"type": "integer", "minimum": 1}}
-    for name, unit in (("Retry-After", "Seconds"), ("Retry-After-Ms", "The same in milliseconds"))
+    for name, unit in (("Retry-After", "Whole seconds, rounded up"), ("Retry-After-Ms", "Milliseconds"))
 }
 
 

@@ -31,7 +31,8 @@ __all__ = ["MAX_HEAD_BYTES", "PatientProtocol", "TurnAway", "choose_protocol"]
 #: the connection, or None, where the request may come in.
 TurnAway = Callable[[MutableMapping[str, Any], bytes, bytes], bytes | None]
 
-#: Of a request's line and headers. h11 has a limit, which is set to this; httptools has none of its own.
+#: Of a request's line and headers, beside what comes in one piece. h11 has a limit, which is set to this; httptools has
+#: none of its own.
 MAX_HEAD_BYTES = 1 << 16
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from hybridindex.client.retry import Attempts, RetryPolicy
@@ -40,6 +42,21 @@ def test_attempts_are_counted():
     tried.pause_after(LOST, repeatable=True)
     with pytest.raises(UnreachableError):
         tried.pause_after(LOST, repeatable=True)
+
+
+def test_a_daemon_that_says_when_is_asked_until_the_time_is_over():
+    tried, clock = attempts(timeout_s=30.0, attempts=2)
+    refused, pauses = OverloadedError("full", retry_after_s=0.1), []
+    with contextlib.suppress(OverloadedError):
+        while clock.now < 30:
+            pauses.append(tried.pause_after(refused, repeatable=False))
+            clock.now += pauses[-1]
+    assert len(pauses) > 4
+    assert pauses[0] < pauses[-1] <= 5
+    assert 20 < clock.now < 30
+    once, _ = attempts(timeout_s=30.0, attempts=1)
+    with pytest.raises(OverloadedError):
+        once.pause_after(OverloadedError("full", retry_after_s=0.1), repeatable=True)
 
 
 def test_retry_after_is_the_least_pause():

@@ -54,7 +54,7 @@ def breaking(monkeypatch, target, error, *, times=1):
         ("hybridindex.planning.plan_again", "solving", Outcome.FAILED),
         ("hybridindex.planning.compare_plans", "weighing", Outcome.FAILED),
         ("hybridindex.router.router.Router.apply_plan", "moving", Outcome.ROLLED_BACK),
-        ("hybridindex.router.router.Router._place", "moving", Outcome.ROLLED_BACK),
+        ("hybridindex.router.placement.Placement._place", "moving", Outcome.ROLLED_BACK),
     ],
 )
 def test_a_stage_that_fails_leaves_the_old_plan_serving(make_world, index, plan, monkeypatch, target, stage, outcome):

@@ -226,29 +226,38 @@ def test_draining_refuses_the_new_and_serves_the_waiting():
     asyncio.run(run())
 
 
-def test_the_advised_wait_follows_the_pace_and_the_backlog():
+def test_refused_requests_are_given_times_of_their_own():
     async def run():
-        draws = iter([0.99, 0.0, 0.54, 0.99])
-        queue = Admission(Limits(in_flight_queries=10, queue_queries=1000), Clock(), draw=lambda: next(draws))
+        queue = Admission(Limits(in_flight_queries=10, queue_queries=1000), Clock(), draw=lambda: 0.5)
         requests = Requests(queue)
         for name in ("first", "second", "third"):
             await requests.send(name, "a", n=10)
         # While nobody was answered with others waiting, nothing is known.
-        assert queue.retry_after_s() == 1
+        assert queue.retry_after_s(4) == 1
         queue._clock.now += 100
         await requests.end("first")
         queue._clock.now += 4
         await requests.end("second")
-        # 4 s for 10 queries, and 10 are left: 0 to 8 s.
-        assert [queue.retry_after_s() for _ in range(2)] == [7.9, 0.05]
+        # 4 s for 10 queries, and 10 are left: from 2 s on, each behind the one before.
+        assert [queue.retry_after_s(n) for n in (1, 1, 5)] == [2.4, 2.8, 4.8]
+        queue._clock.now += 3
+        assert queue.retry_after_s(1) == 2.4
         await requests.send("backlog", "b", n=10)
-        # 20 are left, 8.64 s; in two digits, of which a daemon makes few refusals to keep.
-        assert queue.retry_after_s() == 8.6
+        assert queue.retry_after_s(1) == 4.4
+        # Who asks again and again pushes nobody further than twice the queue and a second.
+        assert max(queue.retry_after_s(5) for _ in range(100)) == 2 * 8 + 1 + 2
         await requests.send("many", "b", n=90)
-        assert queue.retry_after_s() == 30
+        assert max(queue.retry_after_s(1) for _ in range(100)) == 30
         await requests.end_all()
 
     asyncio.run(run())
+
+
+def test_a_short_queue_spreads_by_chance():
+    draws = iter([0.0, 0.5, 0.99])
+    queue = Admission(Limits(), Clock(), draw=lambda: next(draws))
+    queue._pace._seconds, queue._pace._queries = 1e-6, 1.0
+    assert [queue.retry_after_s(1) for _ in range(3)] == [0.03, 0.045, 0.06]
 
 
 def test_the_pace_is_that_of_answers_while_others_wait():
@@ -268,7 +277,7 @@ def test_the_pace_is_that_of_answers_while_others_wait():
             await requests.end(str(number))
         # 4 of 4 queries in 2 s each; 8 are left.
         assert queue._pace.seconds_per_query == pytest.approx(0.5)
-        assert queue.retry_after_s() == 4
+        assert queue.retry_after_s(1) == 2.5
         await requests.end("4")
         queue._clock.now += 50
         await requests.end("5")
