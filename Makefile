@@ -43,8 +43,16 @@ $(VENV)/.demo: $(BIN)/python $(SOURCES)
 demo: $(VENV)/.demo
 	$(BIN)/hybridindex demo --output build/demo
 
+# Tests of durability wait for processes that die: they run beside the others.
 test: $(VENV)/.test
+ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+else
+	@mkdir -p build
+	$(BIN)/python -m pytest tests/durability > build/test-durability.log 2>&1 & beside=$$!; \
+	$(BIN)/python -m pytest --ignore=tests/durability; status=$$?; \
+	wait $$beside || status=1; cat build/test-durability.log; exit $$status
+endif
 
 # Without a browser the tests of the page are skipped and say so: never a reason to fail here.
 chromium:

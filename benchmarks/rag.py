@@ -137,7 +137,8 @@ def main() -> None:
             with contextlib.ExitStack() as stack:
                 retriever, runs = on_host(stack), recorded(traces)
                 return {
-                    str(n): overlaps(index, retriever, runs, n) for n in (index.nlist * 512 // 4096, options.nprobe)
+                    str(n): overlaps(index, retriever, runs, n)
+                    for n in (index.nlist * 256 // 4096, index.nlist * 512 // 4096, options.nprobe)
                 }
 
         def staleness() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from hybridindex.rag.records import Generated, LookedAhead, Retrieved
 from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.steps import Steps
 from hybridindex.rag.trace import ReplayGenerator, RunTrace
-from hybridindex.types import F32
+from hybridindex.types import I64
 
 __all__ = ["TELERAG", "Assumed", "overlaps", "replays"]
 
@@ -68,16 +68,15 @@ def pairs_of(run: RunTrace) -> Iterator[tuple[LookedAhead, Retrieved]]:
 def overlaps(index: Index, retriever: Retriever, runs: Sequence[RunTrace], nprobe: int) -> dict[str, Any]:
     """Per pipeline: the share of the lists of final queries that are among the nearest of the draft, for AMOUNTS."""
 
-    def lists(vectors: F32, amount: float) -> list[set[int]]:
-        near = np.argsort(-(vectors @ index.centroids.T), axis=1)
-        return [set(row) for row in near[:, : round(amount * nprobe)].tolist()]
+    def nearest(texts: Sequence[str]) -> I64:
+        return np.argsort(-(retriever.embed(texts) @ index.centroids.T), axis=1)
 
     shares: dict[str, list[list[float]]] = {name: [] for name in PIPELINES}
     for run in runs:
         for draft, final in pairs_of(run):
-            drafts, finals = retriever.embed(draft.texts), lists(retriever.embed(final.texts), 1.0)
-            drafted = [set().union(*lists(drafts, amount)) for amount in AMOUNTS]
-            shares[run.pipeline] += [[len(one & there) / nprobe for there in drafted] for one in finals]
+            drafts, finals = nearest(draft.texts), nearest(final.texts)[:, :nprobe]
+            caught = [np.isin(finals, drafts[:, : round(amount * nprobe)]).mean(axis=1) for amount in AMOUNTS]
+            shares[run.pipeline] += np.transpose(caught).tolist()
     return {
         name: {
             "mean": float(np.mean(values, axis=0)[AMOUNTS.index(1.0)]),

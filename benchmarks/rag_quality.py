@@ -43,20 +43,21 @@ def likelihoods(
     plans["pipelined, every 16"] = replace(plan, schedule=Schedule.PIPELINED, interval=16)
     plans[HALF] = replace(plan, schedule=Schedule.PIPELINED)
     known: dict[str, list[float]] = json.loads(kept.read_text()) if kept.exists() else {}
+
+    def key_of(number: int, name: str) -> str:
+        return f"{number} {plans[name].placement} {plans[name].interval} {nprobe} {name}"
+
     for number, reference in enumerate(texts):
         for name, one in plans.items():
-            key = f"{number} {one.placement} {one.interval} {name}"
+            key = key_of(number, name)
             if key not in known:
-                retriever = open_retriever(reference.ids, nprobe // 2 if name == HALF else nprobe)
+                retriever = open_retriever(reference.ids, max(1, nprobe // 2) if name == HALF else nprobe)
                 with Steps(reference.question, retriever, generator) as steps:
                     found = periodic_likelihood(one, steps, scorer, reference.text)
                 known[key] = [found.tokens, found.log_likelihood]
                 kept.write_text(json.dumps(known))
         progress(f"reference {number} of {len(texts)}")
-    rows = {
-        name: np.array([known[f"{number} {one.placement} {one.interval} {name}"] for number in range(len(texts))])
-        for name, one in plans.items()
-    }
+    rows = {name: np.array([known[key_of(number, name)] for number in range(len(texts))]) for name in plans}
     return {"placement": plan.placement, "interval": plan.interval, "references": len(texts), **_rows(rows)}
 
 

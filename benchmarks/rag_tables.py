@@ -20,10 +20,11 @@ def tables(parts: dict[str, Any]) -> None:
                 ["pipeline", "overlap", "TeleRAG %", "queries"],
                 [[n, f"{r['mean']:.1%}", str(r["telerag_percent"]), r["queries"]] for n, r in rows.items()],
             )
+            parts_of_nprobe = list(next(iter(rows.values())).get("prefetched", {}))
             show(
                 f"hit rate when so much of nprobe {nprobe} is prefetched",
-                ["pipeline", *[f"{float(part):.0%}" for part in next(iter(rows.values()))["prefetched"]]],
-                [[n, *[f"{hit:.1%}" for hit in r["prefetched"].values()]] for n, r in rows.items()],
+                ["pipeline", *[f"{float(part):.0%}" for part in parts_of_nprobe]],
+                [[n, *[f"{r['prefetched'][part]:.1%}" for part in parts_of_nprobe]] for n, r in rows.items()],
             )
     for name, view in parts.get("staleness", {}).get("views", {}).items():
         show(

@@ -76,7 +76,7 @@ class Recovery:
         return threading.current_thread() is self._thread
 
     def close(self) -> None:
-        """Joins the thread; a trial that goes on is finished first."""
+        """Joins the thread; what it does is finished first."""
         self._stop.set()
         if self._tiers:
             self._thread.join()
