@@ -32,6 +32,10 @@ _ENOUGH = 40
 _KEEP = 0.9
 #: A scan counts as this many times its prediction at most: one that was interrupted says little about the next.
 _MOST = 4.0
+#: How far the line's slope is drawn to the origin. A free line through a few scans of about one size, one of them slow,
+#: can be flat: then not even the floor would seem to fit. Where sizes differ by a third of their mean or more, they say
+#: themselves what the slope is, and what every scan takes before its first byte.
+_THROUGH_ORIGIN = 0.1
 #: Of int64.
 _OCTAVES = 64
 
@@ -42,9 +46,7 @@ class PaceEstimator:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Time is nearly proportional to bytes. A free line through a few scans of about one size, one of them slow, can
-        # be flat: then not even the floor would seem to fit.
-        self._line = FadingLine(_KEEP, through_origin=1.0)
+        self._line = FadingLine(_KEEP, through_origin=_THROUGH_ORIGIN)
         #: Octave of bytes, and seconds over the line's, of scans that it had not seen.
         self._recent: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
 
@@ -80,16 +82,13 @@ class PaceEstimator:
 
 
 def _beyond(recent: list[tuple[int, float]]) -> F64:
-    """(_OCTAVES,) what to foretell beyond the line: of each octave, or of the nearest one that was seen enough, or of
-    all."""
+    """(_OCTAVES,) what to foretell beyond the line: of each octave that was seen enough; of the others, of all."""
     octaves = np.array([octave for octave, _ in recent], dtype=np.int64)
     ratios = np.array([ratio for _, ratio in recent])
-    known = np.flatnonzero(np.bincount(octaves, minlength=_OCTAVES) >= _ENOUGH)
-    if not known.size:
-        return np.full(_OCTAVES, _slowest(ratios))
-    own = np.array([_slowest(ratios[octaves == octave]) for octave in known])
-    nearest: F64 = own[np.abs(np.arange(_OCTAVES)[:, None] - known).argmin(axis=1)]
-    return nearest
+    beyond = np.full(_OCTAVES, _slowest(ratios))
+    for octave in np.flatnonzero(np.bincount(octaves, minlength=_OCTAVES) >= _ENOUGH):
+        beyond[octave] = _slowest(ratios[octaves == octave])
+    return beyond
 
 
 def _slowest(ratios: F64) -> float:

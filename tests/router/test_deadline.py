@@ -62,9 +62,8 @@ def test_small_scans_have_their_own_slowest():
     pace = seen(times)
     assert foretold(pace, 900_000) == pytest.approx(0.9, rel=0.01)
     assert foretold(pace, 4_000) >= 6e-3
-    # A size that was never seen is as slow as the nearest one that was.
-    assert foretold(pace, 10_000) >= 1.4 * 10e-3
-    assert foretold(pace, 2_000_000) == pytest.approx(2.0, rel=0.05)
+    # A size that was never seen is as slow as any.
+    assert foretold(pace, 40_000) >= 1.4 * 40e-3 * 0.9
 
 
 def closed_loop(window_s, searches, slow):
