@@ -17,7 +17,7 @@ help:
 	@echo "make test         install into .venv and run the whole test suite"
 	@echo "make chromium     install the browser that tests of the page need, where this is root on Debian or Ubuntu"
 	@echo "make test-vllm    beside a real vLLM on the CPU, in build/vllm (2.5 GB): plugins, profiling; or NOT VERIFIED"
-	@echo "make test-ecosystem  the retrievers against LangChain, LlamaIndex and Haystack (.venv-ecosystem)"
+	@echo "make test-ecosystem  the retrievers in LangChain, LlamaIndex and Haystack, in build/ecosystem (400 MB); or NOT VERIFIED"
 	@echo "make lint         ruff and mypy"
 	@echo "make wheel-check  build the wheel and the sdist, install the wheel elsewhere, import every module"
 	@echo "make sanitize     tests of the native scan under address, undefined-behaviour and thread sanitizers"
@@ -66,15 +66,8 @@ test-vllm:
 	PYTHON=$(PYTHON) sh tests/vllm/run.sh build/vllm
 
 # Their packages bring many others: an environment of its own, so that the suite's stays what it is.
-.venv-ecosystem/.test: $(SOURCES)
-	$(PYTHON) -m venv .venv-ecosystem
-	.venv-ecosystem/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt 'torch==2.13.0'
-	.venv-ecosystem/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt \
-	  -e '.[device,test,langchain,llamaindex,haystack]'
-	@touch $@
-
-test-ecosystem: .venv-ecosystem/.test
-	.venv-ecosystem/bin/python -m pytest tests/integrations $(PYTEST_ARGS)
+test-ecosystem:
+	PYTHON=$(PYTHON) sh tests/integrations/run.sh build/ecosystem
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -98,4 +91,4 @@ figures: $(VENV)/.test
 	  --json benchmarks/results/figures.json
 
 clean:
-	rm -rf $(VENV) .venv-ecosystem build
+	rm -rf $(VENV) build
