@@ -14,6 +14,7 @@ import numpy as np
 from hybridindex.errors import InvalidInputError
 from hybridindex.rag.documents import DocumentStore
 from hybridindex.rag.records import Passage
+from hybridindex.rag.tokens import TokenStarts, tokens_of_store, word_starts
 from hybridindex.types import F32, SearchResult
 
 __all__ = ["CenteredEmbedder", "Embedder", "RetrievalSession", "Retriever", "SessionSource"]
@@ -70,6 +71,11 @@ class CenteredEmbedder:
         """``mean``: (d,) float32, as :class:`hybridindex.rag.documents.DocumentsInfo` has it."""
         self._embedder = embedder
         self._mean = mean
+
+    @property
+    def token_starts(self) -> TokenStarts | None:
+        """Those of the embedder within; None where it has none."""
+        return getattr(self._embedder, "token_starts", None)
 
     def embed(self, texts: Sequence[str], /) -> F32:
         """(n, d) float32, of length 1 or 0. Raises InvalidInputError where the mean has another dimension."""
@@ -129,6 +135,16 @@ class Retriever:
             raise InvalidInputError(
                 f"the embedder gives {found} dimensions, the index has {expected}; use the embedder it was built with"
             )
+
+    def token_starts(self, given: TokenStarts | None = None) -> TokenStarts:
+        """What counts the tokens of the document store: ``given``, or the embedder's own tokens, or words.
+
+        Raises:
+            InvalidInputError: the store's tokens are others. DocumentStoreError: a damaged file.
+        """
+        own = getattr(self._embedder, "token_starts", None)
+        tried = (given,) if given is not None else (own, word_starts) if own is not None else (word_starts,)
+        return tried[0] if self.documents is None else tokens_of_store(self.documents, tried)
 
     def open(self) -> RetrievalSession:
         """A session with this retriever's lookahead budget; the caller closes it."""
