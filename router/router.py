@@ -485,6 +485,11 @@ class Router:
         return _check_count("nprobe", nprobe, self._index.nlist)
 
     @property
+    def dim(self) -> int:
+        """Dimensions of queries."""
+        return self._index.dim
+
+    @property
     def nprobe(self) -> int:
         """Lists probed when a call does not say."""
         return self._plan.nprobe if self._plan is not None else self._index.nprobe

@@ -6,12 +6,13 @@ A router and a daemon's client are both a :class:`SessionSource`; nothing here k
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import InvalidInputError, ServiceError
 from hybridindex.rag.documents import DocumentStore
 from hybridindex.rag.records import Passage
 from hybridindex.rag.tokens import TokenStarts, tokens_of_store, word_starts
@@ -114,7 +115,8 @@ class Retriever:
             nprobe: lists per query; None: the router's.
             window_ms: generation time that lookahead can hide behind; or ``lookahead_bytes``; neither: as the router
                 likes.
-            dim: of the index, where it is known: embeddings are checked against it once, here.
+            dim: of the index; None: the documents', else what the source says, where it can be asked now. Embeddings
+                are checked against it once, here.
 
         Raises:
             InvalidInputError: a bad k or nprobe, or embeddings of another dimension than the documents or ``dim``.
@@ -128,6 +130,8 @@ class Retriever:
         self.nprobe = nprobe
         self._embedder = embedder
         self._budget = {"window_ms": window_ms, "lookahead_bytes": lookahead_bytes}
+        if documents is None and dim is None:
+            dim = _dim_of(source)
         expected = documents.info.dim if documents is not None else dim
         if dim is not None and expected != dim:
             raise InvalidInputError(f"documents are of {expected} dimensions, the index of {dim}; they do not belong")
@@ -219,3 +223,13 @@ class Retriever:
                 )
             found.append(row)
         return found
+
+
+def _dim_of(source: SessionSource) -> int | None:
+    """Dimensions of the index that is searched; None where the source does not tell, or is out of reach."""
+    ask = getattr(source, "status", None)
+    if not callable(ask):
+        return getattr(source, "dim", None)
+    with contextlib.suppress(ServiceError, KeyError, TypeError):
+        return int(ask()["index"]["dim"])
+    return None
