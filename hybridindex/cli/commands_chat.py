@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -167,10 +167,16 @@ def _answer(
     talking: bool,
 ) -> Answer | None:
     """None where Ctrl-C, or an LLM that failed, ended an answer of a conversation. ``periodic``: for PipeRAG."""
-    show: Callable[[str], object] | None = None if quiet else lambda text: out.out(text, end="", highlight=False)
+    begun = False
+
+    def show(text: str) -> None:
+        nonlocal begun
+        begun = True
+        out.out(text, end="", highlight=False)
+
     try:
-        with Steps(question, retriever, generator, lookahead=lookahead, on_text=show) as steps:
-            answer = PIPELINES[pipeline](steps) if periodic is None else periodic.run(steps, times).answer
+        with Steps(question, retriever, generator, lookahead=lookahead, on_text=None if quiet else show) as steps:
+            return PIPELINES[pipeline](steps) if periodic is None else periodic.run(steps, times).answer
     except KeyboardInterrupt as ended:
         if not talking or isinstance(ended, Terminated):
             raise
@@ -181,9 +187,10 @@ def _answer(
             raise
         err.print(f"\n{error}", markup=False, highlight=False)
         return None
-    if show is not None:
-        show("\n")
-    return answer
+    finally:
+        # What is said next, be it an error, has a line of its own.
+        if begun:
+            out.out("")
 
 
 def _payload(answer: Answer) -> dict[str, Any]:

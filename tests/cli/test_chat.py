@@ -177,6 +177,14 @@ def test_a_recorded_piperag_is_replayed_with_its_own_settings(cli, index, serve,
     assert again.json["answer"] == "oak tide", again.err
 
 
+def test_an_error_after_a_part_of_an_answer_has_a_line_of_its_own(cli, index, serve):
+    left = [chat_event("draft", finish="stop"), chat_event("a half")]
+    server = serve(lambda h, _: stream(h, left.pop(0), DONE))
+    found = cli("chat", index, "--llm", server.url, "--model", "m", "-q", QUESTION)
+    assert found.out == "a half\n"
+    assert "before it was finished" in found.err
+
+
 def test_settings_are_those_given_then_those_recorded():
     none = {"interval": None, "max_tokens": None, "min_nprobe": None}
     assert settings_of(none) == PeriodicRetrieval()
