@@ -107,7 +107,7 @@ def write_demo_documents(
         dim=data.dim,
         mean=data.mean,
         token_starts=token_starts or load_embedder(cache_dir / "downloads" / "wheels").token_starts,
-        tokenizer=TOKENIZER,
+        tokenizer=TOKENIZER if token_starts is None else "",
     )
     progress("texts", data.count, data.count)
     return path
