@@ -51,6 +51,7 @@ PARTS = ("overlap", "staleness", "deadlines", "replay", "piperag", "larger", "wi
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(refuse=parser.error)
     parser.add_argument("--index", type=Path, required=True, help="the demo's, with its documents.sqlite")
     parser.add_argument("--llm", required=True, metavar="URL", help="with /v1/completions, ignore_eos and echo: vLLM")
     parser.add_argument("--record", action="store_true")
@@ -93,6 +94,8 @@ def measured(kept: Path, name: str, again: bool, measure: Callable[[], dict[str,
 
 def main() -> None:
     options = arguments(__doc__ or "", _options)
+    if not (options.record or options.measure):
+        options.refuse("give --record, --measure or both: without them there is nothing to do")
     options.kept.mkdir(parents=True, exist_ok=True)
     traces = options.kept / "traces.jsonl"
     embedder = load_embedder(benchmark_cache() / "downloads" / "wheels")

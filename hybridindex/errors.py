@@ -174,6 +174,11 @@ class DocumentStoreError(HybridIndexError):
 class GenerationError(HybridIndexError):
     """An LLM server cannot be reached, refused the request, or answered something that cannot be read."""
 
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        """``status``: of the HTTP answer that refused; 0 where nobody accepted the connection."""
+        super().__init__(message)
+        self.status = status
+
 
 class TraceError(HybridIndexError):
     """A trace cannot be read, or holds other steps than the pipeline that replays it asks for."""

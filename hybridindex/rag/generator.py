@@ -9,23 +9,31 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
 from hybridindex.errors import GenerationError, InvalidInputError, MissingDependencyError
-from hybridindex.llm.events import EventReader, events_of
+from hybridindex.llm.events import EventReader, events_of, shown
+from hybridindex.llm.refusals import NOT_YET, refusal_of
+from hybridindex.rag.choices import count_of, first_choice, logprobs_of, text_of
 from hybridindex.rag.records import Piece
 
 __all__ = ["Finished", "Generator", "OpenAIGenerator", "Prompt"]
 
+_CHAT = "/v1/chat/completions"
 #: Longest prompt and longest generated text, in characters.
 _MAX_TEXT = 4 << 20
 #: Of a whole answer: an event has some fifty bytes beside each character.
 _MAX_BYTES = 64 * _MAX_TEXT
-#: Characters of a server's complaint that are repeated.
-_MAX_COMPLAINT = 300
+#: Of an answer that is not streamed.
+_MAX_BODY_BYTES = 8 << 20
+_MAX_ERROR_BYTES = 64 << 10
+#: Statuses of a server that answers but lists no models.
+_NO_LIST = (404, 405, 501)
+#: Models of a server that a message names.
+_NAMED = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +100,7 @@ class OpenAIGenerator:
 
         Args:
             url: of the server, with or without ``/v1``.
-            model: as the server names it; empty: the first that it serves, asked for once.
+            model: as the server names it; empty: the only one that it serves, asked for once.
             key: an API key, sent as a bearer token.
             extra: fields of a request that are not OpenAI's, as the server takes them: vLLM's ``ignore_eos``.
             mode: "chat" for models with a chat template, "completions" for plain text.
@@ -118,6 +126,7 @@ class OpenAIGenerator:
         self._mode = mode
         self._sampling = {"temperature": temperature, **({} if seed is None else {"seed": seed}), **(extra or {})}
         self._timeout_s = timeout_s
+        self._idle_s = idle_s
         self._clock = clock
         # Encodings are refused: what a server sends is bounded as it is read. Proxies are not asked: it is near.
         headers = {"accept-encoding": "identity", **({} if key is None else {"authorization": f"Bearer {key}"})}
@@ -130,37 +139,72 @@ class OpenAIGenerator:
 
     @property
     def model(self) -> str:
-        """Its name at the server. Raises GenerationError where none was given and none is served."""
+        """Its name at the server.
+
+        Raises:
+            InvalidInputError: none was given, and several are served. GenerationError: none is served.
+        """
         if not self._model:
-            served = self.models()
-            if not served:
-                raise GenerationError(f"{self._url} serves no model")
-            self._model = served[0]
+            self._model = self._one_of(self.models())
         return self._model
+
+    def ready(self, wait_s: float = 0.0) -> str:
+        """Asks for the server's models before anything is generated; the model's name.
+
+        Args:
+            wait_s: how long the server may refuse connections, or load.
+
+        Raises:
+            InvalidInputError: as :attr:`model`.
+            GenerationError: no server, one that is not ready in time, or one that serves other models.
+        """
+        deadline = self._clock() + wait_s
+        while True:
+            try:
+                self._model = self._one_of(self.models())
+                return self._model
+            except GenerationError as error:
+                if error.status in _NO_LIST and self._model:
+                    return self._model
+                left = deadline - self._clock()
+                if error.status not in NOT_YET or left <= 0:
+                    raise
+                time.sleep(min(0.5, left))
+
+    def _one_of(self, served: list[str]) -> str:
+        names = ", ".join(shown(name) for name in served[:_NAMED]) or "no model"
+        if len(served) > _NAMED:
+            names += f" and {len(served) - _NAMED} more"
+        if not self._model and len(served) > 1:
+            raise InvalidInputError(f"model is missing; {self._url} serves {names}: name one")
+        if not served or (self._model and self._model not in served):
+            raise GenerationError(f"{self._url} serves {names}" + (f", not {self._model!r}" if self._model else ""))
+        return self._model or served[0]
 
     def generate(self, prompt: Prompt, /) -> Iterator[Piece | Finished]:
         """As :meth:`Generator.generate`.
 
         Raises:
             GenerationError: no answer, a refusal, a broken stream, silence beyond ``idle_s``, more than ``timeout_s``.
+            InvalidInputError: as :attr:`model`.
         """
         chat = self._mode == "chat" and not prompt.append
         body = self._body(prompt, chat)
         started = self._clock()
         reason, prompt_tokens, completion_tokens, length = "", 0, 0, 0
-        with self._sent("POST", "/v1/chat/completions" if chat else "/v1/completions", body) as answer:
+        with self._sent("POST", _CHAT if chat else "/v1/completions", body) as answer:
             reader = EventReader(error=GenerationError, max_answer_bytes=_MAX_BYTES)
             for event in events_of(self._chunks(answer, started), reader):
-                prompt_tokens = _count_of(event, "prompt_tokens") or prompt_tokens
-                completion_tokens = _count_of(event, "completion_tokens") or completion_tokens
-                choice = _first_choice(event)
+                prompt_tokens = count_of(event, "prompt_tokens") or prompt_tokens
+                completion_tokens = count_of(event, "completion_tokens") or completion_tokens
+                choice = first_choice(event)
                 if choice is None:
                     continue
-                text = _text_of(choice, chat)
+                text = text_of(choice, chat)
                 length += len(text)
                 if length > _MAX_TEXT:
                     raise GenerationError(f"{self._url} sent more than {_MAX_TEXT} characters; the answer is cut off")
-                logprobs = _logprobs_of(choice)
+                logprobs = logprobs_of(choice)
                 if text or logprobs:
                     # Without probabilities an event counts as a token: what servers send, but for bursts.
                     tokens = len(logprobs) or 1
@@ -182,7 +226,7 @@ class OpenAIGenerator:
         text = prompt + continuation
         body = {"model": self.model, "prompt": text, "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0.0}
         with self._sent("POST", "/v1/completions", body) as answer:
-            content = b"".join(self._chunks(answer, self._clock()))
+            content = b"".join(self._chunks(answer, self._clock(), _MAX_BODY_BYTES))
         try:
             found = json.loads(content)["choices"][0]["logprobs"]
             places, values = found["text_offset"], found["token_logprobs"]
@@ -196,11 +240,14 @@ class OpenAIGenerator:
     def models(self) -> list[str]:
         """Names of what the server serves. Raises GenerationError."""
         with self._sent("GET", "/v1/models", None) as answer:
-            content = b"".join(self._chunks(answer, self._clock()))
+            content = b"".join(self._chunks(answer, self._clock(), _MAX_BODY_BYTES))
         try:
             return [str(model["id"]) for model in json.loads(content)["data"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise GenerationError(f"{self._url} gave no list of models ({error!r})") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise GenerationError(
+                f"{self._url}/v1/models lists no models: {shown(content)}; expected the address of an "
+                "OpenAI-compatible server"
+            ) from error
 
     def _body(self, prompt: Prompt, chat: bool) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -225,23 +272,41 @@ class OpenAIGenerator:
         try:
             with self._client.stream(method, self._url + path, json=body) as answer:
                 if answer.status_code != 200:
-                    raise GenerationError(f"{self._url} answered {answer.status_code}: {_complaint(answer)}")
+                    raise self._refusal(path, answer)
                 if answer.headers.get("content-encoding", "identity") != "identity":
                     raise GenerationError(f"{self._url} compressed its answer, which it was asked not to do")
                 yield answer
+        except (self._httpx.ConnectError, self._httpx.ConnectTimeout) as error:
+            raise GenerationError(
+                f"no answer from {self._url} ({error or type(error).__name__}); is the LLM's server running there?",
+                status=0,
+            ) from error
         except self._httpx.TimeoutException as error:
-            raise GenerationError(f"{self._url} was silent for too long ({type(error).__name__})") from error
+            raise GenerationError(f"{self._url} was silent for more than {self._idle_s:g} s") from error
         except self._httpx.HTTPError as error:
             raise GenerationError(f"no answer from {self._url} ({error or type(error).__name__})") from error
 
-    def _chunks(self, answer: Any, started: float) -> Iterator[bytes]:
+    def _refusal(self, path: str, answer: Any) -> GenerationError:
+        started, body = self._clock(), b""
+        for chunk in answer.iter_raw():
+            body += chunk
+            if len(body) > _MAX_ERROR_BYTES or self._clock() - started > self._timeout_s:
+                break
+        words = refusal_of(self._url + path, answer.status_code, body)
+        if path == _CHAT and b"chat template" in body.lower().replace(b"_", b" "):
+            words += "; the model has no chat template: use the mode 'completions' (--mode completions)"
+        return GenerationError(words, status=answer.status_code)
+
+    def _chunks(self, answer: Any, started: float, limit: int = _MAX_BYTES) -> Iterator[bytes]:
         total = 0
         for chunk in answer.iter_raw():
             total += len(chunk)
             if self._clock() - started > self._timeout_s:
                 raise GenerationError(f"{self._url} took longer than {self._timeout_s:g} s for one generation")
-            if total > _MAX_BYTES:
-                raise GenerationError(f"{self._url} sent {total} bytes; the answer is cut off")
+            if total > limit:
+                raise GenerationError(
+                    f"{self._url} sent {total} bytes, where {limit} are allowed; the answer is cut off"
+                )
             yield chunk
 
     def close(self) -> None:
@@ -255,55 +320,3 @@ class OpenAIGenerator:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _complaint(answer: Any) -> str:
-    """The start of what a server says about its refusal."""
-    seen = b""
-    for chunk in answer.iter_raw():
-        seen += chunk
-        if len(seen) > 4 * _MAX_COMPLAINT:
-            break
-    return " ".join(seen.decode("utf-8", errors="replace").split())[:_MAX_COMPLAINT] or "nothing more"
-
-
-def _count_of(event: dict[str, Any], name: str) -> int:
-    """Of an event's usage; 0 where it has none, or nonsense."""
-    usage = event.get("usage")
-    count = usage.get(name) if isinstance(usage, dict) else None
-    return count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 0
-
-
-def _first_choice(event: dict[str, Any]) -> dict[str, Any] | None:
-    if "error" in event:
-        raise GenerationError(f"the server gave up: {str(event['error'])[:_MAX_COMPLAINT]}")
-    choices = event.get("choices")
-    if not isinstance(choices, list):
-        raise GenerationError(f"the server sent {str(event)[:80]!r}; expected an object with choices")
-    if not choices:
-        return None
-    if not isinstance(choices[0], dict):
-        raise GenerationError(f"the server sent a choice {str(choices[0])[:80]!r}; expected an object")
-    return choices[0]
-
-
-def _text_of(choice: dict[str, Any], chat: bool) -> str:
-    delta = choice.get("delta")
-    text = (delta.get("content") if isinstance(delta, dict) else None) if chat else choice.get("text")
-    if text is not None and not isinstance(text, str):
-        raise GenerationError(f"the server sent {str(text)[:80]!r} as text; expected a string")
-    return text or ""
-
-
-def _logprobs_of(choice: dict[str, Any]) -> tuple[float, ...]:
-    """Of a chat's and of a completion's choice; empty where there are none."""
-    found = choice.get("logprobs")
-    if not isinstance(found, dict):
-        return ()
-    try:
-        if isinstance(found.get("content"), list):
-            return tuple(float(token["logprob"]) for token in found["content"])
-        values: Sequence[Any] = found.get("token_logprobs") or ()
-        return tuple(float(value) for value in values if value is not None)
-    except (KeyError, TypeError, ValueError) as error:
-        raise GenerationError(f"the server sent probabilities that cannot be read ({error!r})") from error

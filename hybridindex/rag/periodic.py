@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Literal
 
 from hybridindex.errors import (
@@ -23,13 +24,14 @@ from hybridindex.errors import (
     OverloadedError,
     UnreachableError,
 )
+from hybridindex.rag.beside import Beside
 from hybridindex.rag.chunk_time import ChunkTimeModel
-from hybridindex.rag.documents import TokenStarts, word_starts
 from hybridindex.rag.pipelines.prompts import answer_prompt, context_of
 from hybridindex.rag.records import Answer, Passage, Retrieved
-from hybridindex.rag.retriever import RetrievalSession
+from hybridindex.rag.retriever import RetrievalSession, Retriever
 from hybridindex.rag.shift import shift_passage, tail_of
 from hybridindex.rag.steps import Steps
+from hybridindex.rag.tokens import TokenStarts, word_starts
 
 __all__ = ["ChunkReport", "PeriodicAnswer", "PeriodicRetrieval", "Schedule", "round_trip_ms"]
 
@@ -97,9 +99,10 @@ class PeriodicRetrieval:
     placement: Literal["replace", "insert"] = "replace"
     behind: int = 128
     shift: bool = True
-    #: Time of a round trip to a daemon; 0 in process. See :func:`round_trip_ms`.
-    network_ms: float = 0.0
-    token_starts: TokenStarts = word_starts
+    #: Time of a round trip to a daemon; None: measured when an answer begins, 0 in process (:func:`round_trip_ms`).
+    network_ms: float | None = None
+    #: Must be the document store's; None: found out when an answer begins (:meth:`fitted`), words until then.
+    token_starts: TokenStarts | None = None
 
     def __post_init__(self) -> None:
         for name in ("interval", "window", "max_tokens", "min_nprobe", "behind"):
@@ -108,7 +111,7 @@ class PeriodicRetrieval:
                 raise InvalidInputError(f"{name} is {value!r}; expected an integer of 1 or more")
         if not 0 < self.margin <= 1:
             raise InvalidInputError(f"margin is {self.margin!r}; expected a number above 0, 1 at most")
-        if not 0 <= self.network_ms < 60_000:
+        if self.network_ms is not None and not 0 <= self.network_ms < 60_000:
             raise InvalidInputError(f"network_ms is {self.network_ms!r}; expected milliseconds, 0 or more")
         if self.placement not in ("replace", "insert"):
             raise InvalidInputError(f"placement is {self.placement!r}; expected 'replace' or 'insert'")
@@ -120,19 +123,35 @@ class PeriodicRetrieval:
             model: what earlier answers taught about generation times. Without it the first search has no deadline.
 
         Raises:
-            GenerationError, ServiceError, InvalidInputError, DocumentStoreError. A search in the background that came
-            too late or was refused ends nothing: the chunk's report says so.
+            InvalidInputError: as :meth:`fitted`. GenerationError, ServiceError, DocumentStoreError. A search in the
+            background that came too late or was refused ends nothing: the chunk's report says so. One that is not over
+            when the answer fails is not waited for.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="hybridindex-piperag") as beside:
-            return _Run(self, steps, model or ChunkTimeModel(), beside).write()
+        plan = self.fitted(steps.retriever)
+        if plan.network_ms is None:
+            plan = replace(plan, network_ms=round_trip_ms(steps.session))
+        with Beside[list[Passage]]() as beside:
+            return _Run(plan, steps, model or ChunkTimeModel(), beside).write()
+
+    def fitted(self, retriever: Retriever) -> PeriodicRetrieval:
+        """The same with the tokens of the retriever's document store: those given, its embedder's, or words.
+
+        Raises:
+            InvalidInputError: the store's are others. DocumentStoreError: a damaged file.
+        """
+        return replace(self, token_starts=retriever.token_starts(self.token_starts))
+
+    def starts_of(self, text: str) -> list[int]:
+        """Where the document store's tokens start, in characters."""
+        return [int(start) for start in (self.token_starts or word_starts)([text])[0]]
 
     def count_tokens(self, text: str) -> int:
         """In the document store's tokens."""
-        return len(self.token_starts([text])[0])
+        return len(self.starts_of(text))
 
     def query_of(self, text: str) -> str:
         """The window at the end of ``text``."""
-        return tail_of(text, self.token_starts([text])[0].tolist(), self.window).strip()
+        return tail_of(text, self.starts_of(text), self.window).strip()
 
     def prompt_of(self, question: str, text: str, first: Sequence[Passage], passages: Sequence[Passage]) -> str:
         """What the next chunk is asked with.
@@ -149,7 +168,7 @@ class PeriodicRetrieval:
         if not context or not text:
             return head + text
         # What stands last is what the model goes on with: that must be its own text.
-        tail = tail_of(text, self.token_starts([text])[0].tolist(), self.behind)
+        tail = tail_of(text, self.starts_of(text), self.behind)
         return f"{head}{text[: len(text) - len(tail)].rstrip()}\n\n{context}\n\n{tail.lstrip()}"
 
     def shifted(self, steps: Steps, passages: Sequence[Passage], staleness: int) -> list[Passage]:
@@ -165,7 +184,7 @@ class _Run:
     """One answer in the making."""
 
     def __init__(
-        self, plan: PeriodicRetrieval, steps: Steps, model: ChunkTimeModel, beside: ThreadPoolExecutor
+        self, plan: PeriodicRetrieval, steps: Steps, model: ChunkTimeModel, beside: Beside[list[Passage]]
     ) -> None:
         self._plan = plan
         self._steps = steps
@@ -213,7 +232,7 @@ class _Run:
         # Beside the first chunk the window is that of the first search, whose results are there.
         if plan.schedule is Schedule.PIPELINED and not first and not last:
             window = None if least_s is None else (started, least_s)
-            pending = self._beside.submit(self._search, self._query(), window)
+            pending = self._beside.submit(partial(self._search, self._query(), window))
         done = steps.generate("chunk", prompt, max_tokens=size, append=True, show=True)
         self._model.observe(length, done.tokens, done.first_token_s, done.seconds, unseen=unseen)
         self._text += done.text
@@ -241,7 +260,7 @@ class _Run:
             # keeps to it as well as it can; the margin is for reading passages.
             started, seconds = window
             left_s = seconds * plan.margin - (steps.now() - started)
-            return max(_LEAST_DEADLINE_MS, left_s * 1e3 - plan.network_ms)
+            return max(_LEAST_DEADLINE_MS, left_s * 1e3 - (plan.network_ms or 0.0))
 
         (found,) = steps.retrieve(
             "window", [query], deadline_ms=None if window is None else deadline_ms, min_nprobe=plan.min_nprobe

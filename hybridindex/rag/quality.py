@@ -67,7 +67,8 @@ def periodic_likelihood(plan: PeriodicRetrieval, steps: Steps, scorer: Scorer, r
     Raises:
         InvalidInputError: a reference without tokens. GenerationError, DocumentStoreError.
     """
-    starts = plan.token_starts([reference])[0].tolist()
+    plan = plan.fitted(steps.retriever)
+    starts = plan.starts_of(reference)
     # Before the white space: tokens of an LLM begin with it.
     cuts = [len(reference[:start].rstrip()) for start in starts[plan.interval :: plan.interval]]
     cuts.append(len(reference))

@@ -6,14 +6,16 @@ A router and a daemon's client are both a :class:`SessionSource`; nothing here k
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import InvalidInputError, ServiceError
 from hybridindex.rag.documents import DocumentStore
 from hybridindex.rag.records import Passage
+from hybridindex.rag.tokens import TokenStarts, tokens_of_store, word_starts
 from hybridindex.types import F32, SearchResult
 
 __all__ = ["CenteredEmbedder", "Embedder", "RetrievalSession", "Retriever", "SessionSource"]
@@ -71,6 +73,11 @@ class CenteredEmbedder:
         self._embedder = embedder
         self._mean = mean
 
+    @property
+    def token_starts(self) -> TokenStarts | None:
+        """Those of the embedder within; None where it has none."""
+        return getattr(self._embedder, "token_starts", None)
+
     def embed(self, texts: Sequence[str], /) -> F32:
         """(n, d) float32, of length 1 or 0. Raises InvalidInputError where the mean has another dimension."""
         vectors = self._embedder.embed(texts)
@@ -108,7 +115,8 @@ class Retriever:
             nprobe: lists per query; None: the router's.
             window_ms: generation time that lookahead can hide behind; or ``lookahead_bytes``; neither: as the router
                 likes.
-            dim: of the index, where it is known: embeddings are checked against it once, here.
+            dim: of the index; None: the documents', else what the source says, where it can be asked now. Embeddings
+                are checked against it once, here.
 
         Raises:
             InvalidInputError: a bad k or nprobe, or embeddings of another dimension than the documents or ``dim``.
@@ -122,6 +130,8 @@ class Retriever:
         self.nprobe = nprobe
         self._embedder = embedder
         self._budget = {"window_ms": window_ms, "lookahead_bytes": lookahead_bytes}
+        if documents is None and dim is None:
+            dim = _dim_of(source)
         expected = documents.info.dim if documents is not None else dim
         if dim is not None and expected != dim:
             raise InvalidInputError(f"documents are of {expected} dimensions, the index of {dim}; they do not belong")
@@ -129,6 +139,16 @@ class Retriever:
             raise InvalidInputError(
                 f"the embedder gives {found} dimensions, the index has {expected}; use the embedder it was built with"
             )
+
+    def token_starts(self, given: TokenStarts | None = None) -> TokenStarts:
+        """What counts the tokens of the document store: ``given``, or the embedder's own tokens, or words.
+
+        Raises:
+            InvalidInputError: the store's tokens are others. DocumentStoreError: a damaged file.
+        """
+        own = getattr(self._embedder, "token_starts", None)
+        tried = (given,) if given is not None else (own, word_starts) if own is not None else (word_starts,)
+        return tried[0] if self.documents is None else tokens_of_store(self.documents, tried)
 
     def open(self) -> RetrievalSession:
         """A session with this retriever's lookahead budget; the caller closes it."""
@@ -203,3 +223,13 @@ class Retriever:
                 )
             found.append(row)
         return found
+
+
+def _dim_of(source: SessionSource) -> int | None:
+    """Dimensions of the index that is searched; None where the source does not tell, or is out of reach."""
+    ask = getattr(source, "status", None)
+    if not callable(ask):
+        return getattr(source, "dim", None)
+    with contextlib.suppress(ServiceError, KeyError, TypeError):
+        return int(ask()["index"]["dim"])
+    return None

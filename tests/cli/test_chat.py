@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
 import pytest
 from rich.console import Console
 
 from hybridindex.cli import commands_chat
+from hybridindex.cli.chat_parts import settings_of
 from hybridindex.cli.console import ExitCode
 from hybridindex.demo import embed
 from hybridindex.demo.documents import EMBEDDER
-from hybridindex.rag.documents import write_documents
+from hybridindex.rag.documents import DocumentStore, write_documents
+from hybridindex.rag.periodic import PeriodicRetrieval
 from hybridindex.rag.pipelines import PIPELINES, run_pipeline
 from hybridindex.rag.records import Answer, Passage
+from hybridindex.rag.shift import shift_passage
 from hybridindex.rag.steps import Steps
 from hybridindex.rag.trace import TraceWriter, read_traces
 from tests.cli.test_cli import cli
 from tests.rag.conftest import documents, retriever, router, source, world
-from tests.rag.test_generator import DONE, chat_event, serve, stream
+from tests.rag.test_generator import DONE, chat_event, models, never, serve, stream
 from tests.rag.test_pipelines import ANSWERS, QUESTION, SAID
-from tests.rag.world import DIM, embedder, replay
+from tests.rag.test_tokens import Subwords
+from tests.rag.world import DIM, embedder, replay, spoken
 from tests.rag.world import documents as all_documents
 
 __all__ = ["cli", "documents", "retriever", "router", "serve", "source", "world"]
@@ -120,10 +128,123 @@ def test_piperag_is_a_pipeline_here(cli, index, serve):
     assert found.json["pipeline"] == "piperag_pipelined"
 
 
+@pytest.fixture
+def letters(index, world, monkeypatch):
+    """The same store with letters for tokens."""
+    path = index / "letters.sqlite"
+    write_documents(
+        path, all_documents(), index_fingerprint=world[0].fingerprint, embedder=EMBEDDER, dim=DIM, mean=world[2],
+        token_starts=Subwords().token_starts, tokenizer="letters",
+    )  # fmt: skip
+    yield path
+    path.unlink()
+
+
+def chunks(left):
+    def answer(handler, _):
+        reason = "length" if len(left) > 1 else "stop"
+        stream(handler, {"choices": [{"text": left.pop(0), "finish_reason": reason}]}, DONE)
+
+    return answer
+
+
+def test_piperag_shifts_by_the_tokens_of_the_store(cli, index, letters, serve, monkeypatch):
+    monkeypatch.setattr(embed, "load_embedder", lambda _folder: Subwords())
+    server = serve(chunks(["oak beech", " wave tide", " comet"]))
+    found = cli(
+        "chat", index, "--llm", server.url, "--model", "m", "-q", QUESTION, "--pipeline", "piperag", "--json",
+        "--documents", letters, "--interval", 2, "--max-tokens", 9, "--min-nprobe", 2,
+    )  # fmt: skip
+    assert found.json["answer"] == "oak beech wave tide comet", found.err
+    asked = [body for _, body, _ in server.asked]
+    assert [body["max_tokens"] for body in asked] == [2, 2, 2]
+    first = found.json["passages"][0]["id"]
+    with DocumentStore(letters) as store:
+        assert shift_passage(store, first, len("oakbeech")) in asked[1]["prompt"]
+
+
+def test_piperag_of_other_tokens_is_refused_before_anybody_asks(cli, index, letters):
+    found = cli("chat", index, "--llm", "http://127.0.0.1:9", "--pipeline", "piperag", "--documents", letters)
+    assert found.code == ExitCode.BAD_INPUT
+    assert "of 'letters'" in found.err
+
+
+def test_a_recorded_piperag_is_replayed_with_its_own_settings(cli, index, serve, tmp_path):
+    words = ["--pipeline", "piperag", "--interval", 2, "--max-tokens", 4, "--record", tmp_path / "t", "-q", QUESTION]
+    said = cli("chat", index, "--llm", serve(chunks(["oak", " tide", ""])).url, "--model", "m", "--json", *words)
+    assert said.json["answer"] == "oak tide", said.err
+    again = cli("chat", index, "--replay", tmp_path / "t", "--speed", "inf", "--json")
+    assert again.json["answer"] == "oak tide", again.err
+
+
+def test_an_error_after_a_part_of_an_answer_has_a_line_of_its_own(cli, index, serve):
+    left = [chat_event("draft", finish="stop"), chat_event("a half")]
+    server = serve(lambda h, _: stream(h, left.pop(0), DONE))
+    found = cli("chat", index, "--llm", server.url, "--model", "m", "-q", QUESTION)
+    assert found.out == "a half\n"
+    assert "before it was finished" in found.err
+
+
+def test_settings_are_those_given_then_those_recorded():
+    none = {"interval": None, "max_tokens": None, "min_nprobe": None}
+    assert settings_of(none) == PeriodicRetrieval()
+    cut = spoken("chunk", "a", finish="length")
+    found = settings_of({**none, "min_nprobe": 3}, (cut, cut))
+    assert (found.interval, found.max_tokens, found.min_nprobe) == (64, 128, 3)
+    ended = settings_of({**none, "interval": 5}, (cut, spoken("chunk", "a")))
+    assert (ended.interval, ended.max_tokens) == (5, 256)
+
+
+@pytest.mark.parametrize(
+    ("listed", "words", "code", "complaint"),
+    [
+        (models("a", "b"), ["--model", "c"], ExitCode.SERVICE, "serves 'a', 'b', not 'c'"),
+        (models("a", "b"), [], ExitCode.BAD_INPUT, "serves 'a', 'b': name one"),
+        (lambda h: stream(h, b"<html>hello"), [], ExitCode.SERVICE, "lists no models: '<html>hello'; expected the"),
+        (lambda h: stream(h, b"{}", status=503), [], ExitCode.SERVICE, "is loading or overloaded (status 503)"),
+        (lambda h: stream(h, b"{}", status=503), ["--wait", "0.01"], ExitCode.SERVICE, "(waited 0.01 s)"),
+        (lambda h: stream(h, b"", status=401), [], ExitCode.SERVICE, "asks for another API key"),
+    ],
+)
+def test_an_llm_that_is_not_there_as_asked(cli, index, serve, listed, words, code, complaint):
+    """Found out before anything is asked."""
+    found = cli("chat", index, "--llm", serve(never, listed).url, *words)
+    assert found.code == code
+    assert complaint in found.err
+    assert "{" not in found.err or "'{}'" in found.err
+
+
+def test_a_server_that_loads_is_waited_for(cli, index, serve):
+    states = [503, 200]
+
+    def listed(handler):
+        (lambda h: stream(h, b"", status=503))(handler) if states.pop(0) == 503 else models("m")(handler)
+
+    server = serve(chunks(["It is."]), listed)
+    words = ["-q", QUESTION, "--pipeline", "piperag", "--json", "--wait", 5]
+    assert cli("chat", index, "--llm", server.url, *words).json["answer"] == "It is."
+
+
+def test_a_silent_server_has_the_time_it_is_given(cli, index, serve):
+    over = threading.Event()
+    server = serve(lambda h, _: (stream(h), over.wait(30)))
+    words = ["--llm", server.url, "--model", "m", "-q", QUESTION]
+    found = cli("chat", index, *words, "--llm-timeout", "0.05")
+    over.set()
+    assert found.code == ExitCode.SERVICE
+    assert "was silent for more than 0.05 s" in found.err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "complaint"),
     [
-        (["--llm", "http://127.0.0.1:9", "--model", "m", "-q", "x"], ExitCode.SERVICE, "no answer from"),
+        (["--llm", "http://127.0.0.1:9", "--model", "m", "-q", "x"], ExitCode.SERVICE, "--wait SECONDS waits"),
+        (
+            ["--llm", "http://x", "--min-nprobe", "2", "--interval", "8"],
+            ExitCode.BAD_INPUT,
+            "--interval, --min-nprobe: ",
+        ),
+        (["--llm", "http://x", "--llm-timeout", "0", "-q", "x"], ExitCode.BAD_INPUT, "timeout_s is 0.0"),
         (["--llm", "http://127.0.0.1:9", "-q", "x"], ExitCode.SERVICE, "no answer from"),
         (["--llm", "ftp://x", "-q", "x"], ExitCode.BAD_INPUT, "url is"),
         (["--llm", "http://x", "--mode", "loud", "-q", "x"], ExitCode.BAD_INPUT, "mode is"),
@@ -151,6 +272,33 @@ def test_texts_of_another_index_or_embedder_are_refused(cli, index, world, tmp_p
         assert complaint in found.err
 
 
+def interrupted_by(act, ended):
+    """Steps whose first generation is interrupted; they note whether their session was closed."""
+
+    class Interrupted(Steps):
+        def generate(self, *_args, **_kwargs):
+            act()
+
+        def __exit__(self, *error):
+            super().__exit__(*error)
+            ended.append(self._session is None)
+
+    return Interrupted
+
+
+def test_sigterm_ends_the_chat_and_its_session(cli, index, serve, monkeypatch):
+    """The conversation, too: the second question is not asked."""
+    typed, ended = [QUESTION, QUESTION], []
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("hybridindex.cli.console.out.input", lambda *_: typed.pop(0))
+    monkeypatch.setattr(commands_chat, "Steps", interrupted_by(lambda: os.kill(os.getpid(), signal.SIGTERM), ended))
+    shown = cli("chat", index, "--llm", serve(never).url, "--model", "m")
+    assert shown.code == ExitCode.INTERRUPTED
+    assert "interrupted" in shown.err
+    assert (ended, typed) == ([True], [QUESTION])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_ctrl_c_ends_an_answer_and_its_session(cli, index, serve, monkeypatch):
     """In the middle of the first answer; the conversation goes on."""
     typed = iter([QUESTION])
@@ -163,17 +311,12 @@ def test_ctrl_c_ends_an_answer_and_its_session(cli, index, serve, monkeypatch):
 
     ended = []
 
-    class Interrupted(Steps):
-        def generate(self, *_args, **_kwargs):
-            raise KeyboardInterrupt
-
-        def __exit__(self, *error):
-            super().__exit__(*error)
-            ended.append(self._session is None)
+    def interrupt():
+        raise KeyboardInterrupt
 
     monkeypatch.setattr("hybridindex.cli.console.out.input", read)
-    monkeypatch.setattr(commands_chat, "Steps", Interrupted)
-    shown = cli("chat", index, "--llm", "http://127.0.0.1:9", "--model", "m")
+    monkeypatch.setattr(commands_chat, "Steps", interrupted_by(interrupt, ended))
+    shown = cli("chat", index, "--llm", serve(never).url, "--model", "m")
     assert shown.code == 0
     assert "session is closed" in shown.err
     assert ended == [True]

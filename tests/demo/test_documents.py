@@ -10,7 +10,7 @@ import pytest
 
 from hybridindex.demo.chunk import chunk_text
 from hybridindex.demo.dataset import SourceCount
-from hybridindex.demo.documents import EMBEDDER, demo_documents, repeated_title, write_demo_documents
+from hybridindex.demo.documents import EMBEDDER, TOKENIZER, demo_documents, repeated_title, write_demo_documents
 from hybridindex.rag.documents import DocumentStore
 from tests.demo.small_files import toy_embedder
 
@@ -81,6 +81,14 @@ def test_the_store_is_written_once_for_an_index(tmp_path: Path) -> None:
     assert reported
     with DocumentStore(path) as store:
         store.check_index("two")
+
+
+def test_the_store_names_the_tokens_of_its_embedder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybridindex.demo.documents.load_embedder", lambda _folder: toy_embedder(8))
+    index = SimpleNamespace(path=tmp_path, fingerprint="one")
+    path = write_demo_documents(dataset(passages(), len(passages())), index, tmp_path, lambda *_: None)
+    with DocumentStore(path) as store:
+        assert store.info.tokenizer == TOKENIZER
 
 
 def test_an_empty_dataset_has_no_documents() -> None:

@@ -20,9 +20,9 @@ PROMPT = Prompt(name="answer", text="what", max_tokens=9, stop=("\n",), logprobs
 
 
 class Server:
-    """Answers every POST with ``answer(handler, body)``; remembers what it was asked."""
+    """Answers every POST with ``answer(handler, body)``, a GET with ``listed(handler)``; remembers what was posted."""
 
-    def __init__(self, answer):
+    def __init__(self, answer, listed=None):
         self.asked = []
         outer = self
 
@@ -35,13 +35,19 @@ class Server:
                 except (BrokenPipeError, ConnectionResetError):
                     outer.left.set()
 
+            def do_GET(self):
+                if listed is None:
+                    self.send_error(501)
+                else:
+                    listed(self)
+
             def log_message(self, *_):
                 pass
 
         self.left = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
@@ -55,8 +61,8 @@ class Server:
 def serve():
     made = []
 
-    def start(answer):
-        made.append(Server(answer))
+    def start(answer, listed=None):
+        made.append(Server(answer, listed))
         return made[-1]
 
     yield start
@@ -73,6 +79,15 @@ def stream(handler, *lines, status=200, headers=()):
     for line in lines:
         handler.wfile.write(line if isinstance(line, bytes) else f"data: {json.dumps(line)}\n\n".encode())
         handler.wfile.flush()
+
+
+def models(*names):
+    """Lists these."""
+    return lambda handler: stream(handler, json.dumps({"data": [{"id": name} for name in names]}).encode())
+
+
+def never(_handler, _body):
+    raise AssertionError("nothing was to be generated")
 
 
 def chat_event(text, logprob=-0.5, finish=None):
@@ -167,26 +182,109 @@ def test_garbage_is_an_error_that_shows_it(serve, lines, complaint):
 
 def test_refusals_say_why(serve):
     server = serve(lambda h, _: stream(h, b'{"error": "no such   model"}' + b"x" * 5000, status=404))
-    with pytest.raises(GenerationError, match=r"answered 404: .*no such model") as caught:
+    with pytest.raises(GenerationError, match=r"is not there \(status 404\): .*no such model") as caught:
         collect(server.url)
     assert len(str(caught.value)) < 500
     server = serve(lambda h, _: stream(h, status=302, headers=[("location", "http://127.0.0.1:1/")]))
-    with pytest.raises(GenerationError, match="answered 302: nothing more"):
+    with pytest.raises(GenerationError, match=r"failed \(status 302\): nothing more"):
         collect(server.url)
     server = serve(lambda h, _: stream(h, status=200, headers=[("content-encoding", "gzip")]))
     with pytest.raises(GenerationError, match="compressed"):
         collect(server.url)
 
 
+def test_the_model_is_one_that_is_served(serve):
+    with OpenAIGenerator(serve(never, models("a")).url) as generator:
+        assert generator.ready() == generator.model == "a"
+    url = serve(never, models("a", "b\x1b")).url
+    with OpenAIGenerator(url, model="a") as generator:
+        assert generator.ready() == "a"
+    with OpenAIGenerator(url) as generator:
+        for ask in (generator.ready, lambda: generator.model, lambda: list(generator.generate(PROMPT))):
+            with pytest.raises(InvalidInputError, match=r"model is missing; http\S+ serves 'a', 'b': name one"):
+                ask()
+    with (
+        OpenAIGenerator(url, model="c") as generator,
+        pytest.raises(GenerationError, match=r"serves 'a', 'b', not 'c'$"),
+    ):
+        generator.ready()
+    with OpenAIGenerator(serve(never, models()).url) as generator, pytest.raises(GenerationError, match=r"no model$"):
+        generator.ready()
+    with (
+        OpenAIGenerator(serve(never, models(*map(str, range(20)))).url) as generator,
+        pytest.raises(InvalidInputError, match=r"'0', .*, '11' and 8 more: name"),
+    ):
+        generator.ready()
+
+
+def test_a_server_without_a_list_serves_what_was_named(serve):
+    server = serve(never)
+    with OpenAIGenerator(server.url, model="m") as generator:
+        assert generator.ready() == "m"
+    with OpenAIGenerator(server.url) as generator, pytest.raises(GenerationError, match="status 501"):
+        generator.ready()
+
+
+def test_a_server_that_loads_is_waited_for(serve):
+    states = [503, 503, 200]
+    error = b'{"error": {"message": "Loading model", "code": 503}}'
+
+    def listed(handler):
+        status = states.pop(0)
+        if status == 200:
+            models("a")(handler)
+        else:
+            stream(handler, error, status=status)
+
+    server = serve(never, listed)
+    with OpenAIGenerator(server.url, clock=lambda: 0.0) as generator:
+        with pytest.raises(
+            GenerationError, match=r"/v1/models is loading .* \(status 503\): 'Loading model'$"
+        ) as caught:
+            generator.ready()
+        assert caught.value.status == 503
+        assert generator.ready(0.01) == "a"
+    assert states == []
+
+
+@pytest.mark.parametrize("page", [b"<!doctype html><html>\n", b"{}", b"[1]", b'{"data": [5]}', b"[" * 100_000])
+def test_what_is_no_list_of_models_is_shown(serve, page):
+    with (
+        OpenAIGenerator(serve(never, lambda handler: stream(handler, page)).url) as generator,
+        pytest.raises(GenerationError, match=r"/v1/models lists no models: .*; expected the address of") as caught,
+    ):
+        generator.ready()
+    assert "Error(" not in str(caught.value)
+
+
+def test_a_list_without_end_is_cut_off(serve):
+    with (
+        OpenAIGenerator(serve(never, lambda handler: stream(handler, *[b"x" * (1 << 20)] * 9)).url) as generator,
+        pytest.raises(GenerationError, match="where 8388608 are allowed"),
+    ):
+        generator.ready()
+
+
+def test_a_model_without_a_chat_template_is_told_what_to_do(serve):
+    said = {"error": {"message": "default chat template is no longer allowed", "code": 400}}
+    server = serve(lambda h, _: stream(h, json.dumps(said).encode(), status=400))
+    with pytest.raises(GenerationError, match=r"'default chat .* allowed'; .*--mode completions") as caught:
+        collect(server.url)
+    assert "{" not in str(caught.value)
+    with pytest.raises(GenerationError, match=r"allowed'$"):
+        collect(server.url, mode="completions")
+
+
 def test_a_server_that_is_down():
-    with pytest.raises(GenerationError, match=r"no answer from http://127\.0\.0\.1:9"):
+    with pytest.raises(GenerationError, match=r"no answer from http://127\.0\.0\.1:9") as caught:
         collect("http://127.0.0.1:9")
+    assert caught.value.status == 0
 
 
 def test_a_silent_server_is_left(serve):
     over = threading.Event()
     server = serve(lambda h, _: (stream(h, chat_event("a")), over.wait(30)))
-    with pytest.raises(GenerationError, match="silent for too long"):
+    with pytest.raises(GenerationError, match=r"silent for more than 0\.05 s"):
         collect(server.url, idle_s=0.05)
     over.set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import replace
 
 import pytest
@@ -153,18 +154,32 @@ def test_searches_beside_a_chunk_have_its_time(retriever):
         assert chunk.nprobe_used == search.nprobe_used[0]
 
 
+class Stated(ChunkTimeModel):
+    """Learns nothing."""
+
+    def predict_s(self, length, tokens, *, unseen=None):
+        return 100.0
+
+    def predict_least_s(self, length, tokens, *, unseen=None):
+        return 60.0
+
+
 def test_deadlines_are_of_the_shortest_time_and_reports_of_the_expected(retriever):
-    class Stated(ChunkTimeModel):
-        def predict_s(self, length, tokens, *, unseen=None):
-            return 100.0
-
-        def predict_least_s(self, length, tokens, *, unseen=None):
-            return 60.0
-
     written, _ = write(retriever, plan(margin=0.5), *CHUNKS, model=Stated())
     for chunk in written.chunks[1:]:
         assert chunk.window_s == 100.0
         assert 20_000 < chunk.deadline_ms <= 30_000
+
+
+def test_round_trips_are_measured_where_nothing_is_said(retriever, monkeypatch):
+    asked = []
+    monkeypatch.setattr("hybridindex.rag.periodic.round_trip_ms", lambda session: asked.append(session) or 59_999.0)
+    measured, _ = write(retriever, plan(), *CHUNKS, model=Stated())
+    assert [chunk.deadline_ms for chunk in measured.chunks[1:]] == [1.0] * 3
+    assert asked == [retriever.source.sessions[-1]]
+    given, _ = write(retriever, plan(network_ms=0.0), *CHUNKS, model=Stated())
+    assert min(chunk.deadline_ms for chunk in given.chunks[1:]) > 50_000
+    assert len(asked) == 1
 
 
 class NoTime(LandingSource):
@@ -225,6 +240,48 @@ def test_generation_that_breaks_in_the_middle_of_a_search_ends_it(retriever, rou
     with pytest.raises(GenerationError, match="gone"), Steps(QUESTION, retriever, Breaking(*said(*CHUNKS))) as steps:
         plan().run(steps)
     assert router.residency.n_resident == 0
+
+
+def test_a_generation_that_breaks_does_not_wait_for_the_search_beside_it(router, documents):
+    """The session is closed first: the search, which goes on, is not over by then."""
+    searching, let_go, ended = threading.Event(), threading.Event(), threading.Event()
+    closed_first = []
+
+    class Held(LandingSource):
+        def session(self, **options):
+            opened = super().session(**options)
+            search, close = opened.search, opened.close
+
+            def held(*args, deadline_ms=None, **more):
+                if deadline_ms is None:
+                    return search(*args, **more)
+                searching.set()
+                let_go.wait(30)
+                try:
+                    return search(*args, **more)
+                finally:
+                    ended.set()
+
+            def closed():
+                closed_first.append(not ended.is_set())
+                close()
+
+            opened.search, opened.close = held, closed
+            return opened
+
+    class Breaking(Listening):
+        def generate(self, prompt, /):
+            if len(self.prompts) == 1:
+                assert searching.wait(30)
+                raise GenerationError("gone")
+            return super().generate(prompt)
+
+    retriever = Retriever(Held(router), query_embedder(documents), documents, k=3)
+    with pytest.raises(GenerationError, match="gone"), Steps(QUESTION, retriever, Breaking(*said(*CHUNKS))) as steps:
+        plan().run(steps, slow_model())
+    assert closed_first == [True]
+    let_go.set()
+    assert ended.wait(30)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hybridindex.demo.embed import center
-from hybridindex.errors import InvalidInputError, TraceError
+from hybridindex.errors import GenerationError, InvalidInputError, TraceError
 from hybridindex.rag.pipelines import PIPELINES, run_pipeline
 from hybridindex.rag.pipelines.flare import sure_part
 from hybridindex.rag.pipelines.prompts import lines_of_list, says_yes
@@ -127,6 +127,17 @@ def test_flare_searches_without_the_improbable_words(retriever):
     (search,) = [e for e in answer.events if isinstance(e, Retrieved)]
     assert search.texts == ("The orbit.",)
     assert sure_part([("a", 0.1)], 0.4) == ""
+
+
+def test_flare_without_probabilities_is_an_error(retriever, router):
+    """Of a sentence; without text there is nothing to be sure of."""
+    said = SAID["flare"][0]
+    silent = dataclasses.replace(said, pieces=tuple(dataclasses.replace(p, logprobs=()) for p in said.pieces))
+    with pytest.raises(GenerationError, match=r"needs probabilities .* sent none with step 'tentative'"):
+        run_pipeline("flare", QUESTION, retriever, replay(silent))
+    assert router.residency.n_resident == 0
+    nothing = dataclasses.replace(said, pieces=(), finish="stop")
+    assert run_pipeline("flare", QUESTION, retriever, replay(nothing)).text == ""
 
 
 def test_self_rag_drafts_what_it_searches(retriever):

@@ -99,14 +99,20 @@ def test_a_daemon_that_goes_away_before_the_search(remote, transport):
         run_pipeline("hyde", QUESTION, remote, Cutting())
 
 
-def test_an_embedder_that_does_not_fit(remote, documents):
+def test_an_embedder_that_does_not_fit(remote, documents, router, transport):
     class Wider:
         def embed(self, texts):
             return embedder().embed(texts).repeat(2, axis=1)
 
     with pytest.raises(InvalidInputError, match="gives 32 dimensions, the index has 16"):
         Retriever(remote.source, Wider(), documents)
+    for source in (remote.source, router):
+        with pytest.raises(InvalidInputError, match="the embedder gives 32 dimensions, the index has 16"):
+            Retriever(source, Wider(), None)
+    # Nobody to be asked: the first search says it.
+    transport.down = True
     without = Retriever(remote.source, Wider(), None)
+    transport.down = False
     with pytest.raises(InvalidInputError, match="16"):
         run_pipeline("hyde", QUESTION, without, replay())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from hybridindex.errors import GenerationError
 from hybridindex.rag.pipelines.prompts import answer_prompt
 from hybridindex.rag.records import Answer, Generated, Passage
 from hybridindex.rag.steps import Steps
@@ -39,7 +40,8 @@ def sure_part(pieces: list[tuple[str, float]], threshold: float) -> str:
 def flare(steps: Steps, *, sentences: int = 6, threshold: float = 0.4, sentence_tokens: int = 48) -> Answer:
     """Lookahead on the question, then on the last sentence, hides behind the tentative next sentence.
 
-    Needs a generator with probabilities; without them no sentence is ever looked up.
+    Raises:
+        GenerationError: the generator gives no probabilities; no sentence would ever be looked up.
     """
     question = steps.question
     passages: list[Passage] = []
@@ -53,6 +55,11 @@ def flare(steps: Steps, *, sentences: int = 6, threshold: float = 0.4, sentence_
         finished = draft.finish == "stop" and len(sentence) == len(draft.text)
         if not sentence.strip():
             break
+        if not any(piece.logprobs for piece in draft.pieces):
+            raise GenerationError(
+                "FLARE needs probabilities of tokens (logprobs); the generator sent none with step 'tentative'. Use a "
+                "server that gives them, or another pipeline"
+            )
         pieces = _pieces_of(draft, sentence)
         if min(probability for _, probability in pieces) < threshold:
             (passages,) = steps.retrieve("sentence", [sure_part(pieces, threshold) or question])
