@@ -68,12 +68,14 @@ def arguments(description: str, add: Callable[[argparse.ArgumentParser], None] |
 
 def environment() -> dict[str, Any]:
     """Machine, versions, load: what a number means nothing without."""
+    import hybridindex
     from hybridindex.profiler.hardware import hardware_info
     from hybridindex.tiers.driver import driver_version
 
     info = hardware_info()
-    versions = {}
-    for package in ("hybridindex", "faiss-cpu", "faiss-gpu", "numpy", "torch", "triton", "scipy"):
+    # A checkout on the path is not installed, and has a version all the same.
+    versions = {"hybridindex": hybridindex.__version__}
+    for package in ("faiss-cpu", "faiss-gpu", "numpy", "torch", "triton", "scipy"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
