@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +21,24 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Timing", "arguments", "environment", "interleave", "ratio_of_medians", "require_passive", "show", "write"]
+__all__ = [
+    "PART",
+    "Timing",
+    "arguments",
+    "environment",
+    "interleave",
+    "ratio_of_medians",
+    "require_passive",
+    "show",
+    "write",
+    "write_json",
+]
+
+#: Set for a process that is one part of a larger benchmark and must not outlive it, or it would keep the device.
+PART = "HYBRIDINDEX_BENCHMARK_PART"
+_PR_SET_PDEATHSIG = 1
+#: Of tables that go to a file or a pipe, whose readers have no width.
+_WIDTH = 200
 
 
 def require_passive() -> None:
@@ -38,6 +57,8 @@ def _module_arguments() -> list[str]:
 def arguments(description: str, add: Callable[[argparse.ArgumentParser], None] | None = None) -> argparse.Namespace:
     """Parses the command line; ``--json FILE`` is always there."""
     require_passive()
+    if os.environ.pop(PART, ""):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     if add is not None:
@@ -47,15 +68,21 @@ def arguments(description: str, add: Callable[[argparse.ArgumentParser], None] |
 
 def environment() -> dict[str, Any]:
     """Machine, versions, load: what a number means nothing without."""
+    import hybridindex
     from hybridindex.profiler.hardware import hardware_info
+    from hybridindex.tiers.driver import driver_version
 
     info = hardware_info()
-    versions = {}
-    for package in ("hybridindex", "faiss-cpu", "faiss-gpu", "numpy", "torch", "scipy"):
+    # A checkout on the path is not installed, and has a version all the same.
+    versions = {"hybridindex": hybridindex.__version__}
+    for package in ("faiss-cpu", "faiss-gpu", "numpy", "torch", "triton", "scipy"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
+    # Asking torch would import it, which takes seconds: where it ran, it is there.
+    cuda = sys.modules["torch"].version.cuda if "torch" in sys.modules else None
+    versions |= {name: found for name, found in (("cuda", cuda), ("driver", driver_version())) if found}
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "cpu": info.cpu_model,
@@ -128,16 +155,23 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -
     table = Table(*columns, title=title)
     for row in rows:
         table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
+    sys.stdout.flush()
 
 
 def write(file: Path | None, name: str, results: Mapping[str, Any]) -> None:
     """Writes ``results`` beside the environment."""
     if file is None:
         return
+    write_json(file, {"benchmark": name, "environment": environment(), **results})
+
+
+def write_json(file: Path, payload: Mapping[str, Any]) -> None:
+    """Replaces ``file`` by ``payload``: who is killed meanwhile leaves the former one."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    payload = {"benchmark": name, "environment": environment(), **results}
-    file.write_text(json.dumps(payload, indent=1, default=_plain) + "\n")
+    fresh = file.with_name(f".{file.name}.new")
+    fresh.write_text(json.dumps(payload, indent=1, default=_plain) + "\n")
+    fresh.replace(file)
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,6 @@
    the mapped file through the staging ring, against one plain pinned copy of as many bytes to the same device. Target
    for pinned lists: 90 % of the plain copy's bandwidth.
 2. Plan change: a tenth of the resident bytes replaced, against dropping and loading everything. Target: 5 times faster.
-3. Residency swap: how long one ``publish`` takes that replaces sixteen lists: the only moment in which a lease waits.
 
 The sides run in turns, ratios are paired by round, and the plain copy against itself gives the A/A noise. On the
 stand-in device all of it runs to its end at small sizes and claims nothing: there a copy is a memcpy.
@@ -23,15 +22,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.common import arguments, interleave, ratio_of_medians, show, write
+from benchmarks.device_targets import BANDWIDTH_TARGET, PLAN_TARGET
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
     from hybridindex.tiers.device import DeviceTier
     from hybridindex.tiers.residency import ResidencyStore
-
-BANDWIDTH_TARGET = 0.9
-PLAN_TARGET = 5.0
-_SWAPPED_LISTS = 16
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -144,23 +140,6 @@ def plan_change(index: IVFIndex, tier: DeviceTier, store: ResidencyStore, *, rep
     }
 
 
-def swap_pause(nlist: int, *, repeats: int) -> dict[str, Any]:
-    """Microseconds of one publish that drops and brings :data:`_SWAPPED_LISTS` lists, half of all being resident."""
-    from hybridindex.tiers.residency import ResidencyStore
-
-    store = ResidencyStore(nlist, lambda _device, _pages: None)
-    pages = np.arange(16, dtype=np.int32)
-    store.publish(dict.fromkeys(range(nlist // 2), (0, pages)))
-    brought = range(_SWAPPED_LISTS)
-
-    def swap() -> None:
-        store.publish(dict.fromkeys(brought, (0, pages)), drops=brought)
-
-    timed = interleave({"swap": swap}, repeats=max(31, repeats), calls=10)["swap"]
-    low, high = timed.quartiles
-    return {"nlist": nlist, "us": 1e6 * timed.median, "quartiles us": (1e6 * low, 1e6 * high)}
-
-
 def main() -> None:
     args = arguments(__doc__, _options)
     import torch
@@ -178,18 +157,27 @@ def main() -> None:
         make_index(Path(folder), mib << 20, list_kib << 10) as index,
     ):
         wanted = int(index.list_bytes.sum()) + index.nlist * 65_536
-        prefetched = []
+        prefetched: list[dict[str, Any]] = []
         changed: dict[str, Any] = {}
         label = ""
+
+        def save(*, complete: bool = False) -> None:
+            result = {"device": label, "stand_in": not on_gpu, "complete": complete,
+                      "bandwidth_target": BANDWIDTH_TARGET, "plan_target": PLAN_TARGET,
+                      "prefetch": prefetched, "plan_change": changed}  # fmt: skip
+            write(args.json, "device_copy", result)
+
         for pin in (True, False):
             tier = DeviceTier(index, name, 0, budget_bytes=wanted + (64 << 20), wanted_bytes=wanted)
             with closing(tier):
                 store = ResidencyStore(index.nlist, lambda _device, pages, tier=tier: tier.arena.pages.free(pages))
                 label = tier.label
                 prefetched.append(prefetch(index, tier, store, repeats=repeats, pin=pin))
+                save()
                 if pin:
-                    changed = plan_change(index, tier, store, repeats=repeats)
-    pauses = [swap_pause(nlist, repeats=repeats) for nlist in (4096, 65_536)]
+                    changed.update(plan_change(index, tier, store, repeats=repeats))
+                    save()
+        save(complete=True)
     stand_in = not on_gpu
     claim = "stand-in: claims nothing" if stand_in else ""
     met = stand_in or prefetched[0]["of plain"][0] >= BANDWIDTH_TARGET
@@ -221,20 +209,6 @@ def main() -> None:
                 claim or ("yes" if faster >= PLAN_TARGET else "NO"),
             )
         ],
-    )
-    show("residency swap of 16 lists", ("nlist", "us"), [(p["nlist"], p["us"]) for p in pauses])
-    write(
-        args.json,
-        "device_copy",
-        {
-            "device": label,
-            "stand_in": stand_in,
-            "bandwidth_target": BANDWIDTH_TARGET,
-            "plan_target": PLAN_TARGET,
-            "prefetch": prefetched,
-            "plan_change": changed,
-            "swap_pause": pauses,
-        },
     )
 
 

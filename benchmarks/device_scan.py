@@ -8,7 +8,11 @@ first: each returned row's distance against float64, and that none better was le
   cache does not serve one from the last.
 - *GB/s*: unique bytes (code bytes of the lists that the batch probes, each once) over the kernels' time. *of a sum*:
   the time that torch takes to sum as many bytes of the arena, over the kernels'.
-- *dense*: torch's product of the queries with all resident rows and topk over the result; CUDA events.
+- *graph*: the same launches replayed from a CUDA graph: what is left when launching costs the host nothing.
+- *dense*: torch's product of the queries with as many rows as are resident and topk over the result; CUDA events. *over
+  dense*: its time over the kernels'.
+
+Targets: 50, 70 and 70 % of a sum at batch 1, 8 and 64 and nprobe 256, and faster than dense at every batch.
 
 Without a GPU it runs to its end on the stand-in device with a few megabytes, to show that it runs. Such timings say
 nothing of a GPU, and are printed as what they are.
@@ -17,6 +21,8 @@ nothing of a GPU, and are printed as what they are.
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import arguments, show, write
+from benchmarks.device_targets import SCAN_NPROBE, SCAN_TARGETS
 from hybridindex.index.codec import DeviceCodec
 from hybridindex.paging import PageGeometry, scratch_for_budget
 from hybridindex.tiers.arena import PageArena
@@ -50,7 +57,9 @@ COLUMNS = (
     ("GB/s", "gbps"),
     ("sum GB/s", "sum_gbps"),
     ("of a sum", "of_a_sum"),
+    ("graph", "graph_of_a_sum"),
     ("dense ms", "dense_ms"),
+    ("over dense", "over_dense"),
     ("wrong", "wrong"),
     ("of", "checked"),
 )
@@ -91,7 +100,10 @@ class ResidentLists:
         made: Any = TorchScanner
         if not TritonScanner.unsupported(self.arena):
             made = TritonScanner
-        return made(self, self.codec, self.arena, self.residency, 0, scratch_bytes)
+        return made(*self.scanner_arguments(scratch_bytes))
+
+    def scanner_arguments(self, scratch_bytes: int) -> tuple[Any, ...]:
+        return self, self.codec, self.arena, self.residency, 0, scratch_bytes
 
 
 def make_lists(device: Any, kind: Any, dim: int, metric: Metric, nbytes: int, seed: int = 0) -> ResidentLists:
@@ -198,12 +210,14 @@ def measure(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch_byt
     length = int(unique) // 4
     room = max(1, len(words) - length)
     summed = seconds_of(lambda turn: words[turn * room // TURNS :][:length].sum(), device, repeats)
-    rows = lists.rows
+    # Not the room that is left on half empty pages.
+    rows = lists.rows[: int(lists.list_sizes.sum())]
     on_device = [torch.from_numpy(q).to(device, rows.dtype) for q, _ in batches]
     dense = seconds_of(lambda turn: (on_device[turn] @ rows.T).topk(K, dim=1), device, max(2, repeats // 4))
-    kernels = None
-    if isinstance(scanner, TritonScanner):
-        kernels = kernel_seconds(lists, batches, repeats, scratch_bytes)
+    kernels, graph, graph_reason = None, None, ""
+    if isinstance(scanner, TritonScanner) and (prepared := prepare(lists, batches, scratch_bytes)):
+        kernels = seconds_of(lambda turn: prepared[turn].again(), device, repeats)
+        graph, graph_reason = graph_seconds(prepared, device, repeats)
     return {
         "codec": lists.codec.kind,
         "dim": lists.scan_dim,
@@ -220,7 +234,11 @@ def measure(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch_byt
         "sum_ms": summed * 1e3,
         "sum_gbps": unique / summed / 1e9,
         "of_a_sum": None if kernels is None else summed / kernels,
+        "graph_ms": None if graph is None else graph * 1e3,
+        "graph_of_a_sum": None if graph is None else summed / graph,
+        "graph_reason": graph_reason,
         "dense_ms": dense * 1e3,
+        "over_dense": None if kernels is None else dense / kernels,
         "wrong": wrong,
         "checked": checked,
     }
@@ -247,17 +265,46 @@ class RepeatableWorkspace(Workspace):
         super().select(*self.selected[0])
 
 
-def kernel_seconds(lists: ResidentLists, batches: list[Any], repeats: int, scratch_bytes: int) -> float | None:
-    """Seconds of a batch's kernels, each batch with a scratch of its own; None where a batch takes several tiles."""
+def prepare(lists: ResidentLists, batches: list[Any], scratch_bytes: int) -> list[RepeatableWorkspace]:
+    """Each batch's launches, with a scratch of its own; none where a batch takes several tiles."""
     prepared = []
     for queries, probes in batches:
-        scanner: Any = lists.scanner(scratch_bytes)
-        scanner.workspace = RepeatableWorkspace(lists.arena, lists.codec, scratch_bytes)
+        scanner = TritonScanner(*lists.scanner_arguments(scratch_bytes))
+        own = RepeatableWorkspace(lists.arena, lists.codec, scratch_bytes)
+        scanner.workspace = own
         scanner.scan(queries, probes, np.zeros(probes.shape, np.float32), K)
-        if len(scanner.workspace.launched) != 1:
-            return None
-        prepared.append(scanner.workspace)
-    return seconds_of(lambda turn: prepared[turn].again(), lists.arena.device, repeats)
+        if len(own.launched) != 1:
+            return []
+        prepared.append(own)
+    return prepared
+
+
+def graph_seconds(prepared: list[RepeatableWorkspace], device: Any, repeats: int) -> tuple[float | None, str]:
+    """Seconds of a batch's launches replayed from a CUDA graph; None and why where there is none."""
+    import torch
+
+    if device.type != "cuda":
+        return None, "no GPU"
+    graphs = []
+    try:
+        for workspace in prepared:
+            graphs.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(graphs[-1]):
+                workspace.again()
+        return seconds_of(lambda turn: graphs[turn].replay(), device, repeats), ""
+    except Exception as error:  # noqa: BLE001 - one figure less; the others stand
+        return None, f"capture failed: {error!r}"
+
+
+def rivals() -> str:
+    """What is known of other IVF searches on a GPU here."""
+    found = []
+    for package, what in (("faiss", "faiss-gpu"), ("cuvs", "cuVS")):
+        here = importlib.util.find_spec(package) is not None
+        if here and package == "faiss":
+            here = hasattr(importlib.import_module("faiss"), "StandardGpuResources")
+        found.append(f"{what}: {'installed, not compared' if here else 'not installed'}")
+    return ", ".join(found)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -281,18 +328,29 @@ def main() -> None:
     if info.stand_in:
         sys.stdout.write("no GPU: 8 MB on the stand-in device, to show that this runs; no figure here says anything\n")
     rows: list[dict[str, Any]] = []
+    others = rivals()
+
+    def save(*, complete: bool = False) -> None:
+        targets = {"nprobe": SCAN_NPROBE, "of_a_sum": SCAN_TARGETS, "over_dense": 1.0}
+        result = {"device": info.label, "stand_in": info.stand_in, "complete": complete, "k": K, "targets": targets,
+                  "rivals": others, "rows": rows}  # fmt: skip
+        write(args.json, "device_scan", result)
+
+    scratch = scratch_for_budget(1 << 40)
     for kind in BYTES:
         for dim in (384, 768):
             lists = make_lists(device, kind, dim, args.metric, nbytes)
-            scratch = scratch_for_budget(1 << 40)
-            rows += [measure(lists, n, nprobe, repeats, scratch) for n in (1, 8, 64) for nprobe in (64, 256)]
+            for n, nprobe in itertools.product(SCAN_TARGETS, (64, SCAN_NPROBE)):
+                rows.append(measure(lists, n, nprobe, repeats, scratch))
+                save()
             del lists
+    save(complete=True)
     show(
         f"device scan on {info.label}, {rows[0]['scanner']} scanner, {rows[0]['resident_bytes'] / 1e9:.2f} GB resident",
         tuple(name for name, _ in COLUMNS),
         [tuple("-" if r[key] is None else r[key] for _, key in COLUMNS) for r in rows],
     )
-    write(args.json, "device_scan", {"device": info.label, "stand_in": info.stand_in, "k": K, "rows": rows})
+    sys.stdout.write(f"{others}\n")
     if any(r["wrong"] for r in rows):
         raise SystemExit("wrong answers")
 

@@ -1,0 +1,113 @@
+"""Whether other blocks and warps make the kernel for few queries a list faster than those that it is launched with.
+
+Times the launches of batches of :mod:`benchmarks.device_scan` with every setting of rows and columns that a program
+holds and of its warps, each against the setting in use, launched in turn with it. Answers are not checked: a setting
+changes no sum but its order. What is found belongs into :mod:`hybridindex.tiers.device_triton`. Needs a GPU: elsewhere
+there is nothing to time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import arguments, show, write
+from benchmarks.device_scan import BYTES, SCAN_NPROBE, TURNS, ResidentLists, make_batch, make_lists, prepare, seconds_of
+from hybridindex.paging import scratch_for_budget
+
+ROWS, COLS, WARPS = (8, 16, 32, 64), (32, 64, 128), (4, 8)
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gigabytes", type=float, default=4.5)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--dims", type=int, nargs="+", default=[384, 768])
+    parser.add_argument("--repeats", type=int, default=20)
+
+
+class _Reshaped:
+    """A kernel whose launches take other constants than they were asked for."""
+
+    def __init__(self, kernel: Any, **constants: int) -> None:
+        self._kernel, self._constants = kernel, constants
+        self.launches = 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*args: Any, **options: Any) -> Any:
+            self.launches += 1
+            return self._kernel[grid](*args, **(options | self._constants))
+
+        return launch
+
+
+@contextmanager
+def reshaped(**constants: int) -> Iterator[_Reshaped]:
+    """All scans launch the kernel for few queries a list with ``constants`` meanwhile."""
+    from hybridindex.tiers import triton_kernels
+
+    kernel = triton_kernels.scan_light
+    other = _Reshaped(kernel, **constants)
+    triton_kernels.scan_light = other
+    try:
+        yield other
+    finally:
+        triton_kernels.scan_light = kernel
+
+
+def sweep(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch_bytes: int) -> list[dict[str, Any]]:
+    """One row a setting, the fastest first; a setting that does not compile or launch says why, at the end."""
+    rng = np.random.default_rng(n)
+    prepared = prepare(lists, [make_batch(lists, n, nprobe, rng) for _ in range(TURNS)], scratch_bytes)
+    if not prepared:
+        return []
+    device = lists.arena.device
+
+    def timed() -> float:
+        return seconds_of(lambda turn: prepared[turn].again(), device, repeats)
+
+    found = []
+    for rows, cols, warps in itertools.product(ROWS, COLS, WARPS):
+        row: dict[str, Any] = {"codec": lists.codec.kind, "dim": lists.scan_dim, "batch": n, "rows": rows, "cols": cols,
+                               "warps": warps, "ms": None, "faster": None, "error": ""}  # fmt: skip
+        found.append(row)
+        before = timed()
+        try:
+            with reshaped(ROWS=rows, COLS=cols, num_warps=warps):
+                taken = timed()
+        except Exception as error:  # noqa: BLE001 - one setting less
+            row["error"] = repr(error)[:200]
+            continue
+        row |= {"ms": taken * 1e3, "faster": before / taken}
+    return sorted(found, key=lambda row: -(row["faster"] or 0.0))
+
+
+def main() -> None:
+    args = arguments(__doc__, _options)
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.stdout.write("no GPU: nothing to time\n")
+        return
+    from hybridindex.tiers.devices import resolve_device
+
+    device, info = resolve_device("cuda:0")
+    rows: list[dict[str, Any]] = []
+    for kind, dim in itertools.product(BYTES, args.dims):
+        lists = make_lists(device, kind, dim, "ip", int(args.gigabytes * 1e9))
+        for n in args.batches:
+            rows += sweep(lists, n, SCAN_NPROBE, args.repeats, scratch_for_budget(1 << 40))
+            write(args.json, "device_sweep", {"device": info.label, "nprobe": SCAN_NPROBE, "rows": rows})
+        del lists
+    columns = ("codec", "dim", "batch", "rows", "cols", "warps", "ms", "faster", "error")
+    show(f"blocks of the scan on {info.label}, over those in use", columns,
+         [tuple("-" if r[key] is None else r[key] for key in columns) for r in rows])  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""What every benchmark prints and writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+
+import hybridindex
+from benchmarks.common import environment, show, write_json
+from hybridindex.tiers import driver
+
+
+def test_a_wide_table_keeps_its_figures_in_a_pipe(capsys):
+    show("wide", [f"column {i}" for i in range(14)], [[1.25e-3] * 14])
+    assert capsys.readouterr().out.count("0.00125") == 14
+
+
+def test_versions_name_the_driver_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(driver, "driver_version", lambda: "580.1")
+    versions = environment()["versions"]
+    assert (versions["driver"], versions["hybridindex"]) == ("580.1", hybridindex.__version__)
+    assert ("triton" in versions) == (importlib.util.find_spec("triton") is not None)
+    monkeypatch.setattr(driver, "driver_version", lambda: None)
+    assert "driver" not in environment()["versions"]
+
+
+def test_results_that_cannot_be_written_leave_the_former_ones(tmp_path):
+    file = tmp_path / "results.json"
+    write_json(file, {"rows": [1]})
+    with pytest.raises(TypeError, match="is not JSON"):
+        write_json(file, {"rows": [object()]})
+    assert json.loads(file.read_text()) == {"rows": [1]}

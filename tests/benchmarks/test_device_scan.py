@@ -1,0 +1,86 @@
+"""What the scan benchmark does on a GPU alone, in triton's interpreter: it must not fail there for the first time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks import device_scan, device_sweep
+from hybridindex.tiers.device_triton import TritonScanner
+from tests.tiers.triton_here import require_triton
+
+SCRATCH = 1 << 20
+
+
+@pytest.fixture
+def lists(monkeypatch):
+    """``lists(kind)``: some 200 rows of 16 dimensions in 60 lists, which triton kernels scan."""
+    require_triton("cpu")
+    import torch
+
+    monkeypatch.setattr(TritonScanner, "unsupported", staticmethod(lambda _arena: ""))
+    monkeypatch.setattr(device_scan, "TURNS", 1)
+    device = torch.device("cpu")
+    return lambda kind: device_scan.make_lists(device, kind, 16, "ip", 200 * 16 * device_scan.BYTES[kind])
+
+
+@pytest.mark.parametrize("kind", device_scan.BYTES)
+def test_a_row_has_every_figure_that_a_target_asks_for(lists, kind):
+    row = device_scan.measure(lists(kind), 1, 8, 1, SCRATCH)
+    assert (row["scanner"], row["wrong"], row["checked"]) == ("triton", 0, 1)
+    assert all(row[key] > 0 for key in ("kernels_ms", "of_a_sum", "over_dense", "gbps"))
+    assert (row["graph_ms"], row["graph_reason"]) == (None, "no GPU")
+
+
+def test_launching_again_does_the_work_again(lists):
+    some = lists("f32")
+    batch = device_scan.make_batch(some, 2, 3, np.random.default_rng(0))
+    (workspace,) = device_scan.prepare(some, [batch], SCRATCH)
+    _, tables, at, _ = workspace.launched[0]
+    out = workspace._floats[at["out"] : at["out"] + tables.n_slots]
+    before = out.clone()
+    out.zero_()
+    workspace.again()
+    assert before.any()
+    assert (out == before).all()
+
+
+def test_what_takes_several_tiles_is_not_timed_by_its_first(lists):
+    some = lists("f32")
+    batch = device_scan.make_batch(some, 2, 30, np.random.default_rng(0))
+    assert device_scan.prepare(some, [batch], 4096) == []
+
+
+def test_a_wrong_answer_is_found(lists):
+    some = lists("f32")
+    queries, probes = device_scan.make_batch(some, 2, 50, np.random.default_rng(0))
+    distances, ids = some.scanner(SCRATCH).scan(queries, probes, np.zeros(probes.shape, np.float32), 5)
+    assert device_scan.wrong_answers(some, queries, probes, distances, ids) == 0
+    distances[1] += 0.01
+    assert device_scan.wrong_answers(some, queries, probes, distances, ids) == 1
+
+
+def test_a_sweep_launches_the_kernel_with_every_setting_and_puts_it_back(lists, monkeypatch):
+    from hybridindex.tiers import triton_kernels
+
+    for name, values in (("TURNS", 1), ("ROWS", (4, 8)), ("COLS", (16,)), ("WARPS", (4,))):
+        monkeypatch.setattr(device_sweep, name, values)
+    kernel = triton_kernels.scan_light
+    rows = device_sweep.sweep(lists("f32"), 1, 3, 1, SCRATCH)
+    assert triton_kernels.scan_light is kernel
+    assert sorted((r["rows"], r["cols"], r["warps"], r["error"]) for r in rows) == [(4, 16, 4, ""), (8, 16, 4, "")]
+    assert rows[0]["faster"] >= rows[1]["faster"] > 0
+
+
+def test_another_setting_is_used_and_computes_the_same(lists):
+    some = lists("f32")
+    batch = device_scan.make_batch(some, 1, 3, np.random.default_rng(0))
+    (workspace,) = device_scan.prepare(some, [batch], SCRATCH)
+    _, tables, at, _ = workspace.launched[0]
+    out = workspace._floats[at["out"] : at["out"] + tables.n_slots]
+    before = out.clone()
+    out.zero_()
+    with device_sweep.reshaped(ROWS=2, COLS=8) as other:
+        workspace.again()
+    assert other.launches == 1
+    np.testing.assert_allclose(out, before, rtol=1e-5, atol=1e-6)

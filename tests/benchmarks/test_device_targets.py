@@ -1,0 +1,119 @@
+"""Verdicts: the worst row decides, a stand-in claims nothing, a part cut short passes nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.device_router import allowed_speedup
+from benchmarks.device_targets import judge
+
+
+def scan_row(**changes):
+    row = {"codec": "f32", "dim": 384, "batch": 1, "nprobe": 256, "of_a_sum": 0.6, "over_dense": 9.0}
+    return row | {"wrong": 0, "checked": 1} | changes
+
+
+def scan(rows, *, stand_in=False, complete=True):
+    return {"device_scan": {"stand_in": stand_in, "complete": complete, "rows": rows, "rivals": "none"}}
+
+
+def by_what(verdicts):
+    return {v.what: v for v in verdicts}
+
+
+SUM_1 = "kernels over a sum of the bytes, batch 1, nprobe 256"
+DENSE_1 = "kernels over a dense product and topk, batch 1"
+
+
+def test_the_lowest_row_decides_and_is_named():
+    rows = [scan_row(), scan_row(codec="bf16", dim=768, of_a_sum=0.49), scan_row(nprobe=64, of_a_sum=0.1)]
+    found = by_what(judge(scan(rows), {"device_scan": "complete"}))
+    assert (found[SUM_1].met, found[SUM_1].measured) == (False, "49%")
+    assert "bf16 d=768" in found[SUM_1].note
+    assert found[DENSE_1].met is True
+    assert found["answers against float64"].met is True
+    assert found["kernels over a sum of the bytes, batch 8, nprobe 256"].met is None
+
+
+def test_rows_without_a_figure_cannot_pass():
+    found = by_what(judge(scan([scan_row(), scan_row(of_a_sum=None)]), {"device_scan": "complete"}))
+    assert found[SUM_1].met is None
+    assert "1 without a figure" in found[SUM_1].note
+
+
+def test_a_stand_in_claims_nothing_whatever_it_measured():
+    rows = [scan_row(), scan_row(of_a_sum=0.1, wrong=1)]
+    found = judge(scan(rows, stand_in=True), {"device_scan": "complete"})
+    assert {v.met for v in found} == {None}
+    assert all(v.note.startswith("stand-in: claims nothing") for v in found)
+
+
+def test_a_part_cut_short_can_miss_but_not_pass():
+    rows = [scan_row(over_dense=0.5)]
+    found = by_what(judge(scan(rows, complete=False), {"device_scan": "stopped after 240 s"}))
+    assert (found[SUM_1].met, found[DENSE_1].met) == (None, False)
+    assert found[SUM_1].note.startswith("cut short: stopped after 240 s")
+
+
+def test_a_part_without_results_is_said():
+    (only,) = judge({}, {"device_copy": "failed: exit status 1"})
+    assert (only.part, only.met, only.note) == ("device_copy", None, "failed: exit status 1")
+
+
+def swap_row(p99, *, median=20.0, noise=30.0, compaction=None):
+    pause = {"median": median, "p99": p99, "max": p99}
+    row = {"nlist": 4096, "pause_us": pause, "nothing_us": {"p99": noise}, "compactions": 0}
+    return row | {"compaction_pause_us": None if compaction is None else {"median": compaction}}
+
+
+@pytest.mark.parametrize(
+    ("row", "met"),
+    [
+        (swap_row(90.0), True),
+        (swap_row(110.0), False),
+        (swap_row(90.0, compaction=620.0), False),
+        (swap_row(110.0, noise=200.0), None),
+        (swap_row(110.0, median=105.0, noise=200.0), False),
+        (swap_row(110.0, noise=200.0, compaction=620.0), False),
+    ],
+)
+def test_a_swap_is_judged_by_p99_and_by_its_compactions(row, met):
+    result = {"device_swap": {"stand_in": False, "complete": True, "rows": [row]}}
+    assert [v.met for v in judge(result, {"device_swap": "complete"})] == [met]
+
+
+def router(rows):
+    return {"device_router": {"stand_in": False, "complete": True, "lookahead": rows}}
+
+
+def ahead(eta, faster, of_bound=0.9):
+    return {"nprobe": 64, "share": 0.1, "eta": eta, "times_faster": (faster, 0, 0), "of_bound": of_bound}
+
+
+@pytest.mark.parametrize(
+    ("rows", "met"),
+    [
+        ([ahead(0.95, 8.0), ahead(0.3, 1.4)], True),
+        ([ahead(0.95, 6.0), ahead(0.99, 9.0)], False),
+        ([ahead(0.8, 8.0)], None),
+        ([], None),
+    ],
+)
+def test_seven_times_is_asked_for_where_eta_is_high(rows, met):
+    found = by_what(judge(router(rows), {"device_router": "complete"}))
+    assert found["speed-up by lookahead where eta >= 0.9"].met is met
+
+
+def test_the_other_process_is_not_undisturbed_when_nothing_was_done():
+    row = {"load": "memory", "moving": [1.0], "scanning": [0.7], "moved GB/s": 0.0, "batches/s": 3.0}
+    result = {"device_beside": {"stand_in": False, "complete": True, "sharing": "time-sliced", "rows": [row]}}
+    moving, scanning = judge(result, {"device_beside": "complete"})
+    assert (moving.met, moving.note) == (None, "nothing was done meanwhile")
+    assert (scanning.measured, scanning.target, scanning.met) == ("70.0%", "reported", None)
+
+
+def test_what_times_allow_is_limited_by_fixed_costs_the_device_and_what_is_left():
+    assert allowed_speedup(host_s=10, scan_s=9, device_s=0, eta=1.0) == pytest.approx(10)
+    assert allowed_speedup(host_s=10, scan_s=9, device_s=3, eta=1.0) == pytest.approx(2.5)
+    assert allowed_speedup(host_s=10, scan_s=8, device_s=1, eta=0.5) == pytest.approx(10 / 6)
+    assert allowed_speedup(host_s=10, scan_s=10, device_s=0.1, eta=0.5) == pytest.approx(2)
