@@ -193,7 +193,7 @@ class LLMRun:
     async def _level(self, concurrency: int, n_requests: int) -> LLMLevel:
         """A closed loop; the peak of KV usage is watched beside it."""
         peak: list[float] = []
-        before = await self._server.cache_state() if self._state is not None else None
+        before = await self._look()
         watcher = asyncio.create_task(self._watch(peak)) if self._state is not None else None
         try:
             n_in, n_out = self._request.input_tokens, self._request.output_tokens
@@ -207,7 +207,7 @@ class LLMRun:
                 watcher.cancel()
                 with suppress(asyncio.CancelledError):
                     await watcher
-        after = await self._server.cache_state() if self._state is not None else None
+        after = await self._look()
         first, token, total = (
             np.array([getattr(a, name) for a in answers]) for name in ("first_token_s", "per_token_s", "total_s")
         )
@@ -246,12 +246,21 @@ class LLMRun:
         return answers
 
     async def _watch(self, peak: list[float]) -> None:
-        with suppress(LLMServerError):  # the load's own requests will say what is wrong
-            while True:
-                state = await self._server.cache_state()
-                if state is not None and state.usage is not None:
-                    peak.append(state.usage)
-                await asyncio.sleep(_POLL_S)
+        while (state := await self._look()) is not None:
+            if state.usage is not None:
+                peak.append(state.usage)
+            await asyncio.sleep(_POLL_S)
+
+    async def _look(self) -> CacheState | None:
+        """The cache now. A server that fails to tell is not asked again: the load's own requests say what is wrong."""
+        if self._state is None:
+            return None
+        try:
+            return await self._server.cache_state()
+        except LLMServerError as error:
+            self._state = None
+            self._notes["metrics"] = str(error)
+            return None
 
     async def _prefill(self, kept: Checkpoint) -> tuple[tuple[int, float], ...]:
         # Prompts are as long as asked within a tenth or so.

@@ -228,7 +228,9 @@ def _table(measured: LLMMeasurement, number: int | None) -> Table:
         f"{profile.throughput_rps:.3g} requests/s of {profile.input_tokens}/{profile.output_tokens} tokens with "
         f"{readable_bytes(profile.kv_cache_bytes)} of KV cache; alone: {steps}"
         + "".join(
-            f"\n{name}: {measured.notes[name]}" for name in ("stopped", "not_saturated") if name in measured.notes
+            f"\n{name}: {measured.notes[name]}"
+            for name in ("stopped", "not_saturated", "metrics")
+            if name in measured.notes
         )
         + ("" if number is not None else "\nnot stored: --index or --store keeps it for plan --llm latest")
     )
