@@ -14,13 +14,12 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 import hybridindex as hx
-from hybridindex.cli.console import CliProgress, emit, out, parse_bytes, readable_bytes, to_json
+from hybridindex.cli.console import CliProgress, emit, err, out, parse_bytes, readable_bytes, to_json
 from hybridindex.cli.options import Devices, IndexPath, Json, StoreUrl
 from hybridindex.errors import InvalidInputError
 from hybridindex.types import LLMMeasurement, LLMProfile
 
 if TYPE_CHECKING:
-    from hybridindex.integrations.vllm import EngineShare
     from hybridindex.store.control import ControlStore
 
 __all__ = ["chosen_llm", "profile_group", "register"]
@@ -250,21 +249,29 @@ def register(app: typer.Typer) -> None:
         kv_cache_bytes: Annotated[
             str | None, typer.Option(metavar="SIZE", help="Of one device; default what the plan's LLM profile leaves.")
         ] = None,
+        model: Annotated[
+            Path | None, typer.Option(metavar="FOLDER", help="Of safetensors: its weights count, over all devices.")
+        ] = None,
         model_bytes: Annotated[
             str | None, typer.Option(metavar="SIZE", help="Weights and activations on one device, as vLLM logs them.")
         ] = None,
         device: Devices = None,
         args_only: Annotated[
-            bool, typer.Option("--args-only", help="Only the arguments: vllm serve MODEL $(… --args-only).")
+            bool,
+            typer.Option("--args-only", help="Only the arguments, notes on stderr: vllm serve MODEL $(… --args-only)."),
         ] = False,
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
         """Print vLLM's arguments beside a plan, checked to fit the device, and the order of starting."""
         from hybridindex.integrations.vllm import share_with
+        from hybridindex.integrations.vllm_weights import weight_bytes
         from hybridindex.service.plans import load_plan
         from hybridindex.tiers.devices import kind_here, resolve_device
 
+        if model is not None and model_bytes is not None:
+            raise InvalidInputError("--model and --model-bytes: expected one of them")
+        weights = None if model is None else weight_bytes(model)
         with hx.open(index, verify="quick") as opened, opened.store(store) as control:
             found = load_plan(opened, plan_id, control)
         if found is None:
@@ -273,12 +280,22 @@ def register(app: typer.Typer) -> None:
         cuda = kind_here() == "cuda" or device_memory is not None
         devices = device or [f"cuda:{i}" if cuda else "cpu" for i in range(decided.n_devices)]
         total = parse_bytes(device_memory) if device_memory else resolve_device(devices[0])[1].total_bytes
+        taken = parse_bytes(model_bytes) if model_bytes else None
+        if weights is not None:
+            taken = -(-weights // decided.n_devices)
         share = share_with(
             decided,
             device_memory_bytes=total,
             kv_cache_bytes=parse_bytes(kv_cache_bytes) if kv_cache_bytes else None,
-            model_bytes=parse_bytes(model_bytes) if model_bytes else None,
+            model_bytes=taken,
         )
+        notes = list(share.notes)
+        if weights is not None:
+            parts = f", {taken} on each of {decided.n_devices} devices" if decided.n_devices > 1 else ""
+            notes.append(
+                f"the model counts as {weights} bytes of weights{parts}, as stored; activations and CUDA graphs are "
+                "not in the account: vLLM's log has them for --model-bytes"
+            )
         where = str(index.absolute())
         environment = {
             "VLLM_PLUGINS": "hybridindex",
@@ -294,19 +311,22 @@ def register(app: typer.Typer) -> None:
             "kv_cache_memory_bytes": share.kv_cache_memory_bytes,
             "gpu_memory_utilization": share.gpu_memory_utilization,
             "index_bytes": list(share.index_bytes),
+            "model_bytes": taken,
             "environment": environment,
             "beside": beside,
-            "notes": list(share.notes),
+            "notes": notes,
         }
         emit(payload, as_json=json)
         if args_only and not json:
             typer.echo(shlex.join(share.arguments()))
+            for note in notes:  # stdout is for vLLM
+                err.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
         elif not json:
-            _show_share(share, environment, beside)
+            serve = shlex.join(["vllm", "serve", "MODEL" if model is None else str(model), *share.arguments()])
+            _show_share(serve, notes, environment, beside)
 
 
-def _show_share(share: EngineShare, environment: dict[str, str], beside: list[str]) -> None:
-    serve = f"vllm serve MODEL {shlex.join(share.arguments())}"
+def _show_share(serve: str, notes: list[str], environment: dict[str, str], beside: list[str]) -> None:
     inside = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
     lines = [
         "# One process: vLLM first sizes its cache, then the router takes its memory.",
@@ -316,7 +336,7 @@ def _show_share(share: EngineShare, environment: dict[str, str], beside: list[st
         "# start nor stop anything else on the device. If vLLM restarts later, the daemon may stay.",
         serve,
         shlex.join(beside),
-        *(f"# Note: {note}" for note in share.notes),
+        *(f"# Note: {note}" for note in notes),
     ]
     for line in lines:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
