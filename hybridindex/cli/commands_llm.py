@@ -88,7 +88,7 @@ def _profile_llm(
     engine_arg: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Offline: argument of vllm.LLM. Repeat.")
     ] = None,
-    max_seconds: Annotated[float, typer.Option(help="About how long to measure a server.")] = 120.0,
+    max_seconds: Annotated[float, typer.Option(help="No request to a server begins that would end later.")] = 120.0,
     timeout: Annotated[
         float | None, typer.Option(help="Seconds for a request (60), or an offline point (300).")
     ] = None,
@@ -227,13 +227,19 @@ def _table(measured: LLMMeasurement, number: int | None) -> Table:
         f"{profile.throughput_rps:.3g} requests/s of {profile.input_tokens}/{profile.output_tokens} tokens with "
         f"{readable_bytes(profile.kv_cache_bytes)} of KV cache; alone: {steps}"
         + "".join(
-            f"\n{name}: {measured.notes[name]}"
-            for name in ("stopped", "not_saturated", "metrics")
+            f"\n{name}: {_in_words(measured.notes[name])}"
+            for name in ("stopped", "not_saturated", "fewer_requests", "no_time_for", "metrics")
             if name in measured.notes
         )
         + ("" if number is not None else "\nnot stored: --index or --store keeps it for plan --llm latest")
     )
     return table
+
+
+def _in_words(note: Any) -> str:
+    if isinstance(note, dict):
+        return ", ".join(f"{name} {value}" for name, value in note.items())
+    return ", ".join(map(str, note)) if isinstance(note, list) else str(note)
 
 
 def register(app: typer.Typer) -> None:
