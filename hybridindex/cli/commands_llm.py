@@ -5,7 +5,8 @@ from __future__ import annotations
 import json as jsonlib
 import re
 import shlex
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from typer.core import TyperGroup
 import hybridindex as hx
 from hybridindex.cli.console import CliProgress, emit, err, out, parse_bytes, readable_bytes, to_json
 from hybridindex.cli.options import Devices, IndexPath, Json, StoreUrl
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import InvalidInputError, LLMServerError
 from hybridindex.types import LLMMeasurement, LLMProfile
 
 if TYPE_CHECKING:
@@ -106,11 +107,11 @@ def _profile_llm(
     if (url is None) == (vllm_offline is None):
         raise InvalidInputError("--url and --vllm-offline: expected one of them")
     sizes = tuple(parse_bytes(part) for part in kv_cache_bytes.split(",")) if kv_cache_bytes is not None else ()
-    with ExitStack() as stack:
+    checkpoint = None if index is None else index / "llm.checkpoint"
+    with _resumable(checkpoint), ExitStack() as stack:
         # Before minutes of measuring: a store that cannot be written is said now.
         control = _control(index, store, stack)
         progress = stack.enter_context(CliProgress(quiet=json))
-        checkpoint = None if index is None else index / "llm.checkpoint"
         if vllm_offline is not None:
             from hybridindex.profiler.llm_offline import SweepRequest, sweep_kv_cache
 
@@ -150,6 +151,18 @@ def _profile_llm(
         number = _keep(measured, control, output)
     payload = {"llm_id": number, **to_json(measured)}
     emit(payload, as_json=json, table=_table(measured, number))
+
+
+@contextmanager
+def _resumable(checkpoint: Path | None) -> Iterator[None]:
+    """Says of an interrupted measurement that it goes on where it stopped."""
+    try:
+        yield
+    except (KeyboardInterrupt, LLMServerError):
+        if checkpoint is not None and checkpoint.exists():
+            words = f"{checkpoint} keeps the finished parts of the measurement: the same command goes on from there"
+            err.print(words, markup=False, highlight=False, soft_wrap=True)
+        raise
 
 
 def _measure_server(url: str, sizes: tuple[int, ...], request: dict[str, Any], **options: Any) -> LLMMeasurement:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -159,3 +160,31 @@ def test_the_key_comes_from_the_environment_and_is_not_shown(cli, monkeypatch) -
     assert seen == ["Bearer sk-secret"]
     assert answer.code == ExitCode.SERVICE
     assert "sk-secret" not in answer.out + answer.err
+
+
+@pytest.mark.parametrize("ends", ["interrupted", "refused"])
+def test_an_ended_measurement_says_what_it_goes_on_from(cli, index, ends) -> None:
+    with LLMDouble() as double:
+        good = double.routes["/v1/completions"]
+
+        def until_the_prompts(handler, body) -> None:
+            asked = json.loads(body)
+            if not asked.get("stream") or asked["max_tokens"] > 1:
+                good(handler, body)
+            elif ends == "interrupted":
+                signal.raise_signal(signal.SIGINT)
+                double.closing.wait(10)
+            else:
+                handler.answer(b"{}", 500)
+
+        double.routes["/v1/completions"] = until_the_prompts
+        words = ("profile", "llm", "--url", double.url, *QUICK, "--index", index)
+        answer = cli(*words)
+        assert answer.code == (ExitCode.INTERRUPTED if ends == "interrupted" else ExitCode.SERVICE)
+        assert f"{index / 'llm.checkpoint'} keeps the finished parts" in answer.err
+        double.routes["/v1/completions"] = good
+        n_before = len(double.completions)
+        assert cli(*words).code == 0
+        assert len(double.completions) - n_before == 2 + 3 * 3  # no level again
+    refused = cli("profile", "llm", "--url", "http://127.0.0.1:1", "--index", index)
+    assert "checkpoint" not in refused.err
