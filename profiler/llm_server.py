@@ -30,10 +30,6 @@ _MAX_ERROR_BYTES: Final = 64 << 10
 _ROOT: Final = "/v1"
 #: Nobody listens, or the server is loading: later it may answer.
 _NOT_YET: Final = (0, 503)
-#: No metrics, in the words of different servers; llama-server says 501 unless it is started with --metrics.
-_NO_METRICS: Final = (404, 405, 501)
-#: A server answers its metrics at once or is not worth waiting for.
-_METRICS_S: Final = 5.0
 #: Fields beyond OpenAI's, tried in this order until a server accepts them: vLLM, SGLang and llama-server know the
 #: first, strict servers the last.
 _DIALECTS: Final[tuple[dict[str, Any], ...]] = (
@@ -41,6 +37,10 @@ _DIALECTS: Final[tuple[dict[str, Any], ...]] = (
     {"stream_options": {"include_usage": True}},
     {},
 )
+#: No metrics, in the words of different servers; llama-server says 501 unless it is started with --metrics.
+_NO_METRICS: Final = (404, 405, 501)
+#: A server answers its metrics at once or is not worth waiting for.
+_METRICS_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
