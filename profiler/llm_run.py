@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ _WORTHWHILE: Final = 1.05
 #: Requests of each client in one level: of a single one, at least, and at most where time is left.
 _ROUNDS_ALONE, _MIN_ROUNDS, _MAX_ROUNDS = 4, 2, 8
 _REPEATS: Final = 3
-#: Of ``max_seconds``, where single requests follow.
+#: Of ``max_seconds``, at least; single requests that need less than the rest leave more.
 _LEVELS_SHARE: Final = 0.6
 _POLL_S: Final = 0.05
 #: Words of the prompt whose tokens are counted first.
@@ -166,9 +166,7 @@ class LLMRun:
         wanted = [
             2**i for i in range(self._request.max_concurrency.bit_length()) if 2**i <= self._request.max_concurrency
         ]
-        others = self._request.steps or self._request.prompt_lengths
-        share_s = self._request.max_seconds * (_LEVELS_SHARE if others else 1.0)
-        each_s, until = share_s / len(wanted), self._started + share_s
+        each_s = self._request.max_seconds * _LEVELS_SHARE / len(wanted)
         levels: list[LLMLevel] = []
         for concurrency in wanted:
             before = levels[-1] if levels else None
@@ -176,6 +174,7 @@ class LLMRun:
             if known is not None:
                 levels.append(LLMLevel(**known[0]))
             else:
+                until = self._levels_until(levels)
                 # A server that is full already takes twice as long for twice the clients.
                 least_s = 0.0 if before is None else 2 * _MIN_ROUNDS * before.latency_p50_s
                 if before is not None and time.monotonic() + least_s > until:
@@ -195,6 +194,15 @@ class LLMRun:
         if len(levels) == len(wanted) > 1 and levels[-1].throughput_rps >= levels[-2].throughput_rps * _WORTHWHILE:
             self._notes["not_saturated"] = f"concurrency {wanted[-1]} still brought more requests/s"
         return levels
+
+    def _levels_until(self, levels: Sequence[LLMLevel]) -> float:
+        """When levels have to be over: single requests follow, and the first level leaves time for others."""
+        seconds = self._request.max_seconds
+        if not levels:
+            return self._started + seconds * _LEVELS_SHARE / 2
+        singles = [*self._request.steps.values(), *((n_in, 1) for n_in in self._request.prompt_lengths)]
+        rest_s = _REPEATS * sum(_about_s(n_in, n_out, levels[0]) for n_in, n_out in singles)
+        return self._started + seconds - min(rest_s, seconds * (1 - _LEVELS_SHARE))
 
     async def _level(self, concurrency: int, n_requests: int, until: float) -> LLMLevel:
         """A closed loop; the peak of KV usage is watched beside it."""
@@ -257,6 +265,8 @@ class LLMRun:
             for task in clients:
                 task.cancel()
             await asyncio.gather(*clients, return_exceptions=True)
+        if len(answers) < n_requests:
+            self._progress(stage, len(answers), len(answers))
         return answers
 
     async def _watch(self, peak: list[float]) -> None:
@@ -279,8 +289,8 @@ class LLMRun:
     async def _steps(self, kept: Checkpoint, one: LLMLevel) -> dict[str, float]:
         seconds = {}
         for name, (n_in, n_out) in self._request.steps.items():
-            about_s = _grown_ttft(n_in, one.input_tokens, one.ttft_p50_s) + one.tpot_p50_s * (n_out - 1)
-            measured = await self._alone(kept, f"step {name}={n_in}:{n_out}", n_in, n_out, about_s)
+            stage = f"step {name}={n_in}:{n_out}"
+            measured = await self._alone(kept, stage, n_in, n_out, _about_s(n_in, n_out, one))
             if measured is not None:
                 seconds[name] = measured[2]
         return seconds
@@ -320,6 +330,11 @@ class LLMRun:
     def _note_fewer(self, stage: str, n_requests: int, wanted: int) -> None:
         if n_requests < wanted:
             self._notes.setdefault("fewer_requests", {})[stage] = f"{n_requests} of {wanted}"
+
+
+def _about_s(n_in: int, n_out: int, one: LLMLevel) -> float:
+    """Seconds of a single request, by those of the first level."""
+    return _grown_ttft(n_in, one.input_tokens, one.ttft_p50_s) + one.tpot_p50_s * (n_out - 1)
 
 
 def _grown_ttft(n_tokens: int, known_tokens: float, known_s: float) -> float:

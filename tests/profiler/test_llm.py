@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -110,7 +112,18 @@ def test_a_slow_server_gets_no_request_that_would_end_after_the_time_given() -> 
     assert re.match("before concurrency 2, which takes about .* s: 1 s were given", measured.notes["stopped"])
     assert measured.notes["no_time_for"][0] == "step rewrite=10:2"
     assert measured.profile.generation_s == {"answer": measured.levels[0].latency_p50_s}
-    assert seen[-1] == ("concurrency 1", 1, 4)
+    assert seen[-2:] == [("concurrency 1", 1, 4), ("concurrency 1", 1, 1)]
+
+
+def test_levels_get_the_time_that_short_single_requests_leave(monkeypatch) -> None:
+    with LLMDouble() as double:
+        # A clock of our own: each request is a second of 20.
+        clock = SimpleNamespace(monotonic=lambda: float(len(double.completions)), perf_counter=time.perf_counter)
+        monkeypatch.setattr("hybridindex.profiler.llm_run.time", clock)
+        measured = profile_llm_server(double.url, replace(REQUEST, steps={}, prompt_lengths=(8,), max_seconds=20))
+    one, two = measured.levels[:2]
+    assert one.n_requests == 4
+    assert two.n_requests >= 12  # with two fifths kept for the prompt it were 6
 
 
 def test_each_request_is_told_as_it_ends() -> None:
