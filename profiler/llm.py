@@ -59,9 +59,11 @@ def profile_llm_server(
         async with LLMServer(url, key=key, timeout_s=timeout_s, connections=connections) as server:
             await server.wait_ready(wait_s)
             served = await _choose_model(server, model)
-            kv_bytes, state = await _kv_bytes(server, kv_cache_bytes, n_devices)
+            state, unread = await _cache_state(server, required=kv_cache_bytes is None)
+            kv_bytes = _kv_bytes(server.url, state, kv_cache_bytes, n_devices)
             run = LLMRun(server, served[0], served[1], kv_bytes, state, request, progress or (lambda *_: None))
-            return await run.measure(checkpoint)
+            measured = await run.measure(checkpoint)
+            return replace(measured, notes={**measured.notes, "metrics": unread}) if unread else measured
 
     return asyncio.run(run())
 
@@ -77,19 +79,29 @@ async def _choose_model(server: LLMServer, model: str | None) -> tuple[str, int 
     return chosen.name, chosen.max_tokens
 
 
-async def _kv_bytes(server: LLMServer, given: int | None, n_devices: int) -> tuple[int, CacheState | None]:
-    """KV-cache bytes over all devices and engines, and what the server tells of its cache."""
-    state = await server.cache_state()
+async def _cache_state(server: LLMServer, *, required: bool) -> tuple[CacheState | None, str]:
+    """What the server tells of its cache, and why it could not be read: nothing fails for metrics nobody needs."""
+    try:
+        return await server.cache_state(), ""
+    except LLMServerError as error:
+        if required:
+            raise LLMServerError(f"{error}; with --kv-cache-bytes it is not needed", status=error.status) from error
+        return None, str(error)
+
+
+def _kv_bytes(url: str, state: CacheState | None, given: int | None, n_devices: int) -> int:
+    """KV-cache bytes over all devices and engines."""
     each = given if given is not None else None if state is None else state.kv_bytes
     if each is None or each < 1:
         why = (
-            "has no vLLM metrics"
+            "has no vLLM metrics; give --kv-cache-bytes"
             if state is None
             else f"tells {state.kv_tokens} KV-cache tokens and not their bytes, since it was not started with "
-            "--kv-cache-memory-bytes"
+            '--kv-cache-memory-bytes; on a GPU its log has those of a device, "Available KV cache memory: … GiB": '
+            "give them as --kv-cache-bytes"
         )
-        raise InvalidInputError(f"kv_cache_bytes is not known: {server.url}/metrics {why}; give --kv-cache-bytes")
-    return each * n_devices * (1 if state is None else state.n_engines), state
+        raise InvalidInputError(f"kv_cache_bytes is not known: {url}/metrics {why}")
+    return each * n_devices * (1 if state is None else state.n_engines)
 
 
 def merge_points(measurements: Sequence[LLMMeasurement]) -> LLMProfile:

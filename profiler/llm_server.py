@@ -36,6 +36,10 @@ _DIALECTS: Final[tuple[dict[str, Any], ...]] = (
     {"stream_options": {"include_usage": True}},
     {},
 )
+#: No metrics, in the words of different servers; llama-server says 501 unless it is started with --metrics.
+_NO_METRICS: Final = (404, 405, 501)
+#: A server answers its metrics at once or is not worth waiting for.
+_METRICS_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +129,15 @@ class LLMServer:
         ]
 
     async def cache_state(self) -> CacheState | None:
-        """The KV cache as ``/metrics`` tells; None where the server has no such page, or another one's."""
+        """The KV cache as ``/metrics`` tells; None where the server has no such page, or another one's.
+
+        Raises:
+            LLMServerError: the page is there and cannot be read: refused, too large, or not within seconds.
+        """
         try:
-            body = await self._get("/metrics")
+            body = await self._get("/metrics", min(_METRICS_S, self._timeout_s))
         except LLMServerError as error:
-            if error.status == 404:
+            if error.status in _NO_METRICS:
                 return None
             raise
         return read_cache_state(body.decode("utf-8", "replace"))
@@ -213,18 +221,20 @@ class LLMServer:
             raise LLMServerError(f"{self.url} does not count prompt tokens (usage.prompt_tokens is {shown(n)})")
         return n
 
-    async def _get(self, path: str) -> bytes:
-        async with self._response("GET", path) as response:
+    async def _get(self, path: str, timeout_s: float | None = None) -> bytes:
+        async with self._response("GET", path, timeout_s=timeout_s) as response:
             return await self._body(response, _MAX_BODY_BYTES)
 
     @asynccontextmanager
-    async def _response(self, method: str, path: str, content: bytes | None = None) -> AsyncIterator[Any]:
+    async def _response(
+        self, method: str, path: str, content: bytes | None = None, *, timeout_s: float | None = None
+    ) -> AsyncIterator[Any]:
         """A response with status 200 and a body as it was sent, within the time limit."""
-        where = f"{self.url}{path}"
+        where, limit_s = f"{self.url}{path}", self._timeout_s if timeout_s is None else timeout_s
         headers = {} if content is None else {"content-type": "application/json"}
         try:
             async with (
-                asyncio.timeout(self._timeout_s),
+                asyncio.timeout(limit_s),
                 self._client.stream(method, where, content=content, headers=headers) as response,
             ):
                 if response.status_code != 200:
@@ -233,7 +243,7 @@ class LLMServer:
                     raise LLMServerError(f"{where} answers compressed, which it was asked not to do")
                 yield response
         except TimeoutError:
-            raise LLMServerError(f"{where} did not answer in full within {self._timeout_s:g} s") from None
+            raise LLMServerError(f"{where} did not answer in full within {limit_s:g} s") from None
         except (self._httpx.ConnectError, self._httpx.ConnectTimeout) as error:
             what = f"no LLM server answers at {self.url} ({error or type(error).__name__})"
             raise LLMServerError(what, status=0) from error

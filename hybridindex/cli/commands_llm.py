@@ -5,7 +5,8 @@ from __future__ import annotations
 import json as jsonlib
 import re
 import shlex
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,13 +15,12 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 import hybridindex as hx
-from hybridindex.cli.console import CliProgress, emit, out, parse_bytes, readable_bytes, to_json
+from hybridindex.cli.console import CliProgress, emit, err, out, parse_bytes, readable_bytes, to_json
 from hybridindex.cli.options import Devices, IndexPath, Json, StoreUrl
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import InvalidInputError, LLMServerError
 from hybridindex.types import LLMMeasurement, LLMProfile
 
 if TYPE_CHECKING:
-    from hybridindex.integrations.vllm import EngineShare
     from hybridindex.store.control import ControlStore
 
 __all__ = ["chosen_llm", "profile_group", "register"]
@@ -89,7 +89,7 @@ def _profile_llm(
     engine_arg: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Offline: argument of vllm.LLM. Repeat.")
     ] = None,
-    max_seconds: Annotated[float, typer.Option(help="About how long to measure a server.")] = 120.0,
+    max_seconds: Annotated[float, typer.Option(help="No request to a server begins that would end later.")] = 120.0,
     timeout: Annotated[
         float | None, typer.Option(help="Seconds for a request (60), or an offline point (300).")
     ] = None,
@@ -107,11 +107,11 @@ def _profile_llm(
     if (url is None) == (vllm_offline is None):
         raise InvalidInputError("--url and --vllm-offline: expected one of them")
     sizes = tuple(parse_bytes(part) for part in kv_cache_bytes.split(",")) if kv_cache_bytes is not None else ()
-    with ExitStack() as stack:
+    checkpoint = None if index is None else index / "llm.checkpoint"
+    with _resumable(checkpoint), ExitStack() as stack:
         # Before minutes of measuring: a store that cannot be written is said now.
         control = _control(index, store, stack)
         progress = stack.enter_context(CliProgress(quiet=json))
-        checkpoint = None if index is None else index / "llm.checkpoint"
         if vllm_offline is not None:
             from hybridindex.profiler.llm_offline import SweepRequest, sweep_kv_cache
 
@@ -151,6 +151,18 @@ def _profile_llm(
         number = _keep(measured, control, output)
     payload = {"llm_id": number, **to_json(measured)}
     emit(payload, as_json=json, table=_table(measured, number))
+
+
+@contextmanager
+def _resumable(checkpoint: Path | None) -> Iterator[None]:
+    """Says of an interrupted measurement that it goes on where it stopped."""
+    try:
+        yield
+    except (KeyboardInterrupt, LLMServerError):
+        if checkpoint is not None and checkpoint.exists():
+            words = f"{checkpoint} keeps the finished parts of the measurement: the same command goes on from there"
+            err.print(words, markup=False, highlight=False, soft_wrap=True)
+        raise
 
 
 def _measure_server(url: str, sizes: tuple[int, ...], request: dict[str, Any], **options: Any) -> LLMMeasurement:
@@ -228,11 +240,19 @@ def _table(measured: LLMMeasurement, number: int | None) -> Table:
         f"{profile.throughput_rps:.3g} requests/s of {profile.input_tokens}/{profile.output_tokens} tokens with "
         f"{readable_bytes(profile.kv_cache_bytes)} of KV cache; alone: {steps}"
         + "".join(
-            f"\n{name}: {measured.notes[name]}" for name in ("stopped", "not_saturated") if name in measured.notes
+            f"\n{name}: {_in_words(measured.notes[name])}"
+            for name in ("stopped", "not_saturated", "fewer_requests", "no_time_for", "metrics")
+            if name in measured.notes
         )
         + ("" if number is not None else "\nnot stored: --index or --store keeps it for plan --llm latest")
     )
     return table
+
+
+def _in_words(note: Any) -> str:
+    if isinstance(note, dict):
+        return ", ".join(f"{name} {value}" for name, value in note.items())
+    return ", ".join(map(str, note)) if isinstance(note, list) else str(note)
 
 
 def register(app: typer.Typer) -> None:
@@ -248,21 +268,29 @@ def register(app: typer.Typer) -> None:
         kv_cache_bytes: Annotated[
             str | None, typer.Option(metavar="SIZE", help="Of one device; default what the plan's LLM profile leaves.")
         ] = None,
+        model: Annotated[
+            Path | None, typer.Option(metavar="FOLDER", help="Of safetensors: its weights count, over all devices.")
+        ] = None,
         model_bytes: Annotated[
             str | None, typer.Option(metavar="SIZE", help="Weights and activations on one device, as vLLM logs them.")
         ] = None,
         device: Devices = None,
         args_only: Annotated[
-            bool, typer.Option("--args-only", help="Only the arguments: vllm serve MODEL $(… --args-only).")
+            bool,
+            typer.Option("--args-only", help="Only the arguments, notes on stderr: vllm serve MODEL $(… --args-only)."),
         ] = False,
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
         """Print vLLM's arguments beside a plan, checked to fit the device, and the order of starting."""
         from hybridindex.integrations.vllm import share_with
+        from hybridindex.integrations.vllm_weights import weight_bytes
         from hybridindex.service.plans import load_plan
         from hybridindex.tiers.devices import kind_here, resolve_device
 
+        if model is not None and model_bytes is not None:
+            raise InvalidInputError("--model and --model-bytes: expected one of them")
+        weights = None if model is None else weight_bytes(model)
         with hx.open(index, verify="quick") as opened, opened.store(store) as control:
             found = load_plan(opened, plan_id, control)
         if found is None:
@@ -271,12 +299,22 @@ def register(app: typer.Typer) -> None:
         cuda = kind_here() == "cuda" or device_memory is not None
         devices = device or [f"cuda:{i}" if cuda else "cpu" for i in range(decided.n_devices)]
         total = parse_bytes(device_memory) if device_memory else resolve_device(devices[0])[1].total_bytes
+        taken = parse_bytes(model_bytes) if model_bytes else None
+        if weights is not None:
+            taken = -(-weights // decided.n_devices)
         share = share_with(
             decided,
             device_memory_bytes=total,
             kv_cache_bytes=parse_bytes(kv_cache_bytes) if kv_cache_bytes else None,
-            model_bytes=parse_bytes(model_bytes) if model_bytes else None,
+            model_bytes=taken,
         )
+        notes = list(share.notes)
+        if weights is not None:
+            parts = f", {taken} on each of {decided.n_devices} devices" if decided.n_devices > 1 else ""
+            notes.append(
+                f"the model counts as {weights} bytes of weights{parts}, as stored; activations and CUDA graphs are "
+                "not in the account: vLLM's log has them for --model-bytes"
+            )
         where = str(index.absolute())
         environment = {
             "VLLM_PLUGINS": "hybridindex",
@@ -292,19 +330,22 @@ def register(app: typer.Typer) -> None:
             "kv_cache_memory_bytes": share.kv_cache_memory_bytes,
             "gpu_memory_utilization": share.gpu_memory_utilization,
             "index_bytes": list(share.index_bytes),
+            "model_bytes": taken,
             "environment": environment,
             "beside": beside,
-            "notes": list(share.notes),
+            "notes": notes,
         }
         emit(payload, as_json=json)
         if args_only and not json:
             typer.echo(shlex.join(share.arguments()))
+            for note in notes:  # stdout is for vLLM
+                err.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
         elif not json:
-            _show_share(share, environment, beside)
+            serve = shlex.join(["vllm", "serve", "MODEL" if model is None else str(model), *share.arguments()])
+            _show_share(serve, notes, environment, beside)
 
 
-def _show_share(share: EngineShare, environment: dict[str, str], beside: list[str]) -> None:
-    serve = f"vllm serve MODEL {shlex.join(share.arguments())}"
+def _show_share(serve: str, notes: list[str], environment: dict[str, str], beside: list[str]) -> None:
     inside = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
     lines = [
         "# One process: vLLM first sizes its cache, then the router takes its memory.",
@@ -314,7 +355,7 @@ def _show_share(share: EngineShare, environment: dict[str, str], beside: list[st
         "# start nor stop anything else on the device. If vLLM restarts later, the daemon may stay.",
         serve,
         shlex.join(beside),
-        *(f"# Note: {note}" for note in share.notes),
+        *(f"# Note: {note}" for note in notes),
     ]
     for line in lines:
         out.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -20,7 +20,7 @@ from hybridindex.errors import InvalidInputError
 if TYPE_CHECKING:
     from hybridindex.partitioner.plan import Plan
 
-__all__ = ["DEFAULT_CONTEXT_BYTES", "EngineShare", "check_fit", "share_with"]
+__all__ = ["DEFAULT_CONTEXT_BYTES", "EngineShare", "check_fit", "room_beside", "share_with"]
 
 #: The CUDA context of the process that holds the index, and its libraries.
 DEFAULT_CONTEXT_BYTES = 768 << 20
@@ -112,7 +112,7 @@ def share_with(
                 "less than a hundredth is left for vLLM; plan with a smaller budget"
             )
     if model_bytes is None:
-        notes.append("weights and activations of the model are not in the account: give model_bytes")
+        notes.append("weights and activations of the model are not in the account: give model or model_bytes")
     if kv is None:
         notes.append("vLLM sizes its KV cache itself: nothing on the device may free memory while it starts")
     return EngineShare(
@@ -147,3 +147,16 @@ def check_fit(
             f"device memory is {device_memory_bytes} bytes; {words} come to {total}, {total - device_memory_bytes} too "
             "many; lower the index budget or the KV cache"
         )
+
+
+def room_beside(free_bytes: int, *, index_bytes: int, context_bytes: int | None) -> tuple[str, bool]:
+    """What a device has for the index where vLLM runs already: in words with all numbers, and whether it suffices.
+
+    Args:
+        free_bytes: when the index's process had its context.
+        context_bytes: None: not known; vLLM's process had one there already, or the driver does not tell.
+    """
+    context = context_bytes or 0
+    process = "its process an unknown part" if context_bytes is None else f"its process {context}"
+    words = f"the index may take {index_bytes} bytes and {process}, {free_bytes + context} were free"
+    return words, index_bytes <= free_bytes

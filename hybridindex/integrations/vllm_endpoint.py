@@ -18,6 +18,7 @@ from typing import Any
 
 from hybridindex.errors import InvalidInputError, ProfileError
 from hybridindex.integrations.llm_load import ENGINE_LOAD
+from hybridindex.integrations.vllm import room_beside
 from hybridindex.service.app import create_app
 from hybridindex.service.auth import Keyring
 from hybridindex.service.config import ServiceConfig
@@ -148,7 +149,7 @@ class RouterPlugin:
             place = Place(settings.index)
             stack.callback(place.leave)
             # Opening reads the whole index once and fills the arenas: the event loop stays free.
-            service = await asyncio.to_thread(ServiceBesideLLM.open, settings.index, config)
+            service = await asyncio.to_thread(_open_beside, settings.index, config)
             stack.push_async_callback(asyncio.to_thread, service.close)
             own = create_app(service, keyring=keyring)
             own.add_api_route("/v1/llm", _show_load, methods=["GET"], summary="What the engine tells the router")
@@ -177,6 +178,26 @@ class RouterPlugin:
         root = scope.get("root_path", "")
         path = scope["path"].removeprefix(root) or "/"
         await self._app({**scope, "path": path, "raw_path": path.encode(), "root_path": ""}, receive, send)
+
+
+def _open_beside(index: Path, config: ServiceConfig) -> Service:
+    """Opens the service and logs, for each device, what the index takes and what vLLM had left."""
+    service = ServiceBesideLLM.open(index, config)
+    for tier in service.router.devices:
+        wanted = tier.capacity_bytes + tier.reserved_bytes
+        if tier.disabled_reason:
+            _log.warning(
+                "%s: the host serves in its place, since %s. What vLLM may take beside a plan: hybridindex vllm-args",
+                tier.label,
+                tier.disabled_reason,
+            )
+        elif tier.info.free_bytes is None:
+            _log.info("%s: the index may take %d bytes of main memory", tier.label, wanted)
+        else:
+            free, context = tier.info.free_bytes, tier.info.context_bytes
+            words, enough = room_beside(free, index_bytes=wanted, context_bytes=context)
+            _log.log(logging.INFO if enough else logging.WARNING, "%s: %s", tier.label, words)
+    return service
 
 
 def _host(host: str | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
+from hybridindex.tiers.devices import DeviceInfo
 from hybridindex.tiers.loading import LoadReport
 from hybridindex.tiers.protocol import Scanner
 from hybridindex.tiers.residency import Residency, ResidencyStore
@@ -27,6 +28,8 @@ class Tier(Protocol):
 
     #: Number of the device in its router.
     ordinal: int
+    #: The device as it was found when the tier was opened.
+    info: DeviceInfo
     #: Hard limit of bytes on the device.
     budget_bytes: int
     #: Why it holds nothing, when it cannot; empty where it can.

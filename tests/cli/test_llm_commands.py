@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -69,6 +71,22 @@ def test_an_llm_is_measured_planned_with_and_fitted(cli, index, tmp_path) -> Non
     assert fitted.json["environment"]["HYBRIDINDEX_INDEX"] == str(index)
     only = cli("vllm-args", index, "--device-memory", "24GiB", "--args-only")
     assert only.out.split() == fitted.json["args"]
+    assert only.err.splitlines()[-1] == (
+        "Note: weights and activations of the model are not in the account: give model or model_bytes"
+    )
+    weights = tmp_path / "tiny-llama"
+    weights.mkdir()
+    (weights / "model.safetensors").write_bytes(b"w" * 12345)
+    with_model = ("vllm-args", index, "--device-memory", "24GiB", "--model", weights)
+    counted = cli(*with_model, "--args-only")
+    assert counted.out.split() == fitted.json["args"]
+    assert "counts as 12345 bytes of weights, as stored; activations and CUDA graphs are not" in counted.err
+    assert cli(*with_model, "--json").json["model_bytes"] == 12345
+    assert f"vllm serve {weights} --kv-cache-memory-bytes" in cli(*with_model).out
+    os.truncate(weights / "model.safetensors", 25 << 30)
+    large = cli(*with_model, "--args-only")
+    assert (large.code, large.out) == (ExitCode.BAD_INPUT, "")
+    assert f"the model {25 << 30} come to" in large.err
     shown = cli("vllm-args", index, "--device-memory", "24GiB").out
     assert f"hybridindex serve {index} --device cuda:0" in shown
     tight = cli("vllm-args", index, "--device-memory", "64MiB")
@@ -114,6 +132,12 @@ def test_profile_without_a_subject_is_of_an_index(cli, index, tmp_path) -> None:
         (["plan", "{idx}", "--slo-ms", "5", "--budget", "1MiB", "--llm", "latest"], ExitCode.NO_PROFILE, "profile llm"),
         (["vllm-args", "{idx}", "--plan", "none"], ExitCode.BAD_INPUT, "--plan is 'none'"),
         (["vllm-args", "{idx}"], ExitCode.NO_PROFILE, "no plan"),
+        (["vllm-args", "{idx}", "--model", "{tmp}/none"], ExitCode.BAD_INPUT, "which is no folder here"),
+        (
+            ["vllm-args", "{idx}", "--model", "{tmp}", "--model-bytes", "1GiB"],
+            ExitCode.BAD_INPUT,
+            "--model and --model-bytes: expected one",
+        ),
     ],
 )
 def test_bad_input_gives_one_clear_error(cli, index, tmp_path, words, code, message) -> None:
@@ -136,3 +160,31 @@ def test_the_key_comes_from_the_environment_and_is_not_shown(cli, monkeypatch) -
     assert seen == ["Bearer sk-secret"]
     assert answer.code == ExitCode.SERVICE
     assert "sk-secret" not in answer.out + answer.err
+
+
+@pytest.mark.parametrize("ends", ["interrupted", "refused"])
+def test_an_ended_measurement_says_what_it_goes_on_from(cli, index, ends) -> None:
+    with LLMDouble() as double:
+        good = double.routes["/v1/completions"]
+
+        def until_the_prompts(handler, body) -> None:
+            asked = json.loads(body)
+            if not asked.get("stream") or asked["max_tokens"] > 1:
+                good(handler, body)
+            elif ends == "interrupted":
+                os.kill(os.getpid(), signal.SIGINT)  # the main thread's, as of Ctrl-C
+                double.closing.wait(10)
+            else:
+                handler.answer(b"{}", 500)
+
+        double.routes["/v1/completions"] = until_the_prompts
+        words = ("profile", "llm", "--url", double.url, *QUICK, "--index", index)
+        answer = cli(*words)
+        assert answer.code == (ExitCode.INTERRUPTED if ends == "interrupted" else ExitCode.SERVICE)
+        assert f"{index / 'llm.checkpoint'} keeps the finished parts" in answer.err
+        double.routes["/v1/completions"] = good
+        n_before = len(double.completions)
+        assert cli(*words).code == 0
+        assert len(double.completions) - n_before == 2 + 3 * 3  # no level again
+    refused = cli("profile", "llm", "--url", "http://127.0.0.1:1", "--index", index)
+    assert "checkpoint" not in refused.err

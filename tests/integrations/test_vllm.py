@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.integrations.vllm import check_fit, share_with
+from hybridindex.integrations.vllm import check_fit, room_beside, share_with
 from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.types import LLMProfile
 from tests.partitioner.synthetic import make_profile
@@ -95,3 +95,12 @@ def test_a_device_filled_to_the_last_byte_fits() -> None:
         check_fit(99, **parts)
     with pytest.raises(InvalidInputError, match="the model: -1 bytes"):
         check_fit(100, index_bytes=1, context_bytes=1, kv_bytes=None, model_bytes=-1)
+
+
+def test_room_beside_a_running_engine_counts_the_context_that_is_there_already() -> None:
+    words, enough = room_beside(1000, index_bytes=1000, context_bytes=300)
+    assert enough
+    assert words == "the index may take 1000 bytes and its process 300, 1300 were free"
+    words, enough = room_beside(999, index_bytes=1000, context_bytes=None)
+    assert not enough
+    assert words == "the index may take 1000 bytes and its process an unknown part, 999 were free"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from argparse import Namespace
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from hybridindex.integrations.llm_load import ENGINE_LOAD
 from hybridindex.integrations.vllm_endpoint import PluginSettings, RouterPlugin, ServiceBesideLLM
 from hybridindex.service.auth import KeyFile
 from hybridindex.service.config import ServiceConfig
+from hybridindex.tiers.devices import resolve_device
 from tests.clustered import clustered
 
 LOCAL = Namespace(host="127.0.0.1", port=8000, uds=None, api_server_count=1, ssl_certfile=None)
@@ -151,3 +153,45 @@ def test_a_session_without_a_window_takes_the_engines(index_path, monkeypatch) -
         assert budget() > narrow
     finally:
         service.close()
+
+
+def test_what_the_index_takes_of_each_device_is_logged_beside_what_was_free(environment, monkeypatch, caplog) -> None:
+    caplog.set_level("INFO", "hybridindex.integrations.vllm_endpoint")
+
+    def opened(free: int | None) -> tuple[int, str, str]:
+        """Budget, level and words. A stand-in has no memory of its own: what a GPU would tell is put in its place."""
+        caplog.clear()
+        plugin = RouterPlugin()
+        monkeypatch.setattr("hybridindex.tiers.device.resolve_device", lambda name: as_if(free, *resolve_device(name)))
+        asyncio.run(plugin.init_state(None, None, LOCAL))
+        record = caplog.records[0]
+        asyncio.run(plugin.close())
+        return int(record.args[1]) if free is None else 0, record.levelname, record.getMessage()
+
+    taken, level, words = opened(None)
+    assert 0 < taken <= 16 << 20
+    assert (level, words) == ("INFO", f"cpu (stand-in): the index may take {taken} bytes of main memory")
+    _, level, words = opened(taken)
+    assert (level, words) == (
+        "INFO",
+        f"cpu (stand-in): the index may take {taken} bytes and its process 5000, {taken + 5000} were free",
+    )
+    assert opened(taken - 1)[1] == "WARNING"
+
+
+def as_if(free: int | None, device, info):
+    return device, replace(info, free_bytes=free, context_bytes=None if free is None else 5000)
+
+
+def test_a_device_that_vllm_filled_is_said_with_the_numbers_and_what_helps(environment, monkeypatch, caplog) -> None:
+    monkeypatch.setattr("hybridindex.tiers.device.available_bytes", lambda _device: 4321)
+
+    async def check(http: httpx.AsyncClient, _plugin: RouterPlugin) -> None:
+        found = await http.post("/hybridindex/v1/search", json={"queries": clustered(1, seed=5).tolist()})
+        assert found.status_code == 200  # by the host
+
+    served(check)
+    [words] = [r.getMessage() for r in caplog.records if r.name.endswith("vllm_endpoint") and r.levelname == "WARNING"]
+    assert "the host serves in its place" in words
+    assert "4,321 are free" in words
+    assert words.endswith("hybridindex vllm-args")

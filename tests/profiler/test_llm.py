@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import InvalidInputError, LLMServerError
 from hybridindex.partitioner.throughput import throughput_model
 from hybridindex.profiler.llm import LLMRequest, merge_points, profile_llm_server
 from hybridindex.types import LLMMeasurement
-from tests.llm_double import LLMDouble
+from tests.llm_double import Handler, LLMDouble
 
 REQUEST = LLMRequest(
     input_tokens=30,
@@ -82,6 +87,78 @@ def test_more_tokens_than_the_model_takes_are_refused_before_any_load() -> None:
 def test_bad_requests_are_refused(wrong) -> None:
     with pytest.raises(InvalidInputError, match=next(iter(wrong))):
         LLMRequest(**wrong)
+
+
+def slow(double: LLMDouble, token_s: float):
+    """A server of so many seconds a token, whatever the prompt."""
+
+    def route(handler: Handler, body: bytes) -> None:
+        double.closing.wait(token_s * json.loads(body)["max_tokens"])
+        double.complete(handler, body)
+
+    return route
+
+
+def test_a_slow_server_gets_no_request_that_would_end_after_the_time_given() -> None:
+    seen: list[tuple[str, int, int]] = []
+    with LLMDouble() as double:
+        double.routes["/v1/completions"] = slow(double, 0.16)
+        request = replace(REQUEST, output_tokens=2, prompt_lengths=(8, 16), max_seconds=1)
+        measured = profile_llm_server(double.url, request, progress=lambda *told: seen.append(told))
+        # Two to learn from, one answer: 1 s is over, or too near for anything else.
+        assert len(double.completions) == 3
+    assert [level.n_requests for level in measured.levels] == [1]
+    assert measured.notes["fewer_requests"] == {"concurrency 1": "1 of 4"}
+    assert re.match("before concurrency 2, which takes about .* s: 1 s were given", measured.notes["stopped"])
+    assert measured.notes["no_time_for"][0] == "step rewrite=10:2"
+    assert measured.profile.generation_s == {"answer": measured.levels[0].latency_p50_s}
+    assert seen[-2:] == [("concurrency 1", 1, 4), ("concurrency 1", 1, 1)]
+
+
+def test_levels_get_the_time_that_short_single_requests_leave(monkeypatch) -> None:
+    with LLMDouble() as double:
+        # A clock of our own: each request is a second of 20.
+        clock = SimpleNamespace(monotonic=lambda: float(len(double.completions)), perf_counter=time.perf_counter)
+        monkeypatch.setattr("hybridindex.profiler.llm_run.time", clock)
+        measured = profile_llm_server(double.url, replace(REQUEST, steps={}, prompt_lengths=(8,), max_seconds=20))
+    one, two = measured.levels[:2]
+    assert one.n_requests == 4
+    assert two.n_requests >= 12  # with two fifths kept for the prompt it were 6
+
+
+def test_each_request_is_told_as_it_ends() -> None:
+    seen: list[tuple[str, int, int]] = []
+    with LLMDouble() as double:
+        request = replace(REQUEST, max_concurrency=1, prompt_lengths=(8,))
+        profile_llm_server(double.url, request, progress=lambda *told: seen.append(told))
+    for stage, total in (("concurrency 1", 4), ("step rewrite=10:2", 3), ("prompt of 8 tokens", 3)):
+        assert [told for told in seen if told[0] == stage] == [(stage, i, total) for i in range(total + 1)]
+
+
+def test_what_was_cut_short_is_said_after_an_interruption_too(tmp_path) -> None:
+    """The second attempt finds the first one's finished stages."""
+    path = tmp_path / "llm.checkpoint"
+    with LLMDouble() as double:
+        good = double.routes["/v1/completions"]
+
+        def fails_at_the_prompts(handler: Handler, body: bytes) -> None:
+            if json.loads(body)["max_tokens"] == 1 and json.loads(body).get("stream"):
+                handler.answer(b"{}", 500)
+            else:
+                good(handler, body)
+
+        request = replace(REQUEST, max_concurrency=1, prompt_lengths=(8,))
+        double.routes["/v1/completions"] = fails_at_the_prompts
+        with pytest.raises(LLMServerError, match="status 500"):
+            profile_llm_server(double.url, request, checkpoint=path)
+        whole = json.loads(np.load(path)["head"].tobytes())["stages"]
+        whole["level 1"]["n_requests"], whole["step rewrite=10:2"][3] = 1, 2
+        head = {**json.loads(np.load(path)["head"].tobytes()), "stages": whole}
+        with path.open("wb") as file:
+            np.savez(file, head=np.frombuffer(json.dumps(head).encode(), np.uint8))
+        double.routes["/v1/completions"] = good
+        measured = profile_llm_server(double.url, request, checkpoint=path)
+    assert measured.notes["fewer_requests"] == {"concurrency 1": "1 of 4", "step rewrite=10:2": "2 of 3"}
 
 
 def at(measured: LLMMeasurement, kv: int, rps: float, **changes) -> LLMMeasurement:

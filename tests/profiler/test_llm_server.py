@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 
@@ -162,18 +163,59 @@ def test_a_loading_server_is_waited_for_as_long_as_asked() -> None:
         assert profile_llm_server(double.url, SMALL, wait_s=20).model == "tiny"
 
 
-def test_without_vllm_metrics_the_kv_size_has_to_be_given() -> None:
-    with LLMDouble({"/metrics": send(b"nothing", 404)}) as double:
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_without_vllm_metrics_the_kv_size_has_to_be_given(status: int) -> None:
+    with LLMDouble({"/metrics": send(b'{"error": {"message": "not supported"}}', status)}) as double:
         with pytest.raises(InvalidInputError, match="has no vLLM metrics; give --kv-cache-bytes"):
             profile_llm_server(double.url, SMALL)
         assert not double.completions
         measured = profile_llm_server(double.url, SMALL, kv_cache_bytes=1000, n_devices=2)
     assert measured.profile.kv_cache_bytes == 2000
     assert measured.levels[0].kv_usage is None
+    assert "metrics" not in measured.notes  # a server without them is no fault
+
+
+def test_a_cache_without_bytes_is_refused_with_the_line_of_the_log_that_has_them() -> None:
     unsized = METRICS.replace('"67108864"', '"None"').encode()
-    why = "16384 KV-cache tokens and not their bytes"
+    why = r'16384 KV-cache tokens and not their bytes.*"Available KV cache memory: … GiB".*--kv-cache-bytes$'
     with LLMDouble({"/metrics": send(unsized)}) as double, pytest.raises(InvalidInputError, match=why):
         profile_llm_server(double.url, SMALL)
+
+
+UNREADABLE = [
+    ("refused", lambda _: send(b'{"error": "Unauthorized"}', 401), "another API key"),
+    ("too large", lambda _: send(b" " * (9 << 20)), "more than 8388608 bytes"),
+    ("silent", stall, r"did not answer in full within 0\.1 s"),
+    ("broken", lambda _: garbage, "RemoteProtocolError"),
+]
+
+
+@pytest.mark.parametrize(("make", "why"), [c[1:] for c in UNREADABLE], ids=[c[0] for c in UNREADABLE])
+def test_metrics_that_cannot_be_read_are_noted_where_the_size_is_given(make, why, monkeypatch) -> None:
+    if make is stall:
+        monkeypatch.setattr("hybridindex.profiler.llm_server._METRICS_S", 0.1)
+    holder: list[LLMDouble] = []
+    with LLMDouble({"/metrics": make(holder)}) as double:
+        holder.append(double)
+        with pytest.raises(LLMServerError, match=f"{why}.*with --kv-cache-bytes it is not needed"):
+            profile_llm_server(double.url, SMALL)
+        measured = profile_llm_server(double.url, SMALL, kv_cache_bytes=1000)
+    assert measured.profile.kv_cache_bytes == 1000
+    assert re.search(why, measured.notes["metrics"])
+
+
+def test_metrics_that_fail_under_load_are_asked_no_more_and_cost_the_measurement_nothing() -> None:
+    looks = []
+
+    def once(handler: Handler, _body: bytes) -> None:
+        looks.append(1)
+        handler.answer(METRICS.encode() if len(looks) == 1 else b"busy", 200 if len(looks) == 1 else 500)
+
+    with LLMDouble({"/metrics": once}) as double:
+        measured = profile_llm_server(double.url, SMALL)
+    assert (measured.profile.kv_cache_bytes, len(looks)) == (64 << 20, 2)
+    assert "status 500" in measured.notes["metrics"]
+    assert {level.preemptions for level in measured.levels} == {None}
 
 
 def test_a_strict_server_gets_no_fields_that_it_does_not_know() -> None:
