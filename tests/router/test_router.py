@@ -185,11 +185,13 @@ def test_plan_change_moves_only_the_difference(index):
     first, second = np.full(NLIST, -1), np.full(NLIST, -1)
     first[:10], second[5:12] = 0, 0
     with Router(index, plan=hand_made_plan(index, first), devices=["cpu"]) as router:
-        before = router.residency.list_pages
+        [tier], before, moved = router.devices, router.residency, router.devices[0].moved_bytes
         router.apply_plan(hand_made_plan(index, second))
         after = router.residency
         assert after.resident_lists().tolist() == list(range(5, 12))
-        assert all(after.list_pages[i] is before[i] for i in range(5, 10))
+        assert all(after.holds(i, 0, before.list_pages[i]) for i in range(5, 10))
+        n_pages = tier.geometry.pages_for(index.list_sizes[[10, 11]]).sum()
+        assert tier.moved_bytes - moved == n_pages * tier.geometry.page_bytes
 
 
 # Failures
