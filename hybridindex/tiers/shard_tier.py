@@ -170,6 +170,21 @@ class ShardTier:
         return self.fixed_bytes
 
     @property
+    def kept_bytes(self) -> int:
+        """None: a shard that fails goes at once."""
+        return 0
+
+    @property
+    def context_bytes(self) -> int | None:
+        """See :attr:`hybridindex.tiers.tier.Tier.context_bytes`."""
+        return self.info.context_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """None that lasts: what a new shard is made of goes when it is built."""
+        return 0
+
+    @property
     def n_failures(self) -> int:
         """How often this device went from working to failed."""
         return self._health.n_failures
