@@ -159,6 +159,7 @@ class Router:
                 self._host.adopt_thread,
                 self._page_bytes_of,
                 cache,
+                has_devices=bool(self._tiers),
             )
         except BaseException:
             for tier in self._tiers:
