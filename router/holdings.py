@@ -27,6 +27,8 @@ class Holder:
     lists: set[int] = field(default_factory=set)
     #: Lists that its own lookaheads brought; held or not.
     brought: set[int] = field(default_factory=set)
+    #: Of those: what counts against its budget. Not what went with a device.
+    charged: set[int] = field(default_factory=set)
     closed: bool = False
     #: Landed, and on their way.
     bytes_moved: int = 0
@@ -70,6 +72,7 @@ class Holdings:
         drops = []
         for list_id in lists:
             holder.brought.add(list_id)
+            holder.charged.add(list_id)
             if self._pinned[list_id]:
                 continue
             if not holder.closed:
@@ -91,6 +94,15 @@ class Holdings:
                     drops.append(list_id)
         holder.lists = set()
         return drops
+
+    def note_lost(self, holder: Holder, resident: Mask) -> None:
+        """Lists of ``holder`` that are not resident went with a device, and count against it no more."""
+        for list_id in [list_id for list_id in holder.lists if not resident[list_id]]:
+            holder.lists.discard(list_id)
+            holder.charged.discard(list_id)
+            self._holders[list_id].discard(holder)
+            if not self._holders[list_id]:
+                del self._holders[list_id]
 
     def _hold(self, holder: Holder, list_id: int) -> None:
         self._cached[list_id] = False

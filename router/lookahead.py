@@ -95,9 +95,12 @@ class Lookahead:
         prepare_thread: Callable[[], object],
         list_bytes: I64,
         cache: HotnessPolicy | None,
+        *,
+        has_devices: bool = True,
     ) -> None:
         """
         Args:
+            has_devices: whether lists that move nowhere count as skipped.
             prepare_thread: called once on the own thread, before it quantizes.
             list_bytes: (nlist,) int64 device bytes of each list, page rounding included.
             cache: None: lists leave with the last session that holds them.
@@ -106,6 +109,7 @@ class Lookahead:
         self._tiers = tiers
         self._residency = residency
         self._stats = stats
+        self._has_devices = has_devices
         self._prepare_thread = prepare_thread
         self._lock = threading.Lock()
         self._holdings = Holdings(list_bytes, cache)
@@ -245,6 +249,8 @@ class Lookahead:
             if tiers and not draft.holder.closed:
                 waiting.append(draft)
             else:
+                if self._has_devices and not draft.holder.closed:
+                    self._skip(draft)
                 settle(draft.future, None)
         if not waiting:
             return
@@ -263,6 +269,19 @@ class Lookahead:
             except Exception as error:  # noqa: BLE001 - handed to the caller; the others go on
                 _log.exception("a lookahead of %d queries failed", len(draft.queries))
                 fail(draft.future, error)
+
+    def _skip(self, draft: _Draft) -> None:
+        """Counts what ``draft`` wants and no device takes."""
+        try:
+            [probes] = self._quantize([draft])
+        except Exception:  # noqa: BLE001 - a search says what is wrong with the index
+            _log.exception("lists of a lookahead were not counted")
+            return
+        lists = np.unique(probes[probes >= 0])
+        n_skipped = int((self._holdings.list_bytes[lists] > 0).sum())
+        with self._lock:
+            draft.holder.lists_skipped += n_skipped
+        self._stats.add(lookahead_skipped_lists=n_skipped)
 
     def _quantize(self, drafts: Sequence[_Draft]) -> list[I64]:
         """Each draft's probes, (n, nprobe) int64."""
@@ -297,7 +316,8 @@ class Lookahead:
             present = self._residency.current.list_device >= 0
             self._holdings.join(holder, wanted[present[wanted]].tolist())
             # Rounds of one session share its budget. What is there already costs nothing.
-            left = draft.budget_bytes - holder.bytes_moved - holder.bytes_coming
+            self._holdings.note_lost(holder, present)
+            left = draft.budget_bytes - int(list_bytes[list(holder.charged)].sum()) - holder.bytes_coming
             chosen, left_out = choose_lists(probes, list_bytes, present, left)
             coming = int(list_bytes[chosen].sum())
             holder.bytes_coming += coming

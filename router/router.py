@@ -89,11 +89,13 @@ class Router:
         Args:
             index: an open index; stays the caller's to close, after the router.
             plan: what to keep on the devices; None: nothing.
-            devices: "cuda:N", or "cpu" for the stand-in device in RAM; none: the host scans everything.
-            device_budget_bytes: hard limit per device, temporary buffers included; default the plan's.
-            lookahead_bytes: pages per device kept free for sessions, inside the budget. Default: what the budget leaves
-                beside the plan's lists, at most 256 MiB. Of no use where lists come in shards, for codecs that only
-                faiss scans: sessions and the cache move nothing there.
+            devices: "cuda:N", or "cpu" for the stand-in device in RAM; none: the host scans everything. A name may come
+                again: another arena there, with a budget of its own.
+            device_budget_bytes: hard limit per entry, temporary buffers included; default the plan's.
+            lookahead_bytes: pages per device kept free for sessions, inside the budget; with the plan's lists no more
+                than the index takes. Default: what the budget leaves beside the plan's lists, at most 256 MiB. Of no
+                use where lists come in shards, for codecs that only faiss scans: sessions and the cache move nothing
+                there.
             max_batch: most queries taken together; None: everything that waits.
             threads: host threads per scan; None: faiss's own setting.
             early_dispatch: answer a request as soon as its own queries are done, not with its batch.
@@ -152,6 +154,7 @@ class Router:
                 self._host.adopt_thread,
                 self._page_bytes_of,
                 cache,
+                has_devices=bool(self._tiers),
             )
             promised = [max(0, tier.capacity_bytes - self._pinned_bytes(plan, i)) for i, tier in enumerate(self._tiers)]
             self._placement = Placement(
@@ -193,13 +196,13 @@ class Router:
         if self._first_plan is not None and budget == self._first_plan.request.budgets[ordinal]:
             scratch = self._first_plan.request.scratch[ordinal]
         geometry = self._geometry()
+        index_bytes = int(geometry.pages_for(self._index.list_sizes).sum()) * geometry.page_bytes
         if not self._moves_single_lists:
             lookahead_bytes = 0
         if lookahead_bytes is None:
-            index_bytes = int(geometry.pages_for(self._index.list_sizes).sum()) * geometry.page_bytes
-            spare = budget - scratch - pinned
-            lookahead_bytes = max(0, min(_DEFAULT_LOOKAHEAD_BYTES, spare, index_bytes - pinned))
-        wanted = pinned + lookahead_bytes
+            lookahead_bytes = max(0, min(_DEFAULT_LOOKAHEAD_BYTES, budget - scratch - pinned))
+        # More than the whole index would never be used.
+        wanted = min(pinned + lookahead_bytes, index_bytes)
         try:
             tier = open_device_tier(
                 self._index,
@@ -610,9 +613,6 @@ def _budgets(
 ) -> tuple[int, ...]:
     if isinstance(devices, str) or not isinstance(devices, Sequence) or not all(isinstance(d, str) for d in devices):
         raise InvalidInputError(f"devices is {devices!r}; expected a list of names such as ['cuda:0'] or ['cpu']")
-    gpus = [d if ":" in d else f"{d}:0" for d in devices if d != "cpu"]
-    if len(set(gpus)) < len(gpus):
-        raise InvalidInputError(f"devices is {devices!r}; expected each GPU once: its budget is per device")
     if not devices:
         return ()
     if plan is not None and plan.n_devices != len(devices):

@@ -32,7 +32,7 @@ class SessionStats:
     lookaheads: int
     lists_moved: int
     bytes_moved: int
-    #: Lists that did not fit the budget or the free pages.
+    #: Lists that did not fit the budget or the free pages, or that no device took.
     lists_skipped: int
     #: Moved or shared lists that a search of this session then probed, and their bytes.
     lists_used: int

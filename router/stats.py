@@ -29,7 +29,7 @@ class RouterStats:
     lookahead_lists: int = 0
     lookahead_bytes: int = 0
     lookahead_used_lists: int = 0
-    #: Lists that lookahead wanted and that did not fit.
+    #: Lists that lookahead wanted and that did not fit, or that no device took: failed, disabled, or of whole shards.
     lookahead_skipped_lists: int = 0
     #: Lists that nobody held and that left for others.
     cache_evicted_lists: int = 0

@@ -36,6 +36,12 @@ class ArenaUse:
     #: Pages in use for nothing of these: on their way in, or out with their last reader.
     other_bytes: int
     free_bytes: int
+    #: Among ``other_bytes``: out of use since a copy failed that may still write them; free after a recovery.
+    kept_bytes: int
+    #: Outside the budget: what the runtime's context took of the device, None where that is not known; and host memory
+    #: for copies on their way.
+    context_bytes: int | None
+    host_bytes: int
 
 
 def arena_use(
@@ -70,6 +76,9 @@ def arena_use(
                 **parts,
                 other_bytes=left,
                 free_bytes=capacity - used,
+                kept_bytes=min(tier.kept_bytes, left),
+                context_bytes=tier.context_bytes,
+                host_bytes=tier.host_bytes,
             )
         )
     return tuple(uses)

@@ -243,6 +243,7 @@ SERIES = answer(
                         "failures": _COUNT,
                         "usable": _array(_YES),
                         **{f.name: _array(_COUNT) for f in fields(ArenaUse) if f.name not in ("name", "usable")},
+                        "context_bytes": _array(_nullable(_COUNT)),
                     }
                 )
             ),

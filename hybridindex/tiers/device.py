@@ -21,13 +21,14 @@ from hybridindex.tiers.arena import PageAllocator, PageArena
 from hybridindex.tiers.copier import DEFAULT_STAGING_BYTES, CopyStats, open_copier
 from hybridindex.tiers.device_native import NativePageScanner
 from hybridindex.tiers.device_torch import TorchScanner
-from hybridindex.tiers.device_triton import TritonScanner
+from hybridindex.tiers.device_triton import TritonScanner, Workspace
 from hybridindex.tiers.devices import available_bytes, resolve_device
 from hybridindex.tiers.loading import ListLoad, LoadReport
 from hybridindex.tiers.moves import MoveQueue, check_share
 from hybridindex.tiers.pinned import PinnedMemory, PinReport
 from hybridindex.tiers.recovery import DeviceHealth, Probe
 from hybridindex.tiers.residency import Residency, ResidencyStore
+from hybridindex.tiers.trial import try_scanner
 
 __all__ = ["DeviceTier", "LoadReport", "choose_page_scanner"]
 
@@ -61,7 +62,7 @@ class DeviceTier:
         staging_bytes: int = DEFAULT_STAGING_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Allocates min(``wanted_bytes``, budget - scratch) bytes of pages on ``device_name``.
+        """Allocates min(``wanted_bytes``, budget - scratch) bytes of pages on ``device_name``, and tries its scanner.
 
         Args:
             index: whose lists are moved here.
@@ -98,6 +99,7 @@ class DeviceTier:
         if n_pages:
             self._check_room(n_pages * self.geometry.page_bytes)
         self.arena = PageArena(self.device, self.geometry, n_pages)
+        self._scanner_kind, self._passed_over = self._choose_scanner()
         self._copier = open_copier(self.arena, staging_bytes=staging_bytes)
         self._pinned = PinnedMemory(self.geometry, page_locked=self.device.type == "cuda")
         self._health = DeviceHealth()
@@ -117,6 +119,35 @@ class DeviceTier:
                 f"{self.scratch_bytes:,}; budget {self.budget_bytes:,}) and {free:,} are free; expected a budget "
                 "within what other owners of the device leave"
             )
+
+    def _choose_scanner(self) -> tuple[type[TorchScanner], str]:
+        """Which scanner reads the arena, and why no faster one does: one that compiles or takes memory is tried first.
+
+        Raises:
+            OutOfBudgetError: the device has no room for its scratch.
+            DeviceError: none works.
+        """
+        if self._codec is None:
+            return TorchScanner, ""
+        kind, reason = choose_page_scanner(self._codec, self.arena)
+        if not self.arena.pages.n_pages or (self.device.type == "cpu" and kind is not TritonScanner):
+            return kind, reason
+        while True:
+            try:
+                try_scanner(kind, self._index, self._codec, self.arena, self.ordinal, self.scratch_bytes)
+                return kind, reason
+            except Exception as error:
+                Workspace.drop(self.arena)
+                if isinstance(error, OutOfBudgetError):
+                    self.arena.release()
+                    raise
+                if kind is TorchScanner:
+                    self.arena.release()
+                    raise DeviceError(f"device {self.label} scans nothing, a trial failed: {error!r}") from error
+                first_line = (str(error).strip() or repr(error)).splitlines()[0][:200]
+                reason = f"a trial of {kind.name} failed: {first_line}"
+                _log.warning("device %s: %s; torch scans there", self.label, reason, exc_info=True)
+                kind = TorchScanner
 
     # State
 
@@ -250,9 +281,9 @@ class DeviceTier:
             raise DeviceError(f"device {self.label} has failed: {self.failure!r}")
         if self._codec is None:
             raise DeviceError(self.disabled_reason)
-        kind, reason = choose_page_scanner(self._codec, self.arena)
+        kind = self._scanner_kind
         scanner = kind(self._index, self._codec, self.arena, residency, self.ordinal, self.scratch_bytes)
-        scanner.passed_over = reason
+        scanner.passed_over = self._passed_over
         return scanner
 
     # Movement

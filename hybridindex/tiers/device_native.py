@@ -84,9 +84,8 @@ class NativePageScanner(TorchScanner):
     def _scan_rows(self, queries: F32, probes: I64, distances: F32, positions: I64) -> None:
         assert native is not None
         lists, member_starts, members = native.group_probes(np.ascontiguousarray(probes), self._index.extents())
-        pages = self._residency.list_pages[lists]
         page_starts = np.zeros(len(lists) + 1, dtype=np.int64)
-        np.cumsum([len(p) for p in pages], out=page_starts[1:])
+        np.cumsum(self._residency.page_counts[lists], out=page_starts[1:])
         native.scan_pages(
             self._arena.data.numpy(),
             self._arena.geometry.rows_per_page,
@@ -96,7 +95,7 @@ class NativePageScanner(TorchScanner):
             lists,
             self._index.list_sizes[lists],
             page_starts,
-            np.concatenate(pages) if len(pages) else np.empty(0, np.int32),
+            self._residency.pages_of(lists),
             member_starts,
             members,
             self._index.centroids[lists] if self._codec.by_residual else np.empty((0, 0), np.float32),

@@ -135,6 +135,7 @@ class TorchScanner:
             group = torch.from_numpy(members).to(device)
             xg = x.index_select(0, group)
             pages = self._residency.list_pages[list_id]
+            assert pages is not None  # checked for all probes
             allowed = None
             if filter_ids is not None:
                 allowed = torch.from_numpy(np.isin(self._index.list_ids(list_id), allowed_ids(filter_ids))).to(device)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from hybridindex.errors import OutOfBudgetError
 from hybridindex.index.codec import DeviceCodec
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.tiers.arena import PageArena
@@ -179,7 +180,18 @@ class Workspace:
                 made = cls._made[key] = cls(arena, codec, scratch_bytes)
             return made
 
+    @classmethod
+    def drop(cls, arena: PageArena) -> None:
+        """Lets the arena's workspace go, if there is one."""
+        with cls._making:
+            cls._made.pop(id(arena.data), None)
+
     def __init__(self, arena: PageArena, codec: DeviceCodec, scratch_bytes: int) -> None:
+        """Takes the scratch.
+
+        Raises:
+            OutOfBudgetError: the device has no room for it.
+        """
         import torch
 
         self.scratch_bytes = scratch_bytes
@@ -188,7 +200,12 @@ class Workspace:
         self._rows_per_page = arena.geometry.rows_per_page
         self._lock = threading.Lock()
         words = scratch_bytes // 128 * 32
-        self._ints = torch.empty(words, dtype=torch.int32, device=self._device)
+        try:
+            self._ints = torch.empty(words, dtype=torch.int32, device=self._device)
+        except torch.OutOfMemoryError as error:
+            raise OutOfBudgetError(
+                f"device {self._device} has no room for scratch of {scratch_bytes:,} bytes: {error}"
+            ) from error
         self._floats, self._keys = self._ints.view(torch.float32), self._ints.view(torch.int64)
         self._staging = self._host_words(4096)
         self._result = self._host_words(4096)

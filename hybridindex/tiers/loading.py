@@ -238,9 +238,9 @@ class ListLoad:
 
     def _publish(self, landed: dict[int, tuple[int, I32]]) -> None:
         snapshot = self._store.publish(landed)
-        for list_id, (_, pages) in landed.items():
+        for list_id, (device, pages) in landed.items():
             # Another load may have brought the list first; the store has given these pages back then.
-            if snapshot.list_pages[list_id] is pages:
+            if snapshot.holds(list_id, device, pages):
                 self._loaded.append(list_id)
                 self._nbytes += len(pages) * self._arena.geometry.page_bytes
             else:

@@ -3,22 +3,29 @@
 A query batch leases one snapshot and reads nothing newer. Pages that a newer snapshot no longer names are given back
 when the last lease on any older snapshot ends, and not before. Who decides what becomes resident: plans and lookahead,
 above.
+
+**Leases do not wait for publishing.** The next snapshot is built under a lock of writers; the lock that leases take is
+held only while the reference changes and readers are counted. A snapshot is a few arrays of numbers: copying them lets
+the interpreter go, which copying an array of objects does not.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from hybridindex.types import I32, I64
 
-__all__ = ["Lease", "Residency", "ResidencyStore"]
+__all__ = ["Lease", "ListPages", "Residency", "ResidencyStore"]
+
+_T = TypeVar("_T", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +35,59 @@ class Residency:
     version: int
     #: (nlist,) int16: device ordinal, -1 = host.
     list_device: npt.NDArray[np.int16]
-    #: (nlist,) object: (n_pages,) int32 page numbers on that device, or None.
-    list_pages: npt.NDArray[Any]
     n_resident: int
-    #: The same page numbers for whoever wants those of many lists at once: list l's are ``page_log[list_log[l]:]``, as
-    #: many as its rows take. (nlist,) int64; of a list that is not resident it says nothing.
+    #: A list's page numbers are ``page_log[list_log[l] :]``, ``page_counts[l]`` of them. (nlist,) int64; of a list that
+    #: is not resident it says nothing.
     list_log: I64
+    #: (nlist,) int32; 0 where a list is not resident.
+    page_counts: I32
     #: (n,) int32, shared by snapshots: what lies there never changes, newer entries follow behind.
     page_log: I32
+
+    @property
+    def list_pages(self) -> ListPages:
+        """By list: (n_pages,) int32 page numbers on its device, or None."""
+        return ListPages(self)
+
+    def pages_of(self, lists: I64) -> I32:
+        """The page numbers of many lists, one list after the other."""
+        return _gather(self.page_log, self.list_log[lists], self.page_counts[lists])
+
+    def holds(self, list_id: int, device: int, pages: I32) -> bool:
+        """Whether the list is resident in exactly these pages."""
+        held = self.list_pages[list_id]
+        return int(self.list_device[list_id]) == device and held is not None and np.array_equal(held, pages)
 
     def resident_lists(self, device: int | None = None) -> I64:
         """Ids of resident lists, ascending; of one device when given."""
         return np.flatnonzero(self.list_device >= 0 if device is None else self.list_device == device)
+
+
+class ListPages:
+    """The pages of a snapshot's lists, one list at a time."""
+
+    __slots__ = ("_residency",)
+
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+
+    def __getitem__(self, list_id: int) -> I32 | None:
+        at, count = int(self._residency.list_log[list_id]), int(self._residency.page_counts[list_id])
+        return self._residency.page_log[at : at + count] if count else None
+
+    def __len__(self) -> int:
+        return len(self._residency.list_device)
+
+    def __iter__(self) -> Iterator[I32 | None]:
+        return (self[list_id] for list_id in range(len(self)))
+
+
+def _gather(page_log: I32, at: I64, counts: I32) -> I32:
+    """``counts[i]`` entries from ``at[i]`` on, for each i, one after the other."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    if not len(ends):
+        return np.empty(0, dtype=np.int32)
+    return page_log.take(np.arange(ends[-1]) + np.repeat(at - ends + counts, counts))
 
 
 class Lease:
@@ -68,28 +116,31 @@ class Lease:
 class ResidencyStore:
     """Owner of the current snapshot and of pages waiting for their last reader. Thread-safe.
 
-    ``reclaim(device, pages)`` is called, outside the lock, when pages are free to be reused; from whichever thread
-    ended the last lease or published.
+    ``reclaim(device, pages)`` is called, outside the locks, when pages are free to be reused, those of many lists at
+    once; from whichever thread ended the last lease or published.
     """
 
     def __init__(self, nlist: int, reclaim: Callable[[int, I32], None]) -> None:
+        #: Held while the next snapshot is built; the log is the writers'.
+        self._writing = threading.Lock()
+        #: Held for moments, and within the other: the reference, the readers and what waits for them.
         self._lock = threading.Lock()
         self._reclaimed = threading.Condition(self._lock)
         #: Threads that are giving pages back right now.
         self._giving_back = 0
         self._reclaim = reclaim
         self._readers: dict[int, int] = {}
-        #: (first version that no longer names the pages, device, pages), ascending versions.
-        self._retired: list[tuple[int, int, I32]] = []
+        #: (first version that no longer names them, pages by device), ascending versions.
+        self._retired: deque[tuple[int, list[tuple[int, I32]]]] = deque()
         self._log = np.empty(16, dtype=np.int32)
         self._logged = 0
         self._current = Residency(
             version=0,
             list_device=np.full(nlist, -1, dtype=np.int16),
-            list_pages=np.full(nlist, None, dtype=object),
             n_resident=0,
             list_log=np.zeros(nlist, dtype=np.int64),
-            page_log=self._log,
+            page_counts=np.zeros(nlist, dtype=np.int32),
+            page_log=_frozen(self._log),
         )
 
     @property
@@ -107,52 +158,59 @@ class ResidencyStore:
         """Replaces the snapshot: ``loads`` maps list -> (device, pages written), ``drops`` are lists to forget.
 
         A list in ``drops`` that is not resident is ignored. Where two devices loaded the same list at once, the first
-        published copy stays and the pages of the second are given back.
+        published copy stays and the pages of the second are given back. Publishers wait for each other.
         """
-        with self._lock:
-            old = self._current
-            list_device, list_pages, list_log = old.list_device.copy(), old.list_pages.copy(), old.list_log.copy()
-            version, n_resident = old.version + 1, old.n_resident
-            for list_id in drops:
-                if list_device[list_id] < 0:
-                    continue
-                self._retired.append((version, int(list_device[list_id]), list_pages[list_id]))
-                list_device[list_id], list_pages[list_id] = -1, None
-                n_resident -= 1
-            surplus: list[tuple[int, int, I32]] = []
-            for list_id, (device, pages) in loads.items():
-                if list_device[list_id] >= 0:
-                    surplus.append((version, device, pages))
-                    continue
-                list_device[list_id], list_pages[list_id] = device, pages
-                list_log[list_id] = self._append(list_pages, list_log, pages)
-                n_resident += 1
-            for array in (list_device, list_pages, list_log):
-                array.flags.writeable = False
-            self._current = Residency(
-                version=version,
-                list_device=list_device,
-                list_pages=list_pages,
-                n_resident=n_resident,
-                list_log=list_log,
-                page_log=self._log,
-            )
-            freed = self._take_unread() + surplus
-            snapshot = self._current
-        self._give_back(freed)
+        with self._writing:
+            snapshot, retired, surplus = self._next(loads, np.fromiter(drops, dtype=np.int64))
+            with self._lock:
+                self._current = snapshot
+                if retired:
+                    self._retired.append((snapshot.version, retired))
+                freed = self._take_unread()
+        self._give_back(freed + surplus)
         return snapshot
 
-    def _append(self, list_pages: npt.NDArray[Any], list_log: I64, pages: I32) -> int:
+    def _next(
+        self, loads: Mapping[int, tuple[int, I32]], drops: I64
+    ) -> tuple[Residency, list[tuple[int, I32]], list[tuple[int, I32]]]:
+        """The snapshot after this one, the (device, pages) that it gives up, and those of ``loads`` that came late."""
+        old = self._current
+        list_device, list_log, page_counts = old.list_device.copy(), old.list_log.copy(), old.page_counts.copy()
+        dropped = np.unique(drops)
+        dropped = dropped[list_device[dropped] >= 0]
+        devices = list_device[dropped]
+        retired = [(device, old.pages_of(dropped[devices == device])) for device in np.unique(devices).tolist()]
+        list_device[dropped], page_counts[dropped] = -1, 0
+        fresh = {list_id: load for list_id, load in loads.items() if list_device[list_id] < 0}
+        surplus = [load for list_id, load in loads.items() if list_id not in fresh]
+        if fresh:
+            lists = np.fromiter(fresh, dtype=np.int64)
+            brought = [pages for _, pages in fresh.values()]
+            counts = np.array([len(pages) for pages in brought], dtype=np.int32)
+            at = self._append(np.concatenate(brought), list_log, page_counts)
+            list_log[lists] = at + np.cumsum(counts) - counts
+            list_device[lists], page_counts[lists] = [device for device, _ in fresh.values()], counts
+        snapshot = Residency(
+            version=old.version + 1,
+            list_device=_frozen(list_device),
+            n_resident=old.n_resident - len(dropped) + len(fresh),
+            list_log=_frozen(list_log),
+            page_counts=_frozen(page_counts),
+            page_log=_frozen(self._log),
+        )
+        return snapshot, retired, surplus
+
+    def _append(self, pages: I32, list_log: I64, page_counts: I32) -> int:
         """Writes ``pages`` behind the log and returns where.
 
         A full log is copied without what nobody needs any more, into one of twice the size that is left: each entry is
         copied once or twice in its life, on average. Older snapshots keep the log that they know.
         """
         if self._logged + len(pages) > len(self._log):
-            resident = [i for i, held in enumerate(list_pages) if held is not None and held is not pages]
-            kept = np.concatenate([np.empty(0, np.int32), *(list_pages[i] for i in resident)])
-            ends = np.cumsum([len(list_pages[i]) for i in resident], dtype=np.int64)
-            list_log[resident] = np.append(0, ends[:-1]) if resident else []
+            resident = np.flatnonzero(page_counts)
+            counts = page_counts[resident]
+            kept = _gather(self._log, list_log[resident], counts)
+            list_log[resident] = np.cumsum(counts, dtype=np.int64) - counts
             self._log = np.empty(2 * (len(kept) + len(pages)) + 16, dtype=np.int32)
             self._log[: len(kept)], self._logged = kept, len(kept)
         at = self._logged
@@ -167,7 +225,7 @@ class ResidencyStore:
         """
         with self._lock:
             return self._reclaimed.wait_for(
-                lambda: not self._giving_back and all(entry[0] > version for entry in self._retired), timeout_s
+                lambda: not self._giving_back and (not self._retired or self._retired[0][0] > version), timeout_s
             )
 
     def _release(self, version: int) -> None:
@@ -182,19 +240,18 @@ class ResidencyStore:
             freed = self._take_unread()
         self._give_back(freed)
 
-    def _take_unread(self) -> list[tuple[int, int, I32]]:
+    def _take_unread(self) -> list[tuple[int, I32]]:
         self._giving_back += 1
-        if not self._retired:
-            return []
+        freed: list[tuple[int, I32]] = []
         oldest_read = min(self._readers, default=self._current.version)
-        freed = [entry for entry in self._retired if entry[0] <= oldest_read]
-        self._retired = [entry for entry in self._retired if entry[0] > oldest_read]
+        while self._retired and self._retired[0][0] <= oldest_read:
+            freed += self._retired.popleft()[1]
         return freed
 
-    def _give_back(self, freed: list[tuple[int, int, I32]]) -> None:
-        """Outside the lock, with ``_giving_back`` counted up by :meth:`_take_unread`."""
+    def _give_back(self, freed: list[tuple[int, I32]]) -> None:
+        """Outside the locks, with ``_giving_back`` counted up by :meth:`_take_unread`."""
         try:
-            for _, device, pages in freed:
+            for device, pages in freed:
                 self._reclaim(device, pages)
         finally:
             with self._lock:
@@ -210,16 +267,21 @@ class ResidencyStore:
         """Asserts: no page is named twice on a device, neither by the snapshot nor by retired entries."""
         with self._lock:
             current, retired = self._current, list(self._retired)
+        lists = current.resident_lists()
         owners: dict[int, list[I32]] = {}
-        for list_id in current.resident_lists():
-            owners.setdefault(int(current.list_device[list_id]), []).append(current.list_pages[list_id])
-        for _, device, pages in retired:
+        for device in np.unique(current.list_device[lists]).tolist():
+            owners[device] = [current.pages_of(current.resident_lists(device))]
+        for device, pages in (entry for _, gone in retired for entry in gone):
             owners.setdefault(device, []).append(pages)
         for device, held in owners.items():
-            pages = np.concatenate(held)
-            assert len(np.unique(pages)) == len(pages), f"a page of device {device} has two owners"
-        assert current.n_resident == int((current.list_device >= 0).sum())
-        for list_id in current.resident_lists():
-            at, pages = int(current.list_log[list_id]), current.list_pages[list_id]
-            assert (current.page_log[at : at + len(pages)] == pages).all(), f"the log misplaces list {list_id}"
-        assert all((p is not None) == (d >= 0) for p, d in zip(current.list_pages, current.list_device, strict=True))
+            every = np.concatenate(held)
+            assert len(np.unique(every)) == len(every), f"a page of device {device} has two owners"
+        assert current.n_resident == len(lists)
+        assert np.array_equal(np.flatnonzero(current.page_counts), lists), "a list has pages and no device, or no pages"
+
+
+def _frozen(array: npt.NDArray[_T]) -> npt.NDArray[_T]:
+    """A view that nobody writes through."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

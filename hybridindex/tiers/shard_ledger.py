@@ -74,17 +74,20 @@ class ShardLedger:
 
     def free(self, pages: I32) -> None:
         """See :meth:`hybridindex.tiers.tier.PageOwner.free`."""
+        emptied: list[tuple[int, _Entry]] = []
+        slots, counts = np.unique(pages // self._nlist, return_counts=True)
         with self._lock:
-            slot = int(pages[0]) // self._nlist
-            entry = self._entries[slot]
-            entry.n_named -= 1
-            if entry.n_named:
-                return
+            for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
+                entry = self._entries[slot]
+                entry.n_named -= count
+                if not entry.n_named:
+                    emptied.append((slot, entry))
+        for slot, entry in emptied:
             # Accounted for until its memory is really free; nobody else can reach it.
-        assert entry.shard is not None
-        entry.shard.close()
-        with self._lock:
-            del self._entries[slot]
+            assert entry.shard is not None
+            entry.shard.close()
+            with self._lock:
+                del self._entries[slot]
 
     def clear(self) -> None:
         """Lets all shards go; pages may not come back any more."""

@@ -170,6 +170,21 @@ class ShardTier:
         return self.fixed_bytes
 
     @property
+    def kept_bytes(self) -> int:
+        """None: a shard that fails goes at once."""
+        return 0
+
+    @property
+    def context_bytes(self) -> int | None:
+        """See :attr:`hybridindex.tiers.tier.Tier.context_bytes`."""
+        return self.info.context_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """None that lasts: what a new shard is made of goes when it is built."""
+        return 0
+
+    @property
     def n_failures(self) -> int:
         """How often this device went from working to failed."""
         return self._health.n_failures
@@ -217,7 +232,7 @@ class ShardTier:
             raise DeviceError(self.disabled_reason)
         lists = residency.resident_lists(self.ordinal)
         # All that one snapshot names here is of one shard: they are published together.
-        shard = self._pages.find(residency.list_pages[lists[0]]) if len(lists) else None
+        shard = self._pages.find(residency.pages_of(lists[:1])) if len(lists) else None
         name = StandInShard.name if self.info.stand_in else GpuShard.name
         return ShardScanner(self._index, shard, residency, self.ordinal, name)
 
@@ -360,7 +375,7 @@ class ShardTier:
         before = load.store.current.resident_lists(self.ordinal)
         snapshot = load.store.publish(loads, drops=before.tolist())
         # Another device may have brought a list first; the store has given its page back then.
-        return [list_id for list_id in chosen if snapshot.list_pages[list_id] is pages[list_id]]
+        return [list_id for list_id in chosen if snapshot.holds(list_id, *loads[list_id])]
 
     def _make_room(self, load: _Load, held: I64, nbytes: int) -> bool:
         """Whether the budget has room for ``nbytes`` now; the shard that is there goes where it has not for both."""

@@ -76,6 +76,21 @@ class Tier(Protocol):
         ...
 
     @property
+    def kept_bytes(self) -> int:
+        """Bytes of :attr:`used_bytes` that nobody can use until the device has recovered."""
+        ...
+
+    @property
+    def context_bytes(self) -> int | None:
+        """Device memory of the runtime's context, outside the budget; None where it is not known."""
+        ...
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory taken for copies."""
+        ...
+
+    @property
     def n_failures(self) -> int:
         """How often it went from working to failed."""
         ...

@@ -237,7 +237,7 @@ def test_numpy_integers_are_integers(index):
         {"max_batch": 1.5},
         {"devices": None},
         {"devices": [0]},
-        {"devices": ["cuda:0", "cuda"], "device_budget_bytes": 1},
+        {"devices": ["cuda:0", "cuda"], "device_budget_bytes": [1]},
         {"devices": ["cpu"], "device_budget_bytes": 1.5},
         {"devices": ["cpu"], "device_budget_bytes": "1"},
         {"devices": ["cpu"], "device_budget_bytes": [float("nan")]},

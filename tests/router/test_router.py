@@ -19,6 +19,7 @@ from hybridindex.errors import (
     RouterClosedError,
 )
 from hybridindex.router import Router
+from hybridindex.router.router import _budgets
 from hybridindex.tiers.device_native import NativePageScanner
 from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
 from tests.oracle import check_answer
@@ -185,11 +186,27 @@ def test_plan_change_moves_only_the_difference(index):
     first, second = np.full(NLIST, -1), np.full(NLIST, -1)
     first[:10], second[5:12] = 0, 0
     with Router(index, plan=hand_made_plan(index, first), devices=["cpu"]) as router:
-        before = router.residency.list_pages
+        [tier], before, moved = router.devices, router.residency, router.devices[0].moved_bytes
         router.apply_plan(hand_made_plan(index, second))
         after = router.residency
         assert after.resident_lists().tolist() == list(range(5, 12))
-        assert all(after.list_pages[i] is before[i] for i in range(5, 10))
+        assert all(after.holds(i, 0, before.list_pages[i]) for i in range(5, 10))
+        n_pages = tier.geometry.pages_for(index.list_sizes[[10, 11]]).sum()
+        assert tier.moved_bytes - moved == n_pages * tier.geometry.page_bytes
+
+
+def test_an_arena_is_no_larger_than_the_index(index):
+    options = {"device_budget_bytes": 256 << 20, "lookahead_bytes": 128 << 20}
+    where = np.full(NLIST, -1)
+    where[:5] = 0
+    for plan in (None, hand_made_plan(index, where, budget=256 << 20)):
+        with Router(index, plan=plan, devices=["cpu"], **options) as router:
+            [tier] = router.devices
+            assert tier.capacity_bytes == tier.geometry.pages_for(index.list_sizes).sum() * tier.geometry.page_bytes
+
+
+def test_one_gpu_may_have_several_arenas():
+    assert _budgets(None, ["cuda:0", "cuda"], [5, 6]) == (5, 6)
 
 
 # Failures

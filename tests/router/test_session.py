@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -56,6 +57,48 @@ def test_lookahead_keeps_its_budget_and_skips_what_does_not_fit(index):
         session.lookahead(query, nprobe=NLIST, budget_bytes=3 * page).result(30)
         assert session.stats.bytes_moved <= 3 * page
         assert session.stats.lists_skipped > 0
+
+
+@pytest.mark.parametrize("why", ["failed", "no room", "codec", "no devices"])
+def test_lists_that_no_device_takes_are_counted_as_skipped(index, tmp_path, why):
+    query = clustered(2, seed=7)
+    budget = 1 if why == "no room" else 32 << 20
+    devices = [] if why == "no devices" else ["cpu"]
+    with ExitStack() as stack:
+        if why == "codec":
+            index = stack.enter_context(small_index(tmp_path / "i", codec="pqfs12", n=600))
+        router = stack.enter_context(Router(index, devices=devices, device_budget_bytes=budget))
+        if why == "failed":
+            router.devices[0].fail(RuntimeError("the device fell off the bus"))
+        session = stack.enter_context(router.session(lookahead_bytes=1 << 20))
+        session.lookahead(query, nprobe=5).result(30)
+        probed = np.unique(index.quantize(index.transform(query), 5)[0])
+        expected = 0 if why == "no devices" else int((index.list_sizes[probed] > 0).sum())
+        assert session.stats.lists_skipped == router.stats().lookahead_skipped_lists == expected
+        assert session.stats.lists_moved == 0
+
+
+def test_what_went_with_a_device_counts_against_a_budget_no_more(index, monkeypatch):
+    query = clustered(1, seed=7)
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
+        [tier] = router.devices
+        session.lookahead(query, nprobe=6).result(30)
+        first = session.stats
+        assert first.lists_moved > 0
+        with monkeypatch.context() as broken:
+            broken.setattr(type(tier.scanner(router.residency)), "scan", lambda *_, **__: 1 / 0)
+            session.search(query, 5, 6)
+        assert router.residency.n_resident == 0
+        # Lists that are gone are no reason to move none.
+        assert tier.recover().result(30)
+        budget = first.bytes_moved
+        session.lookahead(query, nprobe=6, budget_bytes=budget).result(30)
+        assert session.stats.lists_moved == 2 * first.lists_moved
+        assert session.stats.bytes_moved == 2 * budget
+        # And what came again counts again.
+        session.lookahead(query, nprobe=NLIST, budget_bytes=budget).result(30)
+        assert session.stats.bytes_moved == 2 * budget
+        router.check_invariants()
 
 
 def test_lists_held_by_two_sessions_stay_until_both_end(index):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hybridindex.router.router import Router
+from hybridindex.tiers.copier import Ticket
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 
 
@@ -40,6 +41,25 @@ def test_parts_follow_the_lists_from_the_plan_to_session_and_cache(index):
         after = check()
         assert sum(u.lookahead_bytes for u in after) == 0
         assert sum(u.cached_bytes for u in after) > 0
+
+
+def test_what_lies_outside_the_parts_is_said(index):
+    with Router(index, devices=["cpu"], device_budget_bytes=8 << 20, lookahead_bytes=1 << 20) as router:
+        [tier] = router.devices
+        tier._copier.give_back([tier.arena.pages.allocate(3)], [Ticket(0)])
+        [use] = router.arena_use()
+        assert (use.kept_bytes, use.host_bytes, use.context_bytes) == (0, 0, None)
+        tier._copier.give_back([tier.arena.pages.allocate(3)], [on_its_way()])
+        tier.pin_lists([0])
+        [use] = router.arena_use()
+        assert use.kept_bytes == use.other_bytes == 3 * tier.geometry.page_bytes
+        assert use.host_bytes == tier.host_bytes > 0
+
+
+def on_its_way():
+    ticket = Ticket(0)
+    ticket.launched = True
+    return ticket
 
 
 def test_a_device_without_room_has_nothing_in_use(index):

@@ -25,21 +25,25 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.pages = PageAllocator(30)
         self.store = ResidencyStore(NLIST, lambda _device, pages: self.pages.free(pages))
         self.open = []
+        #: What the current snapshot must say: list -> pages; and what each leased one must.
+        self.named = {}
+        self.leased = {}
 
-    @rule(list_id=st.integers(0, NLIST - 1), n=st.integers(1, 4))
-    def load(self, list_id, n):
-        pages = self.pages.allocate(n)
-        if pages is not None:
-            self.store.publish({list_id: (0, pages)})
-
-    @rule(drops=st.lists(st.integers(0, NLIST - 1), max_size=4, unique=True))
-    def drop(self, drops):
-        self.store.publish({}, drops=drops)
+    @rule(
+        sizes=st.dictionaries(st.integers(0, NLIST - 1), st.integers(1, 4), max_size=3),
+        drops=st.lists(st.integers(0, NLIST - 1), max_size=4),
+    )
+    def publish(self, sizes, drops):
+        loads = {list_id: pages for list_id, n in sizes.items() if (pages := self.pages.allocate(n)) is not None}
+        self.store.publish({list_id: (0, pages) for list_id, pages in loads.items()}, drops=drops)
+        kept = {list_id: pages for list_id, pages in self.named.items() if list_id not in drops}
+        self.named = {list_id: pages.tolist() for list_id, pages in loads.items()} | kept
 
     @rule(target=leases)
     def lease(self):
         lease = self.store.lease()
         self.open.append(lease)
+        self.leased[lease] = self.named
         return lease
 
     @rule(lease=consumes(leases))
@@ -48,16 +52,24 @@ class ResidencyMachine(RuleBasedStateMachine):
         lease.release()
 
     @invariant()
+    def snapshots_say_what_was_published(self):
+        for snapshot, named in [
+            (self.store.current, self.named),
+            *((lease.residency, self.leased[lease]) for lease in self.open),
+        ]:
+            assert {i: p.tolist() for i, p in enumerate(snapshot.list_pages) if p is not None} == named
+            assert snapshot.resident_lists().tolist() == sorted(named)
+            every = snapshot.pages_of(snapshot.resident_lists())
+            assert every.tolist() == [page for _, pages in sorted(named.items()) for page in pages]
+
+    @invariant()
     def no_page_of_a_leased_snapshot_is_free(self):
         self.store.check_invariants()
         self.pages.check_invariants()
         free = {p for s, n in zip(self.pages._starts, self.pages._lengths, strict=True) for p in range(s, s + n)}
         for snapshot in [self.store.current, *(lease.residency for lease in self.open)]:
             for list_id in snapshot.resident_lists():
-                pages = snapshot.list_pages[list_id]
-                assert free.isdisjoint(pages.tolist())
-                at = snapshot.list_log[list_id]
-                assert snapshot.page_log[at : at + len(pages)].tolist() == pages.tolist()
+                assert free.isdisjoint(snapshot.list_pages[list_id].tolist())
 
     @invariant()
     def without_readers_only_resident_pages_are_taken(self):
@@ -79,6 +91,42 @@ def test_snapshots_are_immutable_and_versions_grow():
     assert before.n_resident == 0
     assert after.list_device.tolist() == [-1, 0, -1]
     assert not after.list_device.flags.writeable
+
+
+def test_nobody_waits_for_a_lease_while_the_next_snapshot_is_built():
+    store = ResidencyStore(3, lambda *_: None)
+    store.publish({1: (0, np.array([0], np.int32))})
+    seen = []
+
+    def lease():
+        with store.lease() as snapshot:
+            seen.append(snapshot.version)
+
+    def drops():
+        reader = threading.Thread(target=lease, daemon=True)
+        reader.start()
+        reader.join(10)
+        yield 1
+
+    store.publish({}, drops=drops())
+    assert seen == [1]
+    assert store.n_leases == 0
+
+
+def test_pages_of_several_devices_go_back_to_their_own():
+    freed = []
+    store = ResidencyStore(4, lambda device, pages: freed.append((device, pages.tolist())))
+    loads = {i: (i % 2, np.array([10 * i, 10 * i + 1], np.int32)) for i in range(4)}
+    store.publish(loads)
+    lease = store.lease()
+    store.publish({}, drops=[3, 0, 1, 0])
+    assert freed == []
+    lease.release()
+    assert sorted(freed) == [(0, [0, 1]), (1, [10, 11, 30, 31])]
+    assert store.current.holds(2, 0, loads[2][1])
+    assert not store.current.holds(2, 1, loads[2][1])
+    assert not store.current.holds(2, 0, loads[0][1])
+    assert not store.current.holds(0, -1, loads[0][1])
 
 
 def test_second_copy_of_a_list_gives_its_pages_back():
