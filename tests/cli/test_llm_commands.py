@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -172,7 +173,8 @@ def test_an_ended_measurement_says_what_it_goes_on_from(cli, index, ends) -> Non
             if not asked.get("stream") or asked["max_tokens"] > 1:
                 good(handler, body)
             elif ends == "interrupted":
-                os.kill(os.getpid(), signal.SIGINT)  # the main thread's, as of Ctrl-C
+                # To that thread: one that goes to the process may wake another, and the event loop sleeps on.
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
                 double.closing.wait(10)
             else:
                 handler.answer(b"{}", 500)
