@@ -163,6 +163,15 @@ def test_the_key_comes_from_the_environment_and_is_not_shown(cli, monkeypatch) -
     assert "sk-secret" not in answer.out + answer.err
 
 
+@pytest.fixture
+def ctrl_c():
+    """Heeded, also where the tests run in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("ends", ["interrupted", "refused"])
 def test_an_ended_measurement_says_what_it_goes_on_from(cli, index, ends) -> None:
     with LLMDouble() as double:
