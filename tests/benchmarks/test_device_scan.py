@@ -32,14 +32,19 @@ def test_a_row_has_every_figure_that_a_target_asks_for(lists, kind):
     assert (row["graph_ms"], row["graph_reason"]) == (None, "no GPU")
 
 
-def test_launching_again_does_the_work_again(lists):
-    some = lists("f32")
-    batch = device_scan.make_batch(some, 2, 3, np.random.default_rng(0))
+def launched(some, n_queries):
+    """A workspace whose kernels have run once; where they write, emptied, and what stood there."""
+    batch = device_scan.make_batch(some, n_queries, 3, np.random.default_rng(0))
     (workspace,) = device_scan.prepare(some, [batch], SCRATCH)
     _, tables, at, _ = workspace.launched[0]
     out = workspace._floats[at["out"] : at["out"] + tables.n_slots]
     before = out.clone()
     out.zero_()
+    return workspace, out, before
+
+
+def test_launching_again_does_the_work_again(lists):
+    workspace, out, before = launched(lists("f32"), 2)
     workspace.again()
     assert before.any()
     assert (out == before).all()
@@ -73,13 +78,7 @@ def test_a_sweep_launches_the_kernel_with_every_setting_and_puts_it_back(lists, 
 
 
 def test_another_setting_is_used_and_computes_the_same(lists):
-    some = lists("f32")
-    batch = device_scan.make_batch(some, 1, 3, np.random.default_rng(0))
-    (workspace,) = device_scan.prepare(some, [batch], SCRATCH)
-    _, tables, at, _ = workspace.launched[0]
-    out = workspace._floats[at["out"] : at["out"] + tables.n_slots]
-    before = out.clone()
-    out.zero_()
+    workspace, out, before = launched(lists("f32"), 1)
     with device_sweep.reshaped(ROWS=2, COLS=8) as other:
         workspace.again()
     assert other.launches == 1
