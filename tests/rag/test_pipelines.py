@@ -11,7 +11,7 @@ from hybridindex.demo.embed import center
 from hybridindex.errors import GenerationError, InvalidInputError, TraceError
 from hybridindex.rag.pipelines import PIPELINES, run_pipeline
 from hybridindex.rag.pipelines.flare import sure_part
-from hybridindex.rag.pipelines.prompts import lines_of_list, says_yes
+from hybridindex.rag.pipelines.prompts import lines_of_list, says_no, says_yes
 from hybridindex.rag.records import Generated, LookedAhead, Retrieved
 from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.steps import Steps
@@ -155,6 +155,23 @@ def test_self_rag_may_decide_not_to_search(retriever):
     assert not [e for e in answer.events if isinstance(e, Retrieved)]
 
 
+@pytest.mark.parametrize(
+    "decision",
+    [spoken("decide", "no", probability=0.7), spoken("decide", "Question: The"), spoken("decide", "")],
+    ids=["not sure", "neither", "nothing"],
+)
+def test_self_rag_searches_unless_it_is_sure_not_to(decision, retriever):
+    answer = run_pipeline("self_rag", QUESTION, retriever, replay(decision, *SAID["self_rag"][1:]))
+    assert len(answer.passages) == 3
+
+
+def test_self_rag_takes_a_no_without_probabilities_as_certain(retriever):
+    said = spoken("decide", "\n no", probability=0.1)
+    silent = dataclasses.replace(said, pieces=tuple(dataclasses.replace(p, logprobs=()) for p in said.pieces))
+    answer = run_pipeline("self_rag", QUESTION, retriever, replay(silent, spoken("answer", "dust")))
+    assert answer.passages == ()
+
+
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_generation_that_ends_early_closes_the_session(name, retriever, router):
     for count in range(len(SAID[name])):
@@ -253,5 +270,8 @@ def test_short_answers_are_read():
     assert lines_of_list("1. a\n- b\n\n(3) c\n* a\n10: d", 9) == ["a", "b", "c", "d"]
     assert lines_of_list("1. a\n2. b", 1) == ["a"]
     assert [says_yes(text) for text in ("Yes", " **yes**, it", "no", "", "yesterday", "No, yes")] == [
+        True, True, False, False, False, False,
+    ]  # fmt: skip
+    assert [says_no(text) for text in ("No", " **no**, it", "yes", "", "nothing", "Yes, no")] == [
         True, True, False, False, False, False,
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from hybridindex.rag.records import Passage
 
-__all__ = ["answer_prompt", "context_of", "lines_of_list", "says_yes"]
+__all__ = ["answer_prompt", "context_of", "lines_of_list", "says_no", "says_yes"]
 
 #: Characters of one passage that a prompt holds.
 _MAX_PASSAGE = 4000
@@ -36,3 +36,8 @@ def lines_of_list(text: str, most: int) -> list[str]:
 def says_yes(text: str) -> bool:
     """Whether a short answer begins with yes."""
     return re.match(r"\W*yes\b", text, re.IGNORECASE) is not None
+
+
+def says_no(text: str) -> bool:
+    """Whether a short answer begins with no."""
+    return re.match(r"\W*no\b", text, re.IGNORECASE) is not None

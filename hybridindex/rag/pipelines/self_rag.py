@@ -1,14 +1,14 @@
 """Self-RAG (Asai et al. 2023), the short form: decide whether to search, answer from each passage, keep the best.
 
 The paper's model was trained to write judgements as tokens of their own. Here they are short questions, so that any
-model can be asked.
+model can be asked. An answer that is neither yes nor no leads to a search: it costs less than a missing fact.
 """
 
 from __future__ import annotations
 
 import math
 
-from hybridindex.rag.pipelines.prompts import answer_prompt, says_yes
+from hybridindex.rag.pipelines.prompts import answer_prompt, says_no, says_yes
 from hybridindex.rag.records import Answer, Generated, Passage
 from hybridindex.rag.steps import Steps
 
@@ -21,11 +21,20 @@ def _mean_probability(done: Generated) -> float:
     return math.exp(sum(logprobs) / len(logprobs)) if logprobs else 1.0
 
 
-def self_rag(steps: Steps, *, candidates: int = 3, answer_tokens: int = 96, support: float = 1.0) -> Answer:
+def _first_probability(done: Generated) -> float:
+    """Of the piece that begins it; 1 where none is known."""
+    return next((math.exp(sum(piece.logprobs)) for piece in done.pieces if piece.text.strip()), 1.0)
+
+
+def self_rag(
+    steps: Steps, *, candidates: int = 3, answer_tokens: int = 96, support: float = 1.0, threshold: float = 0.2
+) -> Answer:
     """Lookahead on the question hides behind the decision; the search asks the same text, so every list is right.
 
     Args:
         candidates: passages that are answered from.
+        threshold: of the probability that a search is needed, above which one is made (the paper's delta). It is
+            1 less that of the "no", where the generator gives probabilities; without them a "no" is certain.
         support: weight of the judgement beside the answer's probability.
     """
     question = steps.question
@@ -34,8 +43,9 @@ def self_rag(steps: Steps, *, candidates: int = 3, answer_tokens: int = 96, supp
         "decide",
         f"Does the question need facts to be looked up? Say yes or no.\n\nQuestion: {question}\nLook up:",
         max_tokens=4,
+        logprobs=True,
     )
-    if not says_yes(decision.text):
+    if says_no(decision.text) and 1 - _first_probability(decision) <= threshold:
         plain = steps.generate("answer", answer_prompt(question, ()), max_tokens=answer_tokens, show=True)
         return steps.answer("self_rag", plain.text, ())
     (passages,) = steps.retrieve("question", [question], k=candidates)
