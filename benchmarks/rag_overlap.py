@@ -46,8 +46,8 @@ class Assumed:
     copy_gb_per_s: float = 50.0
     scan_gb_per_s: float = 2000.0
     launch_us: float = 100.0
-    #: Of the whole time without lookahead, by which generation is scaled.
-    retrieval_share: float = 0.5
+    #: Of host retrieval in the whole time without lookahead, by which generation is scaled: as in the paper.
+    retrieval_shares: tuple[float, ...] = (0.4, 0.5, 0.6)
 
 
 #: How many times faster than recorded hit rates are measured.
@@ -106,8 +106,24 @@ def _play(run: RunTrace, retriever: Retriever, speed: float, lookahead: bool) ->
     return [event for event in events if isinstance(event, Retrieved)], windows
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """One, with lookahead; seconds of the host are those without it."""
+
+    host_s: float
+    #: Of that, what lookahead cannot take away: the search's embedding.
+    embed_s: float
+    #: Mean over its queries.
+    hit_rate: float
+    #: That its queries' probes hold, together, and that its draft's do.
+    nbytes: float
+    moved_bytes: float
+    #: Generation between its draft and itself, as recorded; 0 where it had no draft.
+    window_s: float
+
+
 def replays(retriever: Retriever, runs: Sequence[RunTrace], query_bytes: float, assumed: Assumed) -> dict[str, Any]:
-    """Per pipeline, over its runs: measured hits and host times, projected ratio.
+    """Per pipeline, over its runs: measured hits and host times, projected ratio for each share of retrieval.
 
     Args:
         query_bytes: that a query's probes hold, on average.
@@ -117,42 +133,56 @@ def replays(retriever: Retriever, runs: Sequence[RunTrace], query_bytes: float, 
         mine = [run for run in runs if run.pipeline == name]
         base = [_play(run, retriever, 1e9, lookahead=False)[0] for run in mine]
         host_s = sum(event.seconds for searches in base for event in searches)
-        recorded_s = sum(g.seconds for run in mine for g in run.generations)
         if host_s == 0:
             found[name] = {"runs": len(mine), "searches": 0}
             continue
-        share = assumed.retrieval_share
-        speed = recorded_s * share / (host_s * (1 - share))
-        left_s = device_s = 0.0
-        hits: list[float] = []
+        searches: list[_Search] = []
         same = True
         for run, before in zip(mine, base, strict=True):
             after, windows = _play(run, retriever, _SPEED, lookahead=True)
             for event, old, window in zip(after, before, windows, strict=True):
                 same &= event.ids == old.ids
-                hit = float(np.mean(event.hit_rate))
-                hits += event.hit_rate
-                nbytes = query_bytes * len(event.texts)
-                # Embedding and reading texts stay; the host scans what was not resident.
-                left_s += old.embed_s + (old.seconds - old.embed_s) * (1 - hit)
-                device_s += hit * nbytes / assumed.scan_gb_per_s / 1e9 + assumed.launch_us / 1e6
-                if hit:
-                    device_s += max(0.0, query_bytes / assumed.copy_gb_per_s / 1e9 - window * _SPEED / speed)
-        generation_s = recorded_s / speed
+                searches.append(
+                    _Search(
+                        host_s=old.seconds,
+                        embed_s=old.embed_s,
+                        hit_rate=float(np.mean(event.hit_rate)),
+                        nbytes=query_bytes * len(event.texts),
+                        moved_bytes=query_bytes,
+                        window_s=window * _SPEED,
+                    )
+                )
+        recorded_s = sum(g.seconds for run in mine for g in run.generations)
         found[name] = {
             "runs": len(mine),
-            "searches": sum(map(len, base)),
-            "generation_speed": speed,
-            "retrieval_share": host_s / (host_s + generation_s),
-            "hit_rate": float(np.mean(hits)),
+            "searches": len(searches),
+            "hit_rate": float(np.mean([search.hit_rate for search in searches])),
             "host_ms_without": host_s / len(mine) * 1e3,
-            "host_ms_left": left_s / len(mine) * 1e3,
+            "host_ms_left": sum(map(_left_s, searches)) / len(mine) * 1e3,
             "same_results": same,
-            "projection": {
-                **asdict(assumed),
-                "seconds_without": (generation_s + host_s) / len(mine),
-                "seconds_with": (generation_s + left_s + device_s) / len(mine),
-                "ratio": (generation_s + host_s) / (generation_s + left_s + device_s),
-            },
+            "assumed": asdict(assumed),
+            "projections": [
+                _projection(searches, recorded_s, host_s, share, assumed) for share in assumed.retrieval_shares
+            ],
         }
     return found
+
+
+def _left_s(search: _Search) -> float:
+    """Embedding and reading texts stay; the host scans what was not resident."""
+    return search.embed_s + (search.host_s - search.embed_s) * (1 - search.hit_rate)
+
+
+def _projection(
+    searches: Sequence[_Search], recorded_s: float, host_s: float, share: float, assumed: Assumed
+) -> dict[str, float]:
+    """Of all runs together, with generation scaled so that the host's retrieval takes ``share`` without lookahead."""
+    generation_s = host_s * (1 - share) / share
+    device_s = 0.0
+    for search in searches:
+        device_s += search.hit_rate * search.nbytes / assumed.scan_gb_per_s / 1e9 + assumed.launch_us / 1e6
+        if search.hit_rate:
+            window_s = search.window_s * generation_s / recorded_s
+            device_s += max(0.0, search.moved_bytes / assumed.copy_gb_per_s / 1e9 - window_s)
+    left_s = sum(map(_left_s, searches))
+    return {"share": share, "ratio": (generation_s + host_s) / (generation_s + left_s + device_s)}

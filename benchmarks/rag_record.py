@@ -22,14 +22,14 @@ from hybridindex.rag.trace import RunTrace, TraceWriter, read_traces
 
 __all__ = ["OPTIONS", "questions", "record", "recorded"]
 
-#: Of each pipeline: a query's length is what matters, an answer's is not.
+#: Of each pipeline: a query's length is what matters, an answer's is not. Three iterations at most, as in TeleRAG.
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "hyde": {"draft_tokens": 64, "answer_tokens": 24},
     "sub_question": {"list_tokens": 64, "answer_tokens": 24},
-    "iterative": {"question_tokens": 24, "answer_tokens": 24, "rounds": 2},
-    "iter_retgen": {"answer_tokens": 32, "rounds": 2},
-    "flare": {"sentence_tokens": 24, "sentences": 2},
-    "self_rag": {"answer_tokens": 24, "candidates": 1},
+    "iterative": {"question_tokens": 24, "answer_tokens": 24, "rounds": 3},
+    "iter_retgen": {"answer_tokens": 32, "rounds": 3},
+    "flare": {"sentence_tokens": 24, "sentences": 3},
+    "self_rag": {"answer_tokens": 24, "candidates": 2},
 }
 _SETS = ("nq", "triviaqa")
 

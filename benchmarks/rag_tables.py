@@ -52,10 +52,11 @@ def tables(parts: dict[str, Any]) -> None:
     }
     if replay:
         show(
-            "lookahead, replayed (the last column is a projection)",
-            ["pipeline", "hit rate", "host ms without", "host ms left", "retrieval share", "projected ratio"],
-            [[n, f"{r['hit_rate']:.1%}", r["host_ms_without"], r["host_ms_left"], f"{r['retrieval_share']:.0%}",
-              r["projection"]["ratio"]] for n, r in replay.items()],
+            "lookahead, replayed (ratios are projections, by the host's share of the time without it)",
+            ["pipeline", "hit rate", "host ms without", "host ms left",
+             *(f"at {p['share']:.0%}" for p in next(iter(replay.values()))["projections"])],
+            [[n, f"{r['hit_rate']:.1%}", r["host_ms_without"], r["host_ms_left"],
+              *(p["ratio"] for p in r["projections"])] for n, r in replay.items()],
         )  # fmt: skip
     for name in ("piperag", "larger"):
         if name not in parts:
