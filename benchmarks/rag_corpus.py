@@ -8,7 +8,7 @@ is there. What it does not show: lists that are larger than the processor's cach
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,9 +45,13 @@ class _Repeated:
 
 
 @contextmanager
-def host_router(index: IVFIndex, factor: int = 1) -> Iterator[Router]:
-    """A router on one host thread, of a corpus ``factor`` times as large."""
-    with index.router(None, [], threads=1) as router:
+def host_router(index: IVFIndex, factor: int = 1, devices: Sequence[str] = (), **options: Any) -> Iterator[Router]:
+    """A router on one host thread, of a corpus ``factor`` times as large for the host.
+
+    Args:
+        options: of :meth:`IVFIndex.router`.
+    """
+    with index.router(None, devices, threads=1, **options) as router:
         if factor > 1:
             router._engine._host = _Repeated(router._engine._host, factor)
         yield router

@@ -8,6 +8,7 @@ bandwidths (:class:`Assumed`), and generation is scaled so that host retrieval i
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from hybridindex.rag.records import Generated, LookedAhead, Retrieved
 from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.steps import Steps
 from hybridindex.rag.trace import ReplayGenerator, RunTrace
+from hybridindex.router import BatchReport, Router
+from hybridindex.router.stages import COARSE, HOST_SCAN, MERGE, SPLIT
 from hybridindex.types import I64
 
 __all__ = ["TELERAG", "Assumed", "overlaps", "replays"]
@@ -51,7 +54,9 @@ class Assumed:
 
 
 #: How many times faster than recorded hit rates are measured.
-_SPEED = 50.0
+_SPEED = 10.0
+#: A batch's report may come after its answer.
+_REPORT_S = 10.0
 
 
 def pairs_of(run: RunTrace) -> Iterator[tuple[LookedAhead, Retrieved]]:
@@ -90,93 +95,109 @@ def overlaps(index: Index, retriever: Retriever, runs: Sequence[RunTrace], nprob
     }
 
 
-def _play(run: RunTrace, retriever: Retriever, speed: float, lookahead: bool) -> tuple[list[Retrieved], list[float]]:
-    """Its searches, and the generation time in front of each that had a draft."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Played:
+    """A search of a replayed run."""
+
+    event: Retrieved
+    #: Generation between its draft and itself, at the replay's pace; 0 where it had no draft.
+    window_s: float
+    #: That the draft took before generation began.
+    draft_s: float
+
+
+def _play(run: RunTrace, retriever: Retriever, speed: float, lookahead: bool) -> list[_Played]:
     with Steps(run.question, retriever, ReplayGenerator(run.generations, speed=speed), lookahead=lookahead) as steps:
         events = PIPELINES[run.pipeline](steps, **OPTIONS[run.pipeline]).events
-    windows, generated, drafted = [], 0.0, False
+    played, generated, draft_s = [], 0.0, 0.0
     for event in events:
         if isinstance(event, LookedAhead):
-            generated, drafted = 0.0, True
+            generated, draft_s = 0.0, event.seconds
         elif isinstance(event, Generated):
             generated += event.seconds
         elif isinstance(event, Retrieved):
-            windows.append(generated if drafted else 0.0)
-            generated, drafted = 0.0, False
-    return [event for event in events if isinstance(event, Retrieved)], windows
+            played.append(_Played(event=event, window_s=generated if draft_s else 0.0, draft_s=draft_s))
+            generated = draft_s = 0.0
+    return played
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
-    """One, with lookahead; seconds of the host are those without it."""
+    """One, without lookahead and with it."""
 
+    #: Without.
     host_s: float
-    #: Of that, what lookahead cannot take away: the search's embedding.
-    embed_s: float
+    #: With: all but what the device did and what waited for it; the draft is in it.
+    left_s: float
     #: Mean over its queries.
     hit_rate: float
     #: That its queries' probes hold, together, and that its draft's do.
     nbytes: float
     moved_bytes: float
-    #: Generation between its draft and itself, as recorded; 0 where it had no draft.
     window_s: float
 
 
-def replays(retriever: Retriever, runs: Sequence[RunTrace], query_bytes: float, assumed: Assumed) -> dict[str, Any]:
+def _host_part(played: _Played, report: BatchReport) -> float:
+    """Of a search's time, what was the host's; measured stage by stage, while the stand-in scanned beside it."""
+    batch_s = max(stage.ended_s for stage in report.stages) - report.started_s
+    host_s = sum(stage.busy_s for stage in report.stages if stage.stage in (COARSE, SPLIT, HOST_SCAN, MERGE))
+    return played.draft_s + played.event.seconds - batch_s + min(host_s, batch_s)
+
+
+def replays(
+    router: Router, retriever: Retriever, runs: Sequence[RunTrace], query_bytes: float, assumed: Assumed
+) -> dict[str, Any]:
     """Per pipeline, over its runs: measured hits and host times, projected ratio for each share of retrieval.
 
     Args:
+        router: that ``retriever`` searches with; nobody else does meanwhile.
         query_bytes: that a query's probes hold, on average.
     """
+    reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
+    router.on_batch.append(reports.put)
     found: dict[str, Any] = {}
     for name in PIPELINES:
         mine = [run for run in runs if run.pipeline == name]
-        base = [_play(run, retriever, 1e9, lookahead=False)[0] for run in mine]
-        host_s = sum(event.seconds for searches in base for event in searches)
-        if host_s == 0:
-            found[name] = {"runs": len(mine), "searches": 0}
-            continue
         searches: list[_Search] = []
         same = True
-        for run, before in zip(mine, base, strict=True):
-            after, windows = _play(run, retriever, _SPEED, lookahead=True)
-            for event, old, window in zip(after, before, windows, strict=True):
-                same &= event.ids == old.ids
+        for run in mine:
+            without = _play(run, retriever, 1e9, lookahead=False)
+            for _ in without:
+                reports.get(timeout=_REPORT_S)
+            for played, before in zip(_play(run, retriever, _SPEED, lookahead=True), without, strict=True):
+                same &= played.event.ids == before.event.ids
                 searches.append(
                     _Search(
-                        host_s=old.seconds,
-                        embed_s=old.embed_s,
-                        hit_rate=float(np.mean(event.hit_rate)),
-                        nbytes=query_bytes * len(event.texts),
+                        host_s=before.event.seconds,
+                        left_s=_host_part(played, reports.get(timeout=_REPORT_S)),
+                        hit_rate=float(np.mean(played.event.hit_rate)),
+                        nbytes=query_bytes * len(played.event.texts),
                         moved_bytes=query_bytes,
-                        window_s=window * _SPEED,
+                        window_s=played.window_s * _SPEED,
                     )
                 )
+        if not searches:
+            found[name] = {"runs": len(mine), "searches": 0}
+            continue
         recorded_s = sum(g.seconds for run in mine for g in run.generations)
+        host_s, left_s = (sum(getattr(search, part) for search in searches) for part in ("host_s", "left_s"))
         found[name] = {
             "runs": len(mine),
             "searches": len(searches),
             "hit_rate": float(np.mean([search.hit_rate for search in searches])),
             "host_ms_without": host_s / len(mine) * 1e3,
-            "host_ms_left": sum(map(_left_s, searches)) / len(mine) * 1e3,
+            "host_ms_left": left_s / len(mine) * 1e3,
             "same_results": same,
             "assumed": asdict(assumed),
-            "projections": [
-                _projection(searches, recorded_s, host_s, share, assumed) for share in assumed.retrieval_shares
-            ],
+            "projections": [_projection(searches, recorded_s, share, assumed) for share in assumed.retrieval_shares],
         }
+    router.on_batch.remove(reports.put)
     return found
 
 
-def _left_s(search: _Search) -> float:
-    """Embedding and reading texts stay; the host scans what was not resident."""
-    return search.embed_s + (search.host_s - search.embed_s) * (1 - search.hit_rate)
-
-
-def _projection(
-    searches: Sequence[_Search], recorded_s: float, host_s: float, share: float, assumed: Assumed
-) -> dict[str, float]:
+def _projection(searches: Sequence[_Search], recorded_s: float, share: float, assumed: Assumed) -> dict[str, float]:
     """Of all runs together, with generation scaled so that the host's retrieval takes ``share`` without lookahead."""
+    host_s, left_s = (sum(getattr(search, part) for search in searches) for part in ("host_s", "left_s"))
     generation_s = host_s * (1 - share) / share
     device_s = 0.0
     for search in searches:
@@ -184,5 +205,4 @@ def _projection(
         if search.hit_rate:
             window_s = search.window_s * generation_s / recorded_s
             device_s += max(0.0, search.moved_bytes / assumed.copy_gb_per_s / 1e9 - window_s)
-    left_s = sum(map(_left_s, searches))
     return {"share": share, "ratio": (generation_s + host_s) / (generation_s + left_s + device_s)}
