@@ -54,7 +54,7 @@ class Assumed:
 
 
 #: How many times faster than recorded hit rates are measured.
-_SPEED = 10.0
+_SPEED = 20.0
 #: A batch's report may come after its answer.
 _REPORT_S = 10.0
 
@@ -197,12 +197,15 @@ def replays(
 
 def _projection(searches: Sequence[_Search], recorded_s: float, share: float, assumed: Assumed) -> dict[str, float]:
     """Of all runs together, with generation scaled so that the host's retrieval takes ``share`` without lookahead."""
-    host_s, left_s = (sum(getattr(search, part) for search in searches) for part in ("host_s", "left_s"))
+    host_s = sum(search.host_s for search in searches)
     generation_s = host_s * (1 - share) / share
-    device_s = 0.0
-    for search in searches:
-        device_s += search.hit_rate * search.nbytes / assumed.scan_gb_per_s / 1e9 + assumed.launch_us / 1e6
-        if search.hit_rate:
-            window_s = search.window_s * generation_s / recorded_s
-            device_s += max(0.0, search.moved_bytes / assumed.copy_gb_per_s / 1e9 - window_s)
-    return {"share": share, "ratio": (generation_s + host_s) / (generation_s + left_s + device_s)}
+    slower = generation_s / recorded_s
+    with_s = sum(_with_lookahead_s(search, search.window_s * slower, assumed) for search in searches)
+    return {"share": share, "ratio": (generation_s + host_s) / (generation_s + with_s)}
+
+
+def _with_lookahead_s(search: _Search, window_s: float, assumed: Assumed) -> float:
+    """Of one search: the device scans what came within the window, the host the rest, side by side as in the router."""
+    part = min(1.0, window_s * assumed.copy_gb_per_s * 1e9 / search.moved_bytes)
+    scanned_s = part * search.hit_rate * search.nbytes / assumed.scan_gb_per_s / 1e9 + assumed.launch_us / 1e6
+    return max(search.host_s - part * (search.host_s - search.left_s), scanned_s)
