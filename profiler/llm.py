@@ -73,10 +73,10 @@ async def _choose_model(server: LLMServer, model: str | None) -> tuple[str, int 
     names = [m.name for m in served]
     if model is None and len(served) != 1:
         raise InvalidInputError(f"model is missing; {server.url} serves {', '.join(names) or 'none'}: name one")
-    if model is not None and model not in names:
-        raise LLMServerError(f"{server.url} serves {', '.join(names) or 'no model'}, not {model}")
-    chosen = served[0] if model is None else served[names.index(model)]
-    return chosen.name, chosen.max_tokens
+    for each in served:
+        if model is None or model in each.names:
+            return each.name, each.max_tokens
+    raise LLMServerError(f"{server.url} serves {', '.join(names) or 'no model'}, not {model}")
 
 
 async def _cache_state(server: LLMServer, *, required: bool) -> tuple[CacheState | None, str]:
@@ -94,7 +94,8 @@ def _kv_bytes(url: str, state: CacheState | None, given: int | None, n_devices: 
     each = given if given is not None else None if state is None else state.kv_bytes
     if each is None or each < 1:
         why = (
-            "has no vLLM metrics; give --kv-cache-bytes"
+            "has no vLLM metrics; give --kv-cache-bytes (of llama.cpp: what llama-server -lv 4 logs as KV buffer size, "
+            "a line for each of its caches)"
             if state is None
             else f"tells {state.kv_tokens} KV-cache tokens and not their bytes, since it was not started with "
             '--kv-cache-memory-bytes; on a GPU its log has those of a device, "Available KV cache memory: … GiB": '

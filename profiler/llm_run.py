@@ -215,7 +215,8 @@ class LLMRun:
             answers = await self._closed_loop(f"concurrency {concurrency}", concurrency, n_requests, n_in, n_out, until)
             seconds = time.perf_counter() - started
         except LLMServerError as error:
-            raise LLMServerError(f"at concurrency {concurrency}: {error}") from error
+            fewer = f" (--max-concurrency {concurrency // 2} stops before it)" if concurrency > 1 else ""
+            raise LLMServerError(f"at concurrency {concurrency}: {error}{fewer}") from error
         finally:
             if watcher is not None:
                 watcher.cancel()

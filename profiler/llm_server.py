@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from hybridindex.errors import InvalidInputError, LLMServerError, MissingDependencyError
 from hybridindex.llm.events import EventReader, parse_object, shown
+from hybridindex.llm.models import max_tokens_of, names_of
 from hybridindex.llm.refusals import NOT_YET, refusal_of
 from hybridindex.profiler.llm_metrics import CacheState, read_cache_state
 from hybridindex.profiler.llm_stream import chunk_of
@@ -47,6 +48,8 @@ class ServedModel:
     """A model that a server names."""
 
     name: str
+    #: All that it goes by; ``name`` is the first.
+    names: tuple[str, ...]
     #: Most tokens of prompt and answer together; None where the server does not tell.
     max_tokens: int | None
 
@@ -122,11 +125,7 @@ class LLMServer:
             isinstance(m, dict) and isinstance(m.get("id"), str) for m in listed
         ):
             raise LLMServerError(f"{self.url}{_ROOT}/models lists no models: {shown(body)}")
-        limits = (m.get("max_model_len") for m in listed)
-        return [
-            ServedModel(name=m["id"], max_tokens=n if isinstance(n, int) and n > 0 else None)
-            for m, n in zip(listed, limits, strict=True)
-        ]
+        return [ServedModel(name=m["id"], names=names_of(m), max_tokens=max_tokens_of(m)) for m in listed]
 
     async def cache_state(self) -> CacheState | None:
         """The KV cache as ``/metrics`` tells; None where the server has no such page, or another one's.

@@ -7,6 +7,7 @@ from typing import Any
 
 from hybridindex.errors import LLMServerError
 from hybridindex.llm.events import shown
+from hybridindex.llm.refusals import message_of
 
 __all__ = ["CompletionChunk", "chunk_of"]
 
@@ -31,7 +32,7 @@ def chunk_of(event: dict[str, Any]) -> CompletionChunk:
         LLMServerError: it reports an error, or is no completion chunk.
     """
     if event.get("error") is not None:
-        raise LLMServerError(f"the server reports an error within the answer: {shown(event['error'])}")
+        raise LLMServerError(f"the server reports an error within the answer: {shown(message_of(event))}")
     choices, usage = event.get("choices", []), event.get("usage") or {}
     if not isinstance(choices, list) or not isinstance(usage, dict) or (choices and not isinstance(choices[0], dict)):
         raise LLMServerError(f"an event of the answer is no completion chunk: {shown(event)}")

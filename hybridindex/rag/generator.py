@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 from hybridindex.errors import GenerationError, InvalidInputError, MissingDependencyError
 from hybridindex.llm.events import EventReader, events_of, shown
+from hybridindex.llm.models import names_of
 from hybridindex.llm.refusals import NOT_YET, refusal_of
 from hybridindex.rag.choices import count_of, first_choice, logprobs_of, text_of
 from hybridindex.rag.records import Piece
@@ -145,7 +146,7 @@ class OpenAIGenerator:
             InvalidInputError: none was given, and several are served. GenerationError: none is served.
         """
         if not self._model:
-            self._model = self._one_of(self.models())
+            self._model = self._one_of(self._listed())
         return self._model
 
     def ready(self, wait_s: float = 0.0) -> str:
@@ -161,7 +162,7 @@ class OpenAIGenerator:
         deadline = self._clock() + wait_s
         while True:
             try:
-                self._model = self._one_of(self.models())
+                self._model = self._one_of(self._listed())
                 return self._model
             except GenerationError as error:
                 if error.status in _NO_LIST and self._model:
@@ -171,15 +172,17 @@ class OpenAIGenerator:
                     raise
                 time.sleep(min(0.5, left))
 
-    def _one_of(self, served: list[str]) -> str:
-        names = ", ".join(shown(name) for name in served[:_NAMED]) or "no model"
+    def _one_of(self, listed: list[dict[str, Any]]) -> str:
+        served = [names_of(model) for model in listed]
+        names = ", ".join(shown(name) for name, *_ in served[:_NAMED]) or "no model"
         if len(served) > _NAMED:
             names += f" and {len(served) - _NAMED} more"
         if not self._model and len(served) > 1:
             raise InvalidInputError(f"model is missing; {self._url} serves {names}: name one")
-        if not served or (self._model and self._model not in served):
-            raise GenerationError(f"{self._url} serves {names}" + (f", not {self._model!r}" if self._model else ""))
-        return self._model or served[0]
+        for name, *others in served:
+            if not self._model or self._model == name or self._model in others:
+                return name
+        raise GenerationError(f"{self._url} serves {names}" + (f", not {self._model!r}" if self._model else ""))
 
     def generate(self, prompt: Prompt, /) -> Iterator[Piece | Finished]:
         """As :meth:`Generator.generate`.
@@ -235,14 +238,23 @@ class OpenAIGenerator:
             inside = [v for place, v in zip(places, values, strict=True) if len(prompt) <= place < len(text)]
             return tuple(float(v) for v in inside)
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise GenerationError(f"{self._url} gave no probabilities of the prompt ({error!r})") from error
+            raise GenerationError(
+                f"{self._url} gave no probabilities of the prompt ({error!r}); expected a server that echoes prompts, "
+                "as vLLM does and llama.cpp does not"
+            ) from error
 
     def models(self) -> list[str]:
         """Names of what the server serves. Raises GenerationError."""
+        return [str(model["id"]) for model in self._listed()]
+
+    def _listed(self) -> list[dict[str, Any]]:
         with self._sent("GET", "/v1/models", None) as answer:
             content = b"".join(self._chunks(answer, self._clock(), _MAX_BODY_BYTES))
         try:
-            return [str(model["id"]) for model in json.loads(content)["data"]]
+            listed: list[dict[str, Any]] = json.loads(content)["data"]
+            if not isinstance(listed, list) or not all(isinstance(m, dict) and "id" in m for m in listed):
+                raise ValueError("a model without a name")
+            return listed
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise GenerationError(
                 f"{self._url}/v1/models lists no models: {shown(content)}; expected the address of an "
@@ -269,8 +281,10 @@ class OpenAIGenerator:
 
     @contextlib.contextmanager
     def _sent(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[Any]:
+        begun = False
         try:
             with self._client.stream(method, self._url + path, json=body) as answer:
+                begun = True
                 if answer.status_code != 200:
                     raise self._refusal(path, answer)
                 if answer.headers.get("content-encoding", "identity") != "identity":
@@ -284,7 +298,8 @@ class OpenAIGenerator:
         except self._httpx.TimeoutException as error:
             raise GenerationError(f"{self._url} was silent for more than {self._idle_s:g} s") from error
         except self._httpx.HTTPError as error:
-            raise GenerationError(f"no answer from {self._url} ({error or type(error).__name__})") from error
+            what = f"{self._url} broke off within its answer" if begun else f"no answer from {self._url}"
+            raise GenerationError(f"{what} ({error or type(error).__name__})") from error
 
     def _refusal(self, path: str, answer: Any) -> GenerationError:
         started, body = self._clock(), b""
