@@ -269,12 +269,14 @@ class OpenAIGenerator:
 
     @contextlib.contextmanager
     def _sent(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[Any]:
+        begun = False
         try:
             with self._client.stream(method, self._url + path, json=body) as answer:
                 if answer.status_code != 200:
                     raise self._refusal(path, answer)
                 if answer.headers.get("content-encoding", "identity") != "identity":
                     raise GenerationError(f"{self._url} compressed its answer, which it was asked not to do")
+                begun = True
                 yield answer
         except (self._httpx.ConnectError, self._httpx.ConnectTimeout) as error:
             raise GenerationError(
@@ -284,7 +286,8 @@ class OpenAIGenerator:
         except self._httpx.TimeoutException as error:
             raise GenerationError(f"{self._url} was silent for more than {self._idle_s:g} s") from error
         except self._httpx.HTTPError as error:
-            raise GenerationError(f"no answer from {self._url} ({error or type(error).__name__})") from error
+            what = f"{self._url} broke off its answer" if begun else f"no answer from {self._url}"
+            raise GenerationError(f"{what} ({error or type(error).__name__})") from error
 
     def _refusal(self, path: str, answer: Any) -> GenerationError:
         started, body = self._clock(), b""
