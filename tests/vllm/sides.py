@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -30,26 +31,35 @@ _ASKED_FOR_YES = frozenset({"decide", "critique"})
 class Watched:
     """A source that keeps what each session did, as it closes."""
 
-    def __init__(self, source: SessionSource) -> None:
+    def __init__(self, source: SessionSource, *, landing: bool) -> None:
+        """``landing``: a lookahead's lists are there when the call returns, where the source can say so."""
         self._source = source
+        self._landing = landing
         self.closed: list[Mapping[str, Any]] = []
 
     def search(self, queries: Any, /, k: int = 10, nprobe: int | None = None, **options: Any) -> SearchResult:
         return self._source.search(queries, k, nprobe, **options)
 
     def session(self, **budget: Any) -> RetrievalSession:
-        return _WatchedSession(self._source.session(**budget), self.closed)
+        return _WatchedSession(self._source.session(**budget), self.closed, landing=self._landing)
 
 
 class _WatchedSession:
     """Has all that the session has, ``stats`` too, whichever it is."""
 
-    def __init__(self, session: RetrievalSession, closed: list[Mapping[str, Any]]) -> None:
+    def __init__(self, session: RetrievalSession, closed: list[Mapping[str, Any]], *, landing: bool) -> None:
         self._session = session
         self._closed = closed
+        self._landing = landing
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
+
+    def lookahead(self, drafts: Any, /, *, nprobe: int | None = None) -> object:
+        moved = self._session.lookahead(drafts, nprobe=nprobe)
+        if self._landing and isinstance(moved, Future):
+            moved.result(30)
+        return moved
 
     def close(self) -> None:
         stats: Any = self._session.stats  # type: ignore[attr-defined]
@@ -71,8 +81,8 @@ class Side:
     #: Lists on devices that are there for sessions alone.
     lists: Callable[[], int]
 
-    def retriever(self, *, k: int = 3) -> tuple[Retriever, Watched]:
-        watched = Watched(self.source)
+    def retriever(self, *, k: int = 3, landing: bool = False) -> tuple[Retriever, Watched]:
+        watched = Watched(self.source, landing=landing)
         return Retriever(watched, query_embedder(self.documents), self.documents, k=k, lookahead_bytes=1 << 20), watched
 
     def wait_until_free(self) -> None:

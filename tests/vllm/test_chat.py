@@ -82,18 +82,18 @@ def test_piperag_is_terminated_in_the_middle_and_leaves_nothing(
     ]
     words += ["--interval", MAX_MODEL_LEN - 500, "--max-tokens", MAX_MODEL_LEN - 500, "--mode", "completions"]
     before = metric(served.url, "vllm:request_success_total")
-    with (tmp_path / "said").open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.vllm.chat", "chat", *map(str, words)],
-            stdout=output, stderr=subprocess.PIPE, env=environment(),
-        )  # fmt: skip
-    try:
-        wait_for("it generates", lambda: metric(served.url, "vllm:num_requests_running") == 1)
-        assert far.sessions() == 1
-        process.send_signal(signal.SIGTERM)
-        _, complaint = process.communicate(timeout=60)
-    finally:
-        process.kill()
+    started = [sys.executable, "-m", "tests.vllm.chat", "chat", *map(str, words)]
+    with (
+        (tmp_path / "said").open("wb") as output,
+        subprocess.Popen(started, stdout=output, stderr=subprocess.PIPE, env=environment()) as process,
+    ):
+        try:
+            wait_for("it generates", lambda: metric(served.url, "vllm:num_requests_running") == 1)
+            assert far.sessions() == 1
+            process.send_signal(signal.SIGTERM)
+            _, complaint = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == ExitCode.INTERRUPTED
     assert b"interrupted" in complaint
     assert b"Traceback" not in complaint

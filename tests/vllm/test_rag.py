@@ -93,7 +93,7 @@ def check_generations(speaker: Speaker, generations: list[Generated]) -> None:
 def test_a_pipeline_runs_and_is_the_same_with_and_without_lookahead(
     name: str, side: Side, served: Served, model: Path, tmp_path: Path
 ) -> None:
-    retriever, watched = side.retriever()
+    retriever, watched = side.retriever(landing=True)
     with Speaker(served.url, model, side.mode) as speaker:
         live = run_pipeline(name, QUESTION, retriever, speaker, OPTIONS[name])
         assert short(live.events) == STEPS[name]
@@ -102,11 +102,12 @@ def test_a_pipeline_runs_and_is_the_same_with_and_without_lookahead(
     assert all(len(ids) == len(set(ids)) > 0 for search in searches for ids in search.ids)
     assert live.text
     assert live.passages
-    # What was looked ahead was there, or came, while the LLM wrote.
     (stats,) = watched.closed
     assert stats["lookaheads"] == len(events_of(live, LookedAhead))
-    assert stats["lists_used"] > 0
-    assert max(max(search.hit_rate) for search in searches) > 0
+    if side.name == "beside":
+        # Inside vLLM they come while the LLM writes, or too late: nobody there says which.
+        assert stats["lists_used"] > 0
+        assert max(max(search.hit_rate) for search in searches) > 0
     side.wait_until_free()
 
     path = tmp_path / "trace.jsonl"
