@@ -303,8 +303,10 @@ def test_a_connection_that_breaks(serve):
         handler.end_headers()
         handler.wfile.write(b"data: ")
 
-    with pytest.raises(GenerationError, match="broke off within its answer"):
+    with pytest.raises(GenerationError, match=r"http\S+ broke off within its answer \("):
         collect(serve(cut).url)
+    with pytest.raises(GenerationError, match=r"no answer from http\S+ \("):
+        collect(serve(lambda h, _: h.wfile.write(b"no HTTP\r\n\r\n")).url)
 
 
 def test_whoever_stops_reading_hangs_up(serve):

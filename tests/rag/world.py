@@ -52,37 +52,40 @@ def embedder() -> StaticEmbedder:
     return StaticEmbedder(table, tokenizer)
 
 
-def texts() -> list[str]:
+def texts(per_topic: int = PER_TOPIC) -> list[str]:
     """Passages of 12 words; those of a topic follow one another, as one document."""
     rng = np.random.default_rng(6)
     return [
-        " ".join(rng.choice(words.split(), size=12).tolist()) for words in TOPICS.values() for _ in range(PER_TOPIC)
+        " ".join(rng.choice(words.split(), size=12).tolist()) for words in TOPICS.values() for _ in range(per_topic)
     ]
 
 
-def ids() -> list[int]:
+def ids(per_topic: int = PER_TOPIC) -> list[int]:
     """Not row numbers, so that nobody takes one for the other."""
-    return [3 * row + 7 for row in range(PER_TOPIC * len(TOPICS))]
+    return [3 * row + 7 for row in range(per_topic * len(TOPICS))]
 
 
-def build_world(folder: Path) -> tuple[IVFIndex, Path, F32]:
-    """An index over centred vectors, its document store, and the mean."""
-    vectors = embedder().embed(texts())
+def build_world(
+    folder: Path, *, per_topic: int = PER_TOPIC, nlist: int = NLIST, nprobe: int = 4, name: str = "toy"
+) -> tuple[IVFIndex, Path, F32]:
+    """An index over centred vectors, its document store, and the mean. ``name``: the store's embedder."""
+    vectors = embedder().embed(texts(per_topic))
     mean: F32 = vectors.mean(axis=0)
-    index = build(center(vectors, mean), folder / "index", ids=np.array(ids()), nlist=NLIST, metric="ip", nprobe=4)
+    numbers = np.array(ids(per_topic))
+    index = build(center(vectors, mean), folder / "index", ids=numbers, nlist=nlist, metric="ip", nprobe=nprobe)
     path = folder / "documents.sqlite"
     write_documents(
-        path, documents(), index_fingerprint=index.fingerprint, embedder="toy", dim=DIM, mean=mean,
+        path, documents(per_topic), index_fingerprint=index.fingerprint, embedder=name, dim=DIM, mean=mean,
         token_starts=embedder().token_starts,
     )  # fmt: skip
     return index, path, mean
 
 
-def documents() -> Iterable[Document]:
-    numbers = ids()
-    for row, (number, text) in enumerate(zip(numbers, texts(), strict=True)):
-        ends = (row + 1) % PER_TOPIC == 0
-        source = list(TOPICS)[row // PER_TOPIC]
+def documents(per_topic: int = PER_TOPIC) -> Iterable[Document]:
+    numbers = ids(per_topic)
+    for row, (number, text) in enumerate(zip(numbers, texts(per_topic), strict=True)):
+        ends = (row + 1) % per_topic == 0
+        source = list(TOPICS)[row // per_topic]
         yield Document(id=number, text=text, source=source, successor=None if ends else numbers[row + 1])
 
 
