@@ -18,6 +18,7 @@ The tree::
     │   └── ProfileMismatchError              it belongs to another index or machine
     ├── DeviceError                           a device cannot be used
     │   ├── DeviceNotFoundError
+    │   ├── DeviceSlowError                   internal to routing: it takes longer than the host would
     │   └── OutOfBudgetError                  internal to placement: pages or scratch exceed the budget
     ├── MissingDependencyError                an extra is not installed; names the extra
     ├── LLMServerError                        an LLM cannot be reached or measured; names address and what came back
@@ -46,6 +47,7 @@ __all__ = [
     "DeadlineExceededError",
     "DeviceError",
     "DeviceNotFoundError",
+    "DeviceSlowError",
     "DiskFullError",
     "DocumentStoreError",
     "DuplicateIdError",
@@ -136,6 +138,10 @@ class DeviceError(HybridIndexError):
 
 class DeviceNotFoundError(DeviceError):
     """The named device does not exist here."""
+
+
+class DeviceSlowError(DeviceError):
+    """A device answers, or may still, but takes clearly longer than the host would. What it holds is intact."""
 
 
 class OutOfBudgetError(DeviceError):

@@ -20,6 +20,7 @@ from hybridindex.types import F32, I64, LLMProfile, Metric, Profile
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
     from hybridindex.partitioner.plan import Plan
+    from hybridindex.router.health import HealthPolicy
     from hybridindex.router.router import Router
     from hybridindex.store.control import ControlStore
     from hybridindex.tiers.host import HostScannerName
@@ -263,6 +264,7 @@ class Index:
         early_dispatch: bool = True,
         host_scanner: HostScannerName = "auto",
         cache_fraction: float = 0.5,
+        health: HealthPolicy | None = None,
     ) -> Router:
         """Starts serving; see :class:`hybridindex.router.Router`. A context manager; close it before the index."""
         from hybridindex.router.router import Router
@@ -278,6 +280,7 @@ class Index:
             early_dispatch=early_dispatch,
             host_scanner=host_scanner,
             cache_fraction=cache_fraction,
+            health=health,
         )
         if plan is not None and (measured := plan.analysis.profile.scanner) != router.host_scanner:
             _log.warning(

@@ -1,7 +1,8 @@
-"""What was lost comes back: a thread tries failed devices again, with back-off, and says when to look for lists that
-are missing.
+"""What was lost comes back: a thread tries failed and slow devices again, with back-off, and says when to look for
+lists that are missing.
 
-How a device is tried, and when the next trial is due, is :class:`hybridindex.tiers.tier.Tier`'s business.
+How a device is tried, and when the next trial is due, is :class:`hybridindex.tiers.tier.Tier`'s business; for slow ones
+also :mod:`hybridindex.router.health`'s.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Recovery:
         tiers: Sequence[Tier],
         restore: Callable[[Tier], None],
         complete: Callable[[], None],
+        trial_of: Callable[[Tier], Callable[[], None] | None],
         *,
         clock: Callable[[], float] = time.monotonic,
         interval_s: float = _INTERVAL_S,
@@ -38,11 +40,13 @@ class Recovery:
         Args:
             restore: called on the thread with a device that works again.
             complete: called on the thread at each look: lists that found no room may find it now.
+            trial_of: how a slow device is tried; None for one that is not.
             clock: of the tiers, seconds.
         """
         self._tiers = tiers
         self._restore = restore
         self._complete = complete
+        self._trial_of = trial_of
         self._clock = clock
         self._interval_s = interval_s
         self._stop = threading.Event()
@@ -64,7 +68,7 @@ class Recovery:
             if not tier.retry_due(self._clock()):
                 continue
             try:
-                if tier.recover().result():
+                if tier.recover(self._trial_of(tier)).result():
                     self._restore(tier)
             except RouterClosedError:
                 return

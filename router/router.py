@@ -30,6 +30,7 @@ from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_bud
 from hybridindex.router.batch import BlockingReply, FutureReply, Reply, Request
 from hybridindex.router.deadline import PaceEstimator
 from hybridindex.router.engine import Engine
+from hybridindex.router.health import HealthPolicy
 from hybridindex.router.holdings import Holder
 from hybridindex.router.hotness import HotnessPolicy
 from hybridindex.router.lookahead import Lookahead
@@ -83,6 +84,7 @@ class Router:
         early_dispatch: bool = True,
         host_scanner: HostScannerName = "auto",
         cache_fraction: float = 0.5,
+        health: HealthPolicy | None = None,
     ) -> None:
         """Allocates the arenas, copies the plan's lists, and is ready when it returns.
 
@@ -102,6 +104,7 @@ class Router:
             host_scanner: "native", "faiss", or "auto": native where it supports the codec.
             cache_fraction: part of each arena that lists may fill which no session holds any more but some used. They
                 make way for whatever a plan or a session wants. 0: none stay.
+            health: when a device is too slow to be used; None: :class:`HealthPolicy`'s defaults.
 
         Raises:
             InvalidInputError: arguments contradict each other or the plan.
@@ -175,8 +178,9 @@ class Router:
             max_batch=max_batch,
             early_dispatch=early_dispatch,
             listeners=self.on_batch,
+            health=health or HealthPolicy(),
         )
-        self._recovery = Recovery(self._tiers, self._restore, self._placement.complete)
+        self._recovery = Recovery(self._tiers, self._restore, self._placement.complete, self._engine.health.trial)
         try:
             if plan is not None and self._tiers:
                 self._placement.apply(plan)

@@ -35,6 +35,10 @@ __all__ = ["DeviceTier", "LoadReport", "choose_page_scanner"]
 _log = logging.getLogger(__name__)
 
 
+def _nothing() -> None:
+    """The trial of a slow device whose owner has none."""
+
+
 def choose_page_scanner(codec: DeviceCodec, arena: PageArena) -> tuple[type[TorchScanner], str]:
     """Which scanner reads an arena, and why no faster one does; empty where none is faster."""
     reason = TritonScanner.unsupported(arena)
@@ -241,16 +245,20 @@ class DeviceTier:
         """
         return self._health.retry_due(now)
 
-    def recover(self) -> Future[bool]:
+    def recover(self, trial: Callable[[], None] | None = None) -> Future[bool]:
         """Tries a failed device before the next copy and returns at once: a page is written, read back and compared.
 
         The future says whether the device takes lists again. One that has not failed does; while another trial goes on
         it is False.
 
+        Args:
+            trial: see :meth:`hybridindex.tiers.tier.Tier.recover`. A slow device may have no page free to write.
+
         Raises:
             RouterClosedError: the tier is closed.
         """
-        probe = Probe(self._copier, self._probe_ended)
+        attempt = (trial or _nothing) if self._health.slow else self._copier.probe
+        probe = Probe(attempt, self._probe_ended)
         with self._work:
             if self._closed:
                 raise RouterClosedError("the device tier is closed")
@@ -277,7 +285,7 @@ class DeviceTier:
         Raises:
             DeviceError: the device failed, or cannot scan this index.
         """
-        if self.failure is not None:
+        if self.failure is not None and not self._health.slow:
             raise DeviceError(f"device {self.label} has failed: {self.failure!r}")
         if self._codec is None:
             raise DeviceError(self.disabled_reason)

@@ -53,7 +53,12 @@ class _Load:
 
 @dataclass(slots=True, eq=False)
 class _Trial:
+    attempt: Callable[[], None]
     future: Future[bool] = field(default_factory=Future)
+
+
+def _nothing() -> None:
+    """The trial of a slow device whose owner has none."""
 
 
 class ShardTier:
@@ -201,22 +206,26 @@ class ShardTier:
         """Whether :meth:`recover` should be called: 1, 2, 4 ... 60 s after the failure and each trial that failed."""
         return self._health.retry_due(now)
 
-    def recover(self) -> Future[bool]:
+    def recover(self, trial: Callable[[], None] | None = None) -> Future[bool]:
         """Tries a failed device after the loads that wait, and returns at once: an empty shard is built and searched.
 
         The future says whether the device takes lists again; while another trial goes on it is False.
 
+        Args:
+            trial: see :meth:`hybridindex.tiers.tier.Tier.recover`. Beside a slow device's shard the budget may have no
+                room for an empty one.
+
         Raises:
             RouterClosedError: the tier is closed.
         """
-        trial = _Trial()
+        job = _Trial((trial or _nothing) if self._health.slow else self._try_device)
         with self._lock:
             self._refuse_closed()
             if self._health.begin_probe():
-                self._jobs.put(trial)
+                self._jobs.put(job)
             else:
-                trial.future.set_result(self.failure is None)
-        return trial.future
+                job.future.set_result(self.failure is None)
+        return job.future
 
     # Scan
 
@@ -226,7 +235,7 @@ class ShardTier:
         Raises:
             DeviceError: the device failed, or cannot scan this index.
         """
-        if self.failure is not None:
+        if self.failure is not None and not self._health.slow:
             raise DeviceError(f"device {self.label} has failed: {self.failure!r}")
         if self.disabled_reason:
             raise DeviceError(self.disabled_reason)
@@ -296,10 +305,11 @@ class ShardTier:
     def _run_trial(self, trial: _Trial) -> None:
         works = False
         try:
-            self._try_device()
+            trial.attempt()
             works = True
         except Exception as error:  # noqa: BLE001 - the outcome
-            # The failure itself was logged as an error; a trial that fails is nothing new.
+            # The failure itself was logged as an error; a trial that fails is nothing new, unless it was only slow.
+            self.fail(error)
             _log.debug("device %s does not work yet: %r", self.label, error)
         self._health.end_probe(works=works, now_s=self._clock())
         if works:

@@ -47,7 +47,7 @@ class Tier(Protocol):
 
     @property
     def failure(self) -> BaseException | None:
-        """What made this device fail, or None while it works."""
+        """What made this device fail, or None while it works. A :class:`DeviceSlowError`: its lists are intact."""
         ...
 
     @property
@@ -107,7 +107,7 @@ class Tier(Protocol):
         ...
 
     def scanner(self, residency: Residency) -> Scanner:
-        """A scanner over this device's lists of one leased snapshot.
+        """A scanner over this device's lists of one leased snapshot; also of a slow device, which is tried with it.
 
         Raises:
             DeviceError: the device failed, or cannot scan this index.
@@ -115,15 +115,20 @@ class Tier(Protocol):
         ...
 
     def fail(self, error: BaseException) -> None:
-        """Marks the device as failed: nothing is loaded or scanned here until :meth:`recover`."""
+        """Marks the device as failed, or by a :class:`DeviceSlowError` as slow: nothing is loaded or scanned here until
+        :meth:`recover`."""
         ...
 
     def retry_due(self, now: float) -> bool:
         """Whether :meth:`recover` should be called."""
         ...
 
-    def recover(self) -> Future[bool]:
-        """Tries a failed device and returns at once; the future says whether it takes lists again."""
+    def recover(self, trial: Callable[[], None] | None = None) -> Future[bool]:
+        """Tries a failed device and returns at once; the future says whether it takes lists again.
+
+        Args:
+            trial: how a slow device is tried, on the mover's thread; raises while it is.
+        """
         ...
 
     def hurry(self) -> None:

@@ -42,13 +42,17 @@ def nothing():
     pass
 
 
+def untried(_tier):
+    """No device is slow."""
+
+
 def never(_tier):
     raise AssertionError("restored without need")
 
 
 def test_a_device_is_tried_when_due_and_restored_once(tier, clock):
     restored = []
-    recovery = Recovery([tier], restored.append, nothing, clock=clock, interval_s=3600)
+    recovery = Recovery([tier], restored.append, nothing, untried, clock=clock, interval_s=3600)
     tier.fail(RuntimeError("gone"))
     recovery.try_failed()
     assert (restored, tier.n_probes) == ([], 0)
@@ -60,7 +64,7 @@ def test_a_device_is_tried_when_due_and_restored_once(tier, clock):
 
 
 def test_a_device_that_does_not_come_back_is_tried_ever_less_often(tier, clock, monkeypatch):
-    recovery = Recovery([tier], never, nothing, clock=clock, interval_s=3600)
+    recovery = Recovery([tier], never, nothing, untried, clock=clock, interval_s=3600)
     tier.fail(RuntimeError("gone"))
 
     def broken(pages, codes):
@@ -80,7 +84,7 @@ def test_an_error_while_lists_come_back_does_not_end_the_trials(tier, clock, cap
     def broken(_tier):
         raise RuntimeError("no lists")
 
-    recovery = Recovery([tier], broken, nothing, clock=clock, interval_s=3600)
+    recovery = Recovery([tier], broken, nothing, untried, clock=clock, interval_s=3600)
     tier.fail(RuntimeError("gone"))
     clock.now = 1.0
     recovery.try_failed()
@@ -95,7 +99,7 @@ def test_the_thread_tries_by_itself_and_ends_with_close(tier, clock):
     restored = threading.Event()
     tier.fail(RuntimeError("gone"))
     clock.now = 1.0
-    recovery = Recovery([tier], lambda _tier: restored.set(), nothing, clock=clock, interval_s=0.001)
+    recovery = Recovery([tier], lambda _tier: restored.set(), nothing, untried, clock=clock, interval_s=0.001)
     assert restored.wait(30)
     recovery.close()
     recovery.close()
@@ -112,7 +116,7 @@ def test_missing_lists_are_looked_for_whatever_went_wrong_before(tier, clock, ca
             twice.set()
         raise RuntimeError("no lists")
 
-    recovery = Recovery([tier], never, complete, clock=clock, interval_s=0.001)
+    recovery = Recovery([tier], never, complete, untried, clock=clock, interval_s=0.001)
     assert twice.wait(30)
     recovery.close()
     assert "missing lists could not be brought" in caplog.text
