@@ -37,11 +37,15 @@ def stuck(monkeypatch):
 
 def test_a_scan_that_does_not_end_keeps_nobody_waiting(index, stuck, monkeypatch, caplog):
     with closing(open_router(index, HealthPolicy(judge="all", stuck_s=0.2))) as router:
-        [tier] = router.devices
+        [tier], [lane] = router.devices, router._engine._lanes
         try:
-            futures = [router.submit(QUERIES[i : i + 3], 10, 8) for i in range(9)]
+            futures = []
+            for n_stuck in (1, 2, 2):  # the third waits for its turn: two batches are under way
+                futures.append(router.submit(QUERIES[len(futures) :], 10, 8))
+                while len(lane.waiting()) < n_stuck and tier.usable:
+                    threading.Event().wait(0.001)
             for i, future in enumerate(futures):
-                check(index, QUERIES[i : i + 3], 10, 8, future.result(WAIT_S))
+                check(index, QUERIES[i:], 10, 8, future.result(WAIT_S))
             assert [search(router, index) for _ in range(4)] == [0] * 4
             assert caplog.text.count("a scan has not ended after") == 1
             assert (router.stats().device_slowdowns, tier.usable) == (1, False)
@@ -50,12 +54,17 @@ def test_a_scan_that_does_not_end_keeps_nobody_waiting(index, stuck, monkeypatch
             assert tier.used_bytes == used, "a page left under a scan"
             try_again(router, monkeypatch)
             assert not tier.usable, "the scan has not ended"
+            monkeypatch.setattr(router._engine._watchdog, "_is_stuck", lambda task: False)
+            monkeypatch.setattr(router._engine.health, "list_device", lambda _: np.zeros(NLIST, np.int16))
+            check(index, QUERIES, 10, 8, router.submit(QUERIES, 10, 8).result(WAIT_S))
+            monkeypatch.undo()
         finally:
             stuck.set()
         assert router._residency.wait_reclaimed(dropped.version, WAIT_S)
         assert tier.used_bytes == 0
-        while router._engine._lanes[0].taken_over:
+        while lane.taken_over:
             threading.Event().wait(0.001)
+        assert [r.levelname for r in caplog.records].count("ERROR") == 1, "an answer that came late was used"
         try_again(router, monkeypatch)
         router.apply_plan(hand_made_plan(index, np.zeros(NLIST)))
         assert search(router, index) == 1
