@@ -17,6 +17,7 @@ The tree::
     ├── ProfileError                          a profile is missing, incomplete or too small
     │   └── ProfileMismatchError              it belongs to another index or machine
     ├── DeviceError                           a device cannot be used
+    │   ├── DeviceBusyError                   it takes nobody now; later it may
     │   ├── DeviceNotFoundError
     │   ├── DeviceSlowError                   internal to routing: it takes longer than the host would
     │   └── OutOfBudgetError                  internal to placement: pages or scratch exceed the budget
@@ -45,6 +46,7 @@ __all__ = [
     "BuildError",
     "CorruptIndexError",
     "DeadlineExceededError",
+    "DeviceBusyError",
     "DeviceError",
     "DeviceNotFoundError",
     "DeviceSlowError",
@@ -134,6 +136,10 @@ class ProfileMismatchError(ProfileError):
 
 class DeviceError(HybridIndexError):
     """A device cannot be used."""
+
+
+class DeviceBusyError(DeviceError):
+    """The device exists and takes nobody now: no memory for a context, or it is another process's alone."""
 
 
 class DeviceNotFoundError(DeviceError):

@@ -41,7 +41,7 @@ _TRIAL_SCANS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthPolicy:
-    """When a device is too slow to be used, and what is tried again.
+    """When a device is too slow to be used, and whether one that had no room is tried again.
 
     A part is *late* when its device took longer than the host for its own part of the batch, ``slow_factor`` times what
     the host would have taken for the device's, and ``slow_margin_ms``.
@@ -55,6 +55,9 @@ class HealthPolicy:
     slow_parts: int = 32
     #: A scan is stuck after so long, and ``slow_factor`` times what the host would take: the watchdog's.
     stuck_s: float = 5.0
+    #: Whether a device that is full or busy when the router opens is tried again and takes its memory when there is
+    #: room. False: it counts as failed until the router is opened anew, and takes nothing while others start.
+    retry_open: bool = True
 
     def __post_init__(self) -> None:
         if self.judge not in ("gpus", "all", "none"):

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 from hybridindex.errors import RouterClosedError
 from hybridindex.tiers.tier import Tier
@@ -19,6 +20,8 @@ __all__ = ["Recovery"]
 
 _log = logging.getLogger(__name__)
 
+#: Longest wait for one trial while other devices may need theirs; its end is then found at a later look.
+_PATIENCE_S = 10.0
 #: Between two looks at the devices; the shortest back-off is as long.
 _INTERVAL_S = 1.0
 
@@ -35,6 +38,7 @@ class Recovery:
         *,
         clock: Callable[[], float] = time.monotonic,
         interval_s: float = _INTERVAL_S,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         """
         Args:
@@ -49,6 +53,9 @@ class Recovery:
         self._trial_of = trial_of
         self._clock = clock
         self._interval_s = interval_s
+        self._patience_s = patience_s
+        #: Trials that go on.
+        self._trials: dict[int, Future[bool]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hybridindex-recovery", daemon=True)
         if tiers:
@@ -63,13 +70,17 @@ class Recovery:
                 _log.exception("missing lists could not be brought")
 
     def try_failed(self) -> None:
-        """Tries each failed device whose time has come, and waits for the outcome."""
+        """Tries each failed device whose time has come, and waits for the outcome, but not for ever."""
         for tier in self._tiers:
-            if not tier.retry_due(self._clock()):
+            going_on = self._trials.pop(tier.ordinal, None)
+            if going_on is None and not tier.retry_due(self._clock()):
                 continue
             try:
-                if tier.recover(self._trial_of(tier)).result():
+                trial = going_on or tier.recover(self._trial_of(tier))
+                if trial.result(self._patience_s if going_on is None else 0):
                     self._restore(tier)
+            except TimeoutError:
+                self._trials[tier.ordinal] = trial
             except RouterClosedError:
                 return
             except Exception:  # noqa: BLE001 - other devices, and later trials, still need this thread

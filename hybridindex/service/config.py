@@ -76,6 +76,8 @@ class ServiceConfig:
     devices: tuple[str, ...] = ()
     #: One for all devices, or one each; empty: the plan's.
     device_budget_bytes: tuple[int, ...] = ()
+    #: Whether a device that is full or busy at the start is tried again, and takes its budget when it can.
+    retry_open: bool = True
     #: "latest", "none", or a plan id.
     plan: str = "latest"
     #: What attainment counts; None: the plan's.

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from hybridindex.errors import DeviceError, OutOfBudgetError, RouterClosedError
+from hybridindex.errors import DeviceBusyError, DeviceError, OutOfBudgetError, RouterClosedError
 from hybridindex.index.codec import DeviceCodec
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
@@ -22,12 +22,13 @@ from hybridindex.tiers.copier import DEFAULT_STAGING_BYTES, CopyStats, open_copi
 from hybridindex.tiers.device_native import NativePageScanner
 from hybridindex.tiers.device_torch import TorchScanner
 from hybridindex.tiers.device_triton import TritonScanner, Workspace
-from hybridindex.tiers.devices import available_bytes, resolve_device
+from hybridindex.tiers.devices import available_bytes, busy_device, give_back_cached, resolve_device
 from hybridindex.tiers.loading import ListLoad, LoadReport
 from hybridindex.tiers.moves import MoveQueue, check_share
 from hybridindex.tiers.pinned import PinnedMemory, PinReport
 from hybridindex.tiers.recovery import DeviceHealth, Probe
 from hybridindex.tiers.residency import Residency, ResidencyStore
+from hybridindex.tiers.tier import WithoutRoom
 from hybridindex.tiers.trial import try_scanner
 
 __all__ = ["DeviceTier", "LoadReport", "choose_page_scanner"]
@@ -64,6 +65,7 @@ class DeviceTier:
         scratch_bytes: int | None = None,
         page_bytes: int = DEFAULT_PAGE_BYTES,
         staging_bytes: int = DEFAULT_STAGING_BYTES,
+        without_room: WithoutRoom = "raise",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Allocates min(``wanted_bytes``, budget - scratch) bytes of pages on ``device_name``, and tries its scanner.
@@ -78,13 +80,21 @@ class DeviceTier:
             scratch_bytes: part of the budget for a scan's temporary buffers.
             page_bytes: most bytes of a page.
             staging_bytes: host memory for copies on their way; taken with the first copy, none on the stand-in.
+            without_room: where the device is full or busy now. A budget above its memory is refused in any case.
             clock: seconds, monotonic; for back-off and pace.
 
         Raises:
             OutOfBudgetError: more is needed than the device has free.
+            DeviceBusyError: the device lets nobody in.
             DeviceNotFoundError, DeviceError, MissingDependencyError.
         """
-        self.device, self.info = resolve_device(device_name)
+        self._opened, self._without_room = False, without_room
+        try:
+            self.device, self.info = resolve_device(device_name)
+        except DeviceBusyError:
+            if without_room == "raise":
+                raise
+            self.device, self.info = busy_device(device_name)
         self.ordinal = ordinal
         self.budget_bytes = budget_bytes
         self._index = index
@@ -100,10 +110,7 @@ class DeviceTier:
             self.disabled_reason = f"codec {index.codec!r} is scanned on the host only"
         elif room < 1:
             self.disabled_reason = f"budget of {budget_bytes:,} bytes is below one page plus scratch"
-        if n_pages:
-            self._check_room(n_pages * self.geometry.page_bytes)
-        self.arena = PageArena(self.device, self.geometry, n_pages)
-        self._scanner_kind, self._passed_over = self._choose_scanner()
+        self.arena = PageArena(self.device, self.geometry, n_pages, taken=False)
         self._copier = open_copier(self.arena, staging_bytes=staging_bytes)
         self._pinned = PinnedMemory(self.geometry, page_locked=self.device.type == "cuda")
         self._health = DeviceHealth()
@@ -112,14 +119,41 @@ class DeviceTier:
         self._work = threading.Condition()
         self._pin_lock = threading.Lock()
         self._closed = self._hurried = False
+        try:
+            self._take_memory()
+        except (OutOfBudgetError, DeviceBusyError) as error:
+            if without_room == "raise" or not self._would_fit():
+                raise
+            self.fail(error)
         self._mover = threading.Thread(target=self._run_mover, name=f"hybridindex-mover-{ordinal}", daemon=True)
         self._mover.start()
 
-    def _check_room(self, arena_bytes: int) -> None:
-        needed, free = arena_bytes + self.scratch_bytes, available_bytes(self.device)
+    def _take_memory(self) -> None:
+        """Arena and scratch, and a scanner that was seen to work with them; all or nothing."""
+        if self.info.free_bytes is None and not self.info.stand_in:
+            self.device, self.info = resolve_device(self.info.name)
+        if self.arena.pages.n_pages:
+            self._check_room()
+        try:
+            self.arena.take()
+            self._scanner_kind, self._passed_over = self._choose_scanner()
+        except BaseException:
+            self.arena.release()
+            # Who the device has no room for now may be waiting for it, too.
+            give_back_cached(self.device)
+            raise
+        self._opened = True
+
+    def _would_fit(self) -> bool:
+        """Whether the device, were it empty, has room for this tier."""
+        total = self.info.total_bytes
+        return total is None or self.arena.nbytes + self.scratch_bytes <= total
+
+    def _check_room(self) -> None:
+        needed, free = self.arena.nbytes + self.scratch_bytes, available_bytes(self.device)
         if free is not None and needed > free:
             raise OutOfBudgetError(
-                f"device {self.label}: {needed:,} bytes are needed (pages {arena_bytes:,}, scratch "
+                f"device {self.label}: {needed:,} bytes are needed (pages {self.arena.nbytes:,}, scratch "
                 f"{self.scratch_bytes:,}; budget {self.budget_bytes:,}) and {free:,} are free; expected a budget "
                 "within what other owners of the device leave"
             )
@@ -143,10 +177,8 @@ class DeviceTier:
             except Exception as error:
                 Workspace.drop(self.arena)
                 if isinstance(error, OutOfBudgetError):
-                    self.arena.release()
                     raise
                 if kind is TorchScanner:
-                    self.arena.release()
                     raise DeviceError(f"device {self.label} scans nothing, a trial failed: {error!r}") from error
                 first_line = (str(error).strip() or repr(error)).splitlines()[0][:200]
                 reason = f"a trial of {kind.name} failed: {first_line}"
@@ -243,10 +275,11 @@ class DeviceTier:
 
         ``now`` is in seconds of the tier's clock.
         """
-        return self._health.retry_due(now)
+        return (self._opened or self._without_room == "retry") and self._health.retry_due(now)
 
     def recover(self, trial: Callable[[], None] | None = None) -> Future[bool]:
         """Tries a failed device before the next copy and returns at once: a page is written, read back and compared.
+        One that had no room at its opening takes its memory first.
 
         The future says whether the device takes lists again. One that has not failed does; while another trial goes on
         it is False.
@@ -257,7 +290,7 @@ class DeviceTier:
         Raises:
             RouterClosedError: the tier is closed.
         """
-        attempt = (trial or _nothing) if self._health.slow else self._copier.probe
+        attempt = (trial or _nothing) if self._health.slow else self._try_device
         probe = Probe(attempt, self._probe_ended)
         with self._work:
             if self._closed:
@@ -268,6 +301,11 @@ class DeviceTier:
             else:
                 probe.future.set_result(self._health.failure is None)
         return probe.future
+
+    def _try_device(self) -> None:
+        if not self._opened:
+            self._take_memory()
+        self._copier.probe()
 
     def _probe_ended(self, error: BaseException | None) -> None:
         self._health.end_probe(works=error is None, now_s=self._clock())

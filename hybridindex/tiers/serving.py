@@ -16,6 +16,7 @@ from hybridindex.tiers.devices import resolve_device
 from hybridindex.tiers.shard import StandInShard, model_bytes
 from hybridindex.tiers.shard_gpu import GpuShard, gpu_unsupported
 from hybridindex.tiers.shard_tier import ShardTier
+from hybridindex.tiers.tier import WithoutRoom
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
@@ -72,11 +73,13 @@ def open_device_tier(
     wanted_bytes: int,
     scratch_bytes: int | None = None,
     page_bytes: int = DEFAULT_PAGE_BYTES,
+    without_room: WithoutRoom = "raise",
 ) -> Tier:
     """The tier that serves ``index`` on a device. Where none can, one that holds nothing and says why.
 
     Args:
         scratch_bytes, page_bytes: of a paged tier; a shard's follow from its budget and codec.
+        without_room: where the device is full or, for a paged tier, busy now.
 
     Raises:
         OutOfBudgetError: more is needed than the device has free.
@@ -84,7 +87,14 @@ def open_device_tier(
     """
     choice = tier_of(index, device_name)
     if choice.tier == "shard":
-        return ShardTier(index, device_name, ordinal, budget_bytes=budget_bytes, wanted_bytes=wanted_bytes)
+        return ShardTier(
+            index,
+            device_name,
+            ordinal,
+            budget_bytes=budget_bytes,
+            wanted_bytes=wanted_bytes,
+            without_room=without_room,
+        )
     tier = DeviceTier(
         index,
         device_name,
@@ -93,6 +103,7 @@ def open_device_tier(
         wanted_bytes=wanted_bytes,
         scratch_bytes=scratch_bytes,
         page_bytes=page_bytes,
+        without_room=without_room,
     )
     tier.disabled_reason = choice.reason or tier.disabled_reason
     return tier

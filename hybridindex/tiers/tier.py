@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Literal, Protocol
 
 from hybridindex.tiers.devices import DeviceInfo
 from hybridindex.tiers.loading import LoadReport
@@ -12,7 +12,11 @@ from hybridindex.tiers.protocol import Scanner
 from hybridindex.tiers.residency import Residency, ResidencyStore
 from hybridindex.types import I32
 
-__all__ = ["PageOwner", "Tier"]
+__all__ = ["PageOwner", "Tier", "WithoutRoom"]
+
+#: What a tier does whose device has no room at its opening, and would have were it empty: it raises, or counts as
+#: failed, for good or until a trial finds room.
+WithoutRoom = Literal["raise", "fail", "retry"]
 
 
 class PageOwner(Protocol):

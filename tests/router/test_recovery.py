@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from hybridindex.paging import scratch_for_budget
@@ -94,8 +96,6 @@ def test_an_error_while_lists_come_back_does_not_end_the_trials(tier, clock, cap
 
 
 def test_the_thread_tries_by_itself_and_ends_with_close(tier, clock):
-    import threading
-
     restored = threading.Event()
     tier.fail(RuntimeError("gone"))
     clock.now = 1.0
@@ -105,9 +105,34 @@ def test_the_thread_tries_by_itself_and_ends_with_close(tier, clock):
     recovery.close()
 
 
-def test_missing_lists_are_looked_for_whatever_went_wrong_before(tier, clock, caplog):
-    import threading
+def test_a_trial_that_does_not_end_keeps_no_other_device_waiting(index, tier, clock, monkeypatch):
+    go_on, restored = threading.Event(), []
+    budget = 1 << 20
+    other = DeviceTier(index, "cpu", 1, budget_bytes=budget, wanted_bytes=budget // 2, clock=clock)
+    recovery = Recovery([tier, other], restored.append, nothing, untried, clock=clock, interval_s=3600, patience_s=0.01)
+    try:
+        monkeypatch.setattr(
+            tier.arena, "write", lambda pages, codes, write=tier.arena.write: (go_on.wait(30), write(pages, codes))
+        )
+        for device in (tier, other):
+            device.fail(RuntimeError("gone"))
+        clock.now = 1.0
+        recovery.try_failed()
+        assert restored == [other]
+        recovery.try_failed()
+        assert (restored, tier.n_probes) == ([other], 1)
+        go_on.set()
+        while tier.failure is not None:
+            threading.Event().wait(0.001)
+        recovery.try_failed()
+        assert (restored, tier.n_probes) == ([other, tier], 1)
+    finally:
+        go_on.set()
+        recovery.close()
+        other.close()
 
+
+def test_missing_lists_are_looked_for_whatever_went_wrong_before(tier, clock, caplog):
     calls, twice = [], threading.Event()
 
     def complete():
