@@ -265,6 +265,7 @@ class Index:
         host_scanner: HostScannerName = "auto",
         cache_fraction: float = 0.5,
         health: HealthPolicy | None = None,
+        pin_host_lists: int = 0,
     ) -> Router:
         """Starts serving; see :class:`hybridindex.router.Router`. A context manager; close it before the index."""
         from hybridindex.router.router import Router
@@ -281,6 +282,7 @@ class Index:
             host_scanner=host_scanner,
             cache_fraction=cache_fraction,
             health=health,
+            pin_host_lists=pin_host_lists,
         )
         if plan is not None and (measured := plan.analysis.profile.scanner) != router.host_scanner:
             _log.warning(

@@ -77,6 +77,7 @@ class Router:
         host_scanner: HostScannerName = "auto",
         cache_fraction: float = 0.5,
         health: HealthPolicy | None = None,
+        pin_host_lists: int = 0,
     ) -> None:
         """Allocates the arenas, copies the plan's lists, and is ready when it returns.
 
@@ -98,6 +99,9 @@ class Router:
                 make way for whatever a plan or a session wants. 0: none stay.
             health: when a device is too slow to be used, and whether one that has no room now is tried again; None:
                 :class:`HealthPolicy`'s defaults.
+            pin_host_lists: most bytes of page-locked host memory, for the hottest lists that no device holds: sessions
+                then fetch them at the bus's full speed. Chosen once, by the first plan, without one in the order of
+                ids. The host scans the mapped file as ever.
 
         Raises:
             InvalidInputError: arguments contradict each other or the plan.
@@ -125,7 +129,8 @@ class Router:
         #: Called after each batch, on the thread that ended it: an engine's or device's, or a caller's. Must not block.
         self.on_batch: list[Callable[[BatchReport], None]] = []
         health = health or HealthPolicy()
-        self._opening = opening = TierOpening(index, plan)
+        pin_host_lists = _check_bytes("pin_host_lists", pin_host_lists)
+        self._opening = opening = TierOpening(index, plan, pin_host_lists=pin_host_lists)
         self._tiers: list[Tier] = []
         owners: list[PageOwner] = []
         # Not a method: the store must not keep a closed router, and its arenas, alive.
@@ -175,6 +180,7 @@ class Router:
         try:
             if plan is not None and self._tiers:
                 self._placement.apply(plan)
+            opening.pin_host_lists(self._paged_tiers(), self._residency.current)
         except BaseException:
             self.close()
             raise
@@ -190,6 +196,7 @@ class Router:
     def _restore(self, tier: Tier) -> None:
         self._stats.add(device_recoveries=1)
         self._placement.restore(tier)
+        self._opening.pin_host_lists(self._paged_tiers(), self._residency.current)
 
     def apply_plan(self, plan: Plan, *, bandwidth_share: float = 1.0) -> None:
         """Changes to another plan of the same index while serving; moves only the difference. Lists on their way are
@@ -488,6 +495,7 @@ class Router:
             self._stats.read(),
             cached_lists=self._lookahead.n_cached,
             device_failures=sum(tier.n_failures for tier in self._tiers),
+            pinned_host_bytes=self._opening.pinned_host_bytes,
         )
         plan = self.plan
         if plan is None or not self._tiers:
@@ -521,6 +529,7 @@ class Router:
         self._lookahead.close()
         for tier in self._tiers:
             tier.close()
+        self._opening.close()
         self._host.close()
 
     def __enter__(self) -> Router:

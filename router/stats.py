@@ -42,6 +42,8 @@ class RouterStats:
     device_slowdowns: int = 0
     #: Lists of the current plan that no device holds now although one should: no room, or a failed device.
     unplaced_lists: int = 0
+    #: Page-locked host memory of lists that sessions may fetch.
+    pinned_host_bytes: int = 0
     #: Listeners of batches that raised.
     listener_errors: int = 0
     #: Time by stage (:mod:`hybridindex.router.stages`) of batches that have ended; an answer comes a little earlier.

@@ -198,6 +198,9 @@ def register(app: typer.Typer) -> None:
                 help="A device without room at the start is tried again, and takes its budget when there is room.",
             ),
         ] = True,
+        pin_host_lists: Annotated[
+            str, typer.Option("--pin-host-lists", help="Bytes of page-locked memory for lists that sessions may fetch.")
+        ] = "0",
         overload_min_nprobe: Annotated[
             int | None, typer.Option("--overload-min-nprobe", help="Lower nprobe down to this under overload.")
         ] = None,
@@ -239,6 +242,7 @@ def register(app: typer.Typer) -> None:
             devices=tuple(device or ()),
             device_budget_bytes=tuple(parse_bytes(b) for b in budget or ()),
             retry_open=retry_open,
+            pin_host_lists=parse_bytes(pin_host_lists),
             plan=plan,
             slo_ms=slo_ms,
             threads=threads,

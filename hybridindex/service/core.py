@@ -153,6 +153,7 @@ class Service:
                     device_budget_bytes=config.budgets() if config.devices else None,
                     threads=config.threads,
                     health=HealthPolicy(retry_open=config.retry_open),
+                    pin_host_lists=config.pin_host_lists,
                 )
                 refresher = make_refresher(index, router, store) if make_refresher is not None else None
             except BaseException:

@@ -66,6 +66,7 @@ class DeviceTier:
         page_bytes: int = DEFAULT_PAGE_BYTES,
         staging_bytes: int = DEFAULT_STAGING_BYTES,
         without_room: WithoutRoom = "raise",
+        pinned: PinnedMemory | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Allocates min(``wanted_bytes``, budget - scratch) bytes of pages on ``device_name``, and tries its scanner.
@@ -81,6 +82,7 @@ class DeviceTier:
             page_bytes: most bytes of a page.
             staging_bytes: host memory for copies on their way; taken with the first copy, none on the stand-in.
             without_room: where the device is full or busy now. A budget above its memory is refused in any case.
+            pinned: lists in page-locked memory that this tier shares with others; stays the caller's. None: its own.
             clock: seconds, monotonic; for back-off and pace.
 
         Raises:
@@ -112,12 +114,12 @@ class DeviceTier:
             self.disabled_reason = f"budget of {budget_bytes:,} bytes is below one page plus scratch"
         self.arena = PageArena(self.device, self.geometry, n_pages, taken=False)
         self._copier = open_copier(self.arena, staging_bytes=staging_bytes)
-        self._pinned = PinnedMemory(self.geometry, page_locked=self.device.type == "cuda")
+        self._shares_pinned = pinned is not None
+        self._pinned = pinned or PinnedMemory(self.geometry, page_locked=self.device.type == "cuda")
         self._health = DeviceHealth()
         self._clock = clock
         self._moves: MoveQueue[ListLoad | Probe] = MoveQueue()
         self._work = threading.Condition()
-        self._pin_lock = threading.Lock()
         self._closed = self._hurried = False
         try:
             self._take_memory()
@@ -244,8 +246,8 @@ class DeviceTier:
 
     @property
     def host_bytes(self) -> int:
-        """Host memory taken for copies: staging buffers and pinned lists."""
-        return self._copier.staging_bytes + self._pinned.nbytes
+        """Host memory taken for copies: staging buffers and pinned lists, unless these are shared with others."""
+        return self._copier.staging_bytes + (0 if self._shares_pinned else self._pinned.nbytes)
 
     @property
     def copy_stats(self) -> CopyStats:
@@ -383,22 +385,10 @@ class DeviceTier:
 
         Where the host refuses, the rest goes on through the staging buffers: said by the report and in the log.
         """
-        pinned: list[int] = []
-        reason = ""
-        with self._pin_lock:
-            before = self._pinned.nbytes
-            for list_id in lists:
-                if self._closed:
-                    reason = "the device tier is closed"
-                    break
-                try:
-                    self._pinned.add(int(list_id), self._index.list_codes(int(list_id)))
-                except (RuntimeError, MemoryError) as error:
-                    reason = f"the host refused page-locked memory after {self._pinned.nbytes:,} bytes: {error}"
-                    _log.warning("device %s: %s; other lists go through the staging buffers", self.label, reason)
-                    break
-                pinned.append(int(list_id))
-            return PinReport(pinned=tuple(pinned), nbytes=self._pinned.nbytes - before, reason=reason)
+        report = self._pinned.add_all([int(list_id) for list_id in lists], self._index.list_codes, lambda: self._closed)
+        if report.reason and not self._closed:
+            _log.warning("device %s: %s; other lists go through the staging buffers", self.label, report.reason)
+        return report
 
     def _run_mover(self) -> None:
         while (move := self._next_move()) is not None:
@@ -449,6 +439,6 @@ class DeviceTier:
             self._work.notify()
         self._mover.join()
         self._copier.close()
-        with self._pin_lock:
+        if not self._shares_pinned:
             self._pinned.clear()
         self.arena.release()

@@ -13,6 +13,7 @@ from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, shard_page_byte
 from hybridindex.tiers.arena import PageArena
 from hybridindex.tiers.device import DeviceTier, choose_page_scanner
 from hybridindex.tiers.devices import resolve_device
+from hybridindex.tiers.pinned import PinnedMemory
 from hybridindex.tiers.shard import StandInShard, model_bytes
 from hybridindex.tiers.shard_gpu import GpuShard, gpu_unsupported
 from hybridindex.tiers.shard_tier import ShardTier
@@ -74,12 +75,14 @@ def open_device_tier(
     scratch_bytes: int | None = None,
     page_bytes: int = DEFAULT_PAGE_BYTES,
     without_room: WithoutRoom = "raise",
+    pinned: PinnedMemory | None = None,
 ) -> Tier:
     """The tier that serves ``index`` on a device. Where none can, one that holds nothing and says why.
 
     Args:
         scratch_bytes, page_bytes: of a paged tier; a shard's follow from its budget and codec.
         without_room: where the device is full or, for a paged tier, busy now.
+        pinned: lists in page-locked memory for paged tiers, shared; None: each has its own.
 
     Raises:
         OutOfBudgetError: more is needed than the device has free.
@@ -104,6 +107,7 @@ def open_device_tier(
         scratch_bytes=scratch_bytes,
         page_bytes=page_bytes,
         without_room=without_room,
+        pinned=pinned,
     )
     tier.disabled_reason = choice.reason or tier.disabled_reason
     return tier

@@ -331,7 +331,7 @@ def test_pinned_lists_go_without_staging_and_a_refusing_host_is_said(index, stre
     def refuse(self, list_id, codes):
         if list_id == lists[5]:
             raise RuntimeError("CUDA error: out of memory")
-        add(self, list_id, codes)
+        return add(self, list_id, codes)
 
     with closing(tier):
         with monkeypatch.context() as patch:
