@@ -178,13 +178,13 @@ class PageArena:
 
         Arenas on a GPU are written through a copy stream, by :class:`hybridindex.tiers.copier.Copier`.
         """
-        flat = codes.reshape(-1)
+        flat, target = codes.reshape(-1), self.data.numpy().reshape(-1)
         page_bytes = self.geometry.page_bytes
         done = 0
         for start, length in page_runs(pages):
             nbytes = min(length * page_bytes, len(flat) - done)
-            target = self.data[start : start + length].view(-1)
-            np.copyto(target[:nbytes].numpy(), flat[done : done + nbytes])
+            at = start * page_bytes
+            np.copyto(target[at : at + nbytes], flat[done : done + nbytes])
             done += nbytes
         assert done == len(flat), "codes do not fit the pages"
 
