@@ -53,8 +53,9 @@ class HealthPolicy:
     slow_margin_ms: float = 10.0
     #: A device is slow after so many late parts more than parts in time, and a scan on the host that was faster.
     slow_parts: int = 32
-    #: A scan is stuck after so long, and ``slow_factor`` times what the host would take: the watchdog's.
-    stuck_s: float = 5.0
+    #: A scan is stuck after so long, and ``slow_factor`` times what the host would take: the watchdog's. Longer than a
+    #: kernel takes to compile for a k that nobody asked for before.
+    stuck_s: float = 10.0
     #: Whether a device that is full or busy when the router opens is tried again and takes its memory when there is
     #: room. False: it counts as failed until the router is opened anew, and takes nothing while others start.
     retry_open: bool = True
