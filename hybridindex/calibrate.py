@@ -19,6 +19,7 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.partitioner.analysis import analyse
 from hybridindex.partitioner.plan import Plan, make_plan
+from hybridindex.router.health import HealthPolicy
 from hybridindex.router.router import Router
 from hybridindex.tiers.host import HostScannerName
 from hybridindex.tiers.serving import TierChoice, tier_of
@@ -60,8 +61,15 @@ def time_routed(
         raise InvalidInputError("queries is empty; expected at least one to route")
     rng = np.random.default_rng(profile.seed)
     samples: list[StageSample] = []
-    # The scanner that the stages were timed with.
-    open_router = partial(Router, index, threads=profile.threads, host_scanner=cast("HostScannerName", profile.scanner))
+    open_router = partial(
+        Router,
+        index,
+        threads=profile.threads,
+        # The scanner that the stages were timed with.
+        host_scanner=cast("HostScannerName", profile.scanner),
+        # A slow device shall be seen, not left out.
+        health=HealthPolicy(judge="none", retry_open=False),
+    )
     with ExitStack() as open_routers:
         routers = {0.0: open_routers.enter_context(open_router())}
         choice = tier_of(index, devices[0]) if devices else None

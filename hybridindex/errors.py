@@ -17,7 +17,9 @@ The tree::
     ├── ProfileError                          a profile is missing, incomplete or too small
     │   └── ProfileMismatchError              it belongs to another index or machine
     ├── DeviceError                           a device cannot be used
+    │   ├── DeviceBusyError                   it takes nobody now; later it may
     │   ├── DeviceNotFoundError
+    │   ├── DeviceSlowError                   internal to routing: it takes longer than the host would
     │   └── OutOfBudgetError                  internal to placement: pages or scratch exceed the budget
     ├── MissingDependencyError                an extra is not installed; names the extra
     ├── LLMServerError                        an LLM cannot be reached or measured; names address and what came back
@@ -44,8 +46,10 @@ __all__ = [
     "BuildError",
     "CorruptIndexError",
     "DeadlineExceededError",
+    "DeviceBusyError",
     "DeviceError",
     "DeviceNotFoundError",
+    "DeviceSlowError",
     "DiskFullError",
     "DocumentStoreError",
     "DuplicateIdError",
@@ -134,8 +138,16 @@ class DeviceError(HybridIndexError):
     """A device cannot be used."""
 
 
+class DeviceBusyError(DeviceError):
+    """The device exists and takes nobody now: no memory for a context, or it is another process's alone."""
+
+
 class DeviceNotFoundError(DeviceError):
     """The named device does not exist here."""
+
+
+class DeviceSlowError(DeviceError):
+    """A device answers, or may still, but takes clearly longer than the host would. What it holds is intact."""
 
 
 class OutOfBudgetError(DeviceError):

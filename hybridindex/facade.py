@@ -20,6 +20,7 @@ from hybridindex.types import F32, I64, LLMProfile, Metric, Profile
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
     from hybridindex.partitioner.plan import Plan
+    from hybridindex.router.health import HealthPolicy
     from hybridindex.router.router import Router
     from hybridindex.store.control import ControlStore
     from hybridindex.tiers.host import HostScannerName
@@ -263,6 +264,8 @@ class Index:
         early_dispatch: bool = True,
         host_scanner: HostScannerName = "auto",
         cache_fraction: float = 0.5,
+        health: HealthPolicy | None = None,
+        pin_host_lists: int = 0,
     ) -> Router:
         """Starts serving; see :class:`hybridindex.router.Router`. A context manager; close it before the index."""
         from hybridindex.router.router import Router
@@ -278,6 +281,8 @@ class Index:
             early_dispatch=early_dispatch,
             host_scanner=host_scanner,
             cache_fraction=cache_fraction,
+            health=health,
+            pin_host_lists=pin_host_lists,
         )
         if plan is not None and (measured := plan.analysis.profile.scanner) != router.host_scanner:
             _log.warning(

@@ -156,6 +156,8 @@ class Batch:
 
         ``on_finished`` is called once when all scans ended: from then on nobody reads leased pages for this batch.
         """
+        #: Who scans what, for those who are told about the batch.
+        self.parts = split.parts
         self._nprobe_used = split.n_probes
         self._hit_rate = split.hit_rate
         self._n_scans = len(split.parts)

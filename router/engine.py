@@ -14,18 +14,21 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from hybridindex.errors import InvalidInputError, OutOfBudgetError, RouterClosedError
+from hybridindex.errors import RouterClosedError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.router.batch import Batch, BlockingReply, Request
 from hybridindex.router.batching import MAX_BATCHES_IN_FLIGHT, fits
 from hybridindex.router.deadline import PaceEstimator, nprobe_for_deadline
+from hybridindex.router.health import HealthPolicy, HealthWatch
+from hybridindex.router.lanes import DeviceLane, DeviceTask
 from hybridindex.router.split import HOST, ProbePart, ProbeSplit, split_probes
-from hybridindex.router.stages import COARSE, HOST_SCAN, SPLIT, BatchReport, StageTime, device_scan
+from hybridindex.router.stages import COARSE, HOST_SCAN, SPLIT, BatchReport, StageTime
 from hybridindex.router.stats import StatsCounter
+from hybridindex.router.watchdog import Watchdog
 from hybridindex.tiers.host import HostScanner
 from hybridindex.tiers.residency import Residency, ResidencyStore
 from hybridindex.tiers.tier import Tier
@@ -36,15 +39,24 @@ __all__ = ["Engine"]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _DeviceTask:
-    batch: Batch
-    part: ProbePart
-    residency: Residency
+class _Slot:
+    """A batch's leave to be under way. Given back once, by its end or when a part of it was taken over."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, slots: queue.SimpleQueue[None]) -> None:
+        self._held = [slots]
+
+    def give_back(self) -> None:
+        try:
+            slots = self._held.pop()
+        except IndexError:
+            return
+        slots.put(None)
 
 
 class Engine:
-    """Owner of the request queue and of the scanning threads. ``submit`` from any thread."""
+    """Owner of the request queue, of the engine thread and of the devices' lanes. ``submit`` from any thread."""
 
     def __init__(
         self,
@@ -58,6 +70,7 @@ class Engine:
         max_batch: int | None = None,
         early_dispatch: bool = True,
         listeners: Sequence[Callable[[BatchReport], None]] = (),
+        health: HealthPolicy,
     ) -> None:
         """``listeners``: told about every batch after it has ended; the owner may change what it holds."""
         self._index = index
@@ -71,7 +84,6 @@ class Engine:
         self._early_dispatch = early_dispatch
         self._listeners = listeners
         self._numbers = itertools.count(1)
-        self._device_stages = [device_scan(i) for i in range(len(tiers))]
         #: (nlist + 1,) int64 bytes per list; the last entry, where probe -1 lands, is 0.
         self._work_of_probe: I64 = np.append(index.list_bytes, 0)
         self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
@@ -90,14 +102,11 @@ class Engine:
         self._stand_in: threading.Thread | None = None
         self._close_lock = threading.Lock()
         self._closed = False
-        self._device_queues: list[queue.SimpleQueue[_DeviceTask | None]] = [queue.SimpleQueue() for _ in tiers]
-        self._device_threads = [
-            threading.Thread(target=self._run_device, args=(i,), name=f"hybridindex-device-{i}", daemon=True)
-            for i in range(len(tiers))
-        ]
+        self._lanes = [DeviceLane(tier, residency, self._fall_back) for tier in tiers]
+        self.health = HealthWatch(health, self._lanes, host, pace, residency, stats, index.list_bytes)
+        self._watchdog = Watchdog(self._lanes, self.health, self._fall_back)
         self._thread = threading.Thread(target=self._run, name="hybridindex-engine", daemon=True)
-        for thread in (*self._device_threads, self._thread):
-            thread.start()
+        self._thread.start()
 
     def submit(self, request: Request) -> None:
         """Queues a request; its future gets the answer.
@@ -158,14 +167,14 @@ class Engine:
         self._thread.join()
         # For good: after this no caller runs a batch.
         self._turn.acquire()
-        for waiting in self._device_queues:
-            waiting.put(None)
-        for thread in self._device_threads:
-            thread.join()
+        for lane in self._lanes:
+            lane.close()
+        self._watchdog.close()
 
     def owns_current_thread(self) -> bool:
         """Whether a callback or one of our own threads asks: waiting for an answer there would wait forever."""
-        return threading.current_thread() in (self._thread, *self._device_threads)
+        own = threading.current_thread() is self._thread or self._watchdog.owns_current_thread()
+        return own or any(lane.owns_current_thread() for lane in self._lanes)
 
     # Engine thread
 
@@ -224,18 +233,18 @@ class Engine:
             n += len(request.queries)
 
     def _execute(self, requests: list[Request]) -> None:
-        lease = self._residency.lease()
+        lease, slot = self._residency.lease(), _Slot(self._slots)
 
         def finished(batch: Batch | None = None) -> None:
             try:
                 lease.release()
             finally:
-                self._slots.put(None)
+                slot.give_back()
             if batch is not None:
                 self._report(batch)
 
         try:
-            batch, host_part, chosen_s = self._start(requests, lease.residency, finished)
+            batch, host_part, chosen_s = self._start(requests, lease.residency, slot, finished)
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
             _log.exception("a batch of %d requests failed before its scan", len(requests))
             for request in requests:
@@ -255,7 +264,7 @@ class Engine:
             self._pace.observe(host_part.total_bytes, time.perf_counter() - chosen_s)
 
     def _start(
-        self, requests: list[Request], residency: Residency, finished: Callable[[Batch], None]
+        self, requests: list[Request], residency: Residency, slot: _Slot, finished: Callable[[Batch], None]
     ) -> tuple[Batch, ProbePart | None, float]:
         """Quantizes, splits, and hands parts to the devices. Raises only before anything was handed over.
 
@@ -265,9 +274,10 @@ class Engine:
         batch = Batch(requests, keep_max=self._index.metric == "ip")
         probes, coarse = self._index.quantize(batch.queries, batch.nprobe)
         quantized_s = batch.clock.note(COARSE, batch.clock.started_s)
+        list_device = self.health.list_device(residency)
         if len(requests) > 1 or requests[0].deadline_s is not None:
-            self._limit_probes(batch, probes, residency)
-        split = split_probes(probes, coarse, residency.list_device, self._index.list_bytes, len(self._tiers))
+            self._limit_probes(batch, probes, list_device)
+        split = split_probes(probes, coarse, list_device, self._index.list_bytes, len(self._tiers))
         batch.clock.note(SPLIT, quantized_s)
         for number, request in enumerate(requests):
             if request.on_probes is not None:
@@ -279,7 +289,7 @@ class Engine:
             if part.device == HOST:
                 host_part = part
             else:
-                self._device_queues[part.device].put(_DeviceTask(batch, part, residency))
+                self._lanes[part.device].put(DeviceTask(batch, part, residency, slot.give_back))
         return batch, host_part, quantized_s
 
     def _tell_probes(self, on_probes: Callable[[I64], None], probes: I64) -> None:
@@ -288,7 +298,7 @@ class Engine:
         except Exception:  # noqa: BLE001 - one caller's callback must not fail the others
             _log.exception("an on_probes callback raised")
 
-    def _limit_probes(self, batch: Batch, probes: I64, residency: Residency) -> None:
+    def _limit_probes(self, batch: Batch, probes: I64, list_device: npt.NDArray[np.int16]) -> None:
         """Cuts each request's probes to its own nprobe, in place; deadlines may lower it further."""
         for number, request in enumerate(batch.requests):
             probes[batch.rows_of(number), request.nprobe :] = -1
@@ -296,7 +306,7 @@ class Engine:
         lowerable = [r.deadline_s is not None and r.min_nprobe < r.nprobe for r in batch.requests]
         if not any(lowerable):
             return
-        on_host = (probes >= 0) & (residency.list_device[probes] < 0)
+        on_host = (probes >= 0) & (list_device[probes] < 0)
         miss_bytes = np.where(on_host, self._work_of_probe[probes], 0)
         total = int(miss_bytes.sum())
         now = time.monotonic()
@@ -339,6 +349,7 @@ class Engine:
         """Sums the batch's stages and tells who listens. Never raises: a listener must not stop the engine."""
         clock, requests = batch.clock, batch.requests
         times = clock.times()
+        self.health.note(batch, times)
         queue_s = tuple([clock.started_s - r.submitted_s for r in requests])
         self._stats.add_stages(queue_s, times)
         told = [*self._listeners, *[r.on_batch for r in requests if r.on_batch is not None]]
@@ -384,40 +395,10 @@ class Engine:
             return False
         return True
 
-    # Device threads
-
-    def _run_device(self, ordinal: int) -> None:
-        tier, waiting = self._tiers[ordinal], self._device_queues[ordinal]
-        while (task := waiting.get()) is not None:
-            try:
-                self._scan_device(tier, task)
-            except BaseException as error:  # noqa: BLE001 - nobody may wait for a dead thread
-                _log.exception("a device part of %d queries failed", len(task.part.rows))
-                task.batch.fail(error)
-            finally:
-                task.batch.end_scan()
-            # An idle thread must not keep the last batch alive.
-            del task
-
-    def _scan_device(self, tier: Tier, task: _DeviceTask) -> None:
-        batch, part = task.batch, task.part
-        started = time.perf_counter()
-        try:
-            scanner = tier.scanner(task.residency)
-            distances, ids = scanner.scan(batch.queries[part.rows], part.probes, part.coarse_distances, batch.k)
-            batch.clock.note(self._device_stages[tier.ordinal], started)
-        except (OutOfBudgetError, InvalidInputError):
-            # Not the device's fault: this k does not fit its scratch, or the index was closed.
-            self._fall_back(batch, part)
-        except Exception as error:  # noqa: BLE001 - whatever a device does, the host answers
-            tier.fail(error)
-            lost = self._residency.current.resident_lists(tier.ordinal)
-            self._residency.publish({}, drops=lost.tolist())
-            self._fall_back(batch, part)
-        else:
-            batch.complete_part(part, distances, ids)
+    # Other threads
 
     def _fall_back(self, batch: Batch, part: ProbePart) -> None:
+        """Scans a device's part on the host. Never raises."""
         moved = part.total_bytes
         self._stats.add(device_fallbacks=1, host_work_bytes=moved, device_work_bytes=-moved)
         self._host.adopt_thread()

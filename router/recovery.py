@@ -1,7 +1,8 @@
-"""What was lost comes back: a thread tries failed devices again, with back-off, and says when to look for lists that
-are missing.
+"""What was lost comes back: a thread tries failed and slow devices again, with back-off, and says when to look for
+lists that are missing.
 
-How a device is tried, and when the next trial is due, is :class:`hybridindex.tiers.tier.Tier`'s business.
+How a device is tried, and when the next trial is due, is :class:`hybridindex.tiers.tier.Tier`'s business; for slow ones
+also :mod:`hybridindex.router.health`'s.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 from hybridindex.errors import RouterClosedError
 from hybridindex.tiers.tier import Tier
@@ -18,6 +20,8 @@ __all__ = ["Recovery"]
 
 _log = logging.getLogger(__name__)
 
+#: Longest wait for one trial while other devices may need theirs; its end is then found at a later look.
+_PATIENCE_S = 10.0
 #: Between two looks at the devices; the shortest back-off is as long.
 _INTERVAL_S = 1.0
 
@@ -30,21 +34,28 @@ class Recovery:
         tiers: Sequence[Tier],
         restore: Callable[[Tier], None],
         complete: Callable[[], None],
+        trial_of: Callable[[Tier], Callable[[], None] | None],
         *,
         clock: Callable[[], float] = time.monotonic,
         interval_s: float = _INTERVAL_S,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         """
         Args:
             restore: called on the thread with a device that works again.
             complete: called on the thread at each look: lists that found no room may find it now.
+            trial_of: how a slow device is tried; None for one that is not.
             clock: of the tiers, seconds.
         """
         self._tiers = tiers
         self._restore = restore
         self._complete = complete
+        self._trial_of = trial_of
         self._clock = clock
         self._interval_s = interval_s
+        self._patience_s = patience_s
+        #: Trials that go on.
+        self._trials: dict[int, Future[bool]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hybridindex-recovery", daemon=True)
         if tiers:
@@ -59,13 +70,17 @@ class Recovery:
                 _log.exception("missing lists could not be brought")
 
     def try_failed(self) -> None:
-        """Tries each failed device whose time has come, and waits for the outcome."""
+        """Tries each failed device whose time has come, and waits for the outcome, but not for ever."""
         for tier in self._tiers:
-            if not tier.retry_due(self._clock()):
+            going_on = self._trials.pop(tier.ordinal, None)
+            if going_on is None and not tier.retry_due(self._clock()):
                 continue
             try:
-                if tier.recover().result():
+                trial = going_on or tier.recover(self._trial_of(tier))
+                if trial.result(self._patience_s if going_on is None else 0):
                     self._restore(tier)
+            except TimeoutError:
+                self._trials[tier.ordinal] = trial
             except RouterClosedError:
                 return
             except Exception:  # noqa: BLE001 - other devices, and later trials, still need this thread

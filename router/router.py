@@ -5,7 +5,6 @@ Longer than other files: most of it is the public methods with what they promise
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -18,22 +17,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybridindex.errors import (
-    DeviceError,
-    DeviceNotFoundError,
     InvalidInputError,
     ProfileMismatchError,
     RouterClosedError,
     RouterError,
 )
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
 from hybridindex.router.batch import BlockingReply, FutureReply, Reply, Request
 from hybridindex.router.deadline import PaceEstimator
 from hybridindex.router.engine import Engine
+from hybridindex.router.health import HealthPolicy
 from hybridindex.router.holdings import Holder
 from hybridindex.router.hotness import HotnessPolicy
 from hybridindex.router.lookahead import Lookahead
 from hybridindex.router.loop_reply import LoopReply, Mailboxes
+from hybridindex.router.opening import TierOpening
 from hybridindex.router.placement import Placement
 from hybridindex.router.recovery import Recovery
 from hybridindex.router.session import Session
@@ -44,7 +42,6 @@ from hybridindex.tiers.device import DeviceTier
 from hybridindex.tiers.host import HostScannerName, open_host_scanner
 from hybridindex.tiers.moves import check_share
 from hybridindex.tiers.residency import Residency, ResidencyStore
-from hybridindex.tiers.serving import open_device_tier
 from hybridindex.tiers.tier import PageOwner, Tier
 from hybridindex.tiers.validate import MAX_K
 from hybridindex.types import F32, I64, SearchResult
@@ -54,12 +51,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_BATCH_QUERIES", "Router"]
 
-_log = logging.getLogger(__name__)
-
 #: Most queries of one search call; larger inputs are for the caller to cut.
 MAX_BATCH_QUERIES = 65_536
-#: Device bytes kept for lookahead, over all sessions, where the budget has them and nothing else is said.
-_DEFAULT_LOOKAHEAD_BYTES = 256 << 20
 #: Lookahead budgets that are remembered, by window.
 _MAX_WINDOWS = 256
 
@@ -83,6 +76,8 @@ class Router:
         early_dispatch: bool = True,
         host_scanner: HostScannerName = "auto",
         cache_fraction: float = 0.5,
+        health: HealthPolicy | None = None,
+        pin_host_lists: int = 0,
     ) -> None:
         """Allocates the arenas, copies the plan's lists, and is ready when it returns.
 
@@ -102,6 +97,11 @@ class Router:
             host_scanner: "native", "faiss", or "auto": native where it supports the codec.
             cache_fraction: part of each arena that lists may fill which no session holds any more but some used. They
                 make way for whatever a plan or a session wants. 0: none stay.
+            health: when a device is too slow to be used, and whether one that has no room now is tried again; None:
+                :class:`HealthPolicy`'s defaults.
+            pin_host_lists: most bytes of page-locked host memory, for the hottest lists that no device holds: sessions
+                then fetch them at the bus's full speed. Chosen once, by the first plan, without one in the order of
+                ids. The host scans the mapped file as ever.
 
         Raises:
             InvalidInputError: arguments contradict each other or the plan.
@@ -110,8 +110,6 @@ class Router:
             UnsupportedIndexError: the host scanner that was asked for cannot scan this index.
         """
         self._index = index
-        #: What the arenas are opened for.
-        self._first_plan = plan
         if plan is not None and not hasattr(plan, "index_fingerprint"):
             raise InvalidInputError(f"plan is a {type(plan).__name__}; expected what Index.plan returned, or None")
         if plan is not None and plan.index_fingerprint != index.fingerprint:
@@ -130,7 +128,9 @@ class Router:
         self._mailboxes = Mailboxes()
         #: Called after each batch, on the thread that ended it: an engine's or device's, or a caller's. Must not block.
         self.on_batch: list[Callable[[BatchReport], None]] = []
-        self._moves_single_lists = index.device_codec() is not None
+        health = health or HealthPolicy()
+        pin_host_lists = _check_bytes("pin_host_lists", pin_host_lists)
+        self._opening = opening = TierOpening(index, plan, pin_host_lists=pin_host_lists)
         self._tiers: list[Tier] = []
         owners: list[PageOwner] = []
         # Not a method: the store must not keep a closed router, and its arenas, alive.
@@ -141,24 +141,23 @@ class Router:
         self._closed = False
         try:
             for ordinal, (name, budget) in enumerate(zip(devices, budgets, strict=True)):
-                self._tiers.append(self._open_tier(name, ordinal, budget, lookahead_bytes))
+                self._tiers.append(opening.open(name, ordinal, budget, lookahead_bytes, retry=health.retry_open))
                 owners.append(self._tiers[-1].pages)
-            geometry = self._geometry()
-            #: (nlist,) int64, page rounding included.
-            self._page_bytes_of: I64 = geometry.pages_for(index.list_sizes) * geometry.page_bytes
             self._lookahead = Lookahead(
                 index,
                 self._paged_tiers(),
                 self._residency,
                 self._stats,
                 self._host.adopt_thread,
-                self._page_bytes_of,
+                opening.list_bytes,
                 cache,
                 has_devices=bool(self._tiers),
             )
-            promised = [max(0, tier.capacity_bytes - self._pinned_bytes(plan, i)) for i, tier in enumerate(self._tiers)]
+            promised = [
+                max(0, tier.capacity_bytes - opening.pinned_bytes(plan, i)) for i, tier in enumerate(self._tiers)
+            ]
             self._placement = Placement(
-                plan, self._tiers, self._paged_tiers(), self._residency, self._lookahead, self._page_bytes_of, promised
+                plan, self._tiers, self._paged_tiers(), self._residency, self._lookahead, opening.list_bytes, promised
             )
         except BaseException:
             for tier in self._tiers:
@@ -175,11 +174,13 @@ class Router:
             max_batch=max_batch,
             early_dispatch=early_dispatch,
             listeners=self.on_batch,
+            health=health,
         )
-        self._recovery = Recovery(self._tiers, self._restore, self._placement.complete)
+        self._recovery = Recovery(self._tiers, self._restore, self._placement.complete, self._engine.health.trial)
         try:
             if plan is not None and self._tiers:
                 self._placement.apply(plan)
+            opening.pin_host_lists(self._paged_tiers(), self._residency.current)
         except BaseException:
             self.close()
             raise
@@ -188,57 +189,14 @@ class Router:
 
     def _paged_tiers(self) -> list[DeviceTier]:
         """The tiers that single lists come to and leave: all of them, or none where lists come in shards."""
-        return [tier for tier in self._tiers if isinstance(tier, DeviceTier)] if self._moves_single_lists else []
-
-    def _open_tier(self, name: str, ordinal: int, budget: int, lookahead_bytes: int | None) -> Tier:
-        pinned = self._pinned_bytes(self._first_plan, ordinal)
-        scratch = scratch_for_budget(budget)
-        if self._first_plan is not None and budget == self._first_plan.request.budgets[ordinal]:
-            scratch = self._first_plan.request.scratch[ordinal]
-        geometry = self._geometry()
-        index_bytes = int(geometry.pages_for(self._index.list_sizes).sum()) * geometry.page_bytes
-        if not self._moves_single_lists:
-            lookahead_bytes = 0
-        if lookahead_bytes is None:
-            lookahead_bytes = max(0, min(_DEFAULT_LOOKAHEAD_BYTES, budget - scratch - pinned))
-        # More than the whole index would never be used.
-        wanted = min(pinned + lookahead_bytes, index_bytes)
-        try:
-            tier = open_device_tier(
-                self._index,
-                name,
-                ordinal,
-                budget_bytes=budget,
-                wanted_bytes=wanted,
-                scratch_bytes=scratch,
-                page_bytes=self._page_bytes(),
-            )
-        except DeviceNotFoundError:
-            raise
-        except DeviceError as error:
-            _log.error("%s; the host serves its lists", error)
-            tier = DeviceTier(self._index, name, ordinal, budget_bytes=0, wanted_bytes=0)
-            tier.disabled_reason = str(error)
-        if tier.disabled_reason and pinned:
-            _log.warning("device %s holds nothing: %s", tier.label, tier.disabled_reason)
-        return tier
-
-    def _pinned_bytes(self, plan: Plan | None, ordinal: int) -> int:
-        if plan is None:
-            return 0
-        geometry = self._geometry()
-        sizes = self._index.list_sizes[plan.list_device == ordinal]
-        return int(geometry.pages_for(sizes).sum()) * geometry.page_bytes
-
-    def _page_bytes(self) -> int:
-        return DEFAULT_PAGE_BYTES if self._first_plan is None else self._first_plan.request.page_bytes
-
-    def _geometry(self) -> PageGeometry:
-        return PageGeometry.for_code_size(self._index.code_size, self._page_bytes())
+        return (
+            [tier for tier in self._tiers if isinstance(tier, DeviceTier)] if self._opening.moves_single_lists else []
+        )
 
     def _restore(self, tier: Tier) -> None:
         self._stats.add(device_recoveries=1)
         self._placement.restore(tier)
+        self._opening.pin_host_lists(self._paged_tiers(), self._residency.current)
 
     def apply_plan(self, plan: Plan, *, bandwidth_share: float = 1.0) -> None:
         """Changes to another plan of the same index while serving; moves only the difference. Lists on their way are
@@ -467,7 +425,9 @@ class Router:
         if self._closed:
             raise RouterClosedError("the router is closed")
         plan = self.plan
-        spare = max((t.arena.nbytes - self._pinned_bytes(plan, t.ordinal) for t in self._paged_tiers()), default=0)
+        spare = max(
+            (t.arena.nbytes - self._opening.pinned_bytes(plan, t.ordinal) for t in self._paged_tiers()), default=0
+        )
         if lookahead_bytes is not None and window_ms is not None:
             raise InvalidInputError("lookahead_bytes and window_ms are both given; the window decides the bytes")
         if window_ms is not None:
@@ -508,7 +468,7 @@ class Router:
 
     def _device_bytes_of(self, lists: Collection[int]) -> int:
         """Bytes that these lists take on a device."""
-        return int(self._page_bytes_of[list(lists)].sum())
+        return int(self._opening.list_bytes[list(lists)].sum())
 
     # State
 
@@ -535,6 +495,7 @@ class Router:
             self._stats.read(),
             cached_lists=self._lookahead.n_cached,
             device_failures=sum(tier.n_failures for tier in self._tiers),
+            pinned_host_bytes=self._opening.pinned_host_bytes,
         )
         plan = self.plan
         if plan is None or not self._tiers:
@@ -545,7 +506,7 @@ class Router:
     def arena_use(self) -> tuple[ArenaUse, ...]:
         """What each device's bytes are in use for, now."""
         held, cached = self._lookahead.marks()
-        return arena_use(self._tiers, self._residency.current, self._page_bytes_of, held=held, cached=cached)
+        return arena_use(self._tiers, self._residency.current, self._opening.list_bytes, held=held, cached=cached)
 
     def check_invariants(self) -> None:
         """Asserts what must hold at any time; for tests and debugging."""
@@ -568,6 +529,7 @@ class Router:
         self._lookahead.close()
         for tier in self._tiers:
             tier.close()
+        self._opening.close()
         self._host.close()
 
     def __enter__(self) -> Router:

@@ -38,8 +38,12 @@ class RouterStats:
     #: How often a device failed, and how often one came back.
     device_failures: int = 0
     device_recoveries: int = 0
+    #: Of those failures: devices that took longer than the host would, or did not end a scan.
+    device_slowdowns: int = 0
     #: Lists of the current plan that no device holds now although one should: no room, or a failed device.
     unplaced_lists: int = 0
+    #: Page-locked host memory of lists that sessions may fetch.
+    pinned_host_bytes: int = 0
     #: Listeners of batches that raised.
     listener_errors: int = 0
     #: Time by stage (:mod:`hybridindex.router.stages`) of batches that have ended; an answer comes a little earlier.

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import hybridindex as hx
+from hybridindex import calibrate
 from hybridindex.errors import InvalidInputError, ProfileError, ProfileMismatchError
+from hybridindex.router import Router
 from tests.clustered import clustered
 from tests.oracle import check_answer
 
@@ -161,6 +163,32 @@ def test_routed_batches_are_part_of_the_profile(profile):
     routed = [s for s in profile.stages if s.stage == "batch"]
     assert {s.device for s in routed} == {"", "cpu (stand-in)"}
     assert {s.batch for s in routed} >= {1, 4, 16, 64}
+
+
+def test_a_slow_device_is_timed_and_not_left_out(index, profile, monkeypatch):
+    policies = []
+
+    class Told(Router):
+        def __init__(self, *args, health, **options):
+            policies.append(health)
+            super().__init__(*args, health=health, **options)
+
+    monkeypatch.setattr(calibrate, "Router", Told)
+    options = {"devices": ["cpu"], "device_budget_bytes": 1 << 30, "max_seconds": 0}
+    assert calibrate.time_routed(index.ivf, profile, clustered(4, seed=8), **options)
+    assert {policy.judge for policy in policies} == {"none"}
+
+
+def test_the_hottest_host_lists_of_a_plan_are_pinned(index, profile):
+    plan = index.plan(50, 1 << 30, profile, coverage=0.2)
+    with index.router(plan, ["cpu"], pin_host_lists=1 << 20) as router:
+        [tier] = router.devices
+        accesses = profile.access.list_accesses
+        pinned = np.array([i for i in range(NLIST) if tier._pinned.find(i) is not None])
+        others = np.setdiff1d(np.flatnonzero(plan.list_device < 0), pinned)
+        assert 0 < router.stats().pinned_host_bytes <= 1 << 20
+        assert (plan.list_device[pinned] < 0).all()
+        assert accesses[pinned].min() >= accesses[others].max()
 
 
 def test_save_copies_an_index(index, tmp_path):

@@ -191,6 +191,16 @@ def register(app: typer.Typer) -> None:
         deadline_ms: Annotated[
             float, typer.Option("--deadline-ms", help="Longest wait for a search to start, where none is asked for.")
         ] = 30_000.0,
+        retry_open: Annotated[
+            bool,
+            typer.Option(
+                "--retry-open/--no-retry-open",
+                help="A device without room at the start is tried again, and takes its budget when there is room.",
+            ),
+        ] = True,
+        pin_host_lists: Annotated[
+            str, typer.Option("--pin-host-lists", help="Bytes of page-locked memory for lists that sessions may fetch.")
+        ] = "0",
         overload_min_nprobe: Annotated[
             int | None, typer.Option("--overload-min-nprobe", help="Lower nprobe down to this under overload.")
         ] = None,
@@ -231,6 +241,8 @@ def register(app: typer.Typer) -> None:
             uds=uds,
             devices=tuple(device or ()),
             device_budget_bytes=tuple(parse_bytes(b) for b in budget or ()),
+            retry_open=retry_open,
+            pin_host_lists=parse_bytes(pin_host_lists),
             plan=plan,
             slo_ms=slo_ms,
             threads=threads,

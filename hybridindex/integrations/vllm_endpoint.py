@@ -49,6 +49,8 @@ class PluginSettings:
     plan: str = "latest"
     store: str | None = None
     threads: int | None = None
+    #: Whether a device that vLLM has filled is tried again.
+    retry_open: bool = True
     #: Key file; needed where others than this machine reach vLLM.
     keys: Path | None = None
 
@@ -69,6 +71,9 @@ class PluginSettings:
         if not environment.get(_VARIABLE + "INDEX"):
             raise InvalidInputError(f"{_VARIABLE}INDEX is missing; expected the index directory that vLLM shall serve")
         threads = whole("THREADS")
+        retry = environment.get(_VARIABLE + "RETRY_OPEN", "1")
+        if retry not in ("0", "1"):
+            raise InvalidInputError(f"{_VARIABLE}RETRY_OPEN is {retry!r}; expected 0 or 1")
         keys = environment.get(_VARIABLE + "KEYS")
         return cls(
             index=Path(environment[_VARIABLE + "INDEX"]),
@@ -77,6 +82,7 @@ class PluginSettings:
             plan=environment.get(_VARIABLE + "PLAN", "latest"),
             store=environment.get(_VARIABLE + "STORE"),
             threads=threads[0] if threads else None,
+            retry_open=retry == "1",
             keys=Path(keys) if keys else None,
         )
 
@@ -93,6 +99,7 @@ class PluginSettings:
             device_budget_bytes=self.budget,
             plan=self.plan,
             threads=self.threads,
+            retry_open=self.retry_open,
             key_file=self.keys,
             store_url=self.store,
         )
@@ -185,11 +192,11 @@ def _open_beside(index: Path, config: ServiceConfig) -> Service:
     service = ServiceBesideLLM.open(index, config)
     for tier in service.router.devices:
         wanted = tier.capacity_bytes + tier.reserved_bytes
-        if tier.disabled_reason:
+        if tier.disabled_reason or tier.failure is not None:
             _log.warning(
                 "%s: the host serves in its place, since %s. What vLLM may take beside a plan: hybridindex vllm-args",
                 tier.label,
-                tier.disabled_reason,
+                tier.disabled_reason or tier.failure,
             )
         elif tier.info.free_bytes is None:
             _log.info("%s: the index may take %d bytes of main memory", tier.label, wanted)

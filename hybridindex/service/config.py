@@ -76,6 +76,10 @@ class ServiceConfig:
     devices: tuple[str, ...] = ()
     #: One for all devices, or one each; empty: the plan's.
     device_budget_bytes: tuple[int, ...] = ()
+    #: Whether a device that is full or busy at the start is tried again, and takes its budget when it can.
+    retry_open: bool = True
+    #: Most bytes of page-locked host memory for lists that sessions may fetch.
+    pin_host_lists: int = 0
     #: "latest", "none", or a plan id.
     plan: str = "latest"
     #: What attainment counts; None: the plan's.
@@ -112,6 +116,7 @@ class ServiceConfig:
                 f"device_budget_bytes has {len(self.device_budget_bytes)} entries for {len(self.devices)} devices; "
                 "expected one for all, or one each"
             )
+        _whole(self, "pin_host_lists", 0, 1 << 62)
         if self.plan not in ("latest", "none") and not (isinstance(self.plan, str) and self.plan.isdecimal()):
             raise InvalidInputError(f"plan is {self.plan!r}; expected a plan id, 'latest' or 'none'")
         _number(self, "slo_ms", 86_400_000, optional=True)

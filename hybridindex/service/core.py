@@ -19,6 +19,7 @@ from hybridindex.committed import last_commit
 from hybridindex.errors import HybridIndexError, InvalidInputError, OverloadedError, ProfileError
 from hybridindex.facade import Index, open_index
 from hybridindex.partitioner.plan import Plan
+from hybridindex.router.health import HealthPolicy
 from hybridindex.router.router import Router
 from hybridindex.router.session import Session
 from hybridindex.service.admission import Admission
@@ -151,6 +152,8 @@ class Service:
                     config.devices,
                     device_budget_bytes=config.budgets() if config.devices else None,
                     threads=config.threads,
+                    health=HealthPolicy(retry_open=config.retry_open),
+                    pin_host_lists=config.pin_host_lists,
                 )
                 refresher = make_refresher(index, router, store) if make_refresher is not None else None
             except BaseException:

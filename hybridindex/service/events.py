@@ -29,7 +29,8 @@ class DeviceWatch:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._seen = [(tier.n_failures, tier.failure is not None) for tier in service.router.devices]
+        # As they were before the start: a device that failed then is an event, too.
+        self._seen = [(0, False) for _ in service.router.devices]
         #: Events that the store did not take.
         self.store_errors = 0
 

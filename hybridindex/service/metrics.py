@@ -151,6 +151,7 @@ class _Readings(Collector):
             ("nprobe_lowered", "Requests whose nprobe a deadline lowered.", stats.nprobe_lowered),
             ("lookahead_bytes", "Bytes that lookahead moved.", stats.lookahead_bytes),
             ("device_recoveries", "Devices that came back.", stats.device_recoveries),
+            ("device_slowdowns", "Failures of devices by being slow.", stats.device_slowdowns),
         ):
             yield CounterMetricFamily(f"{_PREFIX}{name}", text, value=value)
         for name, text, reading in (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridindex.errors import StoreError
+from hybridindex.errors import DeviceSlowError, StoreError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.service.plans import plan_summary
 
@@ -128,7 +128,8 @@ def health_of(service: Service, key_problem: str | None = None, *, keys: bool = 
         checks.append(Check(name="keys", ok=key_problem is None, detail=key_problem or "the key file was read"))
     for tier in service.router.devices:
         failed = tier.failure is not None
-        detail = f"failed {tier.n_failures} time(s)" if failed else tier.disabled_reason or "works"
+        last = ", the last by being slow" if isinstance(tier.failure, DeviceSlowError) else ""
+        detail = f"failed {tier.n_failures} time(s){last}" if failed else tier.disabled_reason or "works"
         checks.append(Check(name=f"device {tier.label}", ok=not failed, detail=detail))
     checks.append(
         Check(

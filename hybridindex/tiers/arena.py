@@ -129,8 +129,23 @@ class PageArena:
     never resized.
     """
 
-    def __init__(self, device: torch.device, geometry: PageGeometry, n_pages: int) -> None:
-        """Allocates the arena.
+    def __init__(self, device: torch.device, geometry: PageGeometry, n_pages: int, *, taken: bool = True) -> None:
+        """Takes the memory, or leaves that to :meth:`take`: until then no page may be read or written.
+
+        Raises:
+            OutOfBudgetError, DeviceError: as :meth:`take`.
+        """
+        import torch
+
+        self.device = device
+        self.geometry = geometry
+        self.pages = PageAllocator(n_pages)
+        self.data: torch.Tensor = torch.zeros((0, geometry.page_bytes), dtype=torch.uint8)
+        if taken:
+            self.take()
+
+    def take(self) -> None:
+        """Allocates the arena, once; again after :meth:`release`.
 
         Raises:
             OutOfBudgetError: the device has no room for it.
@@ -138,13 +153,10 @@ class PageArena:
         """
         import torch
 
-        self.device = device
-        self.geometry = geometry
-        self.pages = PageAllocator(n_pages)
-        nbytes = n_pages * geometry.page_bytes
+        device, nbytes, n_pages = self.device, self.nbytes, self.pages.n_pages
         try:
             # Zeroed, so that every page is really there (and counted by the system) from the start.
-            self.data: torch.Tensor = torch.zeros((n_pages, geometry.page_bytes), dtype=torch.uint8, device=device)
+            self.data = torch.zeros((n_pages, self.geometry.page_bytes), dtype=torch.uint8, device=device)
         except torch.OutOfMemoryError as error:
             raise OutOfBudgetError(f"device {device} has no room for an arena of {nbytes:,} bytes: {error}") from error
         except RuntimeError as error:
@@ -166,13 +178,13 @@ class PageArena:
 
         Arenas on a GPU are written through a copy stream, by :class:`hybridindex.tiers.copier.Copier`.
         """
-        flat = codes.reshape(-1)
+        flat, target = codes.reshape(-1), self.data.numpy().reshape(-1)
         page_bytes = self.geometry.page_bytes
         done = 0
         for start, length in page_runs(pages):
             nbytes = min(length * page_bytes, len(flat) - done)
-            target = self.data[start : start + length].view(-1)
-            np.copyto(target[:nbytes].numpy(), flat[done : done + nbytes])
+            at = start * page_bytes
+            np.copyto(target[at : at + nbytes], flat[done : done + nbytes])
             done += nbytes
         assert done == len(flat), "codes do not fit the pages"
 

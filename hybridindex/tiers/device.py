@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from hybridindex.errors import DeviceError, OutOfBudgetError, RouterClosedError
+from hybridindex.errors import DeviceBusyError, DeviceError, OutOfBudgetError, RouterClosedError
 from hybridindex.index.codec import DeviceCodec
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
@@ -22,17 +22,22 @@ from hybridindex.tiers.copier import DEFAULT_STAGING_BYTES, CopyStats, open_copi
 from hybridindex.tiers.device_native import NativePageScanner
 from hybridindex.tiers.device_torch import TorchScanner
 from hybridindex.tiers.device_triton import TritonScanner, Workspace
-from hybridindex.tiers.devices import available_bytes, resolve_device
+from hybridindex.tiers.devices import available_bytes, busy_device, give_back_cached, resolve_device
 from hybridindex.tiers.loading import ListLoad, LoadReport
 from hybridindex.tiers.moves import MoveQueue, check_share
 from hybridindex.tiers.pinned import PinnedMemory, PinReport
 from hybridindex.tiers.recovery import DeviceHealth, Probe
 from hybridindex.tiers.residency import Residency, ResidencyStore
+from hybridindex.tiers.tier import WithoutRoom
 from hybridindex.tiers.trial import try_scanner
 
 __all__ = ["DeviceTier", "LoadReport", "choose_page_scanner"]
 
 _log = logging.getLogger(__name__)
+
+
+def _nothing() -> None:
+    """The trial of a slow device whose owner has none."""
 
 
 def choose_page_scanner(codec: DeviceCodec, arena: PageArena) -> tuple[type[TorchScanner], str]:
@@ -60,6 +65,8 @@ class DeviceTier:
         scratch_bytes: int | None = None,
         page_bytes: int = DEFAULT_PAGE_BYTES,
         staging_bytes: int = DEFAULT_STAGING_BYTES,
+        without_room: WithoutRoom = "raise",
+        pinned: PinnedMemory | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Allocates min(``wanted_bytes``, budget - scratch) bytes of pages on ``device_name``, and tries its scanner.
@@ -74,13 +81,22 @@ class DeviceTier:
             scratch_bytes: part of the budget for a scan's temporary buffers.
             page_bytes: most bytes of a page.
             staging_bytes: host memory for copies on their way; taken with the first copy, none on the stand-in.
+            without_room: where the device is full or busy now. A budget above its memory is refused in any case.
+            pinned: lists in page-locked memory that this tier shares with others; stays the caller's. None: its own.
             clock: seconds, monotonic; for back-off and pace.
 
         Raises:
             OutOfBudgetError: more is needed than the device has free.
+            DeviceBusyError: the device lets nobody in.
             DeviceNotFoundError, DeviceError, MissingDependencyError.
         """
-        self.device, self.info = resolve_device(device_name)
+        self._opened, self._without_room = False, without_room
+        try:
+            self.device, self.info = resolve_device(device_name)
+        except DeviceBusyError:
+            if without_room == "raise":
+                raise
+            self.device, self.info = busy_device(device_name)
         self.ordinal = ordinal
         self.budget_bytes = budget_bytes
         self._index = index
@@ -96,26 +112,50 @@ class DeviceTier:
             self.disabled_reason = f"codec {index.codec!r} is scanned on the host only"
         elif room < 1:
             self.disabled_reason = f"budget of {budget_bytes:,} bytes is below one page plus scratch"
-        if n_pages:
-            self._check_room(n_pages * self.geometry.page_bytes)
-        self.arena = PageArena(self.device, self.geometry, n_pages)
-        self._scanner_kind, self._passed_over = self._choose_scanner()
+        self.arena = PageArena(self.device, self.geometry, n_pages, taken=False)
         self._copier = open_copier(self.arena, staging_bytes=staging_bytes)
-        self._pinned = PinnedMemory(self.geometry, page_locked=self.device.type == "cuda")
+        self._shares_pinned = pinned is not None
+        self._pinned = pinned or PinnedMemory(self.geometry, page_locked=self.device.type == "cuda")
         self._health = DeviceHealth()
         self._clock = clock
         self._moves: MoveQueue[ListLoad | Probe] = MoveQueue()
         self._work = threading.Condition()
-        self._pin_lock = threading.Lock()
         self._closed = self._hurried = False
+        try:
+            self._take_memory()
+        except (OutOfBudgetError, DeviceBusyError) as error:
+            if without_room == "raise" or not self._would_fit():
+                raise
+            self.fail(error)
         self._mover = threading.Thread(target=self._run_mover, name=f"hybridindex-mover-{ordinal}", daemon=True)
         self._mover.start()
 
-    def _check_room(self, arena_bytes: int) -> None:
-        needed, free = arena_bytes + self.scratch_bytes, available_bytes(self.device)
+    def _take_memory(self) -> None:
+        """Arena and scratch, and a scanner that was seen to work with them; all or nothing."""
+        if self.info.free_bytes is None and not self.info.stand_in:
+            self.device, self.info = resolve_device(self.info.name)
+        if self.arena.pages.n_pages:
+            self._check_room()
+        try:
+            self.arena.take()
+            self._scanner_kind, self._passed_over = self._choose_scanner()
+        except BaseException:
+            self.arena.release()
+            # Who the device has no room for now may be waiting for it, too.
+            give_back_cached(self.device)
+            raise
+        self._opened = True
+
+    def _would_fit(self) -> bool:
+        """Whether the device, were it empty, has room for this tier."""
+        total = self.info.total_bytes
+        return total is None or self.arena.nbytes + self.scratch_bytes <= total
+
+    def _check_room(self) -> None:
+        needed, free = self.arena.nbytes + self.scratch_bytes, available_bytes(self.device)
         if free is not None and needed > free:
             raise OutOfBudgetError(
-                f"device {self.label}: {needed:,} bytes are needed (pages {arena_bytes:,}, scratch "
+                f"device {self.label}: {needed:,} bytes are needed (pages {self.arena.nbytes:,}, scratch "
                 f"{self.scratch_bytes:,}; budget {self.budget_bytes:,}) and {free:,} are free; expected a budget "
                 "within what other owners of the device leave"
             )
@@ -139,10 +179,8 @@ class DeviceTier:
             except Exception as error:
                 Workspace.drop(self.arena)
                 if isinstance(error, OutOfBudgetError):
-                    self.arena.release()
                     raise
                 if kind is TorchScanner:
-                    self.arena.release()
                     raise DeviceError(f"device {self.label} scans nothing, a trial failed: {error!r}") from error
                 first_line = (str(error).strip() or repr(error)).splitlines()[0][:200]
                 reason = f"a trial of {kind.name} failed: {first_line}"
@@ -208,8 +246,8 @@ class DeviceTier:
 
     @property
     def host_bytes(self) -> int:
-        """Host memory taken for copies: staging buffers and pinned lists."""
-        return self._copier.staging_bytes + self._pinned.nbytes
+        """Host memory taken for copies: staging buffers and pinned lists, unless these are shared with others."""
+        return self._copier.staging_bytes + (0 if self._shares_pinned else self._pinned.nbytes)
 
     @property
     def copy_stats(self) -> CopyStats:
@@ -239,18 +277,23 @@ class DeviceTier:
 
         ``now`` is in seconds of the tier's clock.
         """
-        return self._health.retry_due(now)
+        return (self._opened or self._without_room == "retry") and self._health.retry_due(now)
 
-    def recover(self) -> Future[bool]:
+    def recover(self, trial: Callable[[], None] | None = None) -> Future[bool]:
         """Tries a failed device before the next copy and returns at once: a page is written, read back and compared.
+        One that had no room at its opening takes its memory first.
 
         The future says whether the device takes lists again. One that has not failed does; while another trial goes on
         it is False.
 
+        Args:
+            trial: see :meth:`hybridindex.tiers.tier.Tier.recover`. A slow device may have no page free to write.
+
         Raises:
             RouterClosedError: the tier is closed.
         """
-        probe = Probe(self._copier, self._probe_ended)
+        attempt = (trial or _nothing) if self._health.slow else self._try_device
+        probe = Probe(attempt, self._probe_ended)
         with self._work:
             if self._closed:
                 raise RouterClosedError("the device tier is closed")
@@ -260,6 +303,11 @@ class DeviceTier:
             else:
                 probe.future.set_result(self._health.failure is None)
         return probe.future
+
+    def _try_device(self) -> None:
+        if not self._opened:
+            self._take_memory()
+        self._copier.probe()
 
     def _probe_ended(self, error: BaseException | None) -> None:
         self._health.end_probe(works=error is None, now_s=self._clock())
@@ -277,7 +325,7 @@ class DeviceTier:
         Raises:
             DeviceError: the device failed, or cannot scan this index.
         """
-        if self.failure is not None:
+        if self.failure is not None and not self._health.slow:
             raise DeviceError(f"device {self.label} has failed: {self.failure!r}")
         if self._codec is None:
             raise DeviceError(self.disabled_reason)
@@ -337,22 +385,10 @@ class DeviceTier:
 
         Where the host refuses, the rest goes on through the staging buffers: said by the report and in the log.
         """
-        pinned: list[int] = []
-        reason = ""
-        with self._pin_lock:
-            before = self._pinned.nbytes
-            for list_id in lists:
-                if self._closed:
-                    reason = "the device tier is closed"
-                    break
-                try:
-                    self._pinned.add(int(list_id), self._index.list_codes(int(list_id)))
-                except (RuntimeError, MemoryError) as error:
-                    reason = f"the host refused page-locked memory after {self._pinned.nbytes:,} bytes: {error}"
-                    _log.warning("device %s: %s; other lists go through the staging buffers", self.label, reason)
-                    break
-                pinned.append(int(list_id))
-            return PinReport(pinned=tuple(pinned), nbytes=self._pinned.nbytes - before, reason=reason)
+        report = self._pinned.add_all([int(list_id) for list_id in lists], self._index.list_codes, lambda: self._closed)
+        if report.reason and not self._closed:
+            _log.warning("device %s: %s; other lists go through the staging buffers", self.label, report.reason)
+        return report
 
     def _run_mover(self) -> None:
         while (move := self._next_move()) is not None:
@@ -403,6 +439,6 @@ class DeviceTier:
             self._work.notify()
         self._mover.join()
         self._copier.close()
-        with self._pin_lock:
+        if not self._shares_pinned:
             self._pinned.clear()
         self.arena.release()

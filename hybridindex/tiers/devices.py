@@ -6,13 +6,21 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hybridindex.errors import DeviceNotFoundError, MissingDependencyError
+from hybridindex.errors import DeviceBusyError, DeviceNotFoundError, MissingDependencyError
 from hybridindex.tiers.driver import free_bytes_outside
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceInfo", "available_bytes", "kind_here", "require_torch", "resolve_device"]
+__all__ = [
+    "DeviceInfo",
+    "available_bytes",
+    "busy_device",
+    "give_back_cached",
+    "kind_here",
+    "require_torch",
+    "resolve_device",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +63,7 @@ def resolve_device(name: str) -> tuple[torch.device, DeviceInfo]:
 
     Raises:
         DeviceNotFoundError: the name is not "cpu" or "cuda:N", or there is no such GPU.
+        DeviceBusyError: the GPU is there and lets nobody in.
         MissingDependencyError: torch is not installed.
     """
     require_torch()
@@ -72,9 +81,12 @@ def resolve_device(name: str) -> tuple[torch.device, DeviceInfo]:
         have = f"this machine has {count} CUDA device(s)" if count else "no CUDA device is visible to torch here"
         raise DeviceNotFoundError(f"device {name!r} does not exist: {have}; 'cpu' is the stand-in device in RAM")
     device = torch.device("cuda", number)
-    context_bytes = _open_context(device)
-    free, total = torch.cuda.mem_get_info(device)
-    label = f"cuda:{number} ({torch.cuda.get_device_name(device)})"
+    try:
+        context_bytes = _open_context(device)
+        free, total = torch.cuda.mem_get_info(device)
+        label = f"cuda:{number} ({torch.cuda.get_device_name(device)})"
+    except RuntimeError as error:
+        raise DeviceBusyError(f"device {name!r} lets nobody in: {error}") from error
     info = DeviceInfo(
         name=f"cuda:{number}",
         label=label,
@@ -84,6 +96,14 @@ def resolve_device(name: str) -> tuple[torch.device, DeviceInfo]:
         context_bytes=context_bytes,
     )
     return device, info
+
+
+def busy_device(name: str) -> tuple[torch.device, DeviceInfo]:
+    """A GPU that :func:`resolve_device` found busy: its name, and nothing that only its driver knows."""
+    import torch
+
+    device = torch.device("cuda", int(name.partition(":")[2] or 0))
+    return device, DeviceInfo(name=str(device), label=str(device), stand_in=False, free_bytes=None, total_bytes=None)
 
 
 def available_bytes(device: torch.device) -> int | None:
@@ -97,6 +117,14 @@ def available_bytes(device: torch.device) -> int | None:
 
     free, _ = torch.cuda.mem_get_info(device)
     return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def give_back_cached(device: torch.device) -> None:
+    """Returns to ``device`` what torch holds there for this process and nobody uses."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
 
 
 _context_lock = threading.Lock()

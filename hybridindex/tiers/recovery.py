@@ -1,6 +1,6 @@
-"""Whether a device works, when a failed one may be tried again, and the trial itself.
+"""Whether a device works, when a failed or slow one may be tried again, and the trial itself.
 
-Pure but for the probe: times are arguments. Who asks, and how often, is decided above.
+Pure but for the probe: times are arguments. Who asks, how often, and what slow is, is decided above.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from hybridindex.tiers.copier import Copier
+from hybridindex.errors import DeviceSlowError
 from hybridindex.tiers.outcome import settle
 
 __all__ = ["DeviceHealth", "Probe"]
@@ -32,7 +32,7 @@ class DeviceHealth:
         self._retry_at_s = 0.0
         self._delay_s = _FIRST_DELAY_S
         self._recovered_at_s = float("-inf")
-        #: Failures of a working device, and trials of a failed one.
+        #: Failures of a working or slow device, becoming slow among them, and trials of a failed one.
         self.n_failures = 0
         self.n_probes = 0
 
@@ -40,15 +40,20 @@ class DeviceHealth:
     def failure(self) -> BaseException | None:
         return self._failure
 
+    @property
+    def slow(self) -> bool:
+        """Whether it failed by being slow, and in no worse way since."""
+        return isinstance(self._failure, DeviceSlowError)
+
     def fail(self, error: BaseException, now_s: float) -> bool:
-        """Marks as failed; False when it was already."""
+        """Marks as failed, or as slow by a :class:`DeviceSlowError`; False when it was no better already."""
         with self._lock:
-            if self._failure is not None:
+            if self._failure is not None and (not self.slow or isinstance(error, DeviceSlowError)):
                 return False
+            if self._failure is None and now_s - self._recovered_at_s > _LONGEST_DELAY_S:
+                self._delay_s = _FIRST_DELAY_S
             self._failure = error
             self.n_failures += 1
-            if now_s - self._recovered_at_s > _LONGEST_DELAY_S:
-                self._delay_s = _FIRST_DELAY_S
             self._put_off(now_s)
             return True
 
@@ -81,17 +86,21 @@ class DeviceHealth:
 
 
 class Probe:
-    """A move that tries a failed device: a page is written, read back and compared. One step."""
+    """A move that tries a failed device. One step."""
 
-    def __init__(self, copier: Copier, ended: Callable[[BaseException | None], None]) -> None:
-        """``ended`` is told what was wrong, or None, before the future is done."""
-        self._copier = copier
+    def __init__(self, attempt: Callable[[], None], ended: Callable[[BaseException | None], None]) -> None:
+        """
+        Args:
+            attempt: uses the device, and raises what is wrong with it.
+            ended: is told what was wrong, or None, before the future is done.
+        """
+        self._attempt = attempt
         self._ended = ended
         self.future: Future[bool] = Future()
         self.future.set_running_or_notify_cancel()
 
     def step(self) -> bool:
-        self._copier.probe()
+        self._attempt()
         self._ended(None)
         settle(self.future, True)
         return False

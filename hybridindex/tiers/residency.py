@@ -55,8 +55,10 @@ class Residency:
 
     def holds(self, list_id: int, device: int, pages: I32) -> bool:
         """Whether the list is resident in exactly these pages."""
-        held = self.list_pages[list_id]
-        return int(self.list_device[list_id]) == device and held is not None and np.array_equal(held, pages)
+        at, count = int(self.list_log[list_id]), int(self.page_counts[list_id])
+        # Once per list that moves: np.array_equal takes longer than all of this.
+        same = count == len(pages) and int(self.list_device[list_id]) == device
+        return same and count > 0 and bool((self.page_log[at : at + count] == pages).all())
 
     def resident_lists(self, device: int | None = None) -> I64:
         """Ids of resident lists, ascending; of one device when given."""
@@ -176,11 +178,13 @@ class ResidencyStore:
         """The snapshot after this one, the (device, pages) that it gives up, and those of ``loads`` that came late."""
         old = self._current
         list_device, list_log, page_counts = old.list_device.copy(), old.list_log.copy(), old.page_counts.copy()
-        dropped = np.unique(drops)
-        dropped = dropped[list_device[dropped] >= 0]
-        devices = list_device[dropped]
-        retired = [(device, old.pages_of(dropped[devices == device])) for device in np.unique(devices).tolist()]
-        list_device[dropped], page_counts[dropped] = -1, 0
+        dropped, retired = drops, []
+        if len(drops):  # not so where lists land, which is once a buffer
+            dropped = np.unique(drops)
+            dropped = dropped[list_device[dropped] >= 0]
+            devices = list_device[dropped]
+            retired = [(device, old.pages_of(dropped[devices == device])) for device in np.unique(devices).tolist()]
+            list_device[dropped], page_counts[dropped] = -1, 0
         fresh = {list_id: load for list_id, load in loads.items() if list_device[list_id] < 0}
         surplus = [load for list_id, load in loads.items() if list_id not in fresh]
         if fresh:

@@ -13,9 +13,11 @@ from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, shard_page_byte
 from hybridindex.tiers.arena import PageArena
 from hybridindex.tiers.device import DeviceTier, choose_page_scanner
 from hybridindex.tiers.devices import resolve_device
+from hybridindex.tiers.pinned import PinnedMemory
 from hybridindex.tiers.shard import StandInShard, model_bytes
 from hybridindex.tiers.shard_gpu import GpuShard, gpu_unsupported
 from hybridindex.tiers.shard_tier import ShardTier
+from hybridindex.tiers.tier import WithoutRoom
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
@@ -72,11 +74,15 @@ def open_device_tier(
     wanted_bytes: int,
     scratch_bytes: int | None = None,
     page_bytes: int = DEFAULT_PAGE_BYTES,
+    without_room: WithoutRoom = "raise",
+    pinned: PinnedMemory | None = None,
 ) -> Tier:
     """The tier that serves ``index`` on a device. Where none can, one that holds nothing and says why.
 
     Args:
         scratch_bytes, page_bytes: of a paged tier; a shard's follow from its budget and codec.
+        without_room: where the device is full or, for a paged tier, busy now.
+        pinned: lists in page-locked memory for paged tiers, shared; None: each has its own.
 
     Raises:
         OutOfBudgetError: more is needed than the device has free.
@@ -84,7 +90,14 @@ def open_device_tier(
     """
     choice = tier_of(index, device_name)
     if choice.tier == "shard":
-        return ShardTier(index, device_name, ordinal, budget_bytes=budget_bytes, wanted_bytes=wanted_bytes)
+        return ShardTier(
+            index,
+            device_name,
+            ordinal,
+            budget_bytes=budget_bytes,
+            wanted_bytes=wanted_bytes,
+            without_room=without_room,
+        )
     tier = DeviceTier(
         index,
         device_name,
@@ -93,6 +106,8 @@ def open_device_tier(
         wanted_bytes=wanted_bytes,
         scratch_bytes=scratch_bytes,
         page_bytes=page_bytes,
+        without_room=without_room,
+        pinned=pinned,
     )
     tier.disabled_reason = choice.reason or tier.disabled_reason
     return tier

@@ -31,6 +31,7 @@ from hybridindex.tiers.residency import Residency, ResidencyStore
 from hybridindex.tiers.shard import FaissShard, ShardScanner, ShardSource, StandInShard, model_bytes, warm_up
 from hybridindex.tiers.shard_gpu import GpuShard
 from hybridindex.tiers.shard_ledger import ShardLedger
+from hybridindex.tiers.tier import WithoutRoom
 from hybridindex.types import I32, I64
 
 __all__ = ["ShardTier"]
@@ -53,7 +54,12 @@ class _Load:
 
 @dataclass(slots=True, eq=False)
 class _Trial:
+    attempt: Callable[[], None]
     future: Future[bool] = field(default_factory=Future)
+
+
+def _nothing() -> None:
+    """The trial of a slow device whose owner has none."""
 
 
 class ShardTier:
@@ -70,6 +76,7 @@ class ShardTier:
         *,
         budget_bytes: int,
         wanted_bytes: int,
+        without_room: WithoutRoom = "raise",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Builds an empty shard as a trial; takes no memory that lasts.
@@ -81,6 +88,7 @@ class ShardTier:
             budget_bytes: hard limit on the device: lists, centroids and codec tables, temporary memory, of all shards
                 together. What the runtime and its libraries take for themselves is not in it.
             wanted_bytes: of lists, with what comes with them: more than the device has free is refused.
+            without_room: where it is not free now. More than the device has in all is refused in any case.
             clock: seconds, monotonic; for back-off and pace.
 
         Raises:
@@ -104,24 +112,38 @@ class ShardTier:
         self._lock = threading.Lock()
         self._closed, self._hurried = threading.Event(), threading.Event()
         self.disabled_reason = ""
+        self._opened, self._without_room = False, without_room
         room = budget_bytes - self.fixed_bytes
+        self._wanted_bytes = min(room, wanted_bytes)
         if room < self.geometry.page_bytes:
             self.disabled_reason = (
                 f"budget of {budget_bytes:,} bytes is below a page, {self.geometry.page_bytes:,}, plus centroids, "
                 f"codec tables and scratch, {self.fixed_bytes:,}"
             )
         else:
-            self._check_room(min(room, wanted_bytes))
-            try:
-                self._try_device()
-            except Exception as error:  # noqa: BLE001 - whatever a device does, the host serves
-                self.disabled_reason = f"faiss keeps no shard of codec {index.codec!r} there: {faiss_message(error)}"
+            self._open()
         self._moved_bytes = 0
         self._mover = threading.Thread(target=self._run, name=f"hybridindex-mover-{ordinal}", daemon=True)
         self._mover.start()
 
-    def _check_room(self, lists_bytes: int) -> None:
-        needed, free = lists_bytes + self.fixed_bytes, available_bytes(self.device)
+    def _open(self) -> None:
+        try:
+            self._check_room()
+        except OutOfBudgetError as error:
+            total = self.info.total_bytes
+            if self._without_room == "raise" or (total is not None and self._wanted_bytes + self.fixed_bytes > total):
+                raise
+            self.fail(error)
+            return
+        self._opened = True
+        try:
+            self._try_device()
+        except Exception as error:  # noqa: BLE001 - whatever a device does, the host serves
+            self.disabled_reason = f"faiss keeps no shard of codec {self._index.codec!r} there: {faiss_message(error)}"
+
+    def _check_room(self) -> None:
+        lists_bytes, free = self._wanted_bytes, available_bytes(self.device)
+        needed = lists_bytes + self.fixed_bytes
         if free is not None and needed > free:
             raise OutOfBudgetError(
                 f"device {self.label}: {needed:,} bytes are needed (lists {lists_bytes:,}, centroids, codec tables and "
@@ -199,24 +221,28 @@ class ShardTier:
 
     def retry_due(self, now: float) -> bool:
         """Whether :meth:`recover` should be called: 1, 2, 4 ... 60 s after the failure and each trial that failed."""
-        return self._health.retry_due(now)
+        return (self._opened or self._without_room == "retry") and self._health.retry_due(now)
 
-    def recover(self) -> Future[bool]:
+    def recover(self, trial: Callable[[], None] | None = None) -> Future[bool]:
         """Tries a failed device after the loads that wait, and returns at once: an empty shard is built and searched.
 
         The future says whether the device takes lists again; while another trial goes on it is False.
 
+        Args:
+            trial: see :meth:`hybridindex.tiers.tier.Tier.recover`. Beside a slow device's shard the budget may have no
+                room for an empty one.
+
         Raises:
             RouterClosedError: the tier is closed.
         """
-        trial = _Trial()
+        job = _Trial((trial or _nothing) if self._health.slow else self._try_device)
         with self._lock:
             self._refuse_closed()
             if self._health.begin_probe():
-                self._jobs.put(trial)
+                self._jobs.put(job)
             else:
-                trial.future.set_result(self.failure is None)
-        return trial.future
+                job.future.set_result(self.failure is None)
+        return job.future
 
     # Scan
 
@@ -226,7 +252,7 @@ class ShardTier:
         Raises:
             DeviceError: the device failed, or cannot scan this index.
         """
-        if self.failure is not None:
+        if self.failure is not None and not self._health.slow:
             raise DeviceError(f"device {self.label} has failed: {self.failure!r}")
         if self.disabled_reason:
             raise DeviceError(self.disabled_reason)
@@ -296,10 +322,11 @@ class ShardTier:
     def _run_trial(self, trial: _Trial) -> None:
         works = False
         try:
-            self._try_device()
+            trial.attempt()
             works = True
         except Exception as error:  # noqa: BLE001 - the outcome
-            # The failure itself was logged as an error; a trial that fails is nothing new.
+            # The failure itself was logged as an error; a trial that fails is nothing new, unless it was only slow.
+            self.fail(error)
             _log.debug("device %s does not work yet: %r", self.label, error)
         self._health.end_probe(works=works, now_s=self._clock())
         if works:
@@ -307,6 +334,9 @@ class ShardTier:
         settle(trial.future, works)
 
     def _try_device(self) -> None:
+        if not self._opened:
+            self._check_room()
+            self._opened = True
         if self.used_bytes + self.fixed_bytes > self.budget_bytes:
             raise OutOfBudgetError("the budget has no room for a trial while an older shard is read")
         slot = self._pages.reserve(self.fixed_bytes)

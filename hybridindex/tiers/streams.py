@@ -47,16 +47,18 @@ class CopyStream(Protocol):
 
 
 class CudaStream:
-    """A stream of its own, so that copies neither wait for scans nor make them wait."""
+    """A stream of its own, so that copies neither wait for scans nor make them wait. Made with the first launch: the
+    device may take nobody before."""
 
     def __init__(self, device: torch.device) -> None:
-        import torch
-
-        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._device = device
+        self._stream: Any = None
 
     def launch(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> CudaMark:
         import torch
 
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             started = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             # Blocking: whoever waits sleeps, and leaves the core to the host scan.
@@ -68,7 +70,8 @@ class CudaStream:
         return CudaMark(started, ended)
 
     def drain(self) -> None:
-        self._stream.synchronize()
+        if self._stream is not None:
+            self._stream.synchronize()
 
 
 class CudaMark:

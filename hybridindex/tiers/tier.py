@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Literal, Protocol
 
 from hybridindex.tiers.devices import DeviceInfo
 from hybridindex.tiers.loading import LoadReport
@@ -12,7 +12,11 @@ from hybridindex.tiers.protocol import Scanner
 from hybridindex.tiers.residency import Residency, ResidencyStore
 from hybridindex.types import I32
 
-__all__ = ["PageOwner", "Tier"]
+__all__ = ["PageOwner", "Tier", "WithoutRoom"]
+
+#: What a tier does whose device has no room at its opening, and would have were it empty: it raises, or counts as
+#: failed, for good or until a trial finds room.
+WithoutRoom = Literal["raise", "fail", "retry"]
 
 
 class PageOwner(Protocol):
@@ -47,7 +51,7 @@ class Tier(Protocol):
 
     @property
     def failure(self) -> BaseException | None:
-        """What made this device fail, or None while it works."""
+        """What made this device fail, or None while it works. A :class:`DeviceSlowError`: its lists are intact."""
         ...
 
     @property
@@ -107,7 +111,7 @@ class Tier(Protocol):
         ...
 
     def scanner(self, residency: Residency) -> Scanner:
-        """A scanner over this device's lists of one leased snapshot.
+        """A scanner over this device's lists of one leased snapshot; also of a slow device, which is tried with it.
 
         Raises:
             DeviceError: the device failed, or cannot scan this index.
@@ -115,15 +119,20 @@ class Tier(Protocol):
         ...
 
     def fail(self, error: BaseException) -> None:
-        """Marks the device as failed: nothing is loaded or scanned here until :meth:`recover`."""
+        """Marks the device as failed, or by a :class:`DeviceSlowError` as slow: nothing is loaded or scanned here until
+        :meth:`recover`."""
         ...
 
     def retry_due(self, now: float) -> bool:
         """Whether :meth:`recover` should be called."""
         ...
 
-    def recover(self) -> Future[bool]:
-        """Tries a failed device and returns at once; the future says whether it takes lists again."""
+    def recover(self, trial: Callable[[], None] | None = None) -> Future[bool]:
+        """Tries a failed device and returns at once; the future says whether it takes lists again.
+
+        Args:
+            trial: how a slow device is tried, on the mover's thread; raises while it is.
+        """
         ...
 
     def hurry(self) -> None:

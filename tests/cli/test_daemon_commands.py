@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from hybridindex.cli.console import ExitCode
+from hybridindex.service import run
 from tests.cli.test_cli import cli
 from tests.service.conftest import index_path, planned_index
 
@@ -156,3 +157,18 @@ def test_keys_are_made_listed_and_revoked(cli, tmp_path):
     assert cli("keys", "revoke", file, "web").code == 0
     assert cli("keys", "revoke", file, "web", "--json").code == ExitCode.BAD_INPUT
     assert [k["name"] for k in cli("keys", "list", file, "--json").json["keys"]] == ["ops"]
+
+
+def test_serve_hands_on_what_its_devices_shall_do(cli, index_path, monkeypatch):
+    told = []
+
+    def serve(_path, config, **_options):
+        told.append((config.retry_open, config.pin_host_lists))
+        return 0
+
+    monkeypatch.setattr(run, "serve", serve)
+    assert cli("serve", index_path).code == 0
+    assert cli("serve", index_path, "--no-retry-open", "--pin-host-lists", "1MiB").code == 0
+    assert told == [(True, 0), (False, 1 << 20)]
+    refused = cli("serve", index_path, "--pin-host-lists", "many", "--json")
+    assert refused.code == ExitCode.BAD_INPUT

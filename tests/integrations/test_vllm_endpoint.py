@@ -132,6 +132,11 @@ def test_settings_take_several_devices_and_budgets() -> None:
     )
     config = settings.config(None, "/run/vllm.sock")
     assert (config.devices, config.device_budget_bytes, config.host) == (("cuda:0", "cuda:1"), (5, 6), None)
+    assert config.retry_open
+    closed = PluginSettings.of({"HYBRIDINDEX_INDEX": "/i", "HYBRIDINDEX_RETRY_OPEN": "0"})
+    assert not closed.config(None, "/run/vllm.sock").retry_open
+    with pytest.raises(InvalidInputError, match="HYBRIDINDEX_RETRY_OPEN is 'no'; expected 0 or 1"):
+        PluginSettings.of({"HYBRIDINDEX_INDEX": "/i", "HYBRIDINDEX_RETRY_OPEN": "no"})
 
 
 def test_a_session_without_a_window_takes_the_engines(index_path, monkeypatch) -> None:

@@ -83,7 +83,7 @@ def test_a_budget_beyond_what_the_device_has_leaves_all_to_the_host_and_says_so(
     monkeypatch.setattr(shard_tier, "available_bytes", lambda _device: 1000)
     queries = clustered(12, seed=2)
     with Router(index, plan=hand_made_plan(index, np.zeros(NLIST)), devices=["cpu"]) as router:
-        assert "1,000 are free" in router.devices[0].disabled_reason
+        assert "1,000 are free" in str(router.devices[0].failure)
         check(index, queries, 10, 8, router.search(queries, 10, 8))
         assert router.stats().unplaced_lists == NLIST
 

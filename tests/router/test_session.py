@@ -208,7 +208,7 @@ def test_pages_of_a_copy_on_its_way_are_counted_once(index, monkeypatch):
     with Router(index, **options) as router:
         tier = router.devices[0]
         assert tier.arena.pages.n_pages == 12
-        assert (router._page_bytes_of[np.concatenate([first, second, third])] == tier.geometry.page_bytes).all()
+        assert (router._opening.list_bytes[np.concatenate([first, second, third])] == tier.geometry.page_bytes).all()
         near = {name: index.centroids[lists] for name, lists in (("a", first), ("b", second), ("c", third))}
         with router.session() as session:
             session.lookahead(near["a"], nprobe=1).result(30)

@@ -34,6 +34,17 @@ def test_a_device_that_fails_and_comes_back_is_recorded_once_each(service):
     assert watch.store_errors == 0
 
 
+def test_a_device_that_was_full_at_the_start_is_recorded_and_tried_again_unless_told_otherwise(
+    make_service, monkeypatch
+):
+    with monkeypatch.context() as full:
+        full.setattr("hybridindex.tiers.device.available_bytes", lambda _device: 1000)
+        service, closed = make_service(), make_service(retry_open=False)
+    assert [s.router.devices[0].retry_due(1e12) for s in (service, closed)] == [True, False]
+    DeviceWatch(service).look()
+    assert kinds(service) == [DEVICE_FAILED]
+
+
 def test_a_store_that_is_gone_costs_the_event_and_nothing_else(service):
     watch = DeviceWatch(service)
     service.router.devices[0].fail(RuntimeError("it broke"))

@@ -7,6 +7,7 @@ import os
 import sqlite3
 from contextlib import closing
 
+from hybridindex.errors import DeviceSlowError
 from hybridindex.service import pruning
 from hybridindex.service.auth import KeyFile, Keyring
 from hybridindex.service.pruning import prune
@@ -47,6 +48,16 @@ def test_a_key_file_that_cannot_be_read_is_told_and_the_last_keys_stay(service, 
 
 def test_without_keys_there_is_no_check_of_keys(service):
     assert "keys" not in {c["name"] for c in ask(service, "GET", "/healthz").json()["checks"]}
+
+
+def test_a_slow_device_is_told_apart_from_a_failed_one(service):
+    [tier] = service.router.devices
+    tier.fail(DeviceSlowError("late"))
+    assert wrong(ask(service, "GET", "/healthz")) == {
+        f"device {tier.label}": "failed 1 time(s), the last by being slow"
+    }
+    tier.fail(RuntimeError("gone"))
+    assert wrong(ask(service, "GET", "/healthz")) == {f"device {tier.label}": "failed 2 time(s)"}
 
 
 def test_a_store_that_cannot_be_written_is_told(make_service, index_path):

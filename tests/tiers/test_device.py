@@ -6,12 +6,14 @@ import itertools
 import logging
 import threading
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from hybridindex.errors import DeviceError, InvalidInputError, OutOfBudgetError, RouterClosedError
-from hybridindex.tiers import device
+from hybridindex.errors import DeviceBusyError, DeviceError, InvalidInputError, OutOfBudgetError, RouterClosedError
+from hybridindex.tiers import device, devices
 from hybridindex.tiers.arena import PageArena
 from hybridindex.tiers.copier import Copier
 from hybridindex.tiers.device import DeviceTier
@@ -57,7 +59,7 @@ def test_more_than_the_device_has_free_is_refused_with_both_numbers_before_anyth
         raise AssertionError("allocated")
 
     monkeypatch.setattr(device, "available_bytes", lambda _device: 3_000_000)
-    monkeypatch.setattr(device, "PageArena", allocates)
+    monkeypatch.setattr(PageArena, "take", allocates)
     with pytest.raises(OutOfBudgetError) as raised:
         open_tier(index)
     assert "3,000,000 are free" in str(raised.value)
@@ -99,6 +101,85 @@ def test_pages_and_scratch_are_the_budget_and_the_rest_is_reported_apart(index):
         assert tier.context_bytes is None
         assert tier.host_bytes == 0
         tier.check_invariants()
+
+
+def test_a_tier_without_room_takes_its_memory_at_the_first_trial_that_finds_it(index, monkeypatch, caplog):
+    now, free = [100.0], [3_000_000]
+    monkeypatch.setattr(device, "available_bytes", lambda _device: free[0])
+    tier, store = open_tier(index, without_room="retry", clock=lambda: now[0])
+    with closing(tier):
+        assert tier.load(range(NLIST), store).result(60).loaded == ()
+        assert (len(tier.arena.data), tier.used_bytes) == (0, 0)
+        for now[0], due in ((100.9, False), (101.0, True)):
+            assert tier.retry_due(now[0]) is due
+        assert not tier.recover().result(60)
+        for now[0], due in ((102.9, False), (103.0, True)):
+            assert tier.retry_due(now[0]) is due
+        free[0] = None
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "zeros", refused)  # somebody was faster
+            assert not tier.recover().result(60)
+        assert tier.recover().result(60)
+        assert (tier.n_failures, tier.n_probes) == (1, 3)
+        assert caplog.text.count("3,000,000 are free") == 1
+        assert tier.load(full_lists(index), store).result(60).loaded == tuple(full_lists(index))
+        check_scan(index, tier, store)
+        tier.check_invariants()
+
+
+def refused(*_args, **_options):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_tier_that_shall_not_try_again_is_never_due(index, monkeypatch):
+    monkeypatch.setattr(device, "available_bytes", lambda _device: 3_000_000)
+    tier, _ = open_tier(index, without_room="fail")
+    with closing(tier):
+        assert (tier.n_failures, tier.usable, tier.retry_due(1e12)) == (1, False, False)
+
+
+@pytest.mark.parametrize("without_room", ["fail", "retry"])
+def test_a_budget_above_the_device_s_memory_is_refused_whatever_is_done_without_room(index, monkeypatch, without_room):
+    where, info = devices.resolve_device("cpu")
+    monkeypatch.setattr(device, "resolve_device", lambda _name: (where, replace(info, total_bytes=4_000_000)))
+    monkeypatch.setattr(device, "available_bytes", lambda _device: 3_000_000)
+    with pytest.raises(OutOfBudgetError, match="3,000,000 are free"):
+        open_tier(index, without_room=without_room)
+
+
+def test_a_device_that_lets_nobody_in_is_asked_again(index, monkeypatch):
+    where, info = devices.resolve_device("cpu")
+    unknown = replace(info, stand_in=False, label="cuda:0")
+    answers = [DeviceBusyError("busy"), DeviceBusyError("busy"), DeviceBusyError("busy"), (where, info)]
+
+    def resolve(_name):
+        if isinstance(answers[0], Exception):
+            raise answers.pop(0)
+        return answers[0]
+
+    monkeypatch.setattr(device, "resolve_device", resolve)
+    monkeypatch.setattr(device, "busy_device", lambda _name: (where, unknown))
+    tier, store = open_tier(index, without_room="retry")
+    with closing(tier):
+        assert (tier.label, tier.usable) == ("cuda:0", False)
+        assert not tier.recover().result(60)
+        assert tier.recover().result(60)
+        assert tier.label == "cpu (stand-in)"
+        tier.load(range(NLIST), store).result(60)
+        check_scan(index, tier, store)
+    answers.insert(0, DeviceBusyError("busy again"))
+    with pytest.raises(DeviceBusyError, match="busy again"):
+        open_tier(index)
+
+
+def test_a_gpu_without_memory_for_a_context_is_busy_and_not_missing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(devices, "_open_context", lambda _device: (_ for _ in ()).throw(RuntimeError("out of memory")))
+    with pytest.raises(DeviceBusyError, match="'cuda:1' lets nobody in: out of memory"):
+        devices.resolve_device("cuda:1")
+    where, info = devices.busy_device("cuda:1")
+    assert (where, info.label, info.stand_in) == (torch.device("cuda", 1), "cuda:1", False)
 
 
 def test_without_the_drivers_library_nothing_is_claimed():
@@ -250,7 +331,7 @@ def test_pinned_lists_go_without_staging_and_a_refusing_host_is_said(index, stre
     def refuse(self, list_id, codes):
         if list_id == lists[5]:
             raise RuntimeError("CUDA error: out of memory")
-        add(self, list_id, codes)
+        return add(self, list_id, codes)
 
     with closing(tier):
         with monkeypatch.context() as patch:

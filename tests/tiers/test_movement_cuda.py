@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from hybridindex.errors import OutOfBudgetError
+from hybridindex.paging import PageGeometry
 from hybridindex.tiers.device import DeviceTier
 from hybridindex.tiers.devices import available_bytes
+from hybridindex.tiers.pinned import PinnedMemory
 from hybridindex.tiers.residency import ResidencyStore
 from tests.clustered import NLIST, clustered, small_index
 from tests.oracle import check_answer
@@ -136,6 +138,36 @@ def test_the_budget_holds_and_a_second_tier_over_what_is_free_is_refused(index):
         with pytest.raises(OutOfBudgetError, match=r"are needed .* are free"):
             open_tier(index, budget_bytes=2 * free, wanted_bytes=2 * free - (64 << 20) - page_bytes)
         assert torch.cuda.memory_allocated() - before <= BUDGET
+
+
+def test_a_tier_that_a_neighbour_leaves_no_room_opens_when_the_neighbour_goes(index):
+    torch.cuda.empty_cache()
+    free = available_bytes(torch.device("cuda", 0))
+    neighbour = torch.empty(free - (BUDGET // 2), dtype=torch.uint8, device="cuda:0")
+    tier, store = open_tier(index, without_room="retry")
+    with closing(tier):
+        assert isinstance(tier.failure, OutOfBudgetError)
+        assert not tier.recover().result(60)
+        del neighbour
+        assert tier.recover().result(60)
+        tier.load(range(NLIST), store).result(60)
+        with store.lease() as residency:
+            check_bytes(index, tier, residency)
+
+
+def test_pinned_blocks_are_page_locked_and_within_the_limit(index):
+    shared = PinnedMemory(PageGeometry.for_code_size(index.code_size), page_locked=True, limit_bytes=1 << 18)
+    tier, store = open_tier(index, pinned=shared)
+    with closing(tier):
+        report = tier.pin_lists(np.flatnonzero(index.list_sizes))
+        assert report.pinned
+        assert report.left_out
+        assert shared.nbytes <= 1 << 18
+        assert all(shared.find(i).block.is_pinned() for i in report.pinned)
+        assert tier.load(report.pinned, store).result(60).loaded == report.pinned
+        assert tier.host_bytes == 0, "staging was used"
+        with store.lease() as residency:
+            check_bytes(index, tier, residency)
 
 
 def test_the_context_is_reported_apart_where_this_process_makes_it():

@@ -184,7 +184,9 @@ class MovementMachine(RuleBasedStateMachine):
     def recover(self, answers, n_steps):
         self.stream.lost = not answers
         if self.health.begin_probe():
-            self.moves.put(Probe(self.copier, lambda error: self.health.end_probe(works=error is None, now_s=0.0)))
+            self.moves.put(
+                Probe(self.copier.probe, lambda error: self.health.end_probe(works=error is None, now_s=0.0))
+            )
         self.step(n_steps)
 
     # What must hold

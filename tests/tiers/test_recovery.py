@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hybridindex.errors import DeviceSlowError
 from hybridindex.tiers.recovery import DeviceHealth
 
 LOST = RuntimeError("lost")
@@ -51,6 +52,18 @@ def test_a_device_that_fails_soon_after_its_recovery_goes_on_backing_off():
     health.fail(LOST, 4.0 + 60.25)
     assert due_after(health, 64.25) == 1
     assert health.n_failures == 3
+
+
+def test_a_slow_device_may_fail_and_a_failed_one_is_not_just_slow():
+    health = DeviceHealth()
+    slow = DeviceSlowError("late")
+    assert health.fail(slow, 0.0)
+    assert health.slow
+    assert not health.fail(slow, 0.5)
+    assert health.fail(LOST, 0.6)
+    assert (health.slow, health.failure, health.n_failures) == (False, LOST, 2)
+    assert not health.fail(slow, 0.7)
+    assert due_after(health, 0.6) == 2
 
 
 def test_a_working_device_is_not_tried():

@@ -35,10 +35,9 @@ def triton_first(monkeypatch):
     monkeypatch.setattr(NativePageScanner, "supports", staticmethod(lambda *_: False))
 
 
-def open_tier(index):
-    return DeviceTier(
-        index, "cpu", 0, budget_bytes=4 << 20, wanted_bytes=1 << 20, scratch_bytes=SCRATCH, page_bytes=1024
-    )
+def open_tier(index, **options):
+    options = {"budget_bytes": 4 << 20, "wanted_bytes": 1 << 20, "page_bytes": 1024, **options}
+    return DeviceTier(index, "cpu", 0, scratch_bytes=SCRATCH, **options)
 
 
 def broken(*_args, **_kwargs):
@@ -75,6 +74,25 @@ def test_scratch_without_room_is_refused_at_open(index, triton_first, monkeypatc
     monkeypatch.setattr(torch, "empty", full)
     with pytest.raises(OutOfBudgetError, match="no room for scratch of 1,048,576 bytes: a neighbour was first"):
         open_tier(index)
+
+
+def test_scratch_that_has_no_room_now_is_taken_when_there_is(index, triton_first, monkeypatch):
+    require_triton("cpu")
+    with monkeypatch.context() as patch:
+
+        def full(*args, **kwargs):
+            raise torch.OutOfMemoryError("a neighbour was first")
+
+        patch.setattr(torch, "empty", full)
+        tier = open_tier(index, without_room="retry")
+    with closing(tier):
+        assert "a neighbour was first" in str(tier.failure)
+        assert len(tier.arena.data) == 0, "pages are kept from the neighbour"
+        assert tier.retry_due(1e12)
+        assert tier.recover().result(60)
+        store = ResidencyStore(NLIST, lambda _device, pages: tier.arena.pages.free(pages))
+        assert tier.scanner(store.current).kernel == "triton"
+        assert tier.load([0], store).result(60).loaded == (0,)
 
 
 def test_the_stand_in_s_own_scanners_need_no_trial(index, monkeypatch):
