@@ -12,10 +12,25 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-__all__ = ["KV_BYTES", "MAX_MODEL_LEN", "Served", "chat", "command", "environment", "metric", "serve", "wait_for"]
+T = TypeVar("T")
+
+__all__ = [
+    "KV_BYTES",
+    "MAX_MODEL_LEN",
+    "Served",
+    "chat",
+    "command",
+    "environment",
+    "metric",
+    "serve",
+    "wait_for",
+    "wait_until_still",
+    "written",
+]
 
 KV_BYTES = 32 << 20
 #: As much as takes seconds to write: what is broken off must not be over before.
@@ -23,6 +38,7 @@ MAX_MODEL_LEN = 4096
 START_S = 240
 #: Longest time for what a server has to do after a request is gone.
 SETTLE_S = 30
+_STILL_LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +127,18 @@ def wait_for(what: str, there: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+def wait_until_still(read: Callable[[], T]) -> T:
+    """What ``read`` gives when it has given the same for a second: tokens come faster than that."""
+    seen: list[T] = []
+
+    def still() -> bool:
+        seen.append(read())
+        return len(seen) > _STILL_LOOKS and all(value == seen[-1] for value in seen[-_STILL_LOOKS:])
+
+    wait_for("nothing changes", still)
+    return seen[-1]
+
+
 def metric(url: str, name: str, **labels: str) -> float:
     """The sum of vLLM's samples of that name that have these labels."""
     import httpx
@@ -121,3 +149,9 @@ def metric(url: str, name: str, **labels: str) -> float:
     found = [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]
     assert found, f"no {name} with {labels} in /metrics"
     return sum(found)
+
+
+def written(url: str) -> tuple[float, float]:
+    """Tokens that vLLM has generated, and generations that went to their end."""
+    done = metric(url, "vllm:request_success_total", finished_reason="length")
+    return metric(url, "vllm:generation_tokens_total"), done

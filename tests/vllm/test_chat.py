@@ -20,7 +20,7 @@ from hybridindex.rag.documents import DocumentStore
 from hybridindex.rag.records import LookedAhead, Retrieved
 from hybridindex.rag.trace import read_traces
 from tests.vllm.conftest import Library
-from tests.vllm.serving import MAX_MODEL_LEN, Served, chat, environment, metric, wait_for
+from tests.vllm.serving import MAX_MODEL_LEN, Served, chat, environment, wait_for, wait_until_still, written
 from tests.vllm.sides import QUESTION, Side
 
 pytestmark = [
@@ -69,19 +69,10 @@ def test_piperag_is_terminated_in_the_middle_and_leaves_nothing(
     served: Served, library: Library, far: Side, tmp_path: Path
 ) -> None:
     """Its session is in vLLM's router, its generation in vLLM: both end with it."""
-    words = [
-        library.index,
-        "--llm",
-        served.url,
-        "-q",
-        QUESTION,
-        "--pipeline",
-        "piperag",
-        "--interval",
-        MAX_MODEL_LEN - 500,
-    ]
-    words += ["--interval", MAX_MODEL_LEN - 500, "--max-tokens", MAX_MODEL_LEN - 500, "--mode", "completions"]
-    before = metric(served.url, "vllm:request_success_total")
+    length = MAX_MODEL_LEN - 500
+    words = [library.index, "--llm", served.url, "-q", QUESTION, "--mode", "completions"]
+    words += ["--pipeline", "piperag", "--interval", length, "--max-tokens", length]
+    tokens, done = written(served.url)
     started = [sys.executable, "-m", "tests.vllm.chat", "chat", *map(str, words)]
     with (
         (tmp_path / "said").open("wb") as output,
@@ -97,8 +88,9 @@ def test_piperag_is_terminated_in_the_middle_and_leaves_nothing(
     assert process.returncode == ExitCode.INTERRUPTED
     assert b"interrupted" in complaint
     assert b"Traceback" not in complaint
-    wait_for("nothing runs", lambda: metric(served.url, "vllm:num_requests_running") == 0)
-    assert metric(served.url, "vllm:request_success_total") == before
+    after = wait_until_still(lambda: written(served.url))
+    assert after[0] - tokens < length
+    assert after[1] == done
     far.wait_until_free()
 
 

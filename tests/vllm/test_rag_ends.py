@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from hybridindex.client import Client
@@ -26,7 +25,7 @@ from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.steps import Steps
 from tests.rag.world import query_embedder
 from tests.vllm.conftest import Library
-from tests.vllm.serving import MAX_MODEL_LEN, Served, metric, serve, wait_for
+from tests.vllm.serving import MAX_MODEL_LEN, Served, serve, wait_until_still, written
 from tests.vllm.sides import QUESTION, Side, Speaker
 
 pytestmark = [
@@ -38,19 +37,14 @@ pytestmark = [
 LONG = Prompt(name="answer", text="planet", max_tokens=MAX_MODEL_LEN - 64)
 
 
-def running(url: str) -> tuple[int, int]:
-    """Requests that vLLM works at, by its own metrics and by what it tells the router."""
-    told = httpx.get(f"{url}/hybridindex/v1/llm", timeout=10, trust_env=False).json()
-    return int(metric(url, "vllm:num_requests_running")), told["running"]
-
-
 @contextlib.contextmanager
 def hung_up(served: Served, *, whole: int = 0) -> Iterator[None]:
     """The last thing that is generated within ends in vLLM as well, before it is written; ``whole`` others do not."""
-    before = metric(served.url, "vllm:request_success_total")
+    tokens, done = written(served.url)
     yield
-    wait_for("nothing runs", lambda: running(served.url) == (0, 0))
-    assert metric(served.url, "vllm:request_success_total") == before + whole
+    after = wait_until_still(lambda: written(served.url))
+    assert after[0] - tokens < LONG.max_tokens - 200
+    assert after[1] == done + whole
 
 
 def test_a_closed_generation_ends_in_vllm(served: Served, model: Path) -> None:
