@@ -31,7 +31,10 @@ class LocalScorer:
         torch = self._torch
         encoded = self._tokenizer(prompt + continuation, return_offsets_mapping=True)
         tokens: list[int] = encoded["input_ids"]
-        first = next(n for n, (start, end) in enumerate(encoded["offset_mapping"]) if end > start >= len(prompt))
+        starts = (n for n, (start, end) in enumerate(encoded["offset_mapping"]) if end > start >= len(prompt))
+        first = next(starts, None)
+        if first is None:
+            return ()  # all of it is in a token that starts before it
         # The token before the first one foretells it.
         most = min(len(self._known), first - 1)
         common = next((n for n in range(most) if self._known[n] != tokens[n]), most)
