@@ -200,12 +200,30 @@ def _projection(searches: Sequence[_Search], recorded_s: float, share: float, as
     host_s = sum(search.host_s for search in searches)
     generation_s = host_s * (1 - share) / share
     slower = generation_s / recorded_s
-    with_s = sum(_with_lookahead_s(search, search.window_s * slower, assumed) for search in searches)
-    return {"share": share, "ratio": (generation_s + host_s) / (generation_s + with_s)}
+    found = {"share": share}
+    for name, foretell in (("ratio", _at_once_s), ("ratio_if_it_waited", _waiting_s)):
+        with_s = sum(foretell(search, search.window_s * slower, assumed) for search in searches)
+        found[name] = (generation_s + host_s) / (generation_s + with_s)
+    return found
 
 
-def _with_lookahead_s(search: _Search, window_s: float, assumed: Assumed) -> float:
+def _at_once_s(search: _Search, window_s: float, assumed: Assumed) -> float:
     """Of one search: the device scans what came within the window, the host the rest, side by side as in the router."""
-    part = min(1.0, window_s * assumed.copy_gb_per_s * 1e9 / search.moved_bytes)
-    scanned_s = part * search.hit_rate * search.nbytes / assumed.scan_gb_per_s / 1e9 + assumed.launch_us / 1e6
-    return max(search.host_s - part * (search.host_s - search.left_s), scanned_s)
+    return _scanned_s(search, min(1.0, window_s / _copied_s(search, assumed)), assumed)
+
+
+def _waiting_s(search: _Search, window_s: float, assumed: Assumed) -> float:
+    """Where it waited for as many of the draft's lists as pays (TeleRAG, Appendix B, case 2), which ours does not."""
+    parts = np.linspace(0.0, 1.0, 21).tolist()
+    copied_s = _copied_s(search, assumed)
+    return min(max(0.0, part * copied_s - window_s) + _scanned_s(search, part, assumed) for part in parts)
+
+
+def _copied_s(search: _Search, assumed: Assumed) -> float:
+    return search.moved_bytes / assumed.copy_gb_per_s / 1e9
+
+
+def _scanned_s(search: _Search, part: float, assumed: Assumed) -> float:
+    """With that part of the draft's lists on the device."""
+    device_s = part * search.hit_rate * search.nbytes / assumed.scan_gb_per_s / 1e9 + assumed.launch_us / 1e6
+    return max(search.host_s - part * (search.host_s - search.left_s), device_s)
