@@ -88,7 +88,8 @@ def _file_lock(path: Path, timeout_s: float) -> Iterator[None]:
         message = f"control store {path}: another process held {path}.lock for {timeout_s:g} s"
         raise StoreLockedError(message) from error
     except (OSError, NotImplementedError) as error:
-        message = f"control store {path}: its directory must be writable ({error})"
+        # Older filelocks say NotImplementedError of a file system without locks.
+        message = f"control store {path}: its directory must be writable, on a file system with locks ({error})"
         raise StoreError(message) from error
     try:
         yield

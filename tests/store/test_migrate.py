@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -308,6 +309,18 @@ def test_missing_directory_and_directory_as_file_are_errors(tmp_path: Path) -> N
         with pytest.raises(StoreError, match=str(address)):
             ControlStore.open(address)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("error", [NotImplementedError("no flock here"), OSError(errno.ENOSYS, "no flock here")])
+def test_a_file_system_without_locks_is_an_error(
+    sqlite_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    with pytest.raises(StoreError, match=r"control\.sqlite: .* on a file system with locks \(.*no flock here"):
+        ControlStore.open(sqlite_path)
 
 
 def test_read_only_directory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
