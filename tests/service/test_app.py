@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 
+import httpx
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from hybridindex.answers import ANSWER_TYPE, decode_answer
+from hybridindex.service.app import create_app
 from hybridindex.service.auth import KeyFile, Keyring
 from hybridindex.service.problems import PROBLEM_TYPE
 from tests.service.conftest import ask, assert_same, held_engine, talk
@@ -249,6 +251,31 @@ def test_readiness_follows_warming_up_and_draining(make_service):
     is_problem(refused, 503)
     assert refused.headers["connection"] == "close"
     is_problem(ask(service, "POST", "/v1/sessions"), 503)
+
+
+def test_a_daemon_that_cannot_warm_up_lives_and_is_not_ready(make_service, monkeypatch, caplog):
+    service = make_service(warm=False)
+
+    def fail():
+        raise RuntimeError("a disk that cannot be read")
+
+    monkeypatch.setattr(service, "warm_up", fail)
+
+    async def run():
+        app = create_app(service)
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://daemon") as http,
+        ):
+            async with asyncio.timeout(30):
+                while "warming up failed" not in caplog.text:
+                    await asyncio.sleep(0.01)
+            return [(await http.get(path)).status_code for path in ("/livez", "/readyz")]
+
+    assert asyncio.run(run()) == [200, 503]
+    assert "warming up failed" in caplog.text
+    assert "a disk that cannot be read" in caplog.text
 
 
 def test_health_names_what_is_wrong(service, queries):
