@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 
 import httpx
 import numpy as np
@@ -19,17 +18,14 @@ from tests.clustered import clustered
 from tests.durability.test_kill_build import build_words
 from tests.durability.test_kill_plans import profile_words
 from tests.durability.whole import restarted
+from tests.small_disk import small_disk
 
 
 @pytest.fixture
 def disk(tmp_path):
     """A small file system of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", folder], capture_output=True).returncode:
-        pytest.skip("cannot mount a small file system")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
+    with small_disk(tmp_path / "disk", 24) as folder:
+        yield folder
 
 
 def fill(folder, leave=0):
