@@ -16,7 +16,7 @@ from hybridindex.service.status import describe
 
 try:
     from prometheus_client import CollectorRegistry, Counter, generate_latest
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise MissingDependencyError("metrics need prometheus-client: pip install 'hybridindex[service]'") from error
@@ -169,13 +169,16 @@ class _Readings(Collector):
         moved = CounterMetricFamily(f"{_PREFIX}moved_bytes", "Bytes copied to a device.", labels=["device"])
         failures = CounterMetricFamily(f"{_PREFIX}device_failures", "How often a device failed.", labels=["device"])
         usable = GaugeMetricFamily(f"{_PREFIX}device_usable", "1 while a device scans.", labels=["device"])
+        info = InfoMetricFamily(f"{_PREFIX}device", "What a device is, as tables and logs name it.", labels=["device"])
         for tier in service.router.devices:
-            label = [f"{tier.ordinal}: {tier.label}"]
+            # Not the label: a GPU that was busy at the start tells its own only when it lets somebody in.
+            label = [f"{tier.ordinal}: {tier.info.name}"]
+            info.add_metric(label, {"label": tier.label})
             resident.add_metric(label, tier.used_bytes)
             moved.add_metric(label, tier.moved_bytes)
             failures.add_metric(label, tier.n_failures)
             usable.add_metric(label, float(tier.usable))
-        yield from (resident, moved, failures, usable)
+        yield from (info, resident, moved, failures, usable)
 
     def _queue(self, service: Service) -> Iterator[Metric]:
         admission = service.admission

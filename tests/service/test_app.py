@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import sys
+from dataclasses import replace
 
 import httpx
 import numpy as np
@@ -352,8 +353,31 @@ def test_metrics_parse_and_count(service, queries):
     for stage in ("batch_queue", "coarse", "split", "host_scan", "device_scan_0", "merge"):
         assert labelled["hybridindex_stage_seconds_count", (stage,)] in (2, 3)
         assert 0 < labelled["hybridindex_stage_seconds_sum", (stage,)] < 60
-    assert labelled["hybridindex_resident_bytes", ("0: cpu (stand-in)",)] > 0
-    assert labelled["hybridindex_moved_bytes_total", ("0: cpu (stand-in)",)] > 0
+    assert labelled["hybridindex_resident_bytes", ("0: cpu",)] > 0
+    assert labelled["hybridindex_moved_bytes_total", ("0: cpu",)] > 0
+
+
+def test_a_device_that_comes_up_late_keeps_its_series(service, monkeypatch):
+    """A GPU that was busy at the start is known by its name alone until it lets somebody in."""
+    [tier] = service.router.devices
+
+    async def conversation(http):
+        before = (await http.get("/metrics")).text
+        monkeypatch.setattr(tier, "info", replace(tier.info, label="cpu (a GPU's full name)"))
+        return before, (await http.get("/metrics")).text
+
+    before, after = [
+        {
+            (s.name, tuple(s.labels.values()))
+            for f in text_string_to_metric_families(text)
+            for s in f.samples
+            if "device" in s.labels
+        }
+        for text in talk(service, conversation)
+    ]
+    assert before - after == {("hybridindex_device_info", ("0: cpu", "cpu (stand-in)"))}
+    assert after - before == {("hybridindex_device_info", ("0: cpu", "cpu (a GPU's full name)"))}
+    assert ("hybridindex_device_usable", ("0: cpu",)) in after
 
 
 def test_paths_that_were_made_up_share_one_label(service):
