@@ -124,7 +124,7 @@ class TierOpening:
             raise
         except DeviceError as error:
             _log.error("%s; the host serves its lists", error)
-            tier = DeviceTier(self._index, name, ordinal, budget_bytes=0, wanted_bytes=0)
+            tier = DeviceTier(self._index, name, ordinal, budget_bytes=0, wanted_bytes=0, without_room="fail")
             tier.disabled_reason = str(error)
         if tier.disabled_reason and pinned:
             _log.warning("device %s holds nothing: %s", tier.label, tier.disabled_reason)

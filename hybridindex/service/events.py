@@ -37,7 +37,9 @@ class DeviceWatch:
     def look(self) -> None:
         """Compares the devices with the last look."""
         for number, tier in enumerate(self._service.router.devices):
-            before, now = self._seen[number], (tier.n_failures, tier.failure is not None)
+            # One that turned out never to have room has not come back.
+            out = tier.failure is not None or bool(tier.disabled_reason)
+            before, now = self._seen[number], (tier.n_failures, out)
             self._seen[number] = now
             if now[0] > before[0]:
                 self._record(DEVICE_FAILED, tier.label, now[0])

@@ -310,6 +310,12 @@ class DeviceTier:
         self._copier.probe()
 
     def _probe_ended(self, error: BaseException | None) -> None:
+        if isinstance(error, OutOfBudgetError) and not self._opened and not self._would_fit():
+            # A GPU that was busy tells its size only now: what the opening would have refused is not tried again.
+            self.disabled_reason = str(error)
+            self._health.retire()
+            _log.error("%s; the host serves its lists", error)
+            return
         self._health.end_probe(works=error is None, now_s=self._clock())
         if error is None:
             _log.warning("device %s works again after %d trial(s)", self.label, self._health.n_probes)
@@ -327,8 +333,9 @@ class DeviceTier:
         """
         if self.failure is not None and not self._health.slow:
             raise DeviceError(f"device {self.label} has failed: {self.failure!r}")
-        if self._codec is None:
+        if self.disabled_reason:
             raise DeviceError(self.disabled_reason)
+        assert self._codec is not None
         kind = self._scanner_kind
         scanner = kind(self._index, self._codec, self.arena, residency, self.ordinal, self.scratch_bytes)
         scanner.passed_over = self._passed_over

@@ -84,6 +84,11 @@ class DeviceHealth:
             else:
                 self._put_off(now_s)
 
+    def retire(self) -> None:
+        """Ends the trials of a device that can never work: that is no failure, which may pass."""
+        with self._lock:
+            self._failure, self._probing = None, False
+
 
 class Probe:
     """A move that tries a failed device. One step."""

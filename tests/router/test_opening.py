@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hybridindex.errors import InvalidInputError, OutOfBudgetError
+from hybridindex.errors import DeviceBusyError, InvalidInputError, OutOfBudgetError
 from hybridindex.router import HealthPolicy, Router
 from hybridindex.tiers import device, shard_tier
 from hybridindex.tiers.copier import Copier
@@ -96,6 +96,18 @@ def test_a_budget_that_the_device_never_has_is_no_failure_that_passes(index, nei
         [tier] = router.devices
         assert "1,000 are free" in tier.disabled_reason
         assert (tier.failure, router.stats().device_failures, search(router, index)) == (None, 0, 0)
+
+
+def test_a_device_that_lets_nobody_in_is_left_out_where_lists_come_in_shards(index, monkeypatch):
+    def busy(name):
+        raise DeviceBusyError(f"device {name!r} lets nobody in")
+
+    for module in (device, shard_tier):
+        monkeypatch.setattr(module, "resolve_device", busy)
+    with open_router(index, health=HealthPolicy(retry_open=False)) as router:
+        [tier] = router.devices
+        assert "lets nobody in" in (tier.disabled_reason or str(tier.failure))
+        assert (tier.usable, tier.retry_due(1e12), search(router, index)) == (False, False, 0)
 
 
 def smaller_device(name):

@@ -45,6 +45,18 @@ def test_a_device_that_was_full_at_the_start_is_recorded_and_tried_again_unless_
     assert kinds(service) == [DEVICE_FAILED]
 
 
+def test_a_busy_device_that_proves_too_small_has_not_come_back(service, monkeypatch):
+    watch = DeviceWatch(service)
+    [tier] = service.router.devices
+    tier.fail(RuntimeError("busy"))
+    watch.look()
+    monkeypatch.setattr(tier, "disabled_reason", "the budget is above its memory")
+    tier._health.retire()
+    watch.look()
+    assert kinds(service) == [DEVICE_FAILED]
+    assert ask(service, "GET", "/healthz").json()["checks"][-2]["detail"] == "the budget is above its memory"
+
+
 def test_a_store_that_is_gone_costs_the_event_and_nothing_else(service):
     watch = DeviceWatch(service)
     service.router.devices[0].fail(RuntimeError("it broke"))

@@ -172,6 +172,31 @@ def test_a_device_that_lets_nobody_in_is_asked_again(index, monkeypatch):
         open_tier(index)
 
 
+def test_a_budget_above_a_busy_device_s_memory_is_refused_when_its_size_is_known(index, monkeypatch, caplog):
+    """As at the opening, in the same words; nothing is tried again."""
+    where, info = devices.resolve_device("cpu")
+    answers = [DeviceBusyError("busy"), DeviceBusyError("busy"), (where, replace(info, total_bytes=4_000_000))]
+
+    def resolve(_name):
+        if isinstance(answers[0], Exception):
+            raise answers.pop(0)
+        return answers[0]
+
+    monkeypatch.setattr(device, "resolve_device", resolve)
+    monkeypatch.setattr(device, "busy_device", lambda _name: (where, replace(info, stand_in=False)))
+    monkeypatch.setattr(device, "available_bytes", lambda _device: 3_000_000)
+    tier, store = open_tier(index, without_room="retry")
+    with closing(tier):
+        assert (tier.n_failures, tier.disabled_reason, tier.retry_due(1e12)) == (1, "", True)
+        assert not tier.recover().result(60)
+        assert f"budget {BUDGET:,}) and 3,000,000 are free" in tier.disabled_reason
+        assert (tier.failure, tier.n_failures, tier.usable, tier.retry_due(1e12)) == (None, 1, False, False)
+        assert caplog.text.count("3,000,000 are free; expected a budget within") == 1
+        with pytest.raises(DeviceError, match="3,000,000 are free"):
+            tier.scanner(store.current)
+        assert tier.load(range(NLIST), store).result(60).loaded == ()
+
+
 def test_a_gpu_without_memory_for_a_context_is_busy_and_not_missing(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
