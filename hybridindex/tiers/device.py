@@ -14,38 +14,24 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from hybridindex.errors import DeviceBusyError, DeviceError, OutOfBudgetError, RouterClosedError
-from hybridindex.index.codec import DeviceCodec
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
 from hybridindex.tiers.arena import PageAllocator, PageArena
 from hybridindex.tiers.copier import DEFAULT_STAGING_BYTES, CopyStats, open_copier
-from hybridindex.tiers.device_native import NativePageScanner
 from hybridindex.tiers.device_torch import TorchScanner
-from hybridindex.tiers.device_triton import TritonScanner, Workspace
 from hybridindex.tiers.devices import available_bytes, busy_device, give_back_cached, resolve_device
 from hybridindex.tiers.loading import ListLoad, LoadReport
 from hybridindex.tiers.moves import MoveQueue, check_share
+from hybridindex.tiers.outcome import done
 from hybridindex.tiers.pinned import PinnedMemory, PinReport
-from hybridindex.tiers.recovery import DeviceHealth, Probe
+from hybridindex.tiers.recovery import Probe, TierHealth
 from hybridindex.tiers.residency import Residency, ResidencyStore
 from hybridindex.tiers.tier import WithoutRoom
-from hybridindex.tiers.trial import try_scanner
+from hybridindex.tiers.trial import choose_scanner
 
-__all__ = ["DeviceTier", "LoadReport", "choose_page_scanner"]
+__all__ = ["DeviceTier", "LoadReport"]
 
 _log = logging.getLogger(__name__)
-
-
-def _nothing() -> None:
-    """The trial of a slow device whose owner has none."""
-
-
-def choose_page_scanner(codec: DeviceCodec, arena: PageArena) -> tuple[type[TorchScanner], str]:
-    """Which scanner reads an arena, and why no faster one does; empty where none is faster."""
-    reason = TritonScanner.unsupported(arena)
-    if NativePageScanner.supports(codec, arena):
-        return NativePageScanner, reason
-    return (TorchScanner if reason else TritonScanner), reason
 
 
 class DeviceTier:
@@ -116,7 +102,7 @@ class DeviceTier:
         self._copier = open_copier(self.arena, staging_bytes=staging_bytes)
         self._shares_pinned = pinned is not None
         self._pinned = pinned or PinnedMemory(self.geometry, page_locked=self.device.type == "cuda")
-        self._health = DeviceHealth()
+        self._health = TierHealth(lambda: self.label, clock)
         self._clock = clock
         self._moves: MoveQueue[ListLoad | Probe] = MoveQueue()
         self._work = threading.Condition()
@@ -138,7 +124,9 @@ class DeviceTier:
             self._check_room()
         try:
             self.arena.take()
-            self._scanner_kind, self._passed_over = self._choose_scanner()
+            self._scanner_kind, self._passed_over = choose_scanner(
+                self._index, self._codec, self.arena, self.ordinal, self.scratch_bytes, self.label
+            )
         except BaseException:
             self.arena.release()
             # Who the device has no room for now may be waiting for it, too.
@@ -159,33 +147,6 @@ class DeviceTier:
                 f"{self.scratch_bytes:,}; budget {self.budget_bytes:,}) and {free:,} are free; expected a budget "
                 "within what other owners of the device leave"
             )
-
-    def _choose_scanner(self) -> tuple[type[TorchScanner], str]:
-        """Which scanner reads the arena, and why no faster one does: one that compiles or takes memory is tried first.
-
-        Raises:
-            OutOfBudgetError: the device has no room for its scratch.
-            DeviceError: none works.
-        """
-        if self._codec is None:
-            return TorchScanner, ""
-        kind, reason = choose_page_scanner(self._codec, self.arena)
-        if not self.arena.pages.n_pages or (self.device.type == "cpu" and kind is not TritonScanner):
-            return kind, reason
-        while True:
-            try:
-                try_scanner(kind, self._index, self._codec, self.arena, self.ordinal, self.scratch_bytes)
-                return kind, reason
-            except Exception as error:
-                Workspace.drop(self.arena)
-                if isinstance(error, OutOfBudgetError):
-                    raise
-                if kind is TorchScanner:
-                    raise DeviceError(f"device {self.label} scans nothing, a trial failed: {error!r}") from error
-                first_line = (str(error).strip() or repr(error)).splitlines()[0][:200]
-                reason = f"a trial of {kind.name} failed: {first_line}"
-                _log.warning("device %s: %s; torch scans there", self.label, reason, exc_info=True)
-                kind = TorchScanner
 
     # State
 
@@ -269,8 +230,7 @@ class DeviceTier:
 
         Its pages stay as they are; who serves the lists drops them from the residency.
         """
-        if self._health.fail(error, self._clock()):
-            _log.error("device %s failed, its lists are served by the host: %r", self.label, error)
+        self._health.note(error)
 
     def retry_due(self, now: float) -> bool:
         """Whether :meth:`recover` should be called: 1, 2, 4 ... 60 s after the failure and each trial that failed.
@@ -292,36 +252,27 @@ class DeviceTier:
         Raises:
             RouterClosedError: the tier is closed.
         """
-        attempt = (trial or _nothing) if self._health.slow else self._try_device
-        probe = Probe(attempt, self._probe_ended)
         with self._work:
             if self._closed:
                 raise RouterClosedError("the device tier is closed")
-            if self._health.begin_probe():
+            probe = self._health.probe(self._try_device, trial, self._never_fits)
+            if probe is not None:
                 self._moves.put(probe)
                 self._work.notify()
-            else:
-                probe.future.set_result(self._health.failure is None)
-        return probe.future
+        return done(self.failure is None) if probe is None else probe.future
 
     def _try_device(self) -> None:
         if not self._opened:
             self._take_memory()
         self._copier.probe()
 
-    def _probe_ended(self, error: BaseException | None) -> None:
-        if isinstance(error, OutOfBudgetError) and not self._opened and not self._would_fit():
-            # A GPU that was busy tells its size only now: what the opening would have refused is not tried again.
-            self.disabled_reason = str(error)
-            self._health.retire()
-            _log.error("%s; the host serves its lists", error)
-            return
-        self._health.end_probe(works=error is None, now_s=self._clock())
-        if error is None:
-            _log.warning("device %s works again after %d trial(s)", self.label, self._health.n_probes)
-        else:
-            # The failure itself was logged as an error; a trial that fails is nothing new.
-            _log.debug("device %s does not work yet: %r", self.label, error)
+    def _never_fits(self, error: BaseException) -> bool:
+        """A GPU that was busy tells its size only now: what the opening would have refused is not tried again."""
+        if not isinstance(error, OutOfBudgetError) or self._opened or self._would_fit():
+            return False
+        self.disabled_reason = str(error)
+        _log.error("%s; the host serves its lists", error)
+        return True
 
     # Scan
 

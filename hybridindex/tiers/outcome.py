@@ -6,10 +6,17 @@ import logging
 from concurrent.futures import Future
 from typing import TypeVar
 
-__all__ = ["fail", "settle"]
+__all__ = ["done", "fail", "settle"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+
+def done(result: _T) -> Future[_T]:
+    """A future that has its result."""
+    future: Future[_T] = Future()
+    future.set_result(result)
+    return future
 
 
 def settle(future: Future[_T], result: _T) -> None:

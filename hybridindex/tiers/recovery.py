@@ -1,10 +1,12 @@
 """Whether a device works, when a failed or slow one may be tried again, and the trial itself.
 
-Pure but for the probe: times are arguments. Who asks, how often, and what slow is, is decided above.
+:class:`DeviceHealth` is pure: times are arguments. :class:`TierHealth` is what tiers of any kind do with it. Who asks,
+how often, and what slow is, is decided above.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,7 +14,9 @@ from concurrent.futures import Future
 from hybridindex.errors import DeviceSlowError
 from hybridindex.tiers.outcome import settle
 
-__all__ = ["DeviceHealth", "Probe"]
+__all__ = ["DeviceHealth", "Probe", "TierHealth"]
+
+_log = logging.getLogger(__name__)
 
 _FIRST_DELAY_S = 1.0
 _LONGEST_DELAY_S = 60.0
@@ -113,3 +117,55 @@ class Probe:
     def abort(self, error: BaseException) -> None:
         self._ended(error)
         settle(self.future, False)
+
+
+class TierHealth(DeviceHealth):
+    """The health of one tier's device, by the tier's clock and said in the log. Thread-safe."""
+
+    def __init__(self, label: Callable[[], str], clock: Callable[[], float]) -> None:
+        """
+        Args:
+            label: what the log calls the device; one that was busy may get another.
+            clock: seconds, monotonic.
+        """
+        super().__init__()
+        self._label = label
+        self._clock = clock
+
+    def note(self, error: BaseException) -> None:
+        """Marks the device as failed, or slow. Logged once a failure."""
+        if self.fail(error, self._clock()):
+            _log.error("device %s failed, its lists are served by the host: %r", self._label(), error)
+
+    def probe(
+        self,
+        attempt: Callable[[], None],
+        trial: Callable[[], None] | None,
+        never: Callable[[BaseException], bool] = lambda _: False,
+    ) -> Probe | None:
+        """The move that tries the device; None where nothing is to be tried, or somebody does.
+
+        Args:
+            attempt: tries a failed device; raises what is wrong.
+            trial: tries a slow one instead; None: it is taken to be well.
+            never: whether what was wrong will never pass. Then no trial is due any more.
+        """
+
+        def ended(error: BaseException | None) -> None:
+            if error is not None and never(error):
+                self.retire()
+                return
+            self.end_probe(works=error is None, now_s=self._clock())
+            if error is None:
+                _log.warning("device %s works again after %d trial(s)", self._label(), self.n_probes)
+            else:
+                # The failure itself was logged as an error; a trial that fails is nothing new.
+                _log.debug("device %s does not work yet: %r", self._label(), error)
+
+        if not self.begin_probe():
+            return None
+        return Probe((trial or _nothing) if self.slow else attempt, ended)
+
+
+def _nothing() -> None:
+    """The trial of a slow device whose owner has none."""

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Literal
 from hybridindex.index.codec import DEVICE_KINDS, DeviceCodec
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, shard_page_bytes
 from hybridindex.tiers.arena import PageArena
-from hybridindex.tiers.device import DeviceTier, choose_page_scanner
+from hybridindex.tiers.device import DeviceTier
 from hybridindex.tiers.devices import resolve_device
 from hybridindex.tiers.pinned import PinnedMemory
 from hybridindex.tiers.shard import StandInShard, model_bytes
 from hybridindex.tiers.shard_gpu import GpuShard, gpu_unsupported
 from hybridindex.tiers.shard_tier import ShardTier
 from hybridindex.tiers.tier import WithoutRoom
+from hybridindex.tiers.trial import choose_page_scanner
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex

@@ -25,8 +25,8 @@ from hybridindex.paging import PageGeometry, scratch_for_budget, shard_page_byte
 from hybridindex.tiers.devices import available_bytes, resolve_device
 from hybridindex.tiers.loading import LoadReport
 from hybridindex.tiers.moves import check_share
-from hybridindex.tiers.outcome import fail, settle
-from hybridindex.tiers.recovery import DeviceHealth
+from hybridindex.tiers.outcome import done, fail, settle
+from hybridindex.tiers.recovery import Probe, TierHealth
 from hybridindex.tiers.residency import Residency, ResidencyStore
 from hybridindex.tiers.shard import FaissShard, ShardScanner, ShardSource, StandInShard, model_bytes, warm_up
 from hybridindex.tiers.shard_gpu import GpuShard
@@ -51,15 +51,8 @@ class _Load:
     share: float
     future: Future[LoadReport] = field(default_factory=Future)
 
-
-@dataclass(slots=True, eq=False)
-class _Trial:
-    attempt: Callable[[], None]
-    future: Future[bool] = field(default_factory=Future)
-
-
-def _nothing() -> None:
-    """The trial of a slow device whose owner has none."""
+    def abort(self, error: BaseException) -> None:
+        fail(self.future, error)
 
 
 class ShardTier:
@@ -106,9 +99,9 @@ class ShardTier:
         #: Of every shard, besides its lists.
         self.fixed_bytes = self.scratch_bytes + model_bytes(index)
         self._pages = ShardLedger(index.nlist)
-        self._health = DeviceHealth()
+        self._health = TierHealth(lambda: self.label, clock)
         self._clock = clock
-        self._jobs: queue.SimpleQueue[_Load | _Trial | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Load | Probe | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed, self._hurried = threading.Event(), threading.Event()
         self.disabled_reason = ""
@@ -216,8 +209,7 @@ class ShardTier:
 
         Its shard stays until who serves the lists drops them from the residency.
         """
-        if self._health.fail(error, self._clock()):
-            _log.error("device %s failed, its lists are served by the host: %r", self.label, error)
+        self._health.note(error)
 
     def retry_due(self, now: float) -> bool:
         """Whether :meth:`recover` should be called: 1, 2, 4 ... 60 s after the failure and each trial that failed."""
@@ -235,14 +227,12 @@ class ShardTier:
         Raises:
             RouterClosedError: the tier is closed.
         """
-        job = _Trial((trial or _nothing) if self._health.slow else self._try_device)
         with self._lock:
             self._refuse_closed()
-            if self._health.begin_probe():
-                self._jobs.put(job)
-            else:
-                job.future.set_result(self.failure is None)
-        return job.future
+            probe = self._health.probe(self._try_device, trial)
+            if probe is not None:
+                self._jobs.put(probe)
+        return done(self.failure is None) if probe is None else probe.future
 
     # Scan
 
@@ -306,32 +296,17 @@ class ShardTier:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            if isinstance(job, _Trial):
-                self._run_trial(job)
-                continue
             try:
-                report = self._load(job)
+                if isinstance(job, Probe):
+                    job.step()
+                else:
+                    report = self._load(job)
+                    self._moved_bytes += report.nbytes
+                    settle(job.future, report)
             except BaseException as error:  # noqa: BLE001 - handed to whoever waits; the device is marked
                 self.fail(error)
-                fail(job.future, error)
-            else:
-                self._moved_bytes += report.nbytes
-                settle(job.future, report)
+                job.abort(error)
             del job  # an idle thread must not keep the last store alive
-
-    def _run_trial(self, trial: _Trial) -> None:
-        works = False
-        try:
-            trial.attempt()
-            works = True
-        except Exception as error:  # noqa: BLE001 - the outcome
-            # The failure itself was logged as an error; a trial that fails is nothing new, unless it was only slow.
-            self.fail(error)
-            _log.debug("device %s does not work yet: %r", self.label, error)
-        self._health.end_probe(works=works, now_s=self._clock())
-        if works:
-            _log.warning("device %s works again after %d trial(s)", self.label, self._health.n_probes)
-        settle(trial.future, works)
 
     def _try_device(self) -> None:
         if not self._opened:

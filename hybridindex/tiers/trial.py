@@ -1,27 +1,76 @@
-"""The trial of a page scanner when its tier opens: before anyone waits, and while another scanner can still be taken.
+"""Which scanner reads a tier's pages: the fastest that the arena's device and codec take, and that a trial passed.
 
-A scan over the arena's empty pages compiles and launches each kernel, and takes the scratch that stays. Which scanner
-is tried, and what follows, is :mod:`hybridindex.tiers.device`'s business.
+The trial is made when the tier opens: before anyone waits, and while another scanner can still be taken. A scan over
+the arena's empty pages compiles and launches each kernel, and takes the scratch that stays. Which tier serves a codec
+is :mod:`hybridindex.tiers.serving`'s business.
 """
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
-from hybridindex.errors import OutOfBudgetError
+from hybridindex.errors import DeviceError, OutOfBudgetError
 from hybridindex.index.codec import DeviceCodec
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.tiers.arena import PageArena
+from hybridindex.tiers.device_native import NativePageScanner
 from hybridindex.tiers.device_torch import TorchScanner
+from hybridindex.tiers.device_triton import TritonScanner, Workspace
 from hybridindex.tiers.residency import Residency
 from hybridindex.tiers.scan_tables import Selection
 from hybridindex.types import I64
 
-__all__ = ["try_scanner"]
+__all__ = ["choose_page_scanner", "choose_scanner", "try_scanner"]
+
+_log = logging.getLogger(__name__)
 
 _K = 10
 #: Queries of the two scans: each list is probed by one, and by as many as matrix products are worth it for.
 _BATCHES = (1, 8)
+
+
+def choose_page_scanner(codec: DeviceCodec, arena: PageArena) -> tuple[type[TorchScanner], str]:
+    """Which scanner reads an arena, and why no faster one does; empty where none is faster. Nothing is tried."""
+    reason = TritonScanner.unsupported(arena)
+    if NativePageScanner.supports(codec, arena):
+        return NativePageScanner, reason
+    return (TorchScanner if reason else TritonScanner), reason
+
+
+def choose_scanner(
+    index: IVFIndex, codec: DeviceCodec | None, arena: PageArena, ordinal: int, scratch_bytes: int, label: str
+) -> tuple[type[TorchScanner], str]:
+    """:func:`choose_page_scanner` with a trial of one that compiles or takes memory; torch scans where that fails.
+
+    Args:
+        codec: None: nothing is going to be scanned.
+        label: what the log calls the device.
+
+    Raises:
+        OutOfBudgetError: the device has no room for the scratch.
+        DeviceError: none works.
+    """
+    if codec is None:
+        return TorchScanner, ""
+    kind, reason = choose_page_scanner(codec, arena)
+    if not arena.pages.n_pages or (arena.device.type == "cpu" and kind is not TritonScanner):
+        return kind, reason
+    while True:
+        try:
+            try_scanner(kind, index, codec, arena, ordinal, scratch_bytes)
+            return kind, reason
+        except Exception as error:
+            Workspace.drop(arena)
+            if isinstance(error, OutOfBudgetError):
+                raise
+            if kind is TorchScanner:
+                raise DeviceError(f"device {label} scans nothing, a trial failed: {error!r}") from error
+            first_line = (str(error).strip() or repr(error)).splitlines()[0][:200]
+            reason = f"a trial of {kind.name} failed: {first_line}"
+            _log.warning("device %s: %s; torch scans there", label, reason, exc_info=True)
+            kind = TorchScanner
 
 
 def try_scanner(

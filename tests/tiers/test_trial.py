@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hybridindex.errors import DeviceError, OutOfBudgetError
-from hybridindex.tiers import device
+from hybridindex.tiers import trial
 from hybridindex.tiers.device import DeviceTier
 from hybridindex.tiers.device_native import NativePageScanner
 from hybridindex.tiers.device_torch import TorchScanner
@@ -96,7 +96,7 @@ def test_scratch_that_has_no_room_now_is_taken_when_there_is(index, triton_first
 
 
 def test_the_stand_in_s_own_scanners_need_no_trial(index, monkeypatch):
-    monkeypatch.setattr(device, "try_scanner", broken)
+    monkeypatch.setattr(trial, "try_scanner", broken)
     open_tier(index).close()
 
 
