@@ -159,17 +159,26 @@ class Engine:
             self._stand_in = current
         return True
 
-    def close(self) -> None:
-        """Answers what is queued, then joins all threads. Once."""
+    def close(self) -> set[int]:
+        """Answers what is queued, then joins all threads. Once.
+
+        Returns:
+            Ordinals of devices whose scan does not end: their threads are left behind.
+        """
         with self._close_lock:
             self._closed = True
             self._waiting.put(None)
+        self._watchdog.watch_all()
         self._thread.join()
         # For good: after this no caller runs a batch.
         self._turn.acquire()
+        left: set[int] = set()
         for lane in self._lanes:
-            lane.close()
+            # All had the time that the first one took.
+            if not lane.close(0 if left else self.health.policy.stuck_s):
+                left.add(lane.tier.ordinal)
         self._watchdog.close()
+        return left
 
     def owns_current_thread(self) -> bool:
         """Whether a callback or one of our own threads asks: waiting for an answer there would wait forever."""

@@ -54,7 +54,8 @@ class HealthPolicy:
     #: A device is slow after so many late parts more than parts in time, and a scan on the host that was faster.
     slow_parts: int = 32
     #: A scan is stuck after so long, and ``slow_factor`` times what the host would take: the watchdog's. Longer than a
-    #: kernel takes to compile for a k that nobody asked for before.
+    #: kernel takes to compile for a k that nobody asked for before. So long the router's close waits, too, for whatever
+    #: does not end, on any device.
     stuck_s: float = 10.0
     #: Whether a device that is full or busy when the router opens is tried again and takes its memory when there is
     #: room. False: it counts as failed until the router is opened anew, and takes nothing while others start.

@@ -17,8 +17,10 @@ from hybridindex.errors import DeviceSlowError, InvalidInputError, OutOfBudgetEr
 from hybridindex.router.batch import Batch
 from hybridindex.router.split import ProbePart
 from hybridindex.router.stages import device_scan
+from hybridindex.tiers.leaving import thread_ends
 from hybridindex.tiers.residency import Residency, ResidencyStore
 from hybridindex.tiers.tier import Tier
+from hybridindex.types import F32, I64
 
 __all__ = ["DeviceLane", "DeviceTask", "is_slow"]
 
@@ -58,6 +60,8 @@ class DeviceLane:
         #: Not ended yet, oldest first. True: the part has somebody who answers it.
         self._open: dict[DeviceTask, bool] = {}
         self._queue: queue.SimpleQueue[DeviceTask | None] = queue.SimpleQueue()
+        #: Whether the own thread waits for the device.
+        self._scanning = False
         self._thread = threading.Thread(target=self._run, name=f"hybridindex-device-{tier.ordinal}", daemon=True)
         self._thread.start()
 
@@ -89,10 +93,14 @@ class DeviceLane:
     def owns_current_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def close(self) -> None:
-        """Ends the thread after what is queued, and joins it: a scan that does not end is waited for."""
+    def close(self, patience_s: float) -> bool:
+        """Ends the thread after what is queued, and joins it.
+
+        False: it is left behind, ``patience_s`` later, in a scan that does not end and whose part was answered without
+        it.
+        """
         self._queue.put(None)
-        self._thread.join()
+        return thread_ends(self._thread, patience_s, lambda: self._scanning and not self.waiting())
 
     # The own thread
 
@@ -117,8 +125,7 @@ class DeviceLane:
             return
         started = time.perf_counter()
         try:
-            scanner = tier.scanner(task.residency)
-            distances, ids = scanner.scan(batch.queries[part.rows], part.probes, part.coarse_distances, batch.k)
+            distances, ids = self._scan_on_device(task)
             batch.clock.note(self._stage, started)
         except (OutOfBudgetError, InvalidInputError):
             # Not the device's fault: this k does not fit its scratch, or the index was closed.
@@ -131,6 +138,15 @@ class DeviceLane:
         else:
             if self.take(task):
                 batch.complete_part(part, distances, ids)
+
+    def _scan_on_device(self, task: DeviceTask) -> tuple[F32, I64]:
+        batch, part = task.batch, task.part
+        self._scanning = True
+        try:
+            scanner = self.tier.scanner(task.residency)
+            return scanner.scan(batch.queries[part.rows], part.probes, part.coarse_distances, batch.k)
+        finally:
+            self._scanning = False
 
     def _fall_back(self, task: DeviceTask) -> None:
         if self.take(task):

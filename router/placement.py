@@ -17,6 +17,7 @@ from hybridindex.errors import RouterClosedError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.router.lookahead import Lookahead
 from hybridindex.tiers.device import DeviceTier, LoadReport
+from hybridindex.tiers.leaving import LOOK_S
 from hybridindex.tiers.residency import ResidencyStore
 from hybridindex.tiers.tier import Tier
 from hybridindex.types import I64
@@ -45,6 +46,8 @@ class Placement:
         lookahead: Lookahead,
         list_bytes: I64,
         promised_bytes: Sequence[int],
+        *,
+        patience_s: float,
     ) -> None:
         """
         Args:
@@ -52,6 +55,7 @@ class Placement:
             paged: the tiers that single lists come to and leave.
             list_bytes: (nlist,) int64 device bytes of each list, page rounding included.
             promised_bytes: per device, pages that are for sessions: a larger plan does not get them back from them.
+            patience_s: how long a move is waited for after :meth:`settle`: it may never end.
         """
         self._tiers = tiers
         self._paged = paged
@@ -59,6 +63,7 @@ class Placement:
         self._lookahead = lookahead
         self._list_bytes = list_bytes
         self._promised_bytes = promised_bytes
+        self._patience_s = patience_s
         self._lock = threading.Lock()
         #: One for each change that waits for the lock: what only comes back gives way.
         self._waiting: list[None] = []
@@ -85,7 +90,7 @@ class Placement:
         """A device works again: its lists of the plan come back."""
         with self._lock:
             if self.plan is not None and not self._gives_way():
-                self._load_planned(self.plan, tier, _LATE_SHARE, self._gives_way).exception()
+                self._wait_for(self._load_planned(self.plan, tier, _LATE_SHARE, self._gives_way))
 
     def complete(self) -> None:
         """Lists of the plan that found no page, because sessions had them, come once one is free."""
@@ -101,12 +106,13 @@ class Placement:
                         loading = tier.load(
                             lists, self._residency, cancelled=self._gives_way, bandwidth_share=_LATE_SHARE
                         )
-                    loading.exception()
+                    self._wait_for(loading)
         finally:
             self._lock.release()
 
     def settle(self) -> None:
-        """Ends a change that goes on, after what is being copied, and refuses further ones. Returns at once."""
+        """Ends a change that goes on, after what is being copied or some seconds, and refuses further ones. Returns at
+        once."""
         self._settled = True
         for tier in self._tiers:
             tier.hurry()
@@ -132,15 +138,31 @@ class Placement:
             if stale.any():
                 dropped = self._residency.publish({}, drops=[int(i) for i in np.flatnonzero(stale)])
                 # The new lists may need the old ones' pages, and batches in flight still read those.
-                if not self._residency.wait_reclaimed(dropped.version, _RECLAIM_TIMEOUT_S):
-                    _log.warning("pages of dropped lists are still read after %g s", _RECLAIM_TIMEOUT_S)
+                self._wait_reclaimed(dropped.version)
             waiting = [self._load_planned(plan, tier, bandwidth_share, lambda: self._settled) for tier in self._tiers]
             for future in waiting:
-                future.exception()  # waits; a failed device is marked and logged by its tier
+                self._wait_for(future)  # a failed device is marked and logged by its tier
             current = self._residency.current.list_device
             # A session's copy may have brought one to another device meanwhile.
             if self._settled or not ((target >= 0) & (current >= 0) & (current != target)).any():
                 return
+
+    def _wait_reclaimed(self, version: int) -> None:
+        for _ in range(round(_RECLAIM_TIMEOUT_S / LOOK_S)):
+            if self._residency.wait_reclaimed(version, LOOK_S) or self._settled:
+                return
+        _log.warning("pages of dropped lists are still read after %g s", _RECLAIM_TIMEOUT_S)
+
+    def _wait_for(self, load: Future[LoadReport]) -> None:
+        """Waits until a load has ended; once nothing is to move any more, only so long as patience lasts."""
+        waited_s, look_s = 0.0, min(LOOK_S, self._patience_s / 4)
+        while waited_s < self._patience_s:
+            try:
+                load.exception(look_s)
+                return
+            except TimeoutError:
+                # Looks and not the clock, as in tiers.leaving.
+                waited_s += look_s if self._settled else 0.0
 
     def _load_planned(
         self, plan: Plan, tier: Tier, bandwidth_share: float | None, cancelled: Callable[[], bool]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from hybridindex.errors import RouterClosedError
+from hybridindex.tiers.leaving import LOOK_S
 from hybridindex.tiers.tier import Tier
 
 __all__ = ["Recovery"]
@@ -77,7 +78,7 @@ class Recovery:
                 continue
             try:
                 trial = going_on or tier.recover(self._trial_of(tier))
-                if trial.result(self._patience_s if going_on is None else 0):
+                if self._outcome(trial, self._patience_s if going_on is None else 0):
                     self._restore(tier)
             except TimeoutError:
                 self._trials[tier.ordinal] = trial
@@ -86,12 +87,27 @@ class Recovery:
             except Exception:  # noqa: BLE001 - other devices, and later trials, still need this thread
                 _log.exception("device %s could not be tried", tier.label)
 
+    def _outcome(self, trial: Future[bool], patience_s: float) -> bool:
+        """What came of a trial.
+
+        Raises:
+            TimeoutError: it goes on, ``patience_s`` later or when this thread shall end.
+        """
+        waited_s = 0.0
+        while True:
+            try:
+                return trial.result(min(LOOK_S, patience_s))
+            except TimeoutError:
+                waited_s += LOOK_S
+                if waited_s >= patience_s or self._stop.is_set():
+                    raise
+
     def owns_current_thread(self) -> bool:
         """Whether the own thread asks."""
         return threading.current_thread() is self._thread
 
     def close(self) -> None:
-        """Joins the thread; what it does is finished first."""
+        """Joins the thread; what it does is finished first, but for a trial that goes on."""
         self._stop.set()
         if self._tiers:
             self._thread.join()

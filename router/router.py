@@ -129,6 +129,7 @@ class Router:
         #: Called after each batch, on the thread that ended it: an engine's or device's, or a caller's. Must not block.
         self.on_batch: list[Callable[[BatchReport], None]] = []
         health = health or HealthPolicy()
+        self._patience_s = health.stuck_s
         pin_host_lists = _check_bytes("pin_host_lists", pin_host_lists)
         self._opening = opening = TierOpening(index, plan, pin_host_lists=pin_host_lists)
         self._tiers: list[Tier] = []
@@ -157,7 +158,14 @@ class Router:
                 max(0, tier.capacity_bytes - opening.pinned_bytes(plan, i)) for i, tier in enumerate(self._tiers)
             ]
             self._placement = Placement(
-                plan, self._tiers, self._paged_tiers(), self._residency, self._lookahead, opening.list_bytes, promised
+                plan,
+                self._tiers,
+                self._paged_tiers(),
+                self._residency,
+                self._lookahead,
+                opening.list_bytes,
+                promised,
+                patience_s=health.stuck_s,
             )
         except BaseException:
             for tier in self._tiers:
@@ -516,7 +524,11 @@ class Router:
             tier.check_invariants()
 
     def close(self) -> None:
-        """Answers what is queued, joins all threads, lets the arenas go. Closing twice is harmless."""
+        """Answers what is queued, joins all threads, lets the arenas go. Closing twice is harmless.
+
+        What a device does not end is waited for so long as ``HealthPolicy.stuck_s`` says, in a scan and again in a move
+        of lists. Then the host has answered; the device's thread is left behind, with its memory, and named in the log.
+        """
         self._refuse_own_threads("close", moves=True)
         with self._close_lock:
             if self._closed:
@@ -525,11 +537,11 @@ class Router:
         self.settle()
         self._placement.join()
         self._recovery.close()
-        self._engine.close()
+        scanned = self._engine.close()
         self._lookahead.close()
-        for tier in self._tiers:
-            tier.close()
-        self._opening.close()
+        left = [t for t in self._tiers if not t.close(self._patience_s, scanned=t.ordinal in scanned)]
+        if not left:  # lists in page-locked memory may be what a move is reading
+            self._opening.close()
         self._host.close()
 
     def __enter__(self) -> Router:

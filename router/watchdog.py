@@ -26,12 +26,14 @@ _INTERVAL_S = 0.25
 
 
 class Watchdog:
-    """Owner of a thread that looks at scans under way, where any device is judged. :meth:`close` joins it."""
+    """Owner of a thread that looks at scans under way, where any device is judged; at the end, of every device.
+    :meth:`close` joins it."""
 
     def __init__(
         self, lanes: Sequence[DeviceLane], health: HealthWatch, scan_on_host: Callable[[Batch, ProbePart], None]
     ) -> None:
         """``scan_on_host``: scans and completes a part there, or fails its batch. Never raises."""
+        self._all_lanes = lanes
         self._lanes = [lane for lane in lanes if health.policy.judges(lane.tier)]
         self._health = health
         self._scan_on_host = scan_on_host
@@ -39,6 +41,13 @@ class Watchdog:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hybridindex-watchdog", daemon=True)
         if self._lanes:
+            self._thread.start()
+
+    def watch_all(self) -> None:
+        """The router closes and answers what is queued: no device may keep that for ever, whether it is judged or not.
+        Once."""
+        watched, self._lanes = self._lanes, list(self._all_lanes)
+        if self._lanes and not watched:
             self._thread.start()
 
     def _run(self) -> None:

@@ -20,9 +20,10 @@ from hybridindex.tiers.arena import PageAllocator, PageArena
 from hybridindex.tiers.copier import DEFAULT_STAGING_BYTES, CopyStats, open_copier
 from hybridindex.tiers.device_torch import TorchScanner
 from hybridindex.tiers.devices import available_bytes, busy_device, give_back_cached, resolve_device
+from hybridindex.tiers.leaving import thread_ends
 from hybridindex.tiers.loading import ListLoad, LoadReport
 from hybridindex.tiers.moves import MoveQueue, check_share
-from hybridindex.tiers.outcome import done
+from hybridindex.tiers.outcome import done, fail
 from hybridindex.tiers.pinned import PinnedMemory, PinReport
 from hybridindex.tiers.recovery import Probe, TierHealth
 from hybridindex.tiers.residency import Residency, ResidencyStore
@@ -349,6 +350,13 @@ class DeviceTier:
         return report
 
     def _run_mover(self) -> None:
+        try:
+            self._step_moves()
+        finally:
+            # Here, where it may wait for ever: who closes does not.
+            self._copier.close()
+
+    def _step_moves(self) -> None:
         while (move := self._next_move()) is not None:
             started = self._clock()
             try:
@@ -387,16 +395,26 @@ class DeviceTier:
         assert self.arena.nbytes + (self.scratch_bytes if self.arena.nbytes else 0) <= self.budget_bytes
         self._copier.check_invariants()
 
-    def close(self) -> None:
-        """Ends queued moves after the buffer that is on its way, joins the mover, lets the memory go.
+    def close(self, patience_s: float | None = None, *, scanned: bool = False) -> bool:
+        """See :meth:`hybridindex.tiers.tier.Tier.close`. What is queued ends after the buffer that is on its way.
 
-        Lists that were not sent are skipped, and their futures are done. Nobody may scan any more.
+        Lists that were not sent are skipped, and their futures are done.
         """
         with self._work:
             self._closed = self._hurried = True
             self._work.notify()
-        self._mover.join()
-        self._copier.close()
+        if scanned or not thread_ends(self._mover, patience_s):
+            self._leave("a scan" if scanned else "a move")
+            return False
         if not self._shares_pinned:
             self._pinned.clear()
         self.arena.release()
+        return True
+
+    def _leave(self, what: str) -> None:
+        words = f"device {self.label}: {what} does not end; its thread and {self.budget_bytes:,} bytes are left behind"
+        _log.error("%s until it does, or the process ends", words)
+        with self._work:
+            moves = list(self._moves)
+        for move in moves:
+            fail(move.future, DeviceError(words))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 __all__ = ["done", "fail", "settle"]
 
@@ -20,15 +20,19 @@ def done(result: _T) -> Future[_T]:
 
 
 def settle(future: Future[_T], result: _T) -> None:
-    """Sets the result; even SystemExit from a callback ends nothing."""
+    """Sets the result; even SystemExit from a callback ends nothing. One that was given up stays as it is."""
+    if future.done():
+        return
     try:
         future.set_result(result)
     except BaseException:  # noqa: BLE001
         _log.exception("a callback of a future raised")
 
 
-def fail(future: Future[_T], error: BaseException) -> None:
+def fail(future: Future[Any], error: BaseException) -> None:
     """Sets the error, likewise."""
+    if future.done():
+        return
     try:
         future.set_exception(error)
     except BaseException:  # noqa: BLE001

@@ -23,6 +23,7 @@ from hybridindex.index.faiss_model import faiss_message
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import PageGeometry, scratch_for_budget, shard_page_bytes
 from hybridindex.tiers.devices import available_bytes, resolve_device
+from hybridindex.tiers.leaving import thread_ends
 from hybridindex.tiers.loading import LoadReport
 from hybridindex.tiers.moves import check_share
 from hybridindex.tiers.outcome import done, fail, settle
@@ -102,6 +103,8 @@ class ShardTier:
         self._health = TierHealth(lambda: self.label, clock)
         self._clock = clock
         self._jobs: queue.SimpleQueue[_Load | Probe | None] = queue.SimpleQueue()
+        #: Jobs that have not ended.
+        self._unfinished: set[_Load | Probe] = set()
         self._lock = threading.Lock()
         self._closed, self._hurried = threading.Event(), threading.Event()
         self.disabled_reason = ""
@@ -231,7 +234,7 @@ class ShardTier:
             self._refuse_closed()
             probe = self._health.probe(self._try_device, trial)
             if probe is not None:
-                self._jobs.put(probe)
+                self._put(probe)
         return done(self.failure is None) if probe is None else probe.future
 
     # Scan
@@ -287,8 +290,12 @@ class ShardTier:
         load.future.set_running_or_notify_cancel()
         with self._lock:
             self._refuse_closed()
-            self._jobs.put(load)
+            self._put(load)
         return load.future
+
+    def _put(self, job: _Load | Probe) -> None:
+        self._unfinished.add(job)
+        self._jobs.put(job)
 
     def _refuse_closed(self) -> None:
         if self._closed.is_set():
@@ -306,6 +313,7 @@ class ShardTier:
             except BaseException as error:  # noqa: BLE001 - handed to whoever waits; the device is marked
                 self.fail(error)
                 job.abort(error)
+            self._unfinished.discard(job)
             del job  # an idle thread must not keep the last store alive
 
     def _try_device(self) -> None:
@@ -427,12 +435,21 @@ class ShardTier:
         assert self.used_bytes <= self.budget_bytes
         self._pages.check_invariants()
 
-    def close(self) -> None:
-        """Ends queued loads, joins the mover, lets the memory go. Lists that are not here yet are skipped, and the
-        futures are done. Nobody may scan any more."""
+    def close(self, patience_s: float | None = None, *, scanned: bool = False) -> bool:
+        """See :meth:`hybridindex.tiers.tier.Tier.close`. Lists that are not here yet are skipped, and the futures are
+        done."""
         with self._lock:
             self._closed.set()
             self._hurried.set()
             self._jobs.put(None)
-        self._mover.join()
+        if scanned or not thread_ends(self._mover, patience_s):
+            self._leave("a scan" if scanned else "a move")
+            return False
         self._pages.clear()
+        return True
+
+    def _leave(self, what: str) -> None:
+        words = f"device {self.label}: {what} does not end; its thread and {self.used_bytes:,} bytes are left behind"
+        _log.error("%s until it does, or the process ends", words)
+        for job in list(self._unfinished):
+            fail(job.future, DeviceError(words))

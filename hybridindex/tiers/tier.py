@@ -146,6 +146,14 @@ class Tier(Protocol):
         """Asserts what must hold at any time, the budget among it."""
         ...
 
-    def close(self) -> None:
-        """Joins the mover and lets the memory go. Nobody may scan any more."""
+    def close(self, patience_s: float | None = None, *, scanned: bool = False) -> bool:
+        """Ends queued moves, joins the mover and lets the memory go. Nobody may start a scan any more.
+
+        Args:
+            patience_s: how long a move that goes on is waited for; None: until it ends. Then it is left behind.
+            scanned: a scan that was given up goes on: everything is left behind at once.
+
+        Returns:
+            Whether the memory went. False: it is kept for whatever uses it, and who waits for a move is told.
+        """
         ...

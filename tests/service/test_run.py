@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -21,10 +22,14 @@ import pytest
 import hybridindex as hx
 from hybridindex.client import Client, RetryPolicy
 from hybridindex.errors import AccessDeniedError, ServiceError, UnreachableError
+from hybridindex.router import HealthPolicy
 from hybridindex.service.auth import KeyFile
 from hybridindex.service.place import bind_tcp, bind_unix, find_daemon
 from hybridindex.service.run import Daemon
+from hybridindex.tiers.arena import PageArena
+from hybridindex.tiers.device_native import NativePageScanner
 from tests.service.conftest import assert_same, held_engine
+from tests.stuck import Stuck, ended
 
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
 
@@ -209,6 +214,48 @@ def test_a_slow_change_of_the_plan_does_not_hold_up_the_end(make_service, querie
     watch.join()
     assert not forced
     assert (service.router.residency.list_device < 0).any(), "nothing was left to move"
+
+
+def test_a_device_that_never_ends_does_not_keep_the_daemon(make_service, queries, monkeypatch, caplog):
+    """Neither in a scan nor in a copy: what was admitted is answered by the host, and everything ends."""
+    policy = functools.partial(HealthPolicy, judge="all", stuck_s=0.05)
+    monkeypatch.setattr("hybridindex.service.core.HealthPolicy", policy)
+    service = make_service(drain_timeout_s=1)
+    expected = service.router.search(queries, 5)
+    sockets = [bind_tcp("127.0.0.1", 0)]
+    url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
+
+    def play():
+        found: list[object] = []
+
+        def search() -> None:
+            with Client(url, retry=RetryPolicy(attempts=1)) as client:
+                found.append(client.search(queries, 5))
+
+        def change() -> None:
+            with Client(url, retry=RetryPolicy(attempts=1)) as client, contextlib.suppress(ServiceError):
+                client.repartition(apply=True, coverage=1.0)
+
+        while not service.ready:
+            pass
+        changer, searcher = threading.Thread(target=change), threading.Thread(target=search)
+        changer.start()
+        assert write.begun.wait(60)
+        searcher.start()
+        assert scan.begun.wait(60)
+        os.kill(os.getpid(), signal.SIGTERM)
+        for thread in (changer, searcher):
+            thread.join(60)
+        return found[0]
+
+    with (
+        Stuck(PageArena, "write") as write,
+        Stuck(NativePageScanner, "scan", lambda *_: write.begun.is_set()) as scan,
+    ):
+        assert_same(run_daemon(service, sockets, play), expected)
+        ended(service.close)
+        assert not write.go_on.is_set()
+    assert caplog.text.count("left behind") == 1
 
 
 def test_keys_over_tcp(index_path, tmp_path, queries):
