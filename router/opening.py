@@ -6,17 +6,13 @@ What happens to a device that has no room then is the tier's business; whether i
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from hybridindex.errors import DeviceError, DeviceNotFoundError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
+from hybridindex.router.host_lists import HostLists
 from hybridindex.tiers.device import DeviceTier
-from hybridindex.tiers.pinned import PinnedMemory
-from hybridindex.tiers.residency import Residency
 from hybridindex.tiers.serving import open_device_tier
 from hybridindex.tiers.tier import Tier
 from hybridindex.types import I64
@@ -33,7 +29,7 @@ _DEFAULT_LOOKAHEAD_BYTES = 256 << 20
 
 
 class TierOpening:
-    """Opens the tiers of one router, and owns the host memory that they share."""
+    """Opens the tiers of one router."""
 
     def __init__(self, index: IVFIndex, plan: Plan | None, *, pin_host_lists: int) -> None:
         """
@@ -49,44 +45,12 @@ class TierOpening:
         self.list_bytes: I64 = geometry.pages_for(index.list_sizes) * geometry.page_bytes
         #: Whether single lists come and leave: not where a codec has them come in shards.
         self.moves_single_lists = index.device_codec() is not None
-        self._pin_host_lists = pin_host_lists if self.moves_single_lists else 0
-        self._geometry = geometry
-        self._pinned: PinnedMemory | None = None
+        #: The host memory that the tiers share.
+        self.host_lists = HostLists(index, geometry, pin_host_lists if self.moves_single_lists else 0)
 
     def pinned_bytes(self, plan: Plan | None, ordinal: int) -> int:
         """Device bytes of the lists that ``plan`` wants on one device."""
         return 0 if plan is None else int(self.list_bytes[plan.list_device == ordinal].sum())
-
-    @property
-    def pinned_host_bytes(self) -> int:
-        """Page-locked host memory that lists take."""
-        return 0 if self._pinned is None else self._pinned.nbytes
-
-    def pin_host_lists(self, tiers: Sequence[DeviceTier], residency: Residency) -> None:
-        """Copies the hottest lists that no device holds into page-locked memory, as far as they fit, once."""
-        tier = next((tier for tier in tiers if tier.usable), None)
-        if tier is None or self._pinned is None or self._pinned.nbytes:
-            return
-        lists = self._hottest_first()
-        outside = lists[(residency.list_device[lists] < 0) & (self._index.list_sizes[lists] > 0)]
-        report = tier.pin_lists(outside.tolist())
-        _log.info("%d lists take %d bytes of page-locked memory", len(report.pinned), report.nbytes)
-
-    def close(self) -> None:
-        """Lets shared memory go, after the tiers."""
-        if self._pinned is not None:
-            self._pinned.clear()
-
-    def _shared(self, name: str) -> PinnedMemory | None:
-        if self._pin_host_lists and self._pinned is None:
-            self._pinned = PinnedMemory(self._geometry, page_locked=name != "cpu", limit_bytes=self._pin_host_lists)
-        return self._pinned
-
-    def _hottest_first(self) -> I64:
-        """Every list: by the accesses that the plan's profile counted; without a plan by their ids."""
-        if self._plan is None:
-            return np.arange(self._index.nlist)
-        return np.argsort(-self._plan.analysis.profile.access.list_accesses, kind="stable")
 
     def open(self, name: str, ordinal: int, budget: int, lookahead_bytes: int | None, *, retry: bool) -> Tier:
         """The tier of one device. One that cannot be used holds nothing, and says why.
@@ -118,7 +82,7 @@ class TierOpening:
                 scratch_bytes=scratch,
                 page_bytes=self._page_bytes,
                 without_room="retry" if retry else "fail",
-                pinned=self._shared(name),
+                pinned=self.host_lists.memory_for(name),
             )
         except DeviceNotFoundError:
             raise

@@ -15,6 +15,7 @@ import numpy as np
 
 from hybridindex.errors import RouterClosedError
 from hybridindex.partitioner.plan import Plan
+from hybridindex.router.host_lists import HostLists
 from hybridindex.router.lookahead import Lookahead
 from hybridindex.tiers.device import DeviceTier, LoadReport
 from hybridindex.tiers.leaving import LOOK_S
@@ -46,6 +47,7 @@ class Placement:
         lookahead: Lookahead,
         list_bytes: I64,
         promised_bytes: Sequence[int],
+        host_lists: HostLists,
         *,
         patience_s: float,
     ) -> None:
@@ -55,6 +57,7 @@ class Placement:
             paged: the tiers that single lists come to and leave.
             list_bytes: (nlist,) int64 device bytes of each list, page rounding included.
             promised_bytes: per device, pages that are for sessions: a larger plan does not get them back from them.
+            host_lists: chosen anew with each plan.
             patience_s: how long a move is waited for after :meth:`settle`: it may never end.
         """
         self._tiers = tiers
@@ -63,6 +66,7 @@ class Placement:
         self._lookahead = lookahead
         self._list_bytes = list_bytes
         self._promised_bytes = promised_bytes
+        self._host_lists = host_lists
         self._patience_s = patience_s
         self._lock = threading.Lock()
         #: One for each change that waits for the lock: what only comes back gives way.
@@ -73,7 +77,8 @@ class Placement:
         self.plan = plan
 
     def apply(self, plan: Plan, bandwidth_share: float | None = None) -> None:
-        """Makes the residency what ``plan`` says, moving only the difference, hottest lists first.
+        """Makes the residency what ``plan`` says, moving only the difference, hottest lists first; then chooses what
+        lies in page-locked host memory.
 
         Raises:
             RouterClosedError: after :meth:`settle`.
@@ -85,18 +90,29 @@ class Placement:
                 raise RouterClosedError("the router is closed, or about to be")
             self._place(plan, bandwidth_share)
             self.plan = plan
+            self._choose_host_lists(bandwidth_share)
+
+    def pin_host_lists(self) -> None:
+        """Chooses what lies in page-locked host memory where no plan does so."""
+        with self._lock:
+            self._choose_host_lists(None)
 
     def restore(self, tier: Tier) -> None:
         """A device works again: its lists of the plan come back."""
         with self._lock:
             if self.plan is not None and not self._gives_way():
                 self._wait_for(self._load_planned(self.plan, tier, _LATE_SHARE, self._gives_way))
+            if self._host_lists.due:
+                self._choose_host_lists(_LATE_SHARE)
 
     def complete(self) -> None:
-        """Lists of the plan that found no page, because sessions had them, come once one is free."""
+        """Lists of the plan that found no page, because sessions had them, come once one is free; so do those for
+        page-locked memory."""
         if not self._lock.acquire(blocking=False):
             return  # a change of plan brings them, if it wants them
         try:
+            if self._host_lists.due:
+                self._choose_host_lists(_LATE_SHARE)
             for tier in self._paged:
                 if self.plan is None or self._gives_way():
                     return
@@ -114,6 +130,7 @@ class Placement:
         """Ends a change that goes on, after what is being copied or some seconds, and refuses further ones. Returns at
         once."""
         self._settled = True
+        self._host_lists.stop()
         for tier in self._tiers:
             tier.hurry()
 
@@ -127,6 +144,9 @@ class Placement:
         return self._settled or bool(self._waiting)
 
     # With the lock held
+
+    def _choose_host_lists(self, share: float | None) -> None:
+        self._host_lists.choose(self.plan, self._paged, self._gives_way, share)
 
     def _place(self, plan: Plan, bandwidth_share: float | None) -> None:
         target = plan.list_device

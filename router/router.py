@@ -99,9 +99,9 @@ class Router:
                 make way for whatever a plan or a session wants. 0: none stay.
             health: when a device is too slow to be used, and whether one that has no room now is tried again; None:
                 :class:`HealthPolicy`'s defaults.
-            pin_host_lists: most bytes of page-locked host memory, for the hottest lists that no device holds: sessions
-                then fetch them at the bus's full speed. Chosen once, by the first plan, without one in the order of
-                ids. The host scans the mapped file as ever.
+            pin_host_lists: most bytes of page-locked host memory, for the hottest lists that the plan leaves on the
+                host: sessions then fetch them at the bus's full speed. Chosen anew with each plan, without one in the
+                order of ids. The host scans the mapped file as ever.
 
         Raises:
             InvalidInputError: arguments contradict each other or the plan.
@@ -165,6 +165,7 @@ class Router:
                 self._lookahead,
                 opening.list_bytes,
                 promised,
+                opening.host_lists,
                 patience_s=health.stuck_s,
             )
         except BaseException:
@@ -188,7 +189,8 @@ class Router:
         try:
             if plan is not None and self._tiers:
                 self._placement.apply(plan)
-            opening.pin_host_lists(self._paged_tiers(), self._residency.current)
+            else:
+                self._placement.pin_host_lists()
         except BaseException:
             self.close()
             raise
@@ -204,12 +206,12 @@ class Router:
     def _restore(self, tier: Tier) -> None:
         self._stats.add(device_recoveries=1)
         self._placement.restore(tier)
-        self._opening.pin_host_lists(self._paged_tiers(), self._residency.current)
 
     def apply_plan(self, plan: Plan, *, bandwidth_share: float = 1.0) -> None:
         """Changes to another plan of the same index while serving; moves only the difference. Lists on their way are
         served by the host. The arenas keep their size: lists that do not fit stay on the host, counted as unplaced;
-        those that found no room because sessions had it come when it is given back.
+        those that found no room because sessions had it come when it is given back. Returns when all this is done, the
+        copies to page-locked host memory included.
 
         Args:
             bandwidth_share: 0 < share <= 1, the part of the time in which a device may copy for this; lookahead goes
@@ -503,7 +505,7 @@ class Router:
             self._stats.read(),
             cached_lists=self._lookahead.n_cached,
             device_failures=sum(tier.n_failures for tier in self._tiers),
-            pinned_host_bytes=self._opening.pinned_host_bytes,
+            pinned_host_bytes=self._opening.host_lists.nbytes,
         )
         plan = self.plan
         if plan is None or not self._tiers:
@@ -520,6 +522,7 @@ class Router:
         """Asserts what must hold at any time; for tests and debugging."""
         self._residency.check_invariants()
         self._lookahead.check_invariants()
+        self._opening.host_lists.check_invariants()
         for tier in self._tiers:
             tier.check_invariants()
 
@@ -541,7 +544,7 @@ class Router:
         self._lookahead.close()
         left = [t for t in self._tiers if not t.close(self._patience_s, scanned=t.ordinal in scanned)]
         if not left:  # lists in page-locked memory may be what a move is reading
-            self._opening.close()
+            self._opening.host_lists.close()
         self._host.close()
 
     def __enter__(self) -> Router:

@@ -38,8 +38,9 @@ class PageAllocator:
     def n_free(self) -> int:
         return self._n_free
 
-    def allocate(self, n: int) -> I32 | None:
-        """``n`` page numbers, ascending, or None when fewer are free. First fit; scattered only without a long run."""
+    def allocate(self, n: int, *, whole: bool = False) -> I32 | None:
+        """``n`` page numbers, ascending, or None when fewer are free. First fit; scattered only without a long run, and
+        None then where they have to be ``whole``."""
         if n < 1:
             raise ValueError(f"asked for {n} pages")
         with self._lock:
@@ -48,6 +49,8 @@ class PageAllocator:
             for i, length in enumerate(self._lengths):
                 if length >= n:
                     return self._take(i, n)
+            if whole:
+                return None
             taken: list[I32] = []
             while n:
                 part = self._take(0, min(n, self._lengths[0]))

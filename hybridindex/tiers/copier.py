@@ -76,7 +76,7 @@ class CopyStats:
 class Ticket:
     """One send on its way. What goes wrong comes through it."""
 
-    __slots__ = ("error", "launched", "mark", "n_runs", "nbytes")
+    __slots__ = ("error", "launched", "mark", "n_runs", "nbytes", "reads")
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -85,6 +85,9 @@ class Ticket:
         self.error: BaseException | None = None
         #: Whether a copy may have been started.
         self.launched = False
+        #: Pinned memory that it copies from stays as it is while the ticket is kept. What a failed send may still read
+        #: goes to pages that nobody uses.
+        self.reads: list[HostPages] = []
 
     @property
     def done(self) -> bool:
@@ -176,6 +179,7 @@ class Copier:
         stay as it is until the ticket is done. Raises nothing: errors come through the ticket.
         """
         ticket = Ticket(sum(len(write.pages) for write in writes) * self._arena.geometry.page_bytes)
+        ticket.reads = [write.source for write in writes if isinstance(write.source, HostPages)]
         try:
             if self._stream is None:
                 self._write_now(writes, ticket)

@@ -17,7 +17,7 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.tiers.arena import PageArena
 from hybridindex.tiers.copier import Copier, Ticket, Write
 from hybridindex.tiers.outcome import fail, settle
-from hybridindex.tiers.pinned import HostPages, PinnedMemory
+from hybridindex.tiers.pinned import PinnedList, PinnedMemory
 from hybridindex.tiers.residency import ResidencyStore
 from hybridindex.types import I32, U8
 
@@ -45,7 +45,7 @@ class _Sending:
 
     list_id: int
     pages: I32
-    source: U8 | HostPages
+    source: U8 | PinnedList
     n_sent: int = 0
 
 
@@ -160,7 +160,7 @@ class ListLoad:
             if sending is None:
                 break
             taken = min(room, len(sending.pages) - sending.n_sent)
-            writes.append(self._write(sending, taken))
+            writes += self._writes(sending, taken)
             room -= taken
             sending.n_sent += taken
             if sending.n_sent < len(sending.pages):
@@ -208,13 +208,17 @@ class ListLoad:
                 return self._sending
         return None
 
-    def _write(self, sending: _Sending, n_pages: int) -> Write:
+    def _writes(self, sending: _Sending, n_pages: int) -> Iterator[Write]:
+        """The next ``n_pages`` of a list: one write, or one for each run of pinned pages."""
         first, source = sending.n_sent, sending.source
         pages = sending.pages[first : first + n_pages]
-        if isinstance(source, HostPages):
-            return Write(pages, HostPages(source.block, source.slot + first))
-        rows_per_page = self._arena.geometry.rows_per_page
-        return Write(pages, source[first * rows_per_page : (first + n_pages) * rows_per_page])
+        if isinstance(source, PinnedList):
+            for count, part in source.cut(first, n_pages):
+                yield Write(pages[:count], part)
+                pages = pages[count:]
+        else:
+            rows_per_page = self._arena.geometry.rows_per_page
+            yield Write(pages, source[first * rows_per_page : (first + n_pages) * rows_per_page])
 
     # Landing
 

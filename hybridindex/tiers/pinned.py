@@ -3,24 +3,29 @@
 A copy beside the mapped file and not the mapping itself: registering a read-only file mapping with CUDA depends on the
 kernel, the driver and the file system, and packed pages merge into longer copies. Which lists are worth the memory is
 decided above. The memory is the host's and no part of a device budget.
+
+**Lists come and go while devices fetch them.** A list's pages are written again when nobody refers to its
+:class:`PinnedList` any more: who looked it up does, and so does every copy on its way.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hybridindex.paging import PageGeometry
+from hybridindex.tiers.blocks import Blocks, Run
 from hybridindex.types import U8
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["HostPages", "PinReport", "PinnedMemory"]
+__all__ = ["HostPages", "PinReport", "PinnedList", "PinnedMemory"]
 
 #: A power of two: torch rounds pinned memory up to one.
 _BLOCK_BYTES = 64 << 20
@@ -30,6 +35,7 @@ _BLOCK_BYTES = 64 << 20
 class PinReport:
     """What became of one request to pin lists in host memory."""
 
+    #: Lists that were asked for and are there now.
     pinned: tuple[int, ...]
     #: Bytes of host memory that this request took.
     nbytes: int
@@ -37,14 +43,37 @@ class PinReport:
     reason: str = ""
     #: Lists that the limit had no room for.
     left_out: tuple[int, ...] = ()
+    #: Lists that have room once copies on their way are done with what lies there.
+    late: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class HostPages:
-    """Consecutive pages of one list in one block: ``block`` is (n_slots, page_bytes) uint8 on the host."""
+    """Consecutive pages in one block: ``block`` is (n_slots, page_bytes) uint8 on the host."""
 
     block: torch.Tensor
     slot: int
+    #: Whose pages these are: they stay as they are while anybody has this.
+    owner: PinnedList | None = None
+
+
+class PinnedList:
+    """Where one list lies. It stays there as long as anybody refers to this."""
+
+    __slots__ = ("__weakref__", "runs")
+
+    def __init__(self, runs: tuple[Run, ...]) -> None:
+        #: In the order of the list's pages.
+        self.runs = runs
+
+    def cut(self, first: int, n_pages: int) -> Iterator[tuple[int, HostPages]]:
+        """Pages ``first`` .. ``first + n_pages - 1``: how many follow each other, and where they lie."""
+        for run in self.runs:
+            taken = min(run.n_pages - first, n_pages)
+            if taken > 0:
+                yield taken, HostPages(run.block.data, run.first + first, self)
+                n_pages -= taken
+            first = max(0, first - run.n_pages)
 
 
 class PinnedMemory:
@@ -64,21 +93,23 @@ class PinnedMemory:
             limit_bytes: most bytes of all blocks; None: what the host gives.
         """
         self._geometry = geometry
-        self._page_locked = page_locked
-        self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
-        self._block_slots = max(1, block_bytes // geometry.page_bytes)
-        self._lists: dict[int, HostPages] = {}
-        self._block: torch.Tensor | None = None
-        self._next_slot = 0
-        #: Bytes of all blocks, what torch rounds them up to included.
-        self.nbytes = 0
+        self._blocks = Blocks(geometry.page_bytes, block_bytes, page_locked=page_locked, limit_bytes=limit_bytes)
+        self._lists: dict[int, PinnedList] = {}
+        #: Pages of lists that were dropped, until nobody refers to these.
+        self._leaving: list[tuple[weakref.ref[PinnedList], tuple[Run, ...]]] = []
 
-    def find(self, list_id: int) -> HostPages | None:
+    def find(self, list_id: int) -> PinnedList | None:
+        """Where a list lies. Takes no lock: whoever changes what is there holds it for long."""
         return self._lists.get(list_id)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks, what torch rounds them up to included."""
+        return self._blocks.nbytes
+
     def add_all(self, lists: Iterable[int], codes_of: Callable[[int], U8], cancelled: Callable[[], bool]) -> PinReport:
-        """:meth:`add` one after the other; ends where the host refuses."""
+        """Copies lists beside what is there, one after the other; ends where the host refuses memory."""
         pinned: list[int] = []
         left_out: list[int] = []
         reason = ""
@@ -88,61 +119,117 @@ class PinnedMemory:
                 if cancelled():
                     reason = "it was cancelled"
                     break
-                try:
-                    (pinned if self.add(list_id, codes_of(list_id)) else left_out).append(list_id)
-                except (RuntimeError, MemoryError) as error:
-                    reason = f"the host refused page-locked memory after {self.nbytes:,} bytes: {error}"
+                codes = codes_of(list_id)
+                self._take_back()
+                missing = 0 if list_id in self._lists else self._pages_of(codes) - self._blocks.n_free
+                if missing > 0 and (reason := self._grow_to(self._blocks.n_pages + missing)):
                     break
+                (pinned if self._add(list_id, codes) else left_out).append(list_id)
             return PinReport(pinned=tuple(pinned), nbytes=self.nbytes - before, reason=reason, left_out=tuple(left_out))
 
-    def add(self, list_id: int, codes: U8) -> bool:
-        """Copies ``codes`` (size, code_size) of one list, once. A list lies in one block. One thread at a time.
+    def hold(
+        self,
+        lists: Sequence[int],
+        n_pages: Sequence[int],
+        codes_of: Callable[[int], U8],
+        cancelled: Callable[[], bool],
+    ) -> PinReport:
+        """Has the first of ``lists`` that fit there, and no others: those go, and what is missing is copied.
 
-        Returns:
-            Whether it is there now; False: the limit has no room for it.
-
-        Raises:
-            RuntimeError, MemoryError: the host has no such memory left.
+        Args:
+            lists: ids in the order in which they are wanted; one that does not fit makes way for those behind it.
+            n_pages: of each.
+            cancelled: asked before each copy.
         """
-        if list_id in self._lists:
-            return True
-        n_pages = int(self._geometry.pages_for(np.int64(len(codes))))  # type: ignore[arg-type]
-        room = self._room_for(n_pages)
-        if room is None:
-            return False
-        block, slot = room
-        flat = codes.reshape(-1)
-        np.copyto(block[slot : slot + n_pages].view(-1)[: len(flat)].numpy(), flat)
-        self._next_slot = slot + n_pages
-        # Last: the mover may look it up at any time.
-        self._lists[list_id] = HostPages(block, slot)
-        return True
-
-    def _room_for(self, n_pages: int) -> tuple[torch.Tensor, int] | None:
-        import torch
-
-        if self._block is None or self._next_slot + n_pages > len(self._block):
-            page_bytes = self._geometry.page_bytes
-            n_slots = max(self._block_slots, n_pages)
-            if self._limit_bytes is not None:
-                n_slots = min(n_slots, _floor_power(self._limit_bytes - self.nbytes) // page_bytes)
-            if n_slots < n_pages:
-                return None
-            shape = (n_slots, page_bytes)
-            self._block = torch.empty(shape, dtype=torch.uint8, device="cpu", pin_memory=self._page_locked)
-            self._next_slot = 0
-            taken = self._block.numel()
-            self.nbytes += 1 << (taken - 1).bit_length() if self._page_locked else taken
-        return self._block, self._next_slot
+        with self._lock:
+            before, reason = self.nbytes, self._grow_to(sum(n_pages))
+            chosen, left_out = self._choose(lists, n_pages)
+            for list_id in self._lists.keys() - chosen.keys():
+                self._drop(list_id)
+            self._take_back()
+            late: list[int] = []
+            for list_id in chosen:
+                if list_id in self._lists:
+                    continue
+                if cancelled():
+                    reason = "it was cancelled"
+                    break
+                self._take_back()
+                if not self._add(list_id, codes_of(list_id)):
+                    late.append(list_id)
+            return PinReport(
+                pinned=tuple(list_id for list_id in chosen if list_id in self._lists),
+                nbytes=self.nbytes - before,
+                reason=reason,
+                left_out=tuple(left_out),
+                late=tuple(late),
+            )
 
     def clear(self) -> None:
         """Lets the memory go. No copy may be on its way."""
         with self._lock:
             self._lists.clear()
-            self._block = None
-            self.nbytes = 0
+            self._leaving.clear()
+            self._blocks.clear()
 
+    def check_invariants(self) -> None:
+        """Asserts that every page is free, or of one list, which is there or leaving, and that the limit holds."""
+        with self._lock:
+            runs = [run for pinned in self._lists.values() for run in pinned.runs]
+            self._blocks.check_invariants(runs + [run for _, left in self._leaving for run in left])
 
-def _floor_power(nbytes: int) -> int:
-    """The largest power of two that is at most ``nbytes``; 0 below 1."""
-    return 1 << (nbytes.bit_length() - 1) if nbytes > 0 else 0
+    # With the lock held
+
+    def _pages_of(self, codes: U8) -> int:
+        return -(-len(codes) // self._geometry.rows_per_page)
+
+    def _grow_to(self, n_pages: int) -> str:
+        """Why the host refused; "" where it did not."""
+        try:
+            self._blocks.grow_to(n_pages)
+        except (RuntimeError, MemoryError) as error:
+            return f"the host refused page-locked memory after {self.nbytes:,} bytes: {error}"
+        return ""
+
+    def _choose(self, lists: Sequence[int], n_pages: Sequence[int]) -> tuple[dict[int, None], list[int]]:
+        """Those that all blocks together have room for, in order, and the others."""
+        room = self._blocks.n_pages
+        chosen: dict[int, None] = {}
+        left_out: list[int] = []
+        for list_id, count in zip(lists, n_pages, strict=True):
+            if count <= room:
+                chosen[list_id] = None
+                room -= count
+            else:
+                left_out.append(list_id)
+        return chosen, left_out
+
+    def _add(self, list_id: int, codes: U8) -> bool:
+        """Copies ``codes`` (size, code_size) of one list, once; False where there is no room now."""
+        if list_id in self._lists:
+            return True
+        runs = self._blocks.allocate(self._pages_of(codes))
+        if runs is None:
+            return False
+        flat, done = codes.reshape(-1), 0
+        for run in runs:
+            there = run.block.data[run.first : run.first + run.n_pages].view(-1).numpy()
+            part = flat[done : done + len(there)]
+            np.copyto(there[: len(part)], part)
+            done += len(part)
+        # Last: a mover may look it up at any time.
+        self._lists[list_id] = PinnedList(runs)
+        return True
+
+    def _drop(self, list_id: int) -> None:
+        dropped = self._lists.pop(list_id)
+        self._leaving.append((weakref.ref(dropped), dropped.runs))
+
+    def _take_back(self) -> None:
+        """Frees the pages of dropped lists that nobody refers to any more."""
+        leaving, self._leaving = self._leaving, []
+        for reference, runs in leaving:
+            if reference() is None:
+                self._blocks.free(runs)
+            else:
+                self._leaving.append((reference, runs))

@@ -1,22 +1,18 @@
-"""What a router opens on its devices. Without room they count as failed, and open when there is some; host lists that
-are pinned."""
+"""What a router opens on its devices. Without room they count as failed, and open when there is some."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from hybridindex.errors import DeviceBusyError, InvalidInputError, OutOfBudgetError
+from hybridindex.errors import DeviceBusyError, OutOfBudgetError
 from hybridindex.router import HealthPolicy, Router
 from hybridindex.tiers import device, shard_tier
-from hybridindex.tiers.copier import Copier
 from hybridindex.tiers.devices import resolve_device
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.router.test_router import check
-from tests.tiers.late_stream import LateStream
 
 QUERIES = clustered(12, seed=2)
 
@@ -127,72 +123,3 @@ def test_sessions_move_lists_to_a_device_that_was_opened_late(flat, neighbour):
             session.lookahead(QUERIES, nprobe=8).result(30)
             assert search(router, flat) == 1
         router.check_invariants()
-
-
-# Pinned host lists
-
-
-@pytest.fixture
-def streams(monkeypatch):
-    """Copies go through streams and staging buffers, as on a GPU."""
-    monkeypatch.setattr(device, "open_copier", lambda arena, staging_bytes: Copier(arena, LateStream()))
-
-
-def plan_with_accesses(index, accesses, resident, n_devices=1):
-    """The lists ``resident`` are on the first device."""
-    where = np.full(NLIST, -1)
-    where[resident] = 0
-    plan = hand_made_plan(index, where, n_devices=n_devices)
-    plan.analysis = SimpleNamespace(profile=SimpleNamespace(access=SimpleNamespace(list_accesses=accesses)))
-    return plan
-
-
-def test_the_hottest_lists_that_no_device_holds_are_pinned_within_the_bytes(flat):
-    accesses = np.random.default_rng(3).permutation(NLIST).astype(float)
-    hottest = np.argsort(-accesses)
-    resident = hottest[[0, 2]]
-    plan = plan_with_accesses(flat, accesses, resident)
-    with Router(flat, plan=plan, devices=["cpu"], pin_host_lists=1 << 20) as router:
-        [tier] = router.devices
-        pinned = [i for i in range(NLIST) if tier._pinned.find(i) is not None]
-        n_pages = (1 << 20) // tier.geometry.page_bytes
-        others = [i for i in hottest if i not in resident and flat.list_sizes[i]]
-        assert 0 < len(pinned) < len(others)
-        assert set(pinned) == set(others[: len(pinned)]), f"{n_pages} pages, a list has one"
-        assert 0 < router.stats().pinned_host_bytes <= 1 << 20
-        check(flat, QUERIES, 10, 8, router.search(QUERIES, 10, 8))
-    assert router.stats().pinned_host_bytes == 0
-
-
-def test_sessions_fetch_pinned_lists_without_staging_to_every_device(flat, streams):
-    options = {"devices": ["cpu", "cpu"], "device_budget_bytes": 8 << 20}
-    with Router(flat, pin_host_lists=8 << 20, **options) as router:
-        held = router.stats().pinned_host_bytes
-        assert held > 0
-        for tier in router.devices:
-            assert tier.load([tier.ordinal], router._residency).result(30).loaded == (tier.ordinal,)
-        with router.session() as session:
-            session.lookahead(QUERIES, nprobe=8).result(30)
-            assert session.stats.bytes_moved > 0
-            assert (router.search(QUERIES, 10, 8).hit_rate == 1).all()
-        assert [use.host_bytes for use in router.arena_use()] == [0, 0], "staging was used"
-        assert router.stats().pinned_host_bytes == held
-    with Router(flat, **options) as router, router.session() as session:
-        session.lookahead(QUERIES, nprobe=8).result(30)
-        assert sum(use.host_bytes for use in router.arena_use()) > 0
-
-
-def test_lists_are_pinned_when_a_device_without_room_has_been_opened(flat, neighbour, monkeypatch):
-    with Router(flat, devices=["cpu"], device_budget_bytes=8 << 20, pin_host_lists=8 << 20) as router:
-        [tier] = router.devices
-        assert router.stats().pinned_host_bytes == 0
-        neighbour.free = None
-        monkeypatch.setattr(tier, "retry_due", lambda now: tier.failure is not None)
-        router._recovery.try_failed()
-        assert router.stats().pinned_host_bytes > 0
-
-
-@pytest.mark.parametrize("pin_host_lists", [-1, 1.5, True])
-def test_bytes_to_pin_are_whole(flat, pin_host_lists):
-    with pytest.raises(InvalidInputError, match="pin_host_lists"):
-        Router(flat, pin_host_lists=pin_host_lists)

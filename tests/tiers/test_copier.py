@@ -52,11 +52,14 @@ def test_what_was_sent_arrives_through_any_pages(data, late, sizes):
         pages, free = np.array(free[:n_pages], np.int32), free[n_pages:]
         codes = codes_of(size, number)
         expected.append((pages, codes))
-        source = codes
+        writes = [Write(pages, codes)]
         if data.draw(st.booleans()):
-            pinned.add(number, codes)
-            source = pinned.find(number)
-        tickets.append(copier.send([Write(pages, source)]))
+            pinned.add_all([number], lambda _, codes=codes: codes, lambda: False)
+            writes, left = [], pages
+            for n, part in pinned.find(number).cut(0, n_pages):
+                writes.append(Write(left[:n], part))
+                left = left[n:]
+        tickets.append(copier.send(writes))
     for ticket in tickets:
         copier.finish(ticket)
     for pages, codes in expected:

@@ -15,10 +15,10 @@ import torch
 from hybridindex.errors import DeviceBusyError, DeviceError, InvalidInputError, OutOfBudgetError, RouterClosedError
 from hybridindex.tiers import device, devices
 from hybridindex.tiers.arena import PageArena
+from hybridindex.tiers.blocks import Blocks
 from hybridindex.tiers.copier import Copier
 from hybridindex.tiers.device import DeviceTier
 from hybridindex.tiers.driver import free_bytes_outside
-from hybridindex.tiers.pinned import PinnedMemory
 from hybridindex.tiers.residency import ResidencyStore
 from tests.clustered import NLIST, clustered, small_index
 from tests.oracle import check_answer
@@ -351,16 +351,17 @@ def test_closing_does_not_wait_for_a_background_move_that_rests(index):
 def test_pinned_lists_go_without_staging_and_a_refusing_host_is_said(index, stream, monkeypatch, caplog):
     lists = full_lists(index)
     tier, store = open_tier(index)
-    add = PinnedMemory.add
+    grow_to, n_pages = Blocks.grow_to, tier.geometry.pages_for(index.list_sizes[lists[:5]]).sum()
 
-    def refuse(self, list_id, codes):
-        if list_id == lists[5]:
+    def refuse(self, n):
+        if n > n_pages:
             raise RuntimeError("CUDA error: out of memory")
-        return add(self, list_id, codes)
+        grow_to(self, n)
 
     with closing(tier):
         with monkeypatch.context() as patch:
-            patch.setattr(PinnedMemory, "add", refuse)
+            patch.setattr(tier._pinned._blocks, "_block_pages", 1)
+            patch.setattr(Blocks, "grow_to", refuse)
             report = tier.pin_lists(lists)
         assert report.pinned == tuple(lists[:5])
         assert "out of memory" in report.reason

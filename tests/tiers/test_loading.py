@@ -106,7 +106,7 @@ def test_a_load_that_failed_claims_nothing(bench, large):
 def test_all_lists_arrive_whole_in_few_sends(bench, index, depth, pin):
     if pin:
         for list_id in range(0, NLIST, 2):
-            bench.pinned.add(list_id, index.list_codes(list_id))
+            bench.pinned.add_all([list_id], index.list_codes, lambda: False)
     report = bench.run(range(NLIST), depth=depth)
     full = np.flatnonzero(index.list_sizes)
     assert report.loaded == tuple(full.tolist())
@@ -114,6 +114,28 @@ def test_all_lists_arrive_whole_in_few_sends(bench, index, depth, pin):
     n_pages = sum(bench.pages_of(i) for i in full)
     assert bench.copier.stats.sends == -(-n_pages // SEND_PAGES), "a buffer went out before it was full"
     assert report.nbytes == n_pages * bench.geometry.page_bytes == bench.copier.stats.nbytes
+
+
+def test_a_pinned_list_on_its_way_is_not_overwritten_by_another(bench, index):
+    first, second = np.argsort(-index.list_sizes)[:2].tolist()
+    n_pages, page_bytes = bench.pages_of(first), bench.geometry.page_bytes
+    assert n_pages > SEND_PAGES, "a part is on its way, the rest waits for its buffer"
+    # Room for one of them, a page in each place.
+    limit_bytes = (n_pages + 1) * page_bytes - 1
+    bench.pinned = PinnedMemory(bench.geometry, page_locked=False, block_bytes=page_bytes, limit_bytes=limit_bytes)
+
+    def hold(list_id):
+        return bench.pinned.hold([list_id], [bench.pages_of(list_id)], index.list_codes, lambda: False)
+
+    assert hold(first).pinned == (first,)
+    load = bench.load([first])
+    load.step()
+    assert bench.stream.pending
+    assert hold(second).late == (second,)
+    while load.step():
+        hold(second)
+    assert bench.holds(first)
+    assert hold(second).pinned == (second,)
 
 
 def test_a_list_is_published_when_its_last_buffer_has_landed_and_not_before(bench, large):

@@ -45,6 +45,11 @@ def read_list(arena, pages, nbytes):
     return arena.data.numpy()[pages].reshape(-1)[:nbytes]
 
 
+def read_pinned(found, nbytes):
+    parts = [part.block[part.slot : part.slot + n].reshape(-1) for n, part in found.cut(0, 1 << 30)]
+    return torch.cat(parts).numpy()[:nbytes] if parts else np.empty(0, np.uint8)
+
+
 class Lists:
     """An index's lists, of which reading one fails on demand."""
 
@@ -77,7 +82,9 @@ class MovementMachine(RuleBasedStateMachine):
         self.arena = PageArena(torch.device("cpu"), geometry, N_PAGES)
         self.stream = LateStream()
         self.copier = Copier(self.arena, self.stream, staging_bytes=3 * SEND_PAGES * geometry.page_bytes)
-        self.pinned = PinnedMemory(geometry, page_locked=False, block_bytes=16 * geometry.page_bytes)
+        self.pinned = PinnedMemory(
+            geometry, page_locked=False, block_bytes=8 * geometry.page_bytes, limit_bytes=16 * geometry.page_bytes
+        )
         self.store = ResidencyStore(NLIST, lambda _device, pages: self.arena.pages.free(pages))
         self.health = DeviceHealth()
         self.moves = MoveQueue()
@@ -127,9 +134,11 @@ class MovementMachine(RuleBasedStateMachine):
         lease.release()
 
     @rule(lists=LISTS)
-    def pin(self, lists):
-        for list_id in lists:
-            self.pinned.add(list_id, self.index.list_codes(list_id))
+    def pin_instead(self, lists):
+        """Lists in page-locked memory change while copies from it are on their way."""
+        lists = list(dict.fromkeys(lists))
+        counts = self.arena.geometry.pages_for(self.index.list_sizes[lists]).tolist()
+        self.pinned.hold(lists, counts, self.index.list_codes, lambda: False)
 
     # What the mover and the device do
 
@@ -231,6 +240,13 @@ class MovementMachine(RuleBasedStateMachine):
         for load in self.running:
             owned += load.held_pages()
         assert np.array_equal(np.sort(np.concatenate(owned)), np.arange(N_PAGES))
+
+    @invariant()
+    def pinned_lists_hold_their_own_bytes(self):
+        self.pinned.check_invariants()
+        for list_id in range(NLIST):
+            if (found := self.pinned.find(list_id)) is not None:
+                assert np.array_equal(read_pinned(found, len(self.codes[list_id])), self.codes[list_id])
 
     @invariant()
     def loads_that_are_over_claim_no_pages(self):
