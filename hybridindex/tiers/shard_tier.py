@@ -1,9 +1,9 @@
 """The tier of a device that holds lists as a faiss shard: for codecs that the paged tier does not decode.
 
-A shard cannot change list by list. Other lists mean a new shard, built by the mover thread beside the old one where
-the budget has room for both; else the old one goes first and the host serves meanwhile. Publishing the new lists and
-dropping the old ones is one step of the residency, and an old shard lives until its last lease ends. Lookahead and
-the cache move single lists, so they leave such a device alone.
+A shard cannot change list by list: other lists mean a new shard, which the mover thread builds
+(:mod:`hybridindex.tiers.shard_builder`), and an old one lives until its last lease ends
+(:mod:`hybridindex.tiers.shard_ledger`). Lookahead and the cache move single lists, so they leave such a device alone.
+Here are the device's budget, its mover thread and its state.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-
-import numpy as np
 
 from hybridindex.errors import DeviceError, OutOfBudgetError, RouterClosedError
 from hybridindex.index.faiss_model import faiss_message
@@ -29,31 +26,15 @@ from hybridindex.tiers.moves import check_share
 from hybridindex.tiers.outcome import done, fail, settle
 from hybridindex.tiers.recovery import Probe, TierHealth
 from hybridindex.tiers.residency import Residency, ResidencyStore
-from hybridindex.tiers.shard import FaissShard, ShardScanner, ShardSource, StandInShard, model_bytes, warm_up
+from hybridindex.tiers.shard import ShardScanner, StandInShard
+from hybridindex.tiers.shard_builder import ShardBuilder, ShardLoad
 from hybridindex.tiers.shard_gpu import GpuShard
 from hybridindex.tiers.shard_ledger import ShardLedger
 from hybridindex.tiers.tier import WithoutRoom
-from hybridindex.types import I32, I64
 
 __all__ = ["ShardTier"]
 
 _log = logging.getLogger(__name__)
-
-#: Between two looks at whether a load that waits for older leases is still wanted.
-_WAIT_S = 1.0
-_NO_LISTS = np.empty(0, np.int64)
-
-
-@dataclass(slots=True, eq=False)
-class _Load:
-    lists: Sequence[int]
-    store: ResidencyStore
-    unwanted: Callable[[], bool]
-    share: float
-    future: Future[LoadReport] = field(default_factory=Future)
-
-    def abort(self, error: BaseException) -> None:
-        fail(self.future, error)
 
 
 class ShardTier:
@@ -96,17 +77,28 @@ class ShardTier:
         self.scratch_bytes = scratch_for_budget(budget_bytes)
         self.geometry = PageGeometry.for_code_size(index.code_size, shard_page_bytes(index.code_size))
         self._index = index
-        self._list_bytes: I64 = self.geometry.pages_for(index.list_sizes) * self.geometry.page_bytes
-        #: Of every shard, besides its lists.
-        self.fixed_bytes = self.scratch_bytes + model_bytes(index)
         self._pages = ShardLedger(index.nlist)
         self._health = TierHealth(lambda: self.label, clock)
         self._clock = clock
-        self._jobs: queue.SimpleQueue[_Load | Probe | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[ShardLoad | Probe | None] = queue.SimpleQueue()
         #: Jobs that have not ended.
-        self._unfinished: set[_Load | Probe] = set()
+        self._unfinished: set[ShardLoad | Probe] = set()
         self._lock = threading.Lock()
         self._closed, self._hurried = threading.Event(), threading.Event()
+        self._builder = ShardBuilder(
+            index,
+            self.device,
+            self.info,
+            ordinal,
+            ledger=self._pages,
+            geometry=self.geometry,
+            budget_bytes=budget_bytes,
+            scratch_bytes=self.scratch_bytes,
+            clock=clock,
+            rest=self._hurried.wait,
+        )
+        #: Of every shard, besides its lists.
+        self.fixed_bytes = self._builder.fixed_bytes
         self.disabled_reason = ""
         self._opened, self._without_room = False, without_room
         room = budget_bytes - self.fixed_bytes
@@ -180,7 +172,7 @@ class ShardTier:
     @property
     def capacity_bytes(self) -> int:
         """What the budget has besides the codec tables and scratch."""
-        return max(0, self.budget_bytes - self.fixed_bytes)
+        return self._builder.capacity_bytes
 
     @property
     def reserved_bytes(self) -> int:
@@ -281,7 +273,7 @@ class ShardTier:
             RouterClosedError: the tier is closed.
         """
         check_share(bandwidth_share)
-        load = _Load(
+        load = ShardLoad(
             [int(list_id) for list_id in lists],
             store,
             lambda: self._closed.is_set() or not self.usable or (cancelled is not None and cancelled()),
@@ -293,7 +285,7 @@ class ShardTier:
             self._put(load)
         return load.future
 
-    def _put(self, job: _Load | Probe) -> None:
+    def _put(self, job: ShardLoad | Probe) -> None:
         self._unfinished.add(job)
         self._jobs.put(job)
 
@@ -307,7 +299,7 @@ class ShardTier:
                 if isinstance(job, Probe):
                     job.step()
                 else:
-                    report = self._load(job)
+                    report = self._builder.load(job)
                     self._moved_bytes += report.nbytes
                     settle(job.future, report)
             except BaseException as error:  # noqa: BLE001 - handed to whoever waits; the device is marked
@@ -320,107 +312,7 @@ class ShardTier:
         if not self._opened:
             self._check_room()
             self._opened = True
-        if self.used_bytes + self.fixed_bytes > self.budget_bytes:
-            raise OutOfBudgetError("the budget has no room for a trial while an older shard is read")
-        slot = self._pages.reserve(self.fixed_bytes)
-        try:
-            with ShardSource(self._index, _NO_LISTS, self.geometry) as source:
-                self._move(source).close()
-        finally:
-            self._pages.cancel(slot)
-
-    def _load(self, load: _Load) -> LoadReport:
-        store, list_device = load.store, load.store.current.list_device
-        asked = [list_id for list_id in dict.fromkeys(load.lists) if self._index.list_sizes[list_id] > 0]
-        present = [list_id for list_id in asked if list_device[list_id] >= 0]
-        missing = [list_id for list_id in asked if list_device[list_id] < 0]
-        held = store.current.resident_lists(self.ordinal)
-        chosen, too_large = self._choose(missing, held)
-        loaded: list[int] = []
-        if chosen and not load.unwanted():
-            loaded = self._replace(load, held, chosen)
-        current = store.current.list_device
-        here = set(loaded)
-        brought = [list_id for list_id in chosen if list_id not in here and current[list_id] >= 0]
-        away = here.union(too_large, brought)
-        return LoadReport(
-            loaded=tuple(loaded),
-            skipped=tuple(list_id for list_id in missing if list_id not in away),
-            present=tuple(present + brought),
-            nbytes=int(self._list_bytes[loaded].sum()),
-            too_large=tuple(too_large),
-        )
-
-    def _choose(self, missing: Sequence[int], held: I64) -> tuple[list[int], list[int]]:
-        """Those that fit beside what is here, in order, and those that never would."""
-        capacity = self.capacity_bytes
-        room = capacity - int(self._list_bytes[held].sum())
-        chosen, too_large = [], []
-        for list_id in missing:
-            nbytes = int(self._list_bytes[list_id])
-            if nbytes > capacity:
-                too_large.append(list_id)
-            elif nbytes <= room:
-                room -= nbytes
-                chosen.append(list_id)
-        return chosen, too_large
-
-    def _replace(self, load: _Load, held: I64, chosen: list[int]) -> list[int]:
-        """Publishes a shard of ``held`` and ``chosen`` in the place of the one that is there; what came of it."""
-        lists = np.union1d(held, np.array(chosen, dtype=np.int64))
-        nbytes = self.fixed_bytes + int(self._list_bytes[lists].sum())
-        if not self._make_room(load, held, nbytes):
-            return []
-        slot = self._pages.reserve(nbytes)
-        try:
-            with ShardSource(self._index, lists, self.geometry) as source:
-                shard = self._move(source) if self._copy(load, source) else None
-        except BaseException:
-            self._pages.cancel(slot)
-            raise
-        if shard is None or load.unwanted():
-            if shard is not None:
-                shard.close()
-            self._pages.cancel(slot)
-            return []
-        pages = self._pages.fill(slot, shard, lists)
-        loads: dict[int, tuple[int, I32]] = {list_id: (self.ordinal, page) for list_id, page in pages.items()}
-        before = load.store.current.resident_lists(self.ordinal)
-        snapshot = load.store.publish(loads, drops=before.tolist())
-        # Another device may have brought a list first; the store has given its page back then.
-        return [list_id for list_id in chosen if snapshot.holds(list_id, *loads[list_id])]
-
-    def _make_room(self, load: _Load, held: I64, nbytes: int) -> bool:
-        """Whether the budget has room for ``nbytes`` now; the shard that is there goes where it has not for both."""
-        if self.used_bytes + nbytes <= self.budget_bytes:
-            return True
-        dropped = load.store.publish({}, drops=held.tolist())
-        while not load.store.wait_reclaimed(dropped.version, _WAIT_S):
-            if load.unwanted():
-                return False
-        return self.used_bytes + nbytes <= self.budget_bytes
-
-    def _copy(self, load: _Load, source: ShardSource) -> bool:
-        """Brings all lists; False when they are not wanted any more."""
-        for number in range(len(source.lists)):
-            if load.unwanted():
-                return False
-            started = self._clock()
-            source.copy(number)
-            if load.share < 1:
-                self._hurried.wait((self._clock() - started) * (1 / load.share - 1))
-        return True
-
-    def _move(self, source: ShardSource) -> FaissShard:
-        """The shard of ``source`` on the device, searched once."""
-        shard: FaissShard
-        if self.info.stand_in:
-            shard = StandInShard(source.cut())
-        else:
-            longest = int(self._index.list_sizes[source.lists].max(initial=0))
-            shard = GpuShard(source.cut(), self.device.index, self.scratch_bytes, longest)
-        warm_up(shard, self._index.scan_dim, int(source.lists[0]) if len(source.lists) else -1)
-        return shard
+        self._builder.try_empty()
 
     def hurry(self) -> None:
         """See :meth:`hybridindex.tiers.tier.Tier.hurry`."""

@@ -18,7 +18,7 @@ from hybridindex.tiers.arena import PageArena
 from hybridindex.tiers.copier import Copier
 from hybridindex.tiers.device_native import NativePageScanner
 from hybridindex.tiers.shard import StandInShard
-from hybridindex.tiers.shard_tier import ShardTier
+from hybridindex.tiers.shard_builder import ShardBuilder
 from tests.clustered import NLIST, hand_made_plan, small_index
 from tests.router.test_health import QUERIES
 from tests.router.test_router import check
@@ -168,7 +168,7 @@ def test_so_is_a_copy_stream_that_never_drains(index, stuck, monkeypatch, caplog
 
 def test_a_shard_that_is_never_built_is_waited_for_by_nobody(shards, stuck, caplog):
     router = open_router(shards, where=-1, device_budget_bytes=8 << 20)
-    build = stuck(ShardTier, "_move")
+    build = stuck(ShardBuilder, "_move")
     plan = hand_made_plan(shards, np.zeros(NLIST))
     changing = threading.Thread(target=router.apply_plan, args=[plan], daemon=True)
     changing.start()

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hybridindex.errors import DeviceError, InvalidInputError, OutOfBudgetError, RouterClosedError
-from hybridindex.tiers import shard_tier
+from hybridindex.tiers import shard_builder, shard_tier
 from hybridindex.tiers.residency import ResidencyStore
 from hybridindex.tiers.shard import ShardSource, StandInShard
 from hybridindex.tiers.shard_tier import ShardTier
@@ -40,7 +40,7 @@ def budget_for(index, n_shards, lists=range(NLIST)):
     with closing(tier):
         # Scratch is an eighth of the budget.
         model = tier.fixed_bytes - tier.scratch_bytes
-        shard = model + int(tier._list_bytes[list(lists)].sum())
+        shard = model + int(tier._builder.list_bytes[list(lists)].sum())
     return -(-8 * n_shards * shard // (8 - n_shards)) + 8 * n_shards
 
 
@@ -61,7 +61,7 @@ def test_what_was_loaded_is_scanned_and_the_rest_is_not(index):
     with closing(tier):
         report = tier.load([3, 5, 3, 7], store).result(60)
         assert report.loaded == (3, 5, 7)
-        assert report.nbytes == int(tier._list_bytes[[3, 5, 7]].sum())
+        assert report.nbytes == int(tier._builder.list_bytes[[3, 5, 7]].sum())
         assert store.current.resident_lists(0).tolist() == [3, 5, 7]
         check_scan(index, tier, store, [3, 5, 7])
         assert tier.used_bytes == tier.fixed_bytes + report.nbytes
@@ -83,7 +83,7 @@ def test_a_load_of_what_is_there_builds_nothing(index, monkeypatch):
     tier, store = open_tier(index)
     with closing(tier):
         tier.load([3, 5], store).result(60)
-        monkeypatch.setattr(shard_tier, "ShardSource", None)
+        monkeypatch.setattr(shard_builder, "ShardSource", None)
         assert tier.load([5, 3], store).result(60).present == (5, 3)
         assert tier.failure is None
 
@@ -95,7 +95,7 @@ def test_dropped_lists_are_not_in_the_next_shard(index):
         store.publish({}, drops=[3])
         tier.load([9], store).result(60)
         assert store.current.resident_lists(0).tolist() == [5, 9]
-        assert tier.used_bytes == tier.fixed_bytes + int(tier._list_bytes[[5, 9]].sum())
+        assert tier.used_bytes == tier.fixed_bytes + int(tier._builder.list_bytes[[5, 9]].sum())
 
 
 # Budget
@@ -257,13 +257,13 @@ def test_a_cancelled_load_publishes_nothing_and_keeps_what_was_there(index, monk
 
 def test_a_list_that_another_device_brought_first_is_present(index):
     tier, store = open_tier(index)
-    move = tier._move
+    move = tier._builder._move
 
     def overtaken(source):
         store.publish({5: (1, np.array([0], np.int32))})
         return move(source)
 
-    tier._move = overtaken
+    tier._builder._move = overtaken
     with closing(tier):
         report = tier.load([5, 9], store).result(60)
         assert (report.loaded, report.present) == ((9,), (5,))
@@ -336,14 +336,14 @@ def test_a_device_that_faiss_refuses_is_disabled_with_its_words(index, monkeypat
 
 def test_a_shard_that_failed_meanwhile_is_not_published(index):
     tier, store = open_tier(index)
-    move = tier._move
+    move = tier._builder._move
 
     def fails(source):
         shard = move(source)
         tier.fail(RuntimeError("it burns"))
         return shard
 
-    tier._move = fails
+    tier._builder._move = fails
     with closing(tier):
         assert tier.load([3], store).result(60).skipped == (3,)
         assert store.current.n_resident == 0
@@ -356,14 +356,14 @@ def test_a_shard_that_failed_meanwhile_is_not_published(index):
 def test_closing_ends_loads_and_refuses_more(index):
     tier, store = open_tier(index)
     entered, resume = threading.Event(), threading.Event()
-    move = tier._move
+    move = tier._builder._move
 
     def held(source):
         entered.set()
         assert resume.wait(60)
         return move(source)
 
-    tier._move = held
+    tier._builder._move = held
     first, second = tier.load([3], store), tier.load([5], store)
     assert entered.wait(60)
     closer = threading.Thread(target=tier.close)
