@@ -6,7 +6,7 @@ they may be written again, is :mod:`hybridindex.tiers.pinned`'s business.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,8 +62,11 @@ class Blocks:
     def n_free(self) -> int:
         return sum(block.pages.n_free for block in self._blocks)
 
-    def grow_to(self, n_pages: int) -> None:
+    def grow_to(self, n_pages: int, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Takes blocks until they have ``n_pages`` together, or the limit has no room for a page.
+
+        Args:
+            cancelled: asked before each block.
 
         Raises:
             RuntimeError, MemoryError: the host has no such memory left.
@@ -71,7 +74,7 @@ class Blocks:
         import torch
 
         missing = n_pages - self.n_pages
-        while missing > 0:
+        while missing > 0 and not cancelled():
             n = self._block_pages
             if self._limit_bytes is not None:
                 n = min(n, _floor_power(self._limit_bytes - self.nbytes) // self._page_bytes)

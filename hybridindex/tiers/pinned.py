@@ -139,10 +139,12 @@ class PinnedMemory:
         Args:
             lists: ids in the order in which they are wanted; one that does not fit makes way for those behind it.
             n_pages: of each.
-            cancelled: asked before each copy.
+            cancelled: asked before each block and each copy; nothing goes before all blocks are there.
         """
         with self._lock:
-            before, reason = self.nbytes, self._grow_to(sum(n_pages))
+            before, reason = self.nbytes, self._grow_to(sum(n_pages), cancelled)
+            if cancelled():
+                return PinReport(pinned=(), nbytes=self.nbytes - before, reason="it was cancelled")
             chosen, left_out = self._choose(lists, n_pages)
             for list_id in self._lists.keys() - chosen.keys():
                 self._drop(list_id)
@@ -183,10 +185,10 @@ class PinnedMemory:
     def _pages_of(self, codes: U8) -> int:
         return -(-len(codes) // self._geometry.rows_per_page)
 
-    def _grow_to(self, n_pages: int) -> str:
+    def _grow_to(self, n_pages: int, cancelled: Callable[[], bool] = lambda: False) -> str:
         """Why the host refused; "" where it did not."""
         try:
-            self._blocks.grow_to(n_pages)
+            self._blocks.grow_to(n_pages, cancelled)
         except (RuntimeError, MemoryError) as error:
             return f"the host refused page-locked memory after {self.nbytes:,} bytes: {error}"
         return ""

@@ -353,10 +353,10 @@ def test_pinned_lists_go_without_staging_and_a_refusing_host_is_said(index, stre
     tier, store = open_tier(index)
     grow_to, n_pages = Blocks.grow_to, tier.geometry.pages_for(index.list_sizes[lists[:5]]).sum()
 
-    def refuse(self, n):
+    def refuse(self, n, cancelled):
         if n > n_pages:
             raise RuntimeError("CUDA error: out of memory")
-        grow_to(self, n)
+        grow_to(self, n, cancelled)
 
     with closing(tier):
         with monkeypatch.context() as patch:

@@ -101,6 +101,15 @@ def test_pinning_ends_when_nobody_wants_it_any_more():
         assert (report.pinned, report.reason) == ((0,), "it was cancelled")
 
 
+def test_a_change_that_is_given_up_before_its_blocks_are_there_drops_nothing():
+    memory, sizes = make(), dict.fromkeys(range(12), 2)
+    hold(memory, sizes, [0, 1])
+    asked = iter([False, False, True, True])
+    report = memory.hold(range(2, 12), [2] * 10, lambda i: codes(i, 2), lambda: next(asked))
+    assert (report.pinned, report.reason, report.nbytes) == ((), "it was cancelled", 2 * 4 * PAGE)
+    check(memory, sizes, (0, 1))
+
+
 def test_other_lists_take_the_place_of_those_that_are_not_wanted_and_the_rest_stays():
     memory = make(8)
     sizes = {0: 2, 1: 2, 2: 2, 3: 2, 4: 3, 5: 1, 6: 4}
