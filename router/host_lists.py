@@ -69,12 +69,15 @@ class HostLists:
             return
         lists = self._hottest_first(plan, tiers)
         rests = _Rests(self._index.list_codes, 1.0 if share is None else share, self._stop)
-        report = memory.hold(
-            lists.tolist(),
-            self._geometry.pages_for(self._index.list_sizes[lists]).tolist(),
-            rests.codes_of,
-            lambda: self._stop.is_set() or cancelled(),
-        )
+        n_pages = self._geometry.pages_for(self._index.list_sizes[lists])
+        try:
+            report = memory.hold(
+                lists.tolist(), n_pages.tolist(), rests.codes_of, lambda: self._stop.is_set() or cancelled()
+            )
+        except Exception:  # noqa: BLE001 - a list that cannot be read is said by who searches it; the plan is in force
+            _log.exception("lists could not be copied to page-locked memory")
+            self.due = False
+            return
         self.due = bool(report.late)
         _log.info("%d lists take %d bytes of page-locked memory", len(report.pinned), memory.nbytes)
         if report.reason and not (self._stop.is_set() or cancelled()):

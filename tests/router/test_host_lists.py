@@ -192,6 +192,23 @@ def test_the_host_scan_never_reads_the_copy(flat, monkeypatch):
         check(flat, QUERIES, 10, 8, router.search(QUERIES, 10, 8))
 
 
+def test_a_list_that_cannot_be_read_costs_no_plan(flat, monkeypatch, caplog):
+    plans = [plan_with_accesses(flat, hot_order(seed)[0], []) for seed in (3, 4)]
+    with Router(flat, plan=plans[0], devices=["cpu"], pin_host_lists=LIMIT) as router:
+
+        def unreadable(_list_id):
+            raise OSError("the file cannot be read")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(flat, "list_codes", unreadable)
+            router.apply_plan(plans[1])
+        assert router.plan is plans[1]
+        assert "the file cannot be read" in caplog.text
+        router.check_invariants()
+        router.apply_plan(plans[0])
+        check_pinned(router, flat, plans[0])
+
+
 def test_copying_takes_its_share_of_the_time_and_ends_with_the_router(flat, monkeypatch):
     plans = [plan_with_accesses(flat, hot_order(seed)[0], []) for seed in (3, 4)]
     ticks, rests = iter(range(10_000)), []

@@ -163,7 +163,7 @@ def test_pinned_blocks_are_page_locked_and_within_the_limit(index):
         assert report.pinned
         assert report.left_out
         assert shared.nbytes <= 1 << 18
-        assert all(shared.find(i).block.is_pinned() for i in report.pinned)
+        assert all(run.block.data.is_pinned() for i in report.pinned for run in shared.find(i).runs)
         assert tier.load(report.pinned, store).result(60).loaded == report.pinned
         assert tier.host_bytes == 0, "staging was used"
         with store.lease() as residency:
