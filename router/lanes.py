@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from hybridindex.errors import DeviceSlowError, InvalidInputError, OutOfBudgetError
 from hybridindex.router.batch import Batch
+from hybridindex.router.deadline import PaceEstimator
 from hybridindex.router.split import ProbePart
 from hybridindex.router.stages import device_scan
 from hybridindex.tiers.residency import Residency, ResidencyStore
@@ -48,11 +49,22 @@ class DeviceTask:
 class DeviceLane:
     """Owner of one device's queue and thread. Thread-safe."""
 
-    def __init__(self, tier: Tier, residency: ResidencyStore, scan_on_host: Callable[[Batch, ProbePart], None]) -> None:
-        """``scan_on_host``: scans and completes a part there, or fails its batch. Never raises."""
+    def __init__(
+        self,
+        tier: Tier,
+        residency: ResidencyStore,
+        scan_on_host: Callable[[Batch, ProbePart], None],
+        pace: PaceEstimator,
+    ) -> None:
+        """
+        Args:
+            scan_on_host: scans and completes a part there, or fails its batch. Never raises.
+            pace: told what the device's scans take.
+        """
         self.tier = tier
         self._residency = residency
         self._scan_on_host = scan_on_host
+        self._pace = pace
         self._stage = device_scan(tier.ordinal)
         self._lock = threading.Lock()
         #: Not ended yet, oldest first. True: the part has somebody who answers it.
@@ -119,7 +131,7 @@ class DeviceLane:
         try:
             scanner = tier.scanner(task.residency)
             distances, ids = scanner.scan(batch.queries[part.rows], part.probes, part.coarse_distances, batch.k)
-            batch.clock.note(self._stage, started)
+            self._pace.observe(part.total_bytes, batch.clock.note(self._stage, started) - started)
         except (OutOfBudgetError, InvalidInputError):
             # Not the device's fault: this k does not fit its scratch, or the index was closed.
             self._fall_back(task)
