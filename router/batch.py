@@ -135,7 +135,7 @@ class Request:
     on_probes: Callable[[I64], None] | None = None
     #: When given, told about the batch after it has ended, so maybe after the answer.
     on_batch: Callable[[BatchReport], None] | None = None
-    #: When given, asked once whether to wait for lists on their way: :meth:`hybridindex.router.patience.Patience.takes`.
+    #: When given, asked once whether to wait for lists on their way.
     may_wait: MayWait | None = None
     submitted_s: float = field(default_factory=time.perf_counter)
 

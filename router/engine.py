@@ -284,7 +284,7 @@ class Engine:
         probes, coarse = self._index.quantize(batch.queries, batch.nprobe)
         quantized_s = batch.clock.note(COARSE, batch.clock.started_s)
         list_device = self.health.list_device(residency)
-        waiting = [n for n, r in enumerate(requests) if r.may_wait and self._waits(r, probes[batch.rows_of(n)], list_device)]
+        waiting = [n for n in range(len(requests)) if self._waits(batch, n, probes, list_device)]
         if waiting:
             rows = np.delete(np.arange(len(batch)), np.concatenate([np.r_[batch.rows_of(n)] for n in waiting]))
             requests[:] = [request for n, request in enumerate(requests) if n not in waiting]
@@ -309,10 +309,14 @@ class Engine:
                 self._lanes[part.device].put(DeviceTask(batch, part, residency, slot.give_back))
         return batch, host_part, quantized_s
 
-    def _waits(self, request: Request, probes: I64, list_device: npt.NDArray[np.int16]) -> bool:
+    def _waits(self, batch: Batch, number: int, probes: I64, list_device: npt.NDArray[np.int16]) -> bool:
+        """Whether a request waits for lists on their way, and is not this batch's any more."""
+        request = batch.requests[number]
         may_wait, request.may_wait = request.may_wait, None
+        if may_wait is None:
+            return False
         try:
-            return may_wait is not None and may_wait(request, probes[:, : request.nprobe], list_device, self.submit)
+            return may_wait(request, probes[batch.rows_of(number), : request.nprobe], list_device, self.submit)
         except Exception:  # noqa: BLE001 - a search that does not wait is right, too
             _log.exception("whether a search waits for lists could not be told")
             return False

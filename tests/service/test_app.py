@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from hybridindex.answers import ANSWER_TYPE, decode_answer
+from hybridindex.router.stages import LOOKAHEAD_WAIT
 from hybridindex.service.app import create_app
 from hybridindex.service.auth import KeyFile, Keyring
 from hybridindex.service.problems import PROBLEM_TYPE
@@ -354,6 +355,18 @@ def test_metrics_parse_and_count(service, queries):
         assert 0 < labelled["hybridindex_stage_seconds_sum", (stage,)] < 60
     assert labelled["hybridindex_resident_bytes", ("0: cpu (stand-in)",)] > 0
     assert labelled["hybridindex_moved_bytes_total", ("0: cpu (stand-in)",)] > 0
+
+
+def test_waits_for_lists_are_counted(service):
+    """What makes a search wait is the router's business; here it is only read."""
+    service.router._stats.add_stages((), [(LOOKAHEAD_WAIT, 1.0, 1.5, 0.5), (LOOKAHEAD_WAIT, 2.0, 2.25, 0.25)])
+
+    async def conversation(http):
+        return metrics_of((await http.get("/metrics")).text)
+
+    counted = talk(service, conversation)
+    assert counted["hybridindex_lookahead_waits_total"] == 2
+    assert counted["hybridindex_lookahead_wait_seconds_total"] == 0.75
 
 
 def test_paths_that_were_made_up_share_one_label(service):
