@@ -6,7 +6,9 @@
    What measured times allow is host / (fixed + max((1 - eta) scan, device)): the host's search, what of it is no scan,
    its scan, and the device's. The copies have landed and take no part. Targets: 80 % of that; 7 times where eta >= 0.9.
 2. *Cache*: the same sessions with half of the arena for what earlier ones used, against none: hit rate and bytes moved.
-3. *Plan change*: a tenth of the shard replaced again and again under searches: their p99 against undisturbed turns.
+3. *Short windows*: the final search comes when a quarter of the time has passed that the draft's lists take to land.
+   Searches that may wait for the others (TeleRAG, Appendix B, case 2) against such that begin at once, and the host.
+4. *Plan change*: a tenth of the shard replaced again and again under searches: their p99 against undisturbed turns.
    Target: 1.5 at most.
 
 Synthetic vectors: nothing has to be fetched. Sides run in turns and answers are compared. On the stand-in device all of
@@ -20,6 +22,7 @@ import queue
 import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ import numpy as np
 from benchmarks.clusters import Clusters, import_lists, make_clusters
 from benchmarks.common import Timing, arguments, ratio_of_medians, show, write
 from benchmarks.device_targets import BOUND_TARGET, P99_TARGET, SPEEDUP_TARGET
-from hybridindex.router.stages import HOST_SCAN, BatchReport, device_scan
+from hybridindex.router.stages import HOST_SCAN, LOOKAHEAD_WAIT, BatchReport, device_scan
 from hybridindex.types import F32
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
@@ -43,6 +46,8 @@ _FAR, _NEAR = 0.8, 0.35
 _WAIT_S = 60.0
 #: Sessions that are not counted.
 _WARM_UP = 5
+#: Window of a session in part 3, of the time in which its lists land.
+_WINDOW = 0.25
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -149,6 +154,54 @@ def lookahead_row(index: Any, device: str, drafts: F32, finals: F32, nprobe: int
     }
 
 
+def waiting_row(index: Any, device: str, drafts: F32, finals: F32, nprobe: int, share: float) -> dict[str, Any]:
+    """Searches that come while lists of their draft are on their way: with waiting, without, and on the host alone."""
+    budget = int(share * index.list_bytes.sum())
+    options = {"device_budget_bytes": budget_of(budget), "lookahead_bytes": budget, "cache_fraction": 0.0}
+    seconds: dict[str, list[float]] = {"waiting": [], "at once": [], "at once again": [], "host": []}
+    hits: dict[str, list[float]] = {side: [] for side in seconds}
+    landing: list[float] = []
+    rng = np.random.default_rng(0)
+    with ExitStack() as stack:
+        routers = {
+            side: stack.enter_context(
+                index.router() if side == "host" else index.router(devices=[device], wait_for_lists=waits, **options)
+            )
+            for side, waits in (("waiting", True), ("at once", False), ("at once again", False), ("host", False))
+        }
+        for draft, final in zip(drafts, finals, strict=True):
+            distances = []
+            for side in rng.permutation(list(seconds)).tolist():
+                with routers[side].session(lookahead_bytes=0 if side == "host" else budget) as session:
+                    start = time.perf_counter()
+                    coming = session.lookahead(draft, nprobe=2 * nprobe)
+                    if len(landing) < _WARM_UP:  # the pace of copies is learned, too
+                        coming.result(_WAIT_S)
+                        landing += [time.perf_counter() - start] if side == "waiting" else []
+                    elif side != "host":
+                        time.sleep(_WINDOW * float(np.median(landing)))
+                    start = time.perf_counter()
+                    found = session.search(final, 10, nprobe)
+                    seconds[side].append(time.perf_counter() - start)
+                    hits[side].append(float(found.hit_rate[0]))
+                    distances.append(found.distances)
+            assert np.allclose(distances, distances[0], rtol=0, atol=2e-4), "lookahead changed an answer"
+        waits = routers["waiting"].stats().stages.get(LOOKAHEAD_WAIT)
+    timed = {side: Timing(tuple(values[_WARM_UP:])) for side, values in seconds.items()}
+    return {
+        "nprobe": nprobe,
+        "share": share,
+        "landing_ms": float(np.median(landing)) * 1e3,
+        "waited": (waits.count if waits else 0) / len(drafts),
+        "waited_ms": 1e3 * waits.seconds / waits.count if waits else 0.0,
+        "hit_rate": {side: float(np.mean(values[_WARM_UP:])) for side, values in hits.items()},
+        "ms": {side: timing.median * 1e3 for side, timing in timed.items()},
+        "over_at_once": ratio_of_medians(timed["at once"], timed["waiting"]),
+        "over_host": ratio_of_medians(timed["host"], timed["waiting"]),
+        "noise": ratio_of_medians(timed["at once again"], timed["at once"]),
+    }
+
+
 def cache_rows(index: Any, device: str, drafts: F32, finals: F32, nprobe: int, share: float) -> list[dict[str, Any]]:
     """The sessions in order, each with ``share`` of the index's bytes, in an arena of twice as many."""
     budget = int(share * index.list_bytes.sum())
@@ -242,12 +295,14 @@ def main() -> None:
     drafts, finals = make_pairs(data, args.sessions + _WARM_UP)
     ahead: list[dict[str, Any]] = []
     cache: list[dict[str, Any]] = []
+    waiting: list[dict[str, Any]] = []
     change: dict[str, Any] = {}
 
     def save(*, complete: bool = False) -> None:
         result = {"device": info.label, "stand_in": info.stand_in, "complete": complete, "mib": mib, "dim": args.dim,
                   "nlist": nlist, "nprobes": nprobes, "bound_target": BOUND_TARGET, "speedup_target": SPEEDUP_TARGET,
-                  "p99_target": P99_TARGET, "lookahead": ahead, "cache": cache, "plan_change": change}  # fmt: skip
+                  "p99_target": P99_TARGET, "lookahead": ahead, "cache": cache, "waiting": waiting,
+                  "plan_change": change}  # fmt: skip
         write(args.json, "device_router", result)
 
     with (
@@ -265,6 +320,9 @@ def main() -> None:
         look_ahead(nprobe)
         for share in SHARES[:2]:
             cache += cache_rows(index, device, drafts, finals, nprobe, share)
+            save()
+        for share in SHARES[2:]:
+            waiting.append(waiting_row(index, device, drafts, finals, nprobe, share))
             save()
         more, _ = make_pairs(make_clusters(args.dim, 1 << 20), 1000)
         change.update(plan_change_row(index, device, np.concatenate((finals, more)), nprobe, args.seconds))
@@ -295,6 +353,25 @@ def main() -> None:
             for r in ahead
         ],
     )  # fmt: skip
+    show(
+        f"the final search comes after {_WINDOW:g} of the landing time: waiting for lists against beginning at once",
+        ("nprobe", "budget", "landing ms", "waited", "for ms", "hit rate", "at once", "times faster", "A/A", "on host"),
+        [
+            (
+                r["nprobe"],
+                f"{r['share']:.0%}",
+                r["landing_ms"],
+                f"{r['waited']:.0%}",
+                r["waited_ms"],
+                f"{r['hit_rate']['waiting']:.2f}",
+                f"{r['hit_rate']['at once']:.2f}",
+                f"{r['over_at_once'][0]:.2f}",
+                f"{r['noise'][0]:.3f}",
+                f"{r['over_host'][0]:.2f}",
+            )
+            for r in waiting
+        ],
+    )
     show(
         "cache, over the second half of the sessions",
         ("budget", "cache share", "hit rate", "moved MB a session", "evicted lists"),

@@ -201,19 +201,19 @@ def _projection(searches: Sequence[_Search], recorded_s: float, share: float, as
     generation_s = host_s * (1 - share) / share
     slower = generation_s / recorded_s
     found = {"share": share}
-    for name, foretell in (("ratio", _at_once_s), ("ratio_if_it_waited", _waiting_s)):
+    for name, foretell in (("ratio", _waiting_s), ("ratio_if_it_began_at_once", _at_once_s)):
         with_s = sum(foretell(search, search.window_s * slower, assumed) for search in searches)
         found[name] = (generation_s + host_s) / (generation_s + with_s)
     return found
 
 
 def _at_once_s(search: _Search, window_s: float, assumed: Assumed) -> float:
-    """Of one search: the device scans what came within the window, the host the rest, side by side as in the router."""
+    """Of one that waits for nothing: the device scans what came within the window, beside it the host the rest."""
     return _scanned_s(search, min(1.0, window_s / _copied_s(search, assumed)), assumed)
 
 
 def _waiting_s(search: _Search, window_s: float, assumed: Assumed) -> float:
-    """Where it waited for as many of the draft's lists as pays (TeleRAG, Appendix B, case 2), which ours does not."""
+    """Of one that waits for as many of the draft's lists as pay, as in the router (TeleRAG, Appendix B, case 2)."""
     parts = np.linspace(0.0, 1.0, 21).tolist()
     copied_s = _copied_s(search, assumed)
     return min(max(0.0, part * copied_s - window_s) + _scanned_s(search, part, assumed) for part in parts)

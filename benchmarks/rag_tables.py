@@ -52,11 +52,11 @@ def tables(parts: dict[str, Any]) -> None:
     }
     if replay:
         show(
-            "lookahead, replayed (ratios projected, by the host's share; after the slash: if searches waited)",
+            "lookahead, replayed (ratios projected, by the host's share; after the slash: if searches did not wait)",
             ["pipeline", "hit rate", "host ms without", "host ms left",
              *(f"at {p['share']:.0%}" for p in next(iter(replay.values()))["projections"])],
             [[n, f"{r['hit_rate']:.1%}", r["host_ms_without"], r["host_ms_left"],
-              *(f"{p['ratio']:.2f} / {p['ratio_if_it_waited']:.2f}" for p in r["projections"])]
+              *(f"{p['ratio']:.2f} / {p['ratio_if_it_began_at_once']:.2f}" for p in r["projections"])]
              for n, r in replay.items()],
         )  # fmt: skip
     for name in ("piperag", "larger"):

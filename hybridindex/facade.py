@@ -266,6 +266,7 @@ class Index:
         cache_fraction: float = 0.5,
         health: HealthPolicy | None = None,
         pin_host_lists: int = 0,
+        wait_for_lists: bool = True,
     ) -> Router:
         """Starts serving; see :class:`hybridindex.router.Router`. A context manager; close it before the index."""
         from hybridindex.router.router import Router
@@ -283,6 +284,7 @@ class Index:
             cache_fraction=cache_fraction,
             health=health,
             pin_host_lists=pin_host_lists,
+            wait_for_lists=wait_for_lists,
         )
         if plan is not None and (measured := plan.analysis.profile.scanner) != router.host_scanner:
             _log.warning(

@@ -18,7 +18,10 @@ from hybridindex.partitioner.lookahead import deadline_nprobe
 from hybridindex.running import FadingLine
 from hybridindex.types import F64, I64
 
-__all__ = ["PaceEstimator", "nprobe_for_deadline"]
+__all__ = ["Line", "PaceEstimator", "nprobe_for_deadline"]
+
+#: (a, b) of a + b·bytes seconds.
+Line = tuple[float, float]
 
 #: Of scans, should end within what is predicted: a little more than is aimed at, as the largest of few values is less
 #: than that of many.
@@ -61,6 +64,11 @@ class PaceEstimator:
                 return
             self._recent.append((nbytes.bit_length(), seconds / predicted))
             self._line.observe(nbytes, min(seconds, _MOST * predicted))
+
+    def line(self) -> Line | None:
+        """Seconds that scans take in the middle; None before the first was observed."""
+        with self._lock:
+            return self._line.coefficients()
 
     def predict(self, nbytes: I64) -> F64 | None:
         """Seconds within which nearly all scans of so many bytes end; None before the first was observed.

@@ -66,13 +66,18 @@ class Engine:
         residency: ResidencyStore,
         stats: StatsCounter,
         pace: PaceEstimator,
+        device_pace: PaceEstimator,
         *,
         max_batch: int | None = None,
         early_dispatch: bool = True,
         listeners: Sequence[Callable[[BatchReport], None]] = (),
         health: HealthPolicy,
     ) -> None:
-        """``listeners``: told about every batch after it has ended; the owner may change what it holds."""
+        """
+        Args:
+            pace, device_pace: told what scans take, on the host and on devices.
+            listeners: told about every batch after it has ended; the owner may change what it holds.
+        """
         self._index = index
         self._host = host
         self._tiers = tiers
@@ -102,7 +107,7 @@ class Engine:
         self._stand_in: threading.Thread | None = None
         self._close_lock = threading.Lock()
         self._closed = False
-        self._lanes = [DeviceLane(tier, residency, self._fall_back) for tier in tiers]
+        self._lanes = [DeviceLane(tier, residency, self._fall_back, device_pace) for tier in tiers]
         self.health = HealthWatch(health, self._lanes, host, pace, residency, stats, index.list_bytes)
         self._watchdog = Watchdog(self._lanes, self.health, self._fall_back)
         self._thread = threading.Thread(target=self._run, name="hybridindex-engine", daemon=True)
@@ -260,6 +265,8 @@ class Engine:
                 request.reply.fail(error)
             finished()
             return
+        if not requests:  # all of them wait
+            finished()
         if host_part is None:
             return
         scanned = False
@@ -277,6 +284,8 @@ class Engine:
     ) -> tuple[Batch, ProbePart | None, float]:
         """Quantizes, splits, and hands parts to the devices. Raises only before anything was handed over.
 
+        Those of ``requests`` that wait for lists on their way leave it.
+
         Returns:
             The batch, the host's part, and when its lists were known.
         """
@@ -284,6 +293,14 @@ class Engine:
         probes, coarse = self._index.quantize(batch.queries, batch.nprobe)
         quantized_s = batch.clock.note(COARSE, batch.clock.started_s)
         list_device = self.health.list_device(residency)
+        waiting = [n for n in range(len(requests)) if self._waits(batch, n, probes, list_device)]
+        if waiting:
+            rows = np.delete(np.arange(len(batch)), np.concatenate([np.r_[batch.rows_of(n)] for n in waiting]))
+            requests[:] = [request for n, request in enumerate(requests) if n not in waiting]
+            if not requests:
+                return batch, None, quantized_s
+            clock, batch = batch.clock, Batch(requests, keep_max=batch.keep_max)
+            batch.clock, probes, coarse = clock, probes[rows, : batch.nprobe], coarse[rows, : batch.nprobe]
         if len(requests) > 1 or requests[0].deadline_s is not None:
             self._limit_probes(batch, probes, list_device)
         split = split_probes(probes, coarse, list_device, self._index.list_bytes, len(self._tiers))
@@ -300,6 +317,18 @@ class Engine:
             else:
                 self._lanes[part.device].put(DeviceTask(batch, part, residency, slot.give_back))
         return batch, host_part, quantized_s
+
+    def _waits(self, batch: Batch, number: int, probes: I64, list_device: npt.NDArray[np.int16]) -> bool:
+        """Whether a request waits for lists on their way, and is not this batch's any more."""
+        request = batch.requests[number]
+        may_wait, request.may_wait = request.may_wait, None
+        if may_wait is None:
+            return False
+        try:
+            return may_wait(request, probes[batch.rows_of(number), : request.nprobe], list_device, self.submit)
+        except Exception:  # noqa: BLE001 - a search that does not wait is right, too
+            _log.exception("whether a search waits for lists could not be told")
+            return False
 
     def _tell_probes(self, on_probes: Callable[[I64], None], probes: I64) -> None:
         try:

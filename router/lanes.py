@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from hybridindex.errors import DeviceSlowError, InvalidInputError, OutOfBudgetError
 from hybridindex.router.batch import Batch
+from hybridindex.router.deadline import PaceEstimator
 from hybridindex.router.split import ProbePart
 from hybridindex.router.stages import device_scan
 from hybridindex.tiers.leaving import thread_ends
@@ -50,11 +51,22 @@ class DeviceTask:
 class DeviceLane:
     """Owner of one device's queue and thread. Thread-safe."""
 
-    def __init__(self, tier: Tier, residency: ResidencyStore, scan_on_host: Callable[[Batch, ProbePart], None]) -> None:
-        """``scan_on_host``: scans and completes a part there, or fails its batch. Never raises."""
+    def __init__(
+        self,
+        tier: Tier,
+        residency: ResidencyStore,
+        scan_on_host: Callable[[Batch, ProbePart], None],
+        pace: PaceEstimator,
+    ) -> None:
+        """
+        Args:
+            scan_on_host: scans and completes a part there, or fails its batch. Never raises.
+            pace: told what the device's scans take.
+        """
         self.tier = tier
         self._residency = residency
         self._scan_on_host = scan_on_host
+        self._pace = pace
         self._stage = device_scan(tier.ordinal)
         self._lock = threading.Lock()
         #: Not ended yet, oldest first. True: the part has somebody who answers it.
@@ -93,14 +105,14 @@ class DeviceLane:
     def owns_current_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def close(self, patience_s: float) -> bool:
+    def close(self, limit_s: float) -> bool:
         """Ends the thread after what is queued, and joins it.
 
-        False: it is left behind, ``patience_s`` later, in a scan that does not end and whose part was answered without
+        False: it is left behind, ``limit_s`` later, in a scan that does not end and whose part was answered without
         it.
         """
         self._queue.put(None)
-        return thread_ends(self._thread, patience_s, lambda: self._scanning and not self.waiting())
+        return thread_ends(self._thread, limit_s, lambda: self._scanning and not self.waiting())
 
     # The own thread
 
@@ -126,7 +138,7 @@ class DeviceLane:
         started = time.perf_counter()
         try:
             distances, ids = self._scan_on_device(task)
-            batch.clock.note(self._stage, started)
+            self._pace.observe(part.total_bytes, batch.clock.note(self._stage, started) - started)
         except (OutOfBudgetError, InvalidInputError):
             # Not the device's fault: this k does not fit its scratch, or the index was closed.
             self._fall_back(task)

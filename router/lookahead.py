@@ -23,6 +23,7 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.router.grouping import assign_greedily, group_queries, overlap_bytes, resident_on
 from hybridindex.router.holdings import Holder, Holdings
 from hybridindex.router.hotness import HotnessPolicy
+from hybridindex.router.patience import Flight, Patience
 from hybridindex.router.stats import StatsCounter
 from hybridindex.tiers.device import DeviceTier, LoadReport
 from hybridindex.tiers.outcome import fail, settle
@@ -95,6 +96,7 @@ class Lookahead:
         prepare_thread: Callable[[], object],
         list_bytes: I64,
         cache: HotnessPolicy | None,
+        patience: Patience,
         *,
         has_devices: bool = True,
     ) -> None:
@@ -104,11 +106,13 @@ class Lookahead:
             prepare_thread: called once on the own thread, before it quantizes.
             list_bytes: (nlist,) int64 device bytes of each list, page rounding included.
             cache: None: lists leave with the last session that holds them.
+            patience: told what is on its way.
         """
         self._index = index
         self._tiers = tiers
         self._residency = residency
         self._stats = stats
+        self._patience = patience
         self._has_devices = has_devices
         self._prepare_thread = prepare_thread
         self._lock = threading.Lock()
@@ -322,22 +326,28 @@ class Lookahead:
             coming = int(list_bytes[chosen].sum())
             holder.bytes_coming += coming
 
-        def landed(done: Future[LoadReport]) -> None:
+        def landed(flight: Flight, done: Future[LoadReport]) -> None:
             try:
                 # A failed device is marked and logged by its tier; searches go to the host.
                 report = done.result() if done.exception() is None else self._report_of(tier, chosen)
+                self._patience.end(flight, report.nbytes)
                 self._settle(holder, coming, len(left_out), report)
             finally:
                 settle(draft.future, None)
 
         try:
             with self.room_for(tier, np.array(chosen, dtype=np.int64), spared=wanted):
-                report = tier.load(chosen, self._residency, cancelled=lambda: holder.closed)
+                flight = self._patience.begin(tier.ordinal, chosen)
+                try:
+                    report = tier.load(chosen, self._residency, cancelled=lambda: holder.closed)
+                except BaseException:
+                    self._patience.end(flight, 0)
+                    raise
         except BaseException:
             with self._lock:
                 holder.bytes_coming -= coming
             raise
-        report.add_done_callback(landed)
+        report.add_done_callback(lambda done: landed(flight, done))
 
     def _report_of(self, tier: DeviceTier, lists: Sequence[int]) -> LoadReport:
         """Of a load that failed: some of its lists may have been published before."""

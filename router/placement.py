@@ -49,7 +49,7 @@ class Placement:
         promised_bytes: Sequence[int],
         host_lists: HostLists,
         *,
-        patience_s: float,
+        stuck_s: float,
     ) -> None:
         """
         Args:
@@ -58,7 +58,7 @@ class Placement:
             list_bytes: (nlist,) int64 device bytes of each list, page rounding included.
             promised_bytes: per device, pages that are for sessions: a larger plan does not get them back from them.
             host_lists: chosen anew with each plan.
-            patience_s: how long a move is waited for after :meth:`settle`: it may never end.
+            stuck_s: how long a move is waited for after :meth:`settle`: it may never end.
         """
         self._tiers = tiers
         self._paged = paged
@@ -67,7 +67,7 @@ class Placement:
         self._list_bytes = list_bytes
         self._promised_bytes = promised_bytes
         self._host_lists = host_lists
-        self._patience_s = patience_s
+        self._stuck_s = stuck_s
         self._lock = threading.Lock()
         #: One for each change that waits for the lock: what only comes back gives way.
         self._waiting: list[None] = []
@@ -174,9 +174,9 @@ class Placement:
         _log.warning("pages of dropped lists are still read after %g s", _RECLAIM_TIMEOUT_S)
 
     def _wait_for(self, load: Future[LoadReport]) -> None:
-        """Waits until a load has ended; once nothing is to move any more, only so long as patience lasts."""
-        waited_s, look_s = 0.0, min(LOOK_S, self._patience_s / 4)
-        while waited_s < self._patience_s:
+        """Waits until a load has ended; once nothing is to move any more, not for ever."""
+        waited_s, look_s = 0.0, min(LOOK_S, self._stuck_s / 4)
+        while waited_s < self._stuck_s:
             try:
                 load.exception(look_s)
                 return

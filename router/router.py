@@ -23,7 +23,7 @@ from hybridindex.errors import (
     RouterError,
 )
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.router.batch import BlockingReply, FutureReply, Reply, Request
+from hybridindex.router.batch import BlockingReply, FutureReply, MayWait, Reply, Request
 from hybridindex.router.deadline import PaceEstimator
 from hybridindex.router.engine import Engine
 from hybridindex.router.health import HealthPolicy
@@ -32,6 +32,7 @@ from hybridindex.router.hotness import HotnessPolicy
 from hybridindex.router.lookahead import Lookahead
 from hybridindex.router.loop_reply import LoopReply, Mailboxes
 from hybridindex.router.opening import TierOpening
+from hybridindex.router.patience import Patience
 from hybridindex.router.placement import Placement
 from hybridindex.router.recovery import Recovery
 from hybridindex.router.session import Session
@@ -78,6 +79,7 @@ class Router:
         cache_fraction: float = 0.5,
         health: HealthPolicy | None = None,
         pin_host_lists: int = 0,
+        wait_for_lists: bool = True,
     ) -> None:
         """Allocates the arenas, copies the plan's lists, and is ready when it returns.
 
@@ -102,6 +104,8 @@ class Router:
             pin_host_lists: most bytes of page-locked host memory, for the hottest lists that the plan leaves on the
                 host: sessions then fetch them at the bus's full speed. Chosen anew with each plan, without one in the
                 order of ids. The host scans the mapped file as ever.
+            wait_for_lists: whether a session's search waits for lists on their way where that is faster, by what scans
+                and copies took so far (TeleRAG, Appendix B, case 2). False: it begins at once.
 
         Raises:
             InvalidInputError: arguments contradict each other or the plan.
@@ -129,7 +133,7 @@ class Router:
         #: Called after each batch, on the thread that ended it: an engine's or device's, or a caller's. Must not block.
         self.on_batch: list[Callable[[BatchReport], None]] = []
         health = health or HealthPolicy()
-        self._patience_s = health.stuck_s
+        self._stuck_s = health.stuck_s
         pin_host_lists = _check_bytes("pin_host_lists", pin_host_lists)
         self._opening = opening = TierOpening(index, plan, pin_host_lists=pin_host_lists)
         self._tiers: list[Tier] = []
@@ -140,10 +144,21 @@ class Router:
         self._close_lock = threading.Lock()
         self._window_budgets: dict[tuple[int, float, int], tuple[Plan, int]] = {}
         self._closed = False
+        self._wait_for_lists = wait_for_lists
+        host_pace, device_pace = PaceEstimator(), PaceEstimator()
         try:
             for ordinal, (name, budget) in enumerate(zip(devices, budgets, strict=True)):
                 self._tiers.append(opening.open(name, ordinal, budget, lookahead_bytes, retry=health.retry_open))
                 owners.append(self._tiers[-1].pages)
+            self._patience = Patience(
+                self._paged_tiers(),
+                self._residency,
+                index.list_bytes,
+                opening.list_bytes,
+                host_pace,
+                device_pace,
+                self._stats,
+            )
             self._lookahead = Lookahead(
                 index,
                 self._paged_tiers(),
@@ -152,6 +167,7 @@ class Router:
                 self._host.adopt_thread,
                 opening.list_bytes,
                 cache,
+                self._patience,
                 has_devices=bool(self._tiers),
             )
             promised = [
@@ -166,7 +182,7 @@ class Router:
                 opening.list_bytes,
                 promised,
                 opening.host_lists,
-                patience_s=health.stuck_s,
+                stuck_s=health.stuck_s,
             )
         except BaseException:
             for tier in self._tiers:
@@ -179,7 +195,8 @@ class Router:
             self._tiers,
             self._residency,
             self._stats,
-            PaceEstimator(),
+            host_pace,
+            device_pace,
             max_batch=max_batch,
             early_dispatch=early_dispatch,
             listeners=self.on_batch,
@@ -275,11 +292,13 @@ class Router:
         deadline_ms: float | None,
         min_nprobe: int,
         on_probes: Callable[[I64], None] | None = None,
+        may_wait: MayWait | None = None,
     ) -> SearchResult:
         self._refuse_own_threads("search")
         reply = BlockingReply()
         # No copy of the queries: the caller waits, and its buffer with it.
         request = self._request(reply, queries, k, nprobe, deadline_ms, min_nprobe, on_probes, own=False)
+        request.may_wait = may_wait
         return self._engine.run(request, reply)
 
     async def asearch(
@@ -346,9 +365,10 @@ class Router:
         min_nprobe: int,
         on_probes: Callable[[I64], None] | None,
         on_batch: Callable[[BatchReport], None] | None,
+        may_wait: MayWait | None = None,
     ) -> None:
         request = self._request(reply, queries, k, nprobe, deadline_ms, min_nprobe, on_probes, own=True)
-        request.on_batch = on_batch
+        request.on_batch, request.may_wait = on_batch, may_wait
         self._engine.submit(request)
 
     def _request(
@@ -409,7 +429,7 @@ class Router:
 
     def _refuse_own_threads(self, what: str, *, moves: bool = False) -> None:
         """``moves``: what it waits for are the threads that move lists, too."""
-        own = self._engine.owns_current_thread()
+        own = self._engine.owns_current_thread() or self._patience.owns_current_thread()
         if moves and not own:
             own = self._lookahead.owns_current_thread() or self._recovery.owns_current_thread()
             own = own or any(tier.owns_current_thread() for tier in self._tiers)
@@ -472,6 +492,10 @@ class Router:
 
     def _abandon_lookahead(self, holder: Holder) -> None:
         self._lookahead.abandon(holder)
+
+    def _may_wait(self) -> MayWait | None:
+        """For a search of a session that has lists on their way."""
+        return self._patience.takes if self._wait_for_lists else None
 
     def _note_use(self, probed: I64) -> None:
         self._lookahead.note_use(probed)
@@ -540,9 +564,10 @@ class Router:
         self.settle()
         self._placement.join()
         self._recovery.close()
+        self._patience.close()
         scanned = self._engine.close()
         self._lookahead.close()
-        left = [t for t in self._tiers if not t.close(self._patience_s, scanned=t.ordinal in scanned)]
+        left = [t for t in self._tiers if not t.close(self._stuck_s, scanned=t.ordinal in scanned)]
         if not left:  # lists in page-locked memory may be what a move is reading
             self._opening.host_lists.close()
         self._host.close()

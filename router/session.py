@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybridindex.errors import RouterClosedError
-from hybridindex.router.batch import FutureReply, Reply
+from hybridindex.router.batch import FutureReply, MayWait, Reply
 from hybridindex.router.holdings import Holder
 from hybridindex.router.loop_reply import LoopReply
 from hybridindex.router.stages import BatchReport
@@ -59,6 +59,8 @@ class Session:
         self._n_queries = 0
         self._hit_rates = 0.0
         self._closed = False
+        #: Lookaheads that have not landed.
+        self._moving: list[Future[None]] = []
         # A session that is dropped without close() must not hold its pages for ever.
         self._dropped = weakref.finalize(self, router._abandon_lookahead, self._holder)
 
@@ -73,19 +75,21 @@ class Session:
             budget_bytes: most bytes to move; default the router's share for one session.
 
         Returns:
-            A future that is done when the bytes have landed. Waiting for it is optional: a search uses what is there
-            and scans the rest on the host.
+            A future that is done when the bytes have landed. Waiting for it is optional: a search uses what is there,
+            waits for more where that is faster, and scans the rest on the host.
 
         Raises:
             InvalidInputError: bad queries, nprobe or budget.
             RouterClosedError: the session or its router is closed.
         """
         self._check_open()
-        with self._lock:
-            self._n_lookaheads += 1
-        return self._router._start_lookahead(
+        moving = self._router._start_lookahead(
             self._holder, draft_queries, nprobe, self._lookahead_bytes if budget_bytes is None else budget_bytes
         )
+        with self._lock:
+            self._n_lookaheads += 1
+            self._moving.append(moving)
+        return moving
 
     def search(
         self,
@@ -96,10 +100,20 @@ class Session:
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
     ) -> SearchResult:
-        """As :meth:`hybridindex.router.Router.search`; also counts which moved lists were of use."""
+        """As :meth:`hybridindex.router.Router.search`; also counts which moved lists were of use.
+
+        While lists of a lookahead are on their way it may wait for some of them, never longer than searching at once
+        was predicted to take in all; a deadline is heeded.
+        """
         self._check_open()
         result = self._router._search(
-            queries, k, nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, on_probes=self._note_probes
+            queries,
+            k,
+            nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+            on_probes=self._note_probes,
+            may_wait=self._may_wait(),
         )
         self._note_result(result)
         return result
@@ -162,7 +176,13 @@ class Session:
             min_nprobe=min_nprobe,
             on_probes=self._note_probes,
             on_batch=on_batch,
+            may_wait=self._may_wait(),
         )
+
+    def _may_wait(self) -> MayWait | None:
+        with self._lock:
+            self._moving = [moving for moving in self._moving if not moving.done()]
+            return self._router._may_wait() if self._moving else None
 
     def _note_result(self, result: SearchResult) -> None:
         with self._lock:

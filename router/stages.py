@@ -9,10 +9,23 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-__all__ = ["COARSE", "HOST_SCAN", "MERGE", "QUEUE", "SPLIT", "BatchClock", "BatchReport", "StageSum", "StageTime"]
+__all__ = [
+    "COARSE",
+    "HOST_SCAN",
+    "LOOKAHEAD_WAIT",
+    "MERGE",
+    "QUEUE",
+    "SPLIT",
+    "BatchClock",
+    "BatchReport",
+    "StageSum",
+    "StageTime",
+]
 
-#: From a request's submission to the start of its batch.
+#: From a request's submission, or the end of its wait for lists, to the start of its batch.
 QUEUE = "queue"
+#: Waits of sessions' searches for lists on their way: of no batch.
+LOOKAHEAD_WAIT = "lookahead_wait"
 #: Coarse quantization of the batch.
 COARSE = "coarse"
 #: Deadlines and the probe split.
@@ -60,7 +73,8 @@ class BatchReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSum:
-    """How often a stage was timed, and its seconds in all. The queue counts requests, the others batches or parts."""
+    """How often a stage was timed, and its seconds in all. The queue and waits count requests, the others batches or
+    parts."""
 
     count: int
     seconds: float

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hybridindex.errors import MissingDependencyError
-from hybridindex.router.stages import BatchReport
+from hybridindex.router.stages import LOOKAHEAD_WAIT, BatchReport, StageSum
 from hybridindex.service.core import Observation, Service
 from hybridindex.service.status import describe
 
@@ -141,6 +141,7 @@ class _Readings(Collector):
 
     def _router(self, service: Service) -> Iterator[Metric]:
         stats, plan = service.router.stats(), service.router.plan
+        waits = stats.stages.get(LOOKAHEAD_WAIT, StageSum(count=0, seconds=0.0))
         for name, text, value in (
             ("searches", "Requests that the router took.", stats.requests),
             ("queries", "Queries that the router took.", stats.queries),
@@ -150,6 +151,8 @@ class _Readings(Collector):
             ("device_fallbacks", "Batch parts that the host scanned for a device.", stats.device_fallbacks),
             ("nprobe_lowered", "Requests whose nprobe a deadline lowered.", stats.nprobe_lowered),
             ("lookahead_bytes", "Bytes that lookahead moved.", stats.lookahead_bytes),
+            ("lookahead_waits", "Searches of sessions that waited for lists on their way.", waits.count),
+            ("lookahead_wait_seconds", "Seconds of these waits.", waits.seconds),
             ("device_recoveries", "Devices that came back.", stats.device_recoveries),
             ("device_slowdowns", "Failures of devices by being slow.", stats.device_slowdowns),
         ):

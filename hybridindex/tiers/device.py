@@ -395,7 +395,7 @@ class DeviceTier:
         assert self.arena.nbytes + (self.scratch_bytes if self.arena.nbytes else 0) <= self.budget_bytes
         self._copier.check_invariants()
 
-    def close(self, patience_s: float | None = None, *, scanned: bool = False) -> bool:
+    def close(self, limit_s: float | None = None, *, scanned: bool = False) -> bool:
         """See :meth:`hybridindex.tiers.tier.Tier.close`. What is queued ends after the buffer that is on its way.
 
         Lists that were not sent are skipped, and their futures are done.
@@ -403,7 +403,7 @@ class DeviceTier:
         with self._work:
             self._closed = self._hurried = True
             self._work.notify()
-        if scanned or not thread_ends(self._mover, patience_s):
+        if scanned or not thread_ends(self._mover, limit_s):
             self._leave("a scan" if scanned else "a move")
             return False
         if not self._shares_pinned:

@@ -15,26 +15,24 @@ __all__ = ["LOOK_S", "thread_ends"]
 LOOK_S = 0.25
 
 
-def thread_ends(
-    thread: threading.Thread, patience_s: float | None, may_leave: Callable[[], bool] = lambda: True
-) -> bool:
+def thread_ends(thread: threading.Thread, limit_s: float | None, may_leave: Callable[[], bool] = lambda: True) -> bool:
     """Joins a thread; False where it is to be left behind.
 
     Args:
-        patience_s: None: it ends. Else it is left after so long. Counted in looks and not by the clock: a process that
+        limit_s: None: it ends. Else it is left after so long. Counted in looks and not by the clock: a process that
             was stopped for a while gives nobody up.
         may_leave: asked then at each look; while it is False the thread is waited for.
     """
-    if patience_s is None:
+    if limit_s is None:
         thread.join()
         return True
-    look_s = min(LOOK_S, patience_s / 4)
+    look_s = min(LOOK_S, limit_s / 4)
     waited_s = 0.0
     while True:
         thread.join(look_s)
         if not thread.is_alive():
             return True
         waited_s += look_s
-        if waited_s >= patience_s and may_leave():
+        if waited_s >= limit_s and may_leave():
             return False
         look_s = look_s or LOOK_S

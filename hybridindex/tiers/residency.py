@@ -131,6 +131,8 @@ class ResidencyStore:
         #: Threads that are giving pages back right now.
         self._giving_back = 0
         self._reclaim = reclaim
+        #: Called after each publication, by whoever published; must not block.
+        self.listeners: list[Callable[[], None]] = []
         self._readers: dict[int, int] = {}
         #: (first version that no longer names them, pages by device), ascending versions.
         self._retired: deque[tuple[int, list[tuple[int, I32]]]] = deque()
@@ -170,6 +172,8 @@ class ResidencyStore:
                     self._retired.append((snapshot.version, retired))
                 freed = self._take_unread()
         self._give_back(freed + surplus)
+        for listen in self.listeners:
+            listen()
         return snapshot
 
     def _next(

@@ -327,14 +327,14 @@ class ShardTier:
         assert self.used_bytes <= self.budget_bytes
         self._pages.check_invariants()
 
-    def close(self, patience_s: float | None = None, *, scanned: bool = False) -> bool:
+    def close(self, limit_s: float | None = None, *, scanned: bool = False) -> bool:
         """See :meth:`hybridindex.tiers.tier.Tier.close`. Lists that are not here yet are skipped, and the futures are
         done."""
         with self._lock:
             self._closed.set()
             self._hurried.set()
             self._jobs.put(None)
-        if scanned or not thread_ends(self._mover, patience_s):
+        if scanned or not thread_ends(self._mover, limit_s):
             self._leave("a scan" if scanned else "a move")
             return False
         self._pages.clear()

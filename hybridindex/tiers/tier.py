@@ -146,11 +146,11 @@ class Tier(Protocol):
         """Asserts what must hold at any time, the budget among it."""
         ...
 
-    def close(self, patience_s: float | None = None, *, scanned: bool = False) -> bool:
+    def close(self, limit_s: float | None = None, *, scanned: bool = False) -> bool:
         """Ends queued moves, joins the mover and lets the memory go. Nobody may start a scan any more.
 
         Args:
-            patience_s: how long a move that goes on is waited for; None: until it ends. Then it is left behind.
+            limit_s: how long a move that goes on is waited for; None: until it ends. Then it is left behind.
             scanned: a scan that was given up goes on: everything is left behind at once.
 
         Returns:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from hybridindex.answers import ANSWER_TYPE, decode_answer
+from hybridindex.router.stages import LOOKAHEAD_WAIT
 from hybridindex.service.app import create_app
 from hybridindex.service.auth import KeyFile, Keyring
 from hybridindex.service.problems import PROBLEM_TYPE
@@ -378,6 +379,18 @@ def test_a_device_that_comes_up_late_keeps_its_series(service, monkeypatch):
     assert before - after == {("hybridindex_device_info", ("0: cpu", "cpu (stand-in)"))}
     assert after - before == {("hybridindex_device_info", ("0: cpu", "cpu (a GPU's full name)"))}
     assert ("hybridindex_device_usable", ("0: cpu",)) in after
+
+
+def test_waits_for_lists_are_counted(service):
+    """What makes a search wait is the router's business; here it is only read."""
+    service.router._stats.add_stages((), [(LOOKAHEAD_WAIT, 1.0, 1.5, 0.5), (LOOKAHEAD_WAIT, 2.0, 2.25, 0.25)])
+
+    async def conversation(http):
+        return metrics_of((await http.get("/metrics")).text)
+
+    counted = talk(service, conversation)
+    assert counted["hybridindex_lookahead_waits_total"] == 2
+    assert counted["hybridindex_lookahead_wait_seconds_total"] == 0.75
 
 
 def test_paths_that_were_made_up_share_one_label(service):
