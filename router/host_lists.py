@@ -79,7 +79,8 @@ class HostLists:
             self.due = False
             return
         self.due = bool(report.late)
-        _log.info("%d lists take %d bytes of page-locked memory", len(report.pinned), memory.nbytes)
+        if not self.due:
+            _log.info("%d lists take %d bytes of page-locked memory", len(report.pinned), memory.nbytes)
         if report.reason and not (self._stop.is_set() or cancelled()):
             _log.warning("%s; other lists go through the staging buffers", report.reason)
 
