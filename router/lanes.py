@@ -138,7 +138,7 @@ class DeviceLane:
         started = time.perf_counter()
         try:
             distances, ids = self._scan_on_device(task)
-            self._pace.observe(part.total_bytes, batch.clock.note(self._stage, started) - started)
+            took_s = batch.clock.note(self._stage, started) - started
         except (OutOfBudgetError, InvalidInputError):
             # Not the device's fault: this k does not fit its scratch, or the index was closed.
             self._fall_back(task)
@@ -149,6 +149,8 @@ class DeviceLane:
             self._fall_back(task)
         else:
             if self.take(task):
+                # Not what was given up: it says nothing of the next.
+                self._pace.observe(part.total_bytes, took_s)
                 batch.complete_part(part, distances, ids)
 
     def _scan_on_device(self, task: DeviceTask) -> tuple[F32, I64]:

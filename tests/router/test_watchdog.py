@@ -65,9 +65,11 @@ def test_a_scan_that_does_not_end_keeps_nobody_waiting(index, stuck, monkeypatch
         while lane.taken_over:
             threading.Event().wait(0.001)
         assert [r.levelname for r in caplog.records].count("ERROR") == 1, "an answer that came late was used"
+        assert lane._pace.line() is None, "what was given up was taken for a scan's time"
         try_again(router, monkeypatch)
         router.apply_plan(hand_made_plan(index, np.zeros(NLIST)))
         assert search(router, index) == 1
+        assert lane._pace.line() is not None
         router.check_invariants()
 
 
