@@ -5,7 +5,6 @@ Longer than other files: most of it is the public methods with what they promise
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -14,8 +13,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hybridindex.errors import (
     InvalidInputError,
     ProfileMismatchError,
@@ -23,6 +20,7 @@ from hybridindex.errors import (
     RouterError,
 )
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.router.arguments import check_budgets, check_bytes, check_count, check_milliseconds, own_memory
 from hybridindex.router.batch import BlockingReply, FutureReply, MayWait, Reply, Request
 from hybridindex.router.deadline import PaceEstimator
 from hybridindex.router.engine import Engine
@@ -122,10 +120,10 @@ class Router:
                 "profile and plan this index again"
             )
         if max_batch is not None:
-            max_batch = _check_count("max_batch", max_batch, MAX_BATCH_QUERIES)
+            max_batch = check_count("max_batch", max_batch, MAX_BATCH_QUERIES)
         if lookahead_bytes is not None:
-            lookahead_bytes = _check_bytes("lookahead_bytes", lookahead_bytes)
-        budgets = _budgets(plan, devices, device_budget_bytes)
+            lookahead_bytes = check_bytes("lookahead_bytes", lookahead_bytes)
+        budgets = check_budgets(plan, devices, device_budget_bytes)
         # The constants that serve several users best: docs/lookahead.md.
         cache = HotnessPolicy(decay_factor=1.1, cache_fraction=cache_fraction) if cache_fraction else None
         self._stats = StatsCounter()
@@ -134,7 +132,7 @@ class Router:
         self.on_batch: list[Callable[[BatchReport], None]] = []
         health = health or HealthPolicy()
         self._stuck_s = health.stuck_s
-        pin_host_lists = _check_bytes("pin_host_lists", pin_host_lists)
+        pin_host_lists = check_bytes("pin_host_lists", pin_host_lists)
         self._opening = opening = TierOpening(index, plan, pin_host_lists=pin_host_lists)
         self._tiers: list[Tier] = []
         owners: list[PageOwner] = []
@@ -387,13 +385,13 @@ class Router:
         called_s = time.monotonic()
         prepared = self._prepare(queries)
         if own:
-            prepared = _own(queries, prepared)
-        k = _check_count("k", k, MAX_K)
+            prepared = own_memory(queries, prepared)
+        k = check_count("k", k, MAX_K)
         nprobe = self._check_nprobe(nprobe)
-        min_nprobe = _check_count("min_nprobe", min_nprobe, self._index.nlist)
+        min_nprobe = check_count("min_nprobe", min_nprobe, self._index.nlist)
         deadline_s = None
         if deadline_ms is not None:
-            deadline_s = called_s + _check_milliseconds("deadline_ms", deadline_ms) / 1e3
+            deadline_s = called_s + check_milliseconds("deadline_ms", deadline_ms) / 1e3
         return Request(
             queries=prepared,
             k=k,
@@ -414,7 +412,7 @@ class Router:
     def _check_nprobe(self, nprobe: int | None) -> int:
         if nprobe is None:
             return self.nprobe
-        return _check_count("nprobe", nprobe, self._index.nlist)
+        return check_count("nprobe", nprobe, self._index.nlist)
 
     @property
     def dim(self) -> int:
@@ -463,10 +461,10 @@ class Router:
         if window_ms is not None:
             if plan is None:
                 raise InvalidInputError("window_ms needs a router with a plan; give lookahead_bytes")
-            lookahead_bytes = self._window_bytes(plan, _check_milliseconds("window_ms", window_ms), max(0, spare))
+            lookahead_bytes = self._window_bytes(plan, check_milliseconds("window_ms", window_ms), max(0, spare))
         if lookahead_bytes is None:
             lookahead_bytes = max(0, spare)
-        return Session(self, _check_bytes("lookahead_bytes", lookahead_bytes))
+        return Session(self, check_bytes("lookahead_bytes", lookahead_bytes))
 
     def _window_bytes(self, plan: Plan, window_ms: float, share_bytes: int) -> int:
         """The plan's answer, remembered: pipelines have few steps, and asking takes longer than a small search."""
@@ -483,8 +481,8 @@ class Router:
     def _start_lookahead(self, holder: Holder, drafts: Any, nprobe: int | None, budget_bytes: int) -> Future[None]:
         if self._closed:
             raise RouterClosedError("the router is closed")
-        budget_bytes = _check_bytes("budget_bytes", budget_bytes)
-        prepared = _own(drafts, self._prepare(drafts))
+        budget_bytes = check_bytes("budget_bytes", budget_bytes)
+        prepared = own_memory(drafts, self._prepare(drafts))
         return self._lookahead.prefetch(holder, prepared, self._check_nprobe(nprobe), budget_bytes)
 
     def _end_lookahead(self, holder: Holder) -> None:
@@ -579,54 +577,3 @@ class Router:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _own(given: Any, prepared: F32) -> F32:
-    """``prepared`` outside the caller's memory: the caller may change its buffer before the answer is there."""
-    # ``given`` is an array, or it was refused. Asking numpy whether memory is shared would let go of the interpreter,
-    # and the engine would take it.
-    return prepared if prepared is not given and prepared.flags.owndata else prepared.copy()
-
-
-def _check_count(name: str, value: Any, limit: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InvalidInputError(f"{name} is {value!r}; expected an integer 1..{limit}")
-    if not 1 <= value <= limit:
-        raise InvalidInputError(f"{name} is {value}; expected 1..{limit}")
-    return int(value)
-
-
-def _check_milliseconds(name: str, value: Any) -> float:
-    numeric = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    number = float(value) if numeric else math.nan
-    if not (math.isfinite(number) and number > 0):
-        raise InvalidInputError(f"{name} is {value!r}; expected a positive number of milliseconds")
-    return number
-
-
-def _check_bytes(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-        raise InvalidInputError(f"{name} is {value!r}; expected whole bytes, 0 or more")
-    return int(value)
-
-
-def _budgets(
-    plan: Plan | None, devices: Sequence[str], device_budget_bytes: int | Sequence[int] | None
-) -> tuple[int, ...]:
-    if isinstance(devices, str) or not isinstance(devices, Sequence) or not all(isinstance(d, str) for d in devices):
-        raise InvalidInputError(f"devices is {devices!r}; expected a list of names such as ['cuda:0'] or ['cpu']")
-    if not devices:
-        return ()
-    if plan is not None and plan.n_devices != len(devices):
-        raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); {len(devices)} were given: {devices}")
-    if device_budget_bytes is None:
-        if plan is None:
-            raise InvalidInputError("device_budget_bytes is missing: devices without a plan need an explicit budget")
-        return plan.request.budgets
-    many = device_budget_bytes if isinstance(device_budget_bytes, Sequence | np.ndarray) else None
-    if isinstance(many, str) or many is None:
-        return (_check_bytes("device_budget_bytes", device_budget_bytes),) * len(devices)
-    budgets = tuple(_check_bytes("device_budget_bytes", b) for b in many)
-    if len(budgets) != len(devices):
-        raise InvalidInputError(f"device_budget_bytes has {len(budgets)} entries for {len(devices)} devices")
-    return budgets

@@ -19,7 +19,7 @@ from hybridindex.errors import (
     RouterClosedError,
 )
 from hybridindex.router import Router
-from hybridindex.router.router import _budgets
+from hybridindex.router.arguments import check_budgets
 from hybridindex.tiers.device_native import NativePageScanner
 from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
 from tests.oracle import check_answer
@@ -206,7 +206,7 @@ def test_an_arena_is_no_larger_than_the_index(index):
 
 
 def test_one_gpu_may_have_several_arenas():
-    assert _budgets(None, ["cuda:0", "cuda"], [5, 6]) == (5, 6)
+    assert check_budgets(None, ["cuda:0", "cuda"], [5, 6]) == (5, 6)
 
 
 # Failures
