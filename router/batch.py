@@ -16,29 +16,15 @@ from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from hybridindex.router.merge import empty_topk, finish_topk, merge_topk
 from hybridindex.router.split import ProbePart, ProbeSplit
 from hybridindex.router.stages import BatchClock, BatchReport
 from hybridindex.types import F32, I32, I64, SearchResult
 
-__all__ = ["Batch", "BlockingReply", "FutureReply", "MayWait", "Reply", "Request"]
+__all__ = ["Batch", "BlockingReply", "FutureReply", "Reply", "Request"]
 
 _log = logging.getLogger(__name__)
-
-
-class MayWait(Protocol):
-    """Whether a request waits. If so it is the callee's, who gives it to ``resubmit`` later."""
-
-    def __call__(
-        self,
-        request: Request,
-        probes: I64,
-        list_device: npt.NDArray[np.int16],
-        resubmit: Callable[[Request], None],
-        /,
-    ) -> bool: ...
 
 
 class Reply(Protocol):
@@ -135,8 +121,8 @@ class Request:
     on_probes: Callable[[I64], None] | None = None
     #: When given, told about the batch after it has ended, so maybe after the answer.
     on_batch: Callable[[BatchReport], None] | None = None
-    #: When given, asked once whether to wait for lists on their way.
-    may_wait: MayWait | None = None
+    #: Whether it may wait for lists on their way; asked once.
+    may_wait: bool = False
     submitted_s: float = field(default_factory=time.perf_counter)
 
 

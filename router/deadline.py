@@ -44,8 +44,8 @@ _OCTAVES = 64
 
 
 class PaceEstimator:
-    """Running estimate of the time from the choice of nprobe to the report, from the bytes of the host's scan.
-    Thread-safe."""
+    """Running estimate of the time that so many bytes take: of the host, from the choice of nprobe to the report. For
+    device scans and copies :mod:`hybridindex.router.patience` has some of its own. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class PaceEstimator:
         self._recent: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
 
     def observe(self, nbytes: int, seconds: float) -> None:
-        """Takes one host scan, and what was done before and after it, into account."""
+        """Takes one scan, and what was done before and after it, into account."""
         if nbytes <= 0:
             return
         with self._lock:

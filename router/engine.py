@@ -25,6 +25,7 @@ from hybridindex.router.batching import MAX_BATCHES_IN_FLIGHT, fits
 from hybridindex.router.deadline import PaceEstimator, nprobe_for_deadline
 from hybridindex.router.health import HealthPolicy, HealthWatch
 from hybridindex.router.lanes import DeviceLane, DeviceTask
+from hybridindex.router.patience import Patience
 from hybridindex.router.split import HOST, ProbePart, ProbeSplit, split_probes
 from hybridindex.router.stages import COARSE, HOST_SCAN, SPLIT, BatchReport, StageTime
 from hybridindex.router.stats import StatsCounter
@@ -67,6 +68,7 @@ class Engine:
         stats: StatsCounter,
         pace: PaceEstimator,
         device_pace: PaceEstimator,
+        patience: Patience,
         *,
         max_batch: int | None = None,
         early_dispatch: bool = True,
@@ -76,6 +78,7 @@ class Engine:
         """
         Args:
             pace, device_pace: told what scans take, on the host and on devices.
+            patience: asked which searches wait for lists on their way.
             listeners: told about every batch after it has ended; the owner may change what it holds.
         """
         self._index = index
@@ -84,6 +87,7 @@ class Engine:
         self._residency = residency
         self._stats = stats
         self._pace = pace
+        self._patience = patience
         #: Most queries in one batch; None: everything that waits (a small cap causes backlogs).
         self._max_batch = max_batch
         self._early_dispatch = early_dispatch
@@ -289,18 +293,17 @@ class Engine:
         Returns:
             The batch, the host's part, and when its lists were known.
         """
-        batch = Batch(requests, keep_max=self._index.metric == "ip")
+        batch = Batch(tuple(requests), keep_max=self._index.metric == "ip")
         probes, coarse = self._index.quantize(batch.queries, batch.nprobe)
         quantized_s = batch.clock.note(COARSE, batch.clock.started_s)
         list_device = self.health.list_device(residency)
-        waiting = [n for n in range(len(requests)) if self._waits(batch, n, probes, list_device)]
-        if waiting:
-            rows = np.delete(np.arange(len(batch)), np.concatenate([np.r_[batch.rows_of(n)] for n in waiting]))
-            requests[:] = [request for n, request in enumerate(requests) if n not in waiting]
+        if any(request.may_wait for request in requests):
+            rows = self._leave_out_waiting(batch, requests, probes, list_device)
             if not requests:
                 return batch, None, quantized_s
-            clock, batch = batch.clock, Batch(requests, keep_max=batch.keep_max)
-            batch.clock, probes, coarse = clock, probes[rows, : batch.nprobe], coarse[rows, : batch.nprobe]
+            if len(rows) < len(batch):
+                clock, batch = batch.clock, Batch(tuple(requests), keep_max=batch.keep_max)
+                batch.clock, probes, coarse = clock, probes[rows, : batch.nprobe], coarse[rows, : batch.nprobe]
         if len(requests) > 1 or requests[0].deadline_s is not None:
             self._limit_probes(batch, probes, list_device)
         split = split_probes(probes, coarse, list_device, self._index.list_bytes, len(self._tiers))
@@ -318,17 +321,30 @@ class Engine:
                 self._lanes[part.device].put(DeviceTask(batch, part, residency, slot.give_back))
         return batch, host_part, quantized_s
 
-    def _waits(self, batch: Batch, number: int, probes: I64, list_device: npt.NDArray[np.int16]) -> bool:
-        """Whether a request waits for lists on their way, and is not this batch's any more."""
-        request = batch.requests[number]
-        may_wait, request.may_wait = request.may_wait, None
-        if may_wait is None:
-            return False
-        try:
-            return may_wait(request, probes[batch.rows_of(number), : request.nprobe], list_device, self.submit)
-        except Exception:  # noqa: BLE001 - a search that does not wait is right, too
-            _log.exception("whether a search waits for lists could not be told")
-            return False
+    def _leave_out_waiting(
+        self, batch: Batch, requests: list[Request], probes: I64, list_device: npt.NDArray[np.int16]
+    ) -> I64:
+        """Takes those out of ``requests`` that wait for lists on their way; the rows of the batch that are left."""
+        left = np.ones(len(batch), dtype=np.bool_)
+        # Who waits stands behind what stays in the batch.
+        staying_bytes = 0
+        # First those that stay in any case.
+        for may_wait, number in sorted((request.may_wait, number) for number, request in enumerate(batch.requests)):
+            request, rows = batch.requests[number], batch.rows_of(number)
+            own = probes[rows, : request.nprobe]
+            request.may_wait = False
+            if may_wait and self._patience.takes(request, own, list_device, staying_bytes, self.submit):
+                # At once: what fails from here on is no matter of its any more.
+                requests.remove(request)
+                left[rows] = False
+            else:
+                staying_bytes += int(self._miss_bytes(own, list_device).sum())
+        return np.flatnonzero(left)
+
+    def _miss_bytes(self, probes: I64, list_device: npt.NDArray[np.int16]) -> I64:
+        """Bytes that the host scans for each of (n, p) probes; 0 where a device does, or there is none."""
+        on_host = (probes >= 0) & (list_device[probes] < 0)
+        return np.where(on_host, self._work_of_probe[probes], 0)
 
     def _tell_probes(self, on_probes: Callable[[I64], None], probes: I64) -> None:
         try:
@@ -344,8 +360,7 @@ class Engine:
         lowerable = [r.deadline_s is not None and r.min_nprobe < r.nprobe for r in batch.requests]
         if not any(lowerable):
             return
-        on_host = (probes >= 0) & (list_device[probes] < 0)
-        miss_bytes = np.where(on_host, self._work_of_probe[probes], 0)
+        miss_bytes = self._miss_bytes(probes, list_device)
         total = int(miss_bytes.sum())
         now = time.monotonic()
         for number, request in enumerate(batch.requests):

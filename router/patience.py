@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -23,16 +24,21 @@ from hybridindex.router.stages import LOOKAHEAD_WAIT
 from hybridindex.router.stats import StatsCounter
 from hybridindex.tiers.device import DeviceTier
 from hybridindex.tiers.residency import ResidencyStore
-from hybridindex.types import F64, I64
+from hybridindex.types import F64, I32, I64
 
 __all__ = ["Flight", "Patience", "Wait", "choose_wait"]
 
 _log = logging.getLogger(__name__)
 
-#: What waiting must save at least, in seconds and as a part of the whole: a search that waits is quantized twice, and
-#: predictions are not that good.
-_LEAST_GAIN_S = 5e-4
+#: What waiting must save at least, in seconds and as a part of the whole: a search that waits is quantized twice and
+#: woken by two threads, and predictions are not that good.
+_LEAST_GAIN_S = 1e-3
 _LEAST_GAIN = 0.1
+#: Longest wait, whatever is predicted.
+_LONGEST_S = 1.0
+#: One search in so many that would wait begins at once: what is believed of a host that scans nothing any more is never
+#: put right otherwise.
+_BEGIN_ANYWAY = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +73,7 @@ def choose_wait(landing_s: F64, work: I64, host_bytes: int, device_bytes: int, h
     return Wait(n_lists=best, seconds=float(waits[best]), limit_s=float(waits[best] + gain))
 
 
-def _seconds(line: Line, nbytes: I64) -> F64:
+def _seconds(line: Line, nbytes: I64 | np.int64) -> F64:
     start, slope = line
     seconds: F64 = np.where(nbytes > 0, np.maximum(0.0, start + slope * nbytes), 0.0)
     return seconds
@@ -81,6 +87,20 @@ class Flight:
     #: (m,) int64 in the order in which they are sent.
     lists: I64
     started_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Route:
+    """Lists on their way to one device."""
+
+    tier: DeviceTier
+    #: First come, first sent.
+    flights: list[Flight] = field(default_factory=list)
+    #: Seconds of a flight, by bytes of pages.
+    pace: PaceEstimator = field(default_factory=PaceEstimator)
+    #: When a flight ended last, and when something landed last.
+    free_since_s: float = 0.0
+    landed_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -115,24 +135,20 @@ class Patience:
             host_pace: what host scans take.
             device_pace: what device scans take, whichever device's.
         """
-        self._tiers = {tier.ordinal: tier for tier in tiers}
         self._residency = residency
-        self._list_bytes = np.append(list_bytes, 0)
+        self._list_bytes = list_bytes
         self._page_bytes = page_bytes
         self._host_pace, self._device_pace = host_pace, device_pace
         self._stats = stats
         #: Held for moments; notified when lists landed or a flight ended while a search waits.
         self._changed = threading.Condition()
-        #: By device, first come, first served as they are sent.
-        self._flights: dict[int, list[Flight]] = {ordinal: [] for ordinal in self._tiers}
-        #: By device: seconds of a flight, by bytes; and when the last one ended.
-        self._copy_pace = {ordinal: PaceEstimator() for ordinal in self._tiers}
-        self._free_since_s = dict.fromkeys(self._tiers, 0.0)
+        self._routes = {tier.ordinal: _Route(tier) for tier in tiers}
         self._waiting: list[_Waiting] = []
+        self._n_worth_it = 0
         self._closed = False
-        residency.listeners.append(self._landed)
+        residency.listeners.append(self._published)
         self._thread = threading.Thread(target=self._run, name="hybridindex-patience", daemon=True)
-        if self._tiers:
+        if tiers:
             self._thread.start()
 
     # For lookahead
@@ -141,22 +157,26 @@ class Patience:
         """``lists`` are about to be sent to a device, in this order, after all flights that began before."""
         flight = Flight(ordinal, np.array(lists, dtype=np.int64), time.monotonic())
         with self._changed:
-            self._flights[ordinal].append(flight)
+            self._routes[ordinal].flights.append(flight)
         return flight
 
     def end(self, flight: Flight, nbytes: int) -> None:
         """Nothing of ``flight`` is on its way any more; ``nbytes`` of pages have landed."""
-        now = time.monotonic()
+        now, route = time.monotonic(), self._routes[flight.ordinal]
         with self._changed:
-            self._flights[flight.ordinal].remove(flight)
-            # It began to move when the one before it had ended.
-            began_s = max(flight.started_s, self._free_since_s[flight.ordinal])
-            self._free_since_s[flight.ordinal] = now
-            self._copy_pace[flight.ordinal].observe(nbytes, now - began_s)
+            if route.flights[0] is flight:  # else it never set out
+                # It began to move when the one before it had ended.
+                route.pace.observe(nbytes, now - max(flight.started_s, route.free_since_s))
+                route.free_since_s = now
+            route.flights.remove(flight)
             self._changed.notify()
 
-    def _landed(self) -> None:
-        """Some list was published. Called by whoever did that, so mostly for nobody."""
+    def _published(self, loads: Mapping[int, tuple[int, I32]]) -> None:
+        """Lists landed. Called by whoever published them, so mostly for nobody."""
+        for ordinal, _ in loads.values():
+            if ordinal in self._routes:
+                self._routes[ordinal].landed_s = time.monotonic()
+            break  # all of one load are of one device
         if self._waiting:
             with self._changed:
                 self._changed.notify()
@@ -168,6 +188,7 @@ class Patience:
         request: Request,
         probes: I64,
         list_device: npt.NDArray[np.int16],
+        beside_bytes: int,
         resubmit: Callable[[Request], None],
     ) -> bool:
         """Whether ``request`` waits; it is then given to ``resubmit`` when that is over, on another thread.
@@ -175,79 +196,128 @@ class Patience:
         Args:
             probes: (n, p) int64 lists that it probes; -1 = none.
             list_device: (nlist,) int16 who would scan each now; -1 = the host.
+            beside_bytes: bytes that the host scans meanwhile for the others of its batch.
         """
-        host, device = self._host_pace.line(), self._device_pace.line()
-        if host is None or device is None:
+        try:
+            waiting = self._decide(request, probes, list_device, beside_bytes, resubmit)
+        except Exception:  # noqa: BLE001 - a search that does not wait is right, too
+            _log.exception("whether a search waits for lists could not be told")
             return False
-        with self._changed:
-            # Where the host scans faster than lists come, as on the stand-in, nothing more is looked at.
-            coming, landing_s = self._coming(list_device, len(probes) * host[1])
-        if not len(coming):
+        if waiting is None:
             return False
-        probes = np.where(probes < 0, len(self._page_bytes), probes)
-        work = self._list_bytes * np.bincount(probes.reshape(-1), minlength=len(self._list_bytes))
-        on_device = np.append(list_device >= 0, False)
-        host_bytes, device_bytes = int(work[~on_device].sum()), int(work[on_device].sum())
-        wait = choose_wait(landing_s, work[coming], host_bytes, device_bytes, host, device)
-        if wait is None:
-            return False
-        now, limit_s = time.monotonic(), wait.limit_s
-        if request.deadline_s is not None:
-            left = host_bytes - int(work[coming[: wait.n_lists]].sum())
-            limit_s = min(limit_s, request.deadline_s - now - self._within_s(left))
-            if limit_s < wait.seconds:
-                return False
-        lists = coming[: wait.n_lists]
-        waiting = _Waiting(request, resubmit, lists[work[lists] > 0], now, now + limit_s)
         with self._changed:
             if self._closed:
+                return False
+            self._n_worth_it += 1
+            if self._n_worth_it % _BEGIN_ANYWAY == 0:
                 return False
             self._waiting.append(waiting)
             # Its last list may have landed meanwhile, and the thread knows nothing of its limit.
             self._changed.notify()
         return True
 
-    def _coming(self, list_device: npt.NDArray[np.int16], host_slope: float) -> tuple[I64, F64]:
-        """Lists on their way to devices that work, and in how many seconds each lands; in that order. Lock held.
+    def _decide(
+        self,
+        request: Request,
+        probes: I64,
+        list_device: npt.NDArray[np.int16],
+        beside_bytes: int,
+        resubmit: Callable[[Request], None],
+    ) -> _Waiting | None:
+        host, device = self._host_pace.line(), self._device_pace.line()
+        if host is None or device is None or not any(route.flights for route in self._routes.values()):
+            return None
+        # By the lists that it probes: an array over all lists may be large.
+        probed, times = np.unique(probes[probes >= 0], return_counts=True)
+        work = self._list_bytes[probed] * times
+        on_device = list_device[probed] >= 0
+        host_bytes, device_bytes = int(work[~on_device].sum()), int(work[on_device].sum())
+        if _seconds(host, np.int64(host_bytes)) < _LEAST_GAIN_S:
+            return None
+        # Where the host scans faster than lists come, as on the stand-in, nothing more is looked at.
+        coming, landing_s = self._coming(list_device, len(probes) * host[1])
+        if not len(coming):
+            return None
+        at = np.minimum(np.searchsorted(probed, coming), len(probed) - 1)
+        saved = np.where(probed[at] == coming, work[at], 0)
+        # Others of the batch that it leaves are scanned before it.
+        landing_s = np.maximum(landing_s, _seconds(host, np.int64(beside_bytes)))
+        wait = choose_wait(landing_s, saved, host_bytes, device_bytes, host, device)
+        if wait is None:
+            return None
+        now, limit_s = time.monotonic(), min(wait.limit_s, _LONGEST_S)
+        if request.deadline_s is not None:
+            moved = int(saved[: wait.n_lists].sum())
+            there_s = float(_seconds(device, np.int64(device_bytes + moved)))
+            limit_s = min(limit_s, self._spare_s(request.deadline_s - now, host_bytes, host_bytes - moved, there_s))
+        if limit_s < wait.seconds:
+            return None
+        lists = coming[: wait.n_lists][saved[: wait.n_lists] > 0]
+        return _Waiting(request, resubmit, lists, now, now + limit_s)
 
-        Not those of a device to which a byte takes longer than ``host_slope``, the most that its scan takes the host.
+    def _spare_s(self, left_s: float, host_bytes: int, rest_bytes: int, device_s: float) -> float:
+        """How much of ``left_s`` a search may wait before its deadline.
+
+        Where the host alone keeps it, copies that stall must not cost lists; else what is left after the wait must fit.
         """
-        lists, landing = [], []
-        for ordinal, flights in self._flights.items():
-            line = self._copy_pace[ordinal].line()
-            if not flights or line is None or line[1] >= host_slope or not self._tiers[ordinal].usable:
-                continue
-            ahead = np.concatenate([flight.lists for flight in flights])
-            ahead = ahead[list_device[ahead] < 0]
-            # What two flights bring lands with the first.
-            ahead = ahead[np.sort(np.unique(ahead, return_index=True)[1])]
-            lists.append(ahead)
-            landing.append(_seconds(line, np.cumsum(self._page_bytes[ahead])))
-        if not lists:
-            return np.empty(0, np.int64), np.empty(0)
-        landing_s = np.concatenate(landing)
-        order = np.argsort(landing_s, kind="stable")
-        return np.concatenate(lists)[order], landing_s[order]
+        alone_s = self._within_s(host_bytes)
+        return left_s - (alone_s if alone_s <= left_s else max(self._within_s(rest_bytes), device_s))
 
     def _within_s(self, host_bytes: int) -> float:
         seconds = self._host_pace.predict(np.array([host_bytes], dtype=np.int64)) if host_bytes else None
         return 0.0 if seconds is None else float(seconds[0])
 
+    def _coming(self, list_device: npt.NDArray[np.int16], host_slope: float) -> tuple[I64, F64]:
+        """Lists on their way to devices that work, and in how many seconds each lands; in that order.
+
+        Not those of a device to which a byte takes longer than ``host_slope``, the most that its scan takes the host.
+        """
+        lists, landing, now = [], [], time.monotonic()
+        for route in self._routes.values():
+            line = route.pace.line()
+            with self._changed:
+                flights = list(route.flights)
+            if not flights or line is None or line[1] >= host_slope or not route.tier.usable:
+                continue
+            ahead = np.concatenate([flight.lists for flight in flights])
+            ahead = _once(ahead[list_device[ahead] < 0])
+            # Of what is under way now, some time has passed already.
+            passed_s = now - max(flights[0].started_s, route.free_since_s, route.landed_s)
+            lists.append(ahead)
+            landing.append(np.maximum(0.0, _seconds(line, np.cumsum(self._page_bytes[ahead])) - passed_s))
+        if not lists:
+            return np.empty(0, np.int64), np.empty(0)
+        coming, landing_s = np.concatenate(lists), np.concatenate(landing)
+        order = np.argsort(landing_s, kind="stable")
+        # Of a list on its way to two devices, the one that lands first counts.
+        order = order[np.sort(np.unique(coming[order], return_index=True)[1])]
+        return coming[order], landing_s[order]
+
     # The own thread
 
     def _run(self) -> None:
-        while True:
+        try:
+            while self._run_once():
+                pass
+        except BaseException:  # noqa: BLE001 - nobody may wait for a dead thread
+            _log.exception("searches wait for no lists any more")
             with self._changed:
-                going = self._take_going()
-                if not going:
-                    if self._closed:
-                        return
-                    due_s = min((waiting.until_s for waiting in self._waiting), default=None)
-                    self._changed.wait(None if due_s is None else max(0.0, due_s - time.monotonic()))
-                    continue
-            for waiting in going:
+                self._closed, left, self._waiting = True, self._waiting, []
+            for waiting in left:
                 self._let_go(waiting)
-            del going, waiting  # an idle thread must not keep the last search alive
+
+    def _run_once(self) -> bool:
+        """Lets go whose wait is over, or waits until something happens; False after the last, once closed."""
+        with self._changed:
+            going = self._take_going()
+            if not going:
+                if self._closed:
+                    return False
+                due_s = min((waiting.until_s for waiting in self._waiting), default=None)
+                self._changed.wait(None if due_s is None else max(0.0, due_s - time.monotonic()))
+        for waiting in going:
+            self._let_go(waiting)
+        return True
 
     def _take_going(self) -> list[_Waiting]:
         """Those whose wait is over. Lock held."""
@@ -255,8 +325,8 @@ class Patience:
             return []
         list_device, now = self._residency.current.list_device, time.monotonic()
         coming = np.zeros(len(list_device), dtype=np.bool_)
-        for flights in self._flights.values():
-            for flight in flights:
+        for route in self._routes.values():
+            for flight in route.flights:
                 coming[flight.lists] = True
         coming &= list_device < 0
         going = [w for w in self._waiting if self._closed or now >= w.until_s or not coming[w.lists].any()]
@@ -264,12 +334,14 @@ class Patience:
         return going
 
     def _let_go(self, waiting: _Waiting) -> None:
+        """Never raises."""
         now, request = time.monotonic(), waiting.request
-        self._stats.add_stages((), [(LOOKAHEAD_WAIT, waiting.since_s, now, now - waiting.since_s)])
-        # The wait is a stage of its own, and no part of the queue's.
-        request.submitted_s = time.perf_counter()
+        waited_s = now - waiting.since_s
+        # A stage of its own, and no part of the queue's time.
+        request.submitted_s += waited_s
         try:
             waiting.resubmit(request)
+            self._stats.add_stages((), [(LOOKAHEAD_WAIT, waiting.since_s, now, waited_s)])
         except BaseException as error:  # noqa: BLE001 - handed to who waits
             request.reply.fail(error)
 
@@ -282,6 +354,12 @@ class Patience:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        if self._tiers:
+        if self._routes:
             self._thread.join()
-        self._residency.listeners.clear()
+        with suppress(ValueError):
+            self._residency.listeners.remove(self._published)
+
+
+def _once(lists: I64) -> I64:
+    """Each list once, where it comes first."""
+    return lists[np.sort(np.unique(lists, return_index=True)[1])]

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from hybridindex.errors import (
 )
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.router.arguments import check_budgets, check_bytes, check_count, check_milliseconds, own_memory
-from hybridindex.router.batch import BlockingReply, FutureReply, MayWait, Reply, Request
+from hybridindex.router.batch import BlockingReply, FutureReply, Reply, Request
 from hybridindex.router.deadline import PaceEstimator
 from hybridindex.router.engine import Engine
 from hybridindex.router.health import HealthPolicy
@@ -144,9 +145,11 @@ class Router:
         self._closed = False
         self._wait_for_lists = wait_for_lists
         host_pace, device_pace = PaceEstimator(), PaceEstimator()
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._host.close)
             for ordinal, (name, budget) in enumerate(zip(devices, budgets, strict=True)):
                 self._tiers.append(opening.open(name, ordinal, budget, lookahead_bytes, retry=health.retry_open))
+                undo.callback(self._tiers[-1].close)
                 owners.append(self._tiers[-1].pages)
             self._patience = Patience(
                 self._paged_tiers(),
@@ -157,6 +160,7 @@ class Router:
                 device_pace,
                 self._stats,
             )
+            undo.callback(self._patience.close)
             self._lookahead = Lookahead(
                 index,
                 self._paged_tiers(),
@@ -168,6 +172,7 @@ class Router:
                 self._patience,
                 has_devices=bool(self._tiers),
             )
+            undo.callback(self._lookahead.close)
             promised = [
                 max(0, tier.capacity_bytes - opening.pinned_bytes(plan, i)) for i, tier in enumerate(self._tiers)
             ]
@@ -182,24 +187,21 @@ class Router:
                 opening.host_lists,
                 stuck_s=health.stuck_s,
             )
-        except BaseException:
-            for tier in self._tiers:
-                tier.close()
-            self._host.close()
-            raise
-        self._engine = Engine(
-            index,
-            self._host,
-            self._tiers,
-            self._residency,
-            self._stats,
-            host_pace,
-            device_pace,
-            max_batch=max_batch,
-            early_dispatch=early_dispatch,
-            listeners=self.on_batch,
-            health=health,
-        )
+            self._engine = Engine(
+                index,
+                self._host,
+                self._tiers,
+                self._residency,
+                self._stats,
+                host_pace,
+                device_pace,
+                self._patience,
+                max_batch=max_batch,
+                early_dispatch=early_dispatch,
+                listeners=self.on_batch,
+                health=health,
+            )
+            undo.pop_all()
         self._recovery = Recovery(self._tiers, self._restore, self._placement.complete, self._engine.health.trial)
         try:
             if plan is not None and self._tiers:
@@ -290,13 +292,13 @@ class Router:
         deadline_ms: float | None,
         min_nprobe: int,
         on_probes: Callable[[I64], None] | None = None,
-        may_wait: MayWait | None = None,
+        may_wait: bool = False,
     ) -> SearchResult:
         self._refuse_own_threads("search")
         reply = BlockingReply()
         # No copy of the queries: the caller waits, and its buffer with it.
         request = self._request(reply, queries, k, nprobe, deadline_ms, min_nprobe, on_probes, own=False)
-        request.may_wait = may_wait
+        request.may_wait = may_wait and self._wait_for_lists
         return self._engine.run(request, reply)
 
     async def asearch(
@@ -363,10 +365,10 @@ class Router:
         min_nprobe: int,
         on_probes: Callable[[I64], None] | None,
         on_batch: Callable[[BatchReport], None] | None,
-        may_wait: MayWait | None = None,
+        may_wait: bool = False,
     ) -> None:
         request = self._request(reply, queries, k, nprobe, deadline_ms, min_nprobe, on_probes, own=True)
-        request.on_batch, request.may_wait = on_batch, may_wait
+        request.on_batch, request.may_wait = on_batch, may_wait and self._wait_for_lists
         self._engine.submit(request)
 
     def _request(
@@ -490,10 +492,6 @@ class Router:
 
     def _abandon_lookahead(self, holder: Holder) -> None:
         self._lookahead.abandon(holder)
-
-    def _may_wait(self) -> MayWait | None:
-        """For a search of a session that has lists on their way."""
-        return self._patience.takes if self._wait_for_lists else None
 
     def _note_use(self, probed: I64) -> None:
         self._lookahead.note_use(probed)

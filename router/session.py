@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybridindex.errors import RouterClosedError
-from hybridindex.router.batch import FutureReply, MayWait, Reply
+from hybridindex.router.batch import FutureReply, Reply
 from hybridindex.router.holdings import Holder
 from hybridindex.router.loop_reply import LoopReply
 from hybridindex.router.stages import BatchReport
@@ -88,7 +88,7 @@ class Session:
         )
         with self._lock:
             self._n_lookaheads += 1
-            self._moving.append(moving)
+            self._moving = [*(before for before in self._moving if not before.done()), moving]
         return moving
 
     def search(
@@ -102,8 +102,8 @@ class Session:
     ) -> SearchResult:
         """As :meth:`hybridindex.router.Router.search`; also counts which moved lists were of use.
 
-        While lists of a lookahead are on their way it may wait for some of them, never longer than searching at once
-        was predicted to take in all; a deadline is heeded.
+        While lists of a lookahead are on their way it may wait for some of them, no longer than searching at once was
+        predicted to take in all; a deadline is heeded.
         """
         self._check_open()
         result = self._router._search(
@@ -179,10 +179,11 @@ class Session:
             may_wait=self._may_wait(),
         )
 
-    def _may_wait(self) -> MayWait | None:
+    def _may_wait(self) -> bool:
+        """Whether lists are on their way for this session."""
         with self._lock:
             self._moving = [moving for moving in self._moving if not moving.done()]
-            return self._router._may_wait() if self._moving else None
+            return bool(self._moving)
 
     def _note_result(self, result: SearchResult) -> None:
         with self._lock:

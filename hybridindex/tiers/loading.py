@@ -50,7 +50,7 @@ class _Sending:
 
 
 @dataclass(slots=True)
-class _Flight:
+class _Sent:
     """One send, and the lists that are complete when it has landed."""
 
     ticket: Ticket
@@ -100,7 +100,7 @@ class ListLoad:
         self._sending: _Sending | None = None
         #: Lists that the buffer being filled completes.
         self._complete: dict[int, tuple[int, I32]] = {}
-        self._flights: deque[_Flight] = deque()
+        self._on_their_way: deque[_Sent] = deque()
         #: On the device, not yet published.
         self._landed: dict[int, tuple[int, I32]] = {}
         #: Pages of a list that was cancelled half way.
@@ -137,15 +137,15 @@ class ListLoad:
 
     def abort(self, error: BaseException) -> None:
         """Gives back every page that is not published, at once or when no copy can write it any more; reports."""
-        self._copier.give_back(self.held_pages(), [flight.ticket for flight in self._flights])
+        self._copier.give_back(self.held_pages(), [sent.ticket for sent in self._on_their_way])
         self._sending, self._complete, self._landed, self._dropped = None, {}, {}, []
-        self._flights.clear()
+        self._on_their_way.clear()
         self.unclaimed_pages = 0
         fail(self.future, error)
 
     def held_pages(self) -> list[I32]:
         """Pages that this load took and neither published nor gave back."""
-        placed = [self._complete, self._landed, *(flight.complete for flight in self._flights)]
+        placed = [self._complete, self._landed, *(sent.complete for sent in self._on_their_way)]
         held = [pages for lists in placed for _, pages in lists.values()] + self._dropped
         return held if self._sending is None else [*held, self._sending.pages]
 
@@ -171,7 +171,7 @@ class ListLoad:
         if not writes:
             return False
         ticket = self._copier.send(writes)
-        self._flights.append(_Flight(ticket, self._complete))
+        self._on_their_way.append(_Sent(ticket, self._complete))
         self._complete = {}
         if ticket.error is not None:
             raise ticket.error
@@ -224,10 +224,10 @@ class ListLoad:
 
     def _land(self, limit: int) -> None:
         """Publishes what has landed, after waiting until at most ``limit`` buffers are on their way."""
-        while self._flights and (len(self._flights) > limit or self._flights[0].ticket.done):
-            self._copier.finish(self._flights[0].ticket)
-            self._landed.update(self._flights.popleft().complete)
-        if not self._flights:
+        while self._on_their_way and (len(self._on_their_way) > limit or self._on_their_way[0].ticket.done):
+            self._copier.finish(self._on_their_way[0].ticket)
+            self._landed.update(self._on_their_way.popleft().complete)
+        if not self._on_their_way:
             for pages in self._dropped:
                 self._arena.pages.free(pages)
             self._dropped = []

@@ -131,8 +131,8 @@ class ResidencyStore:
         #: Threads that are giving pages back right now.
         self._giving_back = 0
         self._reclaim = reclaim
-        #: Called after each publication, by whoever published; must not block.
-        self.listeners: list[Callable[[], None]] = []
+        #: Called with the loads of each publication, after it, by whoever published; must not block, nor raise.
+        self.listeners: list[Callable[[Mapping[int, tuple[int, I32]]], None]] = []
         self._readers: dict[int, int] = {}
         #: (first version that no longer names them, pages by device), ascending versions.
         self._retired: deque[tuple[int, list[tuple[int, I32]]]] = deque()
@@ -173,7 +173,7 @@ class ResidencyStore:
                 freed = self._take_unread()
         self._give_back(freed + surplus)
         for listen in self.listeners:
-            listen()
+            listen(loads)
         return snapshot
 
     def _next(

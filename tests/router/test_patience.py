@@ -7,9 +7,11 @@ is decided by a gate in front of the copies.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import threading
 import time
+import weakref
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,10 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridindex.errors import RouterError
 from hybridindex.router import Router
 from hybridindex.router.deadline import PaceEstimator
 from hybridindex.router.engine import Engine
 from hybridindex.router.patience import choose_wait
+from hybridindex.router.split import split_probes
 from tests.clustered import NLIST, clustered, small_index
 from tests.router.test_router import check
 
@@ -33,6 +37,12 @@ _SOON_S = 30.0
 def index(tmp_path_factory):
     with small_index(tmp_path_factory.mktemp("idx") / "i", nprobe=_NPROBE) as index:
         yield index
+
+
+@pytest.fixture(autouse=True)
+def _patient_for_long(monkeypatch):
+    """Tests end waits themselves, however slow the machine is."""
+    monkeypatch.setattr("hybridindex.router.patience._LONGEST_S", 1e3)
 
 
 # The decision
@@ -104,16 +114,25 @@ class Slow:
         patience = router._patience
         patience._host_pace = pace(100.0)
         patience._device_pace = pace(1e-3)
-        patience._copy_pace = dict.fromkeys(patience._copy_pace, pace(1.0))
+        for route in patience._routes.values():
+            route.pace = pace(1.0)
 
     def fly(self, session, query, **options):
         """Starts a lookahead and returns when its lists are on their way."""
         landed = session.lookahead(query, **options)
-        until(lambda: any(self.router._patience._flights.values()))
+        until(lambda: self.flights)
         return landed
 
     def until_a_search_waits(self):
         until(lambda: self.router._patience._waiting)
+
+    @property
+    def route(self):
+        return self.router._patience._routes[0]
+
+    @property
+    def flights(self):
+        return self.route.flights
 
     @property
     def waits(self):
@@ -183,7 +202,7 @@ def test_a_search_waits_for_the_lists_that_it_probes(index, way):
         # Nothing is held for it any more, and what it waited is not the queue's.
         until(lambda: it.router._engine._slots.qsize() == 2)
         stages = it.router.stats().stages
-        assert stages["lookahead_wait"].seconds > 0.05 > stages["queue"].seconds
+        assert stages["queue"].seconds < stages["lookahead_wait"].seconds
 
 
 def test_it_waits_for_no_list_that_it_does_not_probe(index):
@@ -197,7 +216,7 @@ def test_it_waits_for_no_list_that_it_does_not_probe(index):
         it.fly(session, draft, nprobe=NLIST)
         answer = submitted("submit", session, query)
         it.until_a_search_waits()
-        sent = it.router._patience._flights[0][0].lists.tolist()
+        sent = it.flights[0].lists.tolist()
         [waiting] = it.router._patience._waiting
         assert set(waiting.lists.tolist()) == {i for i in probes[0, :_NPROBE].tolist() if index.list_sizes[i]}
         last = max(sent.index(i) for i in waiting.lists.tolist())
@@ -207,7 +226,7 @@ def test_it_waits_for_no_list_that_it_does_not_probe(index):
         result = answer()
         check(index, query, 5, _NPROBE, result)
         assert result.hit_rate.tolist() == [1.0]
-        assert it.router._patience._flights[0]
+        assert it.flights
         assert it.router.stats().stages["lookahead_wait"].seconds < waiting.until_s - waiting.since_s
 
 
@@ -216,7 +235,7 @@ def test_it_begins_at_once_where_waiting_does_not_pay(index, copies_s):
     query = clustered(1, seed=7)
     with slow(index) as it, it.router.session() as session:
         # None: nothing is known of copies.
-        it.router._patience._copy_pace[0] = PaceEstimator() if copies_s is None else pace(copies_s)
+        it.route.pace = PaceEstimator() if copies_s is None else pace(copies_s)
         it.fly(session, query)
         result = session.search(query, 5, _NPROBE)
         check(index, query, 5, _NPROBE, result)
@@ -244,17 +263,28 @@ def test_other_searches_wait_for_nothing(index):
 def test_copies_that_stall_are_waited_for_no_longer_than_they_could_pay(index):
     query = clustered(1, seed=7)
     with slow(index) as it, it.router.session() as session:
-        patience = it.router._patience
         scanned = int(index.list_bytes[index.quantize(query, _NPROBE)[0]].sum())
         # The host would take 0.2 s: copies that never come cost as much once more, at most.
-        patience._host_pace = pace(0.2, scanned)
-        patience._copy_pace[0] = pace(0.01, scanned)
+        it.router._patience._host_pace = pace(0.2, scanned)
+        it.route.pace = pace(0.01, scanned)
         it.fly(session, query)
-        answer = submitted("submit", session, query)
-        it.until_a_search_waits()
-        [waiting] = patience._waiting
+        let_go, waited = it.router._patience._let_go, []
+        it.router._patience._let_go = lambda waiting: (waited.append(waiting), let_go(waiting))
+        result = session.search(query, 5, _NPROBE)
+        check(index, query, 5, _NPROBE, result)
+        assert result.hit_rate.tolist() == [0.0]
+        [waiting] = waited
         assert 0.1 < waiting.until_s - waiting.since_s <= 0.2
-        result = answer()
+        assert it.waits == 1
+
+
+def test_nothing_is_waited_for_for_long_whatever_is_believed(index, monkeypatch):
+    query = clustered(1, seed=7)
+    with slow(index) as it, it.router.session() as session:
+        monkeypatch.setattr("hybridindex.router.patience._LONGEST_S", 0.05)
+        it.route.pace = pace(0.01)
+        it.fly(session, query)
+        result = session.search(query, 5, _NPROBE)
         check(index, query, 5, _NPROBE, result)
         assert result.hit_rate.tolist() == [0.0]
         assert it.waits == 1
@@ -276,7 +306,7 @@ def test_a_deadline_leaves_the_time_that_the_host_needs_for_the_rest(index, dead
         patience = it.router._patience
         half = probed[: _NPROBE // 2]
         page_bytes = it.router._opening.list_bytes
-        patience._copy_pace[0] = pace(1.0, int(page_bytes[half].sum()))
+        it.route.pace = pace(1.0, int(page_bytes[half].sum()))
         patience._host_pace = pace(8.0, int(index.list_bytes[probed[_NPROBE // 2 :]].sum()))
         it.fly(session, query, nprobe=_NPROBE // 2)
         answer = submitted("submit", session, query, deadline_ms=1e3 * deadline_s, min_nprobe=_NPROBE)
@@ -314,26 +344,41 @@ def test_what_waits_is_answered_whatever_becomes_of_the_lists(index, end):
         it.gate.let_through()
         check(index, query, 5, _NPROBE, answer())
         assert it.waits == 1
-        assert not it.router._patience._flights[0]
+        assert not it.flights
         session.close()
+
+
+@contextmanager
+def one_batch(monkeypatch):
+    """What is submitted in the block comes into one batch."""
+    held = threading.Event()
+    take = Engine._take
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "_take", lambda engine, first: (held.wait(_SOON_S), take(engine, first))[1])
+        yield
+        held.set()
 
 
 def test_those_that_wait_leave_their_batch_to_the_others(index, monkeypatch):
     query = clustered(1, seed=7)
     others = clustered(3, seed=8)
+    splits = []
+    monkeypatch.setattr(
+        "hybridindex.router.engine.split_probes", lambda *args: (splits.append(args[:2]), split_probes(*args))[1]
+    )
     with slow(index) as it, it.router.session() as session:
         it.fly(session, query)
-        # All in one batch: the engine's thread is held until they are queued.
-        held = threading.Event()
-        take = Engine._take
-        monkeypatch.setattr(Engine, "_take", lambda engine, first: (held.wait(_SOON_S), take(engine, first))[1])
-        queued = [it.router.submit(q, 3 + n, 2 + n) for n, q in enumerate(others)]
-        queued.insert(1, session.submit(query, 5, _NPROBE))
-        queued.insert(3, session.submit(query, 7, 3))
-        held.set()
+        with one_batch(monkeypatch):
+            queued = [it.router.submit(q, 3 + n, 1) for n, q in enumerate(others)]
+            queued.insert(1, session.submit(query, 5, _NPROBE))
+            queued.insert(3, session.submit(query, 7, 6))
         for n, number in enumerate((0, 2, 4)):
-            check(index, others[n : n + 1], 3 + n, 2 + n, queued[number].result(_SOON_S))
+            check(index, others[n : n + 1], 3 + n, 1, queued[number].result(_SOON_S))
         until(lambda: len(it.router._patience._waiting) == 2)
+        # The rows that are left, with what belongs to them.
+        [split] = splits
+        for given, expected in zip(split, index.quantize(others, 1), strict=True):
+            np.testing.assert_allclose(given, expected, rtol=1e-5)
         assert it.router.stats().largest_batch == 3
         # Each for its own lists, whatever the others of the batch probe.
         nearest = index.quantize(query, _NPROBE)[0][0].tolist()
@@ -341,7 +386,7 @@ def test_those_that_wait_leave_their_batch_to_the_others(index, monkeypatch):
             assert set(waiting.lists.tolist()) <= set(nearest[: waiting.request.nprobe])
         it.gate.let_through()
         check(index, query, 5, _NPROBE, queued[1].result(_SOON_S))
-        check(index, query, 7, 3, queued[3].result(_SOON_S))
+        check(index, query, 7, 6, queued[3].result(_SOON_S))
         assert it.router.stats().requests == 5
 
 
@@ -349,11 +394,8 @@ def test_one_that_is_left_alone_probes_no_more_than_it_asked_for(index, monkeypa
     query, other = clustered(1, seed=7), clustered(1, seed=8)
     with slow(index) as it, it.router.session() as session:
         it.fly(session, query)
-        held = threading.Event()
-        take = Engine._take
-        monkeypatch.setattr(Engine, "_take", lambda engine, first: (held.wait(_SOON_S), take(engine, first))[1])
-        queued = session.submit(query, 5, _NPROBE), it.router.submit(other, 5, 2)
-        held.set()
+        with one_batch(monkeypatch):
+            queued = session.submit(query, 5, _NPROBE), it.router.submit(other, 5, 2)
         check(index, other, 5, 2, queued[1].result(_SOON_S))
         it.gate.let_through()
         check(index, query, 5, _NPROBE, queued[0].result(_SOON_S))
@@ -378,14 +420,17 @@ def test_what_is_coming_is_in_the_order_in_which_it_lands(index, asked):
         first = it.fly(session, query, nprobe=4)
         it.gate.let_through(1)  # one send; the rest stays at the gate
         until(lambda: it.router.residency.n_resident == 1)
-        flying = patience._flights[0][0].lists.tolist()
+        flying = it.flights[0].lists.tolist()
         other = patience.begin(0, [*flying[2:], *probed[5:7].tolist(), flying[1]])
         future = session.submit(query, 5, _NPROBE)
         it.until_a_search_waits()
         [(landing_s, work)] = asked
         coming = [*flying[1:], *probed[5:7].tolist()]
         assert work.tolist() == index.list_bytes[coming].tolist()
-        assert landing_s == pytest.approx(np.cumsum(page_bytes[coming]) * patience._copy_pace[0].line()[1])
+        # Less than what has passed since something landed.
+        passed_s = np.cumsum(page_bytes[coming]) * it.route.pace.line()[1] - landing_s
+        assert passed_s == pytest.approx(passed_s[0])
+        assert 0 < passed_s[0] < time.monotonic() - it.route.landed_s
         it.gate.let_through()
         first.result(_SOON_S)
         patience.end(other, 0)
@@ -397,7 +442,7 @@ def test_nothing_is_reckoned_where_the_host_scans_faster_than_lists_come(index, 
     """A list is copied once and scanned for each query that probes it."""
     queries = np.repeat(clustered(1, seed=7), n, axis=0)
     with slow(index) as it, it.router.session() as session:
-        it.router._patience._copy_pace[0] = pace(200.0)  # the host takes 100 s
+        it.route.pace = pace(200.0)  # the host takes 100 s
         it.fly(session, queries)
         future = session.submit(queries, 5, _NPROBE)
         if n > 1:
@@ -431,7 +476,7 @@ def test_a_lookahead_that_does_not_set_out_leaves_nothing_on_its_way(index, monk
         monkeypatch.setattr(it.router.devices[0], "load", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             session.lookahead(query).result(_SOON_S)
-        assert not it.router._patience._flights[0]
+        assert not it.flights
 
 
 def test_a_decision_that_fails_costs_only_the_wait(index, monkeypatch, caplog):
@@ -459,13 +504,12 @@ def test_a_search_that_waits_when_the_engine_has_died_fails(index, monkeypatch):
 def test_copies_are_timed_from_the_end_of_the_one_before(index):
     queries = clustered(2, seed=7)
     with slow(index) as it, it.router.session() as one, it.router.session() as two:
-        patience = it.router._patience
         seen = []
-        patience._copy_pace[0].observe = lambda nbytes, seconds: seen.append((nbytes, seconds))
+        it.route.pace.observe = lambda nbytes, seconds: seen.append((nbytes, seconds))
         first = it.fly(one, queries[:1], nprobe=4)
         second = two.lookahead(queries[1:], nprobe=4)
-        until(lambda: len(patience._flights[0]) == 2)
-        began_s = patience._flights[0][0].started_s
+        until(lambda: len(it.flights) == 2)
+        began_s = it.flights[0].started_s
         time.sleep(0.05)
         it.gate.let_through()
         first.result(_SOON_S), second.result(_SOON_S)
@@ -473,7 +517,7 @@ def test_copies_are_timed_from_the_end_of_the_one_before(index):
         assert [nbytes for nbytes, _ in seen] == [one.stats.bytes_moved, two.stats.bytes_moved]
         # Not the time for which the second stood behind the first.
         assert seen[0][1] >= 0.05
-        assert seen[0][1] + seen[1][1] == pytest.approx(patience._free_since_s[0] - began_s)
+        assert seen[0][1] + seen[1][1] == pytest.approx(it.route.free_since_s - began_s)
 
 
 def test_many_sessions_at_once(index):
@@ -514,3 +558,174 @@ def test_many_sessions_at_once(index):
         assert not wrong, wrong
         assert it.waits > 0
         assert not it.router._patience._waiting
+
+
+def test_who_would_stand_behind_its_batch_does_not_wait(index, monkeypatch):
+    query, others = clustered(1, seed=7), clustered(8, seed=8)
+    with slow(index) as it, it.router.session() as session:
+        it.fly(session, query)
+        with one_batch(monkeypatch):
+            queued = session.submit(query, 5, _NPROBE), it.router.submit(others, 5, _NPROBE)
+        check(index, query, 5, _NPROBE, queued[0].result(_SOON_S))
+        check(index, others, 5, _NPROBE, queued[1].result(_SOON_S))
+        assert it.waits == 0
+
+
+def test_a_batch_that_fails_leaves_those_alone_that_wait(index, monkeypatch):
+    query, other = clustered(1, seed=7), clustered(1, seed=8)
+    with slow(index) as it, it.router.session() as session:
+        it.fly(session, query)
+        with monkeypatch.context() as broken:
+            broken.setattr("hybridindex.router.engine.split_probes", lambda *_: 1 / 0)
+            with one_batch(monkeypatch):
+                queued = session.submit(query, 5, _NPROBE), it.router.submit(other, 5, 1)
+            with pytest.raises(ZeroDivisionError):
+                queued[1].result(_SOON_S)
+        assert not queued[0].done()
+        it.gate.let_through()
+        check(index, query, 5, _NPROBE, queued[0].result(_SOON_S))
+
+
+def test_one_search_in_so_many_begins_at_once(index):
+    """Where everything is on the device in the end, the host scans nothing, and what is believed of it stays."""
+    queries = clustered(2, seed=7)
+    with slow(index) as it:
+        waited = []
+        for _ in range(32):
+            with it.router.session() as session:
+                it.fly(session, queries[:1])
+                answer = session.submit(queries[:1], 5, _NPROBE)
+                until(lambda answer=answer: answer.done() or it.router._patience._waiting)
+                waited.append(not answer.done())
+                it.gate.let_through(_NPROBE)
+                answer.result(_SOON_S)
+            until(lambda: not it.flights)
+        assert waited.count(False) == 2
+
+
+def test_a_list_on_its_way_to_two_devices_counts_once(index, asked):
+    query = clustered(1, seed=7)
+    with slow(index, devices=["cpu", "cpu"]) as it, it.router.session() as session:
+        gate = Gate(it.router.devices[1])
+        patience = it.router._patience
+        patience._routes[1].pace = pace(0.9)
+        session.lookahead(query)
+        until(lambda: it.flights or patience._routes[1].flights)
+        [flight] = it.flights or patience._routes[1].flights
+        other = patience.begin(1 - flight.ordinal, flight.lists)
+        future = session.submit(query, 5, _NPROBE)
+        it.until_a_search_waits()
+        [(landing_s, work)] = asked
+        assert len(work) == len(flight.lists)
+        # By the faster of the two.
+        pages = it.router._opening.list_bytes[flight.lists].sum()
+        assert landing_s[-1] <= 0.9e-6 * pages
+        patience.end(other, 0)
+        it.gate.let_through(), gate.let_through()
+        check(index, query, 5, _NPROBE, future.result(_SOON_S))
+
+
+def test_a_deadline_leaves_the_time_that_the_device_needs(index):
+    query = clustered(1, seed=7)
+    with slow(index) as it, it.router.session() as session:
+        scanned = int(index.list_bytes[index.quantize(query, _NPROBE)[0]].sum())
+        it.router._patience._device_pace = pace(6.0, scanned)
+        it.router._patience._host_pace = pace(60.0, scanned)
+        it.fly(session, query)
+        future = session.submit(query, 5, _NPROBE, deadline_ms=20_000, min_nprobe=_NPROBE)
+        it.until_a_search_waits()
+        [waiting] = it.router._patience._waiting
+        assert waiting.until_s <= waiting.request.deadline_s - 5.9
+        it.gate.let_through()
+        check(index, query, 5, _NPROBE, future.result(_SOON_S))
+
+
+def test_copies_that_stall_cost_no_list_where_the_host_alone_keeps_the_deadline(index):
+    query = clustered(1, seed=7)
+    with slow(index) as it, it.router.session() as session:
+        scanned = int(index.list_bytes[index.quantize(query, _NPROBE)[0]].sum())
+        it.router._patience._host_pace = pace(12.0, scanned)
+        it.fly(session, query)
+        future = session.submit(query, 5, _NPROBE, deadline_ms=20_000)
+        it.until_a_search_waits()
+        [waiting] = it.router._patience._waiting
+        assert waiting.until_s <= waiting.request.deadline_s - 11.9
+        it.gate.let_through()
+        check(index, query, 5, _NPROBE, future.result(_SOON_S))
+
+
+def test_paces_are_learned_where_the_work_is_done(index):
+    queries = clustered(2, seed=7)
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
+        patience = router._patience
+        assert [patience._host_pace.line(), patience._device_pace.line(), patience._routes[0].pace.line()] == [None] * 3
+        session.search(queries[:1], 5, _NPROBE)
+        session.lookahead(queries[:1]).result(_SOON_S)
+        session.search(queries[:1], 5, _NPROBE)
+        until(lambda: patience._routes[0].pace.line() is not None)
+        for line in (patience._host_pace.line(), patience._device_pace.line(), patience._routes[0].pace.line()):
+            assert line is not None
+            assert line[1] > 0
+
+
+def test_when_the_own_thread_dies_nobody_waits_any_more(index, monkeypatch, caplog):
+    query = clustered(1, seed=7)
+    with slow(index) as it, it.router.session() as session:
+        patience = it.router._patience
+        it.fly(session, query)
+        future = session.submit(query, 5, _NPROBE)
+        it.until_a_search_waits()
+        monkeypatch.setattr(patience, "_take_going", lambda: 1 / 0)
+        with patience._changed:
+            patience._changed.notify()
+        check(index, query, 5, _NPROBE, future.result(_SOON_S))
+        assert "wait for no lists any more" in caplog.text
+        check(index, query, 5, _NPROBE, session.search(query, 5, _NPROBE))
+        monkeypatch.undo()
+
+
+def test_what_was_let_go_is_kept_by_nobody(index):
+    query = clustered(1, seed=7)
+    with slow(index) as it, it.router.session() as session:
+        it.fly(session, query)
+        future = session.submit(query, 5, _NPROBE)
+        it.until_a_search_waits()
+        kept = weakref.ref(future)
+        it.gate.let_through()
+        future.result(_SOON_S)
+        del future
+        until(lambda: (gc.collect(), kept() is None)[1])
+
+
+def test_a_callback_on_the_own_thread_may_not_close_the_router(index, monkeypatch):
+    query = clustered(1, seed=7)
+    with slow(index) as it, it.router.session() as session:
+        it.fly(session, query)
+        future = session.submit(query, 5, _NPROBE)
+        it.until_a_search_waits()
+        monkeypatch.setattr(it.router._patience._waiting[0], "resubmit", lambda _: 1 / 0)
+        refused = []
+
+        def close(_future):
+            with pytest.raises(RouterError, match="own thread"):
+                it.router.close()
+            refused.append(threading.current_thread().name)
+
+        future.add_done_callback(close)
+        it.gate.let_through()
+        until(lambda: refused)
+        assert refused == ["hybridindex-patience"]
+
+
+def test_a_router_that_does_not_open_leaves_no_thread_behind(index, monkeypatch):
+    before = set(threading.enumerate())
+    monkeypatch.setattr("hybridindex.router.router.Engine", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Router(index, devices=["cpu"], device_budget_bytes=32 << 20)
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_closed_router_hears_of_no_list(index):
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router:
+        assert len(router._residency.listeners) == 1
+    assert router._residency.listeners == []
