@@ -209,7 +209,11 @@ class Workspace:
         self._floats, self._keys = self._ints.view(torch.float32), self._ints.view(torch.int64)
         self._staging = self._host_words(4096)
         self._result = self._host_words(4096)
-        self._stream = torch.cuda.Stream(self._device) if self._on_cuda else None  # type: ignore[no-untyped-call]
+        self._stream: Any = None
+        if self._on_cuda:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            # The scratch may be memory that a former owner's kernels, queued on this thread's stream, still use.
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
         #: (2, dim) float32 scale and offset of sq8, as device_torch computes them; empty for other codecs.
         self.constants: F32 = np.empty((0, codec.dim), np.float32)
         if codec.kind == "sq8":
@@ -334,7 +338,9 @@ class Workspace:
         source = at["out"]
         for level in range(len(starts) - 1):
             target = places[level % 2]
-            chunks = max(1, -(-int(np.diff(starts[level]).max()) // selection.chunk))
+            # Every search waits for these lines: no np.diff.
+            most = int((starts[level][1:] - starts[level][:-1]).max())
+            chunks = max(1, -(-most // selection.chunk))
             triton_kernels.select_best[(n_queries, chunks)](
                 self._ints, self._floats, self._keys,
                 source, at[f"starts{level}"], at[f"starts{level + 1}"], target,
