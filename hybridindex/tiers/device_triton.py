@@ -214,6 +214,8 @@ class Workspace:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             # The scratch may be memory that a former owner's kernels, queued on this thread's stream, still use.
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        #: What was compiled for this device, by kernel and constants.
+        self._compiled: dict[tuple[Any, ...], Any] = {}
         #: (2, dim) float32 scale and offset of sq8, as device_torch computes them; empty for other codecs.
         self.constants: F32 = np.empty((0, codec.dim), np.float32)
         if codec.kind == "sq8":
@@ -313,17 +315,35 @@ class Workspace:
             "KIND": kind,
             "RESIDUAL": self._codec.by_residual,
         }
+        tensors = (elements, self._ints, self._floats)
         if tables.n_light:
             cols = _columns(dim)
-            triton_kernels.scan_light[(tables.n_light,)](
-                elements, self._ints, self._floats, *where, **shape,
-                KEEP_MAX=keep_max, ROWS=_rows_at_once(dim, cols, self._rows_per_page), COLS=cols, num_warps=4,
-            )  # fmt: skip
+            block = {"ROWS": _rows_at_once(dim, cols, self._rows_per_page), "COLS": cols}
+            constants = {**shape, "KEEP_MAX": keep_max, **block}
+            self._run(triton_kernels.scan_light, (tables.n_light, 1, 1), (*tensors, *where), constants, 4)
         if n_heavy := len(tables.page) - tables.n_light:
-            triton_kernels.scan_heavy[(n_heavy,)](
-                elements, self._ints, self._floats, tables.n_light, *where, **shape,
-                WIDE=not self._on_cuda, ROWS=64, COLS=32 if kind == "f32" else 64, num_warps=4,
-            )  # fmt: skip
+            block = {"ROWS": 64, "COLS": 32 if kind == "f32" else 64}
+            constants = {**shape, "WIDE": not self._on_cuda, **block}
+            self._run(triton_kernels.scan_heavy, (n_heavy, 1, 1), (*tensors, tables.n_light, *where), constants, 4)
+
+    def _run(
+        self, kernel: Any, grid: tuple[int, int, int], args: tuple[Any, ...], constants: dict[str, Any], num_warps: int
+    ) -> None:
+        """Launches ``kernel``. ``constants``: its last parameters, in their order.
+
+        A kernel that is asked by its source looks at every argument to find what it was compiled to: three times the
+        rest of a launch. All that triton compiles for is in the constants here, since pointers and offsets are
+        multiples of 16 and ``first_item`` is any number.
+        """
+        key = (kernel, *constants.values())
+        compiled = self._compiled.get(key)
+        if compiled is not None:
+            compiled[grid](*args, *constants.values())
+            return
+        compiled = kernel[grid](*args, **constants, num_warps=num_warps)
+        # Triton's interpreter has nothing to keep.
+        if compiled is not None:
+            self._compiled[key] = compiled
 
     def select(
         self, at: dict[str, int], starts: list[I64], selection: Selection, n_queries: int, keep_max: bool
@@ -341,12 +361,18 @@ class Workspace:
             # Every search waits for these lines: no np.diff.
             most = int((starts[level][1:] - starts[level][:-1]).max())
             chunks = max(1, -(-most // selection.chunk))
-            triton_kernels.select_best[(n_queries, chunks)](
+            constants = {
+                "FROM_DISTANCES": level == 0,
+                "KEEP_MAX": keep_max,
+                "CHUNK": selection.chunk,
+                "KEPT": selection.kept,
+            }
+            args = (
                 self._ints, self._floats, self._keys,
                 source, at[f"starts{level}"], at[f"starts{level + 1}"], target,
-                FROM_DISTANCES=level == 0, KEEP_MAX=keep_max, CHUNK=selection.chunk, KEPT=selection.kept,
-                num_warps=4 if selection.chunk <= 2048 else 8,
             )  # fmt: skip
+            warps = 4 if selection.chunk <= 2048 else 8
+            self._run(triton_kernels.select_best, (n_queries, chunks, 1), args, constants, warps)
             source = target
         return source
 
