@@ -207,7 +207,7 @@ class Workspace:
                 f"device {self._device} has no room for scratch of {scratch_bytes:,} bytes: {error}"
             ) from error
         self._floats, self._keys = self._ints.view(torch.float32), self._ints.view(torch.int64)
-        self._staging = self._host_words(4096)
+        self._stage(4096)
         self._result = self._host_words(4096)
         self._stream: Any = None
         if self._on_cuda:
@@ -231,6 +231,12 @@ class Workspace:
         import torch
 
         return torch.empty(n, dtype=torch.int32, pin_memory=self._on_cuda)
+
+    def _stage(self, n: int) -> None:
+        """Takes host memory for tables of ``n`` words, seen as whole numbers and as float32."""
+        self._staging = self._host_words(n)
+        self._staged_ints: npt.NDArray[np.int32] = self._staging.numpy()
+        self._staged_floats = self._staged_ints.view(np.float32)
 
     def scan(
         self,
@@ -291,11 +297,10 @@ class Workspace:
             used += _aligned(values.size)
         assert used <= len(self._ints), "the tables outgrow the scratch"
         if len(self._staging) < used:
-            self._staging = self._host_words(1 << (used - 1).bit_length())
-        words = self._staging.numpy()
+            self._stage(1 << (used - 1).bit_length())
         for name, values in sections.items():
-            target = words[at[name] : at[name] + values.size]
-            np.copyto(target.view(values.dtype) if values.dtype == np.float32 else target, values.ravel(), "unsafe")
+            target = self._staged_floats if values.dtype == np.float32 else self._staged_ints
+            target[at[name] : at[name] + values.size] = values.reshape(-1)
         self._ints[:used].copy_(self._staging[:used], non_blocking=True)
         at["out"] = used
         at["free"] = used + _aligned(tables.n_slots)
