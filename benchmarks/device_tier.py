@@ -5,13 +5,13 @@ results at once: whoever is stopped, by a limit, a signal or a crash, leaves the
 packages are missing is passed over and said to be. The last table holds every target against what was measured.
 Without a GPU all parts run on the stand-in device, say so, and claim nothing.
 
-**On a machine with one H200 and no network.** Run from the checkout. Python 3.12 with torch, triton, numpy, scipy, rich,
-xxhash and filelock is enough for the first three parts. The others need faiss: carry a wheel of ``faiss-cpu`` (19 MB; it
-needs numpy and packaging alone), fetched elsewhere by ``pip download --no-deps --only-binary=:all: --python-version 3.12
-faiss-cpu`` and installed there with ``pip install --no-index --no-deps``. No control store, no service and no data set
-is needed. Have the native extension too, or the host's side is faiss, slower than ours, and flatters the device. It
-must lie in the checkout, which comes before whatever is installed; where there are a C++ compiler, CMake, ninja,
-scikit-build-core and nanobind::
+**On a machine with one H200 and no network.** Run from the checkout. Python 3.12 with torch, triton, numpy, scipy,
+rich, xxhash and filelock is enough for the first three parts. The others need faiss: carry a wheel of ``faiss-cpu``
+(19 MB; it needs numpy and packaging alone), fetched elsewhere by ``pip download --no-deps --only-binary=:all:
+--python-version 3.12 faiss-cpu`` and installed there with ``pip install --no-index --no-deps``. No control store, no
+service and no data set is needed. Have the native extension too, or the host's side is faiss, slower than ours, and
+flatters the device. It must lie in the checkout, which comes before whatever is installed; where there are a C++
+compiler, CMake, ninja, scikit-build-core and nanobind::
 
     python -m pip install --no-index --no-build-isolation --no-deps --target build/there .
     cp build/there/hybridindex/_native*.so hybridindex/
