@@ -1,9 +1,10 @@
 """Whether other settings make the scan's kernels faster than those that they are launched with.
 
 Times the launches of batches of :mod:`benchmarks.device_scan` with every setting of rows and columns that a program of
-the light kernel holds and of its warps, and with every number of queries from which a list goes to the heavy one; each
-against the setting in use, launched in turn with it. Answers are not checked: a setting changes no sum but its order.
-What is found belongs into :mod:`hybridindex.tiers.device_triton`. Needs a GPU: elsewhere there is nothing to time.
+the light kernel holds, of its warps and of registers a thread, and with every number of queries from which a list goes
+to the heavy one; each against the setting in use, launched in turn with it. Answers are not checked: a setting changes
+no sum but its order. What is found belongs into :mod:`hybridindex.tiers.device_triton`. Needs a GPU: elsewhere there is
+nothing to time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from benchmarks.device_scan import BYTES, SCAN_NPROBE, TURNS, ResidentLists, mak
 from hybridindex.paging import scratch_for_budget
 from hybridindex.tiers import device_triton
 
-ROWS, COLS, WARPS = (8, 16, 32, 64), (32, 64, 128), (4, 8)
+ROWS, COLS, WARPS = (8, 16, 32), (64, 128), (4, 8)
+#: The most for four programs of 128 threads a multiprocessor, and for three.
+REGISTERS = (128, 168)
 #: Queries that make a list heavy; the last: none does.
 HEAVY_FROM = (1, 2, 3, 5, 9, 1 << 30)
 
@@ -75,13 +78,14 @@ def sweep(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch_bytes
         return seconds_of(lambda turn: prepared[turn].again(), device, repeats)
 
     found = []
-    for rows, cols, warps in itertools.product(ROWS, COLS, WARPS):
-        row: dict[str, Any] = {"codec": lists.codec.kind, "dim": lists.scan_dim, "batch": n, "rows": rows, "cols": cols,
-                               "warps": warps, "ms": None, "faster": None, "error": ""}  # fmt: skip
+    for rows, cols, warps, registers in itertools.product(ROWS, COLS, WARPS, REGISTERS):
+        setting = {"rows": rows, "cols": cols, "warps": warps, "registers": registers}
+        row: dict[str, Any] = {"codec": lists.codec.kind, "dim": lists.scan_dim, "batch": n, **setting,
+                               "ms": None, "faster": None, "error": ""}  # fmt: skip
         found.append(row)
         before = timed()
         try:
-            with reshaped(ROWS=rows, COLS=cols, num_warps=warps):
+            with reshaped(ROWS=rows, COLS=cols, num_warps=warps, maxnreg=registers):
                 taken = timed()
         except Exception as error:  # noqa: BLE001 - one setting less
             row["error"] = repr(error)[:200]
@@ -142,7 +146,7 @@ def main() -> None:
             rows += sweep_heavy(lists, n, SCAN_NPROBE, args.repeats, scratch) if n > 1 else []
             write(args.json, "device_sweep", {"device": info.label, "nprobe": SCAN_NPROBE, "rows": rows})
         del lists
-    columns = ("codec", "dim", "batch", "rows", "cols", "warps", "heavy_from", "ms", "faster", "error")
+    columns = ("codec", "dim", "batch", "rows", "cols", "warps", "registers", "heavy_from", "ms", "faster", "error")
     show(f"settings of the scan on {info.label}, over those in use", columns,
          [tuple("-" if r.get(key) is None else r[key] for key in columns) for r in rows])  # fmt: skip
 

@@ -40,6 +40,9 @@ _HEAVY_FROM = {"f32": _NEVER, "f16": 5, "bf16": 5, "sq8": 3}
 _VALUES_PER_THREAD = 96
 _THREADS = 128
 _MAX_ROWS = 64
+#: Registers of a light program's thread: four programs fit a multiprocessor of 65,536 then, instead of two or three,
+#: and all their loads are under way together. At 384 and 768 dimensions hardly a value leaves the registers for it.
+_LIGHT_REGISTERS = 128
 #: Elements that a section of the scratch is aligned to; triton then reads it in 16-byte pieces.
 _ALIGNED = 16
 
@@ -325,16 +328,24 @@ class Workspace:
             cols = _columns(dim)
             block = {"ROWS": _rows_at_once(dim, cols, self._rows_per_page), "COLS": cols}
             constants = {**shape, "KEEP_MAX": keep_max, **block}
-            self._run(triton_kernels.scan_light, (tables.n_light, 1, 1), (*tensors, *where), constants, 4)
+            options = {"num_warps": _THREADS // 32, "maxnreg": _LIGHT_REGISTERS}
+            self._run(triton_kernels.scan_light, (tables.n_light, 1, 1), (*tensors, *where), constants, options)
         if n_heavy := len(tables.page) - tables.n_light:
             block = {"ROWS": 64, "COLS": 32 if kind == "f32" else 64}
             constants = {**shape, "WIDE": not self._on_cuda, **block}
-            self._run(triton_kernels.scan_heavy, (n_heavy, 1, 1), (*tensors, tables.n_light, *where), constants, 4)
+            args = (*tensors, tables.n_light, *where)
+            self._run(triton_kernels.scan_heavy, (n_heavy, 1, 1), args, constants, {"num_warps": 4})
 
     def _run(
-        self, kernel: Any, grid: tuple[int, int, int], args: tuple[Any, ...], constants: dict[str, Any], num_warps: int
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        args: tuple[Any, ...],
+        constants: dict[str, Any],
+        options: dict[str, int],
     ) -> None:
-        """Launches ``kernel``. ``constants``: its last parameters, in their order.
+        """Launches ``kernel``. ``constants``: its last parameters, in their order; ``options``: always the same with
+        them.
 
         A kernel that is asked by its source looks at every argument to find what it was compiled to: three times the
         rest of a launch. All that triton compiles for is in the constants here, since pointers and offsets are
@@ -345,7 +356,7 @@ class Workspace:
         if compiled is not None:
             compiled[grid](*args, *constants.values())
             return
-        compiled = kernel[grid](*args, **constants, num_warps=num_warps)
+        compiled = kernel[grid](*args, **constants, **options)
         # Triton's interpreter has nothing to keep.
         if compiled is not None:
             self._compiled[key] = compiled
@@ -377,7 +388,7 @@ class Workspace:
                 source, at[f"starts{level}"], at[f"starts{level + 1}"], target,
             )  # fmt: skip
             warps = 4 if selection.chunk <= 2048 else 8
-            self._run(triton_kernels.select_best, (n_queries, chunks, 1), args, constants, warps)
+            self._run(triton_kernels.select_best, (n_queries, chunks, 1), args, constants, {"num_warps": warps})
             source = target
         return source
 

@@ -69,12 +69,15 @@ def test_a_wrong_answer_is_found(lists):
 def test_a_sweep_launches_the_kernel_with_every_setting_and_puts_it_back(lists, monkeypatch):
     from hybridindex.tiers import triton_kernels
 
-    for name, values in (("TURNS", 1), ("ROWS", (4, 8)), ("COLS", (16,)), ("WARPS", (4,))):
+    for name, values in (("TURNS", 1), ("ROWS", (4, 8)), ("COLS", (16,)), ("WARPS", (4,)), ("REGISTERS", (99,))):
         monkeypatch.setattr(device_sweep, name, values)
     kernel = triton_kernels.scan_light
     rows = device_sweep.sweep(lists("f32"), 1, 3, 1, SCRATCH)
     assert triton_kernels.scan_light is kernel
-    assert sorted((r["rows"], r["cols"], r["warps"], r["error"]) for r in rows) == [(4, 16, 4, ""), (8, 16, 4, "")]
+    assert sorted((r["rows"], r["cols"], r["warps"], r["registers"], r["error"]) for r in rows) == [
+        (4, 16, 4, 99, ""),
+        (8, 16, 4, 99, ""),
+    ]
     assert rows[0]["faster"] >= rows[1]["faster"] > 0
 
 

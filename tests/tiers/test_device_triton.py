@@ -258,10 +258,10 @@ class Compiling:
         self.kernel, self.asked, self.launched = kernel, 0, 0
 
     def __getitem__(self, grid):
-        def launch(*args, num_warps, **constants):
+        def launch(*args, **named):
             self.asked += 1
-            self.kernel[grid](*args, **constants, num_warps=num_warps)
-            return Compiled(self, constants)
+            self.kernel[grid](*args, **named)
+            return Compiled(self, {name: value for name, value in named.items() if name in self.kernel.arg_names})
 
         return launch
 
