@@ -10,7 +10,9 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -23,6 +25,7 @@ from rich.table import Table
 
 __all__ = [
     "PART",
+    "Attempts",
     "Timing",
     "arguments",
     "environment",
@@ -110,6 +113,27 @@ class Timing:
     def quartiles(self) -> tuple[float, float]:
         low, high = np.percentile(self.seconds, [25, 75])
         return float(low), float(high)
+
+
+class Attempts:
+    """What a benchmark does one after another: what raises is told, and does not keep the rest from being measured.
+    Where a machine is lent for minutes nobody comes back for the rest."""
+
+    def __init__(self) -> None:
+        self.failed: list[str] = []
+
+    @contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - one row less; kept and told
+            self.failed.append(f"{what}: {error!r}")
+            traceback.print_exc()
+
+    def end(self) -> None:
+        """Ends the process with a status where something failed."""
+        if self.failed:
+            raise SystemExit("failed: " + "; ".join(self.failed))
 
 
 def interleave(
