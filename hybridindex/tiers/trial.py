@@ -22,7 +22,7 @@ __all__ = ["try_scanner"]
 _K = 10
 #: Queries and k of the scans: each list is probed by one, and by as many as matrix products are worth it for; k up to
 #: each power of two at which the selection changes, as far as answers of searches commonly go. Nobody's first search
-#: then waits a second for the compiler.
+#: then waits for the compiler.
 _SCANS = ((1, _K), (8, _K), (1, 32), (1, 64), (1, 128))
 
 
