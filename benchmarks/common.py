@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 __all__ = [
     "PART",
@@ -178,7 +179,8 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -
     """Prints a table on stdout."""
     table = Table(*columns, title=title)
     for row in rows:
-        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row))
+        # As text: errors and reasons may hold what looks like markup.
+        table.add_row(*(Text(f"{v:.3g}" if isinstance(v, float) else str(v)) for v in row))
     Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
     sys.stdout.flush()
 

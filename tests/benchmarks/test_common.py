@@ -17,6 +17,11 @@ def test_a_wide_table_keeps_its_figures_in_a_pipe(capsys):
     assert capsys.readouterr().out.count("0.00125") == 14
 
 
+def test_a_table_tells_words_in_brackets_too(capsys):
+    show("notes", ("note",), [("pip install 'hybridindex[gpu]'",)])
+    assert "hybridindex[gpu]" in capsys.readouterr().out
+
+
 def test_what_raises_is_told_and_the_rest_goes_on(capsys):
     attempts, done = Attempts(), []
     for n in (1, 0, 2):

@@ -13,6 +13,7 @@ from rich.console import Console
 import hybridindex as hx
 from hybridindex.cli import doctor_gpu
 from hybridindex.cli.console import ExitCode
+from hybridindex.cli.doctor import Finding, findings_table
 from hybridindex.cli.doctor_gpu import GpuReport, SeenDevice, examine_devices, measured_devices, report_of_devices
 from hybridindex.index.codec import CODEC_NAMES
 from hybridindex.tiers.serving import CodecService
@@ -59,6 +60,12 @@ def test_a_stand_in_is_called_one_and_the_way_to_measure_is_named(cli):  # noqa:
     assert "hybridindex profile INDEX -q QUERIES.npy --device cpu" in " ".join(answer.out.split())
 
 
+def printed(what):
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(what)
+    return console.export_text()
+
+
 def test_a_reason_keeps_the_extra_that_it_names():
     reason = "triton is not installed; pip install 'hybridindex[gpu]'"
     seen = SeenDevice(
@@ -70,9 +77,14 @@ def test_a_reason_keeps_the_extra_that_it_names():
         context_bytes=None,
         codecs=(CodecService(codec="flat", scanner="torch", reason=reason),),
     )
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(report_of_devices(GpuReport(versions={"torch": None}, devices=(seen,))))
-    assert f"torch: {reason}" in console.export_text()
+    assert f"torch: {reason}" in printed(report_of_devices(GpuReport(versions={"torch": None}, devices=(seen,))))
+
+
+def test_a_remedy_keeps_the_extra_that_it_names():
+    remedy = "pip install 'hybridindex[gpu]'"
+    table = findings_table([Finding(what="triton", state="missing", detail="not here [yet]", remedy=remedy)])
+    assert remedy in (text := printed(table))
+    assert "not here [yet]" in text
 
 
 def test_what_the_newest_profile_measured_is_shown(cli, profiled):  # noqa: F811
