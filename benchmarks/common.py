@@ -10,7 +10,9 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -20,9 +22,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 __all__ = [
     "PART",
+    "Attempts",
     "Timing",
     "arguments",
     "environment",
@@ -112,6 +116,27 @@ class Timing:
         return float(low), float(high)
 
 
+class Attempts:
+    """What a benchmark does one after another: what raises is told, and does not keep the rest from being measured.
+    Where a machine is lent for minutes nobody comes back for the rest."""
+
+    def __init__(self) -> None:
+        self.failed: list[str] = []
+
+    @contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - one row less; kept and told
+            self.failed.append(f"{what}: {error!r}")
+            traceback.print_exc()
+
+    def end(self) -> None:
+        """Ends the process with a status where something failed."""
+        if self.failed:
+            raise SystemExit("failed: " + "; ".join(self.failed))
+
+
 def interleave(
     sides: Mapping[str, Callable[[], object]],
     *,
@@ -154,7 +179,8 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -
     """Prints a table on stdout."""
     table = Table(*columns, title=title)
     for row in rows:
-        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row))
+        # As text: errors and reasons may hold what looks like markup.
+        table.add_row(*(Text(f"{v:.3g}" if isinstance(v, float) else str(v)) for v in row))
     Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
     sys.stdout.flush()
 

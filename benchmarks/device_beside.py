@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.clusters import import_lists, make_clusters, make_queries
-from benchmarks.common import arguments, show, write
+from benchmarks.common import Attempts, arguments, show, write
 from benchmarks.device_targets import BESIDE_TARGET
 
 LOADS = ("memory", "matmul")
@@ -221,11 +221,12 @@ def main() -> None:
     seconds = args.seconds or (0.3 if stand_in else 1.0)
     data = make_clusters(256, mib << 20)
     rows: list[dict[str, Any]] = []
+    attempts = Attempts()
     label = name
 
     def save(*, complete: bool = False) -> None:
         result = {"device": label, "stand_in": stand_in, "complete": complete, "sharing": sharing(stand_in),
-                  "moving_target": BESIDE_TARGET, "mib": mib, "rows": rows}  # fmt: skip
+                  "moving_target": BESIDE_TARGET, "mib": mib, "rows": rows, "failed": attempts.failed}  # fmt: skip
         write(args.json, "device_beside", result)
 
     with (
@@ -247,11 +248,12 @@ def main() -> None:
             label = tiers[0].label
             for load in LOADS:
                 mover.nbytes, scans.batches = 0, 0
-                row = measure(name, load, {"moving": mover, "scanning": scans}, seconds=seconds, rounds=args.rounds)
-                spent = seconds * args.rounds
-                rows.append(row | {"moved GB/s": mover.nbytes / spent / 1e9, "batches/s": scans.batches / spent})
+                with attempts(f"beside a {load} loop"):
+                    row = measure(name, load, {"moving": mover, "scanning": scans}, seconds=seconds, rounds=args.rounds)
+                    spent = seconds * args.rounds
+                    rows.append(row | {"moved GB/s": mover.nbytes / spent / 1e9, "batches/s": scans.batches / spent})
                 save()
-    save(complete=True)
+    save(complete=not attempts.failed)
     claim = "stand-in: claims nothing" if stand_in else ""
     show(
         f"rate of another process on {label}, over its rate alone ({sharing(stand_in)})",
@@ -269,6 +271,7 @@ def main() -> None:
             for r in rows
         ],
     )
+    attempts.end()
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.clusters import Clusters, import_lists, make_clusters
-from benchmarks.common import Timing, arguments, ratio_of_medians, show, write
+from benchmarks.common import Attempts, Timing, arguments, ratio_of_medians, show, write
 from benchmarks.device_targets import BOUND_TARGET, P99_TARGET, SPEEDUP_TARGET
 from hybridindex.router.stages import HOST_SCAN, LOOKAHEAD_WAIT, BatchReport, device_scan
 from hybridindex.types import F32
@@ -297,12 +297,13 @@ def main() -> None:
     cache: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []
     change: dict[str, Any] = {}
+    attempts = Attempts()
 
     def save(*, complete: bool = False) -> None:
         result = {"device": info.label, "stand_in": info.stand_in, "complete": complete, "mib": mib, "dim": args.dim,
                   "nlist": nlist, "nprobes": nprobes, "bound_target": BOUND_TARGET, "speedup_target": SPEEDUP_TARGET,
                   "p99_target": P99_TARGET, "lookahead": ahead, "cache": cache, "waiting": waiting,
-                  "plan_change": change}  # fmt: skip
+                  "plan_change": change, "failed": attempts.failed}  # fmt: skip
         write(args.json, "device_router", result)
 
     with (
@@ -313,27 +314,32 @@ def main() -> None:
 
         def look_ahead(nprobe: int) -> None:
             for share in SHARES:
-                ahead.append(lookahead_row(index, device, drafts, finals, nprobe, share))
+                with attempts(f"lookahead, nprobe {nprobe}, budget {share:.0%}"):
+                    ahead.append(lookahead_row(index, device, drafts, finals, nprobe, share))
                 save()
 
         nprobe = nprobes[0]
         look_ahead(nprobe)
         for share in SHARES[:2]:
-            cache += cache_rows(index, device, drafts, finals, nprobe, share)
+            with attempts(f"cache, budget {share:.0%}"):
+                cache += cache_rows(index, device, drafts, finals, nprobe, share)
             save()
         for share in SHARES[2:]:
-            waiting.append(waiting_row(index, device, drafts, finals, nprobe, share))
+            with attempts(f"short windows, budget {share:.0%}"):
+                waiting.append(waiting_row(index, device, drafts, finals, nprobe, share))
             save()
-        more, _ = make_pairs(make_clusters(args.dim, 1 << 20), 1000)
-        change.update(plan_change_row(index, device, np.concatenate((finals, more)), nprobe, args.seconds))
+        with attempts("plan change"):
+            more, _ = make_pairs(make_clusters(args.dim, 1 << 20), 1000)
+            change.update(plan_change_row(index, device, np.concatenate((finals, more)), nprobe, args.seconds))
         save()
         for nprobe in nprobes[1:]:
             look_ahead(nprobe)
-    save(complete=True)
+    save(complete=not attempts.failed)
     claim = "stand-in: claims nothing" if info.stand_in else ""
+    scanners = ", ".join(sorted({r["host_scanner"] for r in ahead}))
     show(
         f"final search after lookahead on {info.label}, over the host alone ({mib} MiB in {nlist} lists, host scan by "
-        f"{ahead[0]['host_scanner']})",
+        f"{scanners})",
         ("nprobe", "budget", "eta", "host ms", "with ms", "device ms", "times faster", "A/A", "allowed", "of it",
          f">= {BOUND_TARGET:g}"),
         [
@@ -391,16 +397,18 @@ def main() -> None:
         ("changes", "ms a change", "p99 ms", "undisturbed", "ratio", "A/A", f"<= {P99_TARGET:g}"),
         [
             (
-                change["changes"],
-                "-" if change["change_ms"] is None else change["change_ms"],
-                change["p99_ms"]["changing"],
-                change["p99_ms"]["undisturbed"],
-                f"{change['p99_ratio']:.2f}",
-                f"{change['noise']:.2f}",
-                claim or ("yes" if change["p99_ratio"] <= P99_TARGET else "NO"),
+                row["changes"],
+                "-" if row["change_ms"] is None else row["change_ms"],
+                row["p99_ms"]["changing"],
+                row["p99_ms"]["undisturbed"],
+                f"{row['p99_ratio']:.2f}",
+                f"{row['noise']:.2f}",
+                claim or ("yes" if row["p99_ratio"] <= P99_TARGET else "NO"),
             )
+            for row in ([change] if change else [])
         ],
     )
+    attempts.end()
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import arguments, show, write
+from benchmarks.common import Attempts, arguments, show, write
 from benchmarks.device_targets import SCAN_NPROBE, SCAN_TARGETS
 from hybridindex.index.codec import DeviceCodec
 from hybridindex.paging import PageGeometry, scratch_for_budget
@@ -328,29 +328,35 @@ def main() -> None:
     if info.stand_in:
         sys.stdout.write("no GPU: 8 MB on the stand-in device, to show that this runs; no figure here says anything\n")
     rows: list[dict[str, Any]] = []
+    attempts = Attempts()
     others = rivals()
 
     def save(*, complete: bool = False) -> None:
         targets = {"nprobe": SCAN_NPROBE, "of_a_sum": SCAN_TARGETS, "over_dense": 1.0}
         result = {"device": info.label, "stand_in": info.stand_in, "complete": complete, "k": K, "targets": targets,
-                  "rivals": others, "rows": rows}  # fmt: skip
+                  "rivals": others, "rows": rows, "failed": attempts.failed}  # fmt: skip
         write(args.json, "device_scan", result)
 
     scratch = scratch_for_budget(1 << 40)
     for kind in BYTES:
         for dim in (384, 768):
-            lists = make_lists(device, kind, dim, args.metric, nbytes)
-            for n, nprobe in itertools.product(SCAN_TARGETS, (64, SCAN_NPROBE)):
-                rows.append(measure(lists, n, nprobe, repeats, scratch))
-                save()
-            del lists
-    save(complete=True)
-    show(
-        f"device scan on {info.label}, {rows[0]['scanner']} scanner, {rows[0]['resident_bytes'] / 1e9:.2f} GB resident",
-        tuple(name for name, _ in COLUMNS),
-        [tuple("-" if r[key] is None else r[key] for _, key in COLUMNS) for r in rows],
-    )
+            with attempts(f"{kind}, d={dim}"):
+                lists = make_lists(device, kind, dim, args.metric, nbytes)
+                for n, nprobe in itertools.product(SCAN_TARGETS, (64, SCAN_NPROBE)):
+                    with attempts(f"{kind}, d={dim}, batch {n}, nprobe {nprobe}"):
+                        rows.append(measure(lists, n, nprobe, repeats, scratch))
+                    save()
+                del lists
+    save(complete=not attempts.failed)
+    if rows:
+        resident = f"{rows[0]['resident_bytes'] / 1e9:.2f} GB resident"
+        show(
+            f"device scan on {info.label}, {rows[0]['scanner']} scanner, {resident}",
+            tuple(name for name, _ in COLUMNS),
+            [tuple("-" if r[key] is None else r[key] for _, key in COLUMNS) for r in rows],
+        )
     sys.stdout.write(f"{others}\n")
+    attempts.end()
     if any(r["wrong"] for r in rows):
         raise SystemExit("wrong answers")
 

@@ -5,23 +5,31 @@ results at once: whoever is stopped, by a limit, a signal or a crash, leaves the
 packages are missing is passed over and said to be. The last table holds every target against what was measured.
 Without a GPU all parts run on the stand-in device, say so, and claim nothing.
 
-**On a machine with one H200 and no network.** Take the checkout and put it on ``PYTHONPATH``. Python 3.12 with torch,
-triton, numpy, scipy, rich, xxhash and filelock is enough for the first three parts. The others need faiss: carry a
-wheel of ``faiss-cpu`` (19 MB; it needs numpy and packaging alone), fetched elsewhere by ``pip download --no-deps
---only-binary=:all: --python-version 3.12 faiss-cpu`` and installed there with ``pip install --no-index --no-deps``. No
-control store, no service and no data set is needed. Have the native extension too, or the host's side is faiss, slower
-than ours, and flatters the device: ``pip install --no-build-isolation --no-deps .`` where there are a C++ compiler,
-CMake, ninja, scikit-build-core and nanobind, or a wheel that ``pip wheel --no-deps .`` made with that Python elsewhere.
-The results say which host scanner ran.
+**On a machine with one H200 and no network.** Run from the checkout. Python 3.12 with torch, triton, numpy, scipy,
+rich, xxhash and filelock is enough for the first three parts. The others need faiss: carry a wheel of ``faiss-cpu``
+(19 MB; it needs numpy and packaging alone), fetched elsewhere by ``pip download --no-deps --only-binary=:all:
+--python-version 3.12 faiss-cpu`` and installed there with ``pip install --no-index --no-deps``. No control store, no
+service and no data set is needed. Have the native extension too, or the host's side is faiss, slower than ours, and
+flatters the device. It must lie in the checkout, which comes before whatever is installed; where there are a C++
+compiler, CMake, ninja, scikit-build-core and nanobind::
 
-Where a call has ten minutes, make two, each writing to its own file, the second with what the first one found; its last
-table is then of both. Kernels are compiled in the first minutes::
+    python -m pip install --no-index --no-build-isolation --no-deps --target build/there .
+    cp build/there/hybridindex/_native*.so hybridindex/
+
+The results say which host scanner ran. Tests first, as far as these packages go (and pytest, pytest-timeout, hypothesis
+and faiss); kernels that do not run there show here, in some minutes::
+
+    nvidia-smi && TRITON_INTERPRET=0 python -m pytest -m gpu tests/tiers tests/profiler/test_device.py
+
+Where a call has ten minutes, make two more, each writing to its own file, the second with what the first one found; its
+last table is then of both. Kernels are compiled in the first minutes::
 
     python -m benchmarks.device_tier --json one.json --parts device_scan device_swap schedulers device_copy
     python -m benchmarks.device_tier --json two.json --parts device_beside device_router --with one.json
 
-``--minutes`` (9.5) must end before the call does. One part alone is ``python -m benchmarks.device_scan --json FILE``;
-``benchmarks.device_sweep`` looks for a better setting of the scan kernel where its targets are missed.
+``--minutes`` (9.5) must end before the call does, and what else the call does counts. One part alone is ``python -m
+benchmarks.device_scan --json FILE``; ``benchmarks.device_sweep`` looks for better settings of the scan kernels where
+targets are missed.
 """
 
 from __future__ import annotations

@@ -17,8 +17,9 @@ from hybridindex.index import IVFIndex, build
 from hybridindex.types import F32
 
 # Without a GPU, triton kernels run in triton's interpreter, on CPU tensors. Triton reads this once, when it is
-# imported; nothing here has imported it yet. With a GPU they are compiled, and tests run them there.
-if not any(Path("/dev").glob("nvidia[0-9]*")):
+# imported; nothing here has imported it yet. With a GPU they are compiled, and tests run them there. A GPU's own node
+# may only be made when somebody first uses it; the driver is there before.
+if not any(Path("/dev").glob("nvidia*")) and not Path("/proc/driver/nvidia").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 

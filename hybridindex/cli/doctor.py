@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rich.table import Table
+from rich.text import Text
 
 from hybridindex.extension import import_error, native
 
@@ -140,5 +141,7 @@ def findings_table(findings: list[Finding]) -> Table:
     table = Table("", "what", "found", "what to do")
     for finding in findings:
         colour = colours[finding.state]
-        table.add_row(f"[{colour}]{finding.state}[/]", finding.what, finding.detail, finding.remedy)
+        # As text: a remedy may name an extra, which looks like markup.
+        told = (Text(words) for words in (finding.what, finding.detail, finding.remedy))
+        table.add_row(f"[{colour}]{finding.state}[/]", *told)
     return table

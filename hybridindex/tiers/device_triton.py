@@ -40,6 +40,9 @@ _HEAVY_FROM = {"f32": _NEVER, "f16": 5, "bf16": 5, "sq8": 3}
 _VALUES_PER_THREAD = 96
 _THREADS = 128
 _MAX_ROWS = 64
+#: Registers of a light program's thread: four programs fit a multiprocessor of 65,536 then, instead of two or three,
+#: and all their loads are under way together. At 384 and 768 dimensions hardly a value leaves the registers for it.
+_LIGHT_REGISTERS = 128
 #: Elements that a section of the scratch is aligned to; triton then reads it in 16-byte pieces.
 _ALIGNED = 16
 
@@ -207,9 +210,15 @@ class Workspace:
                 f"device {self._device} has no room for scratch of {scratch_bytes:,} bytes: {error}"
             ) from error
         self._floats, self._keys = self._ints.view(torch.float32), self._ints.view(torch.int64)
-        self._staging = self._host_words(4096)
+        self._stage(4096)
         self._result = self._host_words(4096)
-        self._stream = torch.cuda.Stream(self._device) if self._on_cuda else None  # type: ignore[no-untyped-call]
+        self._stream: Any = None
+        if self._on_cuda:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            # The scratch may be memory that a former owner's kernels, queued on this thread's stream, still use.
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        #: What was compiled for this device, by kernel and constants.
+        self._compiled: dict[tuple[Any, ...], Any] = {}
         #: (2, dim) float32 scale and offset of sq8, as device_torch computes them; empty for other codecs.
         self.constants: F32 = np.empty((0, codec.dim), np.float32)
         if codec.kind == "sq8":
@@ -225,6 +234,12 @@ class Workspace:
         import torch
 
         return torch.empty(n, dtype=torch.int32, pin_memory=self._on_cuda)
+
+    def _stage(self, n: int) -> None:
+        """Takes host memory for tables of ``n`` words, seen as whole numbers and as float32."""
+        self._staging = self._host_words(n)
+        self._staged_ints: npt.NDArray[np.int32] = self._staging.numpy()
+        self._staged_floats = self._staged_ints.view(np.float32)
 
     def scan(
         self,
@@ -285,11 +300,10 @@ class Workspace:
             used += _aligned(values.size)
         assert used <= len(self._ints), "the tables outgrow the scratch"
         if len(self._staging) < used:
-            self._staging = self._host_words(1 << (used - 1).bit_length())
-        words = self._staging.numpy()
+            self._stage(1 << (used - 1).bit_length())
         for name, values in sections.items():
-            target = words[at[name] : at[name] + values.size]
-            np.copyto(target.view(values.dtype) if values.dtype == np.float32 else target, values.ravel(), "unsafe")
+            target = self._staged_floats if values.dtype == np.float32 else self._staged_ints
+            target[at[name] : at[name] + values.size] = values.reshape(-1)
         self._ints[:used].copy_(self._staging[:used], non_blocking=True)
         at["out"] = used
         at["free"] = used + _aligned(tables.n_slots)
@@ -309,17 +323,43 @@ class Workspace:
             "KIND": kind,
             "RESIDUAL": self._codec.by_residual,
         }
+        tensors = (elements, self._ints, self._floats)
         if tables.n_light:
             cols = _columns(dim)
-            triton_kernels.scan_light[(tables.n_light,)](
-                elements, self._ints, self._floats, *where, **shape,
-                KEEP_MAX=keep_max, ROWS=_rows_at_once(dim, cols, self._rows_per_page), COLS=cols, num_warps=4,
-            )  # fmt: skip
+            block = {"ROWS": _rows_at_once(dim, cols, self._rows_per_page), "COLS": cols}
+            constants = {**shape, "KEEP_MAX": keep_max, **block}
+            options = {"num_warps": _THREADS // 32, "maxnreg": _LIGHT_REGISTERS}
+            self._run(triton_kernels.scan_light, (tables.n_light, 1, 1), (*tensors, *where), constants, options)
         if n_heavy := len(tables.page) - tables.n_light:
-            triton_kernels.scan_heavy[(n_heavy,)](
-                elements, self._ints, self._floats, tables.n_light, *where, **shape,
-                WIDE=not self._on_cuda, ROWS=64, COLS=32 if kind == "f32" else 64, num_warps=4,
-            )  # fmt: skip
+            block = {"ROWS": 64, "COLS": 32 if kind == "f32" else 64}
+            constants = {**shape, "WIDE": not self._on_cuda, **block}
+            args = (*tensors, tables.n_light, *where)
+            self._run(triton_kernels.scan_heavy, (n_heavy, 1, 1), args, constants, {"num_warps": 4})
+
+    def _run(
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        args: tuple[Any, ...],
+        constants: dict[str, Any],
+        options: dict[str, int],
+    ) -> None:
+        """Launches ``kernel``. ``constants``: its last parameters, in their order; ``options``: always the same with
+        them.
+
+        A kernel that is asked by its source looks at every argument to find what it was compiled to: three times the
+        rest of a launch. All that triton compiles for is in the constants here, since pointers and offsets are
+        multiples of 16 and ``first_item`` is any number.
+        """
+        key = (kernel, *constants.values())
+        compiled = self._compiled.get(key)
+        if compiled is not None:
+            compiled[grid](*args, *constants.values())
+            return
+        compiled = kernel[grid](*args, **constants, **options)
+        # Triton's interpreter has nothing to keep.
+        if compiled is not None:
+            self._compiled[key] = compiled
 
     def select(
         self, at: dict[str, int], starts: list[I64], selection: Selection, n_queries: int, keep_max: bool
@@ -334,13 +374,21 @@ class Workspace:
         source = at["out"]
         for level in range(len(starts) - 1):
             target = places[level % 2]
-            chunks = max(1, -(-int(np.diff(starts[level]).max()) // selection.chunk))
-            triton_kernels.select_best[(n_queries, chunks)](
+            # Every search waits for these lines: no np.diff.
+            most = int((starts[level][1:] - starts[level][:-1]).max())
+            chunks = max(1, -(-most // selection.chunk))
+            constants = {
+                "FROM_DISTANCES": level == 0,
+                "KEEP_MAX": keep_max,
+                "CHUNK": selection.chunk,
+                "KEPT": selection.kept,
+            }
+            args = (
                 self._ints, self._floats, self._keys,
                 source, at[f"starts{level}"], at[f"starts{level + 1}"], target,
-                FROM_DISTANCES=level == 0, KEEP_MAX=keep_max, CHUNK=selection.chunk, KEPT=selection.kept,
-                num_warps=4 if selection.chunk <= 2048 else 8,
             )  # fmt: skip
+            warps = 4 if selection.chunk <= 2048 else 8
+            self._run(triton_kernels.select_best, (n_queries, chunks, 1), args, constants, {"num_warps": warps})
             source = target
         return source
 

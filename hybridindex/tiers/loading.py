@@ -153,13 +153,20 @@ class ListLoad:
 
     def _send(self) -> bool:
         writes: list[Write] = []
-        room = self._copier.send_pages
+        staged = room = self._copier.send_pages
+        if self._depth:  # a paced move rests after each send: short ones
+            room = self._copier.most_pages
         self._stop_half_way()
         while room:
             sending = self._sending or self._take_next()
             if sending is None:
                 break
             taken = min(room, len(sending.pages) - sending.n_sent)
+            if not isinstance(sending.source, PinnedList):
+                taken = min(taken, staged)
+                staged -= taken
+            if not taken:  # the buffer is full: first in the next one
+                break
             writes += self._writes(sending, taken)
             room -= taken
             sending.n_sent += taken

@@ -48,10 +48,17 @@ class Selection:
         """Where each query's candidates start, level by level: (n + 1,) each, the slots first, the answer last."""
         levels = [slots]
         while True:
-            chunks = np.maximum(1, -(-np.diff(levels[-1]) // self.chunk))
-            levels.append(np.concatenate(([0], np.cumsum(chunks * self.kept))))
+            chunks = np.maximum(1, -((levels[-1][:-1] - levels[-1][1:]) // self.chunk))
+            levels.append(_ends_from_zero(chunks * self.kept))
             if chunks.max(initial=1) == 1:
                 return levels
+
+
+def _ends_from_zero(counts: I64) -> I64:
+    """0 and where each of n runs ends: (n + 1,)."""
+    ends = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=ends[1:])
+    return ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,13 +201,14 @@ def make_tables(pairs: Pairs, list_log: I64, page_log: I32, rows_per_page: int, 
         list_log, page_log: of the residency snapshot.
         heavy_from: members from which a stretch is heavy; its items come last.
     """
+    # Every search waits for this: what numpy's own diff, append and concatenate take, plain slices spare.
     t = len(pairs)
     first_query = int(pairs.query[0])
     query = pairs.query - first_query
-    ends = np.cumsum(pairs.rows)
-    slot = ends - pairs.rows
+    ends = _ends_from_zero(pairs.rows)
+    slot = ends[:-1]
     n_queries = int(query[-1]) + 1
-    query_slot = np.append(slot, ends[-1])[np.searchsorted(query, np.arange(n_queries + 1))]
+    query_slot = ends.take(query.searchsorted(np.arange(n_queries + 1)))
 
     # Sorting whole keys is many times faster than argsort; the low bits say which pair it was.
     stretch_key = pairs.list
@@ -212,8 +220,13 @@ def make_tables(pairs: Pairs, list_log: I64, page_log: I32, rows_per_page: int, 
     key = stretch_key << bits | np.arange(t)
     key.sort()
     order = key & ((1 << bits) - 1)
-    member = np.flatnonzero(np.diff(key >> bits, prepend=-1))
-    count = np.diff(member, append=t)
+    key >>= bits
+    is_first = np.ones(t, dtype=np.bool_)
+    np.not_equal(key[1:], key[:-1], out=is_first[1:])
+    member = is_first.nonzero()[0]
+    count = np.empty_like(member)
+    np.subtract(member[1:], member[:-1], out=count[:-1])
+    count[-1] = t - member[-1]
     if heavy_from <= GROUP * n_queries:
         heavy = count >= heavy_from
         sorted_by_weight = np.concatenate((np.flatnonzero(~heavy), np.flatnonzero(heavy)))
@@ -221,15 +234,15 @@ def make_tables(pairs: Pairs, list_log: I64, page_log: I32, rows_per_page: int, 
         n_light_stretches = len(heavy) - int(heavy.sum())
     else:
         n_light_stretches = len(member)
-    one = order[member]
-    lists, rows = pairs.list[one], pairs.rows[one]
+    one = order.take(member)
+    lists, rows = pairs.list.take(one), pairs.rows.take(one)
     groups = -(-count // GROUP)
     n_pages = -(-rows // rows_per_page)
     n_items = n_pages * groups
-    item_ends = np.cumsum(n_items)
+    item_ends = n_items.cumsum()
     # Half as many bytes: these arrays are the long ones.
     stretch = np.repeat(np.arange(len(member), dtype=np.int32), n_pages)
-    in_log = list_log[lists] + pairs.first_page[one] - (np.cumsum(n_pages) - n_pages)
+    in_log = list_log[lists] + pairs.first_page[one] - (n_pages.cumsum() - n_pages)
     # Many times faster than indexing with int32.
     page = page_log.take(in_log.take(stretch) + np.arange(len(stretch)))
     if groups.max() > 1:
@@ -247,8 +260,8 @@ def make_tables(pairs: Pairs, list_log: I64, page_log: I32, rows_per_page: int, 
         rows=rows,
         member=member,
         member_end=member + count,
-        query=query[order],
-        slot=slot[order],
+        query=query.take(order),
+        slot=slot.take(order),
         pair_slot=slot,
         query_slot=query_slot,
     )

@@ -27,8 +27,10 @@ __all__ = ["choose_page_scanner", "choose_scanner", "try_scanner"]
 _log = logging.getLogger(__name__)
 
 _K = 10
-#: Queries of the two scans: each list is probed by one, and by as many as matrix products are worth it for.
-_BATCHES = (1, 8)
+#: Queries and k of the scans: each list is probed by one, and by as many as matrix products are worth it for; k up to
+#: each power of two at which the selection changes, as far as answers of searches commonly go. Nobody's first search
+#: then waits for the compiler.
+_SCANS = ((1, _K), (8, _K), (1, 32), (1, 64), (1, 128))
 
 
 def choose_page_scanner(codec: DeviceCodec, arena: PageArena) -> tuple[type[TorchScanner], str]:
@@ -96,11 +98,11 @@ def try_scanner(
         page_log=np.arange(arena.pages.n_pages, dtype=np.int32),
     )
     scanner = kind(index, codec, arena, residency, ordinal, scratch_bytes)
-    for n in _BATCHES:
+    for n, k in _SCANS:
         probes = np.tile(lists, (n, 1))
         queries = np.zeros((n, index.scan_dim), dtype=np.float32)
         try:
-            _, ids = scanner.scan(queries, probes, np.zeros(probes.shape, np.float32), _K)
+            _, ids = scanner.scan(queries, probes, np.zeros(probes.shape, np.float32), k)
         except OutOfBudgetError:
             return  # a scratch too small for this k is no fault of the scanner; each scan says so
         if len(lists) and (ids[:, 0] < 0).any():

@@ -26,7 +26,8 @@ def _decoded(
     KIND: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """Elements at (rows, cols) as float32: the formulas of ``DeviceCodec``."""
-    raw = tl.load(data + at, mask=live, other=0)
+    # Read once, and first to go: the near cache is for queries and tables, which programs read again and again.
+    raw = tl.load(data + at, mask=live, other=0, eviction_policy="evict_first")
     if KIND == "bf16":
         # The upper half of a float32; exact, and no conversion instruction.
         x = (raw.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
@@ -77,6 +78,7 @@ def scan_light(
     )
     cols = tl.arange(0, COLS)
     base = page.to(tl.int64) * (PAGE_ROWS * D)
+    first_query, first_slot = tl.load(ints + at_query + member), tl.load(ints + at_slot + member)
     start = 0
     while start < n_rows:
         row = start + tl.arange(0, ROWS)
@@ -91,10 +93,11 @@ def scan_light(
             )  # fmt: skip
             # Triton knows no unpacking.
             x = x + (part,)  # noqa: RUF005
-        m = member
+        m, query, slot = member, first_query, first_slot
         while m < end:
-            query = tl.load(ints + at_query + m)
-            slot = tl.load(ints + at_slot + m)
+            # Asked for while this one is computed: its own query's address waits for it.
+            following = tl.minimum(m + 1, end - 1)
+            next_query, next_slot = tl.load(ints + at_query + following), tl.load(ints + at_slot + following)
             total = tl.zeros((ROWS, COLS), tl.float32)
             for c in tl.static_range(N):
                 col = c * COLS + cols
@@ -104,7 +107,7 @@ def scan_light(
                 else:
                     total += (x[c] - q) * (x[c] - q)
             tl.store(floats + at_out + slot + first_row + row, tl.sum(total, axis=1), mask=live)
-            m += 1
+            m, query, slot = m + 1, next_query, next_slot
         start += ROWS
 
 

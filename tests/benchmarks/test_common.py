@@ -8,13 +8,36 @@ import json
 import pytest
 
 import hybridindex
-from benchmarks.common import environment, show, write_json
+from benchmarks.common import Attempts, environment, show, write_json
 from hybridindex.tiers import driver
 
 
 def test_a_wide_table_keeps_its_figures_in_a_pipe(capsys):
     show("wide", [f"column {i}" for i in range(14)], [[1.25e-3] * 14])
     assert capsys.readouterr().out.count("0.00125") == 14
+
+
+def test_a_table_tells_words_in_brackets_too(capsys):
+    show("notes", ("note",), [("pip install 'hybridindex[gpu]'",)])
+    assert "hybridindex[gpu]" in capsys.readouterr().out
+
+
+def test_what_raises_is_told_and_the_rest_goes_on(capsys):
+    attempts, done = Attempts(), []
+    for n in (1, 0, 2):
+        with attempts(f"one over {n}"):
+            done.append(1 / n)
+    assert done == [1.0, 0.5]
+    assert attempts.failed == ["one over 0: ZeroDivisionError('division by zero')"]
+    assert "Traceback" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="failed: one over 0"):
+        attempts.end()
+    Attempts().end()
+
+
+def test_who_is_stopped_tries_nothing_else():
+    with pytest.raises(KeyboardInterrupt), Attempts()("a row"):
+        raise KeyboardInterrupt
 
 
 def test_versions_name_the_driver_where_there_is_one(monkeypatch):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks import device_scan, device_sweep
-from hybridindex.tiers.device_triton import TritonScanner
+from hybridindex.tiers import device_triton
+from hybridindex.tiers.device_triton import TritonScanner, Workspace
 from tests.tiers.triton_here import require_triton
 
 SCRATCH = 1 << 20
@@ -68,13 +69,35 @@ def test_a_wrong_answer_is_found(lists):
 def test_a_sweep_launches_the_kernel_with_every_setting_and_puts_it_back(lists, monkeypatch):
     from hybridindex.tiers import triton_kernels
 
-    for name, values in (("TURNS", 1), ("ROWS", (4, 8)), ("COLS", (16,)), ("WARPS", (4,))):
+    for name, values in (("TURNS", 1), ("ROWS", (4, 8)), ("COLS", (16,)), ("WARPS", (4,)), ("REGISTERS", (99,))):
         monkeypatch.setattr(device_sweep, name, values)
     kernel = triton_kernels.scan_light
     rows = device_sweep.sweep(lists("f32"), 1, 3, 1, SCRATCH)
     assert triton_kernels.scan_light is kernel
-    assert sorted((r["rows"], r["cols"], r["warps"], r["error"]) for r in rows) == [(4, 16, 4, ""), (8, 16, 4, "")]
+    assert sorted((r["rows"], r["cols"], r["warps"], r["registers"], r["error"]) for r in rows) == [
+        (4, 16, 4, 99, ""),
+        (8, 16, 4, 99, ""),
+    ]
     assert rows[0]["faster"] >= rows[1]["faster"] > 0
+
+
+def test_a_sweep_of_what_is_heavy_launches_every_number_and_puts_it_back(lists, monkeypatch):
+    # Each is launched by being prepared; timing is the other sweep's too.
+    for name, value in (("TURNS", 1), ("HEAVY_FROM", (1, 2, 99)), ("seconds_of", lambda *_: 1.0)):
+        monkeypatch.setattr(device_sweep, name, value)
+    n_light, launch = {}, Workspace.launch
+    threshold = device_triton._HEAVY_FROM
+
+    def counted(self, elements, tables, *rest):
+        n_light.setdefault(threshold["bf16"], tables.n_light / len(tables.page))
+        launch(self, elements, tables, *rest)
+
+    monkeypatch.setattr(Workspace, "launch", counted)
+    before = dict(threshold)
+    rows = device_sweep.sweep_heavy(lists("bf16"), 2, 12, 1, SCRATCH)
+    assert threshold == before
+    assert sorted((r["heavy_from"], r["error"]) for r in rows) == [(1, ""), (2, ""), (99, "")]
+    assert n_light[1] == 0 < n_light[2] < n_light[99] == 1
 
 
 def test_another_setting_is_used_and_computes_the_same(lists):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import hybridindex as hx
 from hybridindex.cli import doctor_gpu
 from hybridindex.cli.console import ExitCode
-from hybridindex.cli.doctor_gpu import examine_devices, measured_devices
+from hybridindex.cli.doctor import Finding, findings_table
+from hybridindex.cli.doctor_gpu import GpuReport, SeenDevice, examine_devices, measured_devices, report_of_devices
 from hybridindex.index.codec import CODEC_NAMES
+from hybridindex.tiers.serving import CodecService
 from hybridindex.types import TransferSample
 from tests.cli.test_cli import cli  # noqa: F401 - a fixture
 from tests.clustered import clustered
@@ -54,6 +58,33 @@ def test_a_stand_in_is_called_one_and_the_way_to_measure_is_named(cli):  # noqa:
     answer = cli("doctor", "--gpu")
     assert "cpu (stand-in)" in answer.out
     assert "hybridindex profile INDEX -q QUERIES.npy --device cpu" in " ".join(answer.out.split())
+
+
+def printed(what):
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(what)
+    return console.export_text()
+
+
+def test_a_reason_keeps_the_extra_that_it_names():
+    reason = "triton is not installed; pip install 'hybridindex[gpu]'"
+    seen = SeenDevice(
+        name="cuda:0",
+        label="cuda:0 (some GPU)",
+        stand_in=False,
+        free_bytes=1 << 30,
+        total_bytes=1 << 30,
+        context_bytes=None,
+        codecs=(CodecService(codec="flat", scanner="torch", reason=reason),),
+    )
+    assert f"torch: {reason}" in printed(report_of_devices(GpuReport(versions={"torch": None}, devices=(seen,))))
+
+
+def test_a_remedy_keeps_the_extra_that_it_names():
+    remedy = "pip install 'hybridindex[gpu]'"
+    table = findings_table([Finding(what="triton", state="missing", detail="not here [yet]", remedy=remedy)])
+    assert remedy in (text := printed(table))
+    assert "not here [yet]" in text
 
 
 def test_what_the_newest_profile_measured_is_shown(cli, profiled):  # noqa: F811

@@ -251,6 +251,57 @@ def test_an_answer_does_not_depend_on_who_shares_the_batch(small, device):
             np.testing.assert_array_equal(alone[1][0], together[1][row])
 
 
+class Compiling:
+    """A kernel that compiles, where only the interpreter runs: what it returns runs with these constants alone."""
+
+    def __init__(self, kernel):
+        self.kernel, self.asked, self.launched = kernel, 0, 0
+
+    def __getitem__(self, grid):
+        def launch(*args, **named):
+            self.asked += 1
+            self.kernel[grid](*args, **named)
+            return Compiled(self, {name: value for name, value in named.items() if name in self.kernel.arg_names})
+
+        return launch
+
+
+class Compiled:
+    def __init__(self, source, constants):
+        self.source, self.constants = source, constants
+
+    def __getitem__(self, grid):
+        def launch(*args):
+            named = dict(zip(self.source.kernel.arg_names, args, strict=True))
+            assert {name: named[name] for name in self.constants} == self.constants
+            assert all(value % 16 == 0 for name, value in named.items() if name.startswith("at_"))
+            self.source.launched += 1
+            self.source.kernel[grid](**named)
+
+        return launch
+
+
+def test_a_kernel_is_asked_once_what_it_was_compiled_to(small, monkeypatch):
+    require_triton("cpu")
+    from hybridindex.tiers import triton_kernels
+
+    kernels = {name: Compiling(getattr(triton_kernels, name)) for name in triton_kernels.__all__}
+    for name, kernel in kernels.items():
+        monkeypatch.setattr(triton_kernels, name, kernel)
+    monkeypatch.setitem(device_triton._HEAVY_FROM, "bf16", 2)
+    index = small("bf16", "ip", n=40, nlist=2)
+    queries, probes = clustered(2, 20, seed=3), np.array([[0, -1], [0, 1]])
+    with scanning(index, "cpu", page_bytes=4096, scatter=False) as scanner:
+        answers = [checked(index, scanner, queries, probes, k) for k in (5, 5, 17)]
+    np.testing.assert_array_equal(answers[0], answers[1])
+    # The selection of 17 is another one.
+    assert {name: (kernel.asked, kernel.launched) for name, kernel in kernels.items()} == {
+        "scan_heavy": (1, 2),
+        "scan_light": (1, 2),
+        "select_best": (2, 1),
+    }
+
+
 def test_an_absent_list_is_refused(small, device):
     index = small()
     tier = DeviceTier(index, device, 0, budget_bytes=4 << 20, wanted_bytes=1 << 20)

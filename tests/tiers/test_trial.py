@@ -104,9 +104,9 @@ def test_every_kernel_runs_before_the_first_query(index, triton_first, monkeypat
     require_triton("cpu")
     launched, launch, select = [], Workspace.launch, Workspace.select
     monkeypatch.setattr(Workspace, "launch", lambda self, *a: launched.append(a[1].n_queries) or launch(self, *a))
-    monkeypatch.setattr(Workspace, "select", lambda self, *a: launched.append("select") or select(self, *a))
+    monkeypatch.setattr(Workspace, "select", lambda self, *a: launched.append(f"best {a[2].kept}") or select(self, *a))
     with closing(open_tier(index)) as tier:
-        assert launched == [1, "select", 8, "select"]
+        assert launched == [1, "best 16", 8, "best 16", 1, "best 32", 1, "best 64", 1, "best 128"]
         assert Workspace._made[id(tier.arena.data)].scratch_bytes == SCRATCH
         assert tier.used_bytes == 0
         scanner = tier.scanner(ResidencyStore(NLIST, lambda *_: None).current)

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 COMPILE = """
-import itertools
+import contextlib, io, itertools, re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -23,13 +23,17 @@ POINTERS = {"ints": "*i32", "floats": "*fp32", "keys": "*i64"}
 DATA = {"f32": "*fp32", "f16": "*fp16", "bf16": "*i16", "sq8": "*u8"}
 
 
-def compile_for_hopper(kernel, constants, data="", warps=4):
+def compile_for_hopper(kernel, constants, data="", spilled=0, **options):
     names = kernel.arg_names
     types = {name: "constexpr" if name in constants else {**POINTERS, "data": data}.get(name, "i32") for name in names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name] != "constexpr"}
     source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned)
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm["ptx"]
+    with contextlib.redirect_stdout(io.StringIO()) as log:
+        ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, **options}).asm["ptx"]
     assert ".local" not in ptx, f"{kernel.__name__} {constants} keeps an array in local memory"
+    found = re.search(r"(\\d+) bytes spill stores[^\\0]*Used (\\d+) registers", log.getvalue())
+    assert int(found[1]) <= spilled, f"{kernel.__name__} {constants}: {log.getvalue()}"
+    assert int(found[2]) <= options.get("maxnreg", 255)
     return ptx
 
 
@@ -42,8 +46,13 @@ for (kind, data), (dim, residual) in itertools.product(DATA.items(), [(384, Fals
             kernels.scan_light,
             {**shared, "KEEP_MAX": keep_max, "ROWS": device_triton._rows_at_once(dim, cols, rows), "COLS": cols},
             data,
+            # For four programs a multiprocessor, a few values that one of 128 threads reads back.
+            spilled=64,
+            maxnreg=device_triton._LIGHT_REGISTERS,
         )
         assert "mma" not in ptx
+        # Rows come in whole vectors, and do not drive queries and tables out of the near cache.
+        assert dim % 64 or "ld.global.L1::evict_first.L2::cache_hint.v4.b32" in ptx
     ptx = compile_for_hopper(
         kernels.scan_heavy, {**shared, "WIDE": False, "ROWS": 64, "COLS": 32 if kind == "f32" else 64}, data
     )
@@ -56,7 +65,7 @@ for k in (10, 2048):
         compile_for_hopper(
             kernels.select_best,
             {"FROM_DISTANCES": first, "KEEP_MAX": keep_max, "CHUNK": selection.chunk, "KEPT": selection.kept},
-            warps=4 if selection.chunk <= 2048 else 8,
+            num_warps=4 if selection.chunk <= 2048 else 8,
         )
 print("compiled")
 """
@@ -70,6 +79,6 @@ def test_kernels_compile_for_hopper_and_stay_in_registers(tmp_path):
     script = tmp_path / "compile_kernels.py"
     script.write_text(COMPILE)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT), "TRITON_DUMP_PTXAS_LOG": "1"}
     out = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False)
     assert out.stdout.strip() == "compiled", out.stderr
