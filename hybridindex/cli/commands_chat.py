@@ -147,7 +147,7 @@ def _questions(
         return
     for _ in itertools.count():
         try:
-            typed = out.input("[bold]? [/]").strip()
+            typed = out.input(Text("? ", style="bold")).strip()
         except EOFError:
             return
         if typed:
@@ -185,7 +185,7 @@ def _answer(
     except GenerationError as error:
         if not talking:
             raise
-        err.print(f"\n{error}", markup=False, highlight=False)
+        err.print(f"\n{error}", highlight=False)
         return None
     finally:
         # What is said next, be it an error, has a line of its own.
@@ -213,6 +213,5 @@ def _table(answer: Answer) -> Table:
     )  # fmt: skip
     for passage in answer.passages:
         text = passage.text if len(passage.text) <= _SHOWN else f"{passage.text[:_SHOWN]}…"
-        # As they are: square brackets in a passage are no markup.
-        table.add_row(str(passage.id), f"{passage.score:.3f}", Text(passage.source), Text(text))
+        table.add_row(str(passage.id), f"{passage.score:.3f}", passage.source, text)
     return table

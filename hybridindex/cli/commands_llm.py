@@ -161,7 +161,7 @@ def _resumable(checkpoint: Path | None) -> Iterator[None]:
     except (KeyboardInterrupt, LLMServerError):
         if checkpoint is not None and checkpoint.exists():
             words = f"{checkpoint} keeps the finished parts of the measurement: the same command goes on from there"
-            err.print(words, markup=False, highlight=False, soft_wrap=True)
+            err.print(words, highlight=False, soft_wrap=True)
         raise
 
 
@@ -339,7 +339,7 @@ def register(app: typer.Typer) -> None:
         if args_only and not json:
             typer.echo(shlex.join(share.arguments()))
             for note in notes:  # stdout is for vLLM
-                err.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
+                err.print(f"Note: {note}", highlight=False, soft_wrap=True)
         elif not json:
             serve = shlex.join(["vllm", "serve", "MODEL" if model is None else str(model), *share.arguments()])
             _show_share(serve, notes, environment, beside)
@@ -358,4 +358,4 @@ def _show_share(serve: str, notes: list[str], environment: dict[str, str], besid
         *(f"# Note: {note}" for note in notes),
     ]
     for line in lines:
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
+        out.print(line, highlight=False, soft_wrap=True)

@@ -225,7 +225,7 @@ def register(app: typer.Typer) -> None:
         emit(payload, as_json=json)
         if not json:
             out.print(f"plan {plan_id}", style="bold")
-            out.print(decided.explain(), markup=False, highlight=False, soft_wrap=True)
+            out.print(decided.explain(), highlight=False, soft_wrap=True)
         if not decided.feasible:
             raise typer.Exit(ExitCode.INFEASIBLE)
 
@@ -250,7 +250,7 @@ def register(app: typer.Typer) -> None:
                 payload = _explain_stored(index, plan_id, store)
         emit(payload, as_json=json)
         if not json:
-            out.print(payload["explanation"], markup=False, highlight=False, soft_wrap=True)
+            out.print(payload["explanation"], highlight=False, soft_wrap=True)
 
     @app.command()
     def history(index: IndexPath, key: Key = None, store: StoreUrl = None, json: Json = False) -> None:

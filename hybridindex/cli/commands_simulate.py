@@ -204,10 +204,10 @@ def simulate(
     first = found[0]
     if not json:
         for sentence in assumptions:
-            out.print(sentence, markup=False, highlight=False, soft_wrap=True)
+            out.print(sentence, highlight=False, soft_wrap=True)
     if not first.meets(attainment):
         if not json:
-            out.print(_nearest(first, rate), markup=False, highlight=False, soft_wrap=True)
+            out.print(_nearest(first, rate), highlight=False, soft_wrap=True)
         raise typer.Exit(ExitCode.INFEASIBLE)
 
 
@@ -230,10 +230,10 @@ def _follow(
     if not as_json:
         told = [f"{at:.4g} s: {what}" for at, what in found[0].history]
         for sentence in [*told, *assumptions]:
-            out.print(sentence, markup=False, highlight=False, soft_wrap=True)
+            out.print(sentence, highlight=False, soft_wrap=True)
     if found[0].at_end < attainment:
         if not as_json:
-            out.print(f"infeasible: ours attains {found[0].at_end:.1%} at the end", markup=False, highlight=False)
+            out.print(f"infeasible: ours attains {found[0].at_end:.1%} at the end", highlight=False)
         raise typer.Exit(ExitCode.INFEASIBLE)
 
 

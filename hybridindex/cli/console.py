@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from hybridindex import errors
 from hybridindex.errors import InvalidInputError
@@ -31,8 +32,9 @@ __all__ = [
     "show_json_error",
 ]
 
-out = Console()
-err = Console(stderr=True)
+# Names, paths, errors and reasons are printed as they are: "hybridindex[gpu]" is no markup.
+out = Console(markup=False)
+err = Console(stderr=True, markup=False)
 
 
 class ExitCode(IntEnum):
@@ -118,8 +120,8 @@ def fail(error: BaseException, *, as_json: bool) -> int:
     kind = type(error).__name__
     if as_json:
         show_json_error(kind, message, code)
-    err.print(f"[bold red]{kind}[/]: ", end="")
-    err.print(message, markup=False, highlight=False, soft_wrap=True)
+    err.print(Text(kind, style="bold red"), end=": ")
+    err.print(message, highlight=False, soft_wrap=True)
     return int(code)
 
 
@@ -128,7 +130,7 @@ class CliProgress:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._bars = Progress(
-            TextColumn("{task.description:<24}"),
+            TextColumn("{task.description:<24}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

@@ -140,8 +140,6 @@ def findings_table(findings: list[Finding]) -> Table:
     colours = {"ok": "green", "note": "yellow", "missing": "red"}
     table = Table("", "what", "found", "what to do")
     for finding in findings:
-        colour = colours[finding.state]
-        # As text: a remedy may name an extra, which looks like markup.
-        told = (Text(words) for words in (finding.what, finding.detail, finding.remedy))
-        table.add_row(f"[{colour}]{finding.state}[/]", *told)
+        state = Text(finding.state, style=colours[finding.state])
+        table.add_row(state, finding.what, finding.detail, finding.remedy)
     return table

@@ -175,8 +175,7 @@ def _device_table(device: SeenDevice) -> Table:
         context = "not known" if device.context_bytes is None else readable_bytes(device.context_bytes)
         table.add_row("context, outside every budget", context)
     for service in device.codecs:
-        # As text: a reason may name an extra, which looks like markup.
-        table.add_row(f"codec {service.codec}", Text(f"{service.scanner}: {service.reason}".removesuffix(": ")))
+        table.add_row(f"codec {service.codec}", f"{service.scanner}: {service.reason}".removesuffix(": "))
     return table
 
 

@@ -57,14 +57,14 @@ def run_demo(output: Path, *, device: str = "auto", as_json: bool = False) -> No
     output.mkdir(parents=True, exist_ok=True)
     name, label = _choose_device(device)
 
-    def say(text: str) -> None:
+    def say(text: str, style: str = "") -> None:
         if not as_json:
-            err.print(text, highlight=False, soft_wrap=True)
+            err.print(text, style=style, highlight=False, soft_wrap=True)
 
     with CliProgress(quiet=as_json) as progress:
         data = load_dataset("demo", output.parent / "cache", progress=progress)
     for note in data.notes:
-        say(f"[dim]{note}[/]")
+        say(note, style="dim")
     calibration, test = _queries(data)
     with CliProgress(quiet=as_json) as progress:
         index = _index(data, output / "index", progress)

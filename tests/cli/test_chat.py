@@ -7,11 +7,10 @@ import signal
 import threading
 
 import pytest
-from rich.console import Console
 
 from hybridindex.cli import commands_chat
 from hybridindex.cli.chat_parts import settings_of
-from hybridindex.cli.console import ExitCode
+from hybridindex.cli.console import ExitCode, out
 from hybridindex.demo import embed
 from hybridindex.demo.documents import EMBEDDER
 from hybridindex.rag.documents import DocumentStore, write_documents
@@ -322,12 +321,12 @@ def test_ctrl_c_ends_an_answer_and_its_session(cli, index, serve, monkeypatch):
     assert ended == [True]
 
 
-def test_brackets_in_passages_are_shown(capsys):
+def test_brackets_in_passages_are_shown():
     passage = Passage(id=1, score=0.5, text="[/b] " + "x" * 500, source="[red]")
     answer = Answer(pipeline="p", question="q", text="", passages=(passage,), events=(), seconds=1.0)
-    console = Console(width=400)
-    console.print(commands_chat._table(answer))
-    shown = capsys.readouterr().out
+    with out.capture() as captured:
+        out.print(commands_chat._table(answer), width=400)
+    shown = captured.get()
     assert "[/b] xxx" in shown
     assert "[red]" in shown
     assert "x" * 200 not in shown

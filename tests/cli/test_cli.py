@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import typer
+from rich.table import Table
 
-from hybridindex.cli.console import ExitCode, parse_bytes, readable_bytes, to_json
+from hybridindex.cli.console import ExitCode, out, parse_bytes, readable_bytes, to_json
 from hybridindex.cli.main import app, run
 from hybridindex.errors import InvalidInputError
 from tests.clustered import DIM, clustered
@@ -311,3 +312,13 @@ def test_an_error_of_the_system_is_one_line(cli, monkeypatch, as_json):
     assert "No space left on device" in answer.err
     assert answer.err.count("\n") == 1
     assert (answer.json["error"]["exit_code"] if as_json else answer.json) == (1 if as_json else None)
+
+
+def test_names_in_square_brackets_are_printed_as_they_are(cli, tmp_path):
+    """Not taken for markup: neither lost, nor an error."""
+    missing = tmp_path / "[red]idx[/x]"
+    assert str(missing) in cli("plan", missing, "--slo-ms", 5, "--budget", "1MiB").err
+    with out.capture() as captured:
+        out.print(Table("[/x]", title=str(missing)), width=200)
+    assert str(missing) in captured.get()
+    assert "[/x]" in captured.get().replace(str(missing), "")

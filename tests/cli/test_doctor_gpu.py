@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 import hybridindex as hx
 from hybridindex.cli import doctor_gpu
-from hybridindex.cli.console import ExitCode
+from hybridindex.cli.console import ExitCode, out
 from hybridindex.cli.doctor import Finding, findings_table
 from hybridindex.cli.doctor_gpu import GpuReport, SeenDevice, examine_devices, measured_devices, report_of_devices
 from hybridindex.index.codec import CODEC_NAMES
@@ -61,9 +59,9 @@ def test_a_stand_in_is_called_one_and_the_way_to_measure_is_named(cli):  # noqa:
 
 
 def printed(what):
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(what)
-    return console.export_text()
+    with out.capture() as captured:
+        out.print(what, width=200)
+    return captured.get()
 
 
 def test_a_reason_keeps_the_extra_that_it_names():
