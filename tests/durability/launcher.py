@@ -1,7 +1,7 @@
 """Starts processes that die at a point: one parent that has loaded the library, and forks for each of them.
 
 A child is a process of its own: its locks, files and mappings end with its SIGKILL as those of any process do. Loading
-faiss and torch once, instead of once a child, is what makes some fifty deaths affordable. The parent runs no search and
+everything once, instead of once a child, is what makes a hundred children affordable. The parent runs no search and
 starts no thread.
 """
 
@@ -141,8 +141,17 @@ def _be_child(job: dict[str, Any]) -> None:
 
 
 def _preload() -> None:
+    """Whatever a command or a daemon imports: no child does it again."""
     import faiss  # noqa: F401
     import torch  # noqa: F401
+    import uvicorn.protocols.http.httptools_impl  # noqa: F401
+    import uvloop  # noqa: F401
+
+    import hybridindex.calibrate
+    import hybridindex.cli.main
+    import hybridindex.refresh
+    import hybridindex.service.app
+    import hybridindex.service.run  # noqa: F401
 
 
 def _main() -> None:
