@@ -15,6 +15,7 @@ import pytest
 
 from hybridindex.index import IVFIndex, build
 from hybridindex.types import F32
+from tests.durability.launcher import Launcher
 
 # Without a GPU, triton kernels run in triton's interpreter, on CPU tensors. Triton reads this once, when it is
 # imported; nothing here has imported it yet. With a GPU they are compiled, and tests run them there.
@@ -67,6 +68,13 @@ def make_index(tmp_path: Path) -> Iterator[Callable[..., IVFIndex]]:
     yield factory
     for index in made:
         index.close()
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    """Of commands and daemons in processes of their own."""
+    with Launcher(tmp_path_factory.mktemp("children")) as launcher:
+        yield launcher
 
 
 @pytest.fixture(autouse=True)
