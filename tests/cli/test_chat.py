@@ -21,7 +21,6 @@ from hybridindex.rag.records import Answer, Passage
 from hybridindex.rag.shift import shift_passage
 from hybridindex.rag.steps import Steps
 from hybridindex.rag.trace import TraceWriter, read_traces
-from tests.cli.test_cli import cli
 from tests.rag.conftest import documents, retriever, router, source, world
 from tests.rag.test_generator import DONE, chat_event, models, never, serve, stream
 from tests.rag.test_pipelines import ANSWERS, QUESTION, SAID
@@ -29,7 +28,7 @@ from tests.rag.test_tokens import Subwords
 from tests.rag.world import DIM, embedder, replay, spoken
 from tests.rag.world import documents as all_documents
 
-__all__ = ["cli", "documents", "retriever", "router", "serve", "source", "world"]
+__all__ = ["documents", "retriever", "router", "serve", "source", "world"]
 
 
 @pytest.fixture

@@ -8,10 +8,6 @@ import pytest
 
 from hybridindex.cli.console import ExitCode
 from hybridindex.service import run
-from tests.cli.test_cli import cli
-from tests.service.conftest import index_path, planned_index
-
-__all__ = ["cli", "index_path", "planned_index"]
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from hybridindex.cli.console import ExitCode
 from hybridindex.cli.doctor_gpu import examine_devices, measured_devices
 from hybridindex.index.codec import CODEC_NAMES
 from hybridindex.types import TransferSample
-from tests.cli.test_cli import cli  # noqa: F401 - a fixture
 from tests.clustered import clustered
 
 COPIES = tuple(
@@ -32,7 +31,7 @@ def profiled(tmp_path_factory):
     return path, profile
 
 
-def test_codecs_have_the_scanner_that_would_serve_them(cli):  # noqa: F811
+def test_codecs_have_the_scanner_that_would_serve_them(cli):
     answer = cli("doctor", "--gpu", "--json")
     assert answer.code == 0, answer.err
     gpu = answer.json["gpu"]
@@ -48,7 +47,7 @@ def test_codecs_have_the_scanner_that_would_serve_them(cli):  # noqa: F811
         assert (device["free_bytes"] is None) == device["stand_in"]
 
 
-def test_a_stand_in_is_called_one_and_the_way_to_measure_is_named(cli):  # noqa: F811
+def test_a_stand_in_is_called_one_and_the_way_to_measure_is_named(cli):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     answer = cli("doctor", "--gpu")
@@ -56,7 +55,7 @@ def test_a_stand_in_is_called_one_and_the_way_to_measure_is_named(cli):  # noqa:
     assert "hybridindex profile INDEX -q QUERIES.npy --device cpu" in " ".join(answer.out.split())
 
 
-def test_what_the_newest_profile_measured_is_shown(cli, profiled):  # noqa: F811
+def test_what_the_newest_profile_measured_is_shown(cli, profiled):
     path, profile = profiled
     answer = cli("doctor", "--gpu", "--index", path, "--json")
     assert answer.code == 0, answer.err
@@ -86,7 +85,7 @@ def test_each_device_has_its_own_fits(profiled):
     np.testing.assert_allclose(copy.latency_s, 1e-5, rtol=1e-6)
 
 
-def test_an_index_without_profile_says_what_would_measure(cli, tmp_path):  # noqa: F811
+def test_an_index_without_profile_says_what_would_measure(cli, tmp_path):
     hx.build(clustered(600, seed=1), tmp_path / "idx", nlist=8, codec="pqfs").close()
     answer = cli("doctor", "--gpu", "--index", tmp_path / "idx", "--json")
     assert answer.code == 0, answer.err
@@ -116,7 +115,7 @@ def test_a_profile_of_another_machine_is_called_one(profiled, monkeypatch):
         assert examine_devices(index).profile_of_this_machine is False
 
 
-def test_an_index_needs_the_flag(cli, profiled):  # noqa: F811
+def test_an_index_needs_the_flag(cli, profiled):
     answer = cli("doctor", "--index", profiled[0])
     assert answer.code == ExitCode.USAGE
     assert "--gpu" in answer.err

@@ -15,11 +15,10 @@ import typer
 import yaml
 
 from hybridindex.cli.main import app
-from tests.cli.test_cli import cli
+from tests.cli.conftest import cli
 from tests.cli.test_daemon_commands import running
-from tests.service.conftest import index_path, planned_index
 
-__all__ = ["cli", "index_path", "planned_index", "running"]
+__all__ = ["cli", "running"]
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "examples/compose.yml"
