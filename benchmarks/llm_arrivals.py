@@ -1,4 +1,4 @@
-"""RAG requests that arrive by themselves at a vLLM of one's own: how many get their first token in time, by rate.
+"""RAG requests that arrive by themselves at an LLM's server: how many get their first token in time, by rate.
 
 An open loop: a request is sent when it is due, however many are under way. Each searches the index through a router and
 then generates; its time to first token runs from when it was due.
@@ -7,17 +7,10 @@ then generates; its time to first token runs from when it was due.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import socket
 import string
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -26,7 +19,10 @@ from hybridindex.profiler.llm_server import LLMServer
 from hybridindex.router.router import Router
 from hybridindex.types import F32
 
-__all__ = ["Attained", "Load", "compliant_rate", "offered", "vllm_server"]
+__all__ = ["MODEL_NAME", "Attained", "Load", "compliant_rate", "offered"]
+
+#: Under which the server has it.
+MODEL_NAME = "llm"
 
 #: Of requests that are in time, where a rate complies: the paper's 90th percentile.
 ATTAINMENT = 0.9
@@ -64,48 +60,6 @@ class Attained:
     search_p90_s: float
 
 
-@contextmanager
-def vllm_server(model: Path, kv_cache_bytes: int, *words: str) -> Iterator[str]:
-    """``vllm serve`` of ``model`` on a free port of the loopback with exactly that cache; gives its address.
-
-    Raises:
-        LLMServerError: it does not start, with the end of its log.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", "llm"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--kv-cache-memory-bytes", str(kv_cache_bytes), *words]
-    offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1", "VLLM_PLUGINS": ""}
-    url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env={**os.environ, **offline}
-        )
-        try:
-            asyncio.run(_started(url, process))
-            yield url
-        except LLMServerError as error:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - 4000))
-            raise LLMServerError(f"{error}\n{log.read().decode(errors='replace')}") from error
-        finally:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(30)
-            process.kill()
-            process.wait()
-
-
-async def _started(url: str, process: subprocess.Popen[bytes]) -> None:
-    async with LLMServer(url) as server:
-        for _ in range(60):
-            if process.poll() is not None:
-                raise LLMServerError(f"vllm serve ended with status {process.returncode}")
-            with suppress(LLMServerError):
-                return await server.wait_ready(3.0)
-        raise LLMServerError("vllm serve was not ready within three minutes")
-
-
 def offered(url: str, router: Router, load: Load, rate_rps: float, seed: int) -> Attained:
     """Poisson arrivals at ``rate_rps``."""
     gaps = np.random.default_rng(seed).exponential(1 / rate_rps, size=int(3 * rate_rps * load.seconds) + 16)
@@ -119,8 +73,8 @@ async def _offer(
     loop = asyncio.get_running_loop()
     async with LLMServer(url, timeout_s=_TIMEOUT_S, connections=len(due) + 1) as server:
         trial = _words(draw, _TRIAL_WORDS)
-        await server.settle_dialect("llm", trial)
-        n_words = round(load.input_tokens * _TRIAL_WORDS / await server.count_tokens("llm", trial))
+        await server.settle_dialect(MODEL_NAME, trial)
+        n_words = round(load.input_tokens * _TRIAL_WORDS / await server.count_tokens(MODEL_NAME, trial))
         # No two alike, here and at other rates: a prefix cache finds nothing.
         prompts = [_words(draw, n_words) for _ in due]
         started = loop.time()
@@ -132,7 +86,7 @@ async def _offer(
             await asyncio.to_thread(router.search, query[None], load.k, load.nprobe)
             searched = loop.time() - started - at
             try:
-                answer = await server.complete("llm", prompts[number], load.output_tokens)
+                answer = await server.complete(MODEL_NAME, prompts[number], load.output_tokens)
             except LLMServerError:
                 return searched, _TIMEOUT_S
             return searched, searched + answer.first_token_s

@@ -18,18 +18,19 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import arguments, show, write
 from benchmarks.data import benchmark_dataset
-from benchmarks.llm_arrivals import Load, compliant_rate, offered, vllm_server
+from benchmarks.llm_arrivals import MODEL_NAME, Load, compliant_rate, offered
 from hybridindex.facade import Index, open_index
 from hybridindex.partitioner.plan import Plan
 from hybridindex.profiler.llm import LLMRequest, merge_points, profile_llm_server
 from hybridindex.types import LLMMeasurement, LLMProfile
+from tests.vllm.server import Served, vllm_server
 from tests.vllm.tiny_llama import make_tiny_llama
 
 _TOKENS = 256, 128
@@ -52,12 +53,17 @@ def say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
+def _served(model: Path, kv_cache_bytes: int) -> AbstractContextManager[Served]:
+    log = model.with_name("vllm.log")
+    return vllm_server(model, kv_cache_bytes, *_ENGINE, name=MODEL_NAME, log=log, VLLM_PLUGINS="")
+
+
 def _profiled(model: Path, kv_cache_bytes: int, seconds: float) -> LLMMeasurement:
     request = LLMRequest(
         input_tokens=_TOKENS[0], output_tokens=_TOKENS[1], max_concurrency=64, prompt_lengths=(), max_seconds=seconds
     )
-    with vllm_server(model, kv_cache_bytes, *_ENGINE) as url:
-        found = profile_llm_server(url, request)
+    with _served(model, kv_cache_bytes) as served:
+        found = profile_llm_server(served.url, request)
     say(f"{kv_cache_bytes / 2**20:.1f} MiB: {found.profile.throughput_rps:.2f} requests/s")
     return found
 
@@ -69,9 +75,9 @@ def _plans(index: Index, options: argparse.Namespace, llm: LLMProfile | None) ->
 def _row(model: Path, plans: Sequence[Plan], router: Any, load: Load, options: argparse.Namespace) -> dict[str, Any]:
     line, curve = plans
     kv_bytes = (options.shared_mb << 20) - curve.device_bytes
-    with vllm_server(model, kv_bytes, *_ENGINE) as url:
+    with _served(model, kv_bytes) as served:
         rate, tried = compliant_rate(
-            lambda rps: offered(url, router, load, rps, seed=round(rps * 1000)),
+            lambda rps: offered(served.url, router, load, rps, seed=round(rps * 1000)),
             1.25 * max(line.max_sustainable_qps, curve.max_sustainable_qps),
             options.steps,
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import isotonic_regression
+import scipy
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.types import F64
@@ -78,7 +78,9 @@ def fit_piecewise_linear(x: Sequence[float] | F64, y: Sequence[float] | F64, qua
     knots, group, repeats = np.unique(xs, return_inverse=True, return_counts=True)
     values = np.array([np.quantile(ys[group == g], quantile) for g in range(knots.size)])
     if knots.size > 1:
-        values = np.asarray(isotonic_regression(values, weights=repeats.astype(np.float64)).x, dtype=np.float64)
+        values = np.asarray(
+            scipy.optimize.isotonic_regression(values, weights=repeats.astype(np.float64)).x, dtype=np.float64
+        )
     return PiecewiseLinear(knots=knots, values=values)
 
 

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner import order_stats
@@ -106,24 +106,24 @@ class BetaHitRate:
 
     def cdf(self, x: npt.ArrayLike) -> F64:
         at = np.clip(np.asarray(x, dtype=np.float64), 0.0, 1.0)
-        return np.asarray(special.betainc(self.alpha, self.beta, at), dtype=np.float64)
+        return np.asarray(scipy.special.betainc(self.alpha, self.beta, at), dtype=np.float64)
 
     def expected_min(self, batch: int) -> float:
         _check_batch(batch)
         # All mass lies between these two; nodes placed there resolve narrow distributions as well as U-shaped ones.
-        lo = float(special.betaincinv(self.alpha, self.beta, _TAIL / batch))
-        hi = float(special.betaincinv(self.alpha, self.beta, -math.expm1(math.log(_TAIL) / batch)))
+        lo = float(scipy.special.betaincinv(self.alpha, self.beta, _TAIL / batch))
+        hi = float(scipy.special.betaincinv(self.alpha, self.beta, -math.expm1(math.log(_TAIL) / batch)))
         t = (_NODES + 1.0) / 2.0
         # Quintic smoothstep: bunches nodes at both ends, where a U-shaped CDF bends.
         x = lo + (hi - lo) * t**3 * (10.0 - 15.0 * t + 6.0 * t**2)
         dx = (hi - lo) * 30.0 * t**2 * (1.0 - t) ** 2 * _WEIGHTS / 2.0
-        survival = special.betaincc(self.alpha, self.beta, x) ** batch
+        survival = scipy.special.betaincc(self.alpha, self.beta, x) ** batch
         return float(min(lo + survival @ dx, self.mean))
 
     def min_quantile(self, batch: int, probability: float) -> float:
         _check_batch(batch)
         level = -math.expm1(math.log(max(probability, 1e-300)) / batch)
-        return float(special.betaincinv(self.alpha, self.beta, level))
+        return float(scipy.special.betaincinv(self.alpha, self.beta, level))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -170,12 +170,12 @@ class BetaBinomialHitRate:
 
     def _pmf(self) -> F64:
         n, k = self.trials, np.arange(self.trials + 1, dtype=np.float64)
-        choose = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
+        choose = scipy.special.gammaln(n + 1) - scipy.special.gammaln(k + 1) - scipy.special.gammaln(n - k + 1)
         if math.isinf(self.nu):
-            log = choose + special.xlogy(k, self.mean) + special.xlog1py(n - k, -self.mean)
+            log = choose + scipy.special.xlogy(k, self.mean) + scipy.special.xlog1py(n - k, -self.mean)
         else:
             a, b = self.mean * self.nu, (1.0 - self.mean) * self.nu
-            log = choose + special.betaln(k + a, n - k + b) - special.betaln(a, b)
+            log = choose + scipy.special.betaln(k + a, n - k + b) - scipy.special.betaln(a, b)
         pmf = np.exp(log)
         return np.asarray(pmf / pmf.sum(), dtype=np.float64)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import lsq_linear
+import scipy
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.coverage import CoverageCurve, QueryWork
@@ -321,7 +321,7 @@ def fit_routing(columns: F64, seconds: F64, rounds: int = 4, *, prior_weight: fl
         # In units of each column's largest value; the first two stay as they are, so that the prior can speak of them.
         scaled = columns / np.concatenate((np.ones(2), unit[2:]))
         rows = np.vstack((scaled * w[:, None], prior))
-        found = lsq_linear(rows, np.concatenate((seconds * w, [pull, 0.0])), bounds=(lower, upper)).x
+        found = scipy.optimize.lsq_linear(rows, np.concatenate((seconds * w, [pull, 0.0])), bounds=(lower, upper)).x
         relative = np.maximum(np.abs(scaled @ found - seconds) * weights, 1e-3)
     return RoutingModel(
         scale=float(found[0]),

@@ -8,7 +8,7 @@ sorted or randomly ordered samples; knows nothing of lists or latencies.
 from __future__ import annotations
 
 import numpy as np
-from scipy.ndimage import maximum_filter1d
+import scipy
 
 from hybridindex.types import F64, I64
 
@@ -72,7 +72,7 @@ def window_max(values: F64, batch: int, starts: I64) -> F64:
         return np.full(starts.size, values.max())
     if batch * starts.size <= 4 * n:
         return np.asarray(_windows(values, batch, starts).max(axis=0), dtype=np.float64)
-    centred = maximum_filter1d(values, batch, mode="wrap")
+    centred = scipy.ndimage.maximum_filter1d(values, batch, mode="wrap")
     return np.asarray(centred[(starts + batch // 2) % n], dtype=np.float64)
 
 

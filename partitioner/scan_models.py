@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from scipy.optimize import nnls
+import scipy
 
 from hybridindex.errors import ProfileError
 from hybridindex.partitioner.fits import PiecewiseLinear, fit_piecewise_linear, ratio_levels
@@ -193,7 +193,7 @@ def relative_nnls(columns: F64, seconds: F64, rounds: int = 3) -> tuple[F64, flo
     solution = np.zeros(columns.shape[1])
     for _ in range(rounds):
         w = weights / np.sqrt(relative)
-        solution, _ = nnls(columns / scale * w[:, None], seconds * w)
+        solution, _ = scipy.optimize.nnls(columns / scale * w[:, None], seconds * w)
         relative = np.maximum(np.abs(columns / scale @ solution * weights - 1.0), 0.02)
     error = float(np.median(np.abs(columns / scale @ solution * weights - 1.0)))
     return np.asarray(solution / scale, dtype=np.float64), error

@@ -1,10 +1,11 @@
-"""Fixtures that every room may use: random clustered vectors and small indexes over them."""
+"""Fixtures that every room may use: random clustered vectors, small indexes over them, commands as processes."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ import hypothesis
 import numpy as np
 import pytest
 
+import hybridindex as hx
 from hybridindex.index import IVFIndex, build
 from hybridindex.types import F32
+from tests.clustered import clustered
+from tests.durability.launcher import Launcher
 
 # Without a GPU, triton kernels run in triton's interpreter, on CPU tensors. Triton reads this once, when it is
 # imported; nothing here has imported it yet. With a GPU they are compiled, and tests run them there. A GPU's own node
@@ -68,6 +72,31 @@ def make_index(tmp_path: Path) -> Iterator[Callable[..., IVFIndex]]:
     yield factory
     for index in made:
         index.close()
+
+
+@pytest.fixture(scope="session")
+def planned_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of an index with one profile and one plan, which nobody changes."""
+    path = tmp_path_factory.mktemp("planned") / "idx"
+    with hx.build(clustered(2500, seed=1), path, nlist=24, metric="l2", nprobe=6) as index:
+        profile = index.profile(clustered(300, seed=2), 6, max_seconds=1)
+        plan = index.plan(50, 16 << 20, profile, coverage=0.3)
+        with index.store() as store:
+            store.save_plan(plan.to_record(), profile.id)
+    return path
+
+
+@pytest.fixture
+def index_path(planned_index: Path, tmp_path: Path) -> Path:
+    """A copy of its own, so that plans stored by one test are not another's latest."""
+    return shutil.copytree(planned_index, tmp_path / "idx")
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    """Of commands and daemons in processes of their own."""
+    with Launcher(tmp_path_factory.mktemp("children")) as launcher:
+        yield launcher
 
 
 @pytest.fixture(autouse=True)

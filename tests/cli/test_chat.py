@@ -10,7 +10,7 @@ import pytest
 
 from hybridindex.cli import commands_chat
 from hybridindex.cli.chat_parts import settings_of
-from hybridindex.cli.console import ExitCode, out
+from hybridindex.cli.console import ExitCode
 from hybridindex.demo import embed
 from hybridindex.demo.documents import EMBEDDER
 from hybridindex.rag.documents import DocumentStore, write_documents
@@ -20,7 +20,6 @@ from hybridindex.rag.records import Answer, Passage
 from hybridindex.rag.shift import shift_passage
 from hybridindex.rag.steps import Steps
 from hybridindex.rag.trace import TraceWriter, read_traces
-from tests.cli.test_cli import cli
 from tests.rag.conftest import documents, retriever, router, source, world
 from tests.rag.test_generator import DONE, chat_event, models, never, serve, stream
 from tests.rag.test_pipelines import ANSWERS, QUESTION, SAID
@@ -28,7 +27,7 @@ from tests.rag.test_tokens import Subwords
 from tests.rag.world import DIM, embedder, replay, spoken
 from tests.rag.world import documents as all_documents
 
-__all__ = ["cli", "documents", "retriever", "router", "serve", "source", "world"]
+__all__ = ["documents", "retriever", "router", "serve", "source", "world"]
 
 
 @pytest.fixture
@@ -321,12 +320,10 @@ def test_ctrl_c_ends_an_answer_and_its_session(cli, index, serve, monkeypatch):
     assert ended == [True]
 
 
-def test_brackets_in_passages_are_shown():
+def test_brackets_in_passages_are_shown(printed):
     passage = Passage(id=1, score=0.5, text="[/b] " + "x" * 500, source="[red]")
     answer = Answer(pipeline="p", question="q", text="", passages=(passage,), events=(), seconds=1.0)
-    with out.capture() as captured:
-        out.print(commands_chat._table(answer), width=400)
-    shown = captured.get()
+    shown = printed(commands_chat._table(answer))
     assert "[/b] xxx" in shown
     assert "[red]" in shown
     assert "x" * 200 not in shown

@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from hybridindex.cli.console import ExitCode
 from hybridindex.service import run
-from tests.cli.test_cli import cli
-from tests.service.conftest import index_path, planned_index
-
-__all__ = ["cli", "index_path", "planned_index"]
 
 
 @pytest.fixture
-def running(index_path):
-    command = [
-        sys.executable,
-        "-m",
-        "hybridindex",
-        "serve",
-        str(index_path),
-        "--device",
-        "cpu",
-        "--port",
-        "0",
-        "--json",
-    ]
-    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
-    try:
-        yield index_path, process, json.loads(process.stdout.readline())["urls"][0]
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+def running(launcher, index_path):
+    with launcher.daemon(index_path, "--device", "cpu", "--port", 0) as (process, urls):
+        yield index_path, process, urls[0]
 
 
 def test_commands_find_the_daemon_of_an_index(cli, running):
@@ -59,7 +34,7 @@ def test_commands_find_the_daemon_of_an_index(cli, running):
     assert cli("repartition", index, "--slo-ms", 0.0001, "--json").code == ExitCode.INFEASIBLE
     assert cli("repartition", index, "--slo-ms", -1, "--json").code == ExitCode.BAD_INPUT
     assert cli("drain", index).code == 0
-    assert process.wait(60) == 0
+    assert process.wait() == 0
     gone = cli("status", index, "--json")
     assert gone.code == ExitCode.SERVICE
     assert "no daemon serves" in gone.json["error"]["message"]
@@ -83,7 +58,7 @@ def test_explain_and_history_ask_the_daemon_or_the_store(cli, running):
     assert missing.code == ExitCode.SERVICE
     assert "no plan 99" in missing.json["error"]["message"]
     assert cli("drain", index).code == 0
-    assert process.wait(60) == 0
+    assert process.wait() == 0
     for plan in ("1", "2", "latest"):
         assert cli("explain", index, plan, "--json").json == live[plan].json
     gone = cli("explain", index, "current", "--json")

@@ -10,13 +10,12 @@ import torch
 
 import hybridindex as hx
 from hybridindex.cli import doctor_gpu
-from hybridindex.cli.console import ExitCode, out
+from hybridindex.cli.console import ExitCode
 from hybridindex.cli.doctor import Finding, findings_table
 from hybridindex.cli.doctor_gpu import GpuReport, SeenDevice, examine_devices, measured_devices, report_of_devices
 from hybridindex.index.codec import CODEC_NAMES
 from hybridindex.tiers.serving import CodecService
 from hybridindex.types import TransferSample
-from tests.cli.test_cli import cli  # noqa: F401 - a fixture
 from tests.clustered import clustered
 
 COPIES = tuple(
@@ -34,7 +33,7 @@ def profiled(tmp_path_factory):
     return path, profile
 
 
-def test_codecs_have_the_scanner_that_would_serve_them(cli):  # noqa: F811
+def test_codecs_have_the_scanner_that_would_serve_them(cli):
     answer = cli("doctor", "--gpu", "--json")
     assert answer.code == 0, answer.err
     gpu = answer.json["gpu"]
@@ -50,7 +49,7 @@ def test_codecs_have_the_scanner_that_would_serve_them(cli):  # noqa: F811
         assert (device["free_bytes"] is None) == device["stand_in"]
 
 
-def test_a_stand_in_is_called_one_and_the_way_to_measure_is_named(cli):  # noqa: F811
+def test_a_stand_in_is_called_one_and_the_way_to_measure_is_named(cli):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     answer = cli("doctor", "--gpu")
@@ -58,13 +57,7 @@ def test_a_stand_in_is_called_one_and_the_way_to_measure_is_named(cli):  # noqa:
     assert "hybridindex profile INDEX -q QUERIES.npy --device cpu" in " ".join(answer.out.split())
 
 
-def printed(what):
-    with out.capture() as captured:
-        out.print(what, width=200)
-    return captured.get()
-
-
-def test_a_reason_keeps_the_extra_that_it_names():
+def test_a_reason_keeps_the_extra_that_it_names(printed):
     reason = "triton is not installed; pip install 'hybridindex[gpu]'"
     seen = SeenDevice(
         name="cuda:0",
@@ -78,14 +71,14 @@ def test_a_reason_keeps_the_extra_that_it_names():
     assert f"torch: {reason}" in printed(report_of_devices(GpuReport(versions={"torch": None}, devices=(seen,))))
 
 
-def test_a_remedy_keeps_the_extra_that_it_names():
+def test_a_remedy_keeps_the_extra_that_it_names(printed):
     remedy = "pip install 'hybridindex[gpu]'"
     table = findings_table([Finding(what="triton", state="missing", detail="not here [yet]", remedy=remedy)])
     assert remedy in (text := printed(table))
     assert "not here [yet]" in text
 
 
-def test_what_the_newest_profile_measured_is_shown(cli, profiled):  # noqa: F811
+def test_what_the_newest_profile_measured_is_shown(cli, profiled):
     path, profile = profiled
     answer = cli("doctor", "--gpu", "--index", path, "--json")
     assert answer.code == 0, answer.err
@@ -115,7 +108,7 @@ def test_each_device_has_its_own_fits(profiled):
     np.testing.assert_allclose(copy.latency_s, 1e-5, rtol=1e-6)
 
 
-def test_an_index_without_profile_says_what_would_measure(cli, tmp_path):  # noqa: F811
+def test_an_index_without_profile_says_what_would_measure(cli, tmp_path):
     hx.build(clustered(600, seed=1), tmp_path / "idx", nlist=8, codec="pqfs").close()
     answer = cli("doctor", "--gpu", "--index", tmp_path / "idx", "--json")
     assert answer.code == 0, answer.err
@@ -145,7 +138,7 @@ def test_a_profile_of_another_machine_is_called_one(profiled, monkeypatch):
         assert examine_devices(index).profile_of_this_machine is False
 
 
-def test_an_index_needs_the_flag(cli, profiled):  # noqa: F811
+def test_an_index_needs_the_flag(cli, profiled):
     answer = cli("doctor", "--index", profiled[0])
     assert answer.code == ExitCode.USAGE
     assert "--gpu" in answer.err

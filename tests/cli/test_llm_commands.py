@@ -6,34 +6,17 @@ import json
 import os
 import shutil
 import signal
-import sys
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import hybridindex as hx
 from hybridindex.cli.console import ExitCode
-from hybridindex.cli.main import run
 from tests.clustered import clustered
 from tests.llm_double import LLMDouble
 
 QUICK = ("--input-tokens", 20, "--output-tokens", 3, "--max-concurrency", 2, "--max-seconds", 5)
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    def invoke(*words: object) -> SimpleNamespace:
-        monkeypatch.setattr(sys, "argv", ["hybridindex", *map(str, words)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            run()
-        captured = capsys.readouterr()
-        parsed = json.loads(captured.out) if "--json" in words and captured.out else None
-        return SimpleNamespace(code=stopped.value.code or 0, out=captured.out, err=captured.err, json=parsed)
-
-    return invoke
 
 
 @pytest.fixture(scope="module")

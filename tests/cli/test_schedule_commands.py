@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from types import SimpleNamespace
-
 import pytest
 
 from hybridindex.cli.console import ExitCode
-from hybridindex.cli.main import run
 
 PAPER = ("--chip", "xpu-c", "--chips", 128, "--servers", 32)
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    """Runs one command in this process."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def invoke(*words: object) -> SimpleNamespace:
-        monkeypatch.setattr(sys, "argv", ["hybridindex", *map(str, words)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            run()
-        captured = capsys.readouterr()
-        parsed = json.loads(captured.out) if "--json" in words and captured.out else None
-        return SimpleNamespace(code=stopped.value.code or 0, out=captured.out, err=captured.err, json=parsed)
-
-    return invoke
 
 
 def test_the_frontier_of_a_case_is_printed(cli):

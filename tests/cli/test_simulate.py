@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
 
 from hybridindex.cli.console import ExitCode
-from hybridindex.cli.main import run
 from hybridindex.store.control import ControlStore
 from tests.partitioner.synthetic import make_profile
 
@@ -28,16 +26,8 @@ def index(tmp_path_factory):
 
 
 @pytest.fixture
-def cli(monkeypatch, capsys):
-    def invoke(*words: object) -> SimpleNamespace:
-        monkeypatch.setattr(sys, "argv", ["hybridindex", "simulate", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            run()
-        captured = capsys.readouterr()
-        parsed = json.loads(captured.out) if "--json" in words and captured.out else None
-        return SimpleNamespace(code=stopped.value.code or 0, out=captured.out, json=parsed)
-
-    return invoke
+def cli(cli):
+    return partial(cli, "simulate")
 
 
 def test_policies_are_compared_with_what_was_assumed(cli, index, tmp_path):

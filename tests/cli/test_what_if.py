@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import replace
-from types import SimpleNamespace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from hybridindex.cli.console import ExitCode
-from hybridindex.cli.main import run
 from hybridindex.committed import last_committed_plan
 from tests.clustered import clustered
 from tests.partitioner.synthetic import make_profile
@@ -32,19 +29,8 @@ def index(tmp_path_factory):
 
 
 @pytest.fixture
-def cli(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def invoke(*words: object) -> SimpleNamespace:
-        monkeypatch.setattr(sys, "argv", ["hybridindex", "plan", *map(str, words)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            run()
-        captured = capsys.readouterr()
-        parsed = json.loads(captured.out) if "--json" in words and captured.out else None
-        return SimpleNamespace(code=stopped.value.code or 0, out=captured.out, err=captured.err, json=parsed)
-
-    return invoke
+def cli(cli):
+    return partial(cli, "plan")
 
 
 def test_a_what_if_answers_and_stores_nothing(cli, index):

@@ -1,4 +1,4 @@
-"""What every test of a crash begins with: files of vectors, an index with profile and plan, a launcher of children."""
+"""What every test of a crash begins with: files of vectors, and an index with profile and plan."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ import pytest
 
 import hybridindex as hx
 from tests.clustered import clustered
-from tests.durability.launcher import Launcher
 from tests.durability.whole import BUILD, NLIST, NPROBE
-
-
-@pytest.fixture(scope="session")
-def launcher(tmp_path_factory):
-    with Launcher(tmp_path_factory.mktemp("children")) as launcher:
-        yield launcher
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
-"""Starts processes that die at a point: one parent that has loaded the library, and forks for each of them.
+"""Starts commands and daemons, which may die at a point: one parent that has loaded the library, and forks for each.
 
 A child is a process of its own: its locks, files and mappings end with its SIGKILL as those of any process do. Loading
-faiss and torch once, instead of once a child, is what makes some fifty deaths affordable. The parent runs no search and
+everything once, instead of once a child, is what makes a hundred children affordable. The parent runs no search and
 starts no thread.
 """
 
@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -33,16 +36,31 @@ class Child:
         self._launcher = launcher
         self.pid = pid
         self._log = log
+        self._status: int | None = None
 
     def wait(self) -> int:
         """Its exit status; minus the signal that ended it."""
-        return os.waitstatus_to_exitcode(self._launcher.hear()["status"])
+        if self._status is None:
+            self._status = os.waitstatus_to_exitcode(self._launcher.hear()["status"])
+        return self._status
+
+    def end(self) -> None:
+        """Kills it where it has not ended by itself."""
+        if self._status is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.wait()
 
     def wait_for(self, words: str) -> None:
         """Until its log has ``words``."""
         while words not in self.log:
-            assert os.path.exists(f"/proc/{self.pid}/exe"), f"the child ended without {words}:\n{self.log}"
+            assert self.alive, f"the child ended without {words}:\n{self.log}"
             time.sleep(0.02)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return os.path.exists(f"/proc/{self.pid}/exe")
 
     @property
     def log(self) -> str:
@@ -83,6 +101,17 @@ class Launcher:
         self._parent.stdin.write(json.dumps(job) + "\n")
         self._parent.stdin.flush()
         return Child(self, self.hear()["pid"], log)
+
+    @contextmanager
+    def daemon(self, *words: object) -> Iterator[tuple[Child, list[str]]]:
+        """``hybridindex serve WORDS`` until the block ends; gives it and its addresses."""
+        child = self.start("serve", *words, "--json")
+        try:
+            child.wait_for('"urls"')
+            (said,) = (line for line in child.log.splitlines() if '"urls"' in line)
+            yield child, json.loads(said)["urls"]
+        finally:
+            child.end()
 
     def hear(self) -> dict[str, Any]:
         assert self._parent.stdout is not None
@@ -141,8 +170,17 @@ def _be_child(job: dict[str, Any]) -> None:
 
 
 def _preload() -> None:
+    """Whatever a command or a daemon imports: no child does it again."""
     import faiss  # noqa: F401
     import torch  # noqa: F401
+    import uvicorn.protocols.http.httptools_impl  # noqa: F401
+    import uvloop  # noqa: F401
+
+    import hybridindex.calibrate
+    import hybridindex.cli.main
+    import hybridindex.refresh
+    import hybridindex.service.app
+    import hybridindex.service.run  # noqa: F401
 
 
 def _main() -> None:

@@ -25,8 +25,8 @@ from hybridindex.profiler.llm import LLMRequest, profile_llm_server
 from hybridindex.rag.generator import Finished, OpenAIGenerator, Prompt
 from hybridindex.rag.pipelines import PIPELINES, run_pipeline
 from hybridindex.rag.records import Generated
+from tests.cli.conftest import cli
 from tests.cli.test_chat import index
-from tests.cli.test_cli import cli
 from tests.rag.conftest import documents, retriever, router, source, world
 from tests.rag.test_pipelines import QUESTION
 

@@ -129,11 +129,19 @@ def test_version_is_said_once():
     assert declared == hybridindex.__version__
 
 
-def test_importing_loads_nothing_heavy():
+#: What takes a tenth of a second and more, or a device.
+HEAVY = {"faiss", "torch", "triton", "matplotlib", "fastapi", "uvicorn", "scipy.special", "scipy.optimize"}
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [("hybridindex", HEAVY | {"scipy", "sqlalchemy", "httpx"}), ("hybridindex.cli.main", HEAVY)],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_importing_loads_nothing_heavy(module, heavy):
     import subprocess
     import sys
 
-    heavy = {"faiss", "torch", "triton", "sqlalchemy", "matplotlib", "fastapi", "httpx", "uvicorn"}
-    code = f"import sys, hybridindex; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert out.stdout.strip() == "[]"

@@ -13,7 +13,7 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.refresh_schedule import check_schedule, timetable_of
 from hybridindex.store import ControlStore
 from hybridindex.store.records import ScheduleEntry
-from tests.cli.test_cli import cli
+from tests.cli.conftest import cli
 from tests.refresh.world import CONFIG
 
 __all__ = ["cli"]

@@ -1,9 +1,8 @@
-"""One profiled and planned index for all tests of the service, and services over it."""
+"""Services over an index with a profile and a plan, and ways to talk to them."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import threading
 from contextlib import contextmanager
 
@@ -11,28 +10,10 @@ import httpx
 import numpy as np
 import pytest
 
-import hybridindex as hx
 from hybridindex.service.app import create_app
 from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
 from tests.clustered import clustered
-
-
-@pytest.fixture(scope="session")
-def planned_index(tmp_path_factory):
-    path = tmp_path_factory.mktemp("served") / "idx"
-    with hx.build(clustered(2500, seed=1), path, nlist=24, metric="l2", nprobe=6) as index:
-        profile = index.profile(clustered(300, seed=2), 6, max_seconds=1)
-        plan = index.plan(50, 16 << 20, profile, coverage=0.3)
-        with index.store() as store:
-            store.save_plan(plan.to_record(), profile.id)
-    return path
-
-
-@pytest.fixture
-def index_path(planned_index, tmp_path):
-    """A copy of its own, so that plans stored by one test are not another's latest."""
-    return shutil.copytree(planned_index, tmp_path / "idx")
 
 
 @pytest.fixture

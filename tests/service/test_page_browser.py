@@ -5,6 +5,7 @@ Skipped where there is no chromium or no Playwright (``make chromium`` installs 
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 
@@ -12,7 +13,6 @@ import pytest
 
 from hybridindex.client import Client, RetryPolicy
 from hybridindex.service.auth import KeyFile
-from tests.service.test_run import daemon
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the Python package playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -68,11 +68,11 @@ def open_page(browser):
 
 
 @pytest.fixture
-def serving(index_path):
-    """``serving(*words)``: a daemon over the planned index; its process, its URL, and a client of it."""
+def serving(launcher, index_path):
+    """``serving(*words)``: a daemon over the planned index; its process, and its URLs."""
 
-    def start(*words):
-        return daemon(index_path, "--port", 0, *words)
+    def start(*words, port=0):
+        return launcher.daemon(index_path, "--port", port, *words)
 
     return start
 
@@ -224,16 +224,16 @@ def test_a_daemon_without_plan_devices_or_searches_says_what_is_missing(serving,
         assert page.complaints == []
 
 
-def test_a_daemon_that_went_away_is_noticed_and_found_again(serving, open_page, index_path):
+def test_a_daemon_that_went_away_is_noticed_and_found_again(serving, open_page):
     with serving("--device", "cpu") as (process, [url]):
         page = open_page(url, expected=("ERR_", "Failed to load"))
         wait_for_state(page, "live")
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait() == 0
         wait_for_state(page, "down")
         assert "Not connected" in text_of(page, "#connection")
         assert page.locator("#main").is_visible()
-    with daemon(index_path, "--port", url.rpartition(":")[2], "--device", "cpu"):
+    with serving("--device", "cpu", port=url.rpartition(":")[2]):
         # The page also looks by itself, and the button goes when it has found the daemon: here maybe before the click.
         page.get_by_role("button", name="Try again now", include_hidden=True).dispatch_event("click")
         wait_for_state(page, "live")

@@ -19,9 +19,7 @@ from hybridindex.service.auth import KeyFile, Keyring
 from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
 from tests.clustered import clustered
-from tests.service.conftest import ask, index_path, planned_index
-
-__all__ = ["index_path", "planned_index"]
+from tests.service.conftest import ask
 
 PATH = "/v1/queries/recent"
 CONFIG = RefreshConfig(reservoir_queries=512, min_queries=64, tick_s=3600)

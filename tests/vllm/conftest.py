@@ -15,7 +15,8 @@ from hybridindex.demo.documents import DOCUMENTS_FILE, EMBEDDER
 from hybridindex.rag.documents import DocumentStore
 from hybridindex.types import F32
 from tests.rag.world import TOPICS, WORDS, build_world, query_embedder
-from tests.vllm.serving import Served, serve
+from tests.vllm.server import Served
+from tests.vllm.serving import serve
 from tests.vllm.sides import YES, Side
 from tests.vllm.tiny_llama import make_tiny_llama
 

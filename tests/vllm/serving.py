@@ -1,27 +1,24 @@
-"""A real vLLM on the CPU, started and ended for tests, and our commands beside it. Starts nothing by itself."""
+"""The vLLM that the tests here share, with what it takes to be quick on a CPU, and our commands beside it."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+
+from tests.vllm.server import Served, offline, vllm_server
 
 T = TypeVar("T")
 
 __all__ = [
     "KV_BYTES",
     "MAX_MODEL_LEN",
-    "Served",
     "chat",
     "command",
     "environment",
@@ -35,27 +32,15 @@ __all__ = [
 KV_BYTES = 32 << 20
 #: As much as takes seconds to write: what is broken off must not be over before.
 MAX_MODEL_LEN = 4096
-START_S = 240
 #: Longest time for what a server has to do after a request is gone.
 SETTLE_S = 30
 _STILL_LOOKS = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    url: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def tail(self) -> str:
-        return self.log.read_text(errors="replace")[-4000:]
+#: The first probabilities that are asked for would compile something for ten seconds.
+_QUICK = {"VLLM_CPU_OMP_THREADS_BIND": "0", "OMP_WAIT_POLICY": "PASSIVE", "TORCHDYNAMO_DISABLE": "1"}
 
 
 def environment(**more: str) -> dict[str, str]:
-    offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1"}
-    # The first probabilities that are asked for would compile something for ten seconds.
-    quick = {"VLLM_CPU_OMP_THREADS_BIND": "0", "OMP_WAIT_POLICY": "PASSIVE", "TORCHDYNAMO_DISABLE": "1"}
-    return {**os.environ, **offline, **quick, **more}
+    return offline(**_QUICK, **more)
 
 
 def command(*words: object, module: str = "hybridindex") -> subprocess.CompletedProcess[str]:
@@ -73,48 +58,10 @@ def chat(*words: object) -> subprocess.CompletedProcess[str]:
     return command("chat", *words, module="tests.vllm.chat")
 
 
-@contextlib.contextmanager
-def serve(model: Path, folder: Path, *more: str, **variables: str) -> Iterator[Served]:
+def serve(model: Path, folder: Path, *more: str, **variables: str) -> AbstractContextManager[Served]:
     """vLLM with ``model`` under the name "tiny", until the block ends; ``more``: its arguments."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", "tiny"]
-    words += ["--host", "127.0.0.1", "--port", str(port), "--kv-cache-memory-bytes", str(KV_BYTES), "--enforce-eager"]
-    words += ["--dtype", "bfloat16", "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "16", *more]
-    log = folder / "vllm.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            words,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=environment(**variables),
-            start_new_session=True,
-        )
-    served = Served(url=f"http://127.0.0.1:{port}", process=process, log=log)
-    try:
-        _wait_healthy(served)
-        yield served
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _wait_healthy(served: Served) -> None:
-    import httpx
-
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if served.process.poll() is not None:
-            break
-        try:
-            if httpx.get(f"{served.url}/health", timeout=5, trust_env=False).status_code == 200:
-                return
-        except httpx.HTTPError:
-            time.sleep(0.5)
-    pytest.fail(f"vLLM did not start (status {served.process.poll()}):\n{served.tail()}")
+    words = ["--enforce-eager", "--dtype", "bfloat16", "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "16"]
+    return vllm_server(model, KV_BYTES, *words, *more, name="tiny", log=folder / "vllm.log", **_QUICK, **variables)
 
 
 def wait_for(what: str, there: Callable[[], bool]) -> None:

@@ -20,7 +20,8 @@ from hybridindex.rag.documents import DocumentStore
 from hybridindex.rag.records import LookedAhead, Retrieved
 from hybridindex.rag.trace import read_traces
 from tests.vllm.conftest import Library
-from tests.vllm.serving import MAX_MODEL_LEN, Served, chat, environment, wait_for, wait_until_still, written
+from tests.vllm.server import Served
+from tests.vllm.serving import MAX_MODEL_LEN, chat, environment, wait_for, wait_until_still, written
 from tests.vllm.sides import QUESTION, Side
 
 pytestmark = [

@@ -28,7 +28,7 @@ from hybridindex.rag.steps import Steps
 from hybridindex.rag.trace import ReplayGenerator, TraceWriter, read_traces
 from tests.rag.test_pipelines import short
 from tests.vllm.conftest import NPROBE
-from tests.vllm.serving import Served
+from tests.vllm.server import Served
 from tests.vllm.sides import QUESTION, Side, Speaker
 
 pytestmark = [

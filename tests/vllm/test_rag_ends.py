@@ -25,7 +25,8 @@ from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.steps import Steps
 from tests.rag.world import query_embedder
 from tests.vllm.conftest import Library
-from tests.vllm.serving import MAX_MODEL_LEN, Served, serve, wait_until_still, written
+from tests.vllm.server import Served
+from tests.vllm.serving import MAX_MODEL_LEN, serve, wait_until_still, written
 from tests.vllm.sides import QUESTION, Side, Speaker
 
 pytestmark = [

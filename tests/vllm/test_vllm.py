@@ -18,7 +18,8 @@ import hybridindex as hx
 from hybridindex.errors import InvalidInputError, LLMServerError
 from hybridindex.types import F32
 from tests.vllm.conftest import NPROBE, Library
-from tests.vllm.serving import KV_BYTES, MAX_MODEL_LEN, Served, command
+from tests.vllm.server import Served
+from tests.vllm.serving import KV_BYTES, MAX_MODEL_LEN, command
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="not verified: no vLLM here; make test-vllm"),
