@@ -132,24 +132,28 @@ def test_vllm_that_is_killed_ends_the_answers_that_it_writes(
     with Speaker(served.url, model, "chat") as speaker, pytest.raises(GenerationError, match="--mode completions"):
         next(speaker.generate(LONG))
 
-    # A chunk takes seconds: what is read after the end must not be all of it.
     plan = PeriodicRetrieval(interval=1500, max_tokens=4500)
     begun, killed = threading.Barrier(3), threading.Event()
     failed: dict[str, BaseException] = {}
+    #: Chunks that each had whole: when it was stopped, and when it failed.
+    whole: dict[str, list[int]] = {}
 
     def write(name: str, retriever: Retriever) -> None:
-        stopped = False
+        def chunks() -> int:
+            return sum(isinstance(event, Generated) for event in steps.events)
 
         def show(_text: str) -> None:
-            nonlocal stopped
-            if not stopped and sum(isinstance(event, Generated) for event in steps.events) == 1:
-                stopped = True
+            if name not in whole and chunks() == 1:
+                whole[name] = [1]
                 begun.wait(60)
                 assert killed.wait(60)
 
         try:
             with Speaker(served.url, model) as speaker, Steps(QUESTION, retriever, speaker, on_text=show) as steps:
-                plan.run(steps)
+                try:
+                    plan.run(steps)
+                finally:
+                    whole[name].append(chunks())
         except BaseException as error:  # noqa: BLE001 - looked at below
             failed[name] = error
 
@@ -168,7 +172,11 @@ def test_vllm_that_is_killed_ends_the_answers_that_it_writes(
             assert not writer.is_alive(), "it hangs"
     for name in ("near", "far"):
         assert isinstance(failed[name], GenerationError), failed[name]
-        assert f"{served.url} broke off within its answer" in str(failed[name])
+        # vLLM does not stop with its readers: on a busy machine a chunk may have been sent whole, the next is refused.
+        before, after = whole[name]
+        words = "broke off within its answer" if after == before else "is the LLM's server running"
+        assert served.url in str(failed[name])
+        assert words in str(failed[name])
     assert len(watched.closed) == 1
     near.wait_until_free()
     assert "session could not be closed" in caplog.text
