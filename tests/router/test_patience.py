@@ -70,7 +70,7 @@ def test_the_wait_is_the_best_of_all(data, others, host, device):
     wait = choose_wait(landing_s, work, host_bytes, device_bytes, host, device)
     if wait is None:
         # Nothing that is worth having is passed over.
-        assert totals[0] - min(totals) <= max(5e-4, 0.1 * totals[0]) + 1e-9
+        assert totals[0] - min(totals) <= max(1e-3, 0.1 * totals[0]) + 1e-9
         return
     assert totals[wait.n_lists] == pytest.approx(min(totals), abs=1e-9)
     assert wait.seconds == landing_s[wait.n_lists - 1]
@@ -284,10 +284,12 @@ def test_nothing_is_waited_for_for_long_whatever_is_believed(index, monkeypatch)
         monkeypatch.setattr("hybridindex.router.patience._LONGEST_S", 0.05)
         it.route.pace = pace(0.01)
         it.fly(session, query)
+        let_go, waited = it.router._patience._let_go, []
+        it.router._patience._let_go = lambda waiting: (waited.append(waiting), let_go(waiting))
         result = session.search(query, 5, _NPROBE)
         check(index, query, 5, _NPROBE, result)
         assert result.hit_rate.tolist() == [0.0]
-        assert it.waits == 1
+        assert [waiting.until_s - waiting.since_s for waiting in waited] == [pytest.approx(0.05)]
 
 
 @pytest.mark.parametrize(
@@ -369,9 +371,9 @@ def test_those_that_wait_leave_their_batch_to_the_others(index, monkeypatch):
     with slow(index) as it, it.router.session() as session:
         it.fly(session, query)
         with one_batch(monkeypatch):
-            queued = [it.router.submit(q, 3 + n, 1) for n, q in enumerate(others)]
-            queued.insert(1, session.submit(query, 5, _NPROBE))
-            queued.insert(3, session.submit(query, 7, 6))
+            queued = [it.router.submit(others[0], 3, 1), session.submit(query, 5, _NPROBE)]
+            queued += [it.router.submit(others[1], 4, 1), session.submit(query, 7, 6)]
+            queued.append(it.router.submit(others[2], 5, 1))
         for n, number in enumerate((0, 2, 4)):
             check(index, others[n : n + 1], 3 + n, 1, queued[number].result(_SOON_S))
         until(lambda: len(it.router._patience._waiting) == 2)
@@ -431,6 +433,7 @@ def test_what_is_coming_is_in_the_order_in_which_it_lands(index, asked):
         passed_s = np.cumsum(page_bytes[coming]) * it.route.pace.line()[1] - landing_s
         assert passed_s == pytest.approx(passed_s[0])
         assert 0 < passed_s[0] < time.monotonic() - it.route.landed_s
+        assert it.route.landed_s > it.flights[0].started_s
         it.gate.let_through()
         first.result(_SOON_S)
         patience.end(other, 0)
@@ -447,7 +450,7 @@ def test_nothing_is_reckoned_where_the_host_scans_faster_than_lists_come(index, 
         future = session.submit(queries, 5, _NPROBE)
         if n > 1:
             it.until_a_search_waits()
-        it.gate.let_through()
+            it.gate.let_through()
         check(index, queries, 5, _NPROBE, future.result(_SOON_S))
         assert len(asked) == (n > 1)
 
@@ -520,6 +523,17 @@ def test_copies_are_timed_from_the_end_of_the_one_before(index):
         assert seen[0][1] + seen[1][1] == pytest.approx(it.route.free_since_s - began_s)
 
 
+def test_one_that_never_set_out_says_nothing_of_the_one_before_it(index):
+    with slow(index) as it:
+        patience = it.router._patience
+        first, second = patience.begin(0, [1, 2]), patience.begin(0, [3])
+        patience.end(second, 0)
+        assert it.route.free_since_s == 0.0
+        assert it.flights == [first]
+        patience.end(first, 0)
+        assert it.route.free_since_s >= first.started_s
+
+
 def test_many_sessions_at_once(index):
     """Gates that open at random; every answer is right, and nothing waits for ever."""
     queries = clustered(64, seed=11)
@@ -565,9 +579,10 @@ def test_who_would_stand_behind_its_batch_does_not_wait(index, monkeypatch):
     with slow(index) as it, it.router.session() as session:
         it.fly(session, query)
         with one_batch(monkeypatch):
-            queued = session.submit(query, 5, _NPROBE), it.router.submit(others, 5, _NPROBE)
+            queued = [session.submit(query, 5, _NPROBE), *(it.router.submit(q, 5, 2) for q in others)]
         check(index, query, 5, _NPROBE, queued[0].result(_SOON_S))
-        check(index, others, 5, _NPROBE, queued[1].result(_SOON_S))
+        for other, future in zip(others, queued[1:], strict=True):
+            check(index, other[None], 5, 2, future.result(_SOON_S))
         assert it.waits == 0
 
 
