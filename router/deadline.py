@@ -47,9 +47,10 @@ class PaceEstimator:
     """Running estimate of the time that so many bytes take: of the host, from the choice of nprobe to the report. For
     device scans and copies :mod:`hybridindex.router.patience` has some of its own. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, through_origin: float = _THROUGH_ORIGIN) -> None:
+        """``through_origin``: see :class:`hybridindex.running.FadingLine`."""
         self._lock = threading.Lock()
-        self._line = FadingLine(_KEEP, through_origin=_THROUGH_ORIGIN)
+        self._line = FadingLine(_KEEP, through_origin=through_origin)
         #: Octave of bytes, and seconds over the line's, of scans that it had not seen.
         self._recent: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
 

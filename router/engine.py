@@ -281,7 +281,9 @@ class Engine:
             batch.end_scan()
         if scanned:
             # A deadline waits for all that follows the choice of nprobe, the report too where the caller does the work.
-            self._pace.observe(host_part.total_bytes, time.perf_counter() - chosen_s)
+            took_s = time.perf_counter() - chosen_s
+            self._pace.observe(host_part.total_bytes, took_s)
+            self._patience.note_host(host_part.total_bytes, took_s)
 
     def _start(
         self, requests: list[Request], residency: Residency, slot: _Slot, finished: Callable[[Batch], None]

@@ -61,11 +61,11 @@ def choose_wait(landing_s: F64, work: I64, host_bytes: int, device_bytes: int, h
         work: (m,) int64 bytes that the search would scan of each; 0 where it does not probe it.
         host_bytes: bytes that the host would scan now, the coming lists among them.
         device_bytes: bytes that devices would scan now.
-        host, device: seconds of a scan, by bytes; nothing to scan takes none.
+        host, device: seconds of a scan, by bytes. What the host takes for nothing is not saved: it is known too badly.
     """
     there = np.concatenate(([0], np.cumsum(work)))
     waits = np.concatenate(([0.0], landing_s))
-    total = waits + np.maximum(_seconds(host, host_bytes - there), _seconds(device, device_bytes + there))
+    total = waits + np.maximum(host[0] + host[1] * (host_bytes - there), _seconds(device, device_bytes + there))
     best = int(np.argmin(total))
     gain = total[0] - total[best]
     if best == 0 or gain < max(_LEAST_GAIN_S, _LEAST_GAIN * total[0]):
@@ -74,6 +74,7 @@ def choose_wait(landing_s: F64, work: I64, host_bytes: int, device_bytes: int, h
 
 
 def _seconds(line: Line, nbytes: I64 | np.int64) -> F64:
+    """Of a scan or copy; nothing takes none."""
     start, slope = line
     seconds: F64 = np.where(nbytes > 0, np.maximum(0.0, start + slope * nbytes), 0.0)
     return seconds
@@ -101,6 +102,13 @@ class _Route:
     #: When a flight ended last, and when something landed last.
     free_since_s: float = 0.0
     landed_s: float = 0.0
+
+    def is_faster_than(self, seconds_per_byte: float) -> bool:
+        """Whether something is on its way to a device that works, and comes faster than that."""
+        if not self.flights or not self.tier.usable:
+            return False
+        line = self.pace.line()
+        return line is not None and line[1] < seconds_per_byte
 
 
 @dataclass(slots=True, eq=False)
@@ -132,13 +140,16 @@ class Patience:
             tiers: where lists come one by one.
             list_bytes: (nlist,) int64 code bytes.
             page_bytes: (nlist,) int64 device bytes of each list, page rounding included.
-            host_pace: what host scans take.
+            host_pace: what nearly all host scans end within; for deadlines.
             device_pace: what device scans take, whichever device's.
         """
         self._residency = residency
         self._list_bytes = list_bytes
         self._page_bytes = page_bytes
         self._host_pace, self._device_pace = host_pace, device_pace
+        #: Seconds of the host, by bytes. A free line: where sizes say nothing of the slope it is flat, and nobody
+        #: waits. One from the origin would make a small scan's fixed costs those of every byte.
+        self._host_line = PaceEstimator(through_origin=0.0)
         self._stats = stats
         #: Held for moments; notified when lists landed or a flight ended while a search waits.
         self._changed = threading.Condition()
@@ -183,6 +194,11 @@ class Patience:
 
     # For searches
 
+    def note_host(self, nbytes: int, seconds: float) -> None:
+        """The host took so long for so many bytes of a batch."""
+        if self._routes:
+            self._host_line.observe(nbytes, seconds)
+
     def takes(
         self,
         request: Request,
@@ -224,18 +240,21 @@ class Patience:
         beside_bytes: int,
         resubmit: Callable[[Request], None],
     ) -> _Waiting | None:
-        host, device = self._host_pace.line(), self._device_pace.line()
-        if host is None or device is None or not any(route.flights for route in self._routes.values()):
+        host, device = self._host_line.line(), self._device_pace.line()
+        if host is None or device is None:
+            return None
+        # Where the host scans a list for all queries faster than it comes, nothing more is looked at.
+        routes = [route for route in self._routes.values() if route.is_faster_than(len(probes) * host[1])]
+        if not routes:
             return None
         # By the lists that it probes: an array over all lists may be large.
         probed, times = np.unique(probes[probes >= 0], return_counts=True)
         work = self._list_bytes[probed] * times
         on_device = list_device[probed] >= 0
         host_bytes, device_bytes = int(work[~on_device].sum()), int(work[on_device].sum())
-        if _seconds(host, np.int64(host_bytes)) < _LEAST_GAIN_S:
+        if host[1] * host_bytes < _LEAST_GAIN_S:
             return None
-        # Where the host scans faster than lists come, as on the stand-in, nothing more is looked at.
-        coming, landing_s = self._coming(list_device, len(probes) * host[1])
+        coming, landing_s = self._coming(list_device, routes)
         if not len(coming):
             return None
         at = np.minimum(np.searchsorted(probed, coming), len(probed) - 1)
@@ -267,17 +286,14 @@ class Patience:
         seconds = self._host_pace.predict(np.array([host_bytes], dtype=np.int64)) if host_bytes else None
         return 0.0 if seconds is None else float(seconds[0])
 
-    def _coming(self, list_device: npt.NDArray[np.int16], host_slope: float) -> tuple[I64, F64]:
-        """Lists on their way to devices that work, and in how many seconds each lands; in that order.
-
-        Not those of a device to which a byte takes longer than ``host_slope``, the most that its scan takes the host.
-        """
+    def _coming(self, list_device: npt.NDArray[np.int16], routes: Sequence[_Route]) -> tuple[I64, F64]:
+        """Lists on their way, and in how many seconds each lands; in that order."""
         lists, landing, now = [], [], time.monotonic()
-        for route in self._routes.values():
+        for route in routes:
             line = route.pace.line()
             with self._changed:
                 flights = list(route.flights)
-            if not flights or line is None or line[1] >= host_slope or not route.tier.usable:
+            if not flights or line is None:
                 continue
             ahead = np.concatenate([flight.lists for flight in flights])
             ahead = _once(ahead[list_device[ahead] < 0])

@@ -62,7 +62,7 @@ def test_the_wait_is_the_best_of_all(data, others, host, device):
 
     def total(n):
         saved = int(work[:n].sum())
-        on_host = max(0.0, host[0] + host[1] * (host_bytes - saved)) if host_bytes > saved else 0.0
+        on_host = host[0] + host[1] * (host_bytes - saved)
         on_device = max(0.0, device[0] + device[1] * (device_bytes + saved)) if device_bytes + saved else 0.0
         return (landing_s[n - 1] if n else 0.0) + max(on_host, on_device)
 
@@ -112,7 +112,7 @@ class Slow:
         self.router = router
         self.gate = Gate(router.devices[0])
         patience = router._patience
-        patience._host_pace = pace(100.0)
+        patience._host_pace = patience._host_line = pace(100.0)
         patience._device_pace = pace(1e-3)
         for route in patience._routes.values():
             route.pace = pace(1.0)
@@ -265,7 +265,7 @@ def test_copies_that_stall_are_waited_for_no_longer_than_they_could_pay(index):
     with slow(index) as it, it.router.session() as session:
         scanned = int(index.list_bytes[index.quantize(query, _NPROBE)[0]].sum())
         # The host would take 0.2 s: copies that never come cost as much once more, at most.
-        it.router._patience._host_pace = pace(0.2, scanned)
+        it.router._patience._host_pace = it.router._patience._host_line = pace(0.2, scanned)
         it.route.pace = pace(0.01, scanned)
         it.fly(session, query)
         let_go, waited = it.router._patience._let_go, []
@@ -309,7 +309,7 @@ def test_a_deadline_leaves_the_time_that_the_host_needs_for_the_rest(index, dead
         half = probed[: _NPROBE // 2]
         page_bytes = it.router._opening.list_bytes
         it.route.pace = pace(1.0, int(page_bytes[half].sum()))
-        patience._host_pace = pace(8.0, int(index.list_bytes[probed[_NPROBE // 2 :]].sum()))
+        patience._host_pace = patience._host_line = pace(8.0, int(index.list_bytes[probed[_NPROBE // 2 :]].sum()))
         it.fly(session, query, nprobe=_NPROBE // 2)
         answer = submitted("submit", session, query, deadline_ms=1e3 * deadline_s, min_nprobe=_NPROBE)
         if waits:
@@ -645,7 +645,7 @@ def test_a_deadline_leaves_the_time_that_the_device_needs(index):
     with slow(index) as it, it.router.session() as session:
         scanned = int(index.list_bytes[index.quantize(query, _NPROBE)[0]].sum())
         it.router._patience._device_pace = pace(6.0, scanned)
-        it.router._patience._host_pace = pace(60.0, scanned)
+        it.router._patience._host_pace = it.router._patience._host_line = pace(60.0, scanned)
         it.fly(session, query)
         future = session.submit(query, 5, _NPROBE, deadline_ms=20_000, min_nprobe=_NPROBE)
         it.until_a_search_waits()
@@ -659,7 +659,7 @@ def test_copies_that_stall_cost_no_list_where_the_host_alone_keeps_the_deadline(
     query = clustered(1, seed=7)
     with slow(index) as it, it.router.session() as session:
         scanned = int(index.list_bytes[index.quantize(query, _NPROBE)[0]].sum())
-        it.router._patience._host_pace = pace(12.0, scanned)
+        it.router._patience._host_pace = it.router._patience._host_line = pace(12.0, scanned)
         it.fly(session, query)
         future = session.submit(query, 5, _NPROBE, deadline_ms=20_000)
         it.until_a_search_waits()
@@ -673,14 +673,26 @@ def test_paces_are_learned_where_the_work_is_done(index):
     queries = clustered(2, seed=7)
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
         patience = router._patience
-        assert [patience._host_pace.line(), patience._device_pace.line(), patience._routes[0].pace.line()] == [None] * 3
+        lines = [patience._host_line, patience._host_pace, patience._device_pace, patience._routes[0].pace]
+        assert [line.line() for line in lines] == [None] * 4
         session.search(queries[:1], 5, _NPROBE)
         session.lookahead(queries[:1]).result(_SOON_S)
         session.search(queries[:1], 5, _NPROBE)
-        until(lambda: patience._routes[0].pace.line() is not None)
-        for line in (patience._host_pace.line(), patience._device_pace.line(), patience._routes[0].pace.line()):
-            assert line is not None
-            assert line[1] > 0
+        until(lambda: all(line.line() is not None for line in lines))
+
+
+@pytest.mark.parametrize("seconds", [(200.0,), (200.0, 200.0)])
+def test_scans_of_one_size_say_nothing_of_the_next(index, seconds):
+    """One that found its lists on the disk, or a small one whose fixed costs are all that it took."""
+    query = clustered(1, seed=7)
+    with slow(index) as it, it.router.session() as session:
+        patience = it.router._patience
+        patience._host_line = PaceEstimator(through_origin=0.0)
+        for took in seconds:
+            patience.note_host(1000, took)
+        it.fly(session, query)
+        check(index, query, 5, _NPROBE, session.search(query, 5, _NPROBE))
+        assert it.waits == 0
 
 
 def test_when_the_own_thread_dies_nobody_waits_any_more(index, monkeypatch, caplog):
