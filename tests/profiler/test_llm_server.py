@@ -239,19 +239,14 @@ def test_a_crowd_that_breaks_the_server_is_named_and_what_was_measured_is_kept(t
     with LLMDouble() as double:
         good = double.routes["/v1/completions"]
 
-        def fails_twice_at_once(handler: Handler, body: bytes) -> None:
-            if double.largest_crowd > 1:
-                handler.answer(b'{"error": "out of memory"}', 500)
-            else:
-                good(handler, body)
-
         gate = threading.Barrier(2, timeout=10)
 
         def crowd(handler: Handler, body: bytes) -> None:
             if len(double.completions) >= 6:  # 2 of the first request, 4 of the first level
-                double.largest_crowd = 2
                 gate.wait()
-            fails_twice_at_once(handler, body)
+                handler.answer(b'{"error": "out of memory"}', 500)
+            else:
+                good(handler, body)
 
         double.routes["/v1/completions"] = crowd
         with pytest.raises(LLMServerError, match=r"at concurrency 2: .*out of memory"):
@@ -259,7 +254,6 @@ def test_a_crowd_that_breaks_the_server_is_named_and_what_was_measured_is_kept(t
         assert checkpoint.exists()
         double.routes["/v1/completions"] = good
         double.completions.clear()
-        double.largest_crowd = 0
         once = LLMRequest(input_tokens=20, output_tokens=3, max_concurrency=1, prompt_lengths=(8,), max_seconds=5)
         measured = profile_llm_server(double.url, once, checkpoint=checkpoint)
     assert len(measured.levels) == 1
