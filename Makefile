@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 export OMP_WAIT_POLICY := PASSIVE
 # Tests start many processes, and each would compile the product anew.
 unexport PYTHONDONTWRITEBYTECODE
-SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard hybridindex/native/*)
+SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard hybridindex/native/*/*)
 SANITIZE := build/sanitize
 FUZZ_SECONDS ?= 30
 
@@ -91,7 +91,7 @@ bench: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.all --output build/bench
 
 figures: $(VENV)/.test
-	$(BIN)/python -m benchmarks.figures --plot docs/images --report docs/reproduction.md \
+	$(BIN)/python -m benchmarks.papers.figures --plot docs/images --report docs/reproduction.md \
 	  --json benchmarks/results/figures.json
 
 clean:

@@ -11,9 +11,9 @@
         result = router.search(queries, k=10)
 """
 
+from hybridindex.api import Index, build, from_faiss
+from hybridindex.api import open_index as open  # noqa: A004 - hx.open, as in io.open
 from hybridindex.errors import HybridIndexError
-from hybridindex.facade import Index, build, from_faiss
-from hybridindex.facade import open_index as open  # noqa: A004 - hx.open, as in io.open
 from hybridindex.types import LLMProfile, Profile, SearchResult
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
 """Page arithmetic shared by those who plan device memory (partitioner) and those who own it (tiers).
 
-Pure numbers; what a page holds and who may write to it is the arena's business (:mod:`hybridindex.tiers.arena`).
+Pure numbers; what a page holds and who may write to it is the arena's business (:mod:`hybridindex.tiers.paged.arena`).
 """
 
 from __future__ import annotations

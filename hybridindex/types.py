@@ -1,7 +1,7 @@
 """The shared nouns: what was measured, asked and answered. Data only; no I/O, no threads, no torch, no SQL.
 
 Rooms exchange these values. What a *plan* is lives in :mod:`hybridindex.partitioner.plan`; where a list *is* lives in
-:mod:`hybridindex.tiers.residency`. Arrays inside frozen dataclasses are treated as read-only by everybody.
+:mod:`hybridindex.tiers.contract.residency`. Arrays inside frozen dataclasses are treated as read-only by everybody.
 """
 
 from __future__ import annotations

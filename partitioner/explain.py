@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from hybridindex.partitioner.models.throughput import throughput_model
 from hybridindex.partitioner.plan import problem_of
 from hybridindex.partitioner.solver import Solution, solve
-from hybridindex.partitioner.throughput import throughput_model
 
 if TYPE_CHECKING:
     from hybridindex.partitioner.plan import Plan

@@ -18,15 +18,15 @@ import numpy.typing as npt
 from hybridindex.errors import InvalidInputError, ProfileMismatchError
 from hybridindex.paging import DEFAULT_PAGE_BYTES
 from hybridindex.partitioner.analysis import Analysis, analyse
-from hybridindex.partitioner.coverage import QueryWork
-from hybridindex.partitioner.hitrate import distribution
-from hybridindex.partitioner.lookahead import LookaheadBudget, lookahead_budget, miss_curve_of
+from hybridindex.partitioner.lookahead_budget import LookaheadBudget, lookahead_budget, miss_curve_of
+from hybridindex.partitioner.models.coverage import QueryWork
+from hybridindex.partitioner.models.hitrate import distribution
+from hybridindex.partitioner.models.throughput import throughput_model
+from hybridindex.partitioner.models.transfer import fit_transfers
 from hybridindex.partitioner.placement import choose_hottest, place_lpt
 from hybridindex.partitioner.request import PlanRequest, SloStage, check_batch
 from hybridindex.partitioner.solver import Problem, Solution, SolverStep, solve
 from hybridindex.partitioner.sustain import max_sustainable_qps, self_consistent_epsilon
-from hybridindex.partitioner.throughput import throughput_model
-from hybridindex.partitioner.transfer import fit_transfers
 from hybridindex.types import I64, LLMProfile, Profile
 
 __all__ = ["Plan", "Verdict", "make_plan", "problem_of"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridindex.partitioner.analysis import Analysis
-from hybridindex.partitioner.hitrate import HitRateName, expected_min_hit_rate
+from hybridindex.partitioner.models.hitrate import HitRateName, expected_min_hit_rate
 from hybridindex.partitioner.plan import Verdict, problem_of
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.partitioner.solver import solve

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from hybridindex.partitioner.coverage import CoverageCurve, QueryWork
-from hybridindex.partitioner.latency import LatencyModel
-from hybridindex.partitioner.throughput import ThroughputModel
+from hybridindex.partitioner.models.coverage import CoverageCurve, QueryWork
+from hybridindex.partitioner.models.latency import LatencyModel
+from hybridindex.partitioner.models.throughput import ThroughputModel
 
 __all__ = ["Problem", "Solution", "SolverStep", "solve"]
 

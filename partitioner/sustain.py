@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridindex.partitioner.coverage import QueryWork
+from hybridindex.partitioner.models.coverage import QueryWork
+from hybridindex.partitioner.models.throughput import waiting_factor
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.partitioner.solver import Problem, Solution, solve
-from hybridindex.partitioner.throughput import waiting_factor
 
 __all__ = ["max_sustainable_qps", "self_consistent_epsilon"]
 

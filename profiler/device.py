@@ -16,10 +16,10 @@ import numpy as np
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import PageGeometry, scratch_for_budget
 from hybridindex.profiler.work import keep_probes
-from hybridindex.tiers.devices import resolve_device
-from hybridindex.tiers.residency import ResidencyStore
+from hybridindex.tiers.contract.devices import resolve_device
+from hybridindex.tiers.contract.residency import ResidencyStore
+from hybridindex.tiers.contract.tier import Tier
 from hybridindex.tiers.serving import open_device_tier, tier_of
-from hybridindex.tiers.tier import Tier
 from hybridindex.types import F32, I64, StageSample, TransferSample
 
 if TYPE_CHECKING:

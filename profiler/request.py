@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from hybridindex.errors import InvalidInputError, ProfileError
-from hybridindex.tiers.validate import MAX_K
+from hybridindex.tiers.contract.validate import MAX_K
 from hybridindex.types import F32
 
 __all__ = ["DEFAULT_BATCHES", "DEFAULT_COVERAGES", "MAX_QUERIES", "MIN_QUERIES", "ProfileRequest", "check_request"]

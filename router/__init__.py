@@ -1,9 +1,9 @@
 """Serving: batching, probe split, dispatch, merge, lookahead."""
 
-from hybridindex.router.health import HealthPolicy
+from hybridindex.router.batch.stages import BatchReport, StageSum, StageTime
+from hybridindex.router.batch.stats import RouterStats
+from hybridindex.router.devices.health import HealthPolicy
 from hybridindex.router.router import Router
 from hybridindex.router.session import Session, SessionStats
-from hybridindex.router.stages import BatchReport, StageSum, StageTime
-from hybridindex.router.stats import RouterStats
 
 __all__ = ["BatchReport", "HealthPolicy", "Router", "RouterStats", "Session", "SessionStats", "StageSum", "StageTime"]

@@ -20,19 +20,19 @@ import numpy.typing as npt
 
 from hybridindex.errors import RouterClosedError
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.router.batch import Batch, BlockingReply, Request
-from hybridindex.router.batching import MAX_BATCHES_IN_FLIGHT, fits
-from hybridindex.router.deadline import PaceEstimator, nprobe_for_deadline
-from hybridindex.router.health import HealthPolicy, HealthWatch
-from hybridindex.router.lanes import DeviceLane, DeviceTask
-from hybridindex.router.patience import Patience
-from hybridindex.router.split import HOST, ProbePart, ProbeSplit, split_probes
-from hybridindex.router.stages import COARSE, HOST_SCAN, SPLIT, BatchReport, StageTime
-from hybridindex.router.stats import StatsCounter
-from hybridindex.router.watchdog import Watchdog
-from hybridindex.tiers.host import HostScanner
-from hybridindex.tiers.residency import Residency, ResidencyStore
-from hybridindex.tiers.tier import Tier
+from hybridindex.router.batch.batch import Batch, BlockingReply, Request
+from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT, fits
+from hybridindex.router.batch.deadline import PaceEstimator, nprobe_for_deadline
+from hybridindex.router.batch.split import HOST, ProbePart, ProbeSplit, split_probes
+from hybridindex.router.batch.stages import COARSE, HOST_SCAN, SPLIT, BatchReport, StageTime
+from hybridindex.router.batch.stats import StatsCounter
+from hybridindex.router.devices.device_queue import DeviceLane, DeviceTask
+from hybridindex.router.devices.health import HealthPolicy, HealthWatch
+from hybridindex.router.devices.watchdog import Watchdog
+from hybridindex.router.lookahead.wait_for_loads import Patience
+from hybridindex.tiers.contract.residency import Residency, ResidencyStore
+from hybridindex.tiers.contract.tier import Tier
+from hybridindex.tiers.host.choice import HostScanner
 from hybridindex.types import F32, I32, I64, SearchResult
 
 __all__ = ["Engine"]

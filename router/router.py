@@ -22,28 +22,28 @@ from hybridindex.errors import (
 )
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.router.arguments import check_budgets, check_bytes, check_count, check_milliseconds, own_memory
-from hybridindex.router.batch import BlockingReply, FutureReply, Reply, Request
-from hybridindex.router.deadline import PaceEstimator
+from hybridindex.router.batch.batch import BlockingReply, FutureReply, Reply, Request
+from hybridindex.router.batch.deadline import PaceEstimator
+from hybridindex.router.batch.loop_reply import LoopReply, Mailboxes
+from hybridindex.router.batch.stages import BatchReport
+from hybridindex.router.batch.stats import RouterStats, StatsCounter
+from hybridindex.router.devices.health import HealthPolicy
+from hybridindex.router.devices.opening import TierOpening
+from hybridindex.router.devices.placement import Placement
+from hybridindex.router.devices.recovery import Recovery
+from hybridindex.router.devices.usage import ArenaUse, arena_use
 from hybridindex.router.engine import Engine
-from hybridindex.router.health import HealthPolicy
-from hybridindex.router.holdings import Holder
-from hybridindex.router.hotness import HotnessPolicy
-from hybridindex.router.lookahead import Lookahead
-from hybridindex.router.loop_reply import LoopReply, Mailboxes
-from hybridindex.router.opening import TierOpening
-from hybridindex.router.patience import Patience
-from hybridindex.router.placement import Placement
-from hybridindex.router.recovery import Recovery
+from hybridindex.router.lookahead.hotness import HotnessPolicy
+from hybridindex.router.lookahead.list_refs import Holder
+from hybridindex.router.lookahead.prefetch import Lookahead
+from hybridindex.router.lookahead.wait_for_loads import Patience
 from hybridindex.router.session import Session
-from hybridindex.router.stages import BatchReport
-from hybridindex.router.stats import RouterStats, StatsCounter
-from hybridindex.router.usage import ArenaUse, arena_use
-from hybridindex.tiers.device import DeviceTier
-from hybridindex.tiers.host import HostScannerName, open_host_scanner
-from hybridindex.tiers.moves import check_share
-from hybridindex.tiers.residency import Residency, ResidencyStore
-from hybridindex.tiers.tier import PageOwner, Tier
-from hybridindex.tiers.validate import MAX_K
+from hybridindex.tiers.contract.copy_queue import check_share
+from hybridindex.tiers.contract.residency import Residency, ResidencyStore
+from hybridindex.tiers.contract.tier import PageOwner, Tier
+from hybridindex.tiers.contract.validate import MAX_K
+from hybridindex.tiers.host.choice import HostScannerName, open_host_scanner
+from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.types import F32, I64, SearchResult
 
 if TYPE_CHECKING:

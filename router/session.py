@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybridindex.errors import RouterClosedError
-from hybridindex.router.batch import FutureReply, Reply
-from hybridindex.router.holdings import Holder
-from hybridindex.router.loop_reply import LoopReply
-from hybridindex.router.stages import BatchReport
+from hybridindex.router.batch.batch import FutureReply, Reply
+from hybridindex.router.batch.loop_reply import LoopReply
+from hybridindex.router.batch.stages import BatchReport
+from hybridindex.router.lookahead.list_refs import Holder
 from hybridindex.types import I64, SearchResult
 
 if TYPE_CHECKING:

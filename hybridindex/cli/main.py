@@ -18,19 +18,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from hybridindex import HybridIndexError, __version__
 from hybridindex import open as open_index
-from hybridindex.cli import (
-    commands_chat,
-    commands_daemon,
-    commands_index,
-    commands_llm,
-    commands_plan,
-    commands_refresh_schedule,
-    commands_schedule,
-    commands_serve,
-    commands_simulate,
-)
+from hybridindex.cli.commands import chat, daemon, index, llm, plan, refresh_schedule, schedule, search, simulate
+from hybridindex.cli.commands.doctor import examine, findings_table
 from hybridindex.cli.console import ExitCode, emit, fail, show_json_error
-from hybridindex.cli.doctor import examine, findings_table
 from hybridindex.cli.options import Json, StoreUrl
 
 __all__ = ["app", "run"]
@@ -46,15 +36,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-commands_index.register(app)
-commands_plan.register(app)
-commands_serve.register(app)
-commands_llm.register(app)
-commands_daemon.register(app)
-commands_schedule.register(app)
-commands_chat.register(app)
-commands_refresh_schedule.register(app)
-commands_simulate.register(app)
+for commands in (index, plan, search, llm, daemon, schedule, chat, refresh_schedule, simulate):
+    commands.register(app)
 
 
 def _show_version(wanted: bool) -> None:
@@ -94,7 +77,7 @@ def doctor(
 
 
 def _examine_devices(index: Path | None, store: str | None, *, as_json: bool) -> None:
-    from hybridindex.cli.doctor_gpu import examine_devices, report_of_devices
+    from hybridindex.cli.commands.doctor_gpu import examine_devices, report_of_devices
 
     if index is None:
         report = examine_devices()

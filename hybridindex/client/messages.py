@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from hybridindex.answers import ANSWER_TYPE, decode_answer
+from hybridindex.answer_codec import ANSWER_TYPE, decode_answer
 from hybridindex.errors import (
     AccessDeniedError,
     DeadlineExceededError,

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hybridindex.demo.embed import center
 from hybridindex.demo.queries import LOG, Pair, session_numbers
 from hybridindex.errors import InvalidInputError
+from hybridindex.rag.embed import center
 from hybridindex.types import F32, I64
 
 __all__ = ["Dataset", "PairSet", "QuerySet", "SourceCount"]

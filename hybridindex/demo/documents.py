@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 from hybridindex.demo.dataset import Dataset
-from hybridindex.demo.embed import load_embedder
 from hybridindex.errors import DocumentStoreError
 from hybridindex.rag.documents import Document, DocumentStore, TokenStarts, write_documents
+from hybridindex.rag.embed import load_embedder
 
 __all__ = ["DOCUMENTS_FILE", "EMBEDDER", "TOKENIZER", "demo_documents", "repeated_title", "write_demo_documents"]
 

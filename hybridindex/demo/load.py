@@ -28,7 +28,6 @@ import xxhash
 from hybridindex.demo import cache
 from hybridindex.demo.corpus import TEXT_RECIPE, DatasetName, TextSource, source_text, sources_of
 from hybridindex.demo.dataset import Dataset, PairSet, QuerySet, SourceCount
-from hybridindex.demo.embed import DIM, WEIGHTS_SHA256, StaticEmbedder, load_embedder
 from hybridindex.demo.fetch import AptArchive, FetchError, Progress, fetch_wheel
 from hybridindex.demo.queries import (
     QUERY_SOURCES,
@@ -39,6 +38,7 @@ from hybridindex.demo.queries import (
     read_queries,
 )
 from hybridindex.errors import DiskFullError, InvalidInputError
+from hybridindex.rag.embed import DIM, WEIGHTS_SHA256, StaticEmbedder, load_embedder
 from hybridindex.types import F32
 
 __all__ = ["load_dataset"]

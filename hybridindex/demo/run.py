@@ -19,15 +19,15 @@ import numpy as np
 from rich.table import Table
 
 import hybridindex as hx
-from hybridindex.cli.commands_plan import index_info, plan_summary
+from hybridindex.cli.commands.plan import index_info, plan_summary
 from hybridindex.cli.console import CliProgress, emit, err, readable_bytes, to_json
 from hybridindex.demo.dataset import Dataset
 from hybridindex.demo.documents import write_demo_documents
 from hybridindex.demo.load import load_dataset
 from hybridindex.demo.queries import split_queries
 from hybridindex.errors import HybridIndexError, ProfileError
-from hybridindex.loadgen import LoadResult, run_open_loop
 from hybridindex.partitioner.plan import Plan
+from hybridindex.profiler.open_loop import LoadResult, run_open_loop
 from hybridindex.types import F32, Profile
 
 __all__ = ["run_demo"]
@@ -107,7 +107,7 @@ def run_demo(output: Path, *, device: str = "auto", as_json: bool = False) -> No
 
 
 def _choose_device(device: str) -> tuple[str, str]:
-    from hybridindex.tiers.devices import resolve_device
+    from hybridindex.tiers.contract.devices import resolve_device
 
     if device == "auto":
         import torch

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from hybridindex.index.build import build
 from hybridindex.index.codec import DeviceCodec
-from hybridindex.index.export_faiss import to_faiss
-from hybridindex.index.faiss_model import require_faiss
-from hybridindex.index.import_faiss import from_faiss
+from hybridindex.index.faiss_files.export_faiss import to_faiss
+from hybridindex.index.faiss_files.faiss_model import require_faiss
+from hybridindex.index.faiss_files.import_faiss import from_faiss
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.index.manifest import Manifest
 from hybridindex.index.opening import open_index, read_manifest, save, verify
 from hybridindex.index.rewrite import write_layout
+from hybridindex.index.storage.manifest import Manifest
 
 __all__ = [
     "DeviceCodec",

@@ -18,8 +18,7 @@ import numpy as np
 
 from hybridindex.errors import DuplicateIdError, InvalidInputError
 from hybridindex.index.codec import CodecSpec, parse_codec
-from hybridindex.index.commit import commit_generation, no_progress, write_empty_model
-from hybridindex.index.faiss_model import (
+from hybridindex.index.faiss_files.faiss_model import (
     LoadedModel,
     apply_transforms,
     encode,
@@ -28,14 +27,15 @@ from hybridindex.index.faiss_model import (
     require_faiss,
     train_model,
 )
-from hybridindex.index.generation import GenerationWriter, OutFile, as_path
 from hybridindex.index.ids import find_duplicates
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.index.lists import ExtentReader, ExtentWriter, repack
-from hybridindex.index.manifest import LISTS_FILE
 from hybridindex.index.memory import BuildMemory, divide_budget
 from hybridindex.index.opening import open_index
 from hybridindex.index.source import Progress, VectorSource, open_source
+from hybridindex.index.storage.commit import commit_generation, no_progress, write_empty_model
+from hybridindex.index.storage.generation import GenerationWriter, OutFile, as_path
+from hybridindex.index.storage.lists import ExtentReader, ExtentWriter, repack
+from hybridindex.index.storage.manifest import LISTS_FILE
 from hybridindex.types import F32, I64, Metric
 
 __all__ = ["DEFAULT_SEED", "build", "default_nlist", "default_nprobe"]

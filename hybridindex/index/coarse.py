@@ -7,7 +7,14 @@ serves, whatever lies in the directory now.
 from __future__ import annotations
 
 from hybridindex.errors import CorruptIndexError
-from hybridindex.index.faiss_model import LoadedModel, apply_transforms, faiss_message, peel, quantize, require_faiss
+from hybridindex.index.faiss_files.faiss_model import (
+    LoadedModel,
+    apply_transforms,
+    faiss_message,
+    peel,
+    quantize,
+    require_faiss,
+)
 from hybridindex.types import F32, I64, U8
 
 __all__ = ["CoarseModel"]

@@ -23,7 +23,8 @@ __all__ = [
 ]
 
 CodecKind = Literal["flat", "fp16", "bf16", "sq8", "pq", "pqfs"]
-#: How the codes of one list are arranged: see :mod:`hybridindex.index.layout` and :mod:`hybridindex.index.pqfs`.
+#: How the codes of one list are arranged: see :mod:`hybridindex.index.storage.layout` and
+#: :mod:`hybridindex.index.storage.pqfs`.
 Layout = Literal["rows", "blocks16", "pqfs32"]
 
 #: How the paged tier decodes a row.

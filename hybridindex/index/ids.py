@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridindex.index.generation import GenerationWriter
+from hybridindex.index.storage.generation import GenerationWriter
 from hybridindex.types import I64
 
 __all__ = ["Duplicates", "find_duplicates"]

@@ -17,7 +17,7 @@ import numpy as np
 
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
 from hybridindex.index.codec import DEVICE_KINDS, DeviceCodec
-from hybridindex.index.faiss_model import (
+from hybridindex.index.faiss_files.faiss_model import (
     LoadedModel,
     apply_transforms,
     centroids_of,
@@ -26,10 +26,10 @@ from hybridindex.index.faiss_model import (
     quantize,
     require_faiss,
 )
-from hybridindex.index.layout import element_bytes, id_slots
-from hybridindex.index.lists import ExtentReader
-from hybridindex.index.manifest import Manifest
 from hybridindex.index.source import find_unusable
+from hybridindex.index.storage.layout import element_bytes, id_slots
+from hybridindex.index.storage.lists import ExtentReader
+from hybridindex.index.storage.manifest import Manifest
 from hybridindex.types import F32, I64, U8, Metric
 
 __all__ = ["IVFIndex"]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.index.codec import Layout
-from hybridindex.index.commit import commit_generation, no_progress
-from hybridindex.index.generation import GenerationWriter, as_path
-from hybridindex.index.layout import element_bytes
-from hybridindex.index.lists import ExtentReader, repack
-from hybridindex.index.manifest import LISTS_FILE, MODEL_FILE, Manifest
 from hybridindex.index.source import Progress
+from hybridindex.index.storage.commit import commit_generation, no_progress
+from hybridindex.index.storage.generation import GenerationWriter, as_path
+from hybridindex.index.storage.layout import element_bytes
+from hybridindex.index.storage.lists import ExtentReader, repack
+from hybridindex.index.storage.manifest import LISTS_FILE, MODEL_FILE, Manifest
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex

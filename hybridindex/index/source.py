@@ -14,7 +14,7 @@ import numpy as np
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.extension import native
-from hybridindex.index.generation import GenerationWriter, OutFile, as_path
+from hybridindex.index.storage.generation import GenerationWriter, OutFile, as_path
 from hybridindex.types import F32, I64
 
 __all__ = [

@@ -19,13 +19,13 @@ from typing import Any
 from hybridindex.errors import InvalidInputError, ProfileError
 from hybridindex.integrations.llm_load import ENGINE_LOAD
 from hybridindex.integrations.vllm import room_beside
-from hybridindex.service.app import create_app
 from hybridindex.service.auth import Keyring
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
-from hybridindex.service.place import Place
-from hybridindex.service.problems import Problem
-from hybridindex.service.shell import send_problem
+from hybridindex.service.daemon_address import Place
+from hybridindex.service.http.app import create_app
+from hybridindex.service.http.middleware import send_problem
+from hybridindex.service.http.problems import Problem
 
 __all__ = ["PREFIX", "PluginSettings", "RouterPlugin", "ServiceBesideLLM"]
 

@@ -8,7 +8,7 @@ router's matter (``router.deadline``). Pure but for its own state.
 
 from __future__ import annotations
 
-from hybridindex.running import FadingLine, RecentValues
+from hybridindex.online_fit import FadingLine, RecentValues
 from hybridindex.types import LLMMeasurement
 
 __all__ = ["ChunkTimeModel"]

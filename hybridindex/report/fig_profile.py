@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from hybridindex.partitioner.analysis import Analysis
-from hybridindex.partitioner.scan_models import relative_nnls
+from hybridindex.partitioner.models.scan_models import relative_nnls
 from hybridindex.report.series import access_shares
 from hybridindex.report.style import (
     BLUE,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hybridindex.report.style import GREY, INK, PALETTE, Picture, canvas, show_percent
-from hybridindex.simulator.compare import Compared
+from hybridindex.studies.simulator.compare import Compared
 
 __all__ = ["draw_simulated"]
 

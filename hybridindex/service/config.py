@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.store.retention import Retention
-from hybridindex.tiers.validate import MAX_K
+from hybridindex.tiers.contract.validate import MAX_K
 
 __all__ = ["Limits", "ServiceConfig", "is_loopback"]
 

@@ -15,26 +15,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hybridindex.committed import last_commit
+from hybridindex.api import Index, open_index
 from hybridindex.errors import HybridIndexError, InvalidInputError, OverloadedError, ProfileError
-from hybridindex.facade import Index, open_index
 from hybridindex.partitioner.plan import Plan
-from hybridindex.router.health import HealthPolicy
+from hybridindex.plans.current import last_commit
+from hybridindex.plans.stored import PLAN_APPLIED, applied_plans, load_plan, plan_difference, plan_summary, resume_plan
+from hybridindex.router.devices.health import HealthPolicy
 from hybridindex.router.router import Router
 from hybridindex.router.session import Session
 from hybridindex.service.admission import Admission
 from hybridindex.service.config import ServiceConfig
-from hybridindex.service.plans import PLAN_APPLIED, applied_plans, load_plan, plan_difference, plan_summary, resume_plan
+from hybridindex.service.http.wire import SearchRequest
 from hybridindex.service.sessions import SessionTable
 from hybridindex.service.status import Health, describe, health_of, status_of
 from hybridindex.service.warmup import warm_up
-from hybridindex.service.wire import SearchRequest
 from hybridindex.store.control import ControlStore
-from hybridindex.tiers.moves import check_share
+from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.types import F32, SearchResult
 
 if TYPE_CHECKING:
-    from hybridindex.service.traces import SearchTrace, Traces
+    from hybridindex.service.observe.traces import SearchTrace, Traces
 
 __all__ = ["Observation", "Refresher", "Service"]
 

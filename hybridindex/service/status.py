@@ -13,7 +13,7 @@ import numpy as np
 
 from hybridindex.errors import DeviceSlowError, StoreError
 from hybridindex.partitioner.plan import Plan
-from hybridindex.service.plans import plan_summary
+from hybridindex.plans.stored import plan_summary
 
 if TYPE_CHECKING:
     from hybridindex.service.core import Service

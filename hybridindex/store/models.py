@@ -181,7 +181,7 @@ class EventRow(Base):
 
 
 class ScheduleRow(Base):
-    """An update that is made at set times; see :mod:`hybridindex.refresh_schedule`."""
+    """An update that is made at set times; see :mod:`hybridindex.refresh.timetable`."""
 
     __tablename__ = "refresh_schedule"
 

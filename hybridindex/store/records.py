@@ -81,7 +81,7 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleEntry:
-    """One row of the refresh's schedule, as it was stored; :mod:`hybridindex.refresh_schedule` says what is right."""
+    """One row of the refresh's schedule, as it was stored; :mod:`hybridindex.refresh.timetable` says what is right."""
 
     name: str
     #: "interval": ``spec`` is seconds; "cron": ``spec`` is a cron line, UTC.

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Literal
 
 from hybridindex.index.codec import DEVICE_KINDS, DeviceCodec
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, shard_page_bytes
-from hybridindex.tiers.arena import PageArena
-from hybridindex.tiers.device import DeviceTier
-from hybridindex.tiers.devices import resolve_device
-from hybridindex.tiers.pinned import PinnedMemory
-from hybridindex.tiers.shard import StandInShard, model_bytes
-from hybridindex.tiers.shard_gpu import GpuShard, gpu_unsupported
-from hybridindex.tiers.shard_tier import ShardTier
-from hybridindex.tiers.tier import WithoutRoom
-from hybridindex.tiers.trial import choose_page_scanner
+from hybridindex.tiers.contract.devices import resolve_device
+from hybridindex.tiers.contract.tier import WithoutRoom
+from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.tiers.paged.kernel_choice import choose_page_scanner
+from hybridindex.tiers.paged.pinned import PinnedMemory
+from hybridindex.tiers.shard.gpu import GpuShard, gpu_unsupported
+from hybridindex.tiers.shard.scanner import StandInShard, model_bytes
+from hybridindex.tiers.shard.shard_tier import ShardTier
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
-    from hybridindex.tiers.tier import Tier
+    from hybridindex.tiers.contract.tier import Tier
 
 __all__ = ["CodecService", "TierChoice", "codec_service", "open_device_tier", "tier_of"]
 

@@ -8,8 +8,8 @@ import json
 import pytest
 
 import hybridindex
-from benchmarks.common import Attempts, environment, show, write_json
-from hybridindex.tiers import driver
+from benchmarks.common.measure import Attempts, environment, show, write_json
+from hybridindex.tiers.contract import driver
 
 
 def test_a_wide_table_keeps_its_figures_in_a_pipe(capsys):

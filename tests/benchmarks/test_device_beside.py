@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from benchmarks.device_beside import Neighbour, working
+from benchmarks.device.beside import Neighbour, working
 
 
 def counts(_device, _load, pipe):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import device_scan, device_sweep
-from hybridindex.tiers import device_triton
-from hybridindex.tiers.device_triton import TritonScanner, Workspace
+from benchmarks.device import scan as device_scan
+from benchmarks.device import sweep as device_sweep
+from hybridindex.tiers.paged import triton_scanner as device_triton
+from hybridindex.tiers.paged.triton_scanner import TritonScanner, Workspace
 from tests.tiers.triton_here import require_triton
 
 SCRATCH = 1 << 20
@@ -67,7 +68,7 @@ def test_a_wrong_answer_is_found(lists):
 
 
 def test_a_sweep_launches_the_kernel_with_every_setting_and_puts_it_back(lists, monkeypatch):
-    from hybridindex.tiers import triton_kernels
+    from hybridindex.tiers.paged import triton_kernels
 
     for name, values in (("TURNS", 1), ("ROWS", (4, 8)), ("COLS", (16,)), ("WARPS", (4,)), ("REGISTERS", (99,))):
         monkeypatch.setattr(device_sweep, name, values)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.device_swap import Leases, Swaps, measure
-from hybridindex.tiers.residency import ResidencyStore
+from benchmarks.device.swap import Leases, Swaps, measure
+from hybridindex.tiers.contract.residency import ResidencyStore
 
 
 def test_swaps_replace_lists_and_keep_half_resident():

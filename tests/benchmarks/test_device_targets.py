@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.device_router import allowed_speedup
-from benchmarks.device_targets import judge
+from benchmarks.device.router import allowed_speedup
+from benchmarks.device.targets import judge
 
 
 def scan_row(**changes):

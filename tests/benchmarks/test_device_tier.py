@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import device_tier
-from benchmarks.device_tier import Part, Run, measure, run_part
+from benchmarks.device import tier as device_tier
+from benchmarks.device.tier import Part, Run, measure, run_part
 
 #: Writes one row, then does what it is told.
 SCRIPT = """
@@ -92,13 +92,14 @@ def test_a_killed_run_leaves_its_rows_and_no_process(tmp_path):
     file, pid = tmp_path / "all.json", tmp_path / "pid"
     driver = f"""
 import os, pathlib, sys, time
-from benchmarks import common, device_tier
-from benchmarks.device_tier import Run, run_part
+from benchmarks.common.measure import measure as common
+from benchmarks.device import tier as device_tier
+from benchmarks.device.tier import Run, run_part
 device_tier._TICK_S = 0.02
 part = pathlib.Path({str(tmp_path / "part.json")!r})
 script = '''
 import os, pathlib, sys, time
-from benchmarks import common
+from benchmarks.common.measure import measure as common
 common.arguments("a part")
 pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))
 pathlib.Path({str(tmp_path / "part.json")!r}).write_text('{{"stand_in": true, "complete": false, "rows": []}}')

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import hybridindex as hx
-from benchmarks.llm_arrivals import Attained, Load, compliant_rate, offered
+from benchmarks.rag.llm_arrivals import Attained, Load, compliant_rate, offered
 from tests.clustered import clustered
 from tests.llm_double import Handler, LLMDouble
 

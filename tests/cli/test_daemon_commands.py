@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hybridindex.cli.console import ExitCode
-from hybridindex.service import run
+from hybridindex.service import daemon as run
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from hybridindex import errors
-from hybridindex.answers import encode_answer
+from hybridindex.answer_codec import encode_answer
 from hybridindex.client import AsyncClient, Client, RetryPolicy
-from hybridindex.service.app import create_app
 from hybridindex.service.auth import KeyFile, Keyring
+from hybridindex.service.http.app import create_app
 from tests.service.conftest import assert_same
 
 

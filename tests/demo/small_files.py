@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from hybridindex.demo.embed import StaticEmbedder
 from hybridindex.demo.queries import _TREC_PAIRS, _WEB_PAIRS
+from hybridindex.rag.embed import StaticEmbedder
 
 _TREC = "<top>\n<num> Number: 1\n<title> Organized Crime\n\n<desc> Description: \nIdentify\norganizations.\n</top>\n"
 _WEB = (

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import hybridindex as hx
-from hybridindex.service.plans import load_plan
+from hybridindex.plans.stored import load_plan
 from tests.refresh.world import CONFIG, LATE_S, World
 
 

@@ -176,12 +176,6 @@ def _preload() -> None:
     import uvicorn.protocols.http.httptools_impl  # noqa: F401
     import uvloop  # noqa: F401
 
-    import hybridindex.calibrate
-    import hybridindex.cli.main
-    import hybridindex.refresh
-    import hybridindex.service.app
-    import hybridindex.service.run  # noqa: F401
-
 
 def _main() -> None:
     _preload()

@@ -11,7 +11,7 @@ from hybridindex.index import open_index
 from tests.durability.points import Point
 from tests.durability.whole import restarted
 
-GENERATION = "hybridindex.index.generation"
+GENERATION = "hybridindex.index.storage.generation"
 
 #: (point, which index serves afterwards)
 REBUILD = [

@@ -76,7 +76,7 @@ def test_a_killed_plan(launcher, index_path, point, serves):
         assert service.router.residency.n_resident > 0
 
 
-RESIDENCY = "hybridindex.tiers.residency:ResidencyStore.publish"
+RESIDENCY = "hybridindex.tiers.contract.residency:ResidencyStore.publish"
 RECORD = "hybridindex.store.control:ControlStore.record_event"
 #: Points of `repartition --apply` in a running daemon: (point, plan that the next start serves)
 MOVE = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hybridindex as hx
-from hybridindex.committed import last_commit
+from hybridindex.plans.current import last_commit
 from hybridindex.store import ControlStore
 from tests.clustered import clustered
 from tests.durability.points import Point
@@ -18,7 +18,7 @@ from tests.durability.whole import restarted
 from tests.moving_load import moving_queries
 from tests.refresh.world import BUDGET, NLIST, NPROBE
 
-UPDATE = "hybridindex.refresh_update"
+UPDATE = "hybridindex.refresh.updater"
 #: (point, whether the new plan serves afterwards)
 POINTS = [
     (Point(name="renewed profile not stored", target=f"{UPDATE}:save_plan", when="before"), False),
@@ -26,7 +26,8 @@ POINTS = [
     (Point(name="swap begun", target="hybridindex.router.router:Router.apply_plan", when="before"), False),
     (
         Point(
-            name="lists half swapped", target="hybridindex.tiers.residency:ResidencyStore.publish", when="after"
+            name="lists half swapped", target="hybridindex.tiers.contract.residency:ResidencyStore.publish",
+            when="after"
         ),
         False,
     ),

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hybridindex.index import verify
-from hybridindex.refresh import Refresher
+from hybridindex.refresh.refresher import Refresher
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
-from hybridindex.service.place import Place
+from hybridindex.service.daemon_address import Place
 from tests.clustered import clustered
 from tests.oracle import check_answer
 

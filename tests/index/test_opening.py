@@ -31,8 +31,8 @@ from hybridindex.index import (
     verify,
     write_layout,
 )
-from hybridindex.index.layout import to_blocks16
-from hybridindex.index.manifest import Manifest
+from hybridindex.index.storage.layout import to_blocks16
+from hybridindex.index.storage.manifest import Manifest
 from tests.conftest import clustered_vectors
 
 FILES = ["CURRENT", *(f"gen-000001/{name}" for name in ("manifest.json", "model.faiss", "lists.idx.npy", "lists.bin"))]

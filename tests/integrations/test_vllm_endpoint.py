@@ -17,7 +17,7 @@ from hybridindex.integrations.llm_load import ENGINE_LOAD
 from hybridindex.integrations.vllm_endpoint import PluginSettings, RouterPlugin, ServiceBesideLLM
 from hybridindex.service.auth import KeyFile
 from hybridindex.service.config import ServiceConfig
-from hybridindex.tiers.devices import resolve_device
+from hybridindex.tiers.contract.devices import resolve_device
 from tests.clustered import clustered
 
 LOCAL = Namespace(host="127.0.0.1", port=8000, uds=None, api_server_count=1, ssl_certfile=None)
@@ -167,7 +167,9 @@ def test_what_the_index_takes_of_each_device_is_logged_beside_what_was_free(envi
         """Budget, level and words. A stand-in has no memory of its own: what a GPU would tell is put in its place."""
         caplog.clear()
         plugin = RouterPlugin()
-        monkeypatch.setattr("hybridindex.tiers.device.resolve_device", lambda name: as_if(free, *resolve_device(name)))
+        monkeypatch.setattr(
+            "hybridindex.tiers.paged.device_tier.resolve_device", lambda name: as_if(free, *resolve_device(name))
+        )
         asyncio.run(plugin.init_state(None, None, LOCAL))
         record = caplog.records[0]
         asyncio.run(plugin.close())
@@ -189,7 +191,7 @@ def as_if(free: int | None, device, info):
 
 
 def test_a_device_that_vllm_filled_is_said_with_the_numbers_and_what_helps(environment, monkeypatch, caplog) -> None:
-    monkeypatch.setattr("hybridindex.tiers.device.available_bytes", lambda _device: 4321)
+    monkeypatch.setattr("hybridindex.tiers.paged.device_tier.available_bytes", lambda _device: 4321)
 
     async def check(http: httpx.AsyncClient, _plugin: RouterPlugin) -> None:
         found = await http.post("/hybridindex/v1/search", json={"queries": clustered(1, seed=5).tolist()})

@@ -21,7 +21,7 @@ import pytest
 
 from hybridindex.cli.console import ExitCode
 from hybridindex.errors import GenerationError, InvalidInputError, LLMServerError
-from hybridindex.profiler.llm import LLMRequest, profile_llm_server
+from hybridindex.profiler.llm.measure import LLMRequest, profile_llm_server
 from hybridindex.rag.generator import Finished, OpenAIGenerator, Prompt
 from hybridindex.rag.pipelines import PIPELINES, run_pipeline
 from hybridindex.rag.records import Generated

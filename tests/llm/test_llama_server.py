@@ -13,7 +13,7 @@ import pytest
 
 from hybridindex.errors import GenerationError, InvalidInputError, LLMServerError
 from hybridindex.llm.models import max_tokens_of, names_of
-from hybridindex.profiler.llm import LLMRequest, profile_llm_server
+from hybridindex.profiler.llm.measure import LLMRequest, profile_llm_server
 from hybridindex.rag.generator import Finished, OpenAIGenerator, Prompt
 from tests.llm_double import LLMDouble, Route
 

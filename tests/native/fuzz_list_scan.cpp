@@ -23,8 +23,8 @@
 #include <thread>
 #include <vector>
 
-#include "list_scan.h"
-#include "scan_items.h"
+#include "scan/list_scan.h"
+#include "scan/scan_items.h"
 
 using namespace hybridindex;
 

@@ -30,7 +30,7 @@ assert _native.__file__.startswith(sys.prefix), _native.__file__
 assert b"__asan_init" in open(_native.__file__, "rb").read(), "the extension has no sanitizer"
 '
 LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-  "$venv/bin/python" -m pytest tests/native tests/tiers/test_scanner_contract.py tests/tiers/test_device_native.py
+  "$venv/bin/python" -m pytest tests/native tests/tiers/test_scanner_contract.py tests/tiers/paged/test_native_scanner.py
 sh "$here/fuzz.sh" "$folder" address,undefined --seconds 15
 sh "$here/fuzz.sh" "$folder" thread --seconds 15 --callers 4
 echo "sanitize: ok"

@@ -14,14 +14,14 @@ from pathlib import Path
 #: Run by Alembic inside its own context only.
 SKIPPED = {"hybridindex.migrations.env"}
 #: Modules that import an optional package at once: its kernels are made by decorators. Nobody else may.
-NEEDS = {"hybridindex.tiers.triton_kernels": "triton"}
+NEEDS = {"hybridindex.tiers.paged.triton_kernels": "triton"}
 #: Need an extra, and have to say so where it is not installed.
 NEED_AN_EXTRA = {
     **{
         f"hybridindex.service.{name}": "service"
         for name in ("app", "bodies", "histograms", "metrics", "protocol", "recent", "run", "searching", "shell")
     },
-    "hybridindex.service.traces": "traces",
+    "hybridindex.service.observe.traces": "traces",
     "hybridindex.integrations.vllm_endpoint": "service",
     "hybridindex.integrations.vllm_stats": "vllm",
     **{f"hybridindex.integrations.{name}": name for name in ("langchain", "llamaindex", "haystack")},
@@ -72,11 +72,12 @@ def main(wheel: str) -> None:
     assert "hybridindex/migrations/env.py" in files
     assert "hybridindex/py.typed" in files
     page = {
-        f"hybridindex/service/page/{name}" for name in ("index.html", "page.css", "page.js", "charts.js", "icon.svg")
+        f"hybridindex/service/http/page/{name}"
+        for name in ("index.html", "page.css", "page.js", "charts.js", "icon.svg")
     }
     assert page <= set(files), f"the wheel lacks {sorted(page - set(files))}"
-    assert "hybridindex/partitioner/hardware/chips/h100.json" in files
-    assert "hybridindex/partitioner/schedule/cases/case1.yaml" in files
+    assert "hybridindex/studies/hardware/chips/h100.json" in files
+    assert "hybridindex/studies/schedule/cases/case1.yaml" in files
     foreign = {f.split("/")[0] for f in files if not f.startswith(("hybridindex/", "hybridindex-"))}
     assert not foreign, f"the wheel would install top-level names {foreign}"
     print(f"imported {len(names)} modules from the wheel")

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridindex.partitioner.analysis import Analysis, analyse
+from hybridindex.partitioner.models.throughput import throughput_model
 from hybridindex.partitioner.solver import Problem, solve
-from hybridindex.partitioner.throughput import throughput_model
 from hybridindex.types import LLMProfile
 from tests.partitioner.synthetic import make_profile
 

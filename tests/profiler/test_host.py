@@ -8,7 +8,7 @@ import pytest
 
 from hybridindex.profiler.host import host_threads, time_host
 from hybridindex.profiler.work import work_of
-from hybridindex.tiers.host_faiss import HostFaissScanner
+from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
 
 
 class RecordingScanner:

@@ -17,7 +17,7 @@ from hybridindex.profiler.recall import (
     recommend_nprobe,
     search_exhaustively,
 )
-from hybridindex.tiers.host_faiss import HostFaissScanner
+from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
 from hybridindex.types import RecallPoint
 from tests.clustered import clustered, small_index
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.profiler.work import keep_probes, resident_counts, work_of
-from hybridindex.router.split import split_probes_reference
+from hybridindex.router.batch.split import split_probes_reference
 
 LIST_BYTES = np.array([10, 20, 40, 0, 80], dtype=np.int64)
 

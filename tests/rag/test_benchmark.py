@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import rag
+from benchmarks.rag import __main__ as rag
 
 
 def test_nothing_to_do_is_a_usage_error(monkeypatch, capsys, tmp_path):

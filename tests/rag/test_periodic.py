@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.rag.answer_quality import Likelihood, answer_likelihood, periodic_likelihood
 from hybridindex.errors import (
     DeadlineExceededError,
     GenerationError,
@@ -17,7 +18,6 @@ from hybridindex.errors import (
 from hybridindex.rag.chunk_time import ChunkTimeModel
 from hybridindex.rag.generator import Finished
 from hybridindex.rag.periodic import PeriodicRetrieval, Schedule, round_trip_ms
-from hybridindex.rag.quality import Likelihood, answer_likelihood, periodic_likelihood
 from hybridindex.rag.records import Generated, Retrieved
 from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.shift import shift_passage

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hybridindex.demo.embed import center
 from hybridindex.errors import GenerationError, InvalidInputError, TraceError
+from hybridindex.rag.embed import center
 from hybridindex.rag.pipelines import PIPELINES, run_pipeline
 from hybridindex.rag.pipelines.flare import sure_part
 from hybridindex.rag.pipelines.prompts import lines_of_list, says_no, says_yes

@@ -13,9 +13,9 @@ from hybridindex.rag.periodic import round_trip_ms
 from hybridindex.rag.pipelines import PIPELINES, run_pipeline
 from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.steps import Steps
-from hybridindex.service.app import create_app
 from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
+from hybridindex.service.http.app import create_app
 from tests.rag.test_periodic import CHUNKS, plan, said, slow_model
 from tests.rag.test_pipelines import QUESTION, SAID
 from tests.rag.world import embedder, query_embedder, replay

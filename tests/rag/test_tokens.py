@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tokenizers
 
-from hybridindex.demo.embed import StaticEmbedder
+from benchmarks.rag.answer_quality import periodic_likelihood
 from hybridindex.errors import InvalidInputError
 from hybridindex.rag.documents import DocumentStore, word_starts, write_documents
+from hybridindex.rag.embed import StaticEmbedder
 from hybridindex.rag.periodic import PeriodicRetrieval
-from hybridindex.rag.quality import periodic_likelihood
 from hybridindex.rag.retriever import CenteredEmbedder, Retriever
 from hybridindex.rag.shift import shift_passage
 from hybridindex.rag.steps import Steps

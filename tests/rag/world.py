@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from hybridindex.demo.embed import StaticEmbedder, center
 from hybridindex.index import build
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.rag.documents import Document, DocumentStore, write_documents
+from hybridindex.rag.embed import StaticEmbedder, center
 from hybridindex.rag.records import Generated, Piece
 from hybridindex.rag.retriever import CenteredEmbedder
 from hybridindex.rag.trace import ReplayGenerator

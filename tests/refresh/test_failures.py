@@ -10,7 +10,6 @@ import threading
 import numpy as np
 import pytest
 
-from hybridindex.committed import same_decision
 from hybridindex.errors import (
     DeviceError,
     InvalidInputError,
@@ -19,8 +18,9 @@ from hybridindex.errors import (
     RouterClosedError,
     StoreError,
 )
-from hybridindex.refresh import RefreshConfig, Refresher, last_committed_plan
-from hybridindex.router.update_cycle import CycleStage, Outcome
+from hybridindex.plans.current import same_decision
+from hybridindex.refresh.refresher import RefreshConfig, Refresher, last_committed_plan
+from hybridindex.refresh.update_cycle import CycleStage, Outcome
 from tests.moving_load import moving_queries
 from tests.refresh.world import CONFIG, FAST_S, LATE_S
 
@@ -50,11 +50,11 @@ def breaking(monkeypatch, target, error, *, times=1):
 @pytest.mark.parametrize(
     ("target", "stage", "outcome"),
     [
-        ("hybridindex.planning.renew_profile", "profiling", Outcome.FAILED),
-        ("hybridindex.planning.plan_again", "solving", Outcome.FAILED),
-        ("hybridindex.planning.compare_plans", "weighing", Outcome.FAILED),
+        ("hybridindex.refresh.planner.renew_profile", "profiling", Outcome.FAILED),
+        ("hybridindex.refresh.planner.plan_again", "solving", Outcome.FAILED),
+        ("hybridindex.refresh.planner.compare_plans", "weighing", Outcome.FAILED),
         ("hybridindex.router.router.Router.apply_plan", "moving", Outcome.ROLLED_BACK),
-        ("hybridindex.router.placement.Placement._place", "moving", Outcome.ROLLED_BACK),
+        ("hybridindex.router.devices.placement.Placement._place", "moving", Outcome.ROLLED_BACK),
     ],
 )
 def test_a_stage_that_fails_leaves_the_old_plan_serving(make_world, index, plan, monkeypatch, target, stage, outcome):
@@ -86,7 +86,7 @@ def test_a_store_that_fails_keeps_the_old_plan(make_world, index, plan, monkeypa
     """Saving the served plan, the new one, and the commit, in turn."""
     world = make_world()
     world.refresher._updates.commit_served()
-    target = "hybridindex.refresh_update.save_plan" if stage == "moving" else "hybridindex.refresh_update.commit_plan"
+    target = "hybridindex.refresh.updater.save_plan" if stage == "moving" else "hybridindex.refresh.updater.commit_plan"
     breaking(monkeypatch, target, StoreError("injected"))
     world.serve(2, seed=4, moved=True, latency_s=LATE_S)
     world.serve(2, seed=5, moved=True)
@@ -170,10 +170,10 @@ def test_observe_never_raises_and_counts_what_it_cannot_use(make_world, caplog):
 
 @pytest.mark.parametrize("stage", ["renew_profile", "plan_again", "compare_plans", "save_plan"])
 def test_closing_begins_no_further_stage(make_world, plan, monkeypatch, stage):
-    import hybridindex.planning
-    import hybridindex.refresh_update
+    import hybridindex.refresh.planner
+    import hybridindex.refresh.updater
 
-    room = hybridindex.refresh_update if stage == "save_plan" else hybridindex.planning
+    room = hybridindex.refresh.updater if stage == "save_plan" else hybridindex.refresh.planner
 
     world = make_world()
     world.refresher._updates.commit_served()

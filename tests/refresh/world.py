@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridindex.refresh import RefreshConfig, Refresher
-from hybridindex.router.drift import DriftPolicy
-from hybridindex.router.update_cycle import UpdatePolicy
+from hybridindex.refresh.drift import DriftPolicy
+from hybridindex.refresh.refresher import RefreshConfig, Refresher
+from hybridindex.refresh.update_cycle import UpdatePolicy
 from tests.moving_load import moving_queries
 from tests.oracle import check_answer
 

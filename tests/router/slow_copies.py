@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from hybridindex.router import Router
-from hybridindex.router.deadline import PaceEstimator
+from hybridindex.router.batch.deadline import PaceEstimator
 from hybridindex.router.engine import Engine
 
 NPROBE = 8
@@ -85,7 +85,7 @@ def slow(index, *, longest_s=1e3, **options):
     """``longest_s``: tests end waits themselves, however slow the machine is."""
     options = {"devices": ["cpu"], "device_budget_bytes": 32 << 20, "cache_fraction": 0} | options
     with pytest.MonkeyPatch.context() as patched, Router(index, **options) as router:
-        patched.setattr("hybridindex.router.patience._LONGEST_S", longest_s)
+        patched.setattr("hybridindex.router.lookahead.wait_for_loads._LONGEST_S", longest_s)
         slow = Slow(router)
         try:
             yield slow

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hybridindex.router.lookahead import choose_lists
+from hybridindex.router.lookahead.prefetch import choose_lists
 
 NOTHING = np.zeros(8, dtype=np.bool_)
 

@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 
 from hybridindex.errors import DeviceError
-from hybridindex.router import HealthPolicy, Router, lanes
-from hybridindex.tiers import device, leaving
-from hybridindex.tiers.arena import PageArena
-from hybridindex.tiers.copier import Copier
-from hybridindex.tiers.device_native import NativePageScanner
-from hybridindex.tiers.shard import StandInShard
-from hybridindex.tiers.shard_builder import ShardBuilder
+from hybridindex.router import HealthPolicy, Router
+from hybridindex.router.devices import device_queue as lanes
+from hybridindex.tiers.contract import bounded_join as leaving
+from hybridindex.tiers.paged import device_tier as device
+from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.copier import Copier
+from hybridindex.tiers.paged.native_scanner import NativePageScanner
+from hybridindex.tiers.shard.builder import ShardBuilder
+from hybridindex.tiers.shard.scanner import StandInShard
 from tests.clustered import NLIST, hand_made_plan, small_index
-from tests.router.test_health import QUERIES
+from tests.router.devices.test_health import QUERIES
 from tests.router.test_router import check
 from tests.stuck import WAIT_S, Stuck, ended
 from tests.tiers.late_stream import LateStream
@@ -224,9 +226,9 @@ def test_the_process_ends(tmp_path):
         from pathlib import Path
         import numpy as np
         from hybridindex.router import HealthPolicy, Router
-        from hybridindex.tiers.device_native import NativePageScanner
+        from hybridindex.tiers.paged.native_scanner import NativePageScanner
         from tests.clustered import NLIST, hand_made_plan, small_index
-        from tests.router.test_health import QUERIES
+        from tests.router.devices.test_health import QUERIES
 
         begun = threading.Event()
         NativePageScanner.scan = lambda *args, **options: begun.set() or threading.Event().wait()

@@ -12,9 +12,9 @@ import pytest
 from hybridindex.errors import InvalidInputError, RouterError
 from hybridindex.index import build
 from hybridindex.router import Router
-from hybridindex.router.batch import Batch
-from hybridindex.tiers.device_native import NativePageScanner
-from hybridindex.tiers.device_torch import TorchScanner
+from hybridindex.router.batch.batch import Batch
+from hybridindex.tiers.paged.native_scanner import NativePageScanner
+from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
 from tests.router.test_router import check
 

@@ -20,7 +20,7 @@ from hybridindex.errors import (
 )
 from hybridindex.router import Router
 from hybridindex.router.arguments import check_budgets
-from hybridindex.tiers.device_native import NativePageScanner
+from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
 from tests.oracle import check_answer
 
@@ -248,7 +248,7 @@ def test_a_device_that_works_again_gets_its_lists_back(index, monkeypatch):
 
 
 def test_copy_that_fails_loses_nothing(index, monkeypatch):
-    from hybridindex.tiers.arena import PageArena
+    from hybridindex.tiers.paged.arena import PageArena
 
     def broken(self, pages, codes):
         raise RuntimeError("copy failed")
@@ -261,7 +261,7 @@ def test_copy_that_fails_loses_nothing(index, monkeypatch):
 
 
 def test_host_scan_error_reaches_the_caller_and_the_router_goes_on(index, monkeypatch):
-    from hybridindex.tiers.host_native import HostNativeScanner
+    from hybridindex.tiers.host.native_scanner import HostNativeScanner
 
     with Router(index) as router:
         with monkeypatch.context() as patch:

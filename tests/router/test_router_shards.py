@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from hybridindex.router import Router
-from hybridindex.tiers import shard_tier
-from hybridindex.tiers.shard import ShardScanner, ShardSource
-from hybridindex.tiers.shard_tier import ShardTier
+from hybridindex.tiers.shard import shard_tier
+from hybridindex.tiers.shard.scanner import ShardScanner, ShardSource
+from hybridindex.tiers.shard.shard_tier import ShardTier
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.router.test_router import check, random_placement
 

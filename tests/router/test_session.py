@@ -199,7 +199,7 @@ def test_the_cache_keeps_its_share_and_makes_way(index):
 
 def test_pages_of_a_copy_on_its_way_are_counted_once(index, monkeypatch):
     """What is free beside it is enough for the next draft: nothing cached has to go."""
-    from hybridindex.tiers.arena import PageArena
+    from hybridindex.tiers.paged.arena import PageArena
 
     sizes = index.list_sizes
     first, second, third = (np.flatnonzero(sizes)[at : at + 4] for at in (0, 4, 8))
@@ -280,7 +280,7 @@ def test_a_plan_adopts_lists_that_a_session_brought(index):
 
 def test_a_plan_keeps_lists_that_a_session_was_still_bringing(index, monkeypatch):
     """The copy is held in the middle; the plan comes; the session ends; the plan's lists stay."""
-    from hybridindex.tiers.arena import PageArena
+    from hybridindex.tiers.paged.arena import PageArena
 
     write, started, go_on = PageArena.write, threading.Event(), threading.Event()
 

@@ -10,9 +10,9 @@ import httpx
 import numpy as np
 import pytest
 
-from hybridindex.service.app import create_app
 from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
+from hybridindex.service.http.app import create_app
 from tests.clustered import clustered
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from hybridindex.service.auth import Keyring
 from hybridindex.service.core import Service
-from hybridindex.service.place import bind_tcp
-from hybridindex.service.run import Daemon
+from hybridindex.service.daemon import Daemon
+from hybridindex.service.daemon_address import bind_tcp
 
 
 class _Lasting(Daemon):

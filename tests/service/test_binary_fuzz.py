@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hybridindex.answers import ANSWER_TYPE, decode_answer
+from hybridindex.answer_codec import ANSWER_TYPE, decode_answer
 from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
 from tests.clustered import DIM, clustered

@@ -10,10 +10,10 @@ import pytest
 
 import hybridindex as hx
 from hybridindex.errors import InvalidInputError, OverloadedError, ProfileError
+from hybridindex.plans.stored import PLAN_APPLIED
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
-from hybridindex.service.plans import PLAN_APPLIED
-from hybridindex.service.wire import SearchRequest
+from hybridindex.service.http.wire import SearchRequest
 from tests.service.conftest import assert_same, held_engine
 
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 
-from hybridindex.service.page.files import PAGE_FILES, PAGE_PATHS
+from hybridindex.service.http.page.files import PAGE_FILES, PAGE_PATHS
 from tests.service.conftest import ask
 
 _ELSEWHERE = re.compile(rb"""(?:src|href|url|fetch|import|from)\s*[=(]?\s*["'(]\s*(?:https?:)?//""")
@@ -17,7 +17,7 @@ _ELSEWHERE = re.compile(rb"""(?:src|href|url|fetch|import|from)\s*[=(]?\s*["'(]\
 def test_every_file_is_served_with_its_headers_and_asked_for_anew(service, file):
     answer = ask(service, "GET", file.path)
     assert answer.status_code == 200
-    assert answer.content == files("hybridindex.service.page").joinpath(file.name).read_bytes() != b""
+    assert answer.content == files("hybridindex.service.http.page").joinpath(file.name).read_bytes() != b""
     assert answer.headers["content-type"] == file.media_type
     assert answer.headers["cache-control"] == "no-cache"
     assert answer.headers["x-content-type-options"] == "nosniff"
@@ -36,7 +36,7 @@ def test_every_file_is_served_with_its_headers_and_asked_for_anew(service, file)
 def test_the_bundle_is_small_whole_and_names_nothing_elsewhere():
     assert sum(len(file.body) for file in PAGE_FILES) < 60_000
     assert len({file.etag for file in PAGE_FILES}) == len(PAGE_FILES)
-    folder = files("hybridindex.service.page")
+    folder = files("hybridindex.service.http.page")
     static = {entry.name for entry in folder.iterdir() if entry.name.rpartition(".")[2] in ("html", "css", "js", "svg")}
     assert static == {file.name for file in PAGE_FILES}
     for file in PAGE_FILES:

@@ -11,15 +11,15 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks.connection import Answer, request_bytes
-from benchmarks.overload import judged
-from benchmarks.overload_load import Clients
-from benchmarks.serving import Taken
-from benchmarks.soak import growth
-from benchmarks.soak_client import SESSION_TTL_S, Client, _Conversation
-from benchmarks.soak_load import MOST_BATCH, make_load, read_trace, synthetic_trace
-from benchmarks.soak_oracle import PoolOracle
-from hybridindex.answers import ANSWER_TYPE, answer_bytes
+from benchmarks.common.serving import Taken
+from benchmarks.service.connection import Answer, request_bytes
+from benchmarks.service.overload import judged
+from benchmarks.service.overload_load import Clients
+from benchmarks.service.soak import growth
+from benchmarks.service.soak_client import SESSION_TTL_S, Client, _Conversation
+from benchmarks.service.soak_load import MOST_BATCH, make_load, read_trace, synthetic_trace
+from benchmarks.service.soak_oracle import PoolOracle
+from hybridindex.answer_codec import ANSWER_TYPE, answer_bytes
 from hybridindex.index import open_index
 from hybridindex.service.auth import KeyFile, Keyring
 from tests.clustered import DIM, clustered
@@ -192,7 +192,7 @@ def test_the_generator_counts_what_it_is_answered(make_service, tmp_path):
 def test_threads_share_heaps_once_they_are_bounded():
     script = """
 import ctypes, sys, threading
-from hybridindex.service.run import bound_arenas
+from hybridindex.service.daemon import bound_arenas
 bounded = bound_arenas() if sys.argv[1] == "bounded" else True
 libc = ctypes.CDLL(None)
 libc.fopen.restype = ctypes.c_void_p

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.refresh import RefreshConfig, Refresher
+from hybridindex.refresh.refresher import RefreshConfig, Refresher
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
-from hybridindex.service.problems import PROBLEM_TYPE
+from hybridindex.service.http.problems import PROBLEM_TYPE
 from tests.service.conftest import ask
 from tests.service.test_core import search
 

@@ -13,10 +13,10 @@ import torch
 
 from hybridindex.errors import OutOfBudgetError
 from hybridindex.paging import PageGeometry
-from hybridindex.tiers.device import DeviceTier
-from hybridindex.tiers.devices import available_bytes
-from hybridindex.tiers.pinned import PinnedMemory
-from hybridindex.tiers.residency import ResidencyStore
+from hybridindex.tiers.contract.devices import available_bytes
+from hybridindex.tiers.contract.residency import ResidencyStore
+from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.tiers.paged.pinned import PinnedMemory
 from tests.clustered import NLIST, clustered, small_index
 from tests.oracle import check_answer
 
@@ -174,7 +174,7 @@ def test_pinned_blocks_are_page_locked_and_within_the_limit(index):
 
 def test_the_context_is_reported_apart_where_this_process_makes_it():
     code = (
-        "from hybridindex.tiers.devices import resolve_device\n"
+        "from hybridindex.tiers.contract.devices import resolve_device\n"
         "first, again = resolve_device('cuda:0')[1], resolve_device('cuda:0')[1]\n"
         "assert first.context_bytes == again.context_bytes\n"
         "print(first.context_bytes)"

@@ -18,14 +18,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from hybridindex.errors import DeviceError
 from hybridindex.paging import PageGeometry
-from hybridindex.tiers.arena import PageArena
-from hybridindex.tiers.copier import Copier
-from hybridindex.tiers.device import DeviceTier
-from hybridindex.tiers.loading import ListLoad
-from hybridindex.tiers.moves import MoveQueue
-from hybridindex.tiers.pinned import PinnedMemory
-from hybridindex.tiers.recovery import DeviceHealth, Probe
-from hybridindex.tiers.residency import ResidencyStore
+from hybridindex.tiers.contract.copy_queue import MoveQueue
+from hybridindex.tiers.contract.device_health import DeviceHealth, Probe
+from hybridindex.tiers.contract.residency import ResidencyStore
+from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.copier import Copier
+from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.tiers.paged.loading import ListLoad
+from hybridindex.tiers.paged.pinned import PinnedMemory
 from tests.clustered import NLIST, small_index
 from tests.tiers.late_stream import LateStream
 

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.index import from_faiss
-from hybridindex.tiers import device_triton
-from hybridindex.tiers.device import DeviceTier
-from hybridindex.tiers.device_torch import TorchScanner
-from hybridindex.tiers.device_triton import TritonScanner
-from hybridindex.tiers.host_faiss import HostFaissScanner
-from hybridindex.tiers.host_native import HostNativeScanner
-from hybridindex.tiers.residency import ResidencyStore
+from hybridindex.tiers.contract.residency import ResidencyStore
+from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
+from hybridindex.tiers.host.native_scanner import HostNativeScanner
+from hybridindex.tiers.paged import triton_scanner as device_triton
+from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.tiers.paged.torch_scanner import TorchScanner
+from hybridindex.tiers.paged.triton_scanner import TritonScanner
 from hybridindex.tiers.serving import tier_of
-from hybridindex.tiers.shard_tier import ShardTier
+from hybridindex.tiers.shard.shard_tier import ShardTier
 from tests.clustered import DIM, NLIST, clustered, small_index
 from tests.oracle import candidate_distances, check_answer
 from tests.tiers.triton_here import require_triton

@@ -8,10 +8,10 @@ import faiss
 import pytest
 
 from hybridindex.paging import DEFAULT_PAGE_BYTES, shard_page_bytes
-from hybridindex.tiers.device import DeviceTier
+from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.tiers.serving import codec_service, open_device_tier, tier_of
-from hybridindex.tiers.shard import model_bytes
-from hybridindex.tiers.shard_tier import ShardTier
+from hybridindex.tiers.shard.scanner import model_bytes
+from hybridindex.tiers.shard.shard_tier import ShardTier
 from tests.clustered import small_index
 
 BUDGET = 4 << 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybridindex.cli.entry import run
-from hybridindex.demo import embed
+from hybridindex.rag import embed
 from tests.rag.world import embedder
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hybridindex.errors import LLMServerError
-from hybridindex.profiler.llm_server import LLMServer
+from hybridindex.profiler.llm.server import LLMServer
 
 __all__ = ["Served", "offline", "vllm_server"]
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.rag.answer_quality import Likelihood, answer_likelihood, periodic_likelihood
 from hybridindex.rag.documents import DocumentStore
 from hybridindex.rag.generator import Finished, Prompt
 from hybridindex.rag.periodic import PeriodicRetrieval, Schedule
 from hybridindex.rag.pipelines import PIPELINES, run_pipeline
 from hybridindex.rag.pipelines.flare import flare
 from hybridindex.rag.pipelines.prompts import answer_prompt
-from hybridindex.rag.quality import Likelihood, answer_likelihood, periodic_likelihood
 from hybridindex.rag.records import Answer, Generated, LookedAhead, Retrieved
 from hybridindex.rag.steps import Steps
 from hybridindex.rag.trace import ReplayGenerator, TraceWriter, read_traces

@@ -59,7 +59,7 @@ def test_the_command_profiles_it_and_a_plan_uses_the_result(served: Served, libr
 
 
 def test_what_it_cannot_do_is_said(served: Served) -> None:
-    from hybridindex.profiler.llm import LLMRequest, profile_llm_server
+    from hybridindex.profiler.llm.measure import LLMRequest, profile_llm_server
 
     with pytest.raises(LLMServerError, match="serves tiny, not large"):
         profile_llm_server(served.url, model="large")

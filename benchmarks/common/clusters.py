@@ -1,0 +1,112 @@
+"""Clustered vectors whose lists are known without k-means, queries that share lists or do not, and their indexes.
+
+Centres come in families of 64, as topics come in fields, so that the lists a query probes are mostly its family's.
+List sizes vary as those of real indexes do. Everything follows from the seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from hybridindex.api import Index, from_faiss
+from hybridindex.types import F32, I64, Metric
+
+__all__ = ["Clusters", "Reuse", "faiss_ivf", "import_lists", "make_clusters", "make_queries"]
+
+#: "low": queries spread evenly over all centres. "high": queries about 16 popular centres, the first the most.
+Reuse = Literal["low", "high"]
+
+_FAMILY = 64
+_POPULAR = 16
+_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Clusters:
+    """Unit vectors, the list of each, and the centres."""
+
+    vectors: F32
+    lists: I64
+    centres: F32
+
+
+def make_clusters(dim: int, nbytes: int, seed: int = 0, *, nlist: int | None = None) -> Clusters:
+    """As many vectors as take ``nbytes`` in float32, in ``nlist`` lists, by default 4*sqrt(n)."""
+    n = nbytes // (4 * dim)
+    nlist = int(4 * np.sqrt(n)) if nlist is None else nlist
+    rng = np.random.default_rng(seed)
+    families = _unit(rng.standard_normal((-(-nlist // _FAMILY), dim), dtype=np.float32))
+    centres = _around(families, np.arange(nlist) // _FAMILY, rng)
+    share = rng.lognormal(0.0, 0.4, nlist)
+    lists = rng.choice(nlist, n, p=share / share.sum())
+    vectors = np.empty((n, dim), dtype=np.float32)
+    for start in range(0, n, _ROWS):
+        vectors[start : start + _ROWS] = _around(centres, lists[start : start + _ROWS], rng)
+    return Clusters(vectors=vectors, lists=lists, centres=centres)
+
+
+def make_queries(centres: F32, count: int, reuse: Reuse, seed: int = 1) -> F32:
+    """Unit queries about centres, in an order that keeps any run of them alike."""
+    rng = np.random.default_rng(seed)
+    if reuse == "low":
+        return _around(centres, rng.integers(0, len(centres), count), rng)
+    popular = rng.permutation(len(centres))[:_POPULAR]
+    weight = 1.0 / np.arange(1, len(popular) + 1)
+    return _around(centres, rng.choice(popular, count, p=weight / weight.sum()), rng)
+
+
+def import_lists(vectors: F32, lists: I64, centres: F32, codec: str, metric: Metric, path: Path) -> Index:
+    """An index of ``codec`` flat or sq8 with these lists, through a faiss file that is removed again."""
+    import faiss
+
+    ivf = faiss_ivf(vectors, lists, centres, codec, metric)
+    file = path.with_suffix(".faiss")
+    try:
+        faiss.write_index(ivf, str(file))
+        del ivf
+        return from_faiss(file, path)
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def faiss_ivf(vectors: F32, lists: I64, centres: F32, codec: str, metric: Metric) -> Any:
+    """faiss's own index in memory; ``codec`` flat, sq8 or pqfsM, none by residual, as builds of ours are."""
+    import faiss
+
+    dim, nlist, ptr = vectors.shape[1], len(centres), faiss.swig_ptr
+    code = faiss.METRIC_INNER_PRODUCT if metric == "ip" else faiss.METRIC_L2
+    quantizer = faiss.IndexFlat(dim, code)
+    quantizer.add(centres)
+    if codec == "flat":
+        ivf = faiss.IndexIVFFlat(quantizer, dim, nlist, code)
+    elif codec == "sq8":
+        ivf = faiss.IndexIVFScalarQuantizer(quantizer, dim, nlist, faiss.ScalarQuantizer.QT_8bit, code, False)
+    else:
+        ivf = faiss.IndexIVFPQFastScan(quantizer, dim, nlist, int(codec.removeprefix("pqfs")), 4, code)
+        ivf.by_residual = False
+    # The quantizer has its centroids: only the codec is trained.
+    ivf.train(vectors[:: -(-len(vectors) // _ROWS)].copy())
+    if codec.startswith("pqfs"):
+        ivf.add(vectors)
+    else:
+        lists = np.ascontiguousarray(lists, dtype=np.int64)
+        ivf.add_core(len(vectors), ptr(vectors), None, ptr(lists))
+    return ivf
+
+
+def _around(centres: F32, which: I64, rng: np.random.Generator) -> F32:
+    """Points at about 45 degrees from the centres ``which``."""
+    dim = centres.shape[1]
+    noise = rng.standard_normal((len(which), dim), dtype=np.float32)
+    noise *= np.float32(1 / np.sqrt(dim))
+    noise += centres[which]
+    return _unit(noise)
+
+
+def _unit(x: F32) -> F32:
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    return x

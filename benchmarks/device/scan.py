@@ -1,0 +1,365 @@
+"""The device scan against the device's own memory, and against a dense product over everything that is resident.
+
+Lists of random rows are made where the arena is, on scattered pages; nothing is built or copied. Answers are checked
+first: each returned row's distance against float64, and that none better was left out. Then, per batch:
+
+- *scan*: a whole ``scan``, from host arrays to host arrays, tables and copies included; wall clock.
+- *kernels*: distances and selection alone, tables made before; CUDA events. Eight batches take turns, so that the
+  cache does not serve one from the last.
+- *GB/s*: unique bytes (code bytes of the lists that the batch probes, each once) over the kernels' time. *of a sum*:
+  the time that torch takes to sum as many bytes of the arena, over the kernels'.
+- *graph*: the same launches replayed from a CUDA graph: what is left when launching costs the host nothing.
+- *dense*: torch's product of the queries with as many rows as are resident and topk over the result; CUDA events. *over
+  dense*: its time over the kernels'.
+
+Targets: 50, 70 and 70 % of a sum at batch 1, 8 and 64 and nprobe 256, and faster than dense at every batch.
+
+Without a GPU it runs to its end on the stand-in device with a few megabytes, to show that it runs. Such timings say
+nothing of a GPU, and are printed as what they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common.measure import Attempts, arguments, show, write
+from benchmarks.device.targets import SCAN_NPROBE, SCAN_TARGETS
+from hybridindex.index.codec import DeviceCodec
+from hybridindex.paging import PageGeometry, scratch_for_budget
+from hybridindex.tiers.contract.residency import Residency, ResidencyStore
+from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.torch_scanner import TorchScanner
+from hybridindex.tiers.paged.triton_scanner import TritonScanner, Workspace
+from hybridindex.types import F32, I64, Metric
+
+K = 10
+TURNS = 8
+TOLERANCE = 2e-4
+#: Of the table: heading, and key of a row.
+COLUMNS = (
+    ("codec", "codec"),
+    ("dim", "dim"),
+    ("batch", "batch"),
+    ("nprobe", "nprobe"),
+    ("reuse", "reuse"),
+    ("unique bytes", "unique_bytes"),
+    ("scan ms", "scan_ms"),
+    ("kernels ms", "kernels_ms"),
+    ("GB/s", "gbps"),
+    ("sum GB/s", "sum_gbps"),
+    ("of a sum", "of_a_sum"),
+    ("graph", "graph_of_a_sum"),
+    ("dense ms", "dense_ms"),
+    ("over dense", "over_dense"),
+    ("wrong", "wrong"),
+    ("of", "checked"),
+)
+BYTES = {"f32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidentLists:
+    """What a scanner asks of an index, of lists that exist on the device alone. Row r of list l has id l << 32 | r."""
+
+    metric: Metric
+    scan_dim: int
+    list_sizes: I64
+    codec: DeviceCodec
+    arena: PageArena
+    residency: Residency
+
+    @property
+    def nlist(self) -> int:
+        return len(self.list_sizes)
+
+    def ids_at(self, lists: I64, rows: I64) -> I64:
+        return lists << 32 | rows
+
+    @property
+    def code_size(self) -> int:
+        return self.codec.code_size
+
+    @property
+    def rows(self) -> Any:
+        """(n, dim) torch view of every row of the arena, those of half empty pages included."""
+        import torch
+
+        kind = {"f32": torch.float32, "bf16": torch.bfloat16}[self.codec.kind]
+        return self.arena.data.view(-1).view(kind).view(-1, self.scan_dim)
+
+    def scanner(self, scratch_bytes: int) -> TorchScanner:
+        made: Any = TorchScanner
+        if not TritonScanner.unsupported(self.arena):
+            made = TritonScanner
+        return made(*self.scanner_arguments(scratch_bytes))
+
+    def scanner_arguments(self, scratch_bytes: int) -> tuple[Any, ...]:
+        return self, self.codec, self.arena, self.residency, 0, scratch_bytes
+
+
+def make_lists(device: Any, kind: Any, dim: int, metric: Metric, nbytes: int, seed: int = 0) -> ResidentLists:
+    """About ``nbytes`` of normal rows in 4 * sqrt(n) lists of log-normal sizes, on pages in random order."""
+    import torch
+
+    code_size = dim * BYTES[kind]
+    codec = DeviceCodec(kind=kind, dim=dim, code_size=code_size, by_residual=False)
+    geometry = PageGeometry.for_code_size(code_size)
+    rng = np.random.default_rng(seed)
+    n = nbytes // code_size
+    share = rng.lognormal(0.0, 0.4, int(4 * np.sqrt(n)))
+    sizes = np.maximum(1, (share / share.sum() * n).astype(np.int64))
+    n_pages = geometry.pages_for(sizes)
+    arena = PageArena(device, geometry, int(n_pages.sum()))
+    order = rng.permutation(arena.pages.n_pages).astype(np.int32)
+    ends = np.cumsum(n_pages)
+    store = ResidencyStore(len(sizes), lambda _device, _pages: None)
+    store.publish({i: (0, pages) for i, pages in enumerate(np.split(order, ends[:-1]))})
+    lists = ResidentLists(
+        metric=metric, scan_dim=dim, list_sizes=sizes, codec=codec, arena=arena, residency=store.current
+    )
+    generator = torch.Generator(device).manual_seed(seed)
+    for part in lists.rows.split(1 << 18):
+        part.copy_(torch.randn(part.shape, generator=generator, device=device))
+    return lists
+
+
+def make_batch(lists: ResidentLists, n: int, nprobe: int, rng: np.random.Generator) -> tuple[F32, I64]:
+    """n normal queries that probe ``nprobe`` lists each, drawn evenly: the least that a batch can share."""
+    nprobe = min(nprobe, lists.nlist)
+    probes = np.stack([rng.choice(lists.nlist, nprobe, replace=False) for _ in range(n)])
+    return rng.standard_normal((n, lists.scan_dim), dtype=np.float32), probes
+
+
+def wrong_answers(lists: ResidentLists, queries: F32, probes: I64, distances: F32, ids: I64) -> int:
+    """Queries with a wrong distance, a better row left out, or a row of a list that they do not probe."""
+    per_page, wrong = lists.arena.geometry.rows_per_page, 0
+    sign = -1.0 if lists.metric == "ip" else 1.0
+    for x, probed, found, at in zip(queries, probes, distances, ids, strict=True):
+        every, names = [], []
+        for i in probed:
+            pages = lists.residency.list_pages[i].astype(np.int64)
+            where = (pages[:, None] * per_page + np.arange(per_page)).ravel()[: lists.list_sizes[i]]
+            rows = lists.rows[where].double().cpu().numpy()
+            every.append(rows @ x if lists.metric == "ip" else ((rows - x) ** 2).sum(axis=1))
+            names.append(i << 32 | np.arange(len(rows)))
+        exact, name = np.concatenate(every), np.concatenate(names)
+        own = np.array([exact[name == one][0] if (name == one).any() else np.nan for one in at])
+        near = TOLERANCE * (1 + np.abs(own))
+        kth = np.sort(sign * exact)[: len(at)][-1]
+        right = (np.abs(found - own) <= near) & (sign * own <= kth + near)
+        wrong += not bool(right.all() and len(np.unique(at)) == len(at))
+    return wrong
+
+
+def seconds_of(run: Callable[[int], object], device: Any, repeats: int) -> float:
+    """Median seconds of ``run(turn)``: by CUDA events on a GPU, by the clock elsewhere."""
+    import torch
+
+    taken = []
+    for turn in range(-TURNS, repeats):
+        if device.type == "cuda":
+            before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            before.record()
+            run(turn % TURNS)
+            after.record()
+            after.synchronize()
+            seconds = before.elapsed_time(after) / 1e3
+        else:
+            start = time.perf_counter()
+            run(turn % TURNS)
+            seconds = time.perf_counter() - start
+        if turn >= 0:
+            taken.append(seconds)
+    return float(np.median(taken))
+
+
+def measure(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch_bytes: int) -> dict[str, Any]:
+    """One row: times of one shape of batch, after its answers were checked."""
+    import torch
+
+    rng = np.random.default_rng(n * 1000 + nprobe)
+    device, arena = lists.arena.device, lists.arena
+    batches = [make_batch(lists, n, nprobe, rng) for _ in range(TURNS)]
+    scanner = lists.scanner(scratch_bytes)
+    queries, probes = batches[0]
+    checked = min(n, 4)
+    distances, ids = scanner.scan(queries, probes, np.zeros(probes.shape, np.float32), K)
+    wrong = wrong_answers(lists, queries[:checked], probes[:checked], distances[:checked], ids[:checked])
+
+    def scan(turn: int) -> None:
+        queries, probes = batches[turn]
+        scanner.scan(queries, probes, np.zeros(probes.shape, np.float32), K)
+
+    walls = []
+    for turn in range(repeats + TURNS):
+        start = time.perf_counter()
+        scan(turn % TURNS)
+        walls.append(time.perf_counter() - start)
+    unique = float(np.mean([lists.list_sizes[np.unique(p)].sum() for _, p in batches]) * lists.codec.code_size)
+    probed = float(np.mean([lists.list_sizes[p].sum() for _, p in batches]) * lists.codec.code_size)
+    words = arena.data.view(-1).view(torch.float32)
+    length = int(unique) // 4
+    room = max(1, len(words) - length)
+    summed = seconds_of(lambda turn: words[turn * room // TURNS :][:length].sum(), device, repeats)
+    # Not the room that is left on half empty pages.
+    rows = lists.rows[: int(lists.list_sizes.sum())]
+    on_device = [torch.from_numpy(q).to(device, rows.dtype) for q, _ in batches]
+    dense = seconds_of(lambda turn: (on_device[turn] @ rows.T).topk(K, dim=1), device, max(2, repeats // 4))
+    kernels, graph, graph_reason = None, None, ""
+    if isinstance(scanner, TritonScanner) and (prepared := prepare(lists, batches, scratch_bytes)):
+        kernels = seconds_of(lambda turn: prepared[turn].again(), device, repeats)
+        graph, graph_reason = graph_seconds(prepared, device, repeats)
+    return {
+        "codec": lists.codec.kind,
+        "dim": lists.scan_dim,
+        "metric": lists.metric,
+        "batch": n,
+        "nprobe": min(nprobe, lists.nlist),
+        "reuse": probed / unique,
+        "unique_bytes": unique,
+        "resident_bytes": arena.nbytes,
+        "scanner": scanner.name,
+        "scan_ms": float(np.median(walls[TURNS:])) * 1e3,
+        "kernels_ms": None if kernels is None else kernels * 1e3,
+        "gbps": None if kernels is None else unique / kernels / 1e9,
+        "sum_ms": summed * 1e3,
+        "sum_gbps": unique / summed / 1e9,
+        "of_a_sum": None if kernels is None else summed / kernels,
+        "graph_ms": None if graph is None else graph * 1e3,
+        "graph_of_a_sum": None if graph is None else summed / graph,
+        "graph_reason": graph_reason,
+        "dense_ms": dense * 1e3,
+        "over_dense": None if kernels is None else dense / kernels,
+        "wrong": wrong,
+        "checked": checked,
+    }
+
+
+class RepeatableWorkspace(Workspace):
+    """Remembers what a scan launched, and launches it again: the tables still lie in the scratch."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.launched: list[tuple[Any, ...]] = []
+        self.selected: list[tuple[Any, ...]] = []
+
+    def launch(self, *args: Any) -> None:
+        self.launched.append(args)
+        super().launch(*args)
+
+    def select(self, *args: Any) -> int:
+        self.selected.append(args)
+        return super().select(*args)
+
+    def again(self) -> None:
+        super().launch(*self.launched[0])
+        super().select(*self.selected[0])
+
+
+def prepare(lists: ResidentLists, batches: list[Any], scratch_bytes: int) -> list[RepeatableWorkspace]:
+    """Each batch's launches, with a scratch of its own; none where a batch takes several tiles."""
+    prepared = []
+    for queries, probes in batches:
+        scanner = TritonScanner(*lists.scanner_arguments(scratch_bytes))
+        own = RepeatableWorkspace(lists.arena, lists.codec, scratch_bytes)
+        scanner.workspace = own
+        scanner.scan(queries, probes, np.zeros(probes.shape, np.float32), K)
+        if len(own.launched) != 1:
+            return []
+        prepared.append(own)
+    return prepared
+
+
+def graph_seconds(prepared: list[RepeatableWorkspace], device: Any, repeats: int) -> tuple[float | None, str]:
+    """Seconds of a batch's launches replayed from a CUDA graph; None and why where there is none."""
+    import torch
+
+    if device.type != "cuda":
+        return None, "no GPU"
+    graphs = []
+    try:
+        for workspace in prepared:
+            graphs.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(graphs[-1]):
+                workspace.again()
+        return seconds_of(lambda turn: graphs[turn].replay(), device, repeats), ""
+    except Exception as error:  # noqa: BLE001 - one figure less; the others stand
+        return None, f"capture failed: {error!r}"
+
+
+def rivals() -> str:
+    """What is known of other IVF searches on a GPU here."""
+    found = []
+    for package, what in (("faiss", "faiss-gpu"), ("cuvs", "cuVS")):
+        here = importlib.util.find_spec(package) is not None
+        if here and package == "faiss":
+            here = hasattr(importlib.import_module("faiss"), "StandardGpuResources")
+        found.append(f"{what}: {'installed, not compared' if here else 'not installed'}")
+    return ", ".join(found)
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", default="", help="cuda:N, or cpu for the stand-in; the first GPU where there is one"
+    )
+    parser.add_argument("--gigabytes", type=float, default=4.5, help="resident bytes on a GPU")
+    parser.add_argument("--metric", choices=("ip", "l2"), default="ip")
+    parser.add_argument("--repeats", type=int, default=40)
+
+
+def main() -> None:
+    args = arguments(__doc__, _options)
+    import torch
+
+    from hybridindex.tiers.contract.devices import resolve_device
+
+    device, info = resolve_device(args.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+    nbytes = 8 << 20 if info.stand_in else int(args.gigabytes * 1e9)
+    repeats = 2 if info.stand_in else args.repeats
+    if info.stand_in:
+        sys.stdout.write("no GPU: 8 MB on the stand-in device, to show that this runs; no figure here says anything\n")
+    rows: list[dict[str, Any]] = []
+    attempts = Attempts()
+    others = rivals()
+
+    def save(*, complete: bool = False) -> None:
+        targets = {"nprobe": SCAN_NPROBE, "of_a_sum": SCAN_TARGETS, "over_dense": 1.0}
+        result = {"device": info.label, "stand_in": info.stand_in, "complete": complete, "k": K, "targets": targets,
+                  "rivals": others, "rows": rows, "failed": attempts.failed}  # fmt: skip
+        write(args.json, "device_scan", result)
+
+    scratch = scratch_for_budget(1 << 40)
+    for kind in BYTES:
+        for dim in (384, 768):
+            with attempts(f"{kind}, d={dim}"):
+                lists = make_lists(device, kind, dim, args.metric, nbytes)
+                for n, nprobe in itertools.product(SCAN_TARGETS, (64, SCAN_NPROBE)):
+                    with attempts(f"{kind}, d={dim}, batch {n}, nprobe {nprobe}"):
+                        rows.append(measure(lists, n, nprobe, repeats, scratch))
+                    save()
+                del lists
+    save(complete=not attempts.failed)
+    if rows:
+        resident = f"{rows[0]['resident_bytes'] / 1e9:.2f} GB resident"
+        show(
+            f"device scan on {info.label}, {rows[0]['scanner']} scanner, {resident}",
+            tuple(name for name, _ in COLUMNS),
+            [tuple("-" if r[key] is None else r[key] for _, key in COLUMNS) for r in rows],
+        )
+    sys.stdout.write(f"{others}\n")
+    attempts.end()
+    if any(r["wrong"] for r in rows):
+        raise SystemExit("wrong answers")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""What the device tier is meant to reach, and what a run reached of it: one verdict per target.
+
+Judges read the results of the parts as they stand in their files, whole or cut short: what is missing is said. On a
+stand-in device nothing is claimed, whatever was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.common.measure import show
+
+__all__ = [
+    "BANDWIDTH_TARGET",
+    "BESIDE_TARGET",
+    "BOUND_TARGET",
+    "P99_TARGET",
+    "PLAN_TARGET",
+    "SCAN_NPROBE",
+    "SCAN_TARGETS",
+    "SCHEDULERS_TARGET_MS",
+    "SPEEDUP_ETA",
+    "SPEEDUP_TARGET",
+    "SWAP_TARGET_US",
+    "Verdict",
+    "judge",
+    "show_verdicts",
+]
+
+#: Batch size -> least share of what a sum over the same bytes reaches, at :data:`SCAN_NPROBE`.
+SCAN_TARGETS = {1: 0.5, 8: 0.7, 64: 0.7}
+SCAN_NPROBE = 256
+#: Of a plain pinned copy.
+BANDWIDTH_TARGET = 0.9
+#: Times faster than loading the whole shard again.
+PLAN_TARGET = 5.0
+#: Wait of a lease while a snapshot is replaced.
+SWAP_TARGET_US = 100.0
+#: Of another process's rate alone, while lists move.
+BESIDE_TARGET = 0.95
+#: Of what measured host, device and fixed times allow.
+BOUND_TARGET = 0.8
+#: Times faster than the host alone (TeleRAG), where so much of the work is on the device.
+SPEEDUP_TARGET, SPEEDUP_ETA = 7.0, 0.9
+#: p99 of searches while a plan changes, over undisturbed.
+P99_TARGET = 1.5
+#: Milliseconds of both schedulers at 128 queries and 8 devices.
+SCHEDULERS_TARGET_MS = 5.0
+
+_STAND_IN = "stand-in: claims nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One row of the last table. ``met`` is None where nothing is claimed; ``note`` says why."""
+
+    part: str
+    what: str
+    target: str
+    measured: str
+    met: bool | None
+    note: str = ""
+
+
+def judge(parts: Mapping[str, Mapping[str, Any]], status: Mapping[str, str]) -> list[Verdict]:
+    """Verdicts of all parts that are in ``status`` (name -> how it ended), of what ``parts`` holds of them."""
+    found = []
+    for name, ended in status.items():
+        result = parts.get(name)
+        if result is None:
+            found.append(_nothing(name, "all of it", "", ended))
+            continue
+        judged = list(_JUDGES[name](result))
+        for verdict in judged or [_nothing(name, "all of it", "", "no row was finished")]:
+            if result["stand_in"]:
+                verdict = _with(verdict, met=None, note=f"{_STAND_IN}; {verdict.note}".rstrip("; "))
+            elif not result["complete"]:
+                # What was not tried could have missed; a miss is a miss.
+                verdict = _with(
+                    verdict, met=verdict.met and None, note=f"cut short: {ended}; {verdict.note}".rstrip("; ")
+                )
+            found.append(verdict)
+    return found
+
+
+def show_verdicts(verdicts: Sequence[Verdict]) -> None:
+    """Prints the table."""
+    words = {True: "yes", False: "NO", None: "-"}
+    show(
+        "what was to be shown, and what was",
+        ("part", "what", "target", "measured", "met", "note"),
+        [(v.part, v.what, v.target, v.measured, words[v.met], v.note) for v in verdicts],
+    )
+
+
+def _with(verdict: Verdict, **changes: Any) -> Verdict:
+    return Verdict(**(asdict(verdict) | changes))
+
+
+def _nothing(part: str, what: str, target: str, why: str) -> Verdict:
+    return Verdict(part=part, what=what, target=target, measured="nothing", met=None, note=why)
+
+
+def _scan(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    rows = result.get("rows", [])
+    wrong, checked = (sum(r[key] for r in rows) for key in ("wrong", "checked"))
+    yield Verdict(
+        part="device_scan",
+        what="answers against float64",
+        target="none wrong",
+        measured=f"{wrong} of {checked}",
+        met=not wrong if checked else None,
+    )
+    for batch, target in SCAN_TARGETS.items():
+        wanted = [r for r in rows if r["batch"] == batch and r["nprobe"] == SCAN_NPROBE]
+        yield _worst("device_scan", f"kernels over a sum of the bytes, batch {batch}, nprobe {SCAN_NPROBE}", wanted,
+                     "of_a_sum", target, name=_shape, form="{:.0%}")  # fmt: skip
+    for batch in SCAN_TARGETS:
+        wanted = [r for r in rows if r["batch"] == batch]
+        yield _worst("device_scan", f"kernels over a dense product and topk, batch {batch}", wanted, "over_dense", 1.0,
+                     name=_shape, form="{:.2g} x")  # fmt: skip
+    yield _nothing("device_scan", "against faiss-gpu, cuVS", "reported", result.get("rivals", "not looked for"))
+
+
+def _shape(row: Mapping[str, Any]) -> str:
+    return f"{row['codec']} d={row['dim']} nprobe {row['nprobe']}"
+
+
+def _worst(
+    part: str,
+    what: str,
+    rows: Sequence[Mapping[str, Any]],
+    key: str,
+    least: float,
+    *,
+    name: Callable[[Mapping[str, Any]], str],
+    form: str,
+) -> Verdict:
+    """``rows`` have at least ``least`` under ``key``: the lowest of them decides and is named."""
+    target = ">= " + form.format(least)
+    valued = [r for r in rows if r.get(key) is not None]
+    if not valued:
+        return _nothing(part, what, target, "not measured here")
+    low = min(valued, key=lambda row: row[key])
+    note = f"the lowest of {len(valued)}: {name(low)}"
+    if left := len(rows) - len(valued):
+        note += f"; {left} without a figure"
+    met = bool(low[key] >= least)
+    return Verdict(part=part, what=what, target=target, measured=form.format(low[key]), note=note,
+                   met=met if not (met and left) else None)  # fmt: skip
+
+
+def _copy(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    for pinned in (True, False):
+        source = "pinned memory" if pinned else "mapped file"
+        what = f"prefetch from {source}, of a plain pinned copy"
+        row = next((r for r in result.get("prefetch", ()) if r["lists from"] == source), None)
+        target = f">= {BANDWIDTH_TARGET:.0%}" if pinned else "reported"
+        if row is None:
+            yield _nothing("device_copy", what, target, "not measured here")
+            continue
+        ratio = row["of plain"][0]
+        yield Verdict(part="device_copy", what=what, target=target, measured=f"{ratio:.0%}, {row['GB/s']:.3g} GB/s",
+                      met=ratio >= BANDWIDTH_TARGET if pinned else None, note=row["pin_reason"])  # fmt: skip
+    what, target = "plan change of a tenth, over a reload", f">= {PLAN_TARGET:g} x"
+    if changed := result.get("plan_change"):
+        faster = changed["times faster"][0]
+        yield Verdict(
+            part="device_copy", what=what, target=target, measured=f"{faster:.1f} x", met=faster >= PLAN_TARGET
+        )
+    else:
+        yield _nothing("device_copy", what, target, "not measured here")
+
+
+def _swap(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    for row in result.get("rows", []):
+        pause, compaction = row["pause_us"]["p99"], row["compaction_pause_us"]
+        note = f"max {row['pause_us']['max']:.0f}, p99 of nothing {row['nothing_us']['p99']:.0f}"
+        if compaction is not None:
+            note += f", {row['compactions']} compacted: median {compaction['median']:.0f}"
+        least = compaction["median"] if compaction is not None else 0.0
+        met: bool | None = max(pause, least) <= SWAP_TARGET_US
+        if not met and row["nothing_us"]["p99"] > SWAP_TARGET_US >= max(row["pause_us"]["median"], least):
+            met, note = None, f"the machine's own noise is larger; {note}"
+        yield Verdict(
+            part="device_swap",
+            what=f"wait of a lease while lists are replaced, {row['nlist']} lists",
+            target=f"<= {SWAP_TARGET_US:g} us",
+            measured=f"median {row['pause_us']['median']:.0f}, p99 {pause:.0f} us",
+            met=met,
+            note=note,
+        )
+
+
+def _beside(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    for row in result.get("rows", []):
+        for work, target in (("moving", BESIDE_TARGET), ("scanning", None)):
+            rate = row[work][0]
+            if not row["moved GB/s" if work == "moving" else "batches/s"]:
+                yield _nothing("device_beside", f"{row['load']} loop while {work}", "", "nothing was done meanwhile")
+                continue
+            yield Verdict(
+                part="device_beside",
+                what=f"rate of a {row['load']} loop in another process while {work}",
+                target="reported" if target is None else f">= {target:.0%}",
+                measured=f"{rate:.1%}",
+                met=None if target is None else rate >= target,
+                note=result["sharing"],
+            )
+
+
+def _router(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    rows = result.get("lookahead", [])
+
+    def name(row: Mapping[str, Any]) -> str:
+        return f"nprobe {row['nprobe']}, budget {row['share']:.0%}, eta {row['eta']:.2f}"
+
+    yield _worst("device_router", "speed-up by lookahead, of what measured times allow", rows, "of_bound", BOUND_TARGET,
+                 name=name, form="{:.0%}")  # fmt: skip
+    high = [r | {"faster": r["times_faster"][0]} for r in rows if r["eta"] >= SPEEDUP_ETA]
+    what = f"speed-up by lookahead where eta >= {SPEEDUP_ETA:g}"
+    if high or not rows:
+        yield _worst("device_router", what, high, "faster", SPEEDUP_TARGET, name=name, form="{:.2g} x")
+    else:
+        why = f"no budget reached it: eta {max(r['eta'] for r in rows):.2f} at most"
+        yield _nothing("device_router", what, f">= {SPEEDUP_TARGET:g} x", why)
+    cache = result.get("cache", [])
+    for without, with_cache in zip(cache[::2], cache[1::2], strict=False):
+        moved = with_cache["moved_bytes_per_session"] / max(1.0, without["moved_bytes_per_session"])
+        gained = with_cache["hit_rate"] - without["hit_rate"]
+        yield Verdict(part="device_router", what=f"cache on over off, budget {without['share']:.0%}", target="pays",
+                      measured=f"moved x {moved:.2f}, hit rate {gained:+.3f}",
+                      met=(gained > 0 and moved <= 1.01) or (gained >= 0 and moved < 1))  # fmt: skip
+    yield _nothing("device_router", "grouping, assignment: on over off", "pay",
+                   "several devices, counted on real queries: benchmarks.host.schedulers")  # fmt: skip
+    what, target = "p99 of searches while a plan changes", f"<= {P99_TARGET:g} x"
+    if change := result.get("plan_change"):
+        yield Verdict(part="device_router", what=what, target=target, measured=f"{change['p99_ratio']:.2f} x",
+                      met=change["p99_ratio"] <= P99_TARGET if change["changes"] else None,
+                      note=f"{change['changes']} changes, A/A {change['noise']:.2f}")  # fmt: skip
+    else:
+        yield _nothing("device_router", what, target, "not measured here")
+
+
+def _schedulers(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    for row in result.get("times", []):
+        if (row["queries"], row["devices"]) == (128, 8):
+            yield Verdict(part="schedulers", what="both schedulers, 128 queries, 8 devices",
+                          target=f"<= {SCHEDULERS_TARGET_MS:g} ms", measured=f"{row['both']:.2f} ms",
+                          met=row["both"] <= SCHEDULERS_TARGET_MS,
+                          note="made-up queries; TeleRAG: 37 and 220 ms")  # fmt: skip
+
+
+_JUDGES: dict[str, Callable[[Mapping[str, Any]], Iterator[Verdict]]] = {
+    "device_scan": _scan,
+    "device_swap": _swap,
+    "schedulers": _schedulers,
+    "device_copy": _copy,
+    "device_beside": _beside,
+    "device_router": _router,
+}

@@ -1,0 +1,358 @@
+"""What users hold: an index that can profile itself, plan for an SLO and serve.
+
+Each method hands over to the room that owns the work; nothing is computed here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.types import F32, I64, LLMProfile, Metric, Profile
+
+if TYPE_CHECKING:
+    from hybridindex.index.ivf import IVFIndex
+    from hybridindex.partitioner.plan import Plan
+    from hybridindex.router.devices.health import HealthPolicy
+    from hybridindex.router.router import Router
+    from hybridindex.store.control import ControlStore
+    from hybridindex.tiers.host.choice import HostScannerName
+
+__all__ = ["Index", "Progress", "build", "from_faiss", "open_index"]
+
+_log = logging.getLogger(__name__)
+
+#: progress(stage, done, total): total is None while it is not known.
+Progress = Callable[[str, int, int | None], None]
+
+
+class Index:
+    """An open index. Read-only and safe to share between threads; close it after its routers."""
+
+    def __init__(self, ivf: IVFIndex) -> None:
+        self._ivf = ivf
+
+    # What it is
+
+    @property
+    def ivf(self) -> IVFIndex:
+        """The index proper: lists, centroids, codec (:class:`hybridindex.index.ivf.IVFIndex`)."""
+        return self._ivf
+
+    @property
+    def path(self) -> Path:
+        return self._ivf.path
+
+    @property
+    def metric(self) -> Metric:
+        return self._ivf.metric
+
+    @property
+    def codec(self) -> str:
+        return self._ivf.codec
+
+    @property
+    def dim(self) -> int:
+        """Dimension of queries."""
+        return self._ivf.dim
+
+    @property
+    def count(self) -> int:
+        """Number of vectors."""
+        return self._ivf.count
+
+    @property
+    def nlist(self) -> int:
+        return self._ivf.nlist
+
+    @property
+    def nprobe(self) -> int:
+        """Lists probed per query where nothing else is said."""
+        return self._ivf.nprobe
+
+    @property
+    def centroids(self) -> F32:
+        """(nlist, d) float32, after pre-transforms."""
+        return self._ivf.centroids
+
+    @property
+    def list_sizes(self) -> I64:
+        """(nlist,) int64 vectors per list."""
+        return self._ivf.list_sizes
+
+    @property
+    def list_bytes(self) -> I64:
+        """(nlist,) int64 code bytes per list."""
+        return self._ivf.list_bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """Names this content; profiles and plans are tied to it."""
+        return self._ivf.fingerprint
+
+    def __repr__(self) -> str:
+        return (
+            f"<hybridindex.Index {str(self.path)!r}: {self.count:,} x {self.dim}, nlist {self.nlist}, "
+            f"{self.codec}, {self.metric}>"
+        )
+
+    # What it can do
+
+    def store(self, url: str | None = None) -> ControlStore:
+        """Opens the control store: ``control.sqlite`` beside the index, or a SQLAlchemy URL. The caller closes it."""
+        from hybridindex.store.control import ControlStore
+
+        return ControlStore.open(url or self.path / "control.sqlite")
+
+    def profile(
+        self,
+        queries: Any,
+        nprobe: int | None = None,
+        *,
+        recall: float | None = None,
+        k: int = 10,
+        threads: int | None = None,
+        devices: Sequence[str] = (),
+        max_seconds: float = 60.0,
+        seed: int = 0,
+        save: bool = True,
+        store_url: str | None = None,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> Profile:
+        """Measures access skew and latencies with calibration queries, and stores the result.
+
+        Args:
+            queries: (n, d) float32 calibration queries, as many as there are: a few hundred at least.
+            nprobe: lists per query; default the index's. Give this or ``recall``.
+            recall: target recall@k in (0, 1]; the smallest nprobe that reaches it is used.
+            k: neighbours per query.
+            threads: host threads per scan; None: faiss's own setting.
+            devices: also time scans and copies on these devices.
+            max_seconds: about how long latency measurements may take.
+            seed: of the split into halves and of the measured batches.
+            save: write it into the control store.
+            store_url: another control store than the one beside the index.
+            progress: see :data:`Progress`.
+            options: passed to :func:`hybridindex.profiler.run.profile_index`.
+
+        Raises:
+            InvalidInputError, ProfileError, StoreError.
+        """
+        from hybridindex.profiler.access import split_halves
+        from hybridindex.profiler.device import DEFAULT_BUDGET_BYTES
+        from hybridindex.profiler.routed import time_routed
+        from hybridindex.profiler.run import profile_index
+
+        if nprobe is not None and recall is not None:
+            raise InvalidInputError("nprobe and recall were both given; give one: recall chooses nprobe")
+        profile = profile_index(
+            self._ivf,
+            queries,
+            nprobe=nprobe,
+            recall_target=recall,
+            k=k,
+            threads=threads,
+            devices=devices,
+            max_seconds=max_seconds,
+            seed=seed,
+            progress=progress,
+            **options,
+        )
+        # The half that did not choose the hot lists; routed last, because it needs the rest of the profile.
+        held = split_halves(len(queries), seed)[1]
+        routed = time_routed(
+            self._ivf,
+            profile,
+            np.asarray(queries)[held],
+            devices=devices,
+            device_budget_bytes=options.get("device_budget_bytes", DEFAULT_BUDGET_BYTES),
+            max_seconds=max_seconds / 4,
+            progress=progress,
+        )
+        profile = replace(profile, stages=profile.stages + routed)
+        if save:
+            with self.store(store_url) as store:
+                profile = store.save_profile(profile)
+        return profile
+
+    def plan(
+        self,
+        slo_ms: float,
+        device_budget_bytes: int | Sequence[int],
+        profile: Profile | None = None,
+        *,
+        rate_qps: float | None = None,
+        llm: LLMProfile | None = None,
+        n_devices: int = 1,
+        epsilon: float = 1.0,
+        percentile: float = 90,
+        coverage: float | None = None,
+        slo_stage: Literal["search", "ttft"] = "search",
+        allow_other_hardware: bool = False,
+        store_url: str | None = None,
+    ) -> Plan:
+        """Decides which lists to keep on the devices so that search meets ``slo_ms``. Moves nothing, stores nothing.
+
+        Devices are taken to be of the kind that this machine has: GPUs, or else the stand-in.
+
+        Args:
+            slo_ms: search latency target, queueing included (``slo_stage="ttft"``: search and LLM prefill).
+            device_budget_bytes: hard limit per device, temporary buffers included: one for all, or one per device.
+            profile: what to decide from; default the newest stored profile of this index and machine.
+            rate_qps: arrival rate to sustain; without it and without ``llm``, solve for single queries.
+            llm: throughput of the LLM against its KV-cache size.
+            n_devices: devices to place on.
+            epsilon: queueing factor (VectorLiteRAG, Eq. 3); 1 is the worst case.
+            percentile: of the SLO.
+            coverage: fraction of lists to place, instead of solving for it.
+            slo_stage: what the SLO bounds.
+            allow_other_hardware: accept a profile that was measured on another machine.
+            store_url: another control store than the one beside the index.
+
+        Raises:
+            InvalidInputError, ProfileError, ProfileMismatchError. An SLO that cannot be met is a verdict, not an error.
+        """
+        from hybridindex.partitioner.plan import make_plan
+        from hybridindex.profiler.check import check_profile
+        from hybridindex.profiler.hardware import hardware_info
+        from hybridindex.tiers.contract.devices import kind_here
+        from hybridindex.tiers.serving import tier_of
+
+        hardware = hardware_info()
+        if profile is None:
+            with self.store(store_url) as store:
+                profile = store.load_profile(
+                    index_fingerprint=self.fingerprint,
+                    hardware_fingerprint=None if allow_other_hardware else hardware.fingerprint,
+                )
+        check_profile(profile, self.fingerprint, hardware.fingerprint, allow_other_hardware=allow_other_hardware)
+        choice = tier_of(self._ivf, kind_here())
+        return make_plan(
+            profile,
+            slo_ms=slo_ms,
+            device_budget_bytes=device_budget_bytes,
+            rate_qps=rate_qps,
+            llm=llm,
+            n_devices=n_devices,
+            epsilon=epsilon,
+            percentile=percentile,
+            coverage=coverage,
+            slo_stage=slo_stage,
+            page_bytes=choice.page_bytes,
+            fixed_bytes=choice.fixed_bytes,
+            scannable=choice.tier != "host",
+            unscannable=choice.reason,
+        )
+
+    def router(
+        self,
+        plan: Plan | None = None,
+        devices: Sequence[str] = (),
+        *,
+        device_budget_bytes: int | Sequence[int] | None = None,
+        lookahead_bytes: int | None = None,
+        max_batch: int | None = None,
+        threads: int | None = None,
+        early_dispatch: bool = True,
+        host_scanner: HostScannerName = "auto",
+        cache_fraction: float = 0.5,
+        health: HealthPolicy | None = None,
+        pin_host_lists: int = 0,
+        wait_for_lists: bool = True,
+    ) -> Router:
+        """Starts serving; see :class:`hybridindex.router.Router`. A context manager; close it before the index."""
+        from hybridindex.router.router import Router
+
+        router = Router(
+            self._ivf,
+            plan=plan,
+            devices=devices,
+            device_budget_bytes=device_budget_bytes,
+            lookahead_bytes=lookahead_bytes,
+            max_batch=max_batch,
+            threads=threads,
+            early_dispatch=early_dispatch,
+            host_scanner=host_scanner,
+            cache_fraction=cache_fraction,
+            health=health,
+            pin_host_lists=pin_host_lists,
+            wait_for_lists=wait_for_lists,
+        )
+        if plan is not None and (measured := plan.analysis.profile.scanner) != router.host_scanner:
+            _log.warning(
+                "the plan's profile timed the host scanner %s, and %s serves: what the plan predicts will be off; "
+                "profile again",
+                measured,
+                router.host_scanner,
+            )
+        return router
+
+    def save(self, path: str | Path, **options: Any) -> Index:
+        """Writes a copy of the current generation to another directory and opens it."""
+        from hybridindex.index import save
+
+        return Index(save(self._ivf, path, **options))
+
+    def to_faiss(self, path: str | Path) -> None:
+        """Exports a faiss file that holds the same index."""
+        from hybridindex.index import to_faiss
+
+        to_faiss(self._ivf, path)
+
+    def close(self) -> None:
+        """Unmaps the lists. Closing twice is harmless."""
+        self._ivf.close()
+
+    def __enter__(self) -> Index:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def build(
+    vectors: np.ndarray[Any, Any] | str | Path | Iterable[Any],
+    path: str | Path,
+    *,
+    nlist: int | None = None,
+    metric: Metric = "ip",
+    codec: str = "flat",
+    ids: Any = None,
+    **options: Any,
+) -> Index:
+    """Builds an index directory and opens it; see :func:`hybridindex.index.build.build` for all options."""
+    from hybridindex.index import build as build_index
+
+    return Index(build_index(vectors, path, nlist=nlist, metric=metric, codec=codec, ids=ids, **options))
+
+
+def from_faiss(file: str | Path, path: str | Path, **options: Any) -> Index:
+    """Imports any faiss IVF index file, pre-transforms included, and opens it."""
+    from hybridindex.index import from_faiss as import_index
+
+    return Index(import_index(file, path, **options))
+
+
+def open_index(path: str | Path, *, verify: Literal["full", "quick"] = "full") -> Index:
+    """Opens an index directory, memory-mapped.
+
+    Args:
+        path: the directory.
+        verify: "full" reads everything once and compares checksums; "quick" checks manifest, sizes and small files.
+
+    Raises:
+        CorruptIndexError, UnsupportedIndexError.
+    """
+    from hybridindex.index import open_index as open_directory
+
+    return Index(open_directory(path, verify=verify))

@@ -1,0 +1,388 @@
+"""Commands around a daemon: serve, status, repartition, drain, keys.
+
+All but ``serve`` and ``keys`` talk to a running daemon: the one of the index directory, or the one at ``--url``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.live import Live
+from rich.table import Table
+
+import hybridindex as hx
+from hybridindex.cli.console import ExitCode, emit, err, out, parse_bytes, readable_bytes
+from hybridindex.cli.options import KEPT, Devices, Json, KeepEvents, KeepPlans, KeepProfiles, Key, StoreUrl, Threads
+from hybridindex.client.client import Client
+from hybridindex.errors import InvalidInputError, UnreachableError
+from hybridindex.plans.stored import load_plan, plan_difference, plan_summary
+from hybridindex.service.auth import KeyFile
+from hybridindex.service.config import Limits, ServiceConfig
+from hybridindex.service.daemon_address import find_daemon
+from hybridindex.store.retention import Retention
+
+if TYPE_CHECKING:
+    from hybridindex.refresh.refresher import Refresher
+    from hybridindex.router.router import Router
+    from hybridindex.store.control import ControlStore
+
+__all__ = ["register"]
+
+Index = Annotated[
+    Path | None, typer.Argument(metavar="[INDEX]", help="Index directory whose daemon is meant.", show_default=False)
+]
+Url = Annotated[
+    str | None,
+    typer.Option("--url", help="http://host:port or unix:/path; default the daemon of the index.", show_default=False),
+]
+KeyPath = Annotated[Path, typer.Argument(metavar="FILE", help="Key file.", show_default=False)]
+#: Longest time of a plan change: lists travel meanwhile.
+_CHANGE_TIMEOUT_S = 3600.0
+
+
+def _connect(index: Path | None, url: str | None, key: str | None, timeout_s: float = 10.0) -> Client:
+    """Raises UnreachableError where the index has no daemon."""
+    if url is not None:
+        return Client(url, key=key, timeout_s=timeout_s)
+    if index is None:
+        raise InvalidInputError("INDEX and --url are both missing; expected an index directory or an address")
+    found = find_daemon(index)
+    if found is None or not found.urls:
+        raise UnreachableError(f"no daemon serves {index}; start one with: hybridindex serve {index}")
+    return Client(found.urls[0], key=key, timeout_s=timeout_s)
+
+
+def _status_table(status: dict[str, Any]) -> Table:
+    index, queue, router = status["index"], status["queue"], status["router"]
+    state = "draining" if status["draining"] else "ready" if status["ready"] else "warming up"
+    table = Table(title=f"{index['codec']}, {index['count']:,} x {index['dim']}: {state}", show_header=False)
+    slo = "none" if status["slo_ms"] is None else f"{status['slo_ms']:g} ms"
+    expected = status["expected_hit_rate"]
+    table.add_row("plan, SLO", f"{status['plan_id'] or 'none'}, {slo}")
+    table.add_row("hit rate", f"{router['hit_rate']:.1%}" + (f" (expected {expected:.1%})" if expected else ""))
+    mean = router["queries"] / max(1, router["batches"])
+    table.add_row("queries", f"{router['queries']:,} in {router['batches']:,} batches (mean {mean:.1f})")
+    refused = ", ".join(f"{name} {count}" for name, count in queue["refused"].items() if count) or "none"
+    table.add_row("queue", f"{queue['waiting']} wait of {queue['limit']}, {queue['in_flight']} searched")
+    table.add_row("refused", refused)
+    table.add_row("sessions", f"{status['sessions']['open']} open, {status['sessions']['expired']} expired")
+    for tier in status["devices"]:
+        words = "failed" if tier["failed"] else tier["disabled_reason"] or "works"
+        moved = f"{readable_bytes(tier['resident_bytes'])} resident, {readable_bytes(tier['moved_bytes'])} moved"
+        table.add_row(tier["name"], f"{words}; {moved}")
+    if follows := status["refresher"]:
+        ended = ", ".join(f"{count} {outcome}" for outcome, count in follows["updates"].items()) or "none yet"
+        words = f"{follows['drift_state']}, {follows['queries_kept']:,} queries kept; updates: {ended}"
+        table.add_row("refresh", words if follows["stage"] == "idle" else f"{follows['stage']}; {words}")
+    table.add_row("fallbacks", f"{router['device_fallbacks']}, {router['unplaced_lists']} lists unplaced")
+    return table
+
+
+def _repartition_table(answer: dict[str, Any]) -> Table:
+    table = Table("", "now", "then", title="applied" if answer["applied"] else "dry run; --apply does it")
+    if "plan" not in answer:
+        for name, value in answer["proposal"].items():
+            table.add_row(name.replace("_", " "), "", str(value))
+        return table
+    then, now = answer["plan"], answer["current"] or {}
+    rows = (
+        ("verdict", "verdict", str),
+        ("SLO", "slo_ms", lambda v: f"{v:g} ms"),
+        ("lists on devices", "n_resident", lambda v: f"{v:,}"),
+        ("device bytes", "device_bytes", readable_bytes),
+        ("predicted latency", "predicted_latency_ms", lambda v: f"{v:.2f} ms"),
+        ("predicted hit rate", "predicted_hit_rate", lambda v: f"{v:.1%}"),
+    )
+    for title, name, show in rows:
+        table.add_row(title, show(now[name]) if now.get(name) is not None else "-", show(then[name]))
+    moves = f"{answer['lists_to_move']:,} lists, {readable_bytes(answer['bytes_to_move'])}"
+    table.add_row("to move", "", moves)
+    table.add_row("to drop", "", f"{answer['lists_to_drop']:,} lists")
+    if answer["gain"]:
+        gain = answer["gain"]
+        words = f"{gain['latency_ms']:+.2f} ms faster, hit rate {gain['hit_rate']:+.1%}"
+        table.add_row(f"gain at batch {gain['batch']}", "", words)
+    return table
+
+
+def _plan_offline(index: Path, store: str | None, changes: dict[str, Any], *, apply: bool) -> dict[str, Any]:
+    """The same decision against the control store: what the next daemon would load."""
+    import numpy as np
+
+    if changes.pop("bandwidth_share", None) is not None:
+        err.print("no daemon runs: --bandwidth-share has no meaning", highlight=False)
+    with hx.open(index, verify="quick") as opened, opened.store(store) as control:
+        stored = control.list_plans(index_fingerprint=opened.fingerprint)
+        found = load_plan(opened, "latest", control) if stored else None
+        current = found[1] if found is not None else None
+        profile = current.analysis.profile if current is not None else None
+        if profile is None:
+            profile = control.load_profile(index_fingerprint=opened.fingerprint)
+        if current is not None:
+            request = current.request
+            changes = {
+                "slo_ms": request.slo_ms,
+                "device_budget_bytes": request.budgets,
+                "rate_qps": request.rate_qps,
+                "llm": request.llm,
+                "epsilon": request.epsilon,
+                "percentile": request.percentile,
+                "slo_stage": request.slo_stage,
+                "n_devices": request.n_devices,
+                **changes,
+            }
+        for name in ("slo_ms", "device_budget_bytes"):
+            if changes.get(name) is None:
+                raise InvalidInputError(f"{name} is missing; no plan is stored to take it from")
+        plan = opened.plan(profile=profile, **changes)
+        nowhere = np.full(opened.nlist, -1, dtype=np.int16)
+        answer = {
+            "applied": apply,
+            "plan": plan_summary(plan),
+            "current": None if current is None else plan_summary(current),
+            **plan_difference(plan, current, nowhere, opened.list_bytes),
+        }
+        if apply:
+            assert profile.id is not None
+            answer["plan_id"] = control.save_plan(plan.to_record(), profile.id)
+    return answer
+
+
+def _make_refresher(index: hx.Index, router: Router, store: ControlStore, *, keep_queries: int) -> Refresher:
+    from hybridindex.refresh.refresher import RefreshConfig, Refresher
+
+    return Refresher(index, router, store, RefreshConfig(reservoir_queries=keep_queries))
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this file."""
+
+    @app.command()
+    def serve(
+        index: Annotated[Path, typer.Argument(metavar="INDEX", help="Index directory.", show_default=False)],
+        host: Annotated[str, typer.Option(help="Address; beyond this machine only with --keys.")] = "127.0.0.1",
+        port: Annotated[int, typer.Option(help="0: any free one.")] = 8080,
+        uds: Annotated[Path | None, typer.Option("--uds", metavar="PATH", help="Also listen on a unix socket.")] = None,
+        tcp: Annotated[bool, typer.Option("--tcp/--no-tcp", help="Listen on TCP.")] = True,
+        device: Devices = None,
+        budget: Annotated[
+            list[str] | None, typer.Option("--budget", help="Bytes per device; default the plan's.")
+        ] = None,
+        plan: Annotated[str, typer.Option("--plan", help="Plan id, 'latest' or 'none'.")] = "latest",
+        slo_ms: Annotated[float | None, typer.Option("--slo-ms", help="For attainment; default the plan's.")] = None,
+        threads: Threads = None,
+        keys: Annotated[
+            Path | None, typer.Option("--keys", metavar="FILE", help="API keys; made by: hybridindex keys add.")
+        ] = None,
+        tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE.pem")] = None,
+        tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE.pem")] = None,
+        queue: Annotated[int, typer.Option(help="Queries that may wait.")] = Limits().queue_queries,
+        max_queries: Annotated[int, typer.Option(help="Per request.")] = Limits().max_queries,
+        max_k: Annotated[int, typer.Option("--max-k")] = Limits().max_k,
+        max_nprobe: Annotated[int | None, typer.Option("--max-nprobe")] = None,
+        max_body: Annotated[str, typer.Option("--max-body", help="Bytes of a request's body.")] = "16MiB",
+        max_sessions: Annotated[int, typer.Option("--max-sessions")] = Limits().max_sessions,
+        session_ttl: Annotated[float, typer.Option(help="Seconds; unused sessions end.")] = Limits().session_ttl_s,
+        deadline_ms: Annotated[
+            float, typer.Option("--deadline-ms", help="Longest wait for a search to start, where none is asked for.")
+        ] = 30_000.0,
+        retry_open: Annotated[
+            bool,
+            typer.Option(
+                "--retry-open/--no-retry-open",
+                help="A device without room at the start is tried again, and takes its budget when there is room.",
+            ),
+        ] = True,
+        pin_host_lists: Annotated[
+            str, typer.Option("--pin-host-lists", help="Bytes of page-locked memory for lists that sessions may fetch.")
+        ] = "0",
+        overload_min_nprobe: Annotated[
+            int | None, typer.Option("--overload-min-nprobe", help="Lower nprobe down to this under overload.")
+        ] = None,
+        refresh: Annotated[
+            bool,
+            typer.Option(
+                "--refresh/--no-refresh",
+                help="Watch the load and change the plan when it drifts; resumes the last committed plan.",
+            ),
+        ] = False,
+        keep_queries: Annotated[
+            int,
+            typer.Option("--keep-queries", help="Recent queries that --refresh keeps, in memory; 0: none.", min=0),
+        ] = 4096,
+        keep_plans: KeepPlans = KEPT.plans,
+        keep_profiles: KeepProfiles = KEPT.profiles,
+        keep_events: KeepEvents = KEPT.events,
+        drain_timeout: Annotated[float, typer.Option(help="Seconds for requests in flight at the end.")] = 30.0,
+        log_format: Annotated[str, typer.Option("--log-format", help="text or json.")] = "text",
+        traces: Annotated[
+            bool | None,
+            typer.Option(
+                "--traces/--no-traces",
+                help="OpenTelemetry by OTLP over HTTP, as OTEL_* says; default: where that names a collector.",
+                show_default=False,
+            ),
+        ] = None,
+        store: StoreUrl = None,
+        json: Json = False,
+    ) -> None:
+        """Serve an index over HTTP until SIGTERM, Ctrl-C or drain; resume its latest plan.
+
+        Log lines go to standard error. With --json, one object with pid and addresses is printed once it listens.
+        """
+        config = ServiceConfig(
+            host=host if tcp else None,
+            port=port,
+            uds=uds,
+            devices=tuple(device or ()),
+            device_budget_bytes=tuple(parse_bytes(b) for b in budget or ()),
+            retry_open=retry_open,
+            pin_host_lists=parse_bytes(pin_host_lists),
+            plan=plan,
+            slo_ms=slo_ms,
+            threads=threads,
+            limits=Limits(
+                max_body_bytes=parse_bytes(max_body),
+                max_k=max_k,
+                max_nprobe=max_nprobe,
+                max_queries=max_queries,
+                max_sessions=max_sessions,
+                session_ttl_s=session_ttl,
+                queue_queries=queue,
+                default_deadline_ms=deadline_ms,
+                overload_min_nprobe=overload_min_nprobe,
+            ),
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            key_file=keys,
+            store_url=store,
+            retention=Retention(plans=keep_plans, profiles=keep_profiles, events=keep_events),
+            drain_timeout_s=drain_timeout,
+            log_format=log_format,  # type: ignore[arg-type]
+            traces=traces,
+        )
+        from hybridindex.service.daemon import serve as run_daemon
+
+        def announce(urls: tuple[str, ...]) -> None:
+            emit({"pid": os.getpid(), "urls": urls}, as_json=json)
+            out.file.flush()
+
+        make = partial(_make_refresher, keep_queries=keep_queries) if refresh else None
+        run_daemon(index, config, make_refresher=make, on_listening=announce)
+
+    @app.command()
+    def status(
+        index: Index = None,
+        url: Url = None,
+        key: Key = None,
+        watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second, on a terminal.")] = False,
+        json: Json = False,
+    ) -> None:
+        """Say what a running daemon serves, where lists are and what waits. Exit status 8 when none answers."""
+        with _connect(index, url, key) as client:
+            found = client.status()
+            if json or not (watch and out.is_terminal):
+                emit(found, as_json=json, table=_status_table(found))
+                return
+            with Live(_status_table(found), console=out) as live:
+                while True:
+                    time.sleep(1)
+                    live.update(_status_table(client.status()))
+
+    @app.command()
+    def repartition(
+        index: Index = None,
+        apply: Annotated[bool, typer.Option("--apply", help="Do it; otherwise only say what would change.")] = False,
+        slo_ms: Annotated[float | None, typer.Option("--slo-ms", help="Default: the current plan's.")] = None,
+        budget: Annotated[list[str] | None, typer.Option("--budget", help="Bytes per device.")] = None,
+        rate: Annotated[float | None, typer.Option("--rate", help="Requests per second to sustain.")] = None,
+        coverage: Annotated[float | None, typer.Option(help="Fix the fraction of lists.")] = None,
+        bandwidth_share: Annotated[
+            float | None, typer.Option("--bandwidth-share", help="Part of the time that may go into copying.")
+        ] = None,
+        url: Url = None,
+        key: Key = None,
+        store: StoreUrl = None,
+        json: Json = False,
+    ) -> None:
+        """Plan anew: predicted latency, bytes to move, gain. --apply moves the difference while searches go on.
+
+        Without a running daemon, the plan is made (and with --apply stored) for the next one. Exit status 10 when the
+        SLO cannot be met.
+        """
+        budgets = [parse_bytes(b) for b in budget or ()]
+        asked = {
+            "slo_ms": slo_ms,
+            "device_budget_bytes": budgets[0] if len(budgets) == 1 else budgets or None,
+            "rate_qps": rate,
+            "coverage": coverage,
+            "bandwidth_share": bandwidth_share,
+        }
+        changes = {name: value for name, value in asked.items() if value is not None}
+        if url is None and index is not None and find_daemon(index) is None:
+            answer = _plan_offline(index, store, changes, apply=apply)
+            err.print("no daemon runs; compared with empty devices", highlight=False)
+        else:
+            with _connect(index, url, key, _CHANGE_TIMEOUT_S) as client:
+                answer = client.repartition(apply=apply, **changes)
+        emit(answer, as_json=json, table=_repartition_table(answer))
+        if answer.get("plan", {}).get("verdict") == "infeasible":
+            raise typer.Exit(ExitCode.INFEASIBLE)
+
+    @app.command()
+    def drain(
+        index: Index = None,
+        url: Url = None,
+        key: Key = None,
+        json: Json = False,
+    ) -> None:
+        """Let a running daemon finish what it has and stop."""
+        with _connect(index, url, key) as client:
+            client.drain()
+        emit({"draining": True}, as_json=json, table="draining")
+
+    _register_keys(app)
+
+
+def _register_keys(app: typer.Typer) -> None:
+    keys = typer.Typer(name="keys", help="API keys of a daemon.", no_args_is_help=True, add_completion=False)
+    app.add_typer(keys)
+
+    @keys.command()
+    def add(
+        file: KeyPath,
+        name: Annotated[str, typer.Argument(help="Whose key it is.", show_default=False)],
+        role: Annotated[str, typer.Option(help="search, or admin: also repartition and drain.")] = "search",
+        json: Json = False,
+    ) -> None:
+        """Make a key. It is shown once; the file keeps its hash."""
+        key = KeyFile(file).add(name, role)
+        emit({"name": name, "role": role, "key": key}, as_json=json)
+        if not json:
+            # Alone on standard output, so that it can be piped into a secret store.
+            typer.echo(key)
+
+    @keys.command(name="list")
+    def list_(file: KeyPath, json: Json = False) -> None:
+        """List names, roles and dates."""
+        found = KeyFile(file).read()
+        table = Table("name", "role", "made")
+        for key in found:
+            table.add_row(key.name, key.role, key.created_at)
+        entries = [{"name": k.name, "role": str(k.role), "created_at": k.created_at} for k in found]
+        emit({"keys": entries}, as_json=json, table=table)
+
+    @keys.command()
+    def revoke(
+        file: KeyPath,
+        name: Annotated[str, typer.Argument(help="Whose key ends.", show_default=False)],
+        json: Json = False,
+    ) -> None:
+        """End a key. A running daemon notices at its next request."""
+        KeyFile(file).revoke(name)
+        emit({"revoked": name}, as_json=json, table=f"revoked {name}")

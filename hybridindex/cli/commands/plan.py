@@ -1,0 +1,366 @@
+"""Commands that measure and decide, and what they left: profile, plan, explain, history, prune, report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.table import Table
+
+import hybridindex as hx
+from hybridindex.cli.commands import what_if
+from hybridindex.cli.commands.llm import chosen_llm, profile_group
+from hybridindex.cli.console import CliProgress, ExitCode, emit, load_npy, out, parse_bytes, readable_bytes, to_json
+from hybridindex.cli.options import (
+    KEPT,
+    Devices,
+    IndexPath,
+    Json,
+    KeepEvents,
+    KeepPlans,
+    KeepProfiles,
+    Key,
+    QueriesPath,
+    StoreUrl,
+    Threads,
+)
+from hybridindex.client.client import Client
+from hybridindex.errors import InvalidInputError, UnreachableError
+from hybridindex.plans.stored import applied_plans, load_plan, plan_summary
+from hybridindex.service.daemon_address import find_daemon
+from hybridindex.store.retention import Retention
+from hybridindex.types import Profile
+
+__all__ = ["index_info", "plan_summary", "register"]
+
+_WHAT_IF = "What if"
+
+
+def profile_summary(profile: Profile) -> dict[str, Any]:
+    """What ``profile`` answers."""
+    from hybridindex.profiler.access import sample_size_error, skew_summary
+
+    return {
+        "profile_id": profile.id,
+        "nprobe": profile.nprobe,
+        "k": profile.k,
+        "scanner": profile.scanner,
+        "threads": profile.threads,
+        "omp_wait_policy": profile.omp_wait_policy,
+        "hardware": profile.hardware.fingerprint,
+        "recall": [{"nprobe": p.nprobe, "recall": p.recall, "ndcg": p.ndcg} for p in profile.recall],
+        "skew": skew_summary(profile),
+        "sample_size": sample_size_error(profile.access, profile.list_bytes),
+        "samples": len(profile.stages),
+        "transfers": len(profile.transfers),
+        "notes": dict(profile.notes),
+    }
+
+
+def _profile_table(summary: dict[str, Any]) -> Table:
+    table = Table(title=f"profile {summary['profile_id']}", show_header=False)
+    table.add_row("nprobe", f"{summary['nprobe']} (k {summary['k']})")
+    table.add_row("host scanner", f"{summary['scanner']}, {summary['threads']} threads")
+    table.add_row("OMP_WAIT_POLICY", summary["omp_wait_policy"])
+    for row in summary["skew"]:
+        table.add_row(
+            f"hottest {row['lists']:.0%} of lists",
+            f"{row['accesses_held']:.0%} of accesses, {row['work_held']:.0%} of bytes (held-out queries)",
+        )
+    for size in summary["sample_size"]:
+        table.add_row(
+            f"{size['fraction']:.1%} of the sample",
+            f"{size['n_queries']} queries: hot lists lose {size['order_loss']:.3f} of the hit rate, "
+            f"curve off by {size['curve_error']:.3f}",
+        )
+    for point in summary["recall"]:
+        table.add_row(f"recall at nprobe {point['nprobe']}", f"{point['recall']:.3f} (NDCG {point['ndcg']:.3f})")
+    table.add_row("timed runs", f"{summary['samples']} stages, {summary['transfers']} transfers")
+    return table
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this file."""
+    measuring = profile_group(app)
+
+    @measuring.command(name="index")
+    def profile(
+        index: IndexPath,
+        queries: QueriesPath,
+        nprobe: Annotated[int | None, typer.Option(help="Lists per query; default the index's.", min=1)] = None,
+        recall: Annotated[float | None, typer.Option(help="Choose the smallest nprobe with this recall@k.")] = None,
+        k: Annotated[int, typer.Option("-k", help="Neighbours per query.", min=1)] = 10,
+        threads: Threads = None,
+        device: Devices = None,
+        max_seconds: Annotated[float, typer.Option(help="About how long to time stages.")] = 60.0,
+        seed: Annotated[int, typer.Option(help="Of the split into halves and of measured batches.")] = 0,
+        store: StoreUrl = None,
+        json: Json = False,
+    ) -> None:
+        """Measure access skew, recall and latencies with calibration queries; store the profile."""
+        with hx.open(index) as opened, CliProgress(quiet=json) as progress:
+            measured = opened.profile(
+                load_npy(queries, "--queries"),
+                nprobe,
+                recall=recall,
+                k=k,
+                threads=threads,
+                devices=device or (),
+                max_seconds=max_seconds,
+                seed=seed,
+                store_url=store,
+                progress=progress,
+                checkpoint=index / "profile.checkpoint",
+            )
+        summary = profile_summary(measured)
+        emit(summary, as_json=json, table=_profile_table(summary))
+
+    @app.command()
+    def plan(
+        index: IndexPath,
+        slo_ms: Annotated[float, typer.Option("--slo-ms", help="Latency target, queueing included.")],
+        budget: Annotated[
+            list[str] | None,
+            typer.Option("--budget", help="Bytes per device, e.g. 2GiB; once, or for each. Optional with --hardware."),
+        ] = None,
+        n_devices: Annotated[int, typer.Option("--n-devices", help="Devices to place on.", min=1)] = 1,
+        rate: Annotated[float | None, typer.Option(help="Requests per second to sustain.")] = None,
+        llm: Annotated[
+            str | None,
+            typer.Option(
+                metavar="FILE.json|latest|ID",
+                help="LLM profile: a file, or as profile llm stored. With --hardware also a model's name.",
+            ),
+        ] = None,
+        epsilon: Annotated[float, typer.Option(help="Queueing factor; 1 is the worst case.")] = 1.0,
+        percentile: Annotated[float, typer.Option(help="Of the SLO.")] = 90.0,
+        coverage: Annotated[float | None, typer.Option(help="Fix the fraction of lists instead of solving.")] = None,
+        slo_stage: Annotated[
+            str | None,
+            typer.Option(help="What the SLO bounds: search or ttft. Default search; with --hardware and --llm ttft."),
+        ] = None,
+        profile_id: Annotated[int | None, typer.Option("--profile", help="Profile id; default the newest.")] = None,
+        any_hardware: Annotated[bool, typer.Option("--any-hardware", help="Accept another machine's profile.")] = False,
+        hardware: Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAMExN|FILE.jsonxN", help="Another machine, such as h100x8.", rich_help_panel=_WHAT_IF
+            ),
+        ] = None,
+        efficiency: Annotated[
+            float, typer.Option(help="Part of the peak rates that scans and LLM reach.", rich_help_panel=_WHAT_IF)
+        ] = 0.5,
+        host_speed: Annotated[
+            float, typer.Option(help="Host stages: so many times as fast as profiled.", rich_help_panel=_WHAT_IF)
+        ] = 1.0,
+        index_scale: Annotated[
+            float, typer.Option(help="Lists so many times as long.", rich_help_panel=_WHAT_IF)
+        ] = 1.0,
+        input_tokens: Annotated[int, typer.Option(help="Of a prompt.", rich_help_panel=_WHAT_IF)] = 1024,
+        output_tokens: Annotated[int, typer.Option(help="Of an answer.", rich_help_panel=_WHAT_IF)] = 256,
+        store: StoreUrl = None,
+        json: Json = False,
+    ) -> None:
+        """Decide which lists to keep on devices; store the plan. Exit status 10 when the SLO cannot be met.
+
+        With --hardware: predict what another machine would do, and store nothing.
+        """
+        if hardware is not None:
+            if n_devices != 1 or coverage is not None or (budget is not None and len(budget) > 1):
+                raise InvalidInputError(
+                    "--n-devices, --coverage or a second --budget with --hardware; expected the number of devices in "
+                    "--hardware, such as h100x8, and one --budget for all"
+                )
+            asked = what_if.Asked(
+                hardware=hardware,
+                llm=llm,
+                rate=rate,
+                slo_ms=slo_ms,
+                slo_stage=slo_stage,
+                budget=parse_bytes(budget[0]) if budget else None,
+                percentile=percentile,
+                epsilon=epsilon,
+                efficiency=efficiency,
+                host_speed=host_speed,
+                index_scale=index_scale,
+                input_tokens=input_tokens,
+                output_tokens=output_tokens,
+            )
+            _what_if(index, asked, profile_id, store, as_json=json)
+            return
+        if (efficiency, host_speed, index_scale, input_tokens, output_tokens) != (0.5, 1.0, 1.0, 1024, 256):
+            raise InvalidInputError(
+                "--efficiency, --host-speed, --index-scale, --input-tokens and --output-tokens are for another "
+                "machine; expected --hardware beside them"
+            )
+        if not budget:
+            raise InvalidInputError("--budget is missing; expected bytes per device, e.g. 2GiB")
+        budgets = [parse_bytes(b) for b in budget]
+        with hx.open(index) as opened, opened.store(store) as control:
+            from hybridindex.profiler.hardware import hardware_info
+
+            here = None if any_hardware else hardware_info().fingerprint
+            measured = control.load_profile(profile_id, index_fingerprint=opened.fingerprint, hardware_fingerprint=here)
+            decided = opened.plan(
+                slo_ms,
+                budgets[0] if len(budgets) == 1 else budgets,
+                measured,
+                rate_qps=rate,
+                llm=chosen_llm(llm, control, here) if llm is not None else None,
+                n_devices=n_devices,
+                epsilon=epsilon,
+                percentile=percentile,
+                coverage=coverage,
+                slo_stage=slo_stage or "search",  # type: ignore[arg-type]
+                allow_other_hardware=any_hardware,
+            )
+            assert measured.id is not None
+            plan_id = control.save_plan(decided.to_record(), measured.id)
+        payload = {"plan_id": plan_id, "profile_id": measured.id, **plan_summary(decided)}
+        emit(payload, as_json=json)
+        if not json:
+            out.print(f"plan {plan_id}", style="bold")
+            out.print(decided.explain(), highlight=False, soft_wrap=True)
+        if not decided.feasible:
+            raise typer.Exit(ExitCode.INFEASIBLE)
+
+    @app.command()
+    def explain(
+        index: IndexPath,
+        plan_id: Annotated[
+            str, typer.Argument(metavar="[PLAN]", help="Plan id, 'latest', or 'current': what a daemon serves.")
+        ] = "latest",
+        key: Key = None,
+        store: StoreUrl = None,
+        json: Json = False,
+    ) -> None:
+        """Say what a plan decided, from what, and what would change it. Asks the index's daemon where one runs."""
+        if plan_id == "none":
+            raise InvalidInputError("PLAN is 'none'; expected a plan id, 'latest' or 'current'")
+        with _daemon(index, key, store) as client:
+            if client is not None:
+                answer = client.plan(None if plan_id == "current" else plan_id)
+                payload = {"plan_id": answer["plan_id"], **(answer["plan"] or {}), "explanation": answer["explanation"]}
+            else:
+                payload = _explain_stored(index, plan_id, store)
+        emit(payload, as_json=json)
+        if not json:
+            out.print(payload["explanation"], highlight=False, soft_wrap=True)
+
+    @app.command()
+    def history(index: IndexPath, key: Key = None, store: StoreUrl = None, json: Json = False) -> None:
+        """List stored profiles and plans of an index, newest last. Asks the index's daemon where one runs."""
+        with _daemon(index, key, store) as client:
+            found = to_json(_stored_history(index, store)) if client is None else client.plans()
+        table = Table("kind", "id", "made", "what")
+        for made in found["profiles"]:
+            what = f"nprobe {made['nprobe']}, {made['threads']} threads"
+            table.add_row("profile", str(made["id"]), made["created_at"][:19], what)
+        for kept in found["plans"]:
+            table.add_row(
+                "plan, serves" if kept["id"] == found["current"] else "plan",
+                str(kept["id"]),
+                kept["created_at"][:19],
+                f"{kept['verdict']}, SLO {kept['slo_ms']} ms, coverage {kept['coverage'] or 0:.1%}, "
+                f"{readable_bytes(kept['device_bytes'] or 0)} (profile {kept['profile_id']})",
+            )
+        emit(found, as_json=json, table=table)
+
+    @app.command()
+    def prune(
+        index: IndexPath,
+        keep_plans: KeepPlans = KEPT.plans,
+        keep_profiles: KeepProfiles = KEPT.profiles,
+        keep_events: KeepEvents = KEPT.events,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much would go.")] = False,
+        key: Key = None,
+        store: StoreUrl = None,
+        json: Json = False,
+    ) -> None:
+        """Delete old plans, profiles and events. What a restart resumes with stays, and all that it refers to."""
+        retention = Retention(plans=keep_plans, profiles=keep_profiles, events=keep_events)
+        with _daemon(index, key, store) as client:
+            served = None if client is None else client.plan()["plan_id"]
+        with hx.open(index, verify="quick") as opened, opened.store(store) as control:
+            gone = control.prune(retention, keep_plans=() if served is None else (served,), dry_run=dry_run)
+        words = "would go" if dry_run else "went"
+        table = f"{gone.plans:,} plans, {gone.profiles:,} profiles and {gone.events:,} events {words}"
+        emit({"dry_run": dry_run, **asdict(gone)}, as_json=json, table=table)
+
+    @app.command()
+    def report(
+        index: IndexPath,
+        output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path("report"),
+        plan_id: Annotated[str, typer.Option("--plan", help="Plan id or 'latest'.")] = "latest",
+        store: StoreUrl = None,
+        json: Json = False,
+    ) -> None:
+        """Draw a profile and a plan: one self-contained HTML file and its pictures."""
+        from hybridindex.report import write_report
+
+        with hx.open(index, verify="quick") as opened, opened.store(store) as control:
+            found = load_plan(opened, plan_id, control)
+            if found is None:
+                raise InvalidInputError("--plan is 'none'; expected a plan id or 'latest'")
+            number, decided = found
+            files = write_report(output, index_info=index_info(opened), profile=decided.analysis.profile, plan=decided)
+        emit({"plan_id": number, "html": files.html, "pngs": files.pngs}, as_json=json, table=f"wrote {files.html}")
+
+
+def _what_if(index: Path, asked: what_if.Asked, profile_id: int | None, store: str | None, *, as_json: bool) -> None:
+    with hx.open(index, verify="quick") as opened, opened.store(store) as control:
+        # Any machine's profile: the machine that is asked about measured none.
+        measured = control.load_profile(profile_id, index_fingerprint=opened.fingerprint)
+        found, said = what_if.answer(asked, measured, control)
+    payload = {"profile_id": measured.id, "hardware": asked.hardware, "assumptions": said, **found.to_data()}
+    emit(payload, as_json=as_json, table=Group(*what_if.tables(found), *said))
+    if not found.feasible:
+        raise typer.Exit(ExitCode.INFEASIBLE)
+
+
+@contextmanager
+def _daemon(index: Path, key: str | None, store: str | None) -> Iterator[Client | None]:
+    """A client of the daemon that serves ``index``; None where none runs, or another store is meant."""
+    found = None if store is not None else find_daemon(index)
+    if found is None or not found.urls:
+        yield None
+        return
+    with Client(found.urls[0], key=key) as client:
+        yield client
+
+
+def _explain_stored(index: Path, plan_id: str, store: str | None) -> dict[str, Any]:
+    if plan_id == "current":
+        raise UnreachableError(f"PLAN is 'current', and no daemon serves {index}; expected a plan id or 'latest'")
+    with hx.open(index, verify="quick") as opened, opened.store(store) as control:
+        found = load_plan(opened, plan_id, control)
+    assert found is not None, "only 'none' is no plan"
+    number, decided = found
+    return {"plan_id": number, **plan_summary(decided), "explanation": decided.explain()}
+
+
+def _stored_history(index: Path, store: str | None) -> dict[str, Any]:
+    with hx.open(index, verify="quick") as opened, opened.store(store) as control:
+        return {
+            "current": None,
+            "profiles": control.list_profiles(index_fingerprint=opened.fingerprint),
+            "plans": control.list_plans(index_fingerprint=opened.fingerprint),
+            "applied": applied_plans(opened.fingerprint, control),
+        }
+
+
+def index_info(index: hx.Index) -> dict[str, Any]:
+    """What reports say about an index; no paths."""
+    return {
+        "name": index.path.name,
+        "count": index.count,
+        "dim": index.dim,
+        "nlist": index.nlist,
+        "codec": index.codec,
+        "metric": index.metric,
+    }

@@ -1,0 +1,207 @@
+"""Commands that plan past this machine: schedule a RAG pipeline, list hardware profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.table import Table
+
+from hybridindex.cli.console import ExitCode, emit
+from hybridindex.cli.options import Json
+from hybridindex.errors import InvalidInputError
+from hybridindex.studies import hardware
+from hybridindex.studies.schedule import (
+    Frontier,
+    RAGSchema,
+    Resources,
+    Schedule,
+    case,
+    case_names,
+    fastest_decoding,
+    llm_extension,
+    read_schema,
+    search,
+)
+from hybridindex.studies.schedule.explain import compare_with_next, limiting_stage, report_stages
+
+__all__ = ["register"]
+
+_KINDS: dict[str, Callable[[str], hardware.Chip | hardware.Server | hardware.Model]] = {
+    "chips": hardware.chip,
+    "servers": hardware.server,
+    "models": hardware.model,
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this file."""
+
+    @app.command()
+    def schedule(
+        schema: Annotated[str, typer.Argument(metavar="SCHEMA.yaml|CASE", help="A pipeline, or case1 to case4.")],
+        chips: Annotated[int, typer.Option(help="At most, in all.")] = 64,
+        chip: Annotated[str, typer.Option(metavar="NAME|FILE.json", help="See hybridindex hardware.")] = "h100",
+        server: Annotated[str, typer.Option(metavar="NAME|FILE.json", help="That retrieves.")] = "epyc-milan",
+        servers: Annotated[int | None, typer.Option(help="Default: as many as hold the chips.")] = None,
+        max_ttft_ms: Annotated[float | None, typer.Option(help="Goal: time to first token.")] = None,
+        max_tpot_ms: Annotated[float | None, typer.Option(help="Goal: time per token.")] = None,
+        charge_servers: Annotated[float, typer.Option(help="What one retrieval server costs, in chips.")] = 0.0,
+        whole_servers: Annotated[
+            bool, typer.Option("--whole-servers", help="Count all chips of the retrieval servers, idle ones too.")
+        ] = False,
+        baseline: Annotated[
+            bool, typer.Option("--baseline", help="Compare with an extended LLM system (RAGO, section 7.1).")
+        ] = False,
+        explain: Annotated[int | None, typer.Option(metavar="POINT", help="Point of the frontier, from 1.")] = None,
+        json: Json = False,
+    ) -> None:
+        """Find what runs where for a RAG pipeline: the frontier of first-token time and requests/s per chip.
+
+        Exit status 10 when no schedule meets the goal; the nearest one is said.
+        """
+        if max_ttft_ms is not None and not max_ttft_ms > 0:
+            raise InvalidInputError(f"--max-ttft-ms is {max_ttft_ms}; expected above 0")
+        if max_tpot_ms is not None and not max_tpot_ms > 0:
+            raise InvalidInputError(f"--max-tpot-ms is {max_tpot_ms}; expected above 0")
+        pipeline = _schema_of(schema)
+        resources = Resources(
+            chip=hardware.chip(chip),
+            chips=chips,
+            server=hardware.server(server),
+            servers=servers,
+            server_cost_chips=charge_servers,
+            whole_servers=whole_servers,
+            largest_tpot_s=None if max_tpot_ms is None else max_tpot_ms / 1e3,
+        )
+        frontier, misses = _search(pipeline, resources)
+        if explain is not None:
+            compare_with_next(frontier, explain)
+        chosen = frontier.best_throughput
+        if max_ttft_ms is not None:
+            chosen = frontier.nearest(max_ttft_ms / 1e3)
+            if chosen.ttft_s > max_ttft_ms / 1e3:
+                nearest_ms = chosen.ttft_s * 1e3
+                misses.append(
+                    f"no schedule has its first token in {max_ttft_ms:g} ms; the nearest takes {nearest_ms:.3g}"
+                )
+        point = explain if explain is not None else frontier.schedules.index(chosen) + 1
+        payload = _payload(frontier, point, misses)
+        tables = _tables(frontier, point, misses, resources)
+        if baseline:
+            other = llm_extension(pipeline, replace(resources, largest_tpot_s=None)).best_throughput
+            payload["baseline"] = _row(other)
+            gain = frontier.best_throughput.qps_per_chip / other.qps_per_chip
+            tables.append(
+                f"extended LLM system, half of the chips each: {other.qps_per_chip:.3g} requests/s per chip, "
+                f"first token after {other.ttft_s * 1e3:.3g} ms; the best schedule here gives {gain:.2f} times as many"
+            )
+        emit(payload, as_json=json, table=Group(*tables))
+        if misses:
+            raise typer.Exit(ExitCode.INFEASIBLE)
+
+    @app.command(name="hardware")
+    def show_hardware(
+        name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A chip, server or model.")] = None,
+        json: Json = False,
+    ) -> None:
+        """List shipped chips, servers and models; with NAME its numbers and where they come from."""
+        if name is None:
+            listed = {kind: hardware.names(kind) for kind in _KINDS}
+            table = Table("kind", "names")
+            for kind, found in listed.items():
+                table.add_row(kind, ", ".join(found))
+            emit(listed, as_json=json, table=table)
+            return
+        found_in = next((one for one in _KINDS if name in hardware.names(one)), None)
+        if found_in is None:
+            every = ", ".join(one for kind in _KINDS for one in hardware.names(kind))
+            raise InvalidInputError(f"NAME is {name[:80]!r}; expected one of {every}")
+        profile = asdict(_KINDS[found_in](name))
+        sources = profile.pop("sources")
+        table = Table("field", "value", "source", title=name)
+        for field, value in profile.items():
+            if field != "name":
+                table.add_row(
+                    field, f"{value:,.6g}" if isinstance(value, float) else str(value), sources.get(field, "")
+                )
+        emit({"kind": found_in, **profile, "sources": sources}, as_json=json, table=table)
+
+
+def _schema_of(name: str) -> RAGSchema:
+    if name in case_names():
+        return case(name)
+    if not name.endswith((".yaml", ".yml")):
+        raise InvalidInputError(f"SCHEMA is {name[:80]!r}; expected a .yaml file or one of {', '.join(case_names())}")
+    return read_schema(Path(name))
+
+
+def _search(pipeline: RAGSchema, resources: Resources) -> tuple[Frontier, list[str]]:
+    """The frontier, and which goals it misses."""
+    try:
+        return search(pipeline, resources), []
+    except InvalidInputError:
+        if resources.largest_tpot_s is None:
+            raise
+        frontier = fastest_decoding(pipeline, resources)
+        nearest_ms = max(s.decoding.tpot_s for s in frontier.schedules) * 1e3
+        limit_ms = resources.largest_tpot_s * 1e3
+        return frontier, [f"no schedule decodes a token in {limit_ms:g} ms; the nearest take {nearest_ms:.3g}"]
+
+
+def _row(schedule: Schedule) -> dict[str, Any]:
+    return {
+        "ttft_ms": schedule.ttft_s * 1e3,
+        "tpot_ms": schedule.decoding.tpot_s * 1e3,
+        "qps_per_chip": schedule.qps_per_chip,
+        "requests_per_s": schedule.requests_per_s,
+        "chips": schedule.chips,
+        "cost_chips": schedule.cost_chips,
+        "placement": schedule.placement,
+        "stages": report_stages(schedule),
+    }
+
+
+def _payload(frontier: Frontier, point: int, misses: list[str]) -> dict[str, Any]:
+    chosen = frontier.schedules[point - 1]
+    return {
+        "feasible": not misses,
+        "misses": misses,
+        "servers": frontier.servers,
+        "frontier": [_row(schedule) for schedule in frontier.schedules],
+        "chosen": point,
+        "limited_by": limiting_stage(chosen).stage,
+        "next": compare_with_next(frontier, point),
+    }
+
+
+def _tables(frontier: Frontier, point: int, misses: list[str], resources: Resources) -> list[Any]:
+    title = f"{frontier.servers} servers retrieve, at most {resources.chips} {resources.chip.name}"
+    points = Table("", "TTFT ms", "requests/s per chip", "chips", "TPOT ms", "sharing chips", title=title)
+    for number, schedule in enumerate(frontier.schedules, 1):
+        points.add_row(
+            f"{number}{' *' if number == point else ''}",
+            f"{schedule.ttft_s * 1e3:,.1f}",
+            f"{schedule.qps_per_chip:.3g}",
+            str(schedule.chips),
+            f"{schedule.decoding.tpot_s * 1e3:.3g}",
+            schedule.placement,
+        )
+    stages = Table("stage", "chips", "batch", "split", "latency ms", "busy", title=f"point {point}")
+    chosen = frontier.schedules[point - 1]
+    for stage in report_stages(chosen):
+        per = " a token" if stage.stage == "decode" else ""
+        stages.add_row(
+            stage.stage,
+            str(stage.chips) if stage.chips else "servers",
+            str(stage.batch),
+            stage.how if stage.chips else "",
+            f"{stage.latency_ms:,.3g}{per}",
+            f"{stage.busy:.0%}",
+        )
+    limit = limiting_stage(chosen)
+    return [points, stages, f"limited by {limit.stage}; {compare_with_next(frontier, point)}", *misses]

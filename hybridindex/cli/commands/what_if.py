@@ -1,0 +1,173 @@
+"""plan --hardware: what a machine that is not here would do with a profiled index. Prints; stores nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from hybridindex.cli.commands.llm import chosen_llm
+from hybridindex.cli.console import readable_bytes
+from hybridindex.errors import InvalidInputError
+from hybridindex.store.control import ControlStore
+from hybridindex.studies.hardware import model, names
+from hybridindex.studies.what_if import CurvePoint, Fleet, Forecast, LLMService, Setting, forecast, parse_fleet
+from hybridindex.types import LLMProfile, Profile
+
+__all__ = ["Asked", "answer", "tables"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options of one what-if question."""
+
+    hardware: str
+    llm: str | None
+    rate: float | None
+    slo_ms: float
+    slo_stage: str | None
+    budget: int | None
+    percentile: float
+    epsilon: float
+    efficiency: float
+    host_speed: float
+    index_scale: float
+    input_tokens: int
+    output_tokens: int
+
+
+def answer(asked: Asked, profile: Profile, control: ControlStore) -> tuple[Forecast, list[str]]:
+    """The forecast, and in words what was measured and what assumed."""
+    from hybridindex.partitioner.analysis import analyse
+    from hybridindex.studies.simulator.machine import WhatIf, suppose
+
+    fleet = parse_fleet(asked.hardware)
+    if asked.rate is None:
+        raise InvalidInputError("--rate is missing; a what-if needs the requests per second to plan for")
+    llm, service = _llm(asked, fleet, control)
+    analysis, said = suppose(
+        analyse(profile),
+        WhatIf(
+            device_bandwidth=fleet.chip.memory_bytes_per_s,
+            device_efficiency=asked.efficiency,
+            host_speed=asked.host_speed,
+            index_scale=asked.index_scale,
+        ),
+    )
+    page_bytes = analysis.curve.geometry.page_bytes
+    whole = int(fleet.usable_bytes)
+    beside = whole if llm is None else min(whole, llm.kv_cache_bytes // fleet.count)
+    setting = Setting(
+        analysis=analysis.configured(page_bytes=page_bytes, n_devices=fleet.count),
+        rate_qps=asked.rate,
+        slo_ms=asked.slo_ms,
+        n_devices=fleet.count,
+        budget_bytes=beside if asked.budget is None else min(asked.budget, whole),
+        device_bytes=whole,
+        llm=llm,
+        service=service,
+        llm_devices=1 if service is None else service.chips_per_engine,
+        slo_stage=_stage(asked.slo_stage, llm),
+        percentile=asked.percentile,
+        epsilon=asked.epsilon,
+    )
+    return forecast(setting), [*said, *_llm_words(llm, service, asked)]
+
+
+def _stage(stage: str | None, llm: LLMProfile | None) -> Any:
+    return stage if stage is not None else "search" if llm is None else "ttft"
+
+
+def _llm(asked: Asked, fleet: Fleet, control: ControlStore) -> tuple[LLMProfile | None, LLMService | None]:
+    """A measured profile, or a model's by roofline. A file is a model's where it says ``parameters``."""
+    choice = asked.llm
+    if choice is None:
+        return None, None
+    stored = choice == "latest" or choice.isdecimal()
+    is_file = choice.endswith(".json")
+    if choice not in names("models") and not stored and not is_file:
+        raise InvalidInputError(
+            f"--llm is {choice[:80]!r}; expected a model ({', '.join(names('models'))}), a model's or a profile's "
+            "FILE.json, 'latest', or the id of a stored LLM profile"
+        )
+    if stored or (is_file and not _is_model(choice)):
+        return chosen_llm(choice, control, None), None
+    service = LLMService(
+        model=model(choice),
+        fleet=fleet,
+        input_tokens=asked.input_tokens,
+        output_tokens=asked.output_tokens,
+        efficiency=asked.efficiency,
+    )
+    return service.profile(), service
+
+
+def _is_model(file: str) -> bool:
+    try:
+        data = json.loads(Path(file).read_text())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and "parameters" in data
+
+
+def _llm_words(llm: LLMProfile | None, service: LLMService | None, asked: Asked) -> list[str]:
+    if llm is None:
+        return []
+    if service is None:
+        return [
+            f"measured: the LLM, {llm.throughput_rps:.4g} requests/s of {llm.input_tokens}+{llm.output_tokens} tokens"
+        ]
+    return [
+        f"assumed: {service.model.name} in 16 bits on {service.engines} engines of {service.chips_per_engine} "
+        f"{service.fleet.chip.name}, kernels at {asked.efficiency:g} of the peak rates; {llm.input_tokens} prompt and "
+        f"{llm.output_tokens} answer tokens: {llm.throughput_rps:.4g} requests/s with "
+        f"{readable_bytes(llm.kv_cache_bytes)} of KV cache, first token after {llm.ttft_s * 1e3:.3g} ms"
+    ]
+
+
+def tables(found: Forecast) -> list[Any]:
+    """For people: designs, curve, sensitivity, sentences."""
+    setting = found.setting
+    title = f"{setting.rate_qps:g} requests/s, {setting.slo_stage} p{setting.percentile:g} within {setting.slo_ms:g} ms"
+    designs = Table("design", "meets", "req/s within SLO", "index", "coverage", "TTFT ms", "limited by", title=title)
+    for design in found.designs:
+        name = f"{design.name}{' *' if design is found.chosen else ''}"
+        if design.point is None:
+            designs.add_row(name, "-", design.refused)
+            continue
+        designs.add_row(
+            name,
+            "yes" if design.meets(setting) else "no",
+            f"{design.compliant_qps:.4g}",
+            *_cells(design.point),
+            design.best.limited_by if design.best is not None else "",
+        )
+    curve = Table(
+        "coverage", "index", "hit rate", "TTFT ms", "search req/s", "LLM req/s", title="hot lists beside the LLM"
+    )
+    for point in found.curve:
+        nbytes, coverage, ttft = _cells(point)
+        llm = "-" if math.isinf(point.llm_qps) else f"{point.llm_qps:.4g}"
+        curve.add_row(coverage, nbytes, f"{point.hit_rate:.3f}", ttft, f"{point.search_qps:.4g}", llm)
+    inputs = Table(
+        "input", "req/s within SLO", "index bytes", "TTFT", title="per cent of change for one per cent of the input"
+    )
+    for name, outcomes in found.sensitivity.items():
+        inputs.add_row(name, *("-" if value is None else f"{value:+.2f}" for value in outcomes.values()))
+    sentences = [found.why]
+    if found.nearest is not None:
+        near = found.nearest
+        rate = "none" if near.rate_qps is None else f"{near.rate_qps:.4g} requests/s"
+        slo = "none" if near.slo_ms is None else f"{near.slo_ms:.4g} ms"
+        sentences.append(f"infeasible: {near.binds} binds: {near.reason}")
+        sentences.append(f"nearest feasible: rate {rate} within this SLO, or SLO {slo} at this rate")
+    return [designs, curve, inputs, *sentences]
+
+
+def _cells(point: CurvePoint) -> tuple[str, str, str]:
+    ttft = "never" if point.ttft_ms is None else f"{point.ttft_ms:.4g}"
+    return readable_bytes(point.device_bytes), f"{point.coverage:.1%}", ttft

@@ -1,0 +1,302 @@
+"""Importing a faiss IVF file: its model is kept as it is, its lists move into our extents. Results stay those of faiss.
+
+Covers IVF indexes with any coarse quantizer, bare, behind pre-transforms or an id map. Not: indexes that keep data
+outside codes and ids (refinement, deduplication, Panorama), binary indexes, or anything without inverted lists.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridindex.errors import CorruptIndexError, InvalidInputError, UnsupportedIndexError
+from hybridindex.index.codec import Layout
+from hybridindex.index.faiss_files.faiss_model import LoadedModel, faiss_message, peel, require_faiss
+from hybridindex.index.ids import find_duplicates
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.opening import open_index
+from hybridindex.index.source import Progress
+from hybridindex.index.storage.commit import commit_generation, no_progress, write_empty_model
+from hybridindex.index.storage.generation import GenerationWriter, OutFile, as_path
+from hybridindex.index.storage.layout import plan_extents, total_bytes
+from hybridindex.index.storage.manifest import LISTS_FILE
+from hybridindex.types import I64, U8, Metric
+
+__all__ = ["from_faiss"]
+
+_LOG = logging.getLogger(__name__)
+_LIMIT_LOCK = threading.Lock()
+
+#: Kinds whose whole state is the model plus codes and ids.
+_KINDS = (
+    "IndexIVFFlat",
+    "IndexIVFScalarQuantizer",
+    "IndexIVFPQ",
+    "IndexIVFPQFastScan",
+    "IndexIVFRaBitQ",
+    "IndexIVFRaBitQFastScan",
+    "IndexIVFSpectralHash",
+    "IndexIVFResidualQuantizer",
+    "IndexIVFLocalSearchQuantizer",
+    "IndexIVFProductResidualQuantizer",
+    "IndexIVFProductLocalSearchQuantizer",
+    "IndexIVFResidualQuantizerFastScan",
+    "IndexIVFLocalSearchQuantizerFastScan",
+    "IndexIVFProductResidualQuantizerFastScan",
+    "IndexIVFProductLocalSearchQuantizerFastScan",
+)
+
+
+def from_faiss(
+    file: str | Path, path: str | Path, *, nprobe: int | None = None, progress: Progress | None = None
+) -> IVFIndex:
+    """Import a faiss index file into the index directory ``path`` and open it.
+
+    Ids are kept, repeated ones too: their number stands in ``manifest.notes["duplicate_ids"]`` and in a log warning.
+    An id map is resolved into the lists. The lists are mapped from the file and copied one by one (fast-scan lists are
+    loaded whole, as faiss cannot map them).
+
+    Args:
+        file: written by ``faiss.write_index``.
+        path: as in :func:`hybridindex.index.build.build`.
+        nprobe: default number of probes; ``None`` keeps the file's.
+        progress: ``progress(stage, done, total)`` with the stages import (lists) and checksum (bytes).
+
+    Raises:
+        InvalidInputError: the file is not there, or ``nprobe`` is out of range.
+        UnsupportedIndexError: not a faiss file, or not an IVF index that can be served; says what was found.
+        CorruptIndexError: the file is truncated or damaged.
+        DiskFullError, BuildError: as in :func:`hybridindex.index.build.build`.
+    """
+    file, path = as_path(file, "file"), as_path(path)
+    try:
+        readable = file.is_file()
+    except OSError as error:
+        raise InvalidInputError(f"file {str(file)!r} cannot be read: {error}") from error
+    if not readable:
+        raise InvalidInputError(f"file {str(file)!r} is not a file; expected one written by faiss.write_index")
+    report = progress or no_progress
+    outer = _read(file)
+    model, id_map = peel(outer)
+    metric = _check_servable(model, file)
+    lists = _SourceLists(model.ivf, file, id_map)
+    code_size, nlist = int(model.ivf.code_size), int(model.ivf.nlist)
+    default = max(1, min(int(model.ivf.nprobe), nlist)) if nprobe is None else nprobe
+    if isinstance(default, bool) or not isinstance(default, int | np.integer) or not 1 <= default <= nlist:
+        raise InvalidInputError(f"nprobe is {nprobe!r}; expected 1 to nlist, {nlist}")
+    with GenerationWriter(path) as writer:
+        table = plan_extents(lists.sizes, code_size, lists.layout)
+        out = writer.open_file(LISTS_FILE)
+        out.reserve(total_bytes(table, code_size))
+        _copy_lists(lists, table, code_size, out, report)
+        duplicates = find_duplicates(_all_ids(lists), lists.count, writer)
+        notes: dict[str, Any] = {"source": "faiss", "faiss_kind": type(model.ivf).__name__}
+        if duplicates.surplus:
+            notes |= {"duplicate_ids": duplicates.surplus, "duplicate_id_examples": list(duplicates.examples)}
+            first = duplicates.examples[0]
+            _LOG.warning("%s: %d vectors repeat an id (%d, for one); they are kept", file, duplicates.surplus, first)
+        bare = _without_id_map(model, id_map is not None)
+        clear_direct_map(model.ivf)
+        write_empty_model(writer, bare, model.ivf)
+        commit_generation(
+            writer,
+            lists=out,
+            table=table,
+            metric=metric,
+            codec=_codec_name(model.ivf),
+            dim=int(bare.d),
+            scan_dim=int(model.ivf.d),
+            nprobe=int(default),
+            layout=lists.layout,
+            by_residual=bool(model.ivf.by_residual),
+            normalized=_normalizes(model, metric),
+            code_size=code_size,
+            notes=notes,
+            progress=report,
+        )
+    return open_index(path, verify="quick")
+
+
+def _read(file: Path) -> Any:
+    faiss = require_faiss()
+    # Tables that are derived from the file and only speed up searches: not wanted here, and larger than the file.
+    lean = getattr(faiss, "IO_FLAG_PQ_SKIP_SDC_TABLE", 0) | getattr(faiss, "IO_FLAG_SKIP_PRECOMPUTE_TABLE", 0)
+    try:
+        with _limited_vectors(faiss, file.stat().st_size):
+            try:
+                return faiss.read_index(str(file), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY | lean)
+            except RuntimeError as error:
+                if "read_InvertedLists" not in str(error):
+                    raise
+                # Some kinds of lists cannot be mapped.
+                return faiss.read_index(str(file), lean)
+    except (RuntimeError, MemoryError) as error:
+        message = faiss_message(error)
+        if "not recognized" in message:
+            raise UnsupportedIndexError(
+                f"{file} is not an index that faiss {faiss.__version__} reads: {message}"
+            ) from (error)
+        raise CorruptIndexError(f"{file} cannot be read by faiss {faiss.__version__}: {message}") from error
+
+
+@contextmanager
+def _limited_vectors(faiss: Any, nbytes: int) -> Iterator[None]:
+    """No array in a file is longer than the file: keeps a damaged length from filling the memory with zeros.
+
+    The limit is global to faiss; readers elsewhere in the process feel it for the moment of the import.
+    """
+    if not hasattr(faiss, "set_deserialization_vector_byte_limit"):
+        yield
+        return
+    with _LIMIT_LOCK:
+        before = faiss.get_deserialization_vector_byte_limit()
+        faiss.set_deserialization_vector_byte_limit(min(before, nbytes) if before else nbytes)
+        try:
+            yield
+        finally:
+            faiss.set_deserialization_vector_byte_limit(before)
+
+
+def _check_servable(model: LoadedModel, file: Path) -> Metric:
+    faiss = require_faiss()
+    kind = type(model.ivf).__name__
+    if kind not in _KINDS:
+        raise UnsupportedIndexError(f"{file} holds an {kind}, which keeps data outside its lists; it cannot be served")
+    if not model.ivf.is_trained:
+        raise UnsupportedIndexError(f"{file} holds an untrained {kind}; train it and add vectors first")
+    metrics: dict[int, Metric] = {faiss.METRIC_INNER_PRODUCT: "ip", faiss.METRIC_L2: "l2"}
+    if model.ivf.nlist < 1:
+        raise CorruptIndexError(f"{file} says that it has no lists")
+    if model.ivf.metric_type not in metrics:
+        raise UnsupportedIndexError(f"{file} has faiss metric {model.ivf.metric_type}; expected inner product or L2")
+    return metrics[model.ivf.metric_type]
+
+
+class _SourceLists:
+    """The lists of a loaded faiss index, as views; proven to lie inside the file where they are mapped."""
+
+    def __init__(self, ivf: Any, file: Path, id_map: I64 | None) -> None:
+        faiss = require_faiss()
+        self._faiss, self._id_map = faiss, id_map
+        self._lists = faiss.downcast_InvertedLists(ivf.invlists)
+        self._code_size = int(ivf.code_size)
+        kind = type(self._lists).__name__
+        self.layout: Layout = "rows"
+        if kind == "BlockInvertedLists":
+            self.layout = "pqfs32"
+            if self._lists.n_per_block != 32 or self._lists.block_size != 32 * self._code_size:
+                raise UnsupportedIndexError(
+                    f"{file} packs {self._lists.n_per_block} vectors into {self._lists.block_size} bytes; expected "
+                    f"blocks of 32 vectors in {32 * self._code_size} bytes"
+                )
+        elif kind == "OnDiskInvertedLists":
+            _check_mapped(self._lists, file)
+        elif kind != "ArrayInvertedLists":
+            raise UnsupportedIndexError(f"{file} keeps its lists as {kind}; expected plain inverted lists")
+        self.sizes: I64 = np.array([self._lists.list_size(i) for i in range(ivf.nlist)], dtype=np.int64)
+        self.count = int(self.sizes.sum())
+        if self.count != ivf.ntotal:
+            raise CorruptIndexError(f"{file}: lists hold {self.count} vectors, the header says {ivf.ntotal}")
+
+    def codes(self, list_id: int) -> U8:
+        """The code bytes of a list that is not empty, whole blocks: a view."""
+        size = int(self.sizes[list_id])
+        rows = -(-size // 32) * 32 if self.layout == "pqfs32" else size
+        view: U8 = self._faiss.rev_swig_ptr(self._lists.get_codes(list_id), rows * self._code_size)
+        return view
+
+    def ids(self, list_id: int) -> I64:
+        """Ids of a list that is not empty, id map applied."""
+        ids: I64 = self._faiss.rev_swig_ptr(self._lists.get_ids(list_id), int(self.sizes[list_id]))
+        if self._id_map is not None:
+            if int(ids.min()) < 0 or int(ids.max()) >= len(self._id_map):
+                raise CorruptIndexError(f"list {list_id} holds a position outside the id map")
+            ids = self._id_map[ids]
+        if int(ids.min()) < 0:
+            raise UnsupportedIndexError(f"list {list_id} holds id {int(ids.min())}; expected ids of 0 or more")
+        return ids
+
+
+def _check_mapped(lists: Any, file: Path) -> None:
+    # faiss maps a short file without complaint, and a read beyond its end kills the process.
+    faiss = require_faiss()
+    extents = np.empty((lists.lists.size(), 3), dtype=np.uint64)
+    if extents.size:
+        faiss.memcpy(faiss.swig_ptr(extents), lists.lists.data(), extents.nbytes)
+    size, capacity, offset = extents.astype(np.float64).T
+    target = Path(lists.filename) if lists.filename else file
+    if not target.is_file():
+        raise CorruptIndexError(f"{file} keeps its lists in {target}, which is not there")
+    available = min(int(lists.totsize), target.stat().st_size)
+    ends = np.where(size > 0, offset + capacity * (lists.code_size + 8), 0)
+    if (size > capacity).any() or ends.max(initial=0) > available:
+        raise CorruptIndexError(f"{target} is truncated: lists reach beyond its {available} bytes")
+    if lists.ptr is None:
+        # The mapping flag makes faiss leave out the data of lists that lie in a file of their own.
+        try:
+            lists.do_mmap()
+        except RuntimeError as error:
+            raise CorruptIndexError(f"{target} cannot be mapped: {faiss_message(error)}") from error
+
+
+def _copy_lists(lists: _SourceLists, table: I64, code_size: int, out: OutFile, report: Progress) -> None:
+    for list_id, (size, capacity, offset) in enumerate(table.tolist()):
+        if size:
+            out.write(np.ascontiguousarray(lists.codes(list_id)), offset)
+            out.write(np.ascontiguousarray(lists.ids(list_id)), offset + capacity * code_size)
+        if list_id % 256 == 0 or list_id + 1 == len(table):
+            report("import", list_id + 1, len(table))
+
+
+def _all_ids(lists: _SourceLists) -> Iterator[I64]:
+    for list_id in np.flatnonzero(lists.sizes):
+        yield lists.ids(int(list_id))
+
+
+def _without_id_map(model: LoadedModel, had_id_map: bool) -> Any:
+    """The index to store: pre-transforms and IVF, without the id map."""
+    if not had_id_map:
+        return model.outer
+    if not model.transforms:
+        return model.ivf
+    bare = require_faiss().IndexPreTransform(model.ivf)
+    for transform in reversed(model.transforms):
+        bare.prepend_transform(transform)
+    return bare
+
+
+def clear_direct_map(ivf: Any) -> None:
+    """Forget an id-to-position map; our lists do not change, and it would be stored with the model."""
+    faiss = require_faiss()
+    if ivf.direct_map.type != faiss.DirectMap.NoMap:
+        ivf.set_direct_map_type(faiss.DirectMap.NoMap)
+
+
+def _normalizes(model: LoadedModel, metric: Metric) -> bool:
+    faiss = require_faiss()
+    last = model.transforms[-1] if model.transforms else None
+    return metric == "ip" and isinstance(last, faiss.NormalizationTransform) and last.norm == 2.0
+
+
+def _codec_name(ivf: Any) -> str:
+    faiss = require_faiss()
+    kind = type(ivf).__name__
+    if kind == "IndexIVFFlat":
+        return "flat"
+    if kind == "IndexIVFPQ" and ivf.pq.nbits == 8:
+        return f"pq{ivf.pq.M}"
+    if kind == "IndexIVFPQFastScan" and ivf.pq.nbits == 4:
+        return f"pqfs{ivf.pq.M}"
+    if kind == "IndexIVFScalarQuantizer":
+        quantizer = faiss.ScalarQuantizer
+        named = {quantizer.QT_8bit: "sq8", quantizer.QT_fp16: "fp16"}
+        if hasattr(quantizer, "QT_bf16"):
+            named[quantizer.QT_bf16] = "bf16"
+        return named.get(ivf.sq.qtype, f"faiss:SQ(qtype={ivf.sq.qtype})")
+    return f"faiss:{kind.removeprefix('Index')}"

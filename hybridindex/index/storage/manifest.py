@@ -1,0 +1,141 @@
+"""``manifest.json``: what a generation is and what its files must hash to. Parsing and writing; no other I/O.
+
+The file is canonical JSON (sorted keys, two spaces, one trailing newline) and carries the digest of its own content:
+any changed byte is noticed, white space included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from hybridindex.errors import CorruptIndexError, UnsupportedIndexError
+from hybridindex.index.codec import Layout
+from hybridindex.index.storage.checksums import digest_bytes
+from hybridindex.types import Metric
+
+__all__ = [
+    "FORMAT_VERSION",
+    "LISTS_FILE",
+    "MODEL_FILE",
+    "TABLE_FILE",
+    "FileEntry",
+    "Manifest",
+    "content_fingerprint",
+    "parse_manifest",
+    "render_manifest",
+]
+
+FORMAT = "hybridindex"
+FORMAT_VERSION = 1
+MODEL_FILE = "model.faiss"
+TABLE_FILE = "lists.idx.npy"
+LISTS_FILE = "lists.bin"
+_SELF = "xxh3_128_of_content"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """Size and digest that a file of the generation must have."""
+
+    size: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One generation of an index."""
+
+    generation: int
+    #: ISO 8601, UTC.
+    created_at: str
+    metric: Metric
+    #: "flat", "fp16", "bf16", "sq8", "pq<M>", "pqfs<M>", or "faiss:<what>" for imported kinds we have no name for.
+    codec: str
+    #: Dimensions of vectors and queries as users give them.
+    dim: int
+    #: Dimensions after the pre-transforms; what lists and centroids have.
+    scan_dim: int
+    nlist: int
+    count: int
+    #: Default number of probes of a search.
+    nprobe: int
+    layout: Layout
+    by_residual: bool
+    #: Vectors and queries are scaled to length 1: inner product is then cosine similarity.
+    normalized: bool
+    #: Bytes of one vector's code.
+    code_size: int
+    #: Names what is searched: equal for copies and for other layouts of the same content.
+    fingerprint: str
+    files: Mapping[str, FileEntry]
+    #: Package name -> version that wrote this.
+    versions: Mapping[str, str] = field(default_factory=dict)
+    #: Facts worth keeping: source, training rows, seed, duplicate ids of an import.
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def content_fingerprint(manifest_values: Mapping[str, Any], files: Mapping[str, FileEntry]) -> str:
+    """Digest of what decides search results, creation time and place left out."""
+    keys = ("metric", "codec", "dim", "scan_dim", "nlist", "count", "by_residual", "normalized", "code_size")
+    values = {key: manifest_values[key] for key in keys}
+    digests = {name: entry.xxh3_128 for name, entry in files.items()}
+    return digest_bytes(_canonical({"values": values, "files": digests}))
+
+
+def render_manifest(manifest: Manifest) -> bytes:
+    """Canonical bytes of ``manifest.json``."""
+    content = {"format": FORMAT, "format_version": FORMAT_VERSION, **dataclasses.asdict(manifest)}
+    return _canonical({**content, _SELF: digest_bytes(_canonical(content))})
+
+
+def parse_manifest(raw: bytes, where: str) -> Manifest:
+    """Read and check ``manifest.json``; ``where`` names it in errors.
+
+    Raises:
+        CorruptIndexError: not the bytes that were written.
+        UnsupportedIndexError: not ours, or of a newer format version.
+    """
+    try:
+        content = json.loads(raw.decode("utf-8"))
+    except ValueError as error:
+        raise CorruptIndexError(f"{where} is not valid JSON: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UnsupportedIndexError(f"{where} is not a {FORMAT} manifest")
+    version = content.get("format_version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise CorruptIndexError(f"{where}: format_version is {version!r}; expected a positive integer")
+    if version > FORMAT_VERSION:
+        raise UnsupportedIndexError(
+            f"{where} has format_version {version}; this hybridindex reads up to {FORMAT_VERSION}: upgrade it"
+        )
+    stored = content.pop(_SELF, None)
+    if stored != digest_bytes(_canonical(content)) or _canonical({**content, _SELF: stored}) != raw:
+        raise CorruptIndexError(f"{where} differs from its own checksum")
+    try:
+        return _from_content(content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptIndexError(f"{where} lacks or misstates a field: {error}") from error
+
+
+def _from_content(content: dict[str, Any]) -> Manifest:
+    values = {key: content[key] for key in (f.name for f in dataclasses.fields(Manifest))}
+    values["files"] = {name: FileEntry(**entry) for name, entry in content["files"].items()}
+    manifest = Manifest(**values)
+    counts = (manifest.generation, manifest.dim, manifest.scan_dim, manifest.nlist, manifest.nprobe, manifest.code_size)
+    if not all(type(value) is int and value >= 1 for value in counts) or type(manifest.count) is not int:
+        raise ValueError("a number is missing or below 1")
+    if manifest.count < 0 or manifest.nprobe > manifest.nlist:
+        raise ValueError("count is negative or nprobe exceeds nlist")
+    if manifest.metric not in get_args(Metric) or manifest.layout not in get_args(Layout):
+        raise ValueError(f"metric {manifest.metric!r} or layout {manifest.layout!r} is unknown")
+    if set(manifest.files) != {MODEL_FILE, TABLE_FILE, LISTS_FILE}:
+        raise ValueError(f"files are {sorted(manifest.files)}")
+    return manifest
+
+
+def _canonical(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, sort_keys=True, indent=2, ensure_ascii=True) + "\n").encode("ascii")

@@ -1,0 +1,95 @@
+// Python bindings of the native kernels. Argument checks live here and in the Python callers; the kernels below trust
+// shapes but never indices.
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <stdexcept>
+
+#include "bindings/arrays.h"
+#include "bindings/bind_list_scan.h"
+#include "bindings/bind_scan_pages.h"
+#include "routing/merge.h"
+#include "simd/row_norms.h"
+#include "routing/split.h"
+
+namespace nb = nanobind;
+using namespace hybridindex;
+
+namespace {
+
+nb::list split(In<std::int64_t, 2> probes, In<float, 2> coarse, In<std::int16_t, 1> list_device,
+               In<std::int64_t, 1> list_bytes, int n_devices, InOut<float, 1> hit_rate,
+               InOut<std::int32_t, 1> n_parts, InOut<std::int32_t, 1> n_probes) {
+    const std::size_t n = probes.shape(0);
+    if (coarse.shape(0) != n || coarse.shape(1) != probes.shape(1))
+        throw std::invalid_argument("coarse distances must have the shape of probes");
+    if (list_bytes.shape(0) != list_device.shape(0))
+        throw std::invalid_argument("list_bytes and list_device must have one entry per list");
+    if (hit_rate.shape(0) != n || n_parts.shape(0) != n || n_probes.shape(0) != n)
+        throw std::invalid_argument("hit_rate, n_parts and n_probes must have one entry per query");
+    if (n_devices < 0) throw std::invalid_argument("n_devices must not be negative");
+    std::vector<ProbePart> found;
+    {
+        nb::gil_scoped_release release;
+        found = split_probes(probes.data(), coarse.data(), static_cast<std::int64_t>(n),
+                             static_cast<std::int64_t>(probes.shape(1)), list_device.data(), list_bytes.data(),
+                             static_cast<std::int64_t>(list_device.shape(0)), n_devices, hit_rate.data(),
+                             n_parts.data(), n_probes.data());
+    }
+    nb::list parts;
+    for (ProbePart& part : found) {
+        if (part.whole) {
+            parts.append(nb::make_tuple(part.device, part.total_bytes, nb::none(), nb::none(), nb::none()));
+            continue;
+        }
+        const std::size_t m = part.rows.size(), w = static_cast<std::size_t>(part.width);
+        parts.append(nb::make_tuple(part.device, part.total_bytes, to_numpy(std::move(part.rows), {m}),
+                                    to_numpy(std::move(part.probes), {m, w}),
+                                    to_numpy(std::move(part.coarse), {m, w})));
+    }
+    return parts;
+}
+
+void merge(InOut<float, 2> best_distances, InOut<std::int64_t, 2> best_ids, In<std::int32_t, 1> rows,
+           In<float, 2> distances, In<std::int64_t, 2> ids, bool keep_max) {
+    if (best_distances.shape(0) != best_ids.shape(0) || best_distances.shape(1) != best_ids.shape(1))
+        throw std::invalid_argument("best_distances and best_ids must have the same shape");
+    if (distances.shape(0) != ids.shape(0) || distances.shape(1) != ids.shape(1) ||
+        distances.shape(0) != rows.shape(0))
+        throw std::invalid_argument("distances, ids and rows must agree on the number of rows");
+    nb::gil_scoped_release release;
+    merge_topk(best_distances.data(), best_ids.data(), static_cast<std::int64_t>(best_ids.shape(0)),
+               static_cast<std::int64_t>(best_ids.shape(1)), rows.data(), distances.data(), ids.data(),
+               static_cast<std::int64_t>(ids.shape(0)), static_cast<std::int64_t>(ids.shape(1)), keep_max);
+}
+
+std::int64_t first_beyond(In<float, 2> rows, float limit) {
+    return first_row_beyond(rows.data(), static_cast<std::int64_t>(rows.shape(0)),
+                            static_cast<std::int64_t>(rows.shape(1)), limit);
+}
+
+void finish(InOut<float, 2> distances, InOut<std::int64_t, 2> ids, bool keep_max) {
+    if (distances.shape(0) != ids.shape(0) || distances.shape(1) != ids.shape(1))
+        throw std::invalid_argument("distances and ids must have the same shape");
+    nb::gil_scoped_release release;
+    finish_topk(distances.data(), ids.data(), static_cast<std::int64_t>(ids.shape(0)),
+                static_cast<std::int64_t>(ids.shape(1)), keep_max);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.doc() = "Native kernels of hybridindex.";
+    // Objects that live until the interpreter ends are no leak.
+    nb::set_leak_warnings(false);
+    bind_list_scan(m);
+    m.def("split_probes", &split, nb::arg("probes"), nb::arg("coarse"), nb::arg("list_device"), nb::arg("list_bytes"),
+          nb::arg("n_devices"), nb::arg("hit_rate").noconvert(), nb::arg("n_parts").noconvert(),
+          nb::arg("n_probes").noconvert());
+    m.def("merge_topk", &merge, nb::arg("best_distances").noconvert(), nb::arg("best_ids").noconvert(), nb::arg("rows"), nb::arg("distances"),
+          nb::arg("ids"), nb::arg("keep_max"));
+    m.def("finish_topk", &finish, nb::arg("distances").noconvert(), nb::arg("ids").noconvert(),
+          nb::arg("keep_max"));
+    m.def("first_row_beyond", &first_beyond, nb::arg("rows"), nb::arg("limit"));
+    bind_scan_pages(m);
+}

@@ -1,0 +1,102 @@
+"""LLM measurements in the control store: events of kind :data:`LLM_PROFILED`, written once, merged when a plan asks.
+
+An event is enough: a measurement is a few kilobytes of plain values that no query looks into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from hybridindex.errors import ProfileError, StoreError
+from hybridindex.profiler.llm.measure import merge_points
+from hybridindex.types import LLMLevel, LLMMeasurement, LLMProfile
+
+if TYPE_CHECKING:
+    from hybridindex.store.control import ControlStore
+
+__all__ = [
+    "LLM_PROFILED",
+    "find_llm_measurement",
+    "list_llm_measurements",
+    "llm_profile_from_data",
+    "load_llm_profile",
+    "save_llm_measurement",
+]
+
+#: Kind of the events.
+LLM_PROFILED = "llm_profiled"
+#: Newest measurements that are looked through.
+_MAX_MEASUREMENTS = 1000
+
+
+def save_llm_measurement(store: ControlStore, measurement: LLMMeasurement) -> int:
+    """Stores it and returns its id."""
+    return store.record_event(LLM_PROFILED, asdict(measurement))
+
+
+def list_llm_measurements(store: ControlStore) -> list[tuple[int, LLMMeasurement]]:
+    """Ids and measurements, in the order of saving.
+
+    Raises:
+        StoreError: a row is damaged.
+    """
+    events = reversed(store.list_events(kind=LLM_PROFILED, limit=_MAX_MEASUREMENTS))
+    return [(event.id, _measurement_of(event.id, event.payload)) for event in events]
+
+
+def find_llm_measurement(store: ControlStore, model: str) -> LLMMeasurement | None:
+    """The latest one of that model on a running server; None: there is none.
+
+    Raises:
+        StoreError: a row is damaged.
+    """
+    found = (m for _, m in reversed(list_llm_measurements(store)) if (m.model, m.method) == (model, "server"))
+    return next(found, None)
+
+
+def load_llm_profile(store: ControlStore, choice: str = "latest", *, hardware_fingerprint: str | None) -> LLMProfile:
+    """What a plan takes: one measurement by id, or the latest one with the points of those like it.
+
+    Args:
+        hardware_fingerprint: None: measurements of any machine count.
+
+    Raises:
+        ProfileError: there is none, or it is of another machine.
+    """
+    stored = list_llm_measurements(store)
+    if choice != "latest":
+        stored = [(number, m) for number, m in stored if str(number) == choice]
+    here = [m for _, m in stored if hardware_fingerprint in (None, m.hardware_fingerprint)]
+    if not here:
+        wanted = "no LLM measurement" if choice == "latest" else f"no LLM measurement {choice}"
+        other = f"; {len(stored)} of another machine" if stored else ""
+        raise ProfileError(
+            f"control store {store.name}: it holds {wanted} of this machine{other}; run profile llm here"
+        )
+    return merge_points(here)
+
+
+def llm_profile_from_data(data: Mapping[str, Any]) -> LLMProfile:
+    """An LLM profile from JSON: its own fields, or a whole measurement with its ``profile``.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is something else.
+    """
+    values = dict(data.get("profile", data))
+    values["points"] = tuple((int(kv), float(rps)) for kv, rps in values.get("points", ()))
+    values["generation_s"] = {str(step): float(s) for step, s in values.get("generation_s", {}).items()}
+    return LLMProfile(**values)
+
+
+def _measurement_of(number: int, data: Mapping[str, Any]) -> LLMMeasurement:
+    try:
+        values = dict(data)
+        values["profile"] = llm_profile_from_data(values["profile"])
+        values["levels"] = tuple(LLMLevel(**level) for level in values["levels"])
+        values["prefill"] = tuple((int(n), float(s)) for n, s in values["prefill"])
+        values["refused"] = tuple((int(b), str(why)) for b, why in values["refused"])
+        return LLMMeasurement(**values)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(f"LLM measurement {number}: a damaged row ({error!r})") from error

@@ -1,0 +1,135 @@
+"""What a refresher is told and what it tells: its configuration, the record of an update, its status. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.refresh.drift import DriftPolicy, DriftState, Window
+from hybridindex.refresh.planner import PlanningMode
+from hybridindex.refresh.update_cycle import CycleStage, Outcome, UpdatePolicy
+from hybridindex.tiers.contract.copy_queue import check_share
+
+__all__ = ["RefreshConfig", "RefreshStatus", "UpdateRecord", "window_data"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefreshConfig:
+    """How the load is watched and what a new plan must bring."""
+
+    drift: DriftPolicy = field(default_factory=DriftPolicy)
+    update: UpdatePolicy = field(default_factory=UpdatePolicy)
+    #: Bound on a request's latency and the part of requests that should keep it; None: the plan's SLO and percentile.
+    slo_ms: float | None = None
+    attainment: float | None = None
+    #: Recent queries that are kept, in memory only, half of them the newest; 0: none, and no plan is made from queries.
+    reservoir_queries: int = 4096
+    retention_s: float = 3600.0
+    #: Fewer recent queries make no profile.
+    min_queries: int = 256
+    #: Weight of what earlier profiles counted; None: chosen by cross-validation.
+    decay: float | None = None
+    #: Part of the time in which a device may copy for a refresh.
+    bandwidth_share: float = 0.25
+    #: Seconds between two looks at the clock; and between two updates that nobody asked for, None: drift alone asks.
+    tick_s: float = 1.0
+    interval_s: float | None = None
+    seed: int = 0
+    #: "process": profiles are renewed and plans made in a low priority process, which is started for each update.
+    #: "here": on the thread of the refresh, where no process may be started; searches wait for the interpreter.
+    planning: PlanningMode = "process"
+    #: Longest time for that; a process that takes longer is killed, and the update fails.
+    planning_timeout_s: float = 300.0
+    #: By how much that process stands back, 0 to 19. At 19 it gets some hundredths of a core that others want.
+    planning_nice: int = 19
+
+    def __post_init__(self) -> None:
+        for name in ("slo_ms", "tick_s", "interval_s", "planning_timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InvalidInputError(f"{name} is {value}; expected a positive number")
+        if self.attainment is not None and not 0 < self.attainment <= 1:
+            raise InvalidInputError(f"attainment is {self.attainment}; expected a fraction of requests in (0, 1]")
+        if self.decay is not None and not 0 <= self.decay <= 1:
+            raise InvalidInputError(f"decay is {self.decay}; expected 0 (forget) to 1 (never forget), or None")
+        if self.min_queries < 16:
+            raise InvalidInputError(f"min_queries is {self.min_queries}; expected at least 16: half of them are held")
+        if self.planning not in ("process", "here"):
+            raise InvalidInputError(f"planning is {self.planning!r}; expected 'process' or 'here'")
+        if not 0 <= self.planning_nice <= 19:
+            raise InvalidInputError(f"planning_nice is {self.planning_nice}; expected 0 to 19")
+        check_share(self.bandwidth_share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRecord:
+    """One update, finished or going on."""
+
+    number: int
+    reason: str
+    #: ISO 8601, UTC.
+    began_at: str
+    #: The stage it is in; "idle" when it is over.
+    stage: CycleStage
+    #: None while it goes on.
+    outcome: Outcome | None
+    why: str
+    #: Rows of the control store: what serves now if it is committed, and what served before. None without a store.
+    plan_id: int | None
+    base_plan_id: int | None
+    #: What was proposed; None where it did not come so far.
+    proposal: Mapping[str, Any] | None
+    #: None before it is over; False: committed without a request having been seen.
+    verified: bool | None
+    #: Stage -> seconds that it took.
+    stage_seconds: Mapping[str, float]
+
+    def to_data(self) -> dict[str, Any]:
+        """JSON-able."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefreshStatus:
+    """What a refresher knows and does now."""
+
+    drift_state: DriftState
+    stage: CycleStage
+    #: Whether the schedule runs.
+    running: bool
+    #: Of the committed plan; None without a store.
+    plan_id: int | None
+    predicted_hit_rate: float
+    attainment_target: float
+    slo_ms: float
+    #: Requests and queries observed, and observations that could not be used.
+    requests: int
+    queries_kept: int
+    observe_errors: int
+    #: Events that the store did not take.
+    store_errors: int
+    #: Outcome -> updates.
+    updates: Mapping[str, int]
+    triggers: int
+    #: Seconds until an update may begin on request; 0: now.
+    back_off_s: float
+    #: Oldest first.
+    windows: tuple[Window, ...]
+    last_update: UpdateRecord | None
+    #: Names of the stored rows that are followed, and why others are not.
+    schedule: tuple[str, ...] = ()
+    schedule_refused: tuple[str, ...] = ()
+
+    def to_data(self) -> dict[str, Any]:
+        """JSON-able."""
+        data = asdict(replace(self, windows=()))
+        data["windows"] = [window_data(w) for w in self.windows]
+        return data
+
+
+def window_data(window: Window) -> dict[str, Any]:
+    """JSON-able."""
+    rates = {"attainment": window.attainment, "hit_rate": window.hit_rate, "off": window.off}
+    return {**asdict(window), **rates}

@@ -1,0 +1,139 @@
+"""Who makes the plan of an update: a process of its own, or the serving one.
+
+Renewing a profile and planning hold the Python interpreter for a good part of their time, and searches wait for it.
+:class:`hybridindex.refresh.planner_process.PlanningProcess` therefore does both elsewhere; :class:`PlanningHere` does
+them on the calling thread, for places where no process may be started. Both give the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.paging import PageGeometry
+from hybridindex.partitioner.analysis import Analysis
+from hybridindex.partitioner.models.coverage import CoverageCurve, QueryWork
+from hybridindex.partitioner.models.fits import PiecewiseLinear
+from hybridindex.partitioner.models.latency import DeviceScanModel, LatencyModel, RoutingModel
+from hybridindex.partitioner.models.scan_models import (
+    CalibratedScanModel,
+    HostScanModelChoice,
+    ListMajorScanModel,
+    PaperScanModel,
+    QueryParallelScanModel,
+)
+from hybridindex.partitioner.models.validate import HitRateError, HitRateValidation
+from hybridindex.partitioner.plan import Plan, Verdict
+from hybridindex.partitioner.request import PlanRequest
+from hybridindex.partitioner.solver import SolverStep
+from hybridindex.profiler.recent import renew_profile
+from hybridindex.refresh.pipe_codec import PlainBytes
+from hybridindex.refresh.proposal import Arenas, Served, compare_plans, plan_again
+from hybridindex.refresh.update_cycle import Comparison
+from hybridindex.types import (
+    F32,
+    I64,
+    AccessSample,
+    HardwareInfo,
+    LLMProfile,
+    Profile,
+    RecallPoint,
+    StageSample,
+    TransferSample,
+)
+
+__all__ = ["PLAIN", "Planner", "PlanningHere", "PlanningMode", "RenewOptions"]
+
+#: Where plans are made. "process": in one of their own, started for each update.
+PlanningMode = Literal["process", "here"]
+
+#: What may travel between the serving process and the one that plans.
+PLAIN = PlainBytes(
+    (
+        *(AccessSample, HardwareInfo, LLMProfile, Profile, RecallPoint, StageSample, TransferSample),
+        *(Analysis, CoverageCurve, PageGeometry, Plan, PlanRequest, QueryWork, SolverStep, Verdict),
+        *(HitRateError, HitRateValidation, PiecewiseLinear, DeviceScanModel, LatencyModel, RoutingModel),
+        *(CalibratedScanModel, HostScanModelChoice, ListMajorScanModel, PaperScanModel, QueryParallelScanModel),
+        *(Arenas, Comparison, Served),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewOptions:
+    """Arguments of :func:`hybridindex.profiler.recent.renew_profile`."""
+
+    n_hot: int
+    decay: float | None
+    seed: int
+    min_queries: int
+    notes: Mapping[str, Any]
+
+
+class Planner(Protocol):
+    """Makes one plan: prepare, renew, solve and weigh follow each other on one thread; :meth:`stop` from any."""
+
+    def prepare(self) -> None:
+        """Returns when :meth:`renew` could begin at once.
+
+        Raises:
+            RefreshError: as :meth:`renew`.
+        """
+
+    def renew(self, profile: Profile, queries: F32, options: RenewOptions) -> Profile:
+        """``profile`` with the accesses of ``queries`` (n, dim) float32, checked.
+
+        Raises:
+            ProfileError: too few queries.
+            RefreshError: the process that plans ended, was stopped, or took too long.
+        """
+
+    def solve(self, profile: Profile, request: PlanRequest, arenas: Arenas) -> Plan:
+        """See :func:`hybridindex.refresh.proposal.plan_again`; ``profile`` as :meth:`renew` gave it. Raises as it
+        does.
+        """
+
+    def weigh(self, plan: Plan, served: Served, bandwidth_share: float) -> tuple[Comparison, I64, I64]:
+        """See :func:`hybridindex.refresh.proposal.compare_plans`; ``plan`` as :meth:`solve` gave it."""
+
+    def stop(self) -> None:
+        """Ends the work that goes on, where that is possible."""
+
+    def close(self) -> None:
+        """Lets go of everything; calling twice is harmless."""
+
+
+class PlanningHere:
+    """On the calling thread. Searches wait for the interpreter meanwhile, up to its switch interval of 5 ms."""
+
+    def __init__(self, index: IVFIndex) -> None:
+        self._index = index
+
+    def prepare(self) -> None:
+        """There is nothing to wait for."""
+
+    def renew(self, profile: Profile, queries: F32, options: RenewOptions) -> Profile:
+        return renew_profile(
+            profile,
+            self._index,
+            queries,
+            n_hot=options.n_hot,
+            decay=options.decay,
+            seed=options.seed,
+            min_queries=options.min_queries,
+            notes=options.notes,
+        )
+
+    def solve(self, profile: Profile, request: PlanRequest, arenas: Arenas) -> Plan:
+        return plan_again(profile, request, arenas)
+
+    def weigh(self, plan: Plan, served: Served, bandwidth_share: float) -> tuple[Comparison, I64, I64]:
+        return compare_plans(plan, served, bandwidth_share=bandwidth_share)
+
+    def stop(self) -> None:
+        """What goes on is finished."""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""

@@ -1,0 +1,118 @@
+"""The process that plans: reads calls from standard input, answers on standard output, ends with its input.
+
+Started by :mod:`hybridindex.refresh.planner_process`, as ``python -m hybridindex.refresh.planner_worker NICE``.
+Frames of
+:mod:`hybridindex.refresh.pipe_codec` both ways. It runs behind everything else on the machine, and ends at once when
+the serving process is gone, however that ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import threading
+from dataclasses import replace
+from io import FileIO
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hybridindex.partitioner.plan import Plan
+    from hybridindex.types import Profile
+
+__all__ = ["main"]
+
+
+class _Calls:
+    """What one update has come to."""
+
+    def __init__(self) -> None:
+        self._profile: Profile | None = None
+        self._plan: Plan | None = None
+
+    @property
+    def known(self) -> dict[str, object]:
+        """What the other side has too."""
+        return {} if self._profile is None else {"profile": self._profile}
+
+    def answer(self, message: dict[str, Any]) -> Any:
+        """Carries out one call."""
+        match message.pop("call"):
+            case "prepare":
+                return self._prepare()
+            case "renew":
+                return self._renew(**message)
+            case "solve":
+                return self._solve(**message)
+            case "weigh":
+                return self._weigh(**message)
+            case other:
+                raise ValueError(f"no such call: {other}")
+
+    def _prepare(self) -> None:
+        """Imports what the other calls need: most of the time that a process takes to begin."""
+        import hybridindex.profiler.recent
+        import hybridindex.refresh.proposal  # noqa: F401
+        from hybridindex.index.faiss_files.faiss_model import require_faiss
+
+        require_faiss()
+
+    def _renew(self, *, model: Any, profile: Profile, queries: Any, **options: Any) -> Any:
+        from hybridindex.index.coarse import CoarseModel
+        from hybridindex.profiler.recent import renew_profile
+
+        coarse = CoarseModel.from_bytes(model, fingerprint=profile.index_fingerprint)
+        renewed = self._profile = renew_profile(profile, coarse, queries, **options)
+        return renewed.access, renewed.notes, renewed.created_at
+
+    def _solve(self, **inputs: Any) -> Plan:
+        from hybridindex.refresh.proposal import plan_again
+
+        assert self._profile is not None, "solve before renew"
+        plan = self._plan = plan_again(self._profile, **inputs)
+        # Caches are large, and filled again where they are needed.
+        curve = replace(plan.analysis.curve, cell_cache={}, touch_cache={})
+        return replace(plan, analysis=replace(plan.analysis, curve=curve))
+
+    def _weigh(self, *, served: Any, bandwidth_share: float) -> Any:
+        from hybridindex.refresh.proposal import compare_plans
+
+        assert self._plan is not None, "weigh before solve"
+        return compare_plans(self._plan, served, bandwidth_share=bandwidth_share)
+
+
+def _end_with(fd: int) -> None:
+    """Ends this process when nobody writes to ``fd`` any more."""
+    watch = select.poll()
+    watch.register(fd, 0)  # a hang-up is always told
+    watch.poll()
+    os._exit(1)
+
+
+def main() -> None:
+    """Serves calls until standard input ends."""
+    with contextlib.suppress(OSError):
+        os.nice(int(sys.argv[1]))
+    with contextlib.suppress(OSError, AttributeError):
+        # Longer turns, and never ahead of a thread that just woke up.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    calls_in, answers_out = FileIO(os.dup(0)), FileIO(os.dup(1), "w")
+    # Whatever a library prints goes to standard error, not between the frames.
+    os.dup2(2, 1)
+    threading.Thread(target=_end_with, args=(calls_in.fileno(),), daemon=True).start()
+
+    from hybridindex.refresh.pipe_codec import read_frame, write_frame
+    from hybridindex.refresh.planner import PLAIN
+
+    calls = _Calls()
+    while (frame := read_frame(calls_in)) is not None:
+        try:
+            answer = {"value": calls.answer(PLAIN.decode(*frame))}
+        except Exception as error:  # noqa: BLE001 - raised again on the other side
+            answer = {"error": type(error).__name__, "text": str(error)}
+        write_frame(answers_out, PLAIN.encode(answer, calls.known))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,378 @@
+"""Keeps the served plan up to date: watches the load, makes a new plan in the background, applies and verifies it.
+
+The shell around :mod:`hybridindex.refresh.drift` (when), :mod:`hybridindex.refresh.update_cycle` (in which order) and
+:mod:`hybridindex.refresh.proposal` (what). Threads and clock are here; :mod:`hybridindex.refresh.updater` does the
+stages.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hybridindex.errors import InvalidInputError, MissingDependencyError, ProfileError
+from hybridindex.plans.current import last_committed_plan
+from hybridindex.refresh import drift
+from hybridindex.refresh.config import RefreshConfig, RefreshStatus, UpdateRecord, window_data
+from hybridindex.refresh.drift import DriftMonitor, Expectation, Window
+from hybridindex.refresh.proposal import Proposal
+from hybridindex.refresh.reservoir import QueryReservoir
+from hybridindex.refresh.timetable import timetable_of
+from hybridindex.refresh.updater import PlanUpdates, expect
+from hybridindex.router.router import Router
+from hybridindex.tiers.contract.copy_queue import check_share
+from hybridindex.types import F32
+
+if TYPE_CHECKING:
+    from hybridindex.api import Index
+    from hybridindex.store.control import ControlStore
+
+__all__ = ["Proposal", "RefreshConfig", "RefreshStatus", "Refresher", "UpdateRecord", "last_committed_plan"]
+
+_log = logging.getLogger(__name__)
+
+#: Closed windows that the status shows.
+_SHOWN_WINDOWS = 20
+
+
+class Refresher:
+    """Watches one router and changes its plan. Close it before the router.
+
+    Threads: :meth:`observe` and :meth:`status` from any thread, they wait for nobody's work. :meth:`propose`,
+    :meth:`apply` and :meth:`step` take turns. :meth:`start` makes a scheduler thread and two workers; :meth:`close`
+    joins them.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        router: Router,
+        store: ControlStore | None,
+        config: RefreshConfig | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            index: what the router serves.
+            router: with a plan and at least one device.
+            store: where plans and events are recorded; the caller closes it afterwards. None: nowhere.
+            clock: monotonic seconds.
+
+        Raises:
+            InvalidInputError: the router has no plan or no device, or serves another index.
+        """
+        if router.plan is None or not router.devices:
+            raise InvalidInputError("router has no plan or no devices; expected one that has lists to move")
+        if router.plan.index_fingerprint != index.fingerprint:
+            raise InvalidInputError(f"router serves index {router.plan.index_fingerprint}, not {index.fingerprint}")
+        self._index = index
+        self._router = router
+        self._store = store
+        self._config = config or RefreshConfig()
+        self._clock = clock
+        self._reservoir = QueryReservoir(
+            self._config.reservoir_queries, retention_s=self._config.retention_s, seed=self._config.seed
+        )
+        #: Guards the monitor and the counters; held for arithmetic only.
+        self._lock = threading.Lock()
+        self._monitor = DriftMonitor(expect(router.plan, router, self._config), self._config.drift, now_s=clock())
+        self._observed: SimpleQueue[drift.DriftAction] = SimpleQueue()
+        self._requests = self._observe_errors = self._triggers = 0
+        self._windows: deque[Window] = deque(maxlen=_SHOWN_WINDOWS)
+        #: Held while an update, a proposal or a step goes on.
+        self._work = threading.Lock()
+        self._updates = PlanUpdates(
+            index,
+            router,
+            store,
+            self._config,
+            self._reservoir,
+            clock=clock,
+            on_served=self._expect_from_now,
+            on_ended=self._update_ended,
+        )
+        self._scheduler: Any = None
+        #: Stored rows that are followed, and why others are not.
+        self._schedule: tuple[str, ...] = ()
+        self._schedule_refused: tuple[str, ...] = ()
+
+    # What callers do
+
+    def observe(self, queries: F32, latency_s: float, hit_rate: Any) -> None:
+        """Takes note of one served request. Never raises, waits for no work; what it cannot use is counted.
+
+        Args:
+            queries: (n, dim) or (dim,) float32, as the user gave them.
+            latency_s: from arrival to answer.
+            hit_rate: (n,) by bytes, of :class:`hybridindex.types.SearchResult`.
+        """
+        if self._updates.closed.is_set():
+            return
+        try:
+            rates = np.atleast_1d(np.asarray(hit_rate, dtype=np.float64))
+            total, squares = float(rates.sum()), float(rates @ rates)
+            if not (rates.size and math.isfinite(total) and math.isfinite(latency_s)):
+                raise InvalidInputError(f"latency {latency_s} s and {rates.size} hit rates of sum {total}")
+            if queries.shape[-1] != self._index.dim or queries.size != rates.size * self._index.dim:
+                raise InvalidInputError(f"queries has shape {queries.shape}, hit_rate {rates.shape}")
+            now_s = self._clock()
+            served = drift.Served(
+                now_s=now_s,
+                latency_s=float(latency_s),
+                queries=rates.size,
+                hit_rate_sum=total,
+                hit_rate_squares=squares,
+            )
+            with self._lock:
+                self._requests += 1
+                actions = self._monitor.handle(served)
+            for action in actions:
+                self._observed.put(action)
+            self._reservoir.offer(queries, now_s)
+        except Exception:  # noqa: BLE001 - a caller's request was served; this must not fail it
+            with self._lock:
+                self._observe_errors += 1
+                first = self._observe_errors == 1
+            if first:
+                _log.exception("a request could not be observed; later ones are only counted")
+
+    def offer(self, queries: F32) -> int:
+        """Takes ``queries`` (n, dim) float32, finite, that were asked elsewhere or earlier, as if they came now.
+
+        They are part of what a plan is made from; windows of the load know nothing of them. Returns how many recent
+        queries are kept now.
+
+        Raises:
+            ProfileError: queries are not kept (``reservoir_queries`` is 0).
+            RouterClosedError: after :meth:`close`.
+        """
+        self._updates.refuse_closed()
+        if not self._reservoir.capacity:
+            raise ProfileError("reservoir_queries is 0: queries are not kept, and no plan is made from any")
+        self._reservoir.offer(queries, self._clock())
+        return len(self._reservoir)
+
+    def propose(
+        self, reason: str = "asked for", *, bandwidth_share: float | None = None, **request_changes: Any
+    ) -> Proposal:
+        """Makes a plan from recent queries and says what it would bring. Applies nothing.
+
+        Args:
+            reason: why, for the records.
+            bandwidth_share: part of the time that its move may copy; None: as configured.
+            request_changes: other values than those the served plan was asked for; see
+                :data:`hybridindex.refresh.proposal.CHANGES`.
+
+        Raises:
+            InvalidInputError: a change that is not known, or it or the share is out of its range.
+            ProfileError: too few recent queries are known.
+            DeviceError: a device has failed.
+            RouterClosedError: after :meth:`close`.
+        """
+        share = self._config.bandwidth_share if bandwidth_share is None else bandwidth_share
+        check_share(share)
+        with self._work:
+            return self._updates.propose(reason, request_changes, share)
+
+    def apply(self, proposal: Proposal) -> UpdateRecord:
+        """Applies a proposal, whatever the gate says, and returns when its lists have moved.
+
+        The update is then ``verifying``: the next windows commit it or roll it back; :meth:`status` tells. A move that
+        fails is rolled back, and the record says so.
+
+        Raises:
+            RefreshError: another update goes on, or another plan serves than the proposal was made for.
+            RouterClosedError: after :meth:`close`.
+        """
+        with self._work:
+            return self._updates.choose(proposal)
+
+    def status(self) -> RefreshStatus:
+        """A reading of everything; cheap."""
+        now_s = self._clock()
+        with self._lock:
+            expectation = self._monitor.expectation
+            return RefreshStatus(
+                drift_state=self._monitor.state,
+                stage=self._updates.stage,
+                running=self._scheduler is not None and not self._updates.closed.is_set(),
+                plan_id=self._updates.plan_id,
+                predicted_hit_rate=expectation.hit_rate.mean,
+                attainment_target=expectation.attainment,
+                slo_ms=expectation.slo_s * 1e3,
+                requests=self._requests,
+                queries_kept=len(self._reservoir),
+                observe_errors=self._observe_errors,
+                store_errors=self._updates.store_errors,
+                updates=dict(self._updates.outcomes),
+                triggers=self._triggers,
+                back_off_s=max(0.0, self._updates.not_before_s - now_s),
+                windows=tuple(self._windows),
+                last_update=self._updates.last,
+                schedule=self._schedule,
+                schedule_refused=self._schedule_refused,
+            )
+
+    # Life
+
+    def start(self) -> None:
+        """Commits the served plan to the store where it is another than the last one, and starts the schedule: the
+        looks at the clock, and the rows of the store. A row that makes no sense is logged, shown and left out.
+
+        Raises:
+            MissingDependencyError: APScheduler is not installed.
+            RouterClosedError: after :meth:`close`.
+            StoreError: the store does not take the plan.
+        """
+        try:
+            from apscheduler.executors.pool import ThreadPoolExecutor
+            from apscheduler.schedulers.background import BackgroundScheduler
+        except ImportError as error:
+            raise MissingDependencyError(
+                "a schedule needs APScheduler; install hybridindex[refresh]", name="apscheduler"
+            ) from error
+        with self._work:
+            self._updates.refuse_closed()
+            if self._scheduler is not None:
+                return
+            self._updates.commit_served()
+            # Two workers: while one carries out an update, the other finds that out and returns.
+            scheduler = BackgroundScheduler(
+                timezone=UTC,
+                executors={"default": ThreadPoolExecutor(2)},
+                job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 2},
+            )
+            scheduler.add_job(self.step, "interval", seconds=self._config.tick_s, id="tick")
+            if self._config.interval_s is not None:
+                scheduler.add_job(
+                    self.step, "interval", seconds=self._config.interval_s, id="update", args=("the schedule",)
+                )
+            self._add_schedule(scheduler)
+            scheduler.start()
+            self._scheduler = scheduler
+
+    def _add_schedule(self, scheduler: Any) -> None:
+        if self._store is None:
+            return
+        now, followed, refused = datetime.now(UTC), [], []
+        for entry in self._store.list_schedule():
+            if not entry.enabled:
+                continue
+            try:
+                row = timetable_of(entry, now)
+            except InvalidInputError as error:
+                refused.append(str(error))
+                _log.error("left out of the schedule: %s", error)
+                continue
+            first = {} if row.first is None else {"next_run_time": row.first}
+            scheduler.add_job(
+                self._follow_schedule, row.trigger, id=f"schedule {entry.name}", args=(entry.name,), **first
+            )
+            followed.append(entry.name)
+        self._schedule, self._schedule_refused = tuple(followed), tuple(refused)
+
+    def _follow_schedule(self, name: str) -> None:
+        self._updates.note_schedule_run(name)
+        self.step(f"schedule {name}")
+
+    def stop(self) -> None:
+        """Begins no stage any more and gives up a plan that is being made. Returns at once, from any thread; close it
+        afterwards."""
+        self._updates.stop()
+
+    def close(self) -> None:
+        """Joins what was started. A plan that is being made is given up, a move that goes on is finished first, unless
+        the router is told to settle.
+
+        An update that was not committed keeps serving, and a restart resumes with the plan before. Closing twice is
+        harmless.
+        """
+        self.stop()
+        with self._work:
+            scheduler, self._scheduler = self._scheduler, None
+        if scheduler is not None:
+            scheduler.shutdown(wait=True)
+        with self._work:
+            self._updates.interrupt()
+            self._reservoir.clear()
+
+    def __enter__(self) -> Refresher:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # Steps
+
+    def step(self, reason: str | None = None) -> None:
+        """Does what is due now, on the calling thread; the schedule calls it. Returns at once while work goes on.
+
+        ``reason``: also begins an update, unless one goes on or the last one failed a short while ago.
+        """
+        if not self._work.acquire(blocking=False):
+            return
+        try:
+            if not self._updates.closed.is_set():
+                self._step(reason)
+        except Exception:  # noqa: BLE001 - the next step must come; failures of an update are handled where they occur
+            _log.exception("a step of the refresh failed")
+        finally:
+            self._work.release()
+
+    def _step(self, reason: str | None) -> None:
+        now_s = self._clock()
+        with self._lock:
+            actions = self._monitor.handle(drift.Tick(now_s=now_s))
+        for action in actions:
+            self._observed.put(action)
+        while True:
+            try:
+                action = self._observed.get_nowait()
+            except Empty:
+                break
+            match action:
+                case drift.WindowClosed():
+                    with self._lock:
+                        self._windows.append(action.window)
+                    self._updates.see(action)
+                case drift.Trigger():
+                    self._follow(action)
+        self._updates.tick()
+        if reason is not None:
+            self._updates.request(reason)
+
+    def _follow(self, trigger: drift.Trigger) -> None:
+        with self._lock:
+            self._triggers += 1
+            waiting = self._monitor.state is drift.DriftState.DRIFTING
+        if waiting:  # else an update ended since
+            windows = [window_data(w) for w in trigger.windows]
+            self._updates.record("refresh_trigger", {"reason": trigger.reason, "windows": windows})
+            self._updates.request(trigger.reason, trigger.windows, since_s=trigger.windows[0].began_s)
+
+    def _expect_from_now(self, expectation: Expectation, now_s: float) -> None:
+        with self._lock:
+            self._monitor.handle(drift.UpdateEnded(now_s=now_s, expectation=expectation))
+
+    def _update_ended(self) -> None:
+        with self._lock:
+            # Where nothing changed, who asked may ask again after a while.
+            if self._monitor.state is drift.DriftState.DRIFTING:
+                self._monitor.handle(drift.UpdateEnded(now_s=self._clock()))
+
+    def check_invariants(self) -> None:
+        """Asserts what must hold while nothing goes on."""
+        with self._lock:
+            self._monitor.check_invariants()
+        self._updates.check_invariants()
+        self._reservoir.check_invariants()

@@ -1,0 +1,512 @@
+"""Carries out updates of one router's plan: what :mod:`hybridindex.refresh.update_cycle` asks for, stage by stage.
+
+Moves, commits and records here. :mod:`hybridindex.refresh.planner` profiles and plans; when an update begins is
+:mod:`hybridindex.refresh.refresher`'s business.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from hybridindex.errors import DeviceError, ProfileError, RefreshError, RouterClosedError
+from hybridindex.partitioner.plan import Plan
+from hybridindex.partitioner.request import PlanRequest
+from hybridindex.plans.current import commit_plan, last_commit, last_committed_plan, same_decision, save_plan, stored_as
+from hybridindex.refresh import update_cycle as cycle
+from hybridindex.refresh.config import RefreshConfig, UpdateRecord
+from hybridindex.refresh.drift import Expectation, Tick, Window, WindowClosed, predict_hit_rate
+from hybridindex.refresh.gil_switch import short_turns
+from hybridindex.refresh.planner import Planner, PlanningHere, RenewOptions
+from hybridindex.refresh.planner_process import PlanningProcess
+from hybridindex.refresh.proposal import Arenas, Proposal, Served, change_request
+from hybridindex.refresh.reservoir import QueryReservoir
+from hybridindex.refresh.update_cycle import CycleStage, Outcome, UpdateCycle
+from hybridindex.router.router import Router
+from hybridindex.types import F32, I64, Profile
+
+if TYPE_CHECKING:
+    from hybridindex.api import Index
+    from hybridindex.store.control import ControlStore
+
+__all__ = ["PlanUpdates", "expect"]
+
+_log = logging.getLogger(__name__)
+
+
+def expect(plan: Plan, router: Router, config: RefreshConfig) -> Expectation:
+    """What ``plan`` promises with those of its lists that found room on the devices."""
+    lists: I64 = plan.resident_lists
+    came = lists[router.residency.list_device[lists] >= 0]
+    slo_ms, attainment = config.slo_ms, config.attainment
+    return Expectation(
+        slo_s=plan.request.search_slo_s if slo_ms is None else slo_ms / 1e3,
+        attainment=plan.request.percentile / 100 if attainment is None else attainment,
+        hit_rate=predict_hit_rate(plan.analysis.curve, came),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """The update that goes on."""
+
+    number: int
+    reason: str
+    base: Plan
+    began_at: str
+    base_plan_id: int | None
+    #: When the load began to be another, as far as is known: queries from before would blur the new one.
+    since_s: float | None = None
+    profile: Profile | None = None
+    plan: Plan | None = None
+    plan_id: int | None = None
+    proposal: Proposal | None = None
+    verified: bool | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class PlanUpdates:
+    """At most one update at a time. The owner calls under one lock of its own; what is read without it is said."""
+
+    def __init__(
+        self,
+        index: Index,
+        router: Router,
+        store: ControlStore | None,
+        config: RefreshConfig,
+        reservoir: QueryReservoir,
+        *,
+        clock: Callable[[], float],
+        on_served: Callable[[Expectation, float], None],
+        on_ended: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            clock: monotonic seconds.
+            on_served: told what to expect when another plan serves, and since when.
+            on_ended: told when an update is over, whatever its outcome.
+        """
+        self._index, self._router, self._store, self._config = index, router, store, config
+        self._reservoir, self._clock = reservoir, clock
+        self._on_served, self._on_ended = on_served, on_ended
+        self._cycle = UpdateCycle(config.update, config.drift)
+        self._draft: _Draft | None = None
+        self._proposals = self._updates = 0
+        #: Windows of the plan that serves, to compare the next one with.
+        self._windows: deque[Window] = deque(maxlen=config.drift.of_windows)
+        #: The plan that was told of last, and the row of its profile.
+        self._known = self._served()
+        #: When the plan began to serve; its windows begin then or later.
+        self._since_s = -math.inf
+        self._profile_id: int | None = self._known.analysis.profile.id
+        #: No stage begins once it is set; from any thread.
+        self.closed = threading.Event()
+        #: Set while a plan is made.
+        self._planner: Planner | None = None
+        # Read from any thread.
+        self.plan_id: int | None = None
+        self.last: UpdateRecord | None = None
+        self.outcomes: Counter[str] = Counter()
+        self.store_errors = 0
+
+    @property
+    def stage(self) -> CycleStage:
+        """From any thread."""
+        return self._cycle.stage
+
+    @property
+    def not_before_s(self) -> float:
+        """From any thread."""
+        return self._cycle.not_before_s
+
+    def refuse_closed(self) -> None:
+        if self.closed.is_set():
+            raise RouterClosedError("the refresher is closed")
+
+    # What begins and drives an update
+
+    def propose(self, reason: str, changes: Mapping[str, Any], bandwidth_share: float) -> Proposal:
+        """A plan from recent queries, applied by nobody yet; see
+        :meth:`hybridindex.refresh.refresher.Refresher.propose`.
+        """
+        self.refuse_closed()
+        base = self._served()
+        request = change_request(base.request, changes)
+        seconds: dict[str, float] = {}
+        try:
+            with short_turns():
+                with _timed(seconds, "profiling"):
+                    profile = self._renew(base)
+                with _timed(seconds, "solving"):
+                    plan = self._solve(profile, request)
+                with _timed(seconds, "weighing"):
+                    proposal = self._weigh(plan, base, reason, seconds, bandwidth_share)
+        finally:
+            self._end_planning()
+        proposal = replace(proposal, stage_seconds=seconds)
+        self.record("refresh_proposal", proposal.to_data())
+        return proposal
+
+    def choose(self, proposal: Proposal) -> UpdateRecord:
+        """Applies a proposal; see :meth:`hybridindex.refresh.refresher.Refresher.apply`."""
+        self.refuse_closed()
+        if self.stage is not CycleStage.IDLE:
+            raise RefreshError(f"an update is {self.stage}; apply the proposal when it has ended")
+        if proposal.base is not self._served():
+            raise RefreshError(f"proposal {proposal.number} was made for a plan that serves no more; propose again")
+        draft = self._begin(proposal.reason)
+        draft.plan, draft.proposal = proposal.plan, proposal
+        draft.seconds.update(proposal.stage_seconds)
+        chosen = cycle.Chosen(now_s=self._clock(), reason=proposal.reason, before=tuple(self._windows))
+        self._carry_out(self._cycle.handle(chosen))
+        assert self.last is not None
+        return self.last
+
+    def request(self, reason: str, before: tuple[Window, ...] = (), *, since_s: float | None = None) -> None:
+        """Begins an update unless one goes on or the last one failed a short while ago.
+
+        Args:
+            before: what to compare the new plan with; by default the last windows of the one that serves.
+            since_s: when the load began to be another, where that is known.
+        """
+        if self.stage is CycleStage.IDLE:
+            self._begin(reason, since_s)
+        asked = cycle.Requested(now_s=self._clock(), reason=reason, before=before or tuple(self._windows))
+        self._carry_out(self._cycle.handle(asked))
+
+    def see(self, closed: WindowClosed) -> None:
+        """A window closed."""
+        # One that began earlier was served by the plan before, in part at least.
+        if not closed.window.thin and closed.window.began_s >= self._since_s:
+            self._windows.append(closed.window)
+        self._carry_out(self._cycle.handle(closed))
+
+    def tick(self) -> None:
+        """Time went by."""
+        if self.stage is CycleStage.IDLE and self._served() is not self._known:
+            # Somebody gave the router another plan.
+            self.plan_id, self._profile_id = None, self._served().analysis.profile.id
+            self._serve_now(self._served())
+            self.commit_served()
+        self._carry_out(self._cycle.handle(Tick(now_s=self._clock())))
+
+    def stop(self) -> None:
+        """No stage begins any more, and a plan that is being made is given up; from any thread."""
+        self.closed.set()
+        planner = self._planner
+        if planner is not None:
+            planner.stop()
+
+    def interrupt(self) -> None:
+        """Nobody will drive the update that goes on any more."""
+        if self._draft is not None:
+            self.record("refresh_interrupted", {"update": self._number, "stage": str(self.stage)})
+            self._draft = None
+
+    def _begin(self, reason: str, since_s: float | None = None) -> _Draft:
+        self._updates += 1
+        self._draft = _Draft(
+            number=self._updates,
+            reason=reason,
+            base=self._served(),
+            began_at=_now(),
+            base_plan_id=self.plan_id,
+            since_s=since_s,
+        )
+        return self._draft
+
+    def _carry_out(self, actions: Sequence[cycle.CycleAction]) -> None:
+        """Does what the cycle asks for until it waits for something else."""
+        waiting = deque(actions)
+        with short_turns():
+            self._work_off(waiting)
+
+    def _work_off(self, waiting: deque[cycle.CycleAction]) -> None:
+        while waiting:
+            action = waiting.popleft()
+            try:
+                event = self._perform(action)
+            except Exception as error:  # noqa: BLE001 - becomes the outcome of the update
+                _log.warning("update %s: %s failed: %r", self._number, self._cycle.stage, error)
+                event = cycle.Failed(now_s=self._clock(), why=f"{type(error).__name__}: {error}")
+            if event is not None:
+                waiting.extend(self._cycle.handle(event))
+
+    @property
+    def _number(self) -> int:
+        return self._draft.number if self._draft is not None else 0
+
+    def _perform(self, action: cycle.CycleAction) -> cycle.CycleEvent | None:
+        match action:
+            case cycle.Transition():
+                self._note(action)
+                return None
+            case cycle.Ended():
+                self._end(action)
+                return None
+        draft = self._draft
+        assert draft is not None
+        if not isinstance(action, cycle.RollBack | cycle.Commit):
+            self.refuse_closed()
+        match action:
+            case cycle.CollectProfile():
+                self.commit_served()
+                with _timed(draft.seconds, "profiling"):
+                    draft.profile = self._renew(draft.base, draft.since_s)
+                return cycle.Profiled(now_s=self._clock())
+            case cycle.Solve():
+                assert draft.profile is not None
+                with _timed(draft.seconds, "solving"):
+                    draft.plan = self._solve(draft.profile, draft.base.request)
+                return cycle.Solved(now_s=self._clock())
+            case cycle.Weigh():
+                assert draft.plan is not None
+                with _timed(draft.seconds, "weighing"):
+                    draft.proposal = self._weigh(
+                        draft.plan, draft.base, draft.reason, draft.seconds, self._config.bandwidth_share
+                    )
+                self._end_planning()
+                self.record("refresh_proposal", {"update": draft.number, **draft.proposal.to_data()})
+                return cycle.Weighed(now_s=self._clock(), comparison=draft.proposal.comparison)
+            case cycle.Move():
+                self._save(draft)
+                with _timed(draft.seconds, "moving"):
+                    self._move(draft)
+                assert draft.plan is not None
+                expectation = self._serve_now(draft.plan)
+                return cycle.Moved(now_s=self._since_s, expectation=expectation)
+            case cycle.Commit():
+                draft.seconds["verifying"] = self._clock() - self._since_s
+                with _timed(draft.seconds, "committing"):
+                    self._commit(draft, verified=action.verified)
+                return cycle.Committed(now_s=self._clock())
+            case cycle.RollBack():
+                with _timed(draft.seconds, "rolling_back"):
+                    self._router.apply_plan(draft.base, bandwidth_share=self._config.bandwidth_share)
+                self._serve_now(draft.base)
+                return cycle.RolledBack(now_s=self._clock())
+
+    # The stages
+
+    def _served(self) -> Plan:
+        plan = self._router.plan
+        assert plan is not None, "a plan is never taken away"
+        return plan
+
+    def _renew(self, base: Plan, since_s: float | None = None) -> Profile:
+        for tier in self._router.devices:
+            if tier.failure is not None:
+                raise DeviceError(f"device {tier.label} has failed; its lists come back with it, not with a new plan")
+        if len(self._reservoir) < self._config.min_queries:  # before a process is started for them
+            raise self._too_few(len(self._reservoir))
+        planner = self._start_planning()
+        planner.prepare()
+        # Only now: of a load that has just become another, many queries came while the process began.
+        queries, span_s = self._recent(since_s)
+        options = RenewOptions(
+            n_hot=int(base.resident_lists.size),
+            decay=self._config.decay,
+            seed=self._config.seed,
+            min_queries=self._config.min_queries,
+            notes={"parent": self._profile_id, "span_s": span_s},
+        )
+        return planner.renew(base.analysis.profile, self._index.ivf.check_queries(queries), options)
+
+    def _recent(self, since_s: float | None) -> tuple[F32, float]:
+        """(n, dim) queries and the seconds that they span: those since ``since_s``, or with so many before them that
+        they are enough; where that is not known, all.
+
+        Raises:
+            ProfileError: too few are known.
+        """
+        now_s = self._clock()
+        if since_s is not None:
+            lately = self._reservoir.sample_since(now_s, since_s)
+            if len(lately) < self._config.min_queries:
+                lately, since_s = self._reservoir.newest(now_s, self._config.min_queries)
+            if len(lately) >= self._config.min_queries:
+                return lately, now_s - since_s
+        queries = self._reservoir.sample(now_s)
+        if len(queries) < self._config.min_queries:
+            raise self._too_few(len(queries))
+        return queries, self._config.retention_s
+
+    def _too_few(self, n_queries: int) -> ProfileError:
+        return ProfileError(f"{n_queries} recent queries are known; at least {self._config.min_queries} are needed")
+
+    def _solve(self, profile: Profile, request: PlanRequest) -> Plan:
+        assert self._planner is not None
+        return self._planner.solve(profile, request, Arenas.of(self._router))
+
+    def _start_planning(self) -> Planner:
+        assert self._planner is None, "one plan is made at a time"
+        if self._config.planning == "here":
+            self._planner = PlanningHere(self._index.ivf)
+        else:
+            self._planner = PlanningProcess(
+                self._index.ivf, timeout_s=self._config.planning_timeout_s, nice=self._config.planning_nice
+            )
+        if self.closed.is_set():  # meanwhile: who closed may have found nothing to stop
+            self._planner.stop()
+        return self._planner
+
+    def _end_planning(self) -> None:
+        planner, self._planner = self._planner, None
+        if planner is not None:
+            planner.close()
+
+    def _weigh(
+        self, plan: Plan, base: Plan, reason: str, seconds: Mapping[str, float], bandwidth_share: float
+    ) -> Proposal:
+        assert self._planner is not None
+        comparison, lists_in, lists_out = self._planner.weigh(plan, Served.by(self._router, base), bandwidth_share)
+        self._proposals += 1
+        access = plan.analysis.profile.access
+        return Proposal(
+            number=self._proposals,
+            reason=reason,
+            created_at=_now(),
+            plan=plan,
+            base=base,
+            n_queries=len(access.fit_probes) + len(access.held_probes),
+            comparison=comparison,
+            lists_in=lists_in,
+            lists_out=lists_out,
+            bandwidth_share=bandwidth_share,
+            objection=comparison.objection(self._config.update),
+            stage_seconds=dict(seconds),
+        )
+
+    def _save(self, draft: _Draft) -> None:
+        """Stores the plan before it moves anything."""
+        assert draft.plan is not None
+        if self._store is not None:
+            with _timed(draft.seconds, "saving"):
+                # A restart must find what served before.
+                self.commit_served()
+                draft.base_plan_id = self.plan_id
+                parent = replace(draft.base.analysis.profile, id=self._profile_id)
+                draft.plan, draft.plan_id = save_plan(self._store, draft.plan, parent=parent)
+
+    def _move(self, draft: _Draft) -> None:
+        """Brings the plan's lists."""
+        assert draft.plan is not None
+        assert draft.proposal is not None
+        before = sum(tier.n_failures for tier in self._router.devices)
+        self._router.apply_plan(draft.plan, bandwidth_share=draft.proposal.bandwidth_share)
+        if sum(tier.n_failures for tier in self._router.devices) > before:
+            raise DeviceError("a device failed while lists moved to it")
+
+    def _serve_now(self, plan: Plan) -> Expectation:
+        """``plan`` serves from now on: windows begin anew. What it promises with the lists that really came."""
+        expectation = expect(plan, self._router, self._config)
+        self._since_s = self._clock()
+        self._on_served(expectation, self._since_s)
+        self._windows.clear()
+        self._known = plan
+        return expectation
+
+    def commit_served(self) -> None:
+        """The plan that serves is the current one in the store, with a row of its own or that of the same decision."""
+        if self._store is None or self.plan_id is not None:
+            return
+        served = self._served()
+        commit = last_commit(self._store, self._index.fingerprint)
+        if commit is not None:
+            known = last_committed_plan(self._store, self._index, allow_other_hardware=True)
+            if known is not None and same_decision(known, served) and known.profile_id == served.profile_id:
+                self.plan_id = commit["plan_id"]
+                return
+        saved, plan_id = served, stored_as(self._store, served)
+        if plan_id is None:
+            saved, plan_id = save_plan(self._store, served)
+        commit_plan(self._store, saved, plan_id, verified=False, why="it served when the refresh began")
+        self.plan_id, self._profile_id = plan_id, saved.profile_id
+
+    def _commit(self, draft: _Draft, *, verified: bool) -> None:
+        if self._store is not None:
+            assert draft.plan is not None
+            assert draft.plan_id is not None
+            commit_plan(self._store, draft.plan, draft.plan_id, verified=verified, why=draft.reason)
+            self.plan_id, self._profile_id = draft.plan_id, draft.plan.profile_id
+        draft.verified = verified
+
+    def _end(self, ended: cycle.Ended) -> None:
+        self._end_planning()
+        self._update_last(ended.outcome, ended.why)
+        self.outcomes[str(ended.outcome)] += 1
+        assert self.last is not None
+        self.record("refresh_ended", self.last.to_data())
+        self._on_ended()
+        self._draft = None
+
+    def _note(self, transition: cycle.Transition) -> None:
+        self._update_last(None, transition.why)
+        facts = {"source": str(transition.source), "target": str(transition.target), "why": transition.why}
+        self.record("refresh_stage", {"update": self._number, **facts})
+
+    def _update_last(self, outcome: Outcome | None, why: str) -> None:
+        draft = self._draft
+        assert draft is not None
+        self.last = UpdateRecord(
+            number=draft.number,
+            reason=draft.reason,
+            began_at=draft.began_at,
+            stage=self.stage,
+            outcome=outcome,
+            why=why,
+            plan_id=draft.plan_id,
+            base_plan_id=draft.base_plan_id,
+            proposal=None if draft.proposal is None else draft.proposal.to_data(),
+            verified=draft.verified,
+            stage_seconds=dict(draft.seconds),
+        )
+
+    def record(self, kind: str, payload: Mapping[str, Any]) -> None:
+        """What is told but decides nothing: a store that does not take it stops no update."""
+        if self._store is None:
+            return
+        try:
+            self._store.record_event(kind, {"index_fingerprint": self._index.fingerprint, **payload})
+        except Exception:  # noqa: BLE001 - counted and logged
+            self.store_errors += 1
+            _log.exception("the control store did not take an event of kind %s", kind)
+
+    def note_schedule_run(self, name: str) -> None:
+        """A stored row's time came; from any thread."""
+        assert self._store is not None
+        try:
+            self._store.mark_schedule_run(name)
+        except Exception:  # noqa: BLE001 - counted and logged; the row runs all the same
+            self.store_errors += 1
+            _log.exception("the control store did not take the run of schedule %s", name)
+
+    def check_invariants(self) -> None:
+        """Asserts what must hold while nothing goes on."""
+        self._cycle.check_invariants()
+        assert (self._draft is None) == (self.stage is CycleStage.IDLE)
+        assert self._planner is None
+
+
+class _timed:  # noqa: N801 - reads as a verb
+    """Adds the seconds of a block to ``seconds[name]``."""
+
+    def __init__(self, seconds: dict[str, float], name: str) -> None:
+        self._seconds, self._name = seconds, name
+
+    def __enter__(self) -> None:
+        self._began_s = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._seconds[self._name] = time.perf_counter() - self._began_s
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,234 @@
+"""The daemon's process: opens, listens, serves, drains at SIGTERM, stops at the second one.
+
+One uvicorn server per socket, on one event loop: TLS is for TCP alone, and the unix socket needs none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hybridindex.api import Index
+from hybridindex.errors import InvalidInputError, MissingDependencyError
+from hybridindex.router.router import Router
+from hybridindex.service.auth import Keyring
+from hybridindex.service.config import ServiceConfig
+from hybridindex.service.core import Refresher, Service
+from hybridindex.service.daemon_address import Place, bind_tcp, bind_unix
+from hybridindex.service.http.app import create_app
+from hybridindex.service.http.protocol import MAX_HEAD_BYTES, choose_protocol
+from hybridindex.service.observe.logs import configure
+from hybridindex.store.control import ControlStore
+
+try:
+    import uvicorn
+except ImportError as error:
+    raise MissingDependencyError("the daemon needs uvicorn: pip install 'hybridindex[service]'") from error
+
+if TYPE_CHECKING:
+    from hybridindex.service.observe.traces import Traces
+
+__all__ = ["Daemon", "bound_arenas", "serve"]
+
+_log = logging.getLogger(__name__)
+
+MakeRefresher = Callable[[Index, Router, ControlStore], Refresher]
+
+
+#: mallopt's number for the most arenas, and how many there may be.
+_M_ARENA_MAX, _ARENAS = -8, 2
+
+
+def bound_arenas() -> bool:
+    """Lets threads share glibc's heaps; elsewhere does nothing and returns False.
+
+    Each thread would have one of its own, and what plans and batches leave free in one serves no other. Most of our
+    work holds the GIL or allocates nothing, so threads seldom wait for each other here.
+    """
+    try:
+        return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS))
+    except (OSError, AttributeError):
+        return False
+
+
+class _Server(uvicorn.Server):
+    """Signals are the daemon's, not each server's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Daemon:
+    """One service on its sockets. Everything on the main thread's event loop."""
+
+    def __init__(self, service: Service, keyring: Keyring | None, sockets: list[socket.socket]) -> None:
+        self._service = service
+        self._stopping = asyncio.Event()
+        self._app = create_app(service, keyring=keyring, on_drain=self.stop)
+        self._sockets = sockets
+        self._servers = [self._server(s, first=s is sockets[0]) for s in sockets]
+
+    def _server(self, bound: socket.socket, *, first: bool) -> _Server:
+        config = self._service.config
+        tls = bound.family != socket.AF_UNIX and config.tls_cert is not None
+        return _Server(
+            uvicorn.Config(
+                self._app,
+                http=choose_protocol(self._app.turn_away),
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                ws="none",
+                # The application starts and ends once, with the first server.
+                lifespan="on" if first else "off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=max(1, round(config.limits.client_timeout_s)),
+                timeout_graceful_shutdown=max(1, round(config.drain_timeout_s)),
+                ssl_certfile=config.tls_cert if tls else None,
+                ssl_keyfile=config.tls_key if tls else None,
+            )
+        )
+
+    def stop(self) -> None:
+        """Drains; called again, stops at once."""
+        if not self._stopping.is_set():
+            _log.info("draining: %d queries wait or are searched", self._service.admission.n_waiting)
+            self._service.admission.drain()
+            self._stopping.set()
+        else:
+            _log.warning("stopping at once")
+            for server in self._servers:
+                server.force_exit = True
+                for task in server.server_state.tasks:
+                    task.cancel()
+
+    async def run(self) -> None:
+        """Serves until :meth:`stop`, and until what was admitted is answered."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        try:
+            serving = [
+                asyncio.create_task(server.serve(sockets=[bound]))
+                for server, bound in zip(self._servers, self._sockets, strict=True)
+            ]
+            stopping = asyncio.create_task(self._stopping.wait())
+            # A server that ends by itself takes the others with it.
+            await asyncio.wait([stopping, *serving], return_when=asyncio.FIRST_COMPLETED)
+            self._service.admission.drain()
+            for server in self._servers:
+                server.should_exit = True
+            await asyncio.gather(*serving)
+            stopping.cancel()
+        finally:
+            # The end of the loop waits for its threads: none may go on with a change that nobody waits for any more.
+            self._service.stop_changes()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+
+def serve(
+    path: Path,
+    config: ServiceConfig,
+    *,
+    make_refresher: MakeRefresher | None = None,
+    on_listening: Callable[[tuple[str, ...]], None] | None = None,
+) -> None:
+    """Serves an index directory until a signal or ``POST /v1/drain`` ends it.
+
+    Args:
+        make_refresher: makes what follows the workload; None: plans change only when asked.
+        on_listening: told the addresses, as clients take them, once connections are accepted.
+
+    Raises:
+        HybridIndexError: whatever keeps it from starting.
+    """
+    configure(config.log_format)
+    bound_arenas()
+    keyring = None if config.key_file is None else Keyring(config.key_file)
+    for name in ("tls_cert", "tls_key"):
+        file = getattr(config, name)
+        if file is not None and not os.access(file, os.R_OK):
+            raise InvalidInputError(f"{name} is {file}, which cannot be read")
+    place = Place(path)
+    sockets: list[socket.socket] = []
+    traces: Traces | None = None
+    try:
+        # Addresses first: a taken port should not cost the time of opening an index.
+        urls: list[str] = []
+        if config.uds is not None:
+            sockets.append(bind_unix(config.uds))
+            urls.append(f"unix:{config.uds.absolute()}")
+        if config.host is not None:
+            sockets.append(bind_tcp(config.host, config.port))
+            scheme = "https" if config.tls_cert is not None else "http"
+            host = f"[{config.host}]" if ":" in config.host else config.host
+            urls.append(f"{scheme}://{host}:{sockets[-1].getsockname()[1]}")
+        traces = _open_traces(config.traces, os.environ)
+        service = Service.open(path, config, make_refresher=make_refresher, traces=traces)
+        try:
+            place.announce(tuple(urls))
+            _log.info("serving %s at %s", path, ", ".join(urls))
+            if on_listening is not None:
+                on_listening(tuple(urls))
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                runner.run(_run(service, keyring, sockets))
+        finally:
+            service.close()
+    finally:
+        if traces is not None:
+            traces.close()
+        for bound in sockets:
+            bound.close()
+        if config.uds is not None and sockets:
+            config.uds.unlink(missing_ok=True)
+        place.leave()
+    _log.info("stopped")
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's where it is installed (the extra ``speed``)."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    make: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return make
+
+
+def _open_traces(asked: bool | None, environment: Mapping[str, str]) -> Traces | None:
+    """``asked``: None leaves it to the environment; then a missing package is no error.
+
+    Raises:
+        MissingDependencyError: they were asked for and OpenTelemetry is not installed.
+    """
+    if asked is False or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if asked is None:
+        exporter = environment.get("OTEL_TRACES_EXPORTER", "")
+        named = any(environment.get(f"OTEL_EXPORTER_OTLP_{kind}ENDPOINT") for kind in ("", "TRACES_"))
+        if exporter not in ("", "otlp") or not (named or exporter):
+            return None
+    try:
+        from hybridindex.service.observe.traces import to_collector
+
+        return to_collector()
+    except MissingDependencyError as error:
+        if asked:
+            raise
+        _log.warning("the environment names a collector of traces, and %s", error)
+        return None
+
+
+async def _run(service: Service, keyring: Keyring | None, sockets: list[socket.socket]) -> None:
+    await Daemon(service, keyring, sockets).run()

@@ -1,0 +1,498 @@
+"""The HTTP interface: routes, and how each turns a body into a call of the service and its result into an answer.
+
+Identity, logging and metrics are around it in ``shell.py``; the process in ``run.py``; formats in ``wire.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from hybridindex import __version__
+from hybridindex.errors import HybridIndexError, MissingDependencyError, ProfileError
+from hybridindex.plans.stored import plan_tradeoff
+from hybridindex.service.auth import Caller, Keyring
+from hybridindex.service.core import Service
+from hybridindex.service.http import openapi
+from hybridindex.service.http import openapi_answers as answers
+from hybridindex.service.http.bodies import media_type, read_body
+from hybridindex.service.http.middleware import CALLER, Shell
+from hybridindex.service.http.page.files import PAGE_FILES, PageFile
+from hybridindex.service.http.problems import Problem, ProblemError, problem_of
+from hybridindex.service.http.recent import RECENT_PATH, RecentQueries
+from hybridindex.service.http.searching import SearchRoute, options_of
+from hybridindex.service.http.wire import (
+    MIN_BANDWIDTH_SHARE,
+    BodyError,
+    parse_json_object,
+    parse_lookahead,
+    to_bytes,
+)
+from hybridindex.service.observe.events import DeviceWatch, read_events
+from hybridindex.service.observe.logs import REQUEST_ID
+from hybridindex.service.observe.metrics import CONTENT_TYPE, Metrics
+from hybridindex.service.observe.series import Series
+from hybridindex.service.pruning import prune_now_and_then
+from hybridindex.service.status import describe, health_of
+
+try:
+    from fastapi import FastAPI, Request, Response
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
+    from starlette.routing import Match, Route
+    from starlette.types import Receive, Scope, Send
+except ImportError as error:
+    raise MissingDependencyError("the daemon needs FastAPI: pip install 'hybridindex[service]'") from error
+
+__all__ = ["create_app"]
+
+_log = logging.getLogger(__name__)
+
+#: Larger JSON is parsed and written on a thread.
+_LARGE_BYTES = 1 << 20
+#: Time between two samples of the series.
+_SAMPLE_S = 1.0
+_REPARTITION = {"apply", "slo_ms", "device_budget_bytes", "rate_qps", "coverage", "bandwidth_share"}
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(
+    service: Service, *, keyring: Keyring | None = None, on_drain: Callable[[], None] | None = None
+) -> Application:
+    """The ASGI application of one service. It warms up in its lifespan, and closes nothing.
+
+    Args:
+        keyring: None: every caller is an admin. Only for loopback addresses and unix sockets.
+        on_drain: what ``POST /v1/drain`` starts; None: only the service drains, the process goes on.
+    """
+    metrics = Metrics(service)
+    series = Series(service, time.time)
+    search = SearchRoute(service, metrics)
+    shell = Shell(service, metrics, keyring, search)
+    app = Application(
+        shell,
+        title="hybridindex",
+        version=__version__,
+        description="Search in a hybrid CPU+GPU IVF index. Errors are problem documents (RFC 9457).",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/v1/openapi.json",
+        redirect_slashes=False,
+        lifespan=lambda _app: _lifespan(service, series, shell),
+    )
+    routes = _Routes(service, metrics, series, on_drain, keyring)
+    routes.register(app)
+    for file in PAGE_FILES:
+        app.router.routes.append(_PlainRoute(file.path, _serving(file), methods=["GET"]))
+    # FastAPI's routes describe every path, and take 0.2 ms to serve one: searches go past them.
+    app.router.routes.insert(0, _PlainRoute("/v1/sessions/{session}/search", search, methods=["POST"]))
+    app.add_exception_handler(HTTPException, _not_routed)
+    # Below Starlette's own answer to an error, which knows no problem documents, and above the routes.
+    app.add_middleware(shell.around)
+    _describe_all(app, keys=keyring is not None)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(service: Service, series: Series, shell: Shell) -> AsyncIterator[None]:
+    watch = DeviceWatch(service)
+
+    async def sample() -> None:
+        while True:
+            await asyncio.sleep(_SAMPLE_S)
+            try:
+                await asyncio.to_thread(series.sample)
+                await asyncio.to_thread(watch.look)
+            except Exception:  # noqa: BLE001 - one sample less; searches go on
+                _log.exception("a sample could not be taken; the next one is tried")
+
+    async def sweep() -> None:
+        while True:
+            await asyncio.sleep(min(10.0, service.config.limits.session_ttl_s / 4))
+            try:
+                await asyncio.to_thread(service.sessions.sweep)
+            except Exception:  # noqa: BLE001 - sessions that ended stay a little longer; the next sweep must come
+                _log.exception("sessions could not be swept; it is tried again")
+
+    async def warm_up() -> None:
+        try:
+            await asyncio.to_thread(service.warm_up)
+        except Exception:
+            _log.exception("warming up failed: this daemon will not become ready")
+            raise
+
+    service.start()
+    endless = (sweep(), sample(), prune_now_and_then(service))
+    tasks = [asyncio.create_task(work) for work in (warm_up(), *endless)]
+    try:
+        yield
+    finally:
+        for task in tasks[1:]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        shell.flush()
+
+
+class Application(FastAPI):
+    """FastAPI's routes and document, with the shell outermost."""
+
+    def __init__(self, shell: Shell, **options: Any) -> None:
+        super().__init__(**options)
+        self._shell = shell
+        self.turn_away = shell.turn_away
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        if self.middleware_stack is None:
+            self.middleware_stack = self.build_middleware_stack()
+        scope["app"] = self
+        await self._shell(scope, receive, send)
+
+
+class _PlainRoute(Route):
+    """A route without FastAPI's dependencies; says which it is, as FastAPI's do."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child = super().matches(scope)
+        return match, {**child, "route": self} if match is not Match.NONE else child
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        # Starlette names the methods of the first route alone.
+        path, routes = request.url.path, [r for r in request.app.router.routes if isinstance(r, Route)]
+        allowed = {method for r in routes if r.path_regex.match(path) for method in r.methods or ()}
+        headers["Allow"] = ", ".join(sorted(allowed))
+    names = {404: ("not-found", "Not found"), 405: ("method", "Method not allowed")}
+    name, title = names.get(error.status_code, ("http", "HTTP error"))
+    problem = Problem(error.status_code, name, title, str(error.detail))
+    return _problem(problem, headers)
+
+
+def _problem(problem: Problem, headers: dict[str, str] | None = None) -> Response:
+    own = {name.decode(): value.decode() for name, value in problem.headers()}
+    return Response(problem.body(REQUEST_ID.get()), problem.status, {**own, **(headers or {})})
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(json.dumps(value, allow_nan=False), status, {"cache-control": "no-store"}, "application/json")
+
+
+def _answering(handler: Handler) -> Handler:
+    """Deliberate errors become problem documents; others go on to the shell, which logs them."""
+
+    async def run(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except (HybridIndexError, ProblemError) as error:
+            problem = problem_of(error)
+            if problem.status == 500:
+                raise
+            return _problem(problem)
+        except ClientDisconnect:
+            return Response(status_code=499)
+
+    return run
+
+
+def _serving(file: PageFile) -> Handler:
+    async def serve(request: Request) -> Response:
+        if file.unchanged(request.headers.get("if-none-match")):
+            return Response(status_code=304, headers=file.headers())
+        return Response(file.body, headers=file.headers(), media_type=file.media_type)
+
+    return serve
+
+
+def _number_of(request: Request, name: str, default: float) -> float:
+    """A finite number of the query string.
+
+    Raises:
+        BodyError: it is none.
+    """
+    text = request.query_params.get(name)
+    try:
+        value = default if text is None else float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise BodyError(name, f"is {(text or '')[:60]!r}; expected a number")
+    return value
+
+
+def _describe_all(app: FastAPI, *, keys: bool) -> None:
+    make = app.openapi
+
+    def with_components() -> dict[str, Any]:
+        schema: dict[str, Any] = make()
+        components = schema.setdefault("components", {})
+        components.setdefault("schemas", {})["Problem"] = openapi.PROBLEM_SCHEMA
+        if keys:
+            components["securitySchemes"] = openapi.SECURITY
+            schema["security"] = [{"key": []}]
+        return schema
+
+    app.openapi = with_components  # type: ignore[method-assign]
+
+
+class _Routes:
+    def __init__(
+        self,
+        service: Service,
+        metrics: Metrics,
+        series: Series,
+        on_drain: Callable[[], None] | None,
+        keyring: Keyring | None,
+    ) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._series = series
+        self._on_drain = on_drain
+        self._keyring = keyring
+
+    def register(self, app: FastAPI) -> None:
+        index, taken = self._service.index, openapi.problems(400, 401, 408, 413, 415, 503)
+        bodies = openapi.Bodies(index.dim, index.nlist, self._service.config.limits)
+        unknown, read = openapi.problems(404), openapi.problems(401)
+        searching: dict[int | str, dict[str, Any]] = {200: answers.SEARCHED, **taken, **openapi.problems(429, 504)}
+        change = openapi.problems(403, 409)
+        text: dict[int | str, dict[str, Any]] = {
+            200: {"description": "ok", "content": {"text/plain": {"schema": {"type": "string"}}}}
+        }
+        repartition = openapi.repartition(len(self._service.router.devices))
+        session = {"parameters": openapi.SESSION_PATH}
+        search, ahead = bodies.search(), bodies.lookahead()
+        in_session, ahead = (
+            {**body, "parameters": [*openapi.SESSION_PATH, *body["parameters"]]} for body in (search, ahead)
+        )
+        recent = RecentQueries(self._service, self._parsed)
+        gone = {204: {"description": "It is over"}, **read, **unknown}
+        routes: tuple[tuple[str, str, Handler, str, dict[str, Any], dict[int | str, dict[str, Any]]], ...] = (
+            ("POST", "/v1/search", _described, "Search", search, searching),
+            (
+                "POST", "/v1/sessions", self.open_session, "Open a session", openapi.SESSION,
+                {201: answers.SESSION_OPENED, **taken, **openapi.problems(409)},
+            ),
+            (
+                "GET", "/v1/sessions/{session}", self.session_stats, "What lookahead did", session,
+                {200: answers.SESSION_STATS, **read, **unknown},
+            ),
+            (
+                "POST", "/v1/sessions/{session}/lookahead", self.lookahead, "Move lists of drafts", ahead,
+                {202: answers.STARTED, **taken, **unknown},
+            ),
+            (
+                "POST", "/v1/sessions/{session}/search", _described, "Search in it", in_session,
+                {**searching, **unknown},
+            ),
+            ("DELETE", "/v1/sessions/{session}", self.close_session, "Close it", session, gone),
+            ("GET", "/v1/status", self.status, "What is served", {}, {200: answers.STATUS, **read}),
+            ("GET", "/v1/plan", self.plan, "The plan in force", {}, {200: answers.PLAN, **read}),
+            ("GET", "/v1/plans", self.plans, "Stored and applied plans", {}, {200: answers.PLANS, **read}),
+            (
+                "GET", "/v1/plans/{plan}", self.stored_plan, "A stored plan", {"parameters": openapi.PLAN_PATH},
+                {200: answers.STORED_PLAN, **read, **openapi.problems(400, 404)},
+            ),
+            (
+                "GET", "/v1/plan/tradeoff", self.tradeoff, "What other device bytes would bring", {},
+                {200: answers.TRADEOFF, **read},
+            ),
+            (
+                "GET", "/v1/series", self.series, "The last hour", openapi.SERIES,
+                {200: answers.SERIES, **read, **openapi.problems(400)},
+            ),
+            (
+                "GET", "/v1/events", self.events, "What happened", openapi.EVENTS,
+                {200: answers.EVENTS, **read, **openapi.problems(400)},
+            ),
+            (
+                "POST", "/v1/repartition", self.repartition, "Plan anew; admin", repartition,
+                {200: answers.REPARTITIONED, **taken, **change, **openapi.problems(507)},
+            ),
+            (
+                "POST", RECENT_PATH, recent.upload, "Give recent queries to the refresh; admin", bodies.recent(),
+                {200: answers.RECENT, **taken, **change},
+            ),
+            (
+                "POST", "/v1/drain", self.drain, "Finish and stop; admin", {},
+                {202: answers.DRAINING, **taken, **openapi.problems(403)},
+            ),
+            ("GET", "/metrics", self.metrics, "Prometheus metrics", {}, {**text, **read}),
+            ("GET", "/livez", self.livez, "The process answers", {"security": []}, text),
+            ("GET", "/readyz", self.readyz, "Warmed up", {"security": []}, {**text, **openapi.problems(503)}),
+            (
+                "GET", "/healthz", self.healthz, "What needs attention", {},
+                {200: answers.HEALTH, 503: answers.HEALTH, **read},
+            ),
+        )  # fmt: skip
+        for method, path, handler, summary, extra, responses in routes:
+            app.add_api_route(
+                path,
+                _answering(handler),
+                methods=[method],
+                status_code=min(s for s in responses if isinstance(s, int)),
+                summary=summary,
+                operation_id=f"{method.lower()}{path.replace('/', '_').replace('{', '').replace('}', '')}",
+                response_class=Response,
+                responses=responses,
+                openapi_extra=extra or None,
+            )
+
+    # Bodies
+
+    async def _body(self, request: Request) -> bytes:
+        """As :func:`read_body`."""
+        return await read_body(dict(request.scope["headers"]), request.receive, self._service.config.limits)
+
+    async def _parsed(self, request: Request, parse: Callable[..., Any]) -> Any:
+        body = await self._body(request)
+        started = time.perf_counter()
+        kind, options = media_type(dict(request.scope["headers"])), options_of(request.scope)
+        index = self._service.index
+        arguments = (body, kind, options, self._service.config.limits, index.dim, index.nlist)
+        # float32 bodies are only looked at here; JSON is work.
+        if len(body) > _LARGE_BYTES and kind == "application/json":
+            parsed = await asyncio.to_thread(parse, *arguments)
+        else:
+            parsed = parse(*arguments)
+        self._metrics.time_stage("parse", time.perf_counter() - started)
+        return parsed
+
+    async def _object(self, request: Request, known: set[str]) -> dict[str, Any]:
+        body = await self._body(request)
+        kind = media_type(dict(request.scope["headers"]))
+        # What a form of another site can send is never JSON.
+        if body and kind != "application/json":
+            raise BodyError("Content-Type", f"is {kind[:60]!r}; expected application/json", 415)
+        return parse_json_object(body, known)
+
+    # Sessions
+
+    async def open_session(self, request: Request) -> Response:
+        options = await self._object(request, {"lookahead_bytes", "window_ms"})
+        if "lookahead_bytes" in options:
+            options["lookahead_bytes"] = to_bytes("lookahead_bytes", options["lookahead_bytes"])
+        name = await asyncio.to_thread(self._service.open_session, _caller(request).name, **options)
+        return _json({"session": name, "ttl_s": self._service.config.limits.session_ttl_s}, 201)
+
+    async def session_stats(self, request: Request) -> Response:
+        return _json(self._service.session_stats(request.path_params["session"], _caller(request).name))
+
+    async def lookahead(self, request: Request) -> Response:
+        asked = await self._parsed(request, parse_lookahead)
+        await asyncio.to_thread(
+            self._service.lookahead,
+            request.path_params["session"],
+            _caller(request).name,
+            asked.queries,
+            nprobe=asked.nprobe,
+            budget_bytes=asked.budget_bytes,
+        )
+        return _json({"started": True}, 202)
+
+    async def close_session(self, request: Request) -> Response:
+        await asyncio.to_thread(self._service.close_session, request.path_params["session"], _caller(request).name)
+        return Response(status_code=204)
+
+    # Plans and state
+
+    async def status(self, _request: Request) -> Response:
+        return _json(self._service.status())
+
+    async def plan(self, _request: Request) -> Response:
+        return _json(describe(await asyncio.to_thread(self._service.plan)))
+
+    async def stored_plan(self, request: Request) -> Response:
+        choice = request.path_params["plan"]
+        try:
+            found = await asyncio.to_thread(self._service.stored_plan, choice)
+        except ProfileError:
+            detail = f"there is no plan {choice} of this index; GET /v1/plans lists those there are"
+            raise ProblemError(Problem(404, "unknown-plan", "Unknown plan", detail, "plan")) from None
+        return _json(describe(found))
+
+    async def plans(self, _request: Request) -> Response:
+        return _json(await asyncio.to_thread(self._service.history))
+
+    async def tradeoff(self, _request: Request) -> Response:
+        return _json(describe(await asyncio.to_thread(plan_tradeoff, self._service.router.plan)))
+
+    async def series(self, request: Request) -> Response:
+        since_s = _number_of(request, "since", 0)
+        return Response(
+            await asyncio.to_thread(lambda: json.dumps(self._series.read(since_s), allow_nan=False)),
+            headers={"cache-control": "no-store"},
+            media_type="application/json",
+        )
+
+    async def events(self, request: Request) -> Response:
+        since, limit = _number_of(request, "since", 0), _number_of(request, "limit", 100)
+        for name, value in (("since", since), ("limit", limit)):
+            if value != int(value):
+                raise BodyError(name, f"is {value}; expected an integer")
+        return _json(await asyncio.to_thread(read_events, self._service, since=int(since), limit=int(limit)))
+
+    async def repartition(self, request: Request) -> Response:
+        options = await self._object(request, _REPARTITION)
+        apply = options.pop("apply", False)
+        if not isinstance(apply, bool):
+            raise BodyError("apply", f"is {apply!r}; expected true or false")
+        for name in sorted(set(options) - {"device_budget_bytes"}):
+            if isinstance(options[name], bool) or not isinstance(options[name], int | float):
+                raise BodyError(name, f"is {str(options[name])[:60]!r}; expected a number")
+        share = options.get("bandwidth_share", 1.0)
+        if not MIN_BANDWIDTH_SHARE <= share <= 1:
+            # With less, lists would move for hours, and nobody else could change the plan.
+            raise BodyError("bandwidth_share", f"is {share!r}; expected {MIN_BANDWIDTH_SHARE}..1")
+        budget = options.get("device_budget_bytes")
+        if isinstance(budget, list):
+            options["device_budget_bytes"] = tuple(to_bytes("device_budget_bytes", each) for each in budget)
+        elif budget is not None:
+            options["device_budget_bytes"] = to_bytes("device_budget_bytes", budget)
+        answer = await asyncio.to_thread(self._service.repartition, apply=apply, **options)
+        return _json(describe(answer))
+
+    async def drain(self, request: Request) -> Response:
+        await self._object(request, set())
+        if self._on_drain is not None:
+            self._on_drain()
+        else:
+            self._service.admission.drain()
+        return _json({"draining": True}, 202)
+
+    async def metrics(self, _request: Request) -> Response:
+        return Response(self._metrics.render(), media_type=CONTENT_TYPE)
+
+    async def livez(self, _request: Request) -> Response:
+        return Response("ok\n", media_type="text/plain")
+
+    async def readyz(self, _request: Request) -> Response:
+        if self._service.ready:
+            return Response("ok\n", media_type="text/plain")
+        return _problem(Problem(503, "not-ready", "Not ready", "warming up, or about to stop", retry_after_s=1))
+
+    async def healthz(self, _request: Request) -> Response:
+        ring = self._keyring
+        problem = None if ring is None else ring.problem
+        health = await asyncio.to_thread(health_of, self._service, problem, keys=ring is not None)
+        return _json({"ok": health.ok, **describe(health)}, 200 if health.ok else 503)
+
+
+async def _described(_request: Request) -> Response:
+    """Stands in the document for the search routes, which are reached past it."""
+    raise AssertionError("searches are answered in searching.py")
+
+
+def _caller(request: Request) -> Caller:
+    caller: Caller = request.scope[CALLER]
+    return caller

@@ -1,0 +1,265 @@
+"""Around every request, before routing and after the answer: its id, its caller, its log line, its metrics.
+
+Plain ASGI. What a route does is in ``app.py``; whatever it raises becomes a problem document here.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Protocol
+
+from hybridindex.errors import MissingDependencyError
+from hybridindex.service.auth import Caller, Keyring, Role
+from hybridindex.service.core import Service
+from hybridindex.service.http.load_shedding import Door
+from hybridindex.service.http.origin import OriginPolicy
+from hybridindex.service.http.page.files import PAGE_PATHS
+from hybridindex.service.http.problems import Problem, ProblemError, problem_of
+from hybridindex.service.observe.logs import REQUEST_ID, AccessLog
+from hybridindex.service.observe.metrics import Metrics
+
+try:
+    from starlette.requests import ClientDisconnect
+except ImportError as error:
+    raise MissingDependencyError("the daemon needs FastAPI: pip install 'hybridindex[service]'") from error
+
+__all__ = ["CALLER", "Shell", "send_problem"]
+
+_log = logging.getLogger("hybridindex.access")
+_audit = logging.getLogger("hybridindex.audit")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+#: Where the shell leaves the :class:`Caller` in a request's scope.
+CALLER = "hybridindex.caller"
+#: And queries that count as coming until the request's task begins.
+_COMING = "hybridindex.coming"
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+#: Probes of an orchestrator carry no key, and say one word; the page holds no data, and asks for a key itself.
+_OPEN = frozenset({"/livez", "/readyz"}) | PAGE_PATHS
+_ADMIN = frozenset({"/v1/repartition", "/v1/drain", "/v1/queries/recent"})
+#: Asked for all the time; logged only when something is wrong.
+_QUIET = frozenset({"/livez", "/readyz", "/healthz", "/metrics", "/v1/series", "/v1/events"}) | PAGE_PATHS
+
+
+class SearchPath(Protocol):
+    """An ASGI application that says which path it is for."""
+
+    path: str
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]: ...
+
+
+class Shell:
+    """The outermost ASGI application: everything comes through it, searches no further. On the event loop."""
+
+    def __init__(self, service: Service, metrics: Metrics, keyring: Keyring | None, search: SearchPath) -> None:
+        """``search``: asked for its path without asking the application that :meth:`around` names."""
+        self._app: Any = None
+        self._search = search
+        self._search_target = search.path.encode()
+        self._service = service
+        self._metrics = metrics
+        self._keyring = keyring
+        self._origin = OriginPolicy(host=service.config.host, keyed=keyring is not None)
+        self._door = Door(service)
+        self._access = AccessLog(_log)
+        self._ids = _RequestIds()
+        #: Queries of those who were let past before their tasks; each finds the room that it was let past for.
+        self._n_coming = 0
+
+    def around(self, app: Any) -> Shell:
+        """Has ``app`` answer whatever is no search."""
+        self._app = app
+        return self
+
+    def flush(self) -> None:
+        """Writes log lines that wait for others."""
+        self._door.flush()
+        self._access.flush()
+
+    def turn_away(self, scope: Scope, target: bytes, lines: bytes) -> bytes | None:
+        """The whole answer to a search that is refused, before there is a task for it; None: it may come in.
+
+        Whoever is let past may still be refused, by the same door.
+
+        Args:
+            scope: of a POST request on a connection that is kept, yet without its path.
+            target: as it was asked for.
+            lines: headers of each answer, as they go over the wire.
+        """
+        admission = self._service.admission
+        if not admission.n_waiting or admission.draining or self._service.traces is not None:
+            return None
+        path, _, query = target.partition(b"?")
+        if path != self._search_target:
+            return None
+        started = time.perf_counter()
+        headers = dict(scope["headers"])
+        try:
+            self._origin.check(scope, headers)
+        except ProblemError:
+            return None  # found again, and told, further in
+        if (client := self._recall(scope, headers)) is None:
+            return None
+        refusal = self._door.refusal(client, headers, query, n_coming=self._n_coming)
+        if refusal is None:
+            scope[_COMING] = coming = self._door.n_queries(headers) or 1
+            self._n_coming += coming
+            return None
+        answer = refusal.message(self._id_of(headers), lines)
+        self._metrics.count_response(self._search.path, refusal.status, time.perf_counter() - started)
+        return answer
+
+    def _id_of(self, headers: dict[bytes, bytes]) -> str:
+        shown = headers.get(b"x-request-id")
+        return self._ids.next() if shown is None or not _REQUEST_ID.fullmatch(shown) else shown.decode()
+
+    def _recall(self, scope: Scope, headers: dict[bytes, bytes]) -> str | None:
+        """Who asks, as far as is known without a look at the key file."""
+        if self._keyring is None:
+            return _address_of(scope)
+        shown = headers.get(b"authorization")
+        caller = self._keyring.recall(None if shown is None else shown.decode("latin-1"))
+        return None if caller is None else caller.name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        self._n_coming -= scope.pop(_COMING, 0)
+        started = time.perf_counter()
+        headers = dict(scope["headers"])
+        request_id = self._id_of(headers)
+        token = REQUEST_ID.set(request_id)
+        traces = self._service.traces
+        try:
+            if traces is None or scope["path"] in _QUIET:
+                await self._answer(scope, receive, send, headers, request_id, started)
+                return
+            with traces.request(scope["method"], headers, request_id) as span:
+                status = await self._answer(scope, receive, send, headers, request_id, started)
+                traces.describe(span, scope["method"], _route_of(scope), status)
+        finally:
+            REQUEST_ID.reset(token)
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes], request_id: str, started: float
+    ) -> int:
+        """The status of the answer; 0 where none was begun."""
+        answer = _Stamped(send, request_id, self._service)
+        caller: Caller | None = None
+        refused = False
+        try:
+            self._origin.check(scope, headers)
+            scope[CALLER] = caller = self._identify(scope, headers)
+            if scope["path"] != self._search.path or scope["method"] != "POST":
+                await self._app(scope, receive, answer)
+            else:
+                scope["route"], scope["path_params"] = self._search, {}
+                refusal = self._door.refusal(caller.name, headers, scope["query_string"])
+                refused = refusal is not None
+                if refusal is None:
+                    await self._search(scope, receive, answer)
+                else:
+                    await _send_whole(refusal.status, refusal.headers, refusal.body(request_id), answer)
+        except ClientDisconnect:
+            answer.status = answer.status or 499
+        except Exception as error:  # noqa: BLE001 - the client gets an answer, the log the reason
+            problem = problem_of(error)
+            if problem.status == 500:
+                _log.exception("a request failed")
+            if not answer.status:
+                await _send_whole(problem.status, problem.headers(), problem.body(request_id), answer)
+        finally:
+            seconds = time.perf_counter() - started
+            if refused:
+                # The door logs them together.
+                self._metrics.count_response(self._search.path, answer.status, seconds)
+            else:
+                self._note(scope, caller, answer.status, request_id, seconds)
+        return answer.status
+
+    def _identify(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
+        path = scope["path"]
+        if self._keyring is None or path in _OPEN:
+            return Caller(name=_address_of(scope), role=Role.ADMIN if self._keyring is None else Role.SEARCH)
+        shown = headers.get(b"authorization")
+        caller = self._keyring.identify(None if shown is None else shown.decode("latin-1"))
+        if path in _ADMIN and caller.role is not Role.ADMIN:
+            _audit.warning("refused", extra={"action": path, "client": caller.name, "outcome": 403})
+            raise ProblemError(Problem(403, "forbidden", "Forbidden", "this needs a key with the role admin"))
+        return caller
+
+    def _note(self, scope: Scope, caller: Caller | None, status: int, request_id: str, seconds: float) -> None:
+        route = _route_of(scope)
+        self._metrics.count_response(route, status, seconds)
+        client = caller.name if caller is not None else "unknown"
+        if scope["path"] in _ADMIN and caller is not None and caller.role is Role.ADMIN:
+            _audit.info("admin call", extra={"action": scope["path"], "client": client, "outcome": status})
+        if route in _QUIET and status < 400:
+            return
+        fields = {"method": scope["method"], "route": route, "status": status, "ms": round(seconds * 1e3, 3)}
+        self._access.note("request", {**fields, "client": client, "request_id": request_id})
+
+
+class _Stamped:
+    """The ``send`` of one request: puts its id on the answer, and remembers the status."""
+
+    __slots__ = ("_request_id", "_send", "_service", "status")
+
+    def __init__(self, send: Send, request_id: str, service: Service) -> None:
+        self._send = send
+        self._request_id = request_id
+        self._service = service
+        #: 0 until the answer begins.
+        self.status = 0
+
+    def __call__(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            stamped = [*message["headers"], (b"x-request-id", self._request_id.encode())]
+            if self._service.admission.draining:
+                stamped.append((b"connection", b"close"))
+            message = {**message, "headers": stamped}
+        return self._send(message)
+
+
+class _RequestIds:
+    """Ids for those who send none: random, from the system's source, many with one call."""
+
+    def __init__(self) -> None:
+        self._left: list[str] = []
+
+    def next(self) -> str:
+        if not self._left:
+            text = secrets.token_hex(8 * 256)
+            self._left = [text[at : at + 16] for at in range(0, len(text), 16)]
+        return self._left.pop()
+
+
+def _address_of(scope: Scope) -> str:
+    return (scope.get("client") or ("",))[0] or "local"
+
+
+def _route_of(scope: Scope) -> str:
+    """The template that was matched: no label may hold what a client made up."""
+    route: str = getattr(scope.get("route"), "path", "unmatched")
+    return route
+
+
+async def _send_whole(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, send: Send) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_problem(problem: Problem, request_id: str, send: Send) -> None:
+    """A problem document as a whole answer, where no shell is around."""
+    await _send_whole(problem.status, problem.headers(), problem.body(request_id), send)

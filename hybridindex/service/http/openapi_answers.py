@@ -1,0 +1,280 @@
+"""What the OpenAPI document says of answers: a closed schema for each, so that a test can hold every answer to it.
+
+What a refresher tells (its status, proposals, outcomes) is its own; of that only the type is said. Bodies are in
+``openapi.py``.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from hybridindex.answer_codec import ANSWER_TYPE
+from hybridindex.partitioner.tradeoff import TradeoffPoint
+from hybridindex.router.batch.stats import RouterStats
+from hybridindex.router.devices.usage import ArenaUse
+from hybridindex.router.session import SessionStats
+from hybridindex.service.observe.series import Sample
+from hybridindex.service.status import Check
+from hybridindex.store.records import PlanSummary, ProfileSummary
+
+__all__ = [
+    "DRAINING",
+    "EVENTS",
+    "HEALTH",
+    "PLAN",
+    "PLANS",
+    "RECENT",
+    "REPARTITIONED",
+    "SEARCHED",
+    "SERIES",
+    "SESSION_OPENED",
+    "SESSION_STATS",
+    "STARTED",
+    "STATUS",
+    "STORED_PLAN",
+    "TRADEOFF",
+    "answer",
+    "closed",
+]
+
+Schema = dict[str, Any]
+
+_INTEGER: Schema = {"type": "integer"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_NUMBER: Schema = {"type": "number"}
+_SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
+_TEXT: Schema = {"type": "string"}
+_YES: Schema = {"type": "boolean"}
+#: Something whose form is not the daemon's to promise.
+_ANY_OBJECT: Schema = {"type": "object"}
+
+
+def closed(properties: dict[str, Schema], optional: tuple[str, ...] = ()) -> Schema:
+    """An object with these keys and no others."""
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def answer(schema: Schema, description: str, example: Any = None) -> Schema:
+    """A response of one JSON document."""
+    media = {"schema": schema} if example is None else {"schema": schema, "example": example}
+    return {"description": description, "content": {"application/json": media}}
+
+
+def _nullable(schema: Schema) -> Schema:
+    return {"oneOf": [schema, {"type": "null"}]}
+
+
+def _array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _described(kind: Any) -> Schema:
+    """The schema of what :func:`hybridindex.service.status.describe` makes of a value of this type."""
+    if get_origin(kind) is Mapping:
+        return {"type": "object", "additionalProperties": _described(get_args(kind)[1])}
+    if get_origin(kind) in (Union, types.UnionType):
+        (only,) = [part for part in get_args(kind) if part is not type(None)]
+        return _nullable(_described(only))
+    known = {bool: _YES, int: _INTEGER, str: _TEXT, float: {"type": ["number", "null"]}}
+    if kind in known:
+        return known[kind]
+    hints = get_type_hints(kind)
+    return closed({f.name: _described(hints[f.name]) for f in fields(kind) if not f.name.startswith("_")})
+
+
+def _plan_summary() -> Schema:
+    counts, numbers = ("device_bytes", "n_resident", "n_devices", "batch"), ("slo_ms", "coverage", "coverage_bytes")
+    maybe = ("predicted_latency_ms", "rate_qps", "max_sustainable_qps", "nearest_slo_ms")
+    return closed(
+        {
+            "verdict": {"enum": ["feasible", "infeasible"]},
+            "reason": _TEXT,
+            **dict.fromkeys(counts, _COUNT),
+            **dict.fromkeys(numbers, _NUMBER),
+            "predicted_hit_rate": _SHARE,
+            **dict.fromkeys(maybe, _nullable(_NUMBER)),
+            "hit_rate_model": _TEXT,
+            "host_model": _TEXT,
+        }
+    )
+
+
+_GAIN = closed(
+    {
+        "latency_ms": _nullable(_NUMBER),
+        "hit_rate": _NUMBER,
+        "device_bytes": _INTEGER,
+        "batch": _COUNT,
+    },
+    optional=("latency_ms", "hit_rate", "device_bytes", "batch"),
+)
+
+SEARCHED: Schema = {
+    "description": "Neighbours, best first. An empty place has id -1 and a null distance.",
+    "content": {
+        "application/json": {
+            "schema": closed(
+                {
+                    "ids": _array(_array({"type": "integer", "minimum": -1})),
+                    "distances": _array(_array(_nullable(_NUMBER))),
+                    "nprobe_used": _array({"type": "integer", "minimum": 1}),
+                    "hit_rate": _array(_SHARE),
+                }
+            ),
+            "example": {"ids": [[17, 4]], "distances": [[0.11, 0.36]], "nprobe_used": [64], "hit_rate": [0.83]},
+        },
+        ANSWER_TYPE: {"schema": {"type": "string", "format": "binary"}},
+    },
+}
+SESSION_OPENED = answer(
+    closed({"session": {"type": "string", "pattern": "^[A-Za-z0-9_-]{32}$"}, "ttl_s": {**_NUMBER, "minimum": 0}}),
+    "It ends when nobody has used it for ttl_s",
+)
+SESSION_STATS = answer(_described(SessionStats), "What lookahead did for this session")
+STARTED = answer(closed({"started": {"const": True}}), "Lists begin to move")
+DRAINING = answer(closed({"draining": {"const": True}}), "The daemon finishes and stops")
+HEALTH = answer(closed({"ok": _YES, "checks": _array(_described(Check))}), "Everything that was looked at")
+PLAN = answer(
+    closed({"plan_id": _nullable(_INTEGER), "plan": _nullable(_plan_summary()), "explanation": _TEXT}),
+    "The plan in force; null where the host scans everything",
+)
+STORED_PLAN = answer(
+    closed({"plan_id": _INTEGER, "plan": _plan_summary(), "explanation": _TEXT}), "A plan and why it is as it is"
+)
+RECENT = answer(
+    closed({"offered": _COUNT, "kept": _COUNT}),
+    "How many were given, and how many recent queries are kept now",
+    {"offered": 1, "kept": 1},
+)
+PLANS = answer(
+    closed(
+        {
+            "current": _nullable(_INTEGER),
+            "plans": _array(_described(PlanSummary)),
+            "profiles": _array(_described(ProfileSummary)),
+            "applied": _array(closed({"at": _TEXT, "plan_id": _INTEGER})),
+        }
+    ),
+    "Stored plans in the order of saving, and when each was applied",
+)
+REPARTITIONED = answer(
+    {
+        "oneOf": [
+            closed(
+                {
+                    "applied": _YES,
+                    "plan": _plan_summary(),
+                    "current": _nullable(_plan_summary()),
+                    "lists_to_move": _COUNT,
+                    "bytes_to_move": _COUNT,
+                    "lists_to_drop": _COUNT,
+                    "gain": _GAIN,
+                    "plan_id": _INTEGER,
+                    "unplaced_lists": _COUNT,
+                },
+                optional=("plan_id", "unplaced_lists"),
+            ),
+            closed({"applied": _YES, "proposal": _ANY_OBJECT, "outcome": _nullable(_ANY_OBJECT)}),
+        ]
+    },
+    "What changes, or would; the second form where a refresher proposes",
+)
+STATUS = answer(
+    closed(
+        {
+            "index": closed(
+                {
+                    **dict.fromkeys(("fingerprint", "metric", "codec", "host_scanner"), _TEXT),
+                    **dict.fromkeys(("count", "dim", "nlist", "nprobe"), _COUNT),
+                }
+            ),
+            "ready": _YES,
+            "draining": _YES,
+            "uptime_s": {**_NUMBER, "minimum": 0},
+            "slo_ms": _nullable(_NUMBER),
+            "plan_id": _nullable(_INTEGER),
+            "expected_hit_rate": _nullable(_SHARE),
+            "residency": closed({"version": _COUNT, "lists": _COUNT}),
+            "devices": _array(
+                closed(
+                    {
+                        "name": _TEXT,
+                        "usable": _YES,
+                        "disabled_reason": _nullable(_TEXT),
+                        "failed": _YES,
+                        **dict.fromkeys(("failures", "resident_bytes", "moved_bytes"), _COUNT),
+                    }
+                )
+            ),
+            "router": {
+                **(router := _described(RouterStats)),
+                "properties": {**router["properties"], "hit_rate": _SHARE},
+                "required": [*router["required"], "hit_rate"],
+            },
+            "queue": closed(
+                {
+                    **dict.fromkeys(("waiting", "in_flight", "limit"), _COUNT),
+                    "refused": closed(dict.fromkeys(("client", "queue", "draining", "deadline"), _COUNT)),
+                }
+            ),
+            "sessions": closed({"open": _COUNT, "expired": _COUNT}),
+            "refresher": _nullable(_ANY_OBJECT),
+        }
+    ),
+    "What is served, where lists are, what waits",
+)
+SERIES = answer(
+    closed(
+        {
+            "now_s": _NUMBER,
+            "clock_s": _NUMBER,
+            "samples": closed(
+                {f.name: _array(_nullable(_NUMBER)) for f in fields(Sample) if f.name != "devices"},
+            ),
+            "devices": _array(
+                closed(
+                    {
+                        "name": _TEXT,
+                        "disabled_reason": _nullable(_TEXT),
+                        "failures": _COUNT,
+                        "usable": _array(_YES),
+                        **{f.name: _array(_COUNT) for f in fields(ArenaUse) if f.name not in ("name", "usable")},
+                        "context_bytes": _array(_nullable(_COUNT)),
+                    }
+                )
+            ),
+            "plan_id": _nullable(_INTEGER),
+            "ready": _YES,
+            "draining": _YES,
+            "refresher": _nullable(_ANY_OBJECT),
+        }
+    ),
+    "Columns of equal length, oldest first: single seconds for ten minutes, ten in one for the rest of an hour; "
+    "clock_s is now on the clock of the refresher's windows",
+)
+EVENTS = answer(
+    closed({"events": _array(closed({"id": _COUNT, "at": _TEXT, "kind": _TEXT, "payload": _ANY_OBJECT}))}),
+    "The newest events, oldest first",
+    {"events": [{"id": 3, "at": "2026-01-05T10:00:00+00:00", "kind": "plan_applied", "payload": {"plan_id": 2}}]},
+)
+_POINT = closed({f.name: _NUMBER for f in fields(TradeoffPoint)})
+TRADEOFF = answer(
+    _nullable(
+        closed(
+            {
+                "points": _array(_POINT),
+                "chosen": _POINT,
+                "batch": _COUNT,
+                "percentile": _NUMBER,
+                **dict.fromkeys(("target_ms", "slo_ms"), _NUMBER),
+                "budget_bytes": _COUNT,
+                "rate_qps": _nullable(_NUMBER),
+            }
+        )
+    ),
+    "The curve that the plan was chosen on; null without a plan",
+)

@@ -1,0 +1,121 @@
+"""Errors as problem documents (RFC 9457): which status, which words, what to tell nobody.
+
+A client is told what it did wrong, by field. What went wrong inside is for the log, under the request's id.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from hybridindex.errors import (
+    AccessDeniedError,
+    DeadlineExceededError,
+    DeviceError,
+    InvalidInputError,
+    OverloadedError,
+    ProfileError,
+    RefreshError,
+    RouterClosedError,
+    StoreError,
+    UnknownSessionError,
+)
+from hybridindex.service.http.wire import BodyError
+
+__all__ = ["PROBLEM_TYPE", "Problem", "ProblemError", "problem_of"]
+
+PROBLEM_TYPE = "application/problem+json"
+_FIELD = re.compile(r"[a-z][a-z_]*")
+
+
+class Problem:
+    """One problem document and its HTTP status."""
+
+    def __init__(
+        self,
+        status: int,
+        name: str,
+        title: str,
+        detail: str,
+        field: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        self.status = status
+        self.name = name
+        self.title = title
+        self.detail = detail
+        self.field = field
+        self.retry_after_s = retry_after_s
+
+    def body(self, request_id: str) -> bytes:
+        data: dict[str, Any] = {
+            "type": f"urn:hybridindex:problem:{self.name}",
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            "request_id": request_id,
+        }
+        if self.field is not None:
+            data["field"] = self.field
+        if self.retry_after_s is not None:
+            data["retry_after_s"] = self.retry_after_s
+        return json.dumps(data).encode()
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        found = [(b"content-type", PROBLEM_TYPE.encode()), (b"cache-control", b"no-store")]
+        if self.retry_after_s is not None:
+            # HTTP has whole seconds, in which a queue may be empty again; several clients know the other.
+            found.append((b"retry-after", b"%d" % math.ceil(self.retry_after_s)))
+            found.append((b"retry-after-ms", b"%d" % math.ceil(1e3 * self.retry_after_s)))
+        if self.status == 401:
+            found.append((b"www-authenticate", b'Bearer realm="hybridindex"'))
+        return found
+
+
+class ProblemError(Exception):
+    """Carries a problem that no error of the library stands for."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+
+
+def problem_of(error: BaseException) -> Problem:
+    """What a client is told about ``error``."""
+    if isinstance(error, ProblemError):
+        return error.problem
+    if isinstance(error, BodyError):
+        names = {413: ("too-large", "Too large"), 415: ("media-type", "Media type not supported")}
+        name, title = names.get(error.status, ("invalid-input", "Invalid input"))
+        return Problem(error.status, name, title, str(error), error.field)
+    if isinstance(error, OverloadedError):
+        if error.own_share:
+            return Problem(429, "too-many-requests", "Too many requests", str(error), retry_after_s=error.retry_after_s)
+        return Problem(503, "overloaded", "Overloaded", str(error), retry_after_s=error.retry_after_s)
+    if isinstance(error, RouterClosedError):
+        return Problem(503, "overloaded", "Overloaded", "the daemon is about to stop", retry_after_s=1)
+    if isinstance(error, RefreshError):
+        detail = "an update of the plan is under way or being verified; ask again when it has ended"
+        return Problem(503, "overloaded", "Overloaded", detail, retry_after_s=5)
+    if isinstance(error, DeviceError):
+        return Problem(409, "device-failed", "Device failed", "a device has failed; GET /healthz says which")
+    if isinstance(error, DeadlineExceededError):
+        return Problem(504, "deadline", "Deadline exceeded", str(error), "deadline_ms")
+    if isinstance(error, UnknownSessionError):
+        return Problem(404, "unknown-session", "Unknown session", str(error), "session")
+    if isinstance(error, AccessDeniedError):
+        return Problem(401, "access-denied", "Access denied", str(error))
+    if isinstance(error, InvalidInputError):
+        # By our rule a message begins with the field that it is about.
+        named = _FIELD.match(str(error))
+        return Problem(400, "invalid-input", "Invalid input", str(error), named[0] if named else None)
+    if isinstance(error, StoreError):
+        words = "the control store does not take or give what this needs; GET /healthz and the log say why"
+        return Problem(507, "store", "Control store unavailable", words)
+    if isinstance(error, ProfileError):
+        return Problem(409, "no-profile", "No usable profile", "there is no profile that this needs; see the log")
+    return Problem(
+        500, "internal", "Internal error", "something went wrong inside; the log says what, under this request id"
+    )

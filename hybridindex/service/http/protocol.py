@@ -1,0 +1,189 @@
+"""uvicorn's HTTP protocols with an end to patience: for headers that do not come, or do not end, and for answers that
+are not taken.
+
+Two of them: on h11, and on httptools where that is installed (the extra ``speed``), which takes less time and can turn
+a request away before there is a task for it. Bodies that do not come are :mod:`hybridindex.service.http.bodies`'
+business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from hybridindex.errors import MissingDependencyError
+
+try:
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ImportError as error:
+    raise MissingDependencyError("the daemon needs uvicorn: pip install 'hybridindex[service]'") from error
+
+if TYPE_CHECKING:
+    # The half of a protocol that the other half stands on; both of uvicorn's have the same.
+    _Protocol = H11Protocol
+else:
+    _Protocol = object
+
+__all__ = ["MAX_HEAD_BYTES", "PatientProtocol", "TurnAway", "choose_protocol"]
+
+#: Given the scope of a POST request with its target, and header lines that each answer has: a whole answer that keeps
+#: the connection, or None, where the request may come in.
+TurnAway = Callable[[MutableMapping[str, Any], bytes, bytes], bytes | None]
+
+#: Of a request's line and headers, beside what comes in one piece. h11 has a limit, which is set to this; httptools has
+#: none of its own.
+MAX_HEAD_BYTES = 1 << 16
+
+
+class _OneWrite:
+    """A transport that keeps the head of an answer back until its body comes: one system call and one packet for both.
+
+    uvicorn writes them apart, and event loops send what they can at once.
+    """
+
+    __slots__ = ("_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            data, self._head = self._head + data, b""
+        elif data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1") and data.endswith(b"\r\n\r\n"):
+            self._head = data
+            return
+        self._transport.write(data)
+
+    def close(self) -> None:
+        if self._head:
+            self.write(b"")
+        self._transport.close()
+
+
+class _Patience(_Protocol):
+    """Closes a connection on which a request's headers, or the taking of its answer, last longer than the keep-alive
+    time. (uvicorn itself only ends connections that say nothing at all after an answer.)"""
+
+    _late: asyncio.TimerHandle | None = None
+    #: When a request was last turned away.
+    _turned_s = -math.inf
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(_OneWrite(transport))  # type: ignore[arg-type]
+        self._wait_for_headers()
+
+    def data_received(self, data: bytes) -> None:
+        if self._between_requests():
+            self._wait_for_headers()
+        super().data_received(data)
+        if not self._between_requests():
+            self._stop_waiting()
+
+    def _between_requests(self) -> bool:
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def _wait_for_headers(self) -> None:
+        if self._late is None:
+            self._late = self.loop.call_later(self.timeout_keep_alive, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _give_up(self) -> None:
+        self._late = None
+        left_s = self._turned_s + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            # One timer for all that are turned away, not one for each.
+            self._late = self.loop.call_later(left_s, self._give_up)
+        elif self._between_requests() and not self.transport.is_closing():
+            self.transport.close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        # close() would wait for a client that never reads the rest.
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def connection_lost(self, exc: Exception | None) -> Any:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+
+class PatientProtocol(_Patience, H11Protocol):
+    """On h11."""
+
+
+def choose_protocol(turn_away: TurnAway) -> type[asyncio.Protocol]:
+    """The faster one that is installed. ``turn_away``: asked first there, not on h11."""
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    except ImportError:
+        return PatientProtocol
+
+    class FastPatientProtocol(_Patience, HttpToolsProtocol):  # type: ignore[misc]
+        """On httptools, with a limit to headers: what came with their first bytes, and 64 KiB more."""
+
+        _in_head = False
+        _head_bytes = 0
+        #: The body of a request that was turned away is on its way.
+        _skipping = False
+
+        def data_received(self, data: bytes) -> None:
+            was_in_head = self._in_head
+            super().data_received(data)
+            if was_in_head and self._in_head:
+                self._head_bytes += len(data)
+                if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                    self.send_400_response("headers are too large")
+
+        def on_message_begin(self) -> None:
+            self._in_head, self._head_bytes = True, 0
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self._in_head = False
+            answer = self._turned_away() if self.parser.get_method() == b"POST" else None
+            if answer is None:
+                super().on_headers_complete()
+                return
+            self._skipping = True
+            self._turned_s = self.loop.time()
+            self.server_state.total_requests += 1
+            self.transport.write(answer)
+
+        def _turned_away(self) -> bytes | None:
+            """Not while an answer is due or waits to be taken, nor on a connection that ends with this request."""
+            if (
+                not self._between_requests()
+                or self.flow.write_paused
+                or self.transport.is_closing()
+                or self.parser.get_http_version() != "1.1"
+                or not self.parser.should_keep_alive()
+                or self.parser.should_upgrade()
+            ):
+                return None
+            lines = b"".join([b"%b: %b\r\n" % line for line in self.server_state.default_headers])
+            scope: Any = self.scope
+            scope["method"] = "POST"
+            return turn_away(scope, self.url, lines)
+
+        def on_body(self, body: bytes) -> None:
+            if not self._skipping:
+                super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            if self._skipping:
+                self._skipping = False
+            else:
+                super().on_message_complete()
+
+    return FastPatientProtocol

@@ -1,0 +1,101 @@
+"""The search routes, as plain ASGI: from a body to a call of the service, and from its result to an answer.
+
+These two are asked thousands of times a second; going without a framework's request and response objects halves what
+they cost beside the search. Errors are raised, and become problem documents in ``shell.py``; all other routes are in
+``app.py``, what the OpenAPI document says about these too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from functools import lru_cache
+from urllib.parse import parse_qsl
+
+from hybridindex.answer_codec import ANSWER_TYPE, encode_answer
+from hybridindex.service.core import Service
+from hybridindex.service.http.bodies import media_type, read_body
+from hybridindex.service.http.middleware import CALLER, Receive, Scope, Send
+from hybridindex.service.http.wire import BodyError, SearchRequest, accepts_binary, parse_search, to_json_answer
+from hybridindex.service.observe.metrics import Metrics
+from hybridindex.types import SearchResult
+
+__all__ = ["SearchRoute", "options_of"]
+
+#: Larger JSON is parsed and written on a thread.
+_LARGE_BYTES = 1 << 20
+#: Longer headers and query strings are read anew each time.
+_SHORT = 256
+_BINARY = (b"content-type", ANSWER_TYPE.encode())
+_JSON = (b"content-type", b"application/json")
+
+
+class SearchRoute:
+    """``POST /v1/search``, and the same within a session where the path names one. On the event loop."""
+
+    path = "/v1/search"
+
+    def __init__(self, service: Service, metrics: Metrics) -> None:
+        self._service = service
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        body = await read_body(headers, receive, self._service.config.limits)
+        began = time.perf_counter()
+        asked = await self._parse(body, media_type(headers), options_of(scope))
+        self._metrics.time_stage("parse", time.perf_counter() - began)
+        session = scope["path_params"].get("session")
+        result = await self._service.search(asked, scope[CALLER].name, session)
+        began = time.perf_counter()
+        binary = _binary(headers.get(b"accept", b""))
+        answer = encode_answer(result) if binary else await _to_json(result)
+        self._metrics.time_stage("encode", time.perf_counter() - began)
+        length = (b"content-length", str(len(answer)).encode())
+        await send({"type": "http.response.start", "status": 200, "headers": [_BINARY if binary else _JSON, length]})
+        await send({"type": "http.response.body", "body": answer})
+
+    async def _parse(self, body: bytes, kind: str, options: dict[str, str]) -> SearchRequest:
+        index = self._service.index
+        arguments = (body, kind, options, self._service.config.limits, index.dim, index.nlist)
+        # float32 bodies are only looked at here; JSON is work.
+        if len(body) > _LARGE_BYTES and kind == "application/json":
+            return await asyncio.to_thread(parse_search, *arguments)
+        return parse_search(*arguments)
+
+
+async def _to_json(result: SearchResult) -> bytes:
+    if result.ids.nbytes > _LARGE_BYTES:
+        return await asyncio.to_thread(lambda: json.dumps(to_json_answer(result)).encode())
+    return json.dumps(to_json_answer(result)).encode()
+
+
+def _binary(accept: bytes) -> bool:
+    read = _accepts if len(accept) <= _SHORT else _accepts.__wrapped__
+    return read(accept)
+
+
+@lru_cache(maxsize=256)
+def _accepts(accept: bytes) -> bool:
+    return accepts_binary(accept.decode("latin-1"))
+
+
+def options_of(scope: Scope) -> dict[str, str]:
+    """The query string. Not to be changed: the next request may get the same one.
+
+    Raises:
+        BodyError: it names an option twice.
+    """
+    text: bytes = scope["query_string"]
+    read = _options if len(text) <= _SHORT else _options.__wrapped__
+    return read(text)
+
+
+@lru_cache(maxsize=1024)
+def _options(text: bytes) -> dict[str, str]:
+    pairs = parse_qsl(text.decode("latin-1"), keep_blank_values=True)
+    options = dict(pairs)
+    if len(options) != len(pairs):
+        raise BodyError("query string", "names an option twice")
+    return options

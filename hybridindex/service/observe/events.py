@@ -1,0 +1,73 @@
+"""What happened to one service, from its control store: plans applied, stages of a refresh, devices lost and back.
+
+Events are recorded where things happen; here are those of devices, which nobody else records, and the reading.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from hybridindex.errors import StoreError
+from hybridindex.service.core import Service
+from hybridindex.service.http.wire import BodyError
+
+__all__ = ["DEVICE_FAILED", "DEVICE_RECOVERED", "MAX_EVENTS", "DeviceWatch", "read_events"]
+
+_log = logging.getLogger(__name__)
+
+DEVICE_FAILED = "device_failed"
+DEVICE_RECOVERED = "device_recovered"
+#: Most events of one answer.
+MAX_EVENTS = 200
+#: PostgreSQL's largest id.
+_LAST_ID = 2**31 - 1
+
+
+class DeviceWatch:
+    """Records each failure and recovery of a device once. ``look`` on one thread at a time."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        # As they were before the start: a device that failed then is an event, too.
+        self._seen = [(0, False) for _ in service.router.devices]
+        #: Events that the store did not take.
+        self.store_errors = 0
+
+    def look(self) -> None:
+        """Compares the devices with the last look."""
+        for number, tier in enumerate(self._service.router.devices):
+            # One that turned out never to have room has not come back.
+            out = tier.failure is not None or bool(tier.disabled_reason)
+            before, now = self._seen[number], (tier.n_failures, out)
+            self._seen[number] = now
+            if now[0] > before[0]:
+                self._record(DEVICE_FAILED, tier.label, now[0])
+            if (before[1] or now[0] > before[0]) and not now[1]:
+                self._record(DEVICE_RECOVERED, tier.label, now[0])
+
+    def _record(self, kind: str, device: str, failures: int) -> None:
+        service = self._service
+        try:
+            service.store.record_event(
+                kind, {"index": service.index.fingerprint, "device": device, "failures": failures}
+            )
+        except StoreError as error:
+            self.store_errors += 1
+            _log.warning("%s of device %s could not be recorded: %s", kind, device, error)
+
+
+def read_events(service: Service, *, since: int, limit: int) -> dict[str, Any]:
+    """For ``GET /v1/events``: the newest events of this index with an id above ``since``, oldest first.
+
+    Raises:
+        BodyError: ``since`` below 0, or ``limit`` not 1 to 200. StoreError: the store cannot be read.
+    """
+    if since < 0:
+        raise BodyError("since", f"is {since}; expected the id of an event, or 0")
+    if not 1 <= limit <= MAX_EVENTS:
+        raise BodyError("limit", f"is {limit}; expected an integer 1..{MAX_EVENTS}")
+    found = service.store.list_events(
+        index_fingerprint=service.index.fingerprint, after_id=min(since, _LAST_ID), limit=limit
+    )
+    return {"events": [{"id": e.id, "at": e.at, "kind": e.kind, "payload": dict(e.payload)} for e in found[::-1]]}

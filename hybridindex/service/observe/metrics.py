@@ -1,0 +1,204 @@
+"""Prometheus metrics of one service. Latencies are observed as they come; everything else is read when it is scraped.
+
+Stages of a request: ``parse``, ``queue`` (admission), ``search`` (all that the router does) and ``encode``. Stages of
+the router's batches: those of :mod:`hybridindex.router.batch.stages`; its queue is ``batch_queue`` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hybridindex.errors import MissingDependencyError
+from hybridindex.router.batch.stages import LOOKAHEAD_WAIT, BatchReport, StageSum
+from hybridindex.service.core import Observation, Service
+from hybridindex.service.status import describe
+
+try:
+    from prometheus_client import CollectorRegistry, Counter, generate_latest
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise MissingDependencyError("metrics need prometheus-client: pip install 'hybridindex[service]'") from error
+
+from hybridindex.service.observe.histograms import Buckets, Histogram
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+__all__ = ["CONTENT_TYPE", "Metrics"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+#: Stages may be far shorter than requests.
+_STAGE_SECONDS = (0.00005, 0.0001, 0.00025, *_SECONDS)
+_QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+_TENTHS = tuple(i / 10 for i in range(1, 11))
+_PREFIX = "hybridindex_"
+
+
+class Metrics:
+    """Owner of one registry. ``observe`` and ``count_response`` on the event loop, the others on any thread."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._registry = CollectorRegistry()
+        self._stages = Histogram(
+            f"{_PREFIX}stage_seconds",
+            "Time by stage: of a request (parse, queue, search, encode) or of a batch of the router.",
+            _STAGE_SECONDS,
+            "stage",
+        )
+        self._latency = Histogram(
+            f"{_PREFIX}request_seconds", "Time from a request's arrival to its answer, by route.", _SECONDS, "route"
+        )
+        self._responses = Counter(
+            f"{_PREFIX}responses_total", "Answers by route and status.", ["route", "status"], registry=self._registry
+        )
+        sizes = Histogram(f"{_PREFIX}request_queries", "Queries per search request.", _QUERIES)
+        hit_rates = Histogram(f"{_PREFIX}hit_rate", "Mean hit rate by bytes of each request.", _TENTHS)
+        self._sizes, self._hit_rate = sizes.of(), hit_rates.of()
+        for family in (self._stages, self._latency, sizes, hit_rates):
+            self._registry.register(family)
+        self._met = Counter(
+            f"{_PREFIX}slo_met_total", "Searches answered within the SLO, waiting included.", registry=self._registry
+        )
+        self._judged = Counter(
+            f"{_PREFIX}slo_judged_total", "Searches answered while an SLO was in force.", registry=self._registry
+        )
+        self._lowered = Counter(
+            f"{_PREFIX}overload_lowered_total", "Searches whose nprobe a full queue lowered.", registry=self._registry
+        )
+        # Looking a label up takes longer than counting.
+        self._stage = {name: self._stages.of(name) for name in ("parse", "queue", "search", "encode", "batch_queue")}
+        self._of_route: dict[tuple[str, int], tuple[Counter, Buckets]] = {}
+        self._registry.register(_Readings(service))
+        service.on_search.append(self.observe)
+        service.router.on_batch.append(self.observe_batch)
+
+    def observe(self, seen: Observation) -> None:
+        """Takes one answered search into account."""
+        self._stage["queue"].observe(seen.queue_s)
+        self._stage["search"].observe(seen.search_s)
+        self._sizes.observe(len(seen.queries))
+        self._hit_rate.observe(seen.hit_rate_sum / len(seen.queries))
+        if seen.lowered:
+            self._lowered.inc()
+        slo_ms = self._service.slo_ms
+        if slo_ms is not None:
+            self._judged.inc()
+            if seen.latency_s * 1e3 <= slo_ms:
+                self._met.inc()
+
+    def observe_batch(self, seen: BatchReport) -> None:
+        """Takes one batch of the router into account."""
+        for waited in seen.queue_s:
+            self._stage["batch_queue"].observe(waited)
+        for time in seen.stages:
+            stage = self._stage.get(time.stage)
+            if stage is None:
+                # As many as there are stages and devices. Two threads may both come here: they find the same one.
+                stage = self._stage[time.stage] = self._stages.of(time.stage)
+            stage.observe(time.busy_s)
+
+    def time_stage(self, stage: str, seconds: float) -> None:
+        """``stage``: "parse" or "encode"."""
+        self._stage[stage].observe(seconds)
+
+    def count_response(self, route: str, status: int, seconds: float) -> None:
+        """One answer of any kind; ``route`` is a template, never a path as it was asked for."""
+        known = self._of_route.get((route, status))
+        if known is None:
+            known = self._responses.labels(route, str(status)), self._latency.of(route)
+            self._of_route[route, status] = known
+        known[0].inc()
+        known[1].observe(seconds)
+
+    def render(self) -> bytes:
+        """The text format."""
+        return generate_latest(self._registry)
+
+
+class _Readings(Collector):
+    """What is read from the service at a scrape."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def describe(self) -> list[Metric]:
+        return []  # registering must not read the service
+
+    def collect(self) -> Iterator[Metric]:
+        service = self._service
+        yield from self._router(service)
+        yield from self._devices(service)
+        yield from self._queue(service)
+        refresher = service.refresher
+        if refresher is not None:
+            state = GaugeMetricFamily(f"{_PREFIX}refresher_state", "1 for the state of drift.", labels=["state"])
+            state.add_metric([str(describe(refresher.status()).get("drift_state", "unknown"))], 1)
+            yield state
+
+    def _router(self, service: Service) -> Iterator[Metric]:
+        stats, plan = service.router.stats(), service.router.plan
+        waits = stats.stages.get(LOOKAHEAD_WAIT, StageSum(count=0, seconds=0.0))
+        for name, text, value in (
+            ("searches", "Requests that the router took.", stats.requests),
+            ("queries", "Queries that the router took.", stats.queries),
+            ("batches", "Batches; queries over batches is the mean batch.", stats.batches),
+            ("host_work_bytes", "Code bytes that queries probed on the host.", stats.host_work_bytes),
+            ("device_work_bytes", "Code bytes that queries probed on devices.", stats.device_work_bytes),
+            ("device_fallbacks", "Batch parts that the host scanned for a device.", stats.device_fallbacks),
+            ("nprobe_lowered", "Requests whose nprobe a deadline lowered.", stats.nprobe_lowered),
+            ("lookahead_bytes", "Bytes that lookahead moved.", stats.lookahead_bytes),
+            ("lookahead_waits", "Searches of sessions that waited for lists on their way.", waits.count),
+            ("lookahead_wait_seconds", "Seconds of these waits.", waits.seconds),
+            ("device_recoveries", "Devices that came back.", stats.device_recoveries),
+            ("device_slowdowns", "Failures of devices by being slow.", stats.device_slowdowns),
+        ):
+            yield CounterMetricFamily(f"{_PREFIX}{name}", text, value=value)
+        for name, text, reading in (
+            ("largest_batch", "Most queries in one batch.", stats.largest_batch),
+            ("hit_rate_observed", "Part of the scan work that devices served, since the start.", stats.hit_rate),
+            ("hit_rate_expected", "What the plan predicts.", 0.0 if plan is None else plan.predicted_hit_rate),
+            ("resident_lists", "Lists on devices.", service.router.residency.n_resident),
+            ("unplaced_lists", "Lists of the plan that no device holds.", stats.unplaced_lists),
+            ("slo_seconds", "The SLO; 0 without one.", (service.slo_ms or 0.0) / 1e3),
+        ):
+            yield GaugeMetricFamily(f"{_PREFIX}{name}", text, value=reading)
+
+    def _devices(self, service: Service) -> Iterator[Metric]:
+        resident = GaugeMetricFamily(f"{_PREFIX}resident_bytes", "Bytes of pages in use.", labels=["device"])
+        moved = CounterMetricFamily(f"{_PREFIX}moved_bytes", "Bytes copied to a device.", labels=["device"])
+        failures = CounterMetricFamily(f"{_PREFIX}device_failures", "How often a device failed.", labels=["device"])
+        usable = GaugeMetricFamily(f"{_PREFIX}device_usable", "1 while a device scans.", labels=["device"])
+        info = InfoMetricFamily(f"{_PREFIX}device", "What a device is, as tables and logs name it.", labels=["device"])
+        for tier in service.router.devices:
+            # Not the label: a GPU that was busy at the start tells its own only when it lets somebody in.
+            label = [f"{tier.ordinal}: {tier.info.name}"]
+            info.add_metric(label, {"label": tier.label})
+            resident.add_metric(label, tier.used_bytes)
+            moved.add_metric(label, tier.moved_bytes)
+            failures.add_metric(label, tier.n_failures)
+            usable.add_metric(label, float(tier.usable))
+        yield from (info, resident, moved, failures, usable)
+
+    def _queue(self, service: Service) -> Iterator[Metric]:
+        admission = service.admission
+        for name, text, value in (
+            ("queue_waiting", "Queries that wait.", admission.n_waiting),
+            ("queue_in_flight", "Queries handed to the router.", admission.n_in_flight),
+            ("sessions_open", "Open sessions.", len(service.sessions)),
+            ("ready", "1 while ready.", float(service.ready)),
+        ):
+            yield GaugeMetricFamily(f"{_PREFIX}{name}", text, value=value)
+        refused = CounterMetricFamily(f"{_PREFIX}refused", "Requests refused, by reason.", labels=["reason"])
+        for reason, count in admission.refused.items():
+            refused.add_metric([reason], count)
+        yield refused
+        yield CounterMetricFamily(
+            f"{_PREFIX}sessions_expired", "Sessions that nobody closed.", value=service.sessions.n_expired
+        )
+        yield CounterMetricFamily(
+            f"{_PREFIX}observer_errors", "Observers of searches that raised.", value=service.n_observer_errors
+        )

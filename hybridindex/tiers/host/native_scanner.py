@@ -1,0 +1,164 @@
+"""The host tier of our own: list-major. The bytes of a list are read once per batch and compared with all queries that
+probe it; a query is complete the moment its last list is scanned. ``native/list_scan.cpp`` does the work.
+
+sq8 codes are compared as whole numbers first; whatever these cannot rule out by a proven bound is decoded and compared
+exactly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hybridindex.errors import InvalidInputError, UnsupportedIndexError
+from hybridindex.extension import native
+from hybridindex.index.source import find_unusable
+from hybridindex.tiers.contract.protocol import IdFilter, OnDone
+from hybridindex.tiers.contract.validate import check_filter, check_scan, check_threads
+from hybridindex.tiers.host.openmp import adopt_openmp_threads, openmp_threads
+from hybridindex.types import F32, I64
+
+if TYPE_CHECKING:
+    from hybridindex.index.ivf import IVFIndex
+
+__all__ = ["HostNativeScanner"]
+
+#: A filter becomes a bitmap up to this many bits per id that it names, and is searched as a sorted array beyond.
+_MAX_BITS_PER_ID = 512
+_NO_FLOATS = np.empty(0, np.float32)
+
+
+class HostNativeScanner:
+    """Scans probed lists on the CPU, on its own threads and the caller's.
+
+    Thread-safe; concurrent scans share the threads. Reads the mapped lists where they lie: no second copy.
+    ``threads`` counts the calling thread; ``None``: as many as faiss uses.
+    """
+
+    name = "native"
+
+    @staticmethod
+    def unsupported(index: IVFIndex) -> str | None:
+        """Why this scanner cannot serve ``index`` here; None where it can."""
+        if native is None:
+            return "the native extension is not installed"
+        if index.device_codec() is None:
+            return f"codec {index.codec} is scanned by faiss"
+        if index.manifest.layout != "rows":
+            return f"lists in layout {index.manifest.layout} are scanned by faiss"
+        return None
+
+    def __init__(self, index: IVFIndex, *, threads: int | None = None, kernels: str = "") -> None:
+        """
+        Args:
+            kernels: "amx", "avx512", "avx2" or "portable"; empty: the best that this CPU runs.
+
+        Raises:
+            UnsupportedIndexError: see :meth:`unsupported`.
+            InvalidInputError: bad ``threads``, or kernels that do not run here.
+        """
+        if (reason := self.unsupported(index)) is not None:
+            raise UnsupportedIndexError(f"{index.path}: {reason}")
+        assert native is not None
+        codec = index.device_codec()
+        assert codec is not None
+        self.threads = check_threads(threads) or openmp_threads()
+        self._index = index
+        scale = offset = _NO_FLOATS
+        if codec.kind == "sq8":
+            scale = codec.vdiff / np.float32(255)
+            offset = codec.vmin + codec.vdiff * np.float32(0.5 / 255)
+        centroids = index.centroids if codec.by_residual else np.empty((0, codec.dim), np.float32)
+        try:
+            self._scanner: Any = native.ListScanner(
+                index.mapped_lists(),
+                index.extents(),
+                codec.kind,
+                codec.dim,
+                scale,
+                offset,
+                centroids,
+                index.metric == "ip",
+                kernels,
+            )
+        except ValueError as error:
+            raise InvalidInputError(str(error)) from error
+        self._pool: Any = native.ThreadPool(self.threads - 1)
+
+    @property
+    def kernels(self) -> str:
+        """The instruction set that runs: "amx", "avx512", "avx2" or "portable"."""
+        return str(self._scanner.kernels)
+
+    def scan(
+        self,
+        queries: F32,
+        probes: I64,
+        coarse_distances: F32,
+        k: int,
+        *,
+        filter_ids: IdFilter | None = None,
+        on_done: OnDone | None = None,
+    ) -> tuple[F32, I64]:
+        """See :meth:`hybridindex.tiers.contract.protocol.Scanner.scan`."""
+        check_scan(queries, probes, coarse_distances, k, dim=self._index.scan_dim, nlist=self._index.nlist)
+        check_filter(filter_ids)
+        queries = np.ascontiguousarray(queries)
+        if (found := find_unusable(queries)) is not None:
+            raise InvalidInputError(f"queries[{found[0]}] {found[1]}")
+        return self.scan_checked(
+            queries, np.ascontiguousarray(probes), coarse_distances, k, filter_ids=filter_ids, on_done=on_done
+        )
+
+    def scan_checked(
+        self,
+        queries: F32,
+        probes: I64,
+        coarse_distances: F32,
+        k: int,
+        *,
+        filter_ids: IdFilter | None = None,
+        on_done: OnDone | None = None,
+    ) -> tuple[F32, I64]:
+        """:meth:`scan` of contiguous arrays that were checked before."""
+        distances = np.empty((len(queries), k), dtype=np.float32)
+        ids = np.empty((len(queries), k), dtype=np.int64)
+        bitmap, in_order = _prepared(filter_ids)
+
+        def report(rows: list[int]) -> None:
+            assert on_done is not None
+            done = np.array(rows, dtype=np.int32)
+            on_done(done, distances[done], ids[done])
+
+        self._scanner.scan(
+            queries, probes, distances, ids, self._pool, bitmap, in_order, None if on_done is None else report
+        )
+        return distances, ids
+
+    def adopt_thread(self) -> int:
+        """Gives the calling thread this scanner's thread count in faiss, which quantizes; returns what it was."""
+        return adopt_openmp_threads(self.threads)
+
+    def give_back_thread(self, before: int) -> None:
+        """Undoes :meth:`adopt_thread`."""
+        adopt_openmp_threads(before)
+
+    def close(self) -> None:
+        """Ends the threads. Closing twice is harmless; scanning afterwards is not possible."""
+        self._pool = None
+
+
+def _prepared(filter_ids: IdFilter | None) -> tuple[Any, Any]:
+    """A filter as (bitmap, None) or (None, sorted ids)."""
+    if filter_ids is None:
+        return None, None
+    if filter_ids.dtype == np.bool_:
+        return np.packbits(filter_ids, bitorder="little"), None
+    in_order = np.ascontiguousarray(filter_ids, dtype=np.int64)
+    in_order = in_order[in_order >= 0]
+    if len(in_order) and int(in_order[-1]) < _MAX_BITS_PER_ID * len(in_order):
+        allowed = np.zeros(int(in_order[-1]) + 1, dtype=np.bool_)
+        allowed[in_order] = True
+        return np.packbits(allowed, bitorder="little"), None
+    return None, in_order

@@ -1,0 +1,422 @@
+"""One device's tier: its arena, its budget, its mover thread and its state.
+
+Lists get here by :meth:`DeviceTier.load` (asynchronous, on the mover thread) and leave by dropping them from the
+residency. What should be resident is decided above; answers never depend on it. How a list travels is
+:mod:`hybridindex.tiers.paged.loading`'s and :mod:`hybridindex.tiers.paged.copier`'s business.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from hybridindex.errors import DeviceBusyError, DeviceError, OutOfBudgetError, RouterClosedError
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
+from hybridindex.tiers.contract.bounded_join import thread_ends
+from hybridindex.tiers.contract.copy_queue import MoveQueue, check_share
+from hybridindex.tiers.contract.device_health import Probe, TierHealth
+from hybridindex.tiers.contract.devices import available_bytes, busy_device, give_back_cached, resolve_device
+from hybridindex.tiers.contract.futures import done, fail
+from hybridindex.tiers.contract.residency import Residency, ResidencyStore
+from hybridindex.tiers.contract.tier import WithoutRoom
+from hybridindex.tiers.paged.arena import PageAllocator, PageArena
+from hybridindex.tiers.paged.copier import DEFAULT_STAGING_BYTES, CopyStats, open_copier
+from hybridindex.tiers.paged.kernel_choice import choose_scanner
+from hybridindex.tiers.paged.loading import ListLoad, LoadReport
+from hybridindex.tiers.paged.pinned import PinnedMemory, PinReport
+from hybridindex.tiers.paged.torch_scanner import TorchScanner
+
+__all__ = ["DeviceTier", "LoadReport"]
+
+_log = logging.getLogger(__name__)
+
+
+class DeviceTier:
+    """Owner of one device's arena.
+
+    Threads: every method may be called from any thread; the mover thread alone writes pages. ``close`` joins it.
+    """
+
+    def __init__(
+        self,
+        index: IVFIndex,
+        device_name: str,
+        ordinal: int,
+        *,
+        budget_bytes: int,
+        wanted_bytes: int,
+        scratch_bytes: int | None = None,
+        page_bytes: int = DEFAULT_PAGE_BYTES,
+        staging_bytes: int = DEFAULT_STAGING_BYTES,
+        without_room: WithoutRoom = "raise",
+        pinned: PinnedMemory | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Allocates min(``wanted_bytes``, budget - scratch) bytes of pages on ``device_name``, and tries its scanner.
+
+        Args:
+            index: whose lists are moved here.
+            device_name: "cuda:N", or "cpu" for the stand-in.
+            ordinal: the device's number in its router.
+            budget_bytes: hard limit on the device: pages and scratch together. The runtime's own memory is not in it,
+                see :attr:`context_bytes`.
+            wanted_bytes: pages that would be of use.
+            scratch_bytes: part of the budget for a scan's temporary buffers.
+            page_bytes: most bytes of a page.
+            staging_bytes: host memory for copies on their way; taken with the first copy, none on the stand-in.
+            without_room: where the device is full or busy now. A budget above its memory is refused in any case.
+            pinned: lists in page-locked memory that this tier shares with others; stays the caller's. None: its own.
+            clock: seconds, monotonic; for back-off and pace.
+
+        Raises:
+            OutOfBudgetError: more is needed than the device has free.
+            DeviceBusyError: the device lets nobody in.
+            DeviceNotFoundError, DeviceError, MissingDependencyError.
+        """
+        self._opened, self._without_room = False, without_room
+        try:
+            self.device, self.info = resolve_device(device_name)
+        except DeviceBusyError:
+            if without_room == "raise":
+                raise
+            self.device, self.info = busy_device(device_name)
+        self.ordinal = ordinal
+        self.budget_bytes = budget_bytes
+        self._index = index
+        self._codec = index.device_codec()
+        self.geometry = PageGeometry.for_code_size(index.code_size, page_bytes)
+        self.scratch_bytes = scratch_for_budget(budget_bytes) if scratch_bytes is None else scratch_bytes
+        room = max(0, budget_bytes - self.scratch_bytes) // self.geometry.page_bytes
+        wanted = -(-wanted_bytes // self.geometry.page_bytes)
+        n_pages = int(min(room, wanted)) if self._codec is not None else 0
+        #: Why this device holds nothing, when it cannot; shown by statistics and explain.
+        self.disabled_reason = ""
+        if self._codec is None:
+            self.disabled_reason = f"codec {index.codec!r} is scanned on the host only"
+        elif room < 1:
+            self.disabled_reason = f"budget of {budget_bytes:,} bytes is below one page plus scratch"
+        self.arena = PageArena(self.device, self.geometry, n_pages, taken=False)
+        self._copier = open_copier(self.arena, staging_bytes=staging_bytes)
+        self._shares_pinned = pinned is not None
+        self._pinned = pinned or PinnedMemory(self.geometry, page_locked=self.device.type == "cuda")
+        self._health = TierHealth(lambda: self.label, clock)
+        self._clock = clock
+        self._moves: MoveQueue[ListLoad | Probe] = MoveQueue()
+        self._work = threading.Condition()
+        self._closed = self._hurried = False
+        try:
+            self._take_memory()
+        except (OutOfBudgetError, DeviceBusyError) as error:
+            if without_room == "raise" or not self._would_fit():
+                raise
+            self.fail(error)
+        self._mover = threading.Thread(target=self._run_mover, name=f"hybridindex-mover-{ordinal}", daemon=True)
+        self._mover.start()
+
+    def _take_memory(self) -> None:
+        """Arena and scratch, and a scanner that was seen to work with them; all or nothing."""
+        if self.info.free_bytes is None and not self.info.stand_in:
+            self.device, self.info = resolve_device(self.info.name)
+        if self.arena.pages.n_pages:
+            self._check_room()
+        try:
+            self.arena.take()
+            self._scanner_kind, self._passed_over = choose_scanner(
+                self._index, self._codec, self.arena, self.ordinal, self.scratch_bytes, self.label
+            )
+        except BaseException:
+            self.arena.release()
+            # Who the device has no room for now may be waiting for it, too.
+            give_back_cached(self.device)
+            raise
+        self._opened = True
+
+    def _would_fit(self) -> bool:
+        """Whether the device, were it empty, has room for this tier."""
+        total = self.info.total_bytes
+        return total is None or self.arena.nbytes + self.scratch_bytes <= total
+
+    def _check_room(self) -> None:
+        needed, free = self.arena.nbytes + self.scratch_bytes, available_bytes(self.device)
+        if free is not None and needed > free:
+            raise OutOfBudgetError(
+                f"device {self.label}: {needed:,} bytes are needed (pages {self.arena.nbytes:,}, scratch "
+                f"{self.scratch_bytes:,}; budget {self.budget_bytes:,}) and {free:,} are free; expected a budget "
+                "within what other owners of the device leave"
+            )
+
+    # State
+
+    @property
+    def label(self) -> str:
+        return self.info.label
+
+    @property
+    def pages(self) -> PageAllocator:
+        """To whom retired pages go back."""
+        return self.arena.pages
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What made this device fail, or None while it works."""
+        return self._health.failure
+
+    @property
+    def usable(self) -> bool:
+        return self.failure is None and not self.disabled_reason and self.arena.pages.n_pages > 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of pages in use, readers of older snapshots and :attr:`kept_bytes` included."""
+        return (self.arena.pages.n_pages - self.arena.pages.n_free) * self.geometry.page_bytes
+
+    @property
+    def unclaimed_bytes(self) -> int:
+        """Bytes of the pages that queued loads are still going to take."""
+        with self._work:
+            pages = sum(move.unclaimed_pages for move in self._moves if isinstance(move, ListLoad))
+        return pages * self.geometry.page_bytes
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that were copied to the device since it was opened."""
+        return self._copier.stats.nbytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of the arena."""
+        return self.arena.nbytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Scratch."""
+        return self.scratch_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of pages out of use since a copy failed that may still write them; free after a recovery."""
+        return self._copier.kept_pages * self.geometry.page_bytes
+
+    @property
+    def context_bytes(self) -> int | None:
+        """Device memory of the runtime's context, outside the budget; None where it is not known."""
+        return self.info.context_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory taken for copies: staging buffers and pinned lists, unless these are shared with others."""
+        return self._copier.staging_bytes + (0 if self._shares_pinned else self._pinned.nbytes)
+
+    @property
+    def copy_stats(self) -> CopyStats:
+        """What moved to this device so far."""
+        return self._copier.stats
+
+    @property
+    def n_failures(self) -> int:
+        """How often this device went from working to failed."""
+        return self._health.n_failures
+
+    @property
+    def n_probes(self) -> int:
+        """How often a failed device was tried again."""
+        return self._health.n_probes
+
+    def fail(self, error: BaseException) -> None:
+        """Marks the device as failed: nothing is loaded or scanned here until :meth:`recover`. Logged once a failure.
+
+        Its pages stay as they are; who serves the lists drops them from the residency.
+        """
+        self._health.note(error)
+
+    def retry_due(self, now: float) -> bool:
+        """Whether :meth:`recover` should be called: 1, 2, 4 ... 60 s after the failure and each trial that failed.
+
+        ``now`` is in seconds of the tier's clock.
+        """
+        return (self._opened or self._without_room == "retry") and self._health.retry_due(now)
+
+    def recover(self, trial: Callable[[], None] | None = None) -> Future[bool]:
+        """Tries a failed device before the next copy and returns at once: a page is written, read back and compared.
+        One that had no room at its opening takes its memory first.
+
+        The future says whether the device takes lists again. One that has not failed does; while another trial goes on
+        it is False.
+
+        Args:
+            trial: see :meth:`hybridindex.tiers.contract.tier.Tier.recover`. A slow device may have no page free to
+            write.
+
+        Raises:
+            RouterClosedError: the tier is closed.
+        """
+        with self._work:
+            if self._closed:
+                raise RouterClosedError("the device tier is closed")
+            probe = self._health.probe(self._try_device, trial, self._never_fits)
+            if probe is not None:
+                self._moves.put(probe)
+                self._work.notify()
+        return done(self.failure is None) if probe is None else probe.future
+
+    def _try_device(self) -> None:
+        if not self._opened:
+            self._take_memory()
+        self._copier.probe()
+
+    def _never_fits(self, error: BaseException) -> bool:
+        """A GPU that was busy tells its size only now: what the opening would have refused is not tried again."""
+        if not isinstance(error, OutOfBudgetError) or self._opened or self._would_fit():
+            return False
+        self.disabled_reason = str(error)
+        _log.error("%s; the host serves its lists", error)
+        return True
+
+    # Scan
+
+    def scanner(self, residency: Residency) -> TorchScanner:
+        """A scanner over this device's lists of one leased snapshot.
+
+        Raises:
+            DeviceError: the device failed, or cannot scan this index.
+        """
+        if self.failure is not None and not self._health.slow:
+            raise DeviceError(f"device {self.label} has failed: {self.failure!r}")
+        if self.disabled_reason:
+            raise DeviceError(self.disabled_reason)
+        assert self._codec is not None
+        kind = self._scanner_kind
+        scanner = kind(self._index, self._codec, self.arena, residency, self.ordinal, self.scratch_bytes)
+        scanner.passed_over = self._passed_over
+        return scanner
+
+    # Movement
+
+    def load(
+        self,
+        lists: Sequence[int],
+        store: ResidencyStore,
+        cancelled: Callable[[], bool] | None = None,
+        *,
+        bandwidth_share: float | None = None,
+    ) -> Future[LoadReport]:
+        """Queues the copy of ``lists``, in order, and returns at once. What does not fit is skipped, never split.
+
+        Lists become visible to new leases a buffer at a time.
+
+        Args:
+            lists: list ids.
+            store: where they are published.
+            cancelled: asked before each list and each buffer; what has landed stays, the rest is skipped.
+            bandwidth_share: None: a foreground move. 0 < share <= 1: a background move; it gives way to foreground
+                moves between buffers, and copies for that share of the time.
+
+        Raises:
+            InvalidInputError: ``bandwidth_share`` is out of range.
+            RouterClosedError: the tier is closed.
+        """
+        check_share(bandwidth_share)
+        load = ListLoad(
+            lists,
+            index=self._index,
+            store=store,
+            arena=self.arena,
+            copier=self._copier,
+            pinned=self._pinned,
+            ordinal=self.ordinal,
+            usable=lambda: self.usable,
+            cancelled=lambda: self._closed or (cancelled is not None and cancelled()),
+            # A paced move waits for each buffer: its time is what the rest is reckoned from.
+            depth=0 if bandwidth_share is not None and bandwidth_share < 1 else self._copier.depth,
+        )
+        with self._work:
+            if self._closed:
+                raise RouterClosedError("the device tier is closed")
+            self._moves.put(load, bandwidth_share)
+            self._work.notify()
+        return load.future
+
+    def pin_lists(self, lists: Sequence[int]) -> PinReport:
+        """Copies lists into page-locked host memory, from where later loads go without staging. Takes as long.
+
+        Where the host refuses, the rest goes on through the staging buffers: said by the report and in the log.
+        """
+        report = self._pinned.add_all([int(list_id) for list_id in lists], self._index.list_codes, lambda: self._closed)
+        if report.reason and not self._closed:
+            _log.warning("device %s: %s; other lists go through the staging buffers", self.label, report.reason)
+        return report
+
+    def _run_mover(self) -> None:
+        try:
+            self._step_moves()
+        finally:
+            # Here, where it may wait for ever: who closes does not.
+            self._copier.close()
+
+    def _step_moves(self) -> None:
+        while (move := self._next_move()) is not None:
+            started = self._clock()
+            try:
+                more = move.step()
+            except BaseException as error:  # noqa: BLE001 - handed to whoever waits; the device is marked
+                more = False
+                self.fail(error)
+                move.abort(error)
+            ended = self._clock()
+            with self._work:
+                self._moves.stepped(move, more=more, busy_s=ended - started, now_s=ended)
+            del move  # an idle thread must not keep the last one's lists alive
+
+    def _next_move(self) -> ListLoad | Probe | None:
+        """Waits for the next move; None when the tier is closed and all are done."""
+        with self._work:
+            while True:
+                move, rest_s = self._moves.next(self._clock(), hurry=self._hurried)
+                if move is not None or (self._closed and not self._moves):
+                    return move
+                self._work.wait(rest_s)
+
+    def hurry(self) -> None:
+        """See :meth:`hybridindex.tiers.contract.tier.Tier.hurry`."""
+        with self._work:
+            self._hurried = True
+            self._work.notify()
+
+    def owns_current_thread(self) -> bool:
+        """See :meth:`hybridindex.tiers.contract.tier.Tier.owns_current_thread`."""
+        return threading.current_thread() is self._mover
+
+    def check_invariants(self) -> None:
+        """Asserts what must hold at any time: the budget, and pages that are free or have an owner."""
+        self.arena.pages.check_invariants()
+        assert self.arena.nbytes + (self.scratch_bytes if self.arena.nbytes else 0) <= self.budget_bytes
+        self._copier.check_invariants()
+
+    def close(self, limit_s: float | None = None, *, scanned: bool = False) -> bool:
+        """See :meth:`hybridindex.tiers.contract.tier.Tier.close`. What is queued ends after the buffer that is on its
+        way.
+
+        Lists that were not sent are skipped, and their futures are done.
+        """
+        with self._work:
+            self._closed = self._hurried = True
+            self._work.notify()
+        if scanned or not thread_ends(self._mover, limit_s):
+            self._leave("a scan" if scanned else "a move")
+            return False
+        if not self._shares_pinned:
+            self._pinned.clear()
+        self.arena.release()
+        return True
+
+    def _leave(self, what: str) -> None:
+        words = f"device {self.label}: {what} does not end; its thread and {self.budget_bytes:,} bytes are left behind"
+        _log.error("%s until it does, or the process ends", words)
+        with self._work:
+            moves = list(self._moves)
+        for move in moves:
+            fail(move.future, DeviceError(words))

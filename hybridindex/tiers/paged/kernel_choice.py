@@ -1,0 +1,119 @@
+"""Which scanner reads a tier's pages: the fastest that the arena's device and codec take, and that a trial passed.
+
+The trial is made when the tier opens: before anyone waits, and while another scanner can still be taken. A scan over
+the arena's empty pages compiles and launches each kernel, and takes the scratch that stays. Which tier serves a codec
+is :mod:`hybridindex.tiers.serving`'s business.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from hybridindex.errors import DeviceError, OutOfBudgetError
+from hybridindex.index.codec import DeviceCodec
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.tiers.contract.residency import Residency
+from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.native_scanner import NativePageScanner
+from hybridindex.tiers.paged.scan_tables import Selection
+from hybridindex.tiers.paged.torch_scanner import TorchScanner
+from hybridindex.tiers.paged.triton_scanner import TritonScanner, Workspace
+from hybridindex.types import I64
+
+__all__ = ["choose_page_scanner", "choose_scanner", "try_scanner"]
+
+_log = logging.getLogger(__name__)
+
+_K = 10
+#: Queries and k of the scans: each list is probed by one, and by as many as matrix products are worth it for; k up to
+#: each power of two at which the selection changes, as far as answers of searches commonly go. Nobody's first search
+#: then waits for the compiler.
+_SCANS = ((1, _K), (8, _K), (1, 32), (1, 64), (1, 128))
+
+
+def choose_page_scanner(codec: DeviceCodec, arena: PageArena) -> tuple[type[TorchScanner], str]:
+    """Which scanner reads an arena, and why no faster one does; empty where none is faster. Nothing is tried."""
+    reason = TritonScanner.unsupported(arena)
+    if NativePageScanner.supports(codec, arena):
+        return NativePageScanner, reason
+    return (TorchScanner if reason else TritonScanner), reason
+
+
+def choose_scanner(
+    index: IVFIndex, codec: DeviceCodec | None, arena: PageArena, ordinal: int, scratch_bytes: int, label: str
+) -> tuple[type[TorchScanner], str]:
+    """:func:`choose_page_scanner` with a trial of one that compiles or takes memory; torch scans where that fails.
+
+    Args:
+        codec: None: nothing is going to be scanned.
+        label: what the log calls the device.
+
+    Raises:
+        OutOfBudgetError: the device has no room for the scratch.
+        DeviceError: none works.
+    """
+    if codec is None:
+        return TorchScanner, ""
+    kind, reason = choose_page_scanner(codec, arena)
+    if not arena.pages.n_pages or (arena.device.type == "cpu" and kind is not TritonScanner):
+        return kind, reason
+    while True:
+        try:
+            try_scanner(kind, index, codec, arena, ordinal, scratch_bytes)
+            return kind, reason
+        except Exception as error:
+            Workspace.drop(arena)
+            if isinstance(error, OutOfBudgetError):
+                raise
+            if kind is TorchScanner:
+                raise DeviceError(f"device {label} scans nothing, a trial failed: {error!r}") from error
+            first_line = (str(error).strip() or repr(error)).splitlines()[0][:200]
+            reason = f"a trial of {kind.name} failed: {first_line}"
+            _log.warning("device %s: %s; torch scans there", label, reason, exc_info=True)
+            kind = TorchScanner
+
+
+def try_scanner(
+    kind: type[TorchScanner], index: IVFIndex, codec: DeviceCodec, arena: PageArena, ordinal: int, scratch_bytes: int
+) -> None:
+    """Scans lists as if they were in the arena's first pages, which nobody has written or reads yet.
+
+    Raises:
+        OutOfBudgetError: the device has no room for the scratch.
+        RuntimeError: no row was found.
+        whatever compiling and launching raise.
+    """
+    lists = _some_lists(index, arena)
+    counts = arena.geometry.pages_for(index.list_sizes).astype(np.int32)
+    named = np.zeros(index.nlist, dtype=np.bool_)
+    named[lists] = True
+    residency = Residency(
+        version=0,
+        list_device=np.where(named, ordinal, -1).astype(np.int16),
+        n_resident=len(lists),
+        list_log=np.zeros(index.nlist, dtype=np.int64),
+        page_counts=np.where(named, counts, 0).astype(np.int32),
+        page_log=np.arange(arena.pages.n_pages, dtype=np.int32),
+    )
+    scanner = kind(index, codec, arena, residency, ordinal, scratch_bytes)
+    for n, k in _SCANS:
+        probes = np.tile(lists, (n, 1))
+        queries = np.zeros((n, index.scan_dim), dtype=np.float32)
+        try:
+            _, ids = scanner.scan(queries, probes, np.zeros(probes.shape, np.float32), k)
+        except OutOfBudgetError:
+            return  # a scratch too small for this k is no fault of the scanner; each scan says so
+        if len(lists) and (ids[:, 0] < 0).any():
+            raise RuntimeError(f"a trial scan of {len(lists)} lists found nothing")
+
+
+def _some_lists(index: IVFIndex, arena: PageArena) -> I64:
+    """The smallest lists that have rows and fit the arena: more rows than one selection takes on a GPU, else one."""
+    order = np.argsort(index.list_sizes, kind="stable")
+    fits = (index.list_sizes > 0) & (arena.geometry.pages_for(index.list_sizes) <= arena.pages.n_pages)
+    order = order[fits[order]]
+    rows = Selection.of(_K).chunk if arena.device.type == "cuda" else 0
+    lists: I64 = order[: int(np.searchsorted(np.cumsum(index.list_sizes[order]), rows, side="right")) + 1]
+    return lists

@@ -1,0 +1,258 @@
+"""One load request, from the first page taken to its report: a state machine that sends one buffer per step.
+
+It decides what goes into which buffer and publishes lists whose bytes have landed. It starts no thread and reads no
+clock: who steps which load when is :mod:`hybridindex.tiers.contract.copy_queue`' and the tier's business.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.tiers.contract.futures import fail, settle
+from hybridindex.tiers.contract.residency import ResidencyStore
+from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.copier import Copier, Ticket, Write
+from hybridindex.tiers.paged.pinned import PinnedList, PinnedMemory
+from hybridindex.types import I32, U8
+
+__all__ = ["ListLoad", "LoadReport"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """What became of one load request."""
+
+    loaded: tuple[int, ...]
+    #: Lists that did not fit the free pages, or whose turn had not come when the load was cancelled.
+    skipped: tuple[int, ...]
+    #: Lists that were resident already, here or on another device.
+    present: tuple[int, ...]
+    #: Bytes of pages of the loaded lists.
+    nbytes: int
+    #: Lists with more pages than the whole arena: no room will ever do. Not among ``skipped``.
+    too_large: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Sending:
+    """A list of which not all pages are sent."""
+
+    list_id: int
+    pages: I32
+    source: U8 | PinnedList
+    n_sent: int = 0
+
+
+@dataclass(slots=True)
+class _Sent:
+    """One send, and the lists that are complete when it has landed."""
+
+    ticket: Ticket
+    complete: dict[int, tuple[int, I32]]
+
+
+class ListLoad:
+    """Owner of the pages that it took and has not published. One thread steps (the mover)."""
+
+    def __init__(
+        self,
+        lists: Sequence[int],
+        *,
+        index: IVFIndex,
+        store: ResidencyStore,
+        arena: PageArena,
+        copier: Copier,
+        pinned: PinnedMemory,
+        ordinal: int,
+        usable: Callable[[], bool],
+        cancelled: Callable[[], bool],
+        depth: int,
+    ) -> None:
+        """Takes no page yet.
+
+        Args:
+            lists: list ids in the order in which they are wanted; one that is named twice is present the second time.
+            usable: whether the device takes lists; asked, like ``cancelled``, before each list and each buffer.
+            cancelled: whether the lists are wanted no more.
+            depth: most buffers on their way; 0: each is waited for, so that a step's time is its copy's.
+        """
+        self._index = index
+        self._store = store
+        self._arena = arena
+        self._copier = copier
+        self._pinned = pinned
+        self._ordinal = ordinal
+        self._usable = usable
+        self._cancelled = cancelled
+        self._depth = depth
+        absent = [int(list_id) for list_id in lists if store.current.list_device[list_id] < 0]
+        pages = arena.geometry.pages_for(index.list_sizes[absent]).tolist()
+        #: Pages that it is about to take, by list and in all; the sum is read by any thread.
+        self._claims = dict(zip(absent, pages, strict=True))
+        self.unclaimed_pages: int = sum(self._claims.values())
+        self._waiting: Iterator[int] = iter([int(list_id) for list_id in lists])
+        self._sending: _Sending | None = None
+        #: Lists that the buffer being filled completes.
+        self._complete: dict[int, tuple[int, I32]] = {}
+        self._on_their_way: deque[_Sent] = deque()
+        #: On the device, not yet published.
+        self._landed: dict[int, tuple[int, I32]] = {}
+        #: Pages of a list that was cancelled half way.
+        self._dropped: list[I32] = []
+        self._seen: set[int] = set()
+        self._loaded: list[int] = []
+        self._skipped: list[int] = []
+        self._present: list[int] = []
+        self._too_large: list[int] = []
+        self._nbytes = 0
+        self.future: Future[LoadReport] = Future()
+        # Bytes on their way cannot be called back: who cancels the future only stops waiting.
+        self.future.set_running_or_notify_cancel()
+
+    def step(self) -> bool:
+        """Sends the next buffer and publishes what has landed; False when all is done and reported.
+
+        Raises:
+            whatever stopped a copy; :meth:`abort` must follow.
+        """
+        sent = self._send()
+        self._land(self._depth if sent else 0)
+        if sent:
+            return True
+        report = LoadReport(
+            loaded=tuple(self._loaded),
+            skipped=tuple(self._skipped),
+            present=tuple(self._present),
+            nbytes=self._nbytes,
+            too_large=tuple(self._too_large),
+        )
+        settle(self.future, report)
+        return False
+
+    def abort(self, error: BaseException) -> None:
+        """Gives back every page that is not published, at once or when no copy can write it any more; reports."""
+        self._copier.give_back(self.held_pages(), [sent.ticket for sent in self._on_their_way])
+        self._sending, self._complete, self._landed, self._dropped = None, {}, {}, []
+        self._on_their_way.clear()
+        self.unclaimed_pages = 0
+        fail(self.future, error)
+
+    def held_pages(self) -> list[I32]:
+        """Pages that this load took and neither published nor gave back."""
+        placed = [self._complete, self._landed, *(sent.complete for sent in self._on_their_way)]
+        held = [pages for lists in placed for _, pages in lists.values()] + self._dropped
+        return held if self._sending is None else [*held, self._sending.pages]
+
+    # Sending
+
+    def _send(self) -> bool:
+        writes: list[Write] = []
+        staged = room = self._copier.send_pages
+        if self._depth:  # a paced move rests after each send: short ones
+            room = self._copier.most_pages
+        self._stop_half_way()
+        while room:
+            sending = self._sending or self._take_next()
+            if sending is None:
+                break
+            taken = min(room, len(sending.pages) - sending.n_sent)
+            if not isinstance(sending.source, PinnedList):
+                taken = min(taken, staged)
+                staged -= taken
+            if not taken:  # the buffer is full: first in the next one
+                break
+            writes += self._writes(sending, taken)
+            room -= taken
+            sending.n_sent += taken
+            if sending.n_sent < len(sending.pages):
+                self._sending = sending
+            else:
+                self._sending = None
+                self._complete[sending.list_id] = (self._ordinal, sending.pages)
+        if not writes:
+            return False
+        ticket = self._copier.send(writes)
+        self._on_their_way.append(_Sent(ticket, self._complete))
+        self._complete = {}
+        if ticket.error is not None:
+            raise ticket.error
+        return True
+
+    def _stop_half_way(self) -> None:
+        if self._sending is not None and (not self._usable() or self._cancelled()):
+            self._skipped.append(self._sending.list_id)
+            self._dropped.append(self._sending.pages)
+            self._sending = None
+
+    def _take_next(self) -> _Sending | None:
+        """The next list that has a place, with its pages; what has none is put down on the way."""
+        for list_id in self._waiting:
+            self.unclaimed_pages -= self._claims.pop(list_id, 0)
+            size = int(self._index.list_sizes[list_id])
+            if size == 0:  # nothing to move, nothing to scan
+                continue
+            if list_id in self._seen or self._store.current.list_device[list_id] >= 0:
+                self._present.append(list_id)
+                continue
+            n_pages = -(-size // self._arena.geometry.rows_per_page)
+            if not self._usable() or self._cancelled():
+                self._skipped.append(list_id)
+            elif n_pages > self._arena.pages.n_pages:
+                self._too_large.append(list_id)
+            elif (pages := self._arena.pages.allocate(n_pages)) is None:
+                self._skipped.append(list_id)
+            else:
+                self._seen.add(list_id)
+                # Held by the load from here on: reading its codes may fail.
+                self._sending = _Sending(list_id, pages, np.empty(0, dtype=np.uint8))
+                self._sending.source = self._pinned.find(list_id) or self._index.list_codes(list_id)
+                return self._sending
+        return None
+
+    def _writes(self, sending: _Sending, n_pages: int) -> Iterator[Write]:
+        """The next ``n_pages`` of a list: one write, or one for each run of pinned pages."""
+        first, source = sending.n_sent, sending.source
+        pages = sending.pages[first : first + n_pages]
+        if isinstance(source, PinnedList):
+            for count, part in source.cut(first, n_pages):
+                yield Write(pages[:count], part)
+                pages = pages[count:]
+        else:
+            rows_per_page = self._arena.geometry.rows_per_page
+            yield Write(pages, source[first * rows_per_page : (first + n_pages) * rows_per_page])
+
+    # Landing
+
+    def _land(self, limit: int) -> None:
+        """Publishes what has landed, after waiting until at most ``limit`` buffers are on their way."""
+        while self._on_their_way and (len(self._on_their_way) > limit or self._on_their_way[0].ticket.done):
+            self._copier.finish(self._on_their_way[0].ticket)
+            self._landed.update(self._on_their_way.popleft().complete)
+        if not self._on_their_way:
+            for pages in self._dropped:
+                self._arena.pages.free(pages)
+            self._dropped = []
+        # From here on the pages are the snapshot's, or free.
+        landed, self._landed = self._landed, {}
+        if not self._usable():
+            for list_id, (_, pages) in landed.items():
+                self._arena.pages.free(pages)
+                self._skipped.append(list_id)
+        elif landed:
+            self._publish(landed)
+
+    def _publish(self, landed: dict[int, tuple[int, I32]]) -> None:
+        snapshot = self._store.publish(landed)
+        for list_id, (device, pages) in landed.items():
+            # Another load may have brought the list first; the store has given these pages back then.
+            if snapshot.holds(list_id, device, pages):
+                self._loaded.append(list_id)
+                self._nbytes += len(pages) * self._arena.geometry.page_bytes
+            else:
+                self._present.append(list_id)

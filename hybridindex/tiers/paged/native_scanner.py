@@ -1,0 +1,106 @@
+"""Scan of resident lists in the stand-in device's RAM with our native kernels: each page is read once per batch.
+
+The inner loops are those of the host scan (:mod:`hybridindex.tiers.host.native_scanner`): the same row has the same
+distance on both, to the bit. Filtered scans are left to :class:`hybridindex.tiers.paged.torch_scanner.TorchScanner`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybridindex.errors import OutOfBudgetError
+from hybridindex.extension import native
+from hybridindex.index.codec import DeviceCodec
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.tiers.contract.protocol import IdFilter, OnDone
+from hybridindex.tiers.contract.residency import Residency
+from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.torch_scanner import TorchScanner, ids_of_positions
+from hybridindex.types import F32, I64
+
+__all__ = ["NativePageScanner"]
+
+
+class NativePageScanner(TorchScanner):
+    """Scans one snapshot's lists on the CPU, on the calling thread alone. Thread-safe as long as the lease lives."""
+
+    name = "native"
+
+    @staticmethod
+    def supports(codec: DeviceCodec, arena: PageArena) -> bool:
+        """Whether the kernels are built and reach the arena; they decode every device codec."""
+        return native is not None and arena.device.type == "cpu"
+
+    def __init__(
+        self,
+        index: IVFIndex,
+        codec: DeviceCodec,
+        arena: PageArena,
+        residency: Residency,
+        ordinal: int,
+        scratch_bytes: int,
+    ) -> None:
+        super().__init__(index, codec, arena, residency, ordinal, scratch_bytes)
+        none = np.empty(0, np.float32)
+        scale, offset = none, none
+        if codec.kind == "sq8":
+            scale = codec.vdiff / np.float32(255)
+            offset = codec.vmin + codec.vdiff * np.float32(0.5 / 255)
+        self._scale, self._offset = scale, offset
+
+    def scan(
+        self,
+        queries: F32,
+        probes: I64,
+        coarse_distances: F32,
+        k: int,
+        *,
+        filter_ids: IdFilter | None = None,
+        on_done: OnDone | None = None,
+    ) -> tuple[F32, I64]:
+        """See :meth:`hybridindex.tiers.contract.protocol.Scanner.scan`."""
+        if filter_ids is not None:
+            return super().scan(queries, probes, coarse_distances, k, filter_ids=filter_ids, on_done=on_done)
+        self._check(queries, probes, coarse_distances, k)
+        n = len(queries)
+        distances = np.empty((n, k), dtype=np.float32)
+        ids = np.empty((n, k), dtype=np.int64)
+        assert native is not None
+        fixed, per_query = native.page_scratch_need(self._codec.kind, self._codec.dim, self._codec.by_residual, k)
+        step = (self._scratch_bytes - fixed) // per_query
+        if step < 1:
+            raise OutOfBudgetError(
+                f"scratch of {self._scratch_bytes:,} bytes is too small for k {k}: a query needs {fixed + per_query:,}"
+            )
+        for start in range(0, n, step):
+            rows = slice(start, start + step)
+            found, positions = distances[rows], ids[rows]
+            self._scan_rows(np.ascontiguousarray(queries[rows]), probes[rows], found, positions)
+            ids[rows] = ids_of_positions(self._index, positions)
+        if on_done is not None and n:
+            on_done(np.arange(n, dtype=np.int32), distances, ids)
+        return distances, ids
+
+    def _scan_rows(self, queries: F32, probes: I64, distances: F32, positions: I64) -> None:
+        assert native is not None
+        lists, member_starts, members = native.group_probes(np.ascontiguousarray(probes), self._index.extents())
+        page_starts = np.zeros(len(lists) + 1, dtype=np.int64)
+        np.cumsum(self._residency.page_counts[lists], out=page_starts[1:])
+        native.scan_pages(
+            self._arena.data.numpy(),
+            self._arena.geometry.rows_per_page,
+            self._codec.kind,
+            self._scale,
+            self._offset,
+            lists,
+            self._index.list_sizes[lists],
+            page_starts,
+            self._residency.pages_of(lists),
+            member_starts,
+            members,
+            self._index.centroids[lists] if self._codec.by_residual else np.empty((0, 0), np.float32),
+            queries,
+            self._index.metric == "ip",
+            distances,
+            positions,
+        )

@@ -1,0 +1,239 @@
+"""The Triton kernels of the device scan: distances of a page to the queries that probe it, and the best of each query.
+
+Importing this module imports triton, and triton decides then whether to compile or to interpret (``TRITON_INTERPRET``).
+What the tables mean is said in :mod:`hybridindex.tiers.paged.scan_tables`; launching is
+:mod:`hybridindex.tiers.paged.triton_scanner`'s business.
+
+All tables, queries, distances and keys lie in one scratch block, seen as int32 (``ints``), float32 (``floats``) and
+int64 (``keys``). Arguments that start with ``at_`` are element offsets into these, multiples of 16, so that one
+compilation serves every batch.
+
+Loops over loaded bounds are written with ``while``: the interpreter of triton 3.6 fails on ``range`` of a loaded number
+with numpy 2.4 (triton-lang/triton#9171).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["scan_heavy", "scan_light", "select_best"]
+
+
+@triton.jit
+def _decoded(
+    data, at, live, floats, at_scale, at_offset, at_centroid, cols, inside,
+    KIND: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """Elements at (rows, cols) as float32: the formulas of ``DeviceCodec``."""
+    # Read once, and first to go: the near cache is for queries and tables, which programs read again and again.
+    raw = tl.load(data + at, mask=live, other=0, eviction_policy="evict_first")
+    if KIND == "bf16":
+        # The upper half of a float32; exact, and no conversion instruction.
+        x = (raw.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    else:
+        x = raw.to(tl.float32)
+    if KIND == "sq8":
+        scale = tl.load(floats + at_scale + cols, mask=inside, other=0.0)
+        offset = tl.load(floats + at_offset + cols, mask=inside, other=0.0)
+        x = x * scale[None, :] + offset[None, :]
+    if RESIDUAL:
+        x += tl.load(floats + at_centroid + cols, mask=inside, other=0.0)[None, :]
+    return x
+
+
+@triton.jit
+def _item(
+    ints, number, at_page, at_stretch, at_first, at_groups, at_rows, at_member, at_end,
+    PAGE_ROWS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """What a work item is: page, stretch, first row within the stretch, rows, first member, end of its members."""
+    page = tl.load(ints + at_page + number)
+    stretch = tl.load(ints + at_stretch + number)
+    groups = tl.load(ints + at_groups + stretch)
+    inner = number - tl.load(ints + at_first + stretch)
+    row = inner // groups * PAGE_ROWS
+    n_rows = tl.minimum(tl.load(ints + at_rows + stretch) - row, PAGE_ROWS)
+    member = tl.load(ints + at_member + stretch) + inner % groups * GROUP
+    end = tl.minimum(tl.load(ints + at_end + stretch), member + GROUP)
+    return page, stretch, row, n_rows, member, end
+
+
+@triton.jit
+def scan_light(
+    data, ints, floats,
+    at_page, at_stretch, at_first, at_groups, at_rows, at_member, at_end, at_query, at_slot,
+    at_x, at_scale, at_offset, at_centroids, at_out,
+    D: tl.constexpr, PAGE_ROWS: tl.constexpr, GROUP: tl.constexpr,
+    KIND: tl.constexpr, RESIDUAL: tl.constexpr, KEEP_MAX: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """One item with fused multiply-adds: a block of rows stays in registers while its queries pass by.
+
+    No query is padded, so one query a page costs what it must. l2 sums squared differences (ADR 0007).
+    """
+    N: tl.constexpr = (D + COLS - 1) // COLS
+    page, stretch, first_row, n_rows, member, end = _item(
+        ints, tl.program_id(0), at_page, at_stretch, at_first, at_groups, at_rows, at_member, at_end, PAGE_ROWS, GROUP
+    )
+    cols = tl.arange(0, COLS)
+    base = page.to(tl.int64) * (PAGE_ROWS * D)
+    first_query, first_slot = tl.load(ints + at_query + member), tl.load(ints + at_slot + member)
+    start = 0
+    while start < n_rows:
+        row = start + tl.arange(0, ROWS)
+        live = row < n_rows
+        x = ()
+        for c in tl.static_range(N):
+            col = c * COLS + cols
+            inside = col < D
+            part = _decoded(
+                data, base + row[:, None] * D + col[None, :], live[:, None] & inside[None, :], floats,
+                at_scale, at_offset, at_centroids + stretch * D, col, inside, KIND, RESIDUAL,
+            )  # fmt: skip
+            # Triton knows no unpacking.
+            x = x + (part,)  # noqa: RUF005
+        m, query, slot = member, first_query, first_slot
+        while m < end:
+            # Asked for while this one is computed: its own query's address waits for it.
+            following = tl.minimum(m + 1, end - 1)
+            next_query, next_slot = tl.load(ints + at_query + following), tl.load(ints + at_slot + following)
+            total = tl.zeros((ROWS, COLS), tl.float32)
+            for c in tl.static_range(N):
+                col = c * COLS + cols
+                q = tl.load(floats + at_x + query * D + col, mask=col < D, other=0.0)[None, :]
+                if KEEP_MAX:
+                    total += x[c] * q
+                else:
+                    total += (x[c] - q) * (x[c] - q)
+            tl.store(floats + at_out + slot + first_row + row, tl.sum(total, axis=1), mask=live)
+            m, query, slot = m + 1, next_query, next_slot
+        start += ROWS
+
+
+@triton.jit
+def _add_product(total, x, q, WIDE: tl.constexpr):
+    if WIDE:
+        x, q = x.to(tl.float32), q.to(tl.float32)
+    return tl.dot(x, q, total, input_precision="ieee")
+
+
+@triton.jit(do_not_specialize=["first_item"])
+def scan_heavy(
+    data, ints, floats, first_item,
+    at_page, at_stretch, at_first, at_groups, at_rows, at_member, at_end, at_query, at_slot,
+    at_x, at_scale, at_offset, at_centroids, at_out,
+    D: tl.constexpr, PAGE_ROWS: tl.constexpr, GROUP: tl.constexpr,
+    KIND: tl.constexpr, RESIDUAL: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """One item of inner products as a matrix product, for lists that many queries of the batch probe.
+
+    The matrix units multiply bfloat16 exactly and add in float32, so operands are cut into bfloat16 parts: a query
+    into three (24 bits), a half into two, a byte or a bfloat16 is one. What is left out is below 2^-24 of a product.
+    float32 rows are multiplied in float32. ``WIDE`` multiplies the parts as float32: the interpreter of triton 3.6
+    would multiply the bits of bfloat16 as whole numbers.
+    """
+    page, stretch, first_row, n_rows, member, end = _item(
+        ints, first_item + tl.program_id(0), at_page, at_stretch, at_first, at_groups, at_rows, at_member, at_end,
+        PAGE_ROWS, GROUP,
+    )  # fmt: skip
+    m = member + tl.arange(0, GROUP)
+    query = tl.load(ints + at_query + m, mask=m < end, other=0)
+    slot = tl.load(ints + at_slot + m, mask=m < end, other=0)
+    base = page.to(tl.int64) * (PAGE_ROWS * D)
+    cols = tl.arange(0, COLS)
+    start = 0
+    while start < n_rows:
+        row = start + tl.arange(0, ROWS)
+        live = row < n_rows
+        total = tl.zeros((ROWS, GROUP), tl.float32)
+        constant = tl.zeros((GROUP,), tl.float32)
+        for first_col in range(0, D, COLS):
+            col = first_col + cols
+            inside = col < D
+            raw = tl.load(data + base + row[:, None] * D + col[None, :], mask=live[:, None] & inside[None, :], other=0)
+            q = tl.load(floats + at_x + query[None, :] * D + col[:, None], mask=inside[:, None], other=0.0)
+            if RESIDUAL:
+                centroid = tl.load(floats + at_centroids + stretch * D + col, mask=inside, other=0.0)
+                constant += tl.sum(q * centroid[:, None], axis=0)
+            if KIND == "sq8":
+                offset = tl.load(floats + at_offset + col, mask=inside, other=0.0)
+                constant += tl.sum(q * offset[:, None], axis=0)
+                q = q * tl.load(floats + at_scale + col, mask=inside, other=0.0)[:, None]
+            if KIND == "f32":
+                total = tl.dot(raw, q, total, input_precision="ieee")
+            else:
+                q1 = q.to(tl.bfloat16)
+                rest = q - q1.to(tl.float32)
+                q2 = rest.to(tl.bfloat16)
+                q3 = (rest - q2.to(tl.float32)).to(tl.bfloat16)
+                if KIND == "bf16":
+                    x = raw.to(tl.bfloat16, bitcast=True)
+                elif KIND == "sq8":
+                    x = raw.to(tl.float32).to(tl.bfloat16)
+                else:
+                    whole = raw.to(tl.float32)
+                    x = whole.to(tl.bfloat16)
+                    x2 = (whole - x.to(tl.float32)).to(tl.bfloat16)
+                    total = _add_product(total, x2, q2, WIDE)
+                    total = _add_product(total, x2, q1, WIDE)
+                total = _add_product(total, x, q3, WIDE)
+                total = _add_product(total, x, q2, WIDE)
+                total = _add_product(total, x, q1, WIDE)
+        total += constant[None, :]
+        tl.store(
+            floats + at_out + slot[None, :] + (first_row + row)[:, None], total,
+            mask=live[:, None] & (m < end)[None, :],
+        )  # fmt: skip
+        start += ROWS
+
+
+@triton.jit
+def select_best(
+    ints, floats, keys, at_in, at_starts, at_next_starts, at_best,
+    FROM_DISTANCES: tl.constexpr, KEEP_MAX: tl.constexpr, CHUNK: tl.constexpr, KEPT: tl.constexpr,
+):  # fmt: skip
+    """The KEPT smallest keys of one chunk of one query's candidates, in the chunk's order; then the largest int64.
+
+    A key is (distance in an order of whole numbers) << 32 | slot: distances first, ties by slot, no two alike, so what
+    is kept depends on nothing else. The largest key to keep is found by bisection, which ends as soon as a bound has
+    KEPT keys below it: a dozen counts as a rule, 64 at most. Sorting networks take more.
+    """
+    query, chunk = tl.program_id(0), tl.program_id(1)
+    start = tl.load(ints + at_starts + query) + chunk * CHUNK
+    end = tl.load(ints + at_starts + query + 1)
+    # The first chunk runs even when it is empty: somebody must write the empty places.
+    if (start < end) | (chunk == 0):
+        at = start + tl.arange(0, CHUNK)
+        live = at < end
+        empty = tl.full((CHUNK,), 0x7FFFFFFFFFFFFFFF, tl.int64)
+        if FROM_DISTANCES:
+            value = tl.load(floats + at_in + at, mask=live, other=float("nan"))
+            if KEEP_MAX:
+                value = -value
+            # False for what is not a number, too: as in faiss, that is no candidate.
+            live = value < float("inf")
+            bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
+            ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+            key = tl.where(live, (ordered.to(tl.int64) << 32) | at.to(tl.int64), empty)
+        else:
+            key = tl.load(keys + at_in + at, mask=live, other=0x7FFFFFFFFFFFFFFF)
+            live = key < empty
+        # Fewer than KEPT keys are <= low, ``below`` keys are <= high.
+        low = tl.min(key, axis=0) - 1
+        high = tl.max(tl.where(live, key, ~empty), axis=0)
+        below = tl.sum(live.to(tl.int32), axis=0)
+        while below > KEPT:
+            # Their mean rounded down, without the overflow of a sum.
+            middle = (low & high) + ((low ^ high) >> 1)
+            count = tl.sum((key <= middle).to(tl.int32), axis=0)
+            enough = count >= KEPT
+            low = tl.where(enough, low, middle)
+            high = tl.where(enough, middle, high)
+            below = tl.where(enough, count, below)
+        chosen = live & (key <= high)
+        target = keys + at_best + tl.load(ints + at_next_starts + query) + chunk * KEPT
+        tl.store(target + tl.cumsum(chosen.to(tl.int32), axis=0) - 1, key, mask=chosen)
+        place = tl.arange(0, KEPT)
+        tl.store(target + place, tl.full((KEPT,), 0x7FFFFFFFFFFFFFFF, tl.int64), mask=place >= below)

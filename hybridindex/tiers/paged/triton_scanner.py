@@ -1,0 +1,436 @@
+"""Scan of resident lists on a GPU with our Triton kernels: list-major, each page is read once per batch.
+
+Two phases. Distances of every (query, row) pair go to the scratch, 4 bytes each, which is little beside the rows they
+come from; then each query's best are selected, level by level. Only the (n, k) answer comes back. The kernels are
+:mod:`hybridindex.tiers.paged.triton_kernels`, their tables :mod:`hybridindex.tiers.paged.scan_tables`. Filtered scans
+are left to :class:`hybridindex.tiers.paged.torch_scanner.TorchScanner`, which answers the same.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import weakref
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.errors import OutOfBudgetError
+from hybridindex.index.codec import DeviceCodec
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.tiers.contract.protocol import IdFilter, OnDone
+from hybridindex.tiers.contract.residency import Residency
+from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.scan_tables import (
+    GROUP,
+    Cutting,
+    ItemTables,
+    Pairs,
+    Selection,
+    make_tables,
+    pairs_of_probes,
+)
+from hybridindex.tiers.paged.torch_scanner import TorchScanner, ids_of_positions
+from hybridindex.types import F32, I64
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["TritonScanner", "Workspace"]
+
+_NEVER = 1 << 30
+#: Members from which a list's inner products are worth a matrix product, padded to GROUP. Below, the multiply-adds of
+#: an H200 keep up with its memory: a float32 row has 4 bytes to read for each, a byte code only one.
+_HEAVY_FROM = {"f32": _NEVER, "f16": 5, "bf16": 5, "sq8": 3}
+#: float32 values of decoded rows that one thread of the 128 keeps in registers, and rows that a program holds at most.
+_VALUES_PER_THREAD = 96
+_THREADS = 128
+_MAX_ROWS = 64
+#: Registers of a light program's thread: four programs fit a multiprocessor of 65,536 then, instead of two or three,
+#: and all their loads are under way together. At 384 and 768 dimensions hardly a value leaves the registers for it.
+_LIGHT_REGISTERS = 128
+#: Elements that a section of the scratch is aligned to; triton then reads it in 16-byte pieces.
+_ALIGNED = 16
+
+
+class TritonScanner(TorchScanner):
+    """Scans one snapshot's lists. Made per batch; thread-safe: scans of one arena take turns at its scratch."""
+
+    name = "triton"
+
+    @staticmethod
+    def unsupported(arena: PageArena) -> str:
+        """Why these kernels cannot serve this arena; empty where they can."""
+        if arena.device.type != "cuda":
+            return f"{arena.device.type} runs no triton kernels"
+        if importlib.util.find_spec("triton") is None:
+            return "triton is not installed; pip install 'hybridindex[gpu]'"
+        return ""
+
+    def __init__(
+        self,
+        index: IVFIndex,
+        codec: DeviceCodec,
+        arena: PageArena,
+        residency: Residency,
+        ordinal: int,
+        scratch_bytes: int,
+    ) -> None:
+        super().__init__(index, codec, arena, residency, ordinal, scratch_bytes)
+        #: Where the scan runs.
+        self.workspace = Workspace.of(arena, codec, scratch_bytes)
+        import torch
+
+        element = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.int16, "sq8": torch.uint8}[codec.kind]
+        self._elements = arena.data.view(-1).view(element)
+
+    def scan(
+        self,
+        queries: F32,
+        probes: I64,
+        coarse_distances: F32,
+        k: int,
+        *,
+        filter_ids: IdFilter | None = None,
+        on_done: OnDone | None = None,
+    ) -> tuple[F32, I64]:
+        """See :meth:`hybridindex.tiers.contract.protocol.Scanner.scan`.
+
+        Raises:
+            InvalidInputError: also when a probed list is not resident on this device in this snapshot.
+            OutOfBudgetError: the scratch is too small for one query and one page at this k.
+        """
+        if filter_ids is not None:
+            return super().scan(queries, probes, coarse_distances, k, filter_ids=filter_ids, on_done=on_done)
+        self._check(queries, probes, coarse_distances, k)
+        n, dim = queries.shape
+        keep_max = self._index.metric == "ip"
+        distances = np.full((n, k), -np.inf if keep_max else np.inf, dtype=np.float32)
+        positions = np.full((n, k), -1, dtype=np.int64)
+        cutting = Cutting(
+            selection=Selection.of(k),
+            room=self._scratch_bytes - 4 * self.workspace.constants.size,
+            query_bytes=4 * dim,
+            centroid_bytes=4 * dim if self._codec.by_residual else 0,
+            rows_per_page=self._arena.geometry.rows_per_page,
+            longest_list=int(self._index.list_sizes.max()),
+        )
+        pages = cutting.longest_stretch(k)
+        pairs = pairs_of_probes(probes, self._index.list_sizes, cutting.rows_per_page, pages)
+        for start, end in cutting.tiles(pairs):
+            self._scan_pairs(queries, pairs.part(start, end), cutting, distances, positions)
+        ids = ids_of_positions(self._index, positions)
+        if on_done is not None and n:
+            on_done(np.arange(n, dtype=np.int32), distances, ids)
+        return distances, ids
+
+    def _scan_pairs(self, queries: F32, pairs: Pairs, cutting: Cutting, distances: F32, positions: I64) -> None:
+        """One tile; its answers are put into ``distances`` and ``positions`` (n, k)."""
+        keep_max = self._index.metric == "ip"
+        tables = make_tables(
+            pairs,
+            self._residency.list_log,
+            self._residency.page_log,
+            cutting.rows_per_page,
+            _HEAVY_FROM[self._codec.kind] if keep_max else _NEVER,
+        )
+        rows = slice(tables.first_query, tables.first_query + tables.n_queries)
+        centroids = self._index.centroids[tables.list] if self._codec.by_residual else np.empty((0, 0), np.float32)
+        keys = self.workspace.scan(self._elements, tables, cutting.selection, queries[rows], centroids, keep_max)
+        found, at = _answers(keys, tables, pairs, keep_max)
+        if positions[rows.start, 0] >= 0:
+            # The query was begun by the tile before.
+            _merge(distances[rows.start], positions[rows.start], found[0], at[0], keep_max)
+            rows, found, at = slice(rows.start + 1, rows.stop), found[1:], at[1:]
+        k = distances.shape[1]
+        distances[rows], positions[rows] = found[:, :k], at[:, :k]
+
+
+def _answers(keys: I64, tables: ItemTables, pairs: Pairs, keep_max: bool) -> tuple[F32, I64]:
+    """Distances and packed positions (list id << 32 | row in list) of (n, kept) keys; -1 in empty places."""
+    ordered = (keys >> 32).astype(np.int32)
+    values = (ordered ^ ((ordered >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
+    empty = keys == np.iinfo(np.int64).max
+    slot = np.where(empty, 0, keys & 0xFFFFFFFF)
+    pair = np.searchsorted(tables.pair_slot, slot, side="right") - 1
+    row = pairs.first_row[pair] + slot - tables.pair_slot[pair]
+    positions = np.where(empty, -1, pairs.list[pair] << 32 | row)
+    distances = np.where(empty, np.float32(np.inf), values)
+    return (-distances if keep_max else distances), positions
+
+
+def _merge(distances: F32, positions: I64, more: F32, more_at: I64, keep_max: bool) -> None:
+    """The best of both, best first and ties by position, in place; (k,) and (m,)."""
+    every, at = np.concatenate((distances, more)), np.concatenate((positions, more_at))
+    order = np.lexsort((at, -every if keep_max else every, at < 0))[: len(distances)]
+    distances[:], positions[:] = every[order], at[order]
+
+
+class Workspace:
+    """Scratch, pinned staging and stream of one arena's scans. Thread-safe: scans take turns.
+
+    The scratch is taken once and whole: a device allocation that comes and goes would disturb an LLM beside us. It goes
+    when the arena's memory does, so nothing here may hold on to that.
+    """
+
+    #: By the identity of the arena's tensor; an entry leaves with the tensor.
+    _made: ClassVar[dict[int, Workspace]] = {}
+    _making: ClassVar[threading.Lock] = threading.Lock()
+
+    @classmethod
+    def of(cls, arena: PageArena, codec: DeviceCodec, scratch_bytes: int) -> Workspace:
+        """The arena's workspace, made at the first call and anew for another scratch."""
+        with cls._making:
+            key = id(arena.data)
+            made = cls._made.get(key)
+            if made is None:
+                weakref.finalize(arena.data, cls._made.pop, key, None).atexit = False
+            if made is None or made.scratch_bytes != scratch_bytes:
+                made = cls._made[key] = cls(arena, codec, scratch_bytes)
+            return made
+
+    @classmethod
+    def drop(cls, arena: PageArena) -> None:
+        """Lets the arena's workspace go, if there is one."""
+        with cls._making:
+            cls._made.pop(id(arena.data), None)
+
+    def __init__(self, arena: PageArena, codec: DeviceCodec, scratch_bytes: int) -> None:
+        """Takes the scratch.
+
+        Raises:
+            OutOfBudgetError: the device has no room for it.
+        """
+        import torch
+
+        self.scratch_bytes = scratch_bytes
+        self._codec = codec
+        self._device = arena.device
+        self._rows_per_page = arena.geometry.rows_per_page
+        self._lock = threading.Lock()
+        words = scratch_bytes // 128 * 32
+        try:
+            self._ints = torch.empty(words, dtype=torch.int32, device=self._device)
+        except torch.OutOfMemoryError as error:
+            raise OutOfBudgetError(
+                f"device {self._device} has no room for scratch of {scratch_bytes:,} bytes: {error}"
+            ) from error
+        self._floats, self._keys = self._ints.view(torch.float32), self._ints.view(torch.int64)
+        self._stage(4096)
+        self._result = self._host_words(4096)
+        self._stream: Any = None
+        if self._on_cuda:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            # The scratch may be memory that a former owner's kernels, queued on this thread's stream, still use.
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        #: What was compiled for this device, by kernel and constants.
+        self._compiled: dict[tuple[Any, ...], Any] = {}
+        #: (2, dim) float32 scale and offset of sq8, as device_torch computes them; empty for other codecs.
+        self.constants: F32 = np.empty((0, codec.dim), np.float32)
+        if codec.kind == "sq8":
+            self.constants = np.stack(
+                (codec.vdiff / np.float32(255.0), codec.vmin + codec.vdiff * np.float32(0.5 / 255.0))
+            )
+
+    @property
+    def _on_cuda(self) -> bool:
+        return self._device.type == "cuda"
+
+    def _host_words(self, n: int) -> torch.Tensor:
+        import torch
+
+        return torch.empty(n, dtype=torch.int32, pin_memory=self._on_cuda)
+
+    def _stage(self, n: int) -> None:
+        """Takes host memory for tables of ``n`` words, seen as whole numbers and as float32."""
+        self._staging = self._host_words(n)
+        self._staged_ints: npt.NDArray[np.int32] = self._staging.numpy()
+        self._staged_floats = self._staged_ints.view(np.float32)
+
+    def scan(
+        self,
+        elements: torch.Tensor,
+        tables: ItemTables,
+        selection: Selection,
+        queries: F32,
+        centroids: F32,
+        keep_max: bool,
+    ) -> npt.NDArray[np.int64]:
+        """Keys of the best of each query of a tile: (n, kept) int64, ascending.
+
+        Args:
+            elements: every element of the arena, flat, as stored; bfloat16 as int16.
+            queries: (n, dim) float32 of this tile; ``centroids`` (s, dim) of its stretches, for residual codecs.
+        """
+        starts = selection.starts(tables.query_slot)
+        with self._lock, self._turn():
+            at = self._upload(tables, starts, queries, centroids)
+            self.launch(elements, tables, at, keep_max)
+            answer = self.select(at, starts, selection, tables.n_queries, keep_max)
+            keys = self._fetch(answer, tables.n_queries * selection.kept).reshape(-1, selection.kept)
+        keys.sort(axis=1)
+        return keys
+
+    def _turn(self) -> AbstractContextManager[Any]:
+        if not self._on_cuda:
+            return nullcontext()
+        import torch
+
+        stack = ExitStack()
+        stack.enter_context(torch.cuda.device(self._device))
+        stack.enter_context(torch.cuda.stream(self._stream))
+        return stack
+
+    def _upload(self, tables: ItemTables, starts: list[I64], queries: F32, centroids: F32) -> dict[str, int]:
+        """Writes all tables in one copy; where each begins, in words, and where the free part does."""
+        sections: dict[str, npt.NDArray[Any]] = {
+            "page": tables.page,
+            "stretch": tables.stretch,
+            "first": tables.first_item,
+            "groups": tables.groups,
+            "rows": tables.rows,
+            "member": tables.member,
+            "end": tables.member_end,
+            "query": tables.query,
+            "slot": tables.slot,
+            **{f"starts{level}": values for level, values in enumerate(starts)},
+            "x": queries,
+            "scale": self.constants[:1],
+            "offset": self.constants[1:],
+            "centroids": centroids,
+        }
+        at: dict[str, int] = {}
+        used = 0
+        for name, values in sections.items():
+            at[name] = used
+            used += _aligned(values.size)
+        assert used <= len(self._ints), "the tables outgrow the scratch"
+        if len(self._staging) < used:
+            self._stage(1 << (used - 1).bit_length())
+        for name, values in sections.items():
+            target = self._staged_floats if values.dtype == np.float32 else self._staged_ints
+            target[at[name] : at[name] + values.size] = values.reshape(-1)
+        self._ints[:used].copy_(self._staging[:used], non_blocking=True)
+        at["out"] = used
+        at["free"] = used + _aligned(tables.n_slots)
+        return at
+
+    def launch(self, elements: torch.Tensor, tables: ItemTables, at: dict[str, int], keep_max: bool) -> None:
+        """Queues the distances of uploaded tables."""
+        from hybridindex.tiers.paged import triton_kernels
+
+        dim, kind = self._codec.dim, self._codec.kind
+        names = ("page", "stretch", "first", "groups", "rows", "member", "end", "query", "slot")
+        where = [at[name] for name in (*names, "x", "scale", "offset", "centroids", "out")]
+        shape = {
+            "D": dim,
+            "PAGE_ROWS": self._rows_per_page,
+            "GROUP": GROUP,
+            "KIND": kind,
+            "RESIDUAL": self._codec.by_residual,
+        }
+        tensors = (elements, self._ints, self._floats)
+        if tables.n_light:
+            cols = _columns(dim)
+            block = {"ROWS": _rows_at_once(dim, cols, self._rows_per_page), "COLS": cols}
+            constants = {**shape, "KEEP_MAX": keep_max, **block}
+            options = {"num_warps": _THREADS // 32, "maxnreg": _LIGHT_REGISTERS}
+            self._run(triton_kernels.scan_light, (tables.n_light, 1, 1), (*tensors, *where), constants, options)
+        if n_heavy := len(tables.page) - tables.n_light:
+            block = {"ROWS": 64, "COLS": 32 if kind == "f32" else 64}
+            constants = {**shape, "WIDE": not self._on_cuda, **block}
+            args = (*tensors, tables.n_light, *where)
+            self._run(triton_kernels.scan_heavy, (n_heavy, 1, 1), args, constants, {"num_warps": 4})
+
+    def _run(
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        args: tuple[Any, ...],
+        constants: dict[str, Any],
+        options: dict[str, int],
+    ) -> None:
+        """Launches ``kernel``. ``constants``: its last parameters, in their order; ``options``: always the same with
+        them.
+
+        A kernel that is asked by its source looks at every argument to find what it was compiled to: three times the
+        rest of a launch. All that triton compiles for is in the constants here, since pointers and offsets are
+        multiples of 16 and ``first_item`` is any number.
+        """
+        key = (kernel, *constants.values())
+        compiled = self._compiled.get(key)
+        if compiled is not None:
+            compiled[grid](*args, *constants.values())
+            return
+        compiled = kernel[grid](*args, **constants, **options)
+        # Triton's interpreter has nothing to keep.
+        if compiled is not None:
+            self._compiled[key] = compiled
+
+    def select(
+        self, at: dict[str, int], starts: list[I64], selection: Selection, n_queries: int, keep_max: bool
+    ) -> int:
+        """Queues the selection, level by level, in two places that take turns; where the answer lies, in keys."""
+        from hybridindex.tiers.paged import triton_kernels
+
+        places = [-(-at["free"] // 32) * _ALIGNED, 0]
+        places[1] = places[0] + _aligned(int(starts[1][-1]))
+        below = int(starts[2][-1]) if len(starts) > 2 else 0
+        assert places[1] + below <= len(self._keys), "the candidates outgrow the scratch"
+        source = at["out"]
+        for level in range(len(starts) - 1):
+            target = places[level % 2]
+            # Every search waits for these lines: no np.diff.
+            most = int((starts[level][1:] - starts[level][:-1]).max())
+            chunks = max(1, -(-most // selection.chunk))
+            constants = {
+                "FROM_DISTANCES": level == 0,
+                "KEEP_MAX": keep_max,
+                "CHUNK": selection.chunk,
+                "KEPT": selection.kept,
+            }
+            args = (
+                self._ints, self._floats, self._keys,
+                source, at[f"starts{level}"], at[f"starts{level + 1}"], target,
+            )  # fmt: skip
+            warps = 4 if selection.chunk <= 2048 else 8
+            self._run(triton_kernels.select_best, (n_queries, chunks, 1), args, constants, {"num_warps": warps})
+            source = target
+        return source
+
+    def _fetch(self, at: int, count: int) -> npt.NDArray[np.int64]:
+        import torch
+
+        if not self._on_cuda:
+            keys: npt.NDArray[np.int64] = self._keys[at : at + count].numpy().copy()
+            return keys
+        if len(self._result) < 2 * count:
+            self._result = self._host_words(1 << (2 * count - 1).bit_length())
+        result = self._result.view(torch.int64)[:count]
+        result.copy_(self._keys[at : at + count], non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record(self._stream)
+        done.synchronize()
+        return result.numpy().copy()
+
+
+def _aligned(n: int) -> int:
+    return -(-n // _ALIGNED) * _ALIGNED
+
+
+def _columns(dim: int) -> int:
+    """Elements of a row that are taken together: at most 64, so that a query's are fewer than the threads (triton then
+    loads them where they are needed), and such that little of the last piece is empty."""
+    for cols in (64, 32, 16):
+        if -dim % cols <= dim // 8:
+            return cols
+    return 8
+
+
+def _rows_at_once(dim: int, cols: int, rows_per_page: int) -> int:
+    """Rows that a light item holds in registers: a power of two."""
+    padded = -(-dim // cols) * cols
+    fitting = max(1, _VALUES_PER_THREAD * _THREADS // padded)
+    return min(_MAX_ROWS, 1 << (fitting.bit_length() - 1), 1 << (rows_per_page - 1).bit_length())

@@ -1,0 +1,296 @@
+"""Coverage: what the hottest lists would serve, measured on held-back probes.
+
+Turns a profile's access sample into per-query hit work at any prefix of the hot order, with the bytes that the prefix
+takes in pages. Does not model distributions (:mod:`hybridindex.partitioner.models.hitrate`) or time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.errors import ProfileError
+from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry
+from hybridindex.partitioner.models.order_stats import avoid_probability
+from hybridindex.types import F64, I64, Profile
+
+__all__ = ["CoverageCurve", "QueryWork", "build_coverage_curve", "code_size_of", "count_grid"]
+
+#: Fewer held-back queries say nothing about batch minima.
+MIN_HELD_QUERIES = 8
+#: More are thinned evenly: the figures no longer change, the arrays only grow. ``n_held_total`` keeps the real number.
+MAX_HELD_QUERIES = 4096
+_TOUCH_CACHE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class QueryWork:
+    """Per held-back query: how much of its scan falls on one resident set. Arrays (n,) float64, integral."""
+
+    #: Code bytes of all probed lists.
+    work: F64
+    #: Number of probed lists.
+    probes: F64
+    #: Code bytes of probed resident lists.
+    hit_work: F64
+    hit_probes: F64
+    #: Number of lists resident in hot order; ``None`` when the set is no prefix.
+    prefix: int | None
+    #: (nlist,) bool in hot order, when the set is no prefix.
+    resident: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def hit_rate(self) -> F64:
+        """(n,) float64 in [0, 1]: by bytes. A query without work misses everything."""
+        return self.hit_work / np.maximum(self.work, 1.0)
+
+    @property
+    def hit_rate_by_count(self) -> F64:
+        return self.hit_probes / np.maximum(self.probes, 1.0)
+
+    @property
+    def miss_work(self) -> F64:
+        return self.work - self.hit_work
+
+    @property
+    def miss_probes(self) -> F64:
+        return self.probes - self.hit_probes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CoverageCurve:
+    """Hit rates against the number of resident lists, in hot order. Immutable but for internal caches.
+
+    Held-back queries stand in a seeded random order, so that a run of neighbours is a random batch.
+    """
+
+    nlist: int
+    geometry: PageGeometry
+    #: (nlist,) int64 list ids, hottest first (most accesses; ties by id).
+    order: I64
+    #: (nlist,) int64 place of each list in ``order``.
+    rank: I64
+    #: (nlist,) int64 code bytes, pages and accesses in hot order.
+    bytes_by_rank: I64
+    pages_by_rank: I64
+    accesses_by_rank: F64
+    #: (nlist + 1,) int64 sums over the first lists in hot order.
+    prefix_bytes: I64
+    prefix_pages: I64
+    #: (g,) int64 numbers of lists, from 0 to nlist, where the curve is tabulated.
+    grid: I64
+    #: (g, n) float64: bytes and probes of each held-back query that hit at each grid point.
+    hit_work: F64
+    hit_probes: F64
+    #: (g,) float64: mean hit rate by bytes and by count, and the variance by bytes, across held-back queries.
+    mean: F64
+    mean_by_count: F64
+    variance: F64
+    #: Variance of the hit rate where its mean is one half (VectorLiteRAG IV-A2); 0 when the mean never passes it.
+    sigma2_max: float
+    #: Typical number of equally heavy probes of a query: (sum w)^2 / sum w^2, averaged.
+    effective_probes: float
+    #: (nlist,) int64 number of held-back queries that probe each list, in hot order.
+    queries_by_rank: I64
+    #: Held-back queries in use, and as profiled.
+    n_held: int
+    n_held_total: int
+    probe_query: npt.NDArray[np.int32]
+    probe_rank: npt.NDArray[np.int32]
+    probe_work: F64
+    probe_cell: npt.NDArray[np.int16]
+    cell_cache: dict[int, tuple[I64, I64, F64]] = field(default_factory=dict, repr=False)
+    touch_cache: dict[int, F64] = field(default_factory=dict, repr=False)
+
+    def at(self, count: int) -> QueryWork:
+        """Per-query work with the first ``count`` lists resident; exact at every count."""
+        g = int(np.searchsorted(self.grid, count, side="right")) - 1
+        hit_work, hit_probes = self.hit_work[g], self.hit_probes[g]
+        if count > self.grid[g]:
+            if g not in self.cell_cache:
+                inside = np.flatnonzero(self.probe_cell == g)
+                self.cell_cache[g] = (
+                    self.probe_query[inside].astype(np.int64),
+                    self.probe_rank[inside].astype(np.int64),
+                    self.probe_work[inside],
+                )
+            query, rank, work = self.cell_cache[g]
+            hit = rank < count
+            hit_work = hit_work + np.bincount(query[hit], weights=work[hit], minlength=self.n_held)
+            hit_probes = hit_probes + np.bincount(query[hit], minlength=self.n_held)
+        return QueryWork(
+            work=self.hit_work[-1],
+            probes=self.hit_probes[-1],
+            hit_work=hit_work,
+            hit_probes=hit_probes,
+            prefix=count,
+        )
+
+    def of_lists(self, lists: I64) -> QueryWork:
+        """Per-query work with any set of list ids (m,) resident."""
+        resident = np.zeros(self.nlist, dtype=np.bool_)
+        resident[self.rank[lists]] = True
+        count = int(resident.sum())
+        if resident[:count].all():
+            return self.at(count)
+        hit = resident[self.probe_rank]
+        query = self.probe_query[hit]
+        return QueryWork(
+            work=self.hit_work[-1],
+            probes=self.hit_probes[-1],
+            hit_work=np.bincount(query, weights=self.probe_work[hit], minlength=self.n_held).astype(np.float64),
+            hit_probes=np.bincount(query, minlength=self.n_held).astype(np.float64),
+            prefix=None,
+            resident=resident,
+        )
+
+    def union_bytes(self, work: QueryWork, batch: int) -> tuple[float, float]:
+        """Expected code bytes of the union of (resident, missed) lists that a random batch of ``batch`` touches."""
+        cumulative = self.touch_cache.get(batch)
+        if cumulative is None:
+            touched = 1.0 - avoid_probability(self.n_held, batch)[self.queries_by_rank]
+            cumulative = np.concatenate(([0.0], np.cumsum(self.bytes_by_rank * touched)))
+            if len(self.touch_cache) >= _TOUCH_CACHE:
+                self.touch_cache.clear()
+            self.touch_cache[batch] = cumulative
+        total = float(cumulative[-1])
+        if work.prefix is not None:
+            resident = float(cumulative[work.prefix])
+        else:
+            assert work.resident is not None
+            resident = float(np.diff(cumulative)[work.resident].sum())
+        return resident, max(total - resident, 0.0)
+
+    def mean_at(self, count: int) -> float:
+        """Mean hit rate by bytes with the first ``count`` lists resident."""
+        return float(self.at(count).hit_rate.mean())
+
+    def device_bytes(self, count: int) -> int:
+        """Bytes of the pages that hold the first ``count`` lists; no scratch."""
+        return int(self.prefix_pages[count]) * self.geometry.page_bytes
+
+    def useful_count(self) -> int:
+        """Smallest prefix beyond which no list was ever accessed, in either half."""
+        wanted = np.flatnonzero((self.accesses_by_rank > 0) | (self.queries_by_rank > 0))
+        return int(wanted[-1]) + 1 if wanted.size else 0
+
+
+def count_grid(nlist: int, points: int = 200) -> I64:
+    """About ``points`` increasing counts from 0 to ``nlist``: half spaced evenly, half logarithmically."""
+    half = max(points // 2, 2)
+    linear = np.linspace(0, nlist, half)
+    logarithmic = np.geomspace(1, max(nlist, 1), half)
+    return np.unique(np.concatenate(([0.0], np.round(linear), np.round(logarithmic), [float(nlist)]))).astype(np.int64)
+
+
+def code_size_of(profile: Profile) -> int:
+    """Bytes of one code: list_bytes / list_sizes over the lists that hold rows; 1 when all lists are empty."""
+    rows = int(profile.list_sizes.sum())
+    return max(1, round(int(profile.list_bytes.sum()) / rows)) if rows > 0 else 1
+
+
+def build_coverage_curve(
+    profile: Profile, *, page_bytes: int = DEFAULT_PAGE_BYTES, points: int = 200, seed: int = 0
+) -> CoverageCurve:
+    """Tabulate hits on held-back probes by prefix of the hot order.
+
+    Raises:
+        ProfileError: fewer than 8 held-back queries, or arrays that do not fit ``nlist``.
+    """
+    nlist = profile.nlist
+    access = profile.access
+    for name, size in (
+        ("list_bytes", profile.list_bytes.size),
+        ("list_sizes", profile.list_sizes.size),
+        ("access.list_accesses", access.list_accesses.size),
+    ):
+        if size != nlist or nlist < 1:
+            raise ProfileError(f"profile.{name} has {size} entries; nlist is {nlist}")
+    held_total = int(access.held_probes.shape[0])
+    if held_total < MIN_HELD_QUERIES:
+        raise ProfileError(
+            f"profile.access.held_probes has {held_total} queries; at least {MIN_HELD_QUERIES} are needed to estimate "
+            "hit rates. Profile with more queries"
+        )
+    shuffle = np.random.default_rng(seed).permutation(held_total)[:MAX_HELD_QUERIES]
+    probes = access.held_probes[shuffle]
+
+    order = np.argsort(-access.list_accesses, kind="stable").astype(np.int64)
+    rank = np.empty(nlist, dtype=np.int64)
+    rank[order] = np.arange(nlist)
+    geometry = PageGeometry.for_code_size(code_size_of(profile), page_bytes)
+    bytes_by_rank = profile.list_bytes[order].astype(np.int64)
+    pages_by_rank = geometry.pages_for(profile.list_sizes[order])
+
+    # A query whose lists are all empty has no hit rate; it would pull every mean towards 0.
+    if probes.size and int(probes.max()) >= nlist:
+        raise ProfileError(f"profile.access.held_probes names list {int(probes.max())}; nlist is {nlist}")
+    idle = ~((profile.list_bytes[probes] > 0) & (probes >= 0)).any(axis=1)
+    if idle.any() and not idle.all():
+        probes = probes[~idle]
+    n, width = probes.shape
+
+    grid = count_grid(nlist, points)
+    cell_of_rank = (np.searchsorted(grid, np.arange(nlist), side="right") - 1).astype(np.int16)
+    query = np.repeat(np.arange(n, dtype=np.int32), width)
+    flat = probes.ravel()
+    if (flat < 0).any():
+        query, flat = query[flat >= 0], flat[flat >= 0]
+    probe_rank = rank.astype(np.int32)[flat]
+    probe_work = bytes_by_rank.astype(np.float64)[probe_rank]
+    cell = cell_of_rank[probe_rank]
+    slot = cell.astype(np.int64) * n + query
+    shape = (grid.size, n)
+
+    def cumulate(weights: F64 | None) -> F64:
+        table = np.zeros(shape)
+        counts = np.bincount(slot, weights=weights, minlength=(grid.size - 1) * n)
+        np.cumsum(counts.reshape(grid.size - 1, n), axis=0, out=table[1:])
+        return table
+
+    hit_work = cumulate(probe_work)
+    hit_probes = cumulate(None)
+    work = np.maximum(hit_work[-1], 1.0)
+    rates = hit_work / work
+    mean = np.maximum.accumulate(rates.mean(axis=1))
+    variance = rates.var(axis=1)
+    squares = np.bincount(query, weights=probe_work**2, minlength=n)
+    effective = hit_work[-1] ** 2 / np.maximum(squares, 1.0)
+    return CoverageCurve(
+        nlist=nlist,
+        geometry=geometry,
+        order=order,
+        rank=rank,
+        bytes_by_rank=bytes_by_rank,
+        pages_by_rank=pages_by_rank,
+        accesses_by_rank=access.list_accesses[order].astype(np.float64),
+        prefix_bytes=np.concatenate(([0], np.cumsum(bytes_by_rank))),
+        prefix_pages=np.concatenate(([0], np.cumsum(pages_by_rank))),
+        grid=grid,
+        hit_work=hit_work,
+        hit_probes=hit_probes,
+        mean=mean,
+        mean_by_count=np.maximum.accumulate((hit_probes / np.maximum(hit_probes[-1], 1.0)).mean(axis=1)),
+        variance=variance,
+        sigma2_max=_variance_at_half(mean, variance),
+        effective_probes=float(effective.mean()),
+        queries_by_rank=np.minimum(np.bincount(probe_rank, minlength=nlist), n).astype(np.int64),
+        n_held=n,
+        n_held_total=held_total,
+        probe_query=query,
+        probe_rank=probe_rank,
+        probe_work=probe_work,
+        probe_cell=cell,
+    )
+
+
+def _variance_at_half(mean: F64, variance: F64) -> float:
+    above = np.flatnonzero(mean >= 0.5)
+    if above.size == 0 or above[0] == 0:
+        return 0.0
+    hi = int(above[0])
+    lo = hi - 1
+    share = (0.5 - mean[lo]) / (mean[hi] - mean[lo])
+    return float(variance[lo] + share * (variance[hi] - variance[lo]))

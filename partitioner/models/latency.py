@@ -1,0 +1,331 @@
+"""Latency of a hybrid batch: tau(b) = T_CQ(b) + max(T_host(b, misses), T_device(b, hits)) + T_merge(b).
+
+Covers fitting every term from a profile's stage samples and predicting quantiles, with what each batch of held-back
+queries would really miss. Does not decide coverage (:mod:`hybridindex.partitioner.solver`). Seconds throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import scipy
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.partitioner.models.coverage import CoverageCurve, QueryWork
+from hybridindex.partitioner.models.fits import PiecewiseLinear, fit_piecewise_linear, ratio_levels
+from hybridindex.partitioner.models.order_stats import window_max, window_starts, window_sum
+from hybridindex.partitioner.models.scan_models import (
+    HostScanModelChoice,
+    ScanWork,
+    choose_host_scan_model,
+    relative_nnls,
+)
+from hybridindex.types import F64, I64, Profile, StageSample
+
+__all__ = [
+    "DeviceScanModel",
+    "LatencyModel",
+    "LatencyParts",
+    "LatencyPrediction",
+    "RoutingModel",
+    "fit_device_scan",
+    "fit_latency_model",
+    "fit_routing",
+]
+
+#: How much the prior counts against one sample's relative error.
+_PRIOR_WEIGHT = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceScanModel:
+    """Seconds of one device's scan: overhead + cost of scanned bytes + cost of distinct bytes."""
+
+    overhead_s: float
+    per_work_byte_s: float
+    per_unique_byte_s: float
+    devices: tuple[str, ...]
+    max_batch: int
+    #: Median relative error on its own samples.
+    error: float
+
+    def predict(self, work_bytes: F64, unique_bytes: F64 | float) -> F64:
+        """(m,) seconds; 0 where nothing is scanned."""
+        seconds = self.overhead_s + self.per_work_byte_s * work_bytes + self.per_unique_byte_s * unique_bytes
+        return np.where(work_bytes > 0, seconds, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingModel:
+    """What a routed batch takes beyond its stages: their speed together, what does not overlap, what routing costs."""
+
+    #: Seconds of a stage inside the router over its seconds alone.
+    scale: float = 1.0
+    #: Part of the shorter of host and device scan that does not hide behind the longer: 0 where they share nothing.
+    serial: float = 0.0
+    fixed_s: float = 0.0
+    per_query_s: float = 0.0
+
+    def seconds(self, before: F64 | float, host: F64, device: F64, batch: int) -> F64:
+        """(…) seconds, elementwise over broadcast terms."""
+        stages = before + np.maximum(host, device)
+        waiting = self.serial * np.minimum(host, device)
+        return self.scale * stages + waiting + (self.fixed_s + self.per_query_s * batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LatencyParts:
+    """The terms of tau for many random batches of one size: (w,) float64 seconds where they differ per batch."""
+
+    coarse_s: float
+    host_s: F64
+    device_s: F64
+    merge_s: float
+    routing: RoutingModel
+    batch: int
+
+    def total(self) -> F64:
+        """(w,) seconds."""
+        return self.routing.seconds(self.coarse_s + self.merge_s, self.host_s, self.device_s, self.batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyPrediction:
+    """One predicted latency."""
+
+    seconds: float
+    #: True when the batch size was never measured: the last slope was extended.
+    extrapolated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LatencyModel:
+    """Every fitted term of tau(b). Immutable, pure."""
+
+    coarse: PiecewiseLinear | None
+    host: HostScanModelChoice
+    device: DeviceScanModel | None
+    merge: PiecewiseLinear | None
+    #: Of batches that the host scans alone, and of batches that devices take part in.
+    host_routing: RoutingModel
+    hybrid_routing: RoutingModel
+    #: Ascending, equally likely measured/predicted ratios of the coarse stage; same length as ``host.ratios``.
+    coarse_ratios: F64
+    #: Devices that share the hits evenly.
+    n_devices: int
+    #: What could not be fitted, in words.
+    notes: tuple[str, ...]
+
+    @property
+    def max_batch(self) -> int:
+        """Largest batch that every host stage was measured at."""
+        coarse = int(self.coarse.knots[-1]) if self.coarse is not None else self.host.max_batch
+        return min(coarse, self.host.max_batch)
+
+    def parts(self, curve: CoverageCurve, work: QueryWork, batch: int, *, with_device: bool = True) -> LatencyParts:
+        """Terms for random batches of ``batch`` held-back queries when ``work``'s lists are resident.
+
+        Raises:
+            InvalidInputError: ``batch`` is below 1.
+        """
+        if batch < 1:
+            raise InvalidInputError(f"batch is {batch}; a batch has at least 1 query")
+        starts = window_starts(curve.n_held)
+        missed = _missed_work(curve, work, batch, starts, family=self.host.family)
+        host = np.where(missed.probes > 0, self.host.model.predict(missed), 0.0)
+        hits = bool((work.hit_probes > 0).any())
+        device = np.zeros_like(host)
+        if with_device and hits and self.device is not None:
+            hit_bytes = window_sum(work.hit_work, batch, starts) / self.n_devices
+            union, _ = curve.union_bytes(work, batch)
+            device = self.device.predict(hit_bytes, union / self.n_devices)
+        return LatencyParts(
+            coarse_s=float(self.coarse.predict(batch)) if self.coarse is not None else 0.0,
+            host_s=host,
+            device_s=device,
+            merge_s=float(self.merge.predict(batch)) if self.merge is not None and hits else 0.0,
+            routing=self.hybrid_routing if hits and with_device else self.host_routing,
+            batch=batch,
+        )
+
+    def mean(self, curve: CoverageCurve, work: QueryWork, batch: int, *, with_device: bool = True) -> float:
+        """Mean seconds over batches: what decides how many requests per second are sustained."""
+        return float(self._spread(self.parts(curve, work, batch, with_device=with_device)).mean())
+
+    def quantile(
+        self, curve: CoverageCurve, work: QueryWork, batch: int, percentile: float, *, with_device: bool = True
+    ) -> float:
+        """Seconds that ``percentile`` percent of batches stay below: which queries meet, and how timings scatter."""
+        seconds = self._spread(self.parts(curve, work, batch, with_device=with_device)).ravel()
+        place = min(max(int(np.ceil(percentile / 100.0 * seconds.size)) - 1, 0), seconds.size - 1)
+        return float(np.partition(seconds, place)[place])
+
+    def both(
+        self, curve: CoverageCurve, work: QueryWork, batch: int, percentile: float, *, with_device: bool = True
+    ) -> tuple[float, float]:
+        """(quantile, mean) from one evaluation."""
+        seconds = self._spread(self.parts(curve, work, batch, with_device=with_device)).ravel()
+        place = min(max(int(np.ceil(percentile / 100.0 * seconds.size)) - 1, 0), seconds.size - 1)
+        return float(np.partition(seconds, place)[place]), float(seconds.mean())
+
+    def predict(
+        self, curve: CoverageCurve, work: QueryWork, batch: int, percentile: float | None = None
+    ) -> LatencyPrediction:
+        """The median, or another percentile; says when ``batch`` lies beyond what was measured."""
+        level = 50.0 if percentile is None else percentile
+        if not 0.0 < level < 100.0:
+            raise InvalidInputError(f"percentile is {level}; give a value between 0 and 100")
+        return LatencyPrediction(
+            seconds=self.quantile(curve, work, batch, level), extrapolated=self.extrapolated(batch)
+        )
+
+    def extrapolated(self, batch: int) -> bool:
+        """True when no host stage was measured at so large (or so small) a batch."""
+        return batch > self.max_batch or batch < self.host.min_batch
+
+    def _spread(self, parts: LatencyParts) -> F64:
+        """(w, levels) seconds: every batch at every level of the timing scatter. Slow stages are slow together."""
+        host = np.multiply.outer(parts.host_s, self.host.ratios)
+        before = parts.coarse_s * self.coarse_ratios + parts.merge_s
+        return parts.routing.seconds(before, host, parts.device_s[:, None], parts.batch)
+
+
+def _missed_work(curve: CoverageCurve, work: QueryWork, batch: int, starts: I64, *, family: str) -> ScanWork:
+    """Columns that the ``family`` of host models does not look at stay 0: they are the costly ones."""
+    miss_work, miss_probes = work.miss_work, work.miss_probes
+    unused = np.zeros(starts.size)
+    slowest = family == "query_parallel"
+    return ScanWork(
+        batch=unused + batch,
+        probes=window_sum(miss_probes, batch, starts),
+        max_probes=window_max(miss_probes, batch, starts) if slowest else unused,
+        work_bytes=window_sum(miss_work, batch, starts),
+        max_work_bytes=window_max(miss_work, batch, starts) if slowest else unused,
+        unique_bytes=unused + curve.union_bytes(work, batch)[1] if family == "list_major" else unused,
+        min_hit_rate=-window_max(-work.hit_rate, batch, starts) if family == "paper" else unused,
+        masked=unused,
+    )
+
+
+def _stage(samples: Sequence[StageSample], stage: str) -> list[StageSample]:
+    return [s for s in samples if s.stage == stage and s.batch > 0 and s.seconds > 0]
+
+
+def _device_columns(samples: list[StageSample]) -> F64:
+    return np.array([(1.0, s.work_bytes, s.unique_bytes) for s in samples], dtype=np.float64)
+
+
+def fit_device_scan(samples: Sequence[StageSample]) -> DeviceScanModel | None:
+    """From the ``device_scan`` samples, or None where there are none: the slowest of the measured devices, since which
+    of them will hold a list is not known yet."""
+    samples = _stage(samples, "device_scan")
+    if not samples:
+        return None
+    every = _device_columns(samples)
+    fits = []
+    for name in sorted({s.device for s in samples}):
+        own = [s for s in samples if s.device == name]
+        fits.append(relative_nnls(_device_columns(own), np.array([s.seconds for s in own])))
+    (overhead, per_work, per_unique), error = max(fits, key=lambda fit: float((every @ fit[0]).sum()))
+    return DeviceScanModel(
+        overhead_s=float(overhead),
+        per_work_byte_s=float(per_work),
+        per_unique_byte_s=float(per_unique),
+        devices=tuple(sorted({s.device for s in samples})),
+        max_batch=max(s.batch for s in samples),
+        error=error,
+    )
+
+
+def fit_latency_model(profile: Profile, curve: CoverageCurve, *, n_devices: int = 1, seed: int = 0) -> LatencyModel:
+    """Fit every term from ``profile.stages``.
+
+    Raises:
+        ProfileError: there are no ``host_scan`` samples.
+    """
+    host = choose_host_scan_model(profile.stages, threads=profile.threads, nprobe=profile.nprobe, seed=seed)
+    notes: list[str] = []
+    coarse_samples = _stage(profile.stages, "coarse")
+    coarse: PiecewiseLinear | None = None
+    coarse_ratios = np.ones_like(host.ratios)
+    if coarse_samples:
+        batches = np.array([s.batch for s in coarse_samples], dtype=np.float64)
+        seconds = np.array([s.seconds for s in coarse_samples])
+        coarse = fit_piecewise_linear(batches, seconds)
+        coarse_ratios = ratio_levels(seconds, coarse.predict(batches), host.ratios.size)
+    else:
+        notes.append("coarse quantization was not measured: counted as 0")
+    device = fit_device_scan(profile.stages)
+    if device is None:
+        notes.append("no device scan was measured: counted as hidden behind the host's")
+    merge_samples = _stage(profile.stages, "merge")
+    merge = (
+        fit_piecewise_linear([float(s.batch) for s in merge_samples], [s.seconds for s in merge_samples])
+        if merge_samples
+        else None
+    )
+    if merge is None and not _stage(profile.stages, "batch"):
+        notes.append("neither merging nor routed batches were measured: counted as 0")
+    model = LatencyModel(
+        coarse=coarse,
+        host=host,
+        device=device,
+        merge=merge,
+        host_routing=RoutingModel(),
+        hybrid_routing=RoutingModel(),
+        coarse_ratios=coarse_ratios,
+        n_devices=n_devices,
+        notes=tuple(notes),
+    )
+    routed = _stage(profile.stages, "batch")
+    alone = _fit_routing(model, curve, [s for s in routed if s.coverage == 0])
+    hybrid = _fit_routing(model, curve, [s for s in routed if s.coverage > 0])
+    return replace(
+        model,
+        host_routing=alone or hybrid or RoutingModel(),
+        hybrid_routing=hybrid or alone or RoutingModel(),
+    )
+
+
+def _fit_routing(model: LatencyModel, curve: CoverageCurve, routed: list[StageSample]) -> RoutingModel | None:
+    """From medians of the stages' terms to what routed batches took."""
+    if not routed:
+        return None
+    terms: dict[tuple[float, int], tuple[float, float, float, float]] = {}
+    for coverage, batch in sorted({(s.coverage, s.batch) for s in routed}):
+        parts = model.parts(curve, curve.at(min(round(coverage * curve.nlist), curve.nlist)), batch)
+        stages = parts.coarse_s + parts.merge_s + np.maximum(parts.host_s, parts.device_s)
+        shorter = np.minimum(parts.host_s, parts.device_s)
+        terms[coverage, batch] = (float(np.median(stages)), float(np.median(shorter)), 1.0, float(batch))
+    columns = np.array([terms[s.coverage, s.batch] for s in routed])
+    return fit_routing(columns, np.array([s.seconds for s in routed]))
+
+
+def fit_routing(columns: F64, seconds: F64, rounds: int = 4, *, prior_weight: float = _PRIOR_WEIGHT) -> RoutingModel:
+    """From ``columns`` (m, 4), each batch's stages, shorter scan, 1 and size, and (m,) seconds; small relative errors.
+
+    Stages that grow evenly with the batch cannot be told from a cost per query, so the first two are held near what
+    they would be without surprises, and inside what can be.
+    """
+    lower, upper = np.array([0.5, 0.0, 0.0, 0.0]), np.array([2.0, 1.0, np.inf, np.inf])
+    unit = np.maximum(columns.max(axis=0), 1e-300)
+    pull = np.sqrt(prior_weight * len(seconds))
+    prior = np.array([[pull, 0.0, 0.0, 0.0], [0.0, pull, 0.0, 0.0]])
+    weights = 1.0 / np.maximum(seconds, 1e-12)
+    relative = np.ones_like(seconds)
+    found = np.array([1.0, 0.0, 0.0, 0.0])
+    for _ in range(rounds):
+        w = weights / np.sqrt(relative)
+        # In units of each column's largest value; the first two stay as they are, so that the prior can speak of them.
+        scaled = columns / np.concatenate((np.ones(2), unit[2:]))
+        rows = np.vstack((scaled * w[:, None], prior))
+        found = scipy.optimize.lsq_linear(rows, np.concatenate((seconds * w, [pull, 0.0])), bounds=(lower, upper)).x
+        relative = np.maximum(np.abs(scaled @ found - seconds) * weights, 1e-3)
+    return RoutingModel(
+        scale=float(found[0]),
+        serial=float(found[1]),
+        fixed_s=float(found[2] / unit[2]),
+        per_query_s=float(found[3] / unit[3]),
+    )

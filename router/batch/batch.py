@@ -1,0 +1,251 @@
+"""A batch in flight: requests side by side, their running top-k, and who is still waited for.
+
+Parts of the batch finish on different threads. A request is answered the moment the last part of its last query is
+merged; nobody waits for the batch. Scanning and threads are :mod:`hybridindex.router.engine`'s business.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+
+from hybridindex.router.batch.merge import empty_topk, finish_topk, merge_topk
+from hybridindex.router.batch.split import ProbePart, ProbeSplit
+from hybridindex.router.batch.stages import BatchClock, BatchReport
+from hybridindex.types import F32, I32, I64, SearchResult
+
+__all__ = ["Batch", "BlockingReply", "FutureReply", "Reply", "Request"]
+
+_log = logging.getLogger(__name__)
+
+
+class Reply(Protocol):
+    """Where a request's answer goes. Settled once, from any thread; never raises."""
+
+    def settle(self, result: SearchResult) -> None: ...
+
+    def announce(self) -> None:
+        """Called after :meth:`settle`, when all requests that are answered together have been settled."""
+
+    def fail(self, error: BaseException) -> None: ...
+
+
+class FutureReply:
+    """For callers that do not wait."""
+
+    __slots__ = ("_on_result", "future")
+
+    def __init__(self, on_result: Callable[[SearchResult], None] | None = None) -> None:
+        """``on_result``: told an answer before anybody who waits for it, unless the future was cancelled."""
+        self.future: Future[SearchResult] = Future()
+        self._on_result = on_result
+
+    def settle(self, result: SearchResult) -> None:
+        self._complete(lambda: self._set(result))
+
+    def announce(self) -> None:
+        pass
+
+    def _set(self, result: SearchResult) -> None:
+        try:
+            if self._on_result is not None:
+                self._on_result(result)
+        finally:
+            self.future.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        self._complete(lambda: self.future.set_exception(error))
+
+    def _complete(self, complete: Callable[[], None]) -> None:
+        """Unless it was cancelled. What its callbacks raise is theirs: it must not stop the engine."""
+        try:
+            if self.future.set_running_or_notify_cancel():
+                complete()
+        except BaseException:  # noqa: BLE001 - even SystemExit from a callback
+            _log.exception("a callback of a search future raised")
+
+
+class BlockingReply:
+    """For one caller that waits: a lock instead of a future, which costs a small batch more than its merge."""
+
+    __slots__ = ("_error", "_result", "_settled")
+
+    def __init__(self) -> None:
+        self._settled = threading.Lock()
+        self._settled.acquire()
+        self._result: SearchResult | None = None
+        self._error: BaseException | None = None
+
+    def settle(self, result: SearchResult) -> None:
+        self._result = result
+        self._settled.release()
+
+    def announce(self) -> None:
+        pass
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._settled.release()
+
+    def wait(self) -> SearchResult:
+        """The answer, or raises the error; once."""
+        self._settled.acquire()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """One search call, checked and transformed, on its way through the engine."""
+
+    #: (n, scan_dim) float32.
+    queries: F32
+    k: int
+    nprobe: int
+    reply: Reply
+    #: Monotonic time by which the answer should be there, or None: nprobe is then never lowered.
+    deadline_s: float | None = None
+    #: Floor that a deadline may lower nprobe to.
+    min_nprobe: int = 1
+    #: When given, receives the (n, nprobe) lists that were probed, before the answer is set.
+    on_probes: Callable[[I64], None] | None = None
+    #: When given, told about the batch after it has ended, so maybe after the answer.
+    on_batch: Callable[[BatchReport], None] | None = None
+    #: Whether it may wait for lists on their way; asked once.
+    may_wait: bool = False
+    submitted_s: float = field(default_factory=time.perf_counter)
+
+
+class Batch:
+    """Requests taken together. :meth:`begin` once, then :meth:`complete` and :meth:`end_scan` from any thread."""
+
+    def __init__(self, requests: Sequence[Request], *, keep_max: bool) -> None:
+        self.clock = BatchClock()
+        self.requests = requests
+        self.keep_max = keep_max
+        alone = len(requests) == 1
+        self.queries: F32 = requests[0].queries if alone else np.concatenate([r.queries for r in requests])
+        self.k = max(r.k for r in requests)
+        self.nprobe = max(r.nprobe for r in requests)
+        self._starts = [0, *accumulate(len(r.queries) for r in requests)]
+        #: (n,) request of each row; None in a batch of one request.
+        self._request_of = None if alone else np.repeat(np.arange(len(requests)), np.diff(self._starts))
+        self._lock = threading.Lock()
+        self._found: tuple[F32, I64] | None = None
+        #: Per request: (query, scan) pairs that still have to report.
+        self._open_parts: list[int] = []
+        self._failed = False
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def rows_of(self, request: int) -> slice:
+        """Batch rows of one request."""
+        return slice(self._starts[request], self._starts[request + 1])
+
+    def begin(self, split: ProbeSplit, on_finished: Callable[[Batch], None]) -> None:
+        """Says what the batch waits for: one scan per part of ``split``, each of which ends with :meth:`end_scan`.
+
+        ``on_finished`` is called once when all scans ended: from then on nobody reads leased pages for this batch.
+        """
+        #: Who scans what, for those who are told about the batch.
+        self.parts = split.parts
+        self._nprobe_used = split.n_probes
+        self._hit_rate = split.hit_rate
+        self._n_scans = len(split.parts)
+        self._on_finished = on_finished
+        self._alone = len(split.parts) == 1
+        if self._request_of is None:
+            self._open_parts = [sum(len(part.rows) for part in split.parts)]
+        else:
+            self._open_parts = np.add.reduceat(split.n_parts, self._starts[:-1]).tolist()
+        if 0 in self._open_parts:
+            self._answer([i for i, open_parts in enumerate(self._open_parts) if open_parts == 0])
+        if not split.parts:
+            on_finished(self)
+
+    def complete(self, rows: I32, distances: F32, ids: I64) -> None:
+        """Merges the answer of one scan for ``rows`` (m,), each once per scan, and answers what is complete."""
+        with self._lock:
+            if self._failed:
+                return
+            started = time.perf_counter()
+            best_distances, best_ids = self._best()
+            merge_topk(best_distances, best_ids, rows, distances, ids, keep_max=self.keep_max)
+            self.clock.note_merge(started)
+            answered = self._count_down(rows)
+        self._answer(answered)
+
+    def complete_part(self, part: ProbePart, distances: F32, ids: I64) -> None:
+        """:meth:`complete` for all rows of one part; keeps the arrays where they are the whole answer."""
+        if not self._alone or len(part.rows) < len(self):
+            self.complete(part.rows, distances, ids)
+            return
+        started = time.perf_counter()
+        finish_topk(distances, ids, keep_max=self.keep_max)
+        self.clock.note_merge(started)
+        with self._lock:
+            if self._failed:
+                return
+            self._found = (distances, ids)
+            self._open_parts = [0] * len(self.requests)
+        self._answer(list(range(len(self.requests))))
+
+    def _best(self) -> tuple[F32, I64]:
+        """The running (n, k) distances and ids."""
+        if self._found is None:
+            self._found = empty_topk(len(self.queries), self.k, keep_max=self.keep_max)
+        return self._found
+
+    def _count_down(self, rows: I32) -> list[int]:
+        counts = [len(rows)] if self._request_of is None else np.bincount(self._request_of[rows]).tolist()
+        answered = []
+        for number, count in enumerate(counts):
+            if count:
+                self._open_parts[number] -= count
+                assert self._open_parts[number] >= 0, "a query was completed twice"
+                if self._open_parts[number] == 0:
+                    answered.append(number)
+        return answered
+
+    def _answer(self, numbers: list[int]) -> None:
+        for number in numbers:
+            request, (distances, ids) = self.requests[number], self._best()
+            nprobe_used, hit_rate = self._nprobe_used, self._hit_rate
+            if self._request_of is not None:
+                rows = self.rows_of(number)
+                # Copies: views would keep the whole batch alive.
+                distances, ids = distances[rows, : request.k].copy(), ids[rows, : request.k].copy()
+                nprobe_used, hit_rate = nprobe_used[rows].copy(), hit_rate[rows].copy()
+            request.reply.settle(SearchResult(ids=ids, distances=distances, nprobe_used=nprobe_used, hit_rate=hit_rate))
+        for number in numbers:
+            self.requests[number].reply.announce()
+
+    def end_scan(self) -> None:
+        """One scan, successful or not, will not touch the batch any more."""
+        with self._lock:
+            self._n_scans -= 1
+            finished = self._n_scans == 0
+        if finished:
+            self._on_finished(self)
+
+    def fail(self, error: BaseException) -> None:
+        """Gives ``error`` to every request that has no answer yet."""
+        with self._lock:
+            if self._failed:
+                return
+            self._failed = True
+            # Before begin(), nobody has an answer.
+            waiting = [r for i, r in enumerate(self.requests) if not self._open_parts or self._open_parts[i]]
+        for request in waiting:
+            request.reply.fail(error)

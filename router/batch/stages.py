@@ -1,0 +1,113 @@
+"""Where the time of a batch goes, stage by stage.
+
+Covers what is recorded and how it is read; :mod:`hybridindex.router.engine` and :mod:`hybridindex.router.batch.batch`
+record, :mod:`hybridindex.router.batch.stats` sums. Times are seconds of ``time.perf_counter``.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+__all__ = [
+    "COARSE",
+    "HOST_SCAN",
+    "LOOKAHEAD_WAIT",
+    "MERGE",
+    "QUEUE",
+    "SPLIT",
+    "BatchClock",
+    "BatchReport",
+    "StageSum",
+    "StageTime",
+]
+
+#: From a request's submission, or the end of its wait for lists, to the start of its batch.
+QUEUE = "queue"
+#: Waits of sessions' searches for lists on their way: of no batch.
+LOOKAHEAD_WAIT = "lookahead_wait"
+#: Coarse quantization of the batch.
+COARSE = "coarse"
+#: Deadlines and the probe split.
+SPLIT = "split"
+#: Scan on the host; where requests share a batch, what was merged meanwhile is in it.
+HOST_SCAN = "host_scan"
+#: Merges of all parts. Devices scan as stages of their own: :func:`device_scan`.
+MERGE = "merge"
+
+
+def device_scan(ordinal: int) -> str:
+    """The stage of one device's scans, results on the host included."""
+    return f"device_scan_{ordinal}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTime:
+    """One stage of one batch."""
+
+    stage: str
+    started_s: float
+    ended_s: float
+    #: Less than the time between where the stage came in pieces, as merges do.
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """One batch that has ended, whether its requests were answered or failed."""
+
+    #: Running number of the router, from 1.
+    number: int
+    n_requests: int
+    n_queries: int
+    #: Largest of its requests.
+    k: int
+    nprobe: int
+    #: When it left the queue.
+    started_s: float
+    #: Seconds that each request waited in the queue.
+    queue_s: tuple[float, ...]
+    #: In the order in which they ended; without the queue.
+    stages: tuple[StageTime, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSum:
+    """How often a stage was timed, and its seconds in all. The queue and waits count requests, the others batches or
+    parts."""
+
+    count: int
+    seconds: float
+
+
+class BatchClock:
+    """Recorder of one batch. :meth:`note` from any thread, :meth:`note_merge` by one at a time."""
+
+    __slots__ = ("_merge_busy_s", "_merge_ended_s", "_merge_started_s", "_times", "started_s")
+
+    def __init__(self) -> None:
+        self.started_s = time.perf_counter()
+        # Tuples: a dataclass takes longer to make than some stages last.
+        self._times: list[tuple[str, float, float, float]] = []
+        self._merge_started_s: float | None = None
+        self._merge_ended_s = self._merge_busy_s = 0.0
+
+    def note(self, stage: str, started_s: float) -> float:
+        """A stage that began at ``started_s`` ends now; returns now."""
+        now = time.perf_counter()
+        self._times.append((stage, started_s, now, now - started_s))
+        return now
+
+    def note_merge(self, started_s: float) -> None:
+        """One of the batch's merges ends now."""
+        now = time.perf_counter()
+        if self._merge_started_s is None:
+            self._merge_started_s = started_s
+        self._merge_ended_s = now
+        self._merge_busy_s += now - started_s
+
+    def times(self) -> list[tuple[str, float, float, float]]:
+        """(stage, start, end, busy) of each; once, when nobody records any more."""
+        if self._merge_started_s is not None:
+            self._times.append((MERGE, self._merge_started_s, self._merge_ended_s, self._merge_busy_s))
+        return self._times

@@ -1,0 +1,92 @@
+"""Counters of one router: what was served where, what was moved, what fell back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+
+from hybridindex.router.batch.stages import QUEUE, StageSum
+
+__all__ = ["RouterStats", "StatsCounter"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterStats:
+    """A consistent reading of a router's counters since its start."""
+
+    requests: int = 0
+    queries: int = 0
+    batches: int = 0
+    largest_batch: int = 0
+    #: Code bytes that queries probed, by where they were scanned.
+    host_work_bytes: int = 0
+    device_work_bytes: int = 0
+    #: Batch parts that a device should have scanned and the host did.
+    device_fallbacks: int = 0
+    #: Requests whose nprobe a deadline lowered.
+    nprobe_lowered: int = 0
+    lookahead_lists: int = 0
+    lookahead_bytes: int = 0
+    lookahead_used_lists: int = 0
+    #: Lists that lookahead wanted and that did not fit, or that no device took: failed, disabled, or of whole shards.
+    lookahead_skipped_lists: int = 0
+    #: Lists that nobody held and that left for others.
+    cache_evicted_lists: int = 0
+    #: Lists that stay on devices because sessions used them.
+    cached_lists: int = 0
+    #: How often a device failed, and how often one came back.
+    device_failures: int = 0
+    device_recoveries: int = 0
+    #: Of those failures: devices that took longer than the host would, or did not end a scan.
+    device_slowdowns: int = 0
+    #: Lists of the current plan that no device holds now although one should: no room, or a failed device.
+    unplaced_lists: int = 0
+    #: Page-locked host memory of lists that sessions may fetch.
+    pinned_host_bytes: int = 0
+    #: Listeners of batches that raised.
+    listener_errors: int = 0
+    #: Time by stage (:mod:`hybridindex.router.batch.stages`) of batches that have ended; an answer comes a little
+    #: earlier.
+    stages: Mapping[str, StageSum] = field(default_factory=dict)
+
+    @property
+    def hit_rate(self) -> float:
+        """Fraction of the scan work that devices served; 0 before the first query."""
+        total = self.host_work_bytes + self.device_work_bytes
+        return self.device_work_bytes / total if total else 0.0
+
+
+class StatsCounter:
+    """Owner of the running counters. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys((f.name for f in fields(RouterStats) if f.name != "stages"), 0)
+        #: Stage -> (count, seconds).
+        self._stages: dict[str, tuple[int, float]] = {}
+
+    def add(self, *, largest_batch: int = 0, **increments: int) -> None:
+        """Adds to the named counters; ``largest_batch`` is a maximum."""
+        with self._lock:
+            for name, by in increments.items():
+                self._counts[name] += by
+            if largest_batch > self._counts["largest_batch"]:
+                self._counts["largest_batch"] = largest_batch
+
+    def add_stages(self, queue_s: Iterable[float], times: Iterable[tuple[str, float, float, float]]) -> None:
+        """Adds one batch: seconds in the queue by request, and (stage, start, end, busy) of the others."""
+        with self._lock:
+            for waited in queue_s:
+                self._add_stage(QUEUE, waited)
+            for stage, _, _, busy in times:
+                self._add_stage(stage, busy)
+
+    def _add_stage(self, stage: str, seconds: float) -> None:
+        count, total = self._stages.get(stage, (0, 0.0))
+        self._stages[stage] = count + 1, total + seconds
+
+    def read(self) -> RouterStats:
+        with self._lock:
+            stages = {name: StageSum(count=count, seconds=total) for name, (count, total) in self._stages.items()}
+            return RouterStats(stages=stages, **self._counts)

@@ -1,0 +1,167 @@
+"""A device's lane: its queue of batch parts, and the thread that scans them one after the other.
+
+Whatever the device does, each part is answered once: by the device, or by the host, to which a part goes when the scan
+fails, when the device is slow, or when somebody takes it over because its scan does not end. Who decides that is
+:mod:`hybridindex.router.devices.health`.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from hybridindex.errors import DeviceSlowError, InvalidInputError, OutOfBudgetError
+from hybridindex.router.batch.batch import Batch
+from hybridindex.router.batch.deadline import PaceEstimator
+from hybridindex.router.batch.split import ProbePart
+from hybridindex.router.batch.stages import device_scan
+from hybridindex.tiers.contract.bounded_join import thread_ends
+from hybridindex.tiers.contract.residency import Residency, ResidencyStore
+from hybridindex.tiers.contract.tier import Tier
+from hybridindex.types import F32, I64
+
+__all__ = ["DeviceLane", "DeviceTask", "is_slow"]
+
+_log = logging.getLogger(__name__)
+
+
+def is_slow(tier: Tier) -> bool:
+    """Whether a device is left out only because it is slow: its lists are intact."""
+    return isinstance(tier.failure, DeviceSlowError)
+
+
+class DeviceTask:
+    """One part of one batch on its way through a lane."""
+
+    __slots__ = ("batch", "give_back_slot", "looks", "part", "residency")
+
+    def __init__(self, batch: Batch, part: ProbePart, residency: Residency, give_back_slot: Callable[[], None]) -> None:
+        """``give_back_slot``: lets another batch start; does nothing the second time."""
+        self.batch = batch
+        self.part = part
+        self.residency = residency
+        self.give_back_slot = give_back_slot
+        #: How often it was seen under way; the watchdog's.
+        self.looks = 0
+
+
+class DeviceLane:
+    """Owner of one device's queue and thread. Thread-safe."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        residency: ResidencyStore,
+        scan_on_host: Callable[[Batch, ProbePart], None],
+        pace: PaceEstimator,
+    ) -> None:
+        """
+        Args:
+            scan_on_host: scans and completes a part there, or fails its batch. Never raises.
+            pace: told what the device's scans take.
+        """
+        self.tier = tier
+        self._residency = residency
+        self._scan_on_host = scan_on_host
+        self._pace = pace
+        self._stage = device_scan(tier.ordinal)
+        self._lock = threading.Lock()
+        #: Not ended yet, oldest first. True: the part has somebody who answers it.
+        self._open: dict[DeviceTask, bool] = {}
+        self._queue: queue.SimpleQueue[DeviceTask | None] = queue.SimpleQueue()
+        #: Whether the own thread waits for the device.
+        self._scanning = False
+        self._thread = threading.Thread(target=self._run, name=f"hybridindex-device-{tier.ordinal}", daemon=True)
+        self._thread.start()
+
+    def put(self, task: DeviceTask) -> None:
+        """Queues a part. Its scan ends, for :meth:`Batch.end_scan`, when the device reads no page for it any more."""
+        with self._lock:
+            self._open[task] = False
+        self._queue.put(task)
+
+    def waiting(self) -> list[DeviceTask]:
+        """Parts that nobody has answered or begun to, oldest first; the first may be under the device's scan."""
+        with self._lock:
+            return [task for task, taken in self._open.items() if not taken]
+
+    @property
+    def taken_over(self) -> bool:
+        """Whether the device is still busy with a part that was answered without it."""
+        with self._lock:
+            return any(self._open.values())
+
+    def take(self, task: DeviceTask) -> bool:
+        """Takes the right to answer a part, for the first who asks while its scan goes on."""
+        with self._lock:
+            if self._open.get(task, True):
+                return False
+            self._open[task] = True
+            return True
+
+    def owns_current_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def close(self, limit_s: float) -> bool:
+        """Ends the thread after what is queued, and joins it.
+
+        False: it is left behind, ``limit_s`` later, in a scan that does not end and whose part was answered without
+        it.
+        """
+        self._queue.put(None)
+        return thread_ends(self._thread, limit_s, lambda: self._scanning and not self.waiting())
+
+    # The own thread
+
+    def _run(self) -> None:
+        while (task := self._queue.get()) is not None:
+            try:
+                self._scan(task)
+            except BaseException as error:  # noqa: BLE001 - nobody may wait for a dead thread
+                _log.exception("a device part of %d queries failed", len(task.part.rows))
+                task.batch.fail(error)
+            finally:
+                with self._lock:
+                    del self._open[task]
+                task.batch.end_scan()
+            # An idle thread must not keep the last batch alive.
+            del task
+
+    def _scan(self, task: DeviceTask) -> None:
+        batch, part, tier = task.batch, task.part, self.tier
+        if is_slow(tier):
+            self._fall_back(task)
+            return
+        started = time.perf_counter()
+        try:
+            distances, ids = self._scan_on_device(task)
+            took_s = batch.clock.note(self._stage, started) - started
+        except (OutOfBudgetError, InvalidInputError):
+            # Not the device's fault: this k does not fit its scratch, or the index was closed.
+            self._fall_back(task)
+        except Exception as error:  # noqa: BLE001 - whatever a device does, the host answers
+            tier.fail(error)
+            lost = self._residency.current.resident_lists(tier.ordinal)
+            self._residency.publish({}, drops=lost.tolist())
+            self._fall_back(task)
+        else:
+            if self.take(task):
+                # Not what was given up: it says nothing of the next.
+                self._pace.observe(part.total_bytes, took_s)
+                batch.complete_part(part, distances, ids)
+
+    def _scan_on_device(self, task: DeviceTask) -> tuple[F32, I64]:
+        batch, part = task.batch, task.part
+        self._scanning = True
+        try:
+            scanner = self.tier.scanner(task.residency)
+            return scanner.scan(batch.queries[part.rows], part.probes, part.coarse_distances, batch.k)
+        finally:
+            self._scanning = False
+
+    def _fall_back(self, task: DeviceTask) -> None:
+        if self.take(task):
+            self._scan_on_host(task.batch, task.part)

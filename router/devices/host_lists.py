@@ -1,0 +1,124 @@
+"""Which lists lie in page-locked host memory: the hottest that the plan in force leaves on the host.
+
+Chosen anew with each plan, when that has been placed, off the query path: what is still right stays, the rest makes way
+for what is missing. The host scans the mapped file as ever; whoever finds a list moved away goes through the staging
+buffers. How copies on their way are spared is :mod:`hybridindex.tiers.paged.pinned`'s business.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.paging import PageGeometry
+from hybridindex.tiers.contract.tier import Tier
+from hybridindex.tiers.paged.pinned import PinnedMemory
+from hybridindex.types import I64, U8
+
+if TYPE_CHECKING:
+    from hybridindex.partitioner.plan import Plan
+
+__all__ = ["HostLists"]
+
+_log = logging.getLogger(__name__)
+
+
+class HostLists:
+    """Owner of the memory, which the devices of a router share. ``choose`` under the lock of who places plans."""
+
+    def __init__(self, index: IVFIndex, geometry: PageGeometry, limit_bytes: int) -> None:
+        """``limit_bytes``: most bytes of host memory; 0: none is taken."""
+        self._index = index
+        self._geometry = geometry
+        self._limit_bytes = limit_bytes
+        self._memory: PinnedMemory | None = None
+        self._stop = threading.Event()
+        #: Whether there is more to be had: no device was ready, or copies on their way still read what is to go.
+        self.due = limit_bytes > 0
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory taken."""
+        return 0 if self._memory is None else self._memory.nbytes
+
+    def memory_for(self, device_name: str) -> PinnedMemory | None:
+        """What a tier on that device fetches from; the first one decides whether it is page-locked."""
+        if self._limit_bytes and self._memory is None:
+            locked = device_name != "cpu"
+            self._memory = PinnedMemory(self._geometry, page_locked=locked, limit_bytes=self._limit_bytes)
+        return self._memory
+
+    def choose(
+        self, plan: Plan | None, tiers: Sequence[Tier], cancelled: Callable[[], bool], share: float | None = None
+    ) -> None:
+        """Holds what ``plan`` makes worth it, as far as the bytes go. Takes as long as the missing lists take to copy.
+
+        Args:
+            tiers: that fetch from here. Without a usable one nothing is done: page-locking needs a device's runtime.
+            cancelled: asked before each list.
+            share: part of the time that copying takes; None: all.
+        """
+        memory = self._memory
+        if memory is None or not any(tier.usable for tier in tiers):
+            return
+        lists = self._hottest_first(plan, tiers)
+        rests = _Rests(self._index.list_codes, 1.0 if share is None else share, self._stop)
+        n_pages = self._geometry.pages_for(self._index.list_sizes[lists])
+        try:
+            report = memory.hold(
+                lists.tolist(), n_pages.tolist(), rests.codes_of, lambda: self._stop.is_set() or cancelled()
+            )
+        except Exception:  # noqa: BLE001 - a list that cannot be read is said by who searches it; the plan is in force
+            _log.exception("lists could not be copied to page-locked memory")
+            self.due = False
+            return
+        self.due = bool(report.late)
+        if not self.due:
+            _log.info("%d lists take %d bytes of page-locked memory", len(report.pinned), memory.nbytes)
+        if report.reason and not (self._stop.is_set() or cancelled()):
+            _log.warning("%s; other lists go through the staging buffers", report.reason)
+
+    def _hottest_first(self, plan: Plan | None, tiers: Sequence[Tier]) -> I64:
+        """The lists that no device holds for the plan, by the accesses that its profile counted; without a plan all, by
+        their ids."""
+        sizes = self._index.list_sizes
+        if plan is None:
+            return np.flatnonzero(sizes)
+        order: I64 = np.argsort(-plan.analysis.profile.access.list_accesses, kind="stable")
+        held = np.isin(plan.list_device, [tier.ordinal for tier in tiers if not tier.disabled_reason])
+        return order[(~held & (sizes > 0))[order]]
+
+    def stop(self) -> None:
+        """Ends what goes on after the list that is being copied. For good; any thread."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Lets the memory go, after the tiers."""
+        if self._memory is not None:
+            self._memory.clear()
+
+    def check_invariants(self) -> None:
+        if self._memory is not None:
+            self._memory.check_invariants()
+
+
+class _Rests:
+    """Codes of lists, and a rest before each one but the first, so that copying takes its share of the time."""
+
+    def __init__(self, codes_of: Callable[[int], U8], share: float, stop: threading.Event) -> None:
+        self._codes_of = codes_of
+        self._rest = 1 / share - 1
+        self._stop = stop
+        self._given_s: float | None = None
+
+    def codes_of(self, list_id: int) -> U8:
+        if self._rest and self._given_s is not None:
+            self._stop.wait((time.monotonic() - self._given_s) * self._rest)
+        self._given_s = time.monotonic()
+        return self._codes_of(list_id)

@@ -1,0 +1,215 @@
+"""Placement: what a plan wants on devices gets there, and comes back when it was lost or found no room.
+
+Owner of the lock under which lists move for a plan. What sessions and the cache hold is :mod:`router.lookahead`'s
+business, how bytes move the tiers'; answers never depend on either.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from hybridindex.errors import RouterClosedError
+from hybridindex.partitioner.plan import Plan
+from hybridindex.router.devices.host_lists import HostLists
+from hybridindex.router.lookahead.prefetch import Lookahead
+from hybridindex.tiers.contract.bounded_join import LOOK_S
+from hybridindex.tiers.contract.residency import ResidencyStore
+from hybridindex.tiers.contract.tier import Tier
+from hybridindex.tiers.paged.device_tier import DeviceTier, LoadReport
+from hybridindex.types import I64
+
+__all__ = ["Placement"]
+
+_log = logging.getLogger(__name__)
+
+#: Longest wait of a plan change for batches in flight.
+_RECLAIM_TIMEOUT_S = 30.0
+#: Lists that sessions bring to other devices while a plan is placed are moved again so often.
+_TRIES = 3
+#: Part of a device's copying time that lists take which come back to it, or come late.
+_LATE_SHARE = 0.5
+
+
+class Placement:
+    """Owner of the current plan. Thread-safe."""
+
+    def __init__(
+        self,
+        plan: Plan | None,
+        tiers: Sequence[Tier],
+        paged: Sequence[DeviceTier],
+        residency: ResidencyStore,
+        lookahead: Lookahead,
+        list_bytes: I64,
+        promised_bytes: Sequence[int],
+        host_lists: HostLists,
+        *,
+        stuck_s: float,
+    ) -> None:
+        """
+        Args:
+            plan: whose lists :meth:`apply` is going to bring first.
+            paged: the tiers that single lists come to and leave.
+            list_bytes: (nlist,) int64 device bytes of each list, page rounding included.
+            promised_bytes: per device, pages that are for sessions: a larger plan does not get them back from them.
+            host_lists: chosen anew with each plan.
+            stuck_s: how long a move is waited for after :meth:`settle`: it may never end.
+        """
+        self._tiers = tiers
+        self._paged = paged
+        self._residency = residency
+        self._lookahead = lookahead
+        self._list_bytes = list_bytes
+        self._promised_bytes = promised_bytes
+        self._host_lists = host_lists
+        self._stuck_s = stuck_s
+        self._lock = threading.Lock()
+        #: One for each change that waits for the lock: what only comes back gives way.
+        self._waiting: list[None] = []
+        #: No list moves for a plan any more.
+        self._settled = False
+        #: Set under the lock, read by anybody.
+        self.plan = plan
+
+    def apply(self, plan: Plan, bandwidth_share: float | None = None) -> None:
+        """Makes the residency what ``plan`` says, moving only the difference, hottest lists first; then chooses what
+        lies in page-locked host memory.
+
+        Raises:
+            RouterClosedError: after :meth:`settle`.
+        """
+        self._waiting.append(None)
+        with self._lock:
+            self._waiting.pop()
+            if self._settled:
+                raise RouterClosedError("the router is closed, or about to be")
+            self._place(plan, bandwidth_share)
+            self.plan = plan
+            self._choose_host_lists(bandwidth_share)
+
+    def pin_host_lists(self) -> None:
+        """Chooses what lies in page-locked host memory where no plan does so."""
+        with self._lock:
+            self._choose_host_lists(None)
+
+    def restore(self, tier: Tier) -> None:
+        """A device works again: its lists of the plan come back."""
+        with self._lock:
+            if self.plan is not None and not self._gives_way():
+                self._wait_for(self._load_planned(self.plan, tier, _LATE_SHARE, self._gives_way))
+            if self._host_lists.due:
+                self._choose_host_lists(_LATE_SHARE)
+
+    def complete(self) -> None:
+        """Lists of the plan that found no page, because sessions had them, come once one is free; so do those for
+        page-locked memory."""
+        if not self._lock.acquire(blocking=False):
+            return  # a change of plan brings them, if it wants them
+        try:
+            if self._host_lists.due:
+                self._choose_host_lists(_LATE_SHARE)
+            for tier in self._paged:
+                if self.plan is None or self._gives_way():
+                    return
+                lists = self._missing_that_fit(self.plan, tier)
+                if lists and tier.usable:
+                    with self._lookahead.room_for(tier, np.array(lists)):
+                        loading = tier.load(
+                            lists, self._residency, cancelled=self._gives_way, bandwidth_share=_LATE_SHARE
+                        )
+                    self._wait_for(loading)
+        finally:
+            self._lock.release()
+
+    def settle(self) -> None:
+        """Ends a change that goes on, after what is being copied or some seconds, and refuses further ones. Returns at
+        once."""
+        self._settled = True
+        self._host_lists.stop()
+        for tier in self._tiers:
+            tier.hurry()
+
+    def join(self) -> None:
+        """Waits for a change that goes on."""
+        with self._lock:
+            pass
+
+    def _gives_way(self) -> bool:
+        """Whether what was to come back is left to a change that waits, or to nobody any more."""
+        return self._settled or bool(self._waiting)
+
+    # With the lock held
+
+    def _choose_host_lists(self, share: float | None) -> None:
+        self._host_lists.choose(self.plan, self._paged, self._gives_way, share)
+
+    def _place(self, plan: Plan, bandwidth_share: float | None) -> None:
+        target = plan.list_device
+        self._lookahead.adopt([int(i) for i in np.flatnonzero(target >= 0)])
+        for _ in range(_TRIES):
+            current = self._residency.current.list_device
+            # What sessions brought and the plan does not want stays theirs, or in the cache.
+            stale = (current >= 0) & (current != target) & ~(self._lookahead.wanted() & (target < 0))
+            if stale.any():
+                dropped = self._residency.publish({}, drops=[int(i) for i in np.flatnonzero(stale)])
+                # The new lists may need the old ones' pages, and batches in flight still read those.
+                self._wait_reclaimed(dropped.version)
+            waiting = [self._load_planned(plan, tier, bandwidth_share, lambda: self._settled) for tier in self._tiers]
+            for future in waiting:
+                self._wait_for(future)  # a failed device is marked and logged by its tier
+            current = self._residency.current.list_device
+            # A session's copy may have brought one to another device meanwhile.
+            if self._settled or not ((target >= 0) & (current >= 0) & (current != target)).any():
+                return
+
+    def _wait_reclaimed(self, version: int) -> None:
+        for _ in range(round(_RECLAIM_TIMEOUT_S / LOOK_S)):
+            if self._residency.wait_reclaimed(version, LOOK_S) or self._settled:
+                return
+        _log.warning("pages of dropped lists are still read after %g s", _RECLAIM_TIMEOUT_S)
+
+    def _wait_for(self, load: Future[LoadReport]) -> None:
+        """Waits until a load has ended; once nothing is to move any more, not for ever."""
+        waited_s, look_s = 0.0, min(LOOK_S, self._stuck_s / 4)
+        while waited_s < self._stuck_s:
+            try:
+                load.exception(look_s)
+                return
+            except TimeoutError:
+                # Looks and not the clock, as in tiers.leaving.
+                waited_s += look_s if self._settled else 0.0
+
+    def _load_planned(
+        self, plan: Plan, tier: Tier, bandwidth_share: float | None, cancelled: Callable[[], bool]
+    ) -> Future[LoadReport]:
+        """Starts to bring what ``plan`` wants on one device and what is not there, hottest first."""
+        hottest_first = plan.resident_lists
+        wanted = hottest_first[plan.list_device[hottest_first] == tier.ordinal]
+
+        def load() -> Future[LoadReport]:
+            return tier.load(wanted.tolist(), self._residency, cancelled=cancelled, bandwidth_share=bandwidth_share)
+
+        if not isinstance(tier, DeviceTier) or tier not in self._paged:
+            return load()
+        with self._lookahead.room_for(tier, wanted[self._residency.current.list_device[wanted] < 0]):
+            return load()
+
+    def _missing_that_fit(self, plan: Plan, tier: DeviceTier) -> list[int]:
+        """Lists of ``plan`` that no device has and ``tier`` has room for, beside what is promised to sessions; hottest
+        first."""
+        there, list_bytes = self._residency.current.list_device, self._list_bytes
+        placed = int(list_bytes[(plan.list_device == tier.ordinal) & (there == tier.ordinal)].sum())
+        beside = tier.arena.nbytes - self._promised_bytes[tier.ordinal] - placed
+        room = min(beside, self._lookahead.room_for_plan(tier))
+        fitting = []
+        for list_id in plan.resident_lists.tolist():
+            nbytes = int(list_bytes[list_id])
+            if plan.list_device[list_id] == tier.ordinal and there[list_id] < 0 and 0 < nbytes <= room:
+                room -= nbytes
+                fitting.append(list_id)
+        return fitting

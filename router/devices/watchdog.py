@@ -1,0 +1,97 @@
+"""The watchdog: what a stuck device does not answer, the host does.
+
+A scan on a device cannot be called back. It keeps its lease until it ends, whenever that is, and its answer is dropped;
+who waits for it gets the host's. What slow means, and how a device comes back, is
+:mod:`hybridindex.router.devices.health`'s business.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from hybridindex.router.batch.batch import Batch
+from hybridindex.router.batch.split import ProbePart
+from hybridindex.router.devices.device_queue import DeviceLane, DeviceTask
+from hybridindex.router.devices.health import HealthWatch
+
+__all__ = ["Watchdog"]
+
+_log = logging.getLogger(__name__)
+
+#: Longest time between two looks.
+_INTERVAL_S = 0.25
+
+
+class Watchdog:
+    """Owner of a thread that looks at scans under way, where any device is judged; at the end, of every device.
+    :meth:`close` joins it."""
+
+    def __init__(
+        self, lanes: Sequence[DeviceLane], health: HealthWatch, scan_on_host: Callable[[Batch, ProbePart], None]
+    ) -> None:
+        """``scan_on_host``: scans and completes a part there, or fails its batch. Never raises."""
+        self._all_lanes = lanes
+        self._lanes = [lane for lane in lanes if health.policy.judges(lane.tier)]
+        self._health = health
+        self._scan_on_host = scan_on_host
+        self._interval_s = min(_INTERVAL_S, health.policy.stuck_s / 4)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hybridindex-watchdog", daemon=True)
+        if self._lanes:
+            self._thread.start()
+
+    def watch_all(self) -> None:
+        """The router closes and answers what is queued: no device may keep that for ever, whether it is judged or not.
+        Once."""
+        watched, self._lanes = self._lanes, list(self._all_lanes)
+        if self._lanes and not watched:
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            for lane in self._lanes:
+                try:
+                    self._look(lane)
+                except Exception:  # noqa: BLE001 - other devices, and later scans, still need this thread
+                    _log.exception("device %s could not be watched", lane.tier.label)
+
+    def _look(self, lane: DeviceLane) -> None:
+        waiting = lane.waiting()
+        for task in waiting:
+            # Looks and not the clock: a process that was stopped for a while finds nothing stuck.
+            task.looks += 1
+        # What comes behind a scan that was taken over would wait as long.
+        if lane.taken_over or any(self._is_stuck(task) for task in waiting):
+            for task in waiting:
+                if lane.take(task):
+                    self._take_over(lane, task)
+
+    def _is_stuck(self, task: DeviceTask) -> bool:
+        waited_s, stuck_s = task.looks * self._interval_s, self._health.policy.stuck_s
+        if waited_s <= stuck_s:
+            return False
+        return waited_s > stuck_s + self._health.policy.slow_factor * self._health.expected_s(task.part.total_bytes)
+
+    def _take_over(self, lane: DeviceLane, task: DeviceTask) -> None:
+        batch, part = task.batch, task.part
+        if lane.tier.failure is None:
+            waited_s = task.looks * self._interval_s
+            why = f"a scan has not ended after {waited_s:.3g} s"
+            self._health.exclude(batch, part, self._health.expected_s(part.total_bytes), why)
+        started = time.perf_counter()
+        self._scan_on_host(batch, part)
+        self._health.note_host(part, time.perf_counter() - started)
+        task.give_back_slot()
+
+    def owns_current_thread(self) -> bool:
+        """Whether the own thread asks, in a callback of an answer."""
+        return threading.current_thread() is self._thread
+
+    def close(self) -> None:
+        """Joins the thread; what it takes over is answered first."""
+        self._stop.set()
+        if self._lanes:
+            self._thread.join()

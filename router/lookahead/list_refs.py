@@ -1,0 +1,206 @@
+"""Why lists are on devices: a plan wants them, sessions hold them, or they stay because they were used (TeleRAG, §4.2).
+
+One account over the arenas of all devices. It says which lists may go and which go first; moving bytes and publishing
+snapshots is :mod:`hybridindex.router.lookahead.prefetch`'s business. No threads here: the owner calls under its own
+lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.router.lookahead.hotness import (
+    HotnessPolicy,
+    Room,
+    lists_to_evict,
+    make_room,
+    next_round,
+    start_hotness,
+)
+from hybridindex.types import I64
+
+__all__ = ["Holder", "Holdings"]
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(eq=False, slots=True)
+class Holder:
+    """What one session holds and what it cost. Owned by :class:`Holdings`; sessions only keep the handle."""
+
+    lists: set[int] = field(default_factory=set)
+    #: Lists that its own lookaheads brought; held or not.
+    brought: set[int] = field(default_factory=set)
+    #: Of those: what counts against its budget. Not what went with a device.
+    charged: set[int] = field(default_factory=set)
+    closed: bool = False
+    #: Landed, and on their way.
+    bytes_moved: int = 0
+    bytes_coming: int = 0
+    lists_moved: int = 0
+    lists_skipped: int = 0
+
+
+class Holdings:
+    """Pinned, held and cached lists; cached ones are neither of the others. A resident list that is none is dropped."""
+
+    def __init__(self, list_bytes: I64, cache: HotnessPolicy | None) -> None:
+        """
+        Args:
+            list_bytes: (nlist,) int64 device bytes of each list, page rounding included.
+            cache: None: nothing stays because it was used.
+        """
+        self.list_bytes = list_bytes
+        self._cache = cache
+        self._pinned: Mask = np.zeros(len(list_bytes), dtype=np.bool_)
+        self._cached: Mask = np.zeros(len(list_bytes), dtype=np.bool_)
+        self._hotness = np.zeros(len(list_bytes), dtype=np.float64)
+        #: list -> sessions that hold it: brought for one, or joined by one, while no plan wanted it.
+        self._holders: dict[int, set[Holder]] = {}
+
+    # Sessions
+
+    def join(self, holder: Holder, lists: Iterable[int]) -> None:
+        """``holder`` keeps those of the resident ``lists`` that are there for sessions or because they were used."""
+        if holder.closed:
+            return
+        for list_id in lists:
+            if not self._pinned[list_id] and (list_id in self._holders or self._cached[list_id]):
+                self._hold(holder, list_id)
+
+    def landed(self, holder: Holder, lists: Iterable[int]) -> list[int]:
+        """``lists`` came for ``holder``; those that nobody wants any more, to be dropped."""
+        lists = list(lists)
+        if self._cache is not None:
+            self._hotness = start_hotness(self._hotness, np.array(lists, dtype=np.int64), self._cache)
+        drops = []
+        for list_id in lists:
+            holder.brought.add(list_id)
+            holder.charged.add(list_id)
+            if self._pinned[list_id]:
+                continue
+            if not holder.closed:
+                self._hold(holder, list_id)
+            elif list_id not in self._holders and not self._keep(list_id):
+                drops.append(list_id)
+        return drops
+
+    def release(self, holder: Holder) -> list[int]:
+        """Ends a session; the lists that nobody wants any more, to be dropped."""
+        holder.closed = True
+        drops = []
+        for list_id in holder.lists:
+            holders = self._holders[list_id]
+            holders.discard(holder)
+            if not holders:
+                del self._holders[list_id]
+                if not self._keep(list_id):
+                    drops.append(list_id)
+        holder.lists = set()
+        return drops
+
+    def note_lost(self, holder: Holder, resident: Mask) -> None:
+        """Lists of ``holder`` that are not resident went with a device, and count against it no more."""
+        for list_id in [list_id for list_id in holder.lists if not resident[list_id]]:
+            holder.lists.discard(list_id)
+            holder.charged.discard(list_id)
+            self._holders[list_id].discard(holder)
+            if not self._holders[list_id]:
+                del self._holders[list_id]
+
+    def _hold(self, holder: Holder, list_id: int) -> None:
+        self._cached[list_id] = False
+        self._holders.setdefault(list_id, set()).add(holder)
+        holder.lists.add(list_id)
+
+    def _keep(self, list_id: int) -> bool:
+        """Caches a list that nobody holds, where there is a cache and no plan wants it; False: it may go."""
+        if self._pinned[list_id]:
+            return True
+        self._cached[list_id] = self._cache is not None
+        return self._cache is not None
+
+    # The plan
+
+    def pin(self, lists: Iterable[int]) -> None:
+        """A plan owns exactly these lists from now on, also those that a session's copy is still bringing.
+
+        Who held one of them still does when a later plan gives it up.
+        """
+        pinned = np.fromiter(lists, dtype=np.int64)
+        self._pinned[:] = False
+        self._pinned[pinned] = True
+        self._cached[pinned] = False
+
+    # The cache
+
+    def note_use(self, probed: I64) -> None:
+        """A search of a session probed these lists: one round of Eq. 6."""
+        if self._cache is not None:
+            used = np.zeros(len(self._hotness), dtype=np.bool_)
+            used[probed] = True
+            self._hotness = next_round(self._hotness, used, self._cache)
+
+    def evict_beyond_share(self, on_device: Mask, arena_bytes: int) -> list[int]:
+        """The coldest cached lists of one device that exceed the cache's share of its arena; they are given up."""
+        if self._cache is None:
+            return []
+        share = self._cache.cache_share_bytes(arena_bytes)
+        lists = lists_to_evict(self._hotness, self._cached & on_device, self._kept(), self.list_bytes, share)
+        return self._give_up(lists)
+
+    def evict_for(self, needed_bytes: int, free_bytes: int, on_device: Mask, wanted: I64) -> list[int]:
+        """The coldest cached lists of one device whose pages are needed; they are given up. ``wanted`` ones stay."""
+        spared = self._kept()
+        spared[wanted] = True
+        room: Room = make_room(
+            needed_bytes, free_bytes, self._hotness, self._cached & on_device, spared, self.list_bytes
+        )
+        return self._give_up(room.lists)
+
+    def _kept(self) -> Mask:
+        kept = self._pinned.copy()
+        kept[list(self._holders)] = True
+        return kept
+
+    def _give_up(self, lists: I64) -> list[int]:
+        self._cached[lists] = False
+        given_up: list[int] = lists.tolist()
+        return given_up
+
+    # Reading
+
+    def wanted(self) -> Mask:
+        """(nlist,) bool: held or cached, so that a plan that does not want them leaves them alone."""
+        wanted = self._cached.copy()
+        wanted[list(self._holders)] = True
+        return wanted
+
+    @property
+    def pinned(self) -> Mask:
+        """(nlist,) bool: the plan's."""
+        return self._pinned
+
+    @property
+    def n_held(self) -> int:
+        """Lists that sessions hold."""
+        return len(self._holders)
+
+    @property
+    def cached(self) -> Mask:
+        """(nlist,) bool: kept because they were used. A failed device may have lost some of them."""
+        return self._cached
+
+    def check_invariants(self) -> None:
+        """Asserts that cached lists have no other reason to stay, and that holders and lists agree."""
+        held = np.zeros_like(self._pinned)
+        held[list(self._holders)] = True
+        assert not (held & self._cached).any(), "a held list is cached"
+        assert not (self._pinned & self._cached).any(), "a list of the plan is cached"
+        assert all(self._holders.values()), "a list is held by nobody"
+        for list_id, holders in self._holders.items():
+            assert all(list_id in holder.lists for holder in holders)

@@ -1,0 +1,419 @@
+"""Lookahead: which lists to move for a draft query, where to, and what has to go for them (TeleRAG, §4.1 and §4.2).
+
+:func:`choose_lists` is pure. :class:`Lookahead` owns the thread that quantizes drafts and moves what they want; who
+holds a list is in :mod:`hybridindex.router.lookahead.list_refs`. Moving bytes is
+:mod:`hybridindex.tiers.paged.device_tier`'s business; answers never depend on what has landed.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.errors import RouterClosedError
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.router.batch.stats import StatsCounter
+from hybridindex.router.lookahead.grouping import assign_greedily, group_queries, overlap_bytes, resident_on
+from hybridindex.router.lookahead.hotness import HotnessPolicy
+from hybridindex.router.lookahead.list_refs import Holder, Holdings
+from hybridindex.router.lookahead.wait_for_loads import Flight, Patience
+from hybridindex.tiers.contract.futures import fail, settle
+from hybridindex.tiers.contract.residency import ResidencyStore
+from hybridindex.tiers.paged.device_tier import DeviceTier, LoadReport
+from hybridindex.types import F32, I64
+
+__all__ = ["Lookahead", "choose_lists"]
+
+_log = logging.getLogger(__name__)
+
+#: Longest wait for scans in flight to leave the pages of evicted lists; what does not fit then is skipped.
+_EVICTION_TIMEOUT_S = 1.0
+
+
+def choose_lists(
+    probes: I64, list_bytes: I64, present: npt.NDArray[np.bool_], budget_bytes: int
+) -> tuple[list[int], list[int]]:
+    """Lists to move for a batch of draft queries, nearest first, rank by rank across the queries.
+
+    Args:
+        probes: (n, p) int64 probed lists, nearest first; -1 = none.
+        list_bytes: (nlist,) int64 device bytes of each list, page rounding included.
+        present: (nlist,) bool: resident already, costs nothing.
+        budget_bytes: bytes that may move.
+
+    Returns:
+        The lists to move, and those that the budget left out. A list that does not fit is skipped and the next one
+        tried; a list is never split.
+    """
+    chosen: list[int] = []
+    left_out: list[int] = []
+    seen: set[int] = set()
+    for list_id in probes.T.reshape(-1).tolist():
+        if list_id < 0 or list_id in seen or present[list_id]:
+            continue
+        seen.add(list_id)
+        nbytes = int(list_bytes[list_id])
+        if nbytes == 0:
+            continue
+        if nbytes <= budget_bytes:
+            budget_bytes -= nbytes
+            chosen.append(list_id)
+        else:
+            left_out.append(list_id)
+    return chosen, left_out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Draft:
+    """One lookahead that waits for its turn."""
+
+    holder: Holder
+    #: (n, scan_dim) float32.
+    queries: F32
+    nprobe: int
+    budget_bytes: int
+    future: Future[None]
+
+
+class Lookahead:
+    """Owner of the lists that are on devices for sessions, or because these used them. Thread-safe; :meth:`close`
+    joins its thread."""
+
+    def __init__(
+        self,
+        index: IVFIndex,
+        tiers: Sequence[DeviceTier],
+        residency: ResidencyStore,
+        stats: StatsCounter,
+        prepare_thread: Callable[[], object],
+        list_bytes: I64,
+        cache: HotnessPolicy | None,
+        patience: Patience,
+        *,
+        has_devices: bool = True,
+    ) -> None:
+        """
+        Args:
+            has_devices: whether lists that move nowhere count as skipped.
+            prepare_thread: called once on the own thread, before it quantizes.
+            list_bytes: (nlist,) int64 device bytes of each list, page rounding included.
+            cache: None: lists leave with the last session that holds them.
+            patience: told what is on its way.
+        """
+        self._index = index
+        self._tiers = tiers
+        self._residency = residency
+        self._stats = stats
+        self._patience = patience
+        self._has_devices = has_devices
+        self._prepare_thread = prepare_thread
+        self._lock = threading.Lock()
+        self._holdings = Holdings(list_bytes, cache)
+        #: Per device: bytes that were made room for and whose load is not queued yet.
+        self._reserved = [0] * len(tiers)
+        self._closed = False
+        #: Drafts, the probes of searches, abandoned holders, and None as the last.
+        self._jobs: queue.SimpleQueue[_Draft | I64 | Holder | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="hybridindex-lookahead", daemon=True)
+        self._thread.start()
+
+    # For sessions
+
+    def prefetch(self, holder: Holder, queries: F32, nprobe: int, budget_bytes: int) -> Future[None]:
+        """Queues the move of what ``queries`` (n, scan_dim) will probe; returns at once.
+
+        The future is done when the bytes have landed or the session was closed.
+        """
+        future: Future[None] = Future()
+        # Bytes on their way cannot be called back: a caller who cancels only stops waiting.
+        future.set_running_or_notify_cancel()
+        draft = _Draft(holder=holder, queries=queries, nprobe=nprobe, budget_bytes=budget_bytes, future=future)
+        with self._lock:
+            if self._closed:
+                raise RouterClosedError("the router is closed")
+            self._jobs.put(draft)
+        return future
+
+    def note_use(self, probed: I64) -> None:
+        """A session's search probed these lists (m,): the cache's next round. Returns at once; takes no lock."""
+        if self._tiers:
+            self._jobs.put(probed)
+
+    def release(self, holder: Holder) -> None:
+        """Ends a session: lists that nobody else holds are cached, or leave once their last reader is done."""
+        with self._lock:
+            drops = self._holdings.release(holder) + self._beyond_share()
+            self._drop(drops)
+
+    def abandon(self, holder: Holder) -> None:
+        """:meth:`release` before long, on the own thread. Takes no lock: a garbage collector may call it anywhere."""
+        self._jobs.put(holder)
+
+    # For plans
+
+    def adopt(self, lists: Sequence[int]) -> None:
+        """A plan owns exactly these lists from now on, also those that a session's copy is still bringing."""
+        with self._lock:
+            self._holdings.pin(lists)
+
+    def wanted(self) -> npt.NDArray[np.bool_]:
+        """(nlist,) bool: what sessions hold, and the cache."""
+        with self._lock:
+            return self._holdings.wanted()
+
+    def room_for_plan(self, tier: DeviceTier) -> int:
+        """Bytes of pages that :meth:`room_for` could have free on ``tier``, now."""
+        with self._lock:
+            cached = self._holdings.cached & self._on(tier)
+            return self._free(tier) + int(self._holdings.list_bytes[cached].sum())
+
+    @contextmanager
+    def room_for(self, tier: DeviceTier, lists: I64, spared: I64 | None = None) -> Iterator[None]:
+        """Drops as much of the cache as ``lists`` need to fit ``tier``, and waits until their pages are free.
+
+        Until the block ends they count as taken: it queues the load that takes them.
+
+        Args:
+            spared: lists that stay, where not just ``lists`` do.
+        """
+        needed = int(self._holdings.list_bytes[lists].sum())
+        with self._lock:
+            drops = self._evict(tier, needed, lists if spared is None else spared)
+            self._reserved[tier.ordinal] += needed
+        try:
+            self._wait_for_pages(drops)
+            yield
+        finally:
+            with self._lock:
+                self._reserved[tier.ordinal] -= needed
+
+    # Reading
+
+    @property
+    def n_held(self) -> int:
+        """Lists that sessions hold."""
+        with self._lock:
+            return self._holdings.n_held
+
+    @property
+    def n_cached(self) -> int:
+        """Lists that stay because they were used."""
+        with self._lock:
+            return int((self._holdings.cached & (self._residency.current.list_device >= 0)).sum())
+
+    def marks(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """(nlist,) bool each: lists that sessions hold and no plan wants, and cached lists."""
+        with self._lock:
+            cached = self._holdings.cached.copy()
+            return self._holdings.wanted() & ~cached & ~self._holdings.pinned, cached
+
+    def check_invariants(self) -> None:
+        """Asserts that cached lists have no other reason to stay."""
+        with self._lock:
+            self._holdings.check_invariants()
+
+    # The own thread
+
+    def _run(self) -> None:
+        self._prepare_thread()
+        while True:
+            jobs = [self._jobs.get()]
+            while not self._jobs.empty():
+                jobs.append(self._jobs.get())
+            try:
+                self._work(jobs)
+            except BaseException:  # noqa: BLE001 - later lookaheads still need this thread
+                _log.exception("a lookahead failed")
+            if any(job is None for job in jobs):
+                return
+            del jobs
+
+    def _work(self, jobs: Sequence[_Draft | I64 | Holder | None]) -> None:
+        for job in jobs:
+            if isinstance(job, Holder):
+                self.release(job)
+        # What waited is one round: a decision takes as long as it has lists, whoever asks.
+        used = [job for job in jobs if isinstance(job, np.ndarray)]
+        if used:
+            with self._lock:
+                self._holdings.note_use(np.concatenate(used))
+        tiers = [tier for tier in self._tiers if tier.usable]
+        waiting = []
+        for draft in jobs:
+            if not isinstance(draft, _Draft):
+                continue
+            if tiers and not draft.holder.closed:
+                waiting.append(draft)
+            else:
+                if self._has_devices and not draft.holder.closed:
+                    self._skip(draft)
+                settle(draft.future, None)
+        if not waiting:
+            return
+        try:
+            # All that waited are quantized together; each keeps its own budget.
+            probes = self._quantize(waiting)
+            tier_of = self._choose_tiers(waiting, probes, tiers)
+        except Exception as error:  # noqa: BLE001 - handed to the callers
+            _log.exception("%d lookaheads failed", len(waiting))
+            for draft in waiting:
+                fail(draft.future, error)
+            return
+        for draft, wanted, number in zip(waiting, probes, tier_of.tolist(), strict=True):
+            try:
+                self._start(draft, wanted, tiers[number])
+            except Exception as error:  # noqa: BLE001 - handed to the caller; the others go on
+                _log.exception("a lookahead of %d queries failed", len(draft.queries))
+                fail(draft.future, error)
+
+    def _skip(self, draft: _Draft) -> None:
+        """Counts what ``draft`` wants and no device takes."""
+        try:
+            [probes] = self._quantize([draft])
+        except Exception:  # noqa: BLE001 - a search says what is wrong with the index
+            _log.exception("lists of a lookahead were not counted")
+            return
+        lists = np.unique(probes[probes >= 0])
+        n_skipped = int((self._holdings.list_bytes[lists] > 0).sum())
+        with self._lock:
+            draft.holder.lists_skipped += n_skipped
+        self._stats.add(lookahead_skipped_lists=n_skipped)
+
+    def _quantize(self, drafts: Sequence[_Draft]) -> list[I64]:
+        """Each draft's probes, (n, nprobe) int64."""
+        together = np.concatenate([draft.queries for draft in drafts])
+        probes, _ = self._index.quantize(together, max(draft.nprobe for draft in drafts))
+        ends = np.cumsum([len(draft.queries) for draft in drafts])
+        return [part[:, : draft.nprobe] for part, draft in zip(np.split(probes, ends[:-1]), drafts, strict=True)]
+
+    def _choose_tiers(self, drafts: Sequence[_Draft], probes: Sequence[I64], tiers: Sequence[DeviceTier]) -> I64:
+        """Which device brings each draft's lists: alike drafts the same, the one that has most of them, in equal parts.
+
+        A list counts wherever it is: the choice is about which device scans, not about what is found.
+        """
+        if len(tiers) == 1:
+            return np.zeros(len(drafts), dtype=np.int64)
+        middles = np.stack([draft.queries.mean(axis=0) for draft in drafts])
+        group_of = group_queries(middles, -(-len(drafts) // len(tiers)))
+        members = np.concatenate([np.full(p.size, g) for p, g in zip(probes, group_of, strict=True)])
+        lists = np.concatenate([p.reshape(-1) for p in probes])
+        resident = resident_on(self._residency.current.list_device, len(self._tiers))
+        n_groups = int(group_of.max()) + 1
+        overlap = overlap_bytes(lists[:, None], members, n_groups, resident, self._holdings.list_bytes)
+        # Where no device has more, the emptiest: less than a byte decides nothing else.
+        free = np.array([tier.arena.pages.n_free / max(1, tier.arena.pages.n_pages) for tier in tiers])
+        device_of = assign_greedily(overlap[:, [tier.ordinal for tier in tiers]] + free / 2)
+        return device_of[group_of]
+
+    def _start(self, draft: _Draft, probes: I64, tier: DeviceTier) -> None:
+        holder, list_bytes = draft.holder, self._holdings.list_bytes
+        wanted = np.unique(probes[probes >= 0])
+        with self._lock:
+            present = self._residency.current.list_device >= 0
+            self._holdings.join(holder, wanted[present[wanted]].tolist())
+            # Rounds of one session share its budget. What is there already costs nothing.
+            self._holdings.note_lost(holder, present)
+            left = draft.budget_bytes - int(list_bytes[list(holder.charged)].sum()) - holder.bytes_coming
+            chosen, left_out = choose_lists(probes, list_bytes, present, left)
+            coming = int(list_bytes[chosen].sum())
+            holder.bytes_coming += coming
+
+        def landed(flight: Flight, done: Future[LoadReport]) -> None:
+            try:
+                # A failed device is marked and logged by its tier; searches go to the host.
+                report = done.result() if done.exception() is None else self._report_of(tier, chosen)
+                self._patience.end(flight, report.nbytes)
+                self._settle(holder, coming, len(left_out), report)
+            finally:
+                settle(draft.future, None)
+
+        try:
+            with self.room_for(tier, np.array(chosen, dtype=np.int64), spared=wanted):
+                flight = self._patience.begin(tier.ordinal, chosen)
+                try:
+                    report = tier.load(chosen, self._residency, cancelled=lambda: holder.closed)
+                except BaseException:
+                    self._patience.end(flight, 0)
+                    raise
+        except BaseException:
+            with self._lock:
+                holder.bytes_coming -= coming
+            raise
+        report.add_done_callback(lambda done: landed(flight, done))
+
+    def _report_of(self, tier: DeviceTier, lists: Sequence[int]) -> LoadReport:
+        """Of a load that failed: some of its lists may have been published before."""
+        there = self._residency.current.list_device
+        loaded = tuple(i for i in lists if there[i] == tier.ordinal)
+        nbytes = int(self._holdings.list_bytes[list(loaded)].sum())
+        return LoadReport(loaded=loaded, skipped=(), present=(), nbytes=nbytes)
+
+    def _settle(self, holder: Holder, coming: int, n_left_out: int, report: LoadReport) -> None:
+        n_skipped = len(report.skipped) + len(report.too_large) + n_left_out
+        with self._lock:
+            holder.bytes_coming -= coming
+            holder.bytes_moved += report.nbytes
+            holder.lists_moved += len(report.loaded)
+            holder.lists_skipped += n_skipped
+            drops = self._holdings.landed(holder, report.loaded)
+            # Another session's lookahead brought these first.
+            self._holdings.join(holder, report.present)
+            # Under the lock: nobody may adopt or share a list between the decision and the drop.
+            self._drop(drops + self._beyond_share())
+        self._stats.add(
+            lookahead_lists=len(report.loaded),
+            lookahead_bytes=report.nbytes,
+            lookahead_skipped_lists=n_skipped,
+        )
+
+    # With the lock held
+
+    def _on(self, tier: DeviceTier) -> npt.NDArray[np.bool_]:
+        on: npt.NDArray[np.bool_] = self._residency.current.list_device == tier.ordinal
+        return on
+
+    def _beyond_share(self) -> list[int]:
+        beyond = []
+        for tier in self._tiers:
+            beyond += self._holdings.evict_beyond_share(self._on(tier), tier.arena.nbytes)
+        self._stats.add(cache_evicted_lists=len(beyond))
+        return beyond
+
+    def _free(self, tier: DeviceTier) -> int:
+        """Bytes of pages that nobody has, nor is about to take."""
+        # Claims first: a page that is taken between the two reads counts against us, not for us.
+        claimed = tier.unclaimed_bytes + self._reserved[tier.ordinal]
+        return max(0, tier.arena.pages.n_free * tier.geometry.page_bytes - claimed)
+
+    def _evict(self, tier: DeviceTier, needed_bytes: int, wanted: I64) -> list[int]:
+        drops = self._holdings.evict_for(needed_bytes, self._free(tier), self._on(tier), wanted)
+        self._drop(drops)
+        self._stats.add(cache_evicted_lists=len(drops))
+        return drops
+
+    def _drop(self, lists: Sequence[int]) -> None:
+        if lists:
+            self._residency.publish({}, drops=lists)
+
+    def _wait_for_pages(self, dropped: Sequence[int]) -> None:
+        if dropped and not self._residency.wait_reclaimed(self._residency.current.version, _EVICTION_TIMEOUT_S):
+            _log.warning("pages of evicted lists are still read after %g s", _EVICTION_TIMEOUT_S)
+
+    def owns_current_thread(self) -> bool:
+        """Whether the own thread asks, in a callback."""
+        return threading.current_thread() is self._thread
+
+    def close(self) -> None:
+        """Finishes queued drafts and joins the thread. The device tiers are closed by their owner."""
+        with self._lock:
+            self._closed = True
+            self._jobs.put(None)
+        self._thread.join()

@@ -1,0 +1,83 @@
+"""plan --hardware: answers from a stored profile, stores nothing, and says what is wrong with a question."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from hybridindex.cli.console import ExitCode
+from hybridindex.plans.current import last_committed_plan
+from tests.clustered import clustered
+from tests.partitioner.synthetic import make_profile
+
+ASKED = ("--hardware", "h100x8", "--llm", "llama3-8b", "--rate", 40, "--slo-ms", 400)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    """A small index that says of itself that it was profiled elsewhere, with long lists."""
+    import hybridindex as hx
+
+    path = tmp_path_factory.mktemp("what-if") / "idx"
+    profile = make_profile(n=200, noise=0.05, device_per_byte_s=2e-11, mean_size=100_000)
+    with hx.build(np.asarray(clustered(300, seed=1)), path, nlist=8, metric="l2") as built, built.store() as store:
+        store.save_profile(replace(profile, index_fingerprint=built.fingerprint))
+    return path
+
+
+@pytest.fixture
+def cli(cli):
+    return partial(cli, "plan")
+
+
+def test_a_what_if_answers_and_stores_nothing(cli, index):
+    import hybridindex as hx
+
+    told = cli(index, *ASKED, "--json")
+    assert told.code == 0
+    assert told.json["chosen"] in ("split", "dedicated-gpu", "all-gpu")
+    assert [design["name"] for design in told.json["designs"]] == ["split", "dedicated-gpu", "all-gpu"]
+    assert set(told.json["sensitivity"]) == {"rate", "slo", "hbm_bandwidth", "kv_memory", "skew", "host_latency"}
+    assert any("llama3-8b in 16 bits" in sentence for sentence in told.json["assumptions"])
+    with hx.open(index) as opened, opened.store() as store:
+        assert store.list_plans(index_fingerprint=opened.fingerprint) == []
+        assert last_committed_plan(store, opened, allow_other_hardware=True) is None
+
+
+def test_people_get_tables_and_reasons(cli, index):
+    told = cli(index, *ASKED)
+    for words in ("40 requests/s, ttft p90 within 400 ms", "hot lists beside the LLM", "sustains", "host_latency"):
+        assert words in told.out
+
+
+def test_an_infeasible_goal_ends_with_10_and_the_nearest_one_is_feasible(cli, index):
+    told = cli(index, *ASKED[:4], "--rate", 5000, "--slo-ms", 400, "--json")
+    assert told.code == ExitCode.INFEASIBLE
+    assert told.json["nearest"]["binds"] == "llm"
+    again = cli(index, *ASKED[:4], "--rate", told.json["nearest"]["rate_qps"], "--slo-ms", 400, "--json")
+    assert again.code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--hardware", "v100x8", "--rate", 4, "--slo-ms", 9), "h200"),
+        (("--hardware", "h100x8", "--llm", "gpt-9", "--rate", 4, "--slo-ms", 9), "llama3-70b"),
+        (("--hardware", "h100x8", "--llm", "none.json", "--rate", 4, "--slo-ms", 9), "none.json"),
+        (("--hardware", "h100x8", "--slo-ms", 9), "--rate"),
+        (("--hardware", "h100x8", "--rate", -4, "--slo-ms", 9), "rate_qps is -4"),
+        (("--hardware", "h100x8", "--rate", 4, "--slo-ms", 0), "slo_ms is 0"),
+        (("--hardware", "rtx4090", "--llm", "llama3-70b", "--rate", 4, "--slo-ms", 9), "holds no llama3-70b"),
+        (("--hardware", "h100x8", "--n-devices", 4, "--rate", 4, "--slo-ms", 9), "--n-devices"),
+        (("--hardware", "h100x8", "--efficiency", 2, "--rate", 4, "--slo-ms", 9), "efficiency"),
+        (("--slo-ms", 9), "--budget is missing"),
+        (("--slo-ms", 9, "--budget", "1GiB", "--index-scale", 4), "expected --hardware"),
+    ],
+)
+def test_wrong_questions_name_the_field(cli, index, words, named):
+    told = cli(index, *words)
+    assert told.code == ExitCode.BAD_INPUT
+    assert named in told.err

@@ -1,0 +1,255 @@
+"""Whatever stops a build, the directory holds the old generation or the new one, and the next build cleans up."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from filelock import FileLock
+
+from hybridindex.errors import BuildError, DiskFullError, HybridIndexError, InvalidInputError, NotWritableError
+from hybridindex.index import build, from_faiss, open_index, read_manifest, save, to_faiss, verify
+from hybridindex.index.storage import generation
+from tests.conftest import clustered_vectors
+from tests.small_disk import small_disk
+
+OLD, NEW = clustered_vectors(300, 8), clustered_vectors(400, 8, seed=1)
+
+
+def names(path: Path) -> list[str]:
+    return sorted(p.name for p in path.iterdir())
+
+
+@pytest.mark.parametrize("stage", ["spool", "train", "assign", "encode", "pack", "checksum"])
+@pytest.mark.parametrize("exists", [False, True])
+def test_ctrl_c_leaves_nothing_half_made(tmp_path: Path, stage: str, exists: bool) -> None:
+    path = tmp_path / "i"
+    if exists:
+        build(OLD, path, nlist=4)
+
+    def progress(at: str, done: int, total: int | None) -> None:
+        if at == stage:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(iter([NEW]), path, nlist=4, codec="pqfs", progress=progress)
+    if exists:
+        assert names(path) == [".lock", "CURRENT", "gen-000001"]
+        assert open_index(path).count == 300
+    else:
+        assert not path.exists()
+
+
+class FaultyDisk:
+    """Lets ``allowed`` writes, syncs and renames pass, then fails every one as a crashed machine would."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, allowed: int, error: int) -> None:
+        self.calls, self.allowed, self.error = 0, allowed, error
+        for owner, name in (
+            (generation, "write_at"),
+            (generation, "_sync_directory"),
+            (os, "fsync"),
+            (Path, "rename"),
+            (Path, "replace"),
+        ):
+            monkeypatch.setattr(owner, name, self._wrap(getattr(owner, name)))
+
+    def _wrap(self, function: Any) -> Any:
+        def guarded(*args: Any) -> Any:
+            self.calls += 1
+            if self.calls > self.allowed:
+                raise OSError(self.error, "injected")
+            return function(*args)
+
+        return guarded
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_failure_at_any_step_leaves_old_or_new(tmp_path: Path, error: int) -> None:
+    path = tmp_path / "i"
+    build(OLD, path, nlist=2)
+    with pytest.MonkeyPatch.context() as patch:
+        disk = FaultyDisk(patch, 10**9, error)
+        build(OLD, path, nlist=2)
+    total, outcomes = disk.calls, []
+    assert total > 12
+    for allowed in range(total):
+        count = open_index(path).count
+        new = NEW if count == 300 else OLD
+        with pytest.MonkeyPatch.context() as patch:
+            FaultyDisk(patch, allowed, error)
+            with pytest.raises((OSError, DiskFullError)) as caught:
+                build(new, path, nlist=2)
+        found = open_index(path).count
+        assert found in (count, len(new))
+        outcomes.append(found == len(new))
+        if error == errno.ENOSPC and not outcomes[-1]:
+            assert isinstance(caught.value, DiskFullError)
+            assert "the previous generation is untouched" in str(caught.value)
+        assert not any(name.startswith(".building") for name in names(path))
+    assert outcomes == sorted(outcomes), "there is one moment of commit"
+    assert outcomes[0] is False
+    build(NEW, path, nlist=2)
+    assert len(names(path)) == 3
+
+
+def test_ctrl_c_right_after_the_switch_keeps_the_new_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "i"
+    build(OLD, path, nlist=2)
+    replace = Path.replace
+
+    def interrupted(source: Path, target: Path) -> None:
+        replace(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build(NEW, path, nlist=2)
+    assert open_index(path).count == 400
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_disk_full_on_a_first_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    FaultyDisk(monkeypatch, 3, error)
+    with pytest.raises(DiskFullError, match="nothing was left behind"):
+        build(OLD, tmp_path / "i", nlist=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_really_full_disk(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1) as disk:
+        path = disk / "i"
+        build(OLD, path, nlist=2)
+        big = clustered_vectors(20_000, 32)
+        for source in (big, iter([big])):
+            with pytest.raises(DiskFullError):
+                build(source, path, nlist=2)
+            assert open_index(path).count == 300
+            assert names(path) == [".lock", "CURRENT", "gen-000001"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *args: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(BuildError, match=r"cannot be written.*Read-only"):
+        build(OLD, tmp_path / "i", nlist=2)
+
+
+def test_killed_builder_leaves_the_old_generation_and_the_next_build_cleans_up(tmp_path: Path) -> None:
+    path = tmp_path / "i"
+    build(OLD, path, nlist=2)
+    code = f"""
+import os, signal, numpy as np
+from hybridindex.index import build
+def progress(stage, done, total):
+    if stage == "checksum":
+        os.kill(os.getpid(), signal.SIGKILL)
+build(np.ones((50, 4), np.float32), {str(path)!r}, nlist=1, progress=progress)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert run.returncode == -9, run.stderr
+    assert ".building-gen-000002" in names(path)
+    assert open_index(path).count == 300
+    assert build(NEW, path, nlist=2).generation == 2
+    assert names(path) == [".lock", "CURRENT", "gen-000002"]
+
+
+def test_a_second_writer_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "i"
+    build(OLD, path, nlist=2)
+    with FileLock(path / ".lock"), pytest.raises(BuildError, match="another process"):
+        build(NEW, path, nlist=2)
+    assert open_index(path).count == 300
+    assert verify(path).generation == 1
+
+
+def test_damaged_index_is_not_swept_away_before_the_new_one_is_safe(tmp_path: Path) -> None:
+    path = tmp_path / "i"
+    build(OLD, path, nlist=2)
+    (path / "CURRENT").write_text("gen-000007\n")
+
+    def progress(stage: str, done: int, total: int | None) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(NEW, path, nlist=2, progress=progress)
+    assert "gen-000001" in names(path)
+    assert build(NEW, path, nlist=2).count == 400
+
+
+def test_control_store_beside_the_generations_survives(tmp_path: Path) -> None:
+    path = tmp_path / "i"
+    build(OLD, path, nlist=2)
+    (path / "control.sqlite").write_bytes(b"profiles")
+    build(NEW, path, nlist=2)
+    assert (path / "control.sqlite").read_bytes() == b"profiles"
+
+
+def test_index_dtype_is_explicit_everywhere(tmp_path: Path) -> None:
+    index = build(OLD, tmp_path / "i", nlist=2)
+    assert index.list_sizes.dtype == index.list_bytes.dtype == index.list_ids(0).dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("file/sub", InvalidInputError),
+        ("file/sub/sub", InvalidInputError),
+        ("n" * 300, InvalidInputError),
+        ("a\0b", InvalidInputError),
+        ("/proc/foo", NotWritableError),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(tmp_path: Path, place: str, error: type[HybridIndexError]) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(error, match=place[:50].partition("\0")[0]):
+        build(OLD, tmp_path / place, nlist=2)
+    assert names(tmp_path) == ["file"]
+    with pytest.raises(InvalidInputError):
+        open_index(tmp_path / place)
+    with pytest.raises(InvalidInputError):
+        from_faiss(tmp_path / place, tmp_path / "i")
+
+
+@pytest.mark.parametrize("path", [None, 3, b"bytes", ["list"]])
+def test_what_is_no_path_is_refused(tmp_path: Path, path: Any) -> None:
+    with build(OLD, tmp_path / "i", nlist=2) as index:
+        for use in (open_index, read_manifest, verify):
+            with pytest.raises(InvalidInputError, match="expected a string or a pathlib"):
+                use(path)
+        uses: list[Any] = [
+            lambda: build(OLD, path, nlist=2),
+            lambda: save(index, path),
+            lambda: to_faiss(index, path),
+            lambda: from_faiss(path, tmp_path / "j"),
+        ]
+        for call in uses:
+            with pytest.raises(InvalidInputError, match="expected a string or a pathlib"):
+                call()
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("nope/x", NotWritableError),
+        ("/proc/foo", NotWritableError),
+        ("", InvalidInputError),
+        ("i/CURRENT/x", InvalidInputError),
+        ("n" * 300, InvalidInputError),
+    ],
+)
+def test_an_export_to_no_place_for_a_file_is_refused(tmp_path: Path, place: str, error: type[HybridIndexError]) -> None:
+    with build(OLD, tmp_path / "i", nlist=2) as index, pytest.raises(error):
+        to_faiss(index, tmp_path / place)
+    assert names(tmp_path) == ["i"]
+    assert not tmp_path.with_name(tmp_path.name + ".part").exists()

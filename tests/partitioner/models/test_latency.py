@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.partitioner.analysis import Analysis, analyse
+from hybridindex.partitioner.models.latency import RoutingModel, fit_latency_model
+from hybridindex.types import StageSample
+from tests.partitioner.synthetic import make_profile, scan_seconds
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16, 64])
+@pytest.mark.parametrize("coverage", [0.0, 0.05, 0.2, 0.4])
+def test_median_is_within_a_fifth_of_the_truth_at_coverages_never_timed(
+    analysis: Analysis, batch: int, coverage: float
+) -> None:
+    profile, curve = analysis.profile, analysis.curve
+    rng = np.random.default_rng(5)
+    count = int(coverage * curve.nlist)
+    resident = np.zeros(curve.nlist, dtype=bool)
+    resident[curve.order[:count]] = True
+    truth = []
+    for _ in range(300):
+        rows = profile.access.held_probes[rng.permutation(curve.n_held)[:batch]]
+        missed = ~resident[rows]
+        work = (profile.list_bytes[rows] * missed).sum(axis=1).astype(float)
+        truth.append(1e-4 * (1 + batch / 10) + scan_seconds(work, missed.sum(axis=1), min(2, batch)))
+    predicted = analysis.latency.predict(curve, curve.at(count), batch)
+    assert predicted.seconds == pytest.approx(np.median(truth), rel=0.2)
+    assert not predicted.extrapolated
+    high = analysis.latency.predict(curve, curve.at(count), batch, 90).seconds
+    assert high == pytest.approx(np.quantile(truth, 0.9), rel=0.25)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    batch=st.integers(1, 300),
+    counts=st.tuples(st.integers(0, 256), st.integers(0, 256)),
+    percentile=st.floats(1, 99),
+)
+def test_more_coverage_never_slows_the_host(
+    analysis: Analysis, batch: int, counts: tuple[int, int], percentile: float
+) -> None:
+    few, many = sorted(counts)
+    latency, curve = analysis.latency, analysis.curve
+    slow = latency.quantile(curve, curve.at(few), batch, percentile)
+    fast = latency.quantile(curve, curve.at(many), batch, percentile)
+    assert fast <= slow * (1 + 1e-12)
+
+
+def test_percentiles_rise_and_large_batches_are_flagged(analysis: Analysis) -> None:
+    curve = analysis.curve
+    work = curve.at(30)
+    levels = [analysis.latency.predict(curve, work, 8, p).seconds for p in (10, 50, 90, 99)]
+    assert levels == sorted(levels)
+    assert levels[0] < levels[-1]
+    far = analysis.latency.predict(curve, work, 4096)
+    assert far.extrapolated
+    assert far.seconds > analysis.latency.predict(curve, work, 64).seconds * 20
+
+
+def test_a_slow_device_is_not_hidden(analysis: Analysis) -> None:
+    slow = analyse(make_profile(noise=0.02, device_per_byte_s=2e-9))
+    curve = slow.curve
+    assert slow.latency.device is not None
+    half = slow.latency.predict(curve, curve.at(128), 16).seconds
+    everything = slow.latency.predict(curve, curve.at(256), 16).seconds
+    assert everything > half
+    shared = dataclasses.replace(slow.latency, n_devices=4)
+    assert shared.predict(curve, curve.at(256), 16).seconds < everything
+    nothing = slow.latency.parts(curve, curve.at(0), 16)
+    assert (nothing.device_s == 0).all()
+
+
+def test_what_was_not_measured_is_said(analysis: Analysis) -> None:
+    assert any("merging" in note for note in analysis.latency.notes)
+    assert any("device" in note for note in analysis.latency.notes)
+    bare = dataclasses.replace(
+        analysis.profile, stages=tuple(s for s in analysis.profile.stages if s.stage == "host_scan")
+    )
+    model = fit_latency_model(bare, analysis.curve)
+    assert any("coarse" in note for note in model.notes)
+
+
+@pytest.mark.parametrize("coverage", [0.0, 51 / 256])
+def test_routed_batches_say_what_routing_costs(analysis: Analysis, coverage: float) -> None:
+    """Routing that doubles the stages and adds 0.5 ms and 20 us a query is found again."""
+    curve, latency = analysis.curve, analysis.latency
+    work = curve.at(round(coverage * 256))
+    routed = tuple(
+        StageSample(
+            stage="batch",
+            batch=b,
+            seconds=2 * float(np.median(latency.parts(curve, work, b).total())) + 5e-4 + 2e-5 * b,
+            coverage=coverage,
+        )
+        for b in (1, 4, 16, 64)
+    )
+    model = fit_latency_model(dataclasses.replace(analysis.profile, stages=analysis.profile.stages + routed), curve)
+    for batch in (1, 8, 32):
+        expected = 2 * float(np.median(latency.parts(curve, work, batch).total())) + 5e-4 + 2e-5 * batch
+        assert float(np.median(model.parts(curve, work, batch).total())) == pytest.approx(expected, rel=0.05)
+
+
+def test_scans_that_share_cores_do_not_overlap() -> None:
+    together = RoutingModel(serial=1.0)
+    apart = RoutingModel()
+    host, device = np.array([3.0, 1.0]), np.array([2.0, 4.0])
+    assert together.seconds(0.5, host, device, 1).tolist() == [5.5, 5.5]
+    assert apart.seconds(0.5, host, device, 1).tolist() == [3.5, 4.5]
+
+
+def test_merging_counts_where_devices_answer(analysis: Analysis) -> None:
+    curve = analysis.curve
+    merge = tuple(StageSample(stage="merge", batch=b, seconds=1e-4) for b in (1, 16))
+    merged = fit_latency_model(dataclasses.replace(analysis.profile, stages=analysis.profile.stages + merge), curve)
+    assert merged.parts(curve, curve.at(20), 4).merge_s == pytest.approx(1e-4)
+    assert merged.parts(curve, curve.at(0), 4).merge_s == 0
+
+
+def test_bad_arguments_are_refused(analysis: Analysis) -> None:
+    work = analysis.curve.at(0)
+    with pytest.raises(InvalidInputError, match="batch"):
+        analysis.latency.predict(analysis.curve, work, 0)
+    with pytest.raises(InvalidInputError, match="percentile"):
+        analysis.latency.predict(analysis.curve, work, 1, 100)

@@ -1,0 +1,54 @@
+"""The load generator: arrivals are Poisson, every request is counted, failures are not hidden."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.profiler.open_loop import poisson_arrivals, run_open_loop
+from hybridindex.router import Router
+from hybridindex.tiers.host.native_scanner import HostNativeScanner
+from tests.clustered import clustered, small_index
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    with small_index(tmp_path_factory.mktemp("load") / "i") as index:
+        yield index
+
+
+def test_arrivals_are_poisson():
+    due = poisson_arrivals(1000, 20, seed=1)
+    gaps = np.diff(due)
+    assert len(due) == pytest.approx(20_000, rel=0.05)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)
+    assert due[-1] < 20
+    np.testing.assert_array_equal(due, poisson_arrivals(1000, 20, seed=1))
+
+
+def test_every_request_is_counted(index):
+    with Router(index) as router:
+        result = run_open_loop(router, clustered(50), rate=400, duration_s=0.5, slo_ms=60_000)
+    assert result.n_requests == len(poisson_arrivals(400, 0.5, 0))
+    assert result.n_failed == 0
+    assert result.attainment == 1.0
+    assert result.p50_ms <= result.p90_ms <= result.p95_ms <= result.p99_ms
+    assert result.mean_batch >= 1
+
+
+def test_failures_count_against_attainment(index, monkeypatch):
+    def broken(*_args, **_kwargs):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(HostNativeScanner, "scan_checked", broken)
+    with Router(index) as router:
+        result = run_open_loop(router, clustered(50), rate=200, duration_s=0.3, slo_ms=60_000)
+    assert result.n_failed == result.n_requests
+    assert result.attainment == 0.0
+
+
+@pytest.mark.parametrize(("rate", "duration_s"), [(0, 1), (-1, 1), (10, 0), (float("nan"), 1), (0.001, 0.001)])
+def test_bad_loads_are_named(index, rate, duration_s):
+    with Router(index) as router, pytest.raises(InvalidInputError, match=r"rate|duration_s"):
+        run_open_loop(router, clustered(5), rate=rate, duration_s=duration_s)

@@ -1,0 +1,61 @@
+"""The interpreter's switch interval is short while somebody works beside searches, and then as it was."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+
+from hybridindex.refresh.gil_switch import short_turns, usual_turns
+
+
+@pytest.fixture
+def usual_s():
+    before = sys.getswitchinterval()
+    yield before
+    assert sys.getswitchinterval() == before
+
+
+def test_two_blocks_leave_the_interpreter_as_it_was(usual_s):
+    one, other = short_turns(), short_turns()
+    one.__enter__()
+    other.__enter__()
+    assert sys.getswitchinterval() < usual_s
+    one.__exit__(None, None, None)
+    assert sys.getswitchinterval() < usual_s
+    other.__exit__(None, None, None)
+    assert sys.getswitchinterval() == usual_s
+
+
+def test_who_waits_gives_the_interval_back_for_that_time(usual_s):
+    with short_turns():
+        with usual_turns():
+            assert sys.getswitchinterval() == usual_s
+        assert sys.getswitchinterval() < usual_s
+
+
+def test_who_waits_takes_nothing_from_others(usual_s):
+    inside, leave = threading.Event(), threading.Event()
+
+    def work():
+        with short_turns():
+            inside.set()
+            leave.wait(60)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert inside.wait(60)
+    with usual_turns():
+        assert sys.getswitchinterval() < usual_s
+    with short_turns(), usual_turns():
+        assert sys.getswitchinterval() < usual_s
+    leave.set()
+    worker.join(60)
+
+
+def test_an_interval_that_is_shorter_already_stays(usual_s):
+    sys.setswitchinterval(1e-6)
+    with short_turns():
+        assert sys.getswitchinterval() == pytest.approx(1e-6)
+    sys.setswitchinterval(usual_s)

@@ -1,0 +1,248 @@
+"""A router whose plan follows its load: real index, real queries, the stand-in device."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from hybridindex.errors import (
+    InvalidInputError,
+    ProfileMismatchError,
+    RefreshError,
+)
+from hybridindex.partitioner.plan import make_plan
+from hybridindex.plans.current import COMMITTED, same_decision
+from hybridindex.refresh.drift import DriftState
+from hybridindex.refresh.refresher import last_committed_plan
+from hybridindex.refresh.update_cycle import CycleStage, Outcome
+from tests.moving_load import moving_queries
+from tests.refresh.world import BUDGET, CONFIG, FAST_S, LATE_S, NPROBE, fresh_hit_rate
+
+
+def test_a_hot_set_that_moves_is_followed(make_world, index, profile, plan):
+    world = make_world()
+    world.serve(3, seed=3)
+    assert world.refresher.status().drift_state is DriftState.STABLE
+    world.serve(2, seed=4, moved=True, latency_s=LATE_S)
+    status = world.refresher.status()
+    assert status.triggers == 1
+    assert status.stage is CycleStage.VERIFYING
+    assert world.router.plan is not plan
+    world.answers_are_right()
+    world.serve(2, seed=5, moved=True)
+    status = world.refresher.status()
+    assert status.stage is CycleStage.IDLE
+    assert status.updates == {"committed": 1}
+    assert status.drift_state is DriftState.COOLING_DOWN
+    assert status.last_update.outcome is Outcome.COMMITTED
+    assert status.last_update.verified
+    stages = {"profiling", "solving", "weighing", "saving", "moving", "verifying", "committing"}
+    assert set(status.last_update.stage_seconds) == stages
+
+    fresh_profile = dataclasses.replace(
+        profile, access=index_access(index, moving_queries(800, seed=6, moved=True)), id=None
+    )
+    fresh = make_plan(fresh_profile, slo_ms=50, device_budget_bytes=BUDGET, coverage=0.2)
+    unseen = moving_queries(1000, seed=7, moved=True)
+    best, stale = fresh_hit_rate(index, fresh, unseen), fresh_hit_rate(index, plan, unseen)
+    followed = fresh_hit_rate(index, world.router.plan, unseen)
+    assert followed >= 0.95 * best, (followed, best)
+    assert followed > stale + 0.2
+    assert world.router.search(unseen, 5).hit_rate.mean() == pytest.approx(followed, abs=0.005)
+
+
+def index_access(index, queries):
+    from hybridindex.profiler.access import sample_access
+
+    half = len(queries) // 2
+    return sample_access(index.ivf, queries[:half], queries[half:], NPROBE)
+
+
+def test_everything_is_recorded(make_world):
+    world = make_world()
+    world.serve(2, seed=4, moved=True, latency_s=LATE_S)
+    world.serve(2, seed=5, moved=True)
+    (trigger,) = world.events("refresh_trigger")
+    assert [w["off"] for w in trigger["windows"]] == [True, True]
+    assert [e["target"] for e in world.events("refresh_stage")] == [
+        "profiling", "solving", "weighing", "moving", "verifying", "committing", "idle",
+    ]  # fmt: skip
+    (proposal,) = world.events("refresh_proposal")
+    assert proposal["worthwhile"]
+    assert proposal["hit_rate_gain"] > 0.2
+    (ended,) = world.events("refresh_ended")
+    assert ended["outcome"] == "committed"
+    first, second = world.events(COMMITTED)
+    assert (first["verified"], second["verified"]) == (False, True)
+    assert ended["plan_id"] == second["plan_id"] == world.refresher.status().plan_id
+    assert world.store.load_plan(second["plan_id"]).profile_id == second["profile_id"]
+    renewed = world.store.load_profile(second["profile_id"]).notes["renewed"]
+    assert renewed["parent"] == first["profile_id"]
+    assert renewed["queries"]["given"] == renewed["queries"]["fit"] + renewed["queries"]["held"] == 200
+    json.dumps(world.refresher.status().to_data())
+
+
+@pytest.mark.parametrize("latency_s", [FAST_S, LATE_S])
+def test_a_stationary_load_never_triggers(make_world, plan, latency_s):
+    world = make_world(store=False)
+    world.serve(25, seed=8, latency_s=latency_s)
+    status = world.refresher.status()
+    assert (status.triggers, status.updates, len(status.windows)) == (0, {}, 20)
+    assert world.router.plan is plan
+
+
+def test_a_restart_resumes_with_what_was_committed(make_world, index, plan):
+    world = make_world()
+    assert last_committed_plan(world.store, index) is None
+    world.serve(2, seed=4, moved=True, latency_s=LATE_S)
+    uncommitted = world.router.plan
+    assert uncommitted is not plan
+    assert same_decision(last_committed_plan(world.store, index), plan), "it has not proved itself"
+    world.serve(2, seed=5, moved=True)
+    resumed = last_committed_plan(world.store, index)
+    assert same_decision(resumed, uncommitted)
+    assert resumed.predicted_latency_ms(4) == uncommitted.predicted_latency_ms(4)
+
+    again = make_world(plan=resumed)
+    again.refresher.start()
+    assert len(again.events(COMMITTED)) == 2, "the same plan is not committed twice"
+    assert again.refresher.status().plan_id == world.refresher.status().plan_id
+    again.answers_are_right()
+
+
+def test_a_plan_of_another_machine_is_not_resumed_with(make_world, index, plan, monkeypatch):
+    world = make_world()
+    world.refresher.start()
+    elsewhere = dataclasses.replace(plan.analysis.profile.hardware, fingerprint="elsewhere")
+    monkeypatch.setattr("hybridindex.plans.current.hardware_info", lambda: elsewhere)
+    with pytest.raises(ProfileMismatchError, match="elsewhere"):
+        last_committed_plan(world.store, index)
+    assert same_decision(last_committed_plan(world.store, index, allow_other_hardware=True), plan)
+
+
+def test_a_worse_plan_is_rolled_back(make_world, index, plan):
+    """A plan made from a load that is gone when it serves."""
+    world = make_world()
+    world.serve(2, seed=9, moved=True)
+    proposal = world.refresher.propose("a mistake")
+    assert proposal.worthwhile
+    world.serve(3, seed=16)
+    record = world.refresher.apply(proposal)
+    assert record.stage is CycleStage.VERIFYING
+    assert world.router.plan.list_device.tolist() == proposal.plan.list_device.tolist()
+    world.serve(2, seed=10)
+    last = world.refresher.status().last_update
+    assert (last.number, last.outcome) == (record.number, Outcome.ROLLED_BACK)
+    assert "hit rate" in last.why
+    assert world.router.plan is plan
+    assert not world.router.stats().unplaced_lists
+    assert same_decision(last_committed_plan(world.store, index), plan)
+    assert world.refresher.status().back_off_s > 0
+    world.answers_are_right()
+
+
+def test_a_proposal_moves_nothing_and_says_what_it_would_bring(make_world, plan):
+    world = make_world()
+    world.serve(2, seed=11, moved=True)
+    before = world.router.residency.version
+    proposal = world.refresher.propose("just looking")
+    assert world.router.residency.version == before
+    assert world.router.plan is plan
+    assert proposal.n_queries == 200
+    assert set(proposal.stage_seconds) == {"profiling", "solving", "weighing"}
+    present = world.router.residency.list_device
+    sizes = world.index.list_sizes
+    assert (present[proposal.lists_in] < 0).all()
+    assert set(proposal.lists_in) == {i for i in proposal.plan.resident_lists if present[i] < 0 and sizes[i]}
+    assert set(proposal.lists_out) == set(plan.resident_lists) - set(proposal.plan.resident_lists)
+    geometry = world.router.devices[0].geometry
+    assert proposal.bytes_to_move == geometry.pages_for(sizes[proposal.lists_in]).sum() * geometry.page_bytes
+    assert proposal.comparison.move_s > 0
+    copied = world.router.devices[0].copy_stats
+    record = world.refresher.apply(proposal)
+    assert record.proposal["bytes_to_move"] == proposal.bytes_to_move
+    assert world.router.devices[0].copy_stats != copied
+    assert set(world.router.residency.resident_lists()) == {i for i in proposal.plan.resident_lists if sizes[i]}
+    json.dumps(proposal.to_data())
+
+
+def test_a_proposal_may_change_the_request_but_not_the_devices(make_world):
+    world = make_world(store=False)
+    world.serve(1, seed=12)
+    proposal = world.refresher.propose("fewer lists", coverage=0.1, slo_ms=80.0)
+    assert proposal.plan.coverage < proposal.base.coverage
+    assert proposal.plan.request.slo_ms == 80.0
+    assert proposal.plan.request.budgets == proposal.base.request.budgets
+    assert not proposal.worthwhile
+    world.refresher.apply(proposal)
+    world.serve(2, seed=13)
+    assert world.refresher.status().updates == {"committed": 1}, "less was promised, and less was kept"
+    with pytest.raises(InvalidInputError, match="n_devices cannot be changed"):
+        world.refresher.propose("more", n_devices=2)
+    with pytest.raises(InvalidInputError, match="slo_ms"):
+        world.refresher.propose("never", slo_ms=-1)
+
+
+def test_plans_stay_within_the_open_arenas(make_world):
+    world = make_world(store=False, lookahead_bytes=0)
+    world.serve(1, seed=12)
+    arena = world.router.devices[0].arena.nbytes
+    proposal = world.refresher.propose("everything", coverage=1.0, device_budget_bytes=1 << 40)
+    geometry = world.router.devices[0].geometry
+    pages = geometry.pages_for(world.index.list_sizes[proposal.plan.resident_lists]).sum()
+    assert pages * geometry.page_bytes <= arena
+    assert proposal.plan.request.budgets == (1 << 40,)
+    world.refresher.apply(proposal)
+    assert world.router.stats().unplaced_lists == 0
+
+
+def test_windows_of_the_plan_before_say_nothing_of_the_new_one(make_world):
+    world = make_world(store=False)
+    world.serve(1, seed=14, moved=True)
+    proposal = world.refresher.propose()
+    for query in moving_queries(200, seed=15, moved=True):
+        world.refresher.observe(query, LATE_S, world.router.search(query, 5).hit_rate)
+    world.refresher.apply(proposal)
+    world.refresher.step()
+    assert len(world.refresher.status().windows) == 3
+    assert not world.refresher._updates._windows
+    assert world.refresher.status().stage is CycleStage.VERIFYING
+
+
+def test_a_stale_proposal_is_refused_and_so_is_one_during_an_update(make_world):
+    world = make_world(store=False)
+    world.serve(1, seed=14, moved=True)
+    one, other = world.refresher.propose(), world.refresher.propose()
+    world.refresher.apply(one)
+    with pytest.raises(RefreshError, match="verifying"):
+        world.refresher.apply(other)
+    world.serve(2, seed=15, moved=True)
+    assert world.refresher.status().stage is CycleStage.IDLE
+    with pytest.raises(RefreshError, match="serves no more"):
+        world.refresher.apply(other)
+
+
+def test_what_is_not_worth_its_move_is_left(make_world, plan):
+    config = dataclasses.replace(CONFIG, update=dataclasses.replace(CONFIG.update, min_gain_per_gib=1e6))
+    config = dataclasses.replace(config, update=dataclasses.replace(config.update, min_latency_gain=0.99))
+    world = make_world(config)
+    world.serve(2, seed=4, moved=True, latency_s=LATE_S)
+    status = world.refresher.status()
+    assert status.updates == {"declined": 1}
+    assert "is not worth" in status.last_update.why
+    assert status.drift_state is DriftState.COOLING_DOWN
+    assert world.router.plan is plan
+
+
+def test_a_plan_that_somebody_else_applied_is_the_one_to_watch(make_world, index, profile):
+    world = make_world()
+    world.refresher._updates.commit_served()
+    other = index.plan(50, BUDGET, profile, coverage=0.1)
+    world.router.apply_plan(other)
+    world.refresher.step()
+    status = world.refresher.status()
+    assert status.predicted_hit_rate == pytest.approx(other.predicted_hit_rate)
+    assert status.drift_state is DriftState.COOLING_DOWN
+    assert same_decision(last_committed_plan(world.store, index), other)

@@ -1,0 +1,134 @@
+"""What a plan wants gets to the device: at once, or once sessions have given back what they had."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from hybridindex.router import Router
+from hybridindex.tiers.paged.device_tier import DeviceTier, LoadReport
+from tests.clustered import NLIST, clustered, hand_made_plan, small_index
+from tests.router.test_session import arena_of
+
+PLANNED, PROMISED = 6, 6
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    with small_index(tmp_path_factory.mktemp("idx") / "i") as index:
+        yield index
+
+
+def plan_of(index, lists):
+    placement = np.full(NLIST, -1)
+    placement[lists] = 0
+    return hand_made_plan(index, placement, budget=arena_of(index, PLANNED + PROMISED))
+
+
+def router_on(index, cache_fraction=0.0):
+    """Pages for PLANNED lists of one page each, and for as many as sessions are promised."""
+    page = 65_536 // index.code_size * index.code_size
+    lists = np.flatnonzero(index.list_sizes)[:PLANNED]
+    return Router(
+        index,
+        plan=plan_of(index, lists),
+        devices=["cpu"],
+        lookahead_bytes=PROMISED * page,
+        cache_fraction=cache_fraction,
+    )
+
+
+def fill(router):
+    """The plan gives its pages up, and a session takes them all: the session, and the lists that are not there."""
+    router.apply_plan(plan_of(router._index, []))
+    session = router.session()
+    session.lookahead(clustered(2, seed=3), nprobe=NLIST).result(30)
+    tier = router.devices[0]
+    assert tier.arena.pages.n_pages == PLANNED + PROMISED
+    assert tier.arena.pages.n_free == 0
+    return session, np.setdiff1d(np.flatnonzero(router._index.list_sizes), router.residency.resident_lists())
+
+
+def test_lists_come_by_themselves_when_sessions_give_their_pages_back(index):
+    with router_on(index) as router:
+        session, absent = fill(router)
+        wanted = absent[:PLANNED]
+        router.apply_plan(plan_of(index, wanted))
+        router._placement.complete()
+        assert router.stats().unplaced_lists == PLANNED
+        session.close()
+        ends_s = time.monotonic() + 30
+        while router.stats().unplaced_lists and time.monotonic() < ends_s:
+            time.sleep(0.02)
+        assert router.residency.resident_lists().tolist() == wanted.tolist()
+        router.check_invariants()
+
+
+def test_what_is_promised_to_sessions_stays_theirs(index):
+    """A plan that is larger than the arena was made for."""
+    with router_on(index) as router:
+        session, absent = fill(router)
+        wanted = absent[: PLANNED + 3]
+        router.apply_plan(plan_of(index, wanted))
+        session.close()
+        for _ in range(2):
+            router._placement.complete()
+        assert router.stats().unplaced_lists == 3
+        with router.session(lookahead_bytes=PROMISED << 16) as other:
+            other.lookahead(clustered(2, seed=3), nprobe=NLIST).result(30)
+            assert other.stats.lists_moved == PROMISED
+        router.check_invariants()
+
+
+def test_no_more_of_the_cache_goes_than_is_needed(index):
+    with router_on(index, cache_fraction=1.0) as router:
+        session, absent = fill(router)
+        wanted = absent[: PLANNED + 3]
+        router.apply_plan(plan_of(index, wanted))
+        session.close()
+        assert router.stats().cached_lists == PLANNED + PROMISED
+        router._placement.complete()
+        assert router.stats().cached_lists == PROMISED
+        assert router.stats().unplaced_lists == 3
+        router.check_invariants()
+
+
+@pytest.mark.parametrize("ending", ["apply_plan", "close"])
+def test_what_comes_late_gives_way(index, monkeypatch, ending):
+    """To a change of plan, and to the end: neither waits for lists that nobody wants any more."""
+    with router_on(index) as router:
+        session, absent = fill(router)
+        wanted = absent[:PLANNED]
+        router.apply_plan(plan_of(index, wanted))
+        asked, started = [], threading.Event()
+
+        def load(self, lists, store, cancelled=None, *, bandwidth_share=None):
+            future: Future[LoadReport] = Future()
+            asked.append((lists, cancelled, future))
+            started.set()
+            return future
+
+        real = DeviceTier.load
+        monkeypatch.setattr(DeviceTier, "load", load)
+        session.close()
+        assert started.wait(30)
+        lists, cancelled, future = asked[0]
+        assert sorted(lists) == sorted(wanted.tolist())
+        assert not cancelled()
+        monkeypatch.setattr(DeviceTier, "load", real)
+        given = [plan_of(index, wanted[:1])] if ending == "apply_plan" else []
+        other = threading.Thread(target=getattr(router, ending), args=given)
+        other.start()
+        ends_s = time.monotonic() + 30
+        while not cancelled() and time.monotonic() < ends_s:
+            time.sleep(0.001)
+        assert cancelled()
+        future.set_result(LoadReport(loaded=(), skipped=tuple(lists), present=(), nbytes=0))
+        other.join(30)
+        assert not other.is_alive()
+        if ending == "apply_plan":
+            assert router.residency.resident_lists().tolist() == wanted[:1].tolist()

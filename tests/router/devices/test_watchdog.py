@@ -1,0 +1,92 @@
+"""Scans that do not end: the host answers, pages stay until the end, and the device comes back afterwards."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from hybridindex.router import HealthPolicy
+from hybridindex.tiers.paged.native_scanner import NativePageScanner
+from tests.clustered import NLIST, hand_made_plan, small_index
+from tests.router.devices.test_health import QUERIES, WAIT_S, open_router, search, try_again
+from tests.router.test_router import check
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    with small_index(tmp_path_factory.mktemp("idx") / "i", nprobe=8) as index:
+        yield index
+
+
+@pytest.fixture
+def stuck(monkeypatch):
+    """The device's scans end when this event is set."""
+    scan, go_on = NativePageScanner.scan, threading.Event()
+
+    def held(*args, **options):
+        assert go_on.wait(WAIT_S)
+        return scan(*args, **options)
+
+    monkeypatch.setattr(NativePageScanner, "scan", held)
+    yield go_on
+    go_on.set()
+
+
+def test_a_scan_that_does_not_end_keeps_nobody_waiting(index, stuck, monkeypatch, caplog):
+    with closing(open_router(index, HealthPolicy(judge="all", stuck_s=0.2))) as router:
+        [tier], [lane] = router.devices, router._engine._lanes
+        try:
+            futures = []
+            for n_stuck in (1, 2, 2):  # the third waits for its turn: two batches are under way
+                futures.append(router.submit(QUERIES[len(futures) :], 10, 8))
+                while len(lane.waiting()) < n_stuck and tier.usable:
+                    threading.Event().wait(0.001)
+            for i, future in enumerate(futures):
+                check(index, QUERIES[i:], 10, 8, future.result(WAIT_S))
+            assert [search(router, index) for _ in range(4)] == [0] * 4
+            assert caplog.text.count("a scan has not ended after") == 1
+            assert (router.stats().device_slowdowns, tier.usable) == (1, False)
+            used = tier.used_bytes
+            dropped = router._residency.publish({}, drops=router.residency.resident_lists().tolist())
+            assert tier.used_bytes == used, "a page left under a scan"
+            try_again(router, monkeypatch)
+            assert not tier.usable, "the scan has not ended"
+            monkeypatch.setattr(router._engine._watchdog, "_is_stuck", lambda task: False)
+            monkeypatch.setattr(router._engine.health, "list_device", lambda _: np.zeros(NLIST, np.int16))
+            check(index, QUERIES, 10, 8, router.submit(QUERIES, 10, 8).result(WAIT_S))
+            monkeypatch.undo()
+        finally:
+            stuck.set()
+        assert router._residency.wait_reclaimed(dropped.version, WAIT_S)
+        assert tier.used_bytes == 0
+        while lane.taken_over:
+            threading.Event().wait(0.001)
+        assert [r.levelname for r in caplog.records].count("ERROR") == 1, "an answer that came late was used"
+        assert lane._pace.line() is None, "what was given up was taken for a scan's time"
+        try_again(router, monkeypatch)
+        router.apply_plan(hand_made_plan(index, np.zeros(NLIST)))
+        assert search(router, index) == 1
+        assert lane._pace.line() is not None
+        router.check_invariants()
+
+
+def test_an_answer_that_was_taken_over_may_close_nothing_that_waits_for_it(index, stuck):
+    """A callback on the watchdog's thread is told so, instead of waiting for itself."""
+    with closing(open_router(index, HealthPolicy(judge="all", stuck_s=0.2))) as router:
+        refused = []
+
+        def close(_future):
+            try:
+                router.close()
+            except Exception as error:  # noqa: BLE001 - shown below
+                refused.append((threading.current_thread().name, str(error)))
+
+        router.submit(QUERIES, 10, 8).add_done_callback(close)
+        while not refused:
+            threading.Event().wait(0.001)
+        stuck.set()
+    assert refused[0][0] == "hybridindex-watchdog"
+    assert "own thread" in refused[0][1]

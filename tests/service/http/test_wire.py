@@ -1,0 +1,200 @@
+"""Bodies: every format reads the same queries, and every wrong body names its field."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+
+from hybridindex.answer_codec import decode_answer, encode_answer
+from hybridindex.errors import InvalidInputError
+from hybridindex.service.config import Limits
+from hybridindex.service.http.wire import BodyError, accepts_binary, parse_lookahead, parse_search, to_json_answer
+from hybridindex.types import SearchResult
+
+DIM, NLIST = 4, 10
+LIMITS = Limits(max_queries=8, max_k=20, max_nprobe=6, max_answer_rows=100)
+QUERIES = np.arange(12, dtype=np.float32).reshape(3, DIM) / 7
+
+
+def npy(array) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=True)
+    return stream.getvalue()
+
+
+def parse(body, kind="application/json", **options):
+    if not isinstance(body, bytes):
+        body = json.dumps(body).encode()
+    return parse_search(body, kind, options, LIMITS, DIM, NLIST)
+
+
+def raw(array, **options):
+    return parse(array.tobytes(), "application/octet-stream", **options)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        parse({"queries": QUERIES.tolist(), "k": 5, "nprobe": 6, "deadline_ms": 1.5, "min_nprobe": 2}),
+        raw(QUERIES, n="3", d="4", k="5", nprobe="6", deadline_ms="1.5", min_nprobe="2"),
+        raw(QUERIES, k="5", nprobe="6", deadline_ms="1.5", min_nprobe="2"),
+        parse(npy(QUERIES), "application/x-npy", k="5", nprobe="6", deadline_ms="1.5", min_nprobe="2"),
+        parse(npy(QUERIES.astype(">f4")), "application/x-npy", k="5", nprobe="6", deadline_ms="1.5", min_nprobe="2"),
+    ],
+)
+def test_all_formats_read_the_same(asked):
+    assert asked.queries.dtype == np.float32
+    assert asked.queries.dtype.isnative
+    assert np.array_equal(asked.queries, QUERIES)
+    assert (asked.k, asked.nprobe, asked.deadline_ms, asked.min_nprobe) == (5, 6, 1.5, 2)
+
+
+def test_one_query_is_a_row():
+    assert parse({"queries": QUERIES[0].tolist()}).queries.shape == (1, DIM)
+    assert parse(npy(QUERIES[0]), "application/x-npy").queries.shape == (1, DIM)
+
+
+@pytest.mark.parametrize(
+    ("field", "body"),
+    [
+        ("queries", {}),
+        ("queries", {"queries": []}),
+        ("queries", {"queries": 3}),
+        ("queries", {"queries": [[1, 2, 3, 4], [1, 2, 3]]}),
+        ("queries", {"queries": [[1, 2, 3]]}),
+        ("queries", {"queries": [["1", "2", "3", "4"]]}),
+        ("queries", {"queries": [[True, False, True, True]]}),
+        ("queries", {"queries": [[1, 2, None, 4]]}),
+        ("queries", {"queries": [[1, 2, 10**400, 4]]}),
+        ("queries", {"queries": [[[1], [2], [3], [4]]]}),
+        ("queries", {"queries": [[0] * DIM] * 9}),
+        ("k", {"queries": [0] * DIM, "k": 0}),
+        ("k", {"queries": [0] * DIM, "k": 21}),
+        ("k", {"queries": [0] * DIM, "k": "5"}),
+        ("k", {"queries": [0] * DIM, "k": True}),
+        ("k", {"queries": [[0] * DIM] * 6, "k": 20}),
+        ("nprobe", {"queries": [0] * DIM, "nprobe": 7}),
+        ("min_nprobe", {"queries": [0] * DIM, "min_nprobe": 0}),
+        ("deadline_ms", {"queries": [0] * DIM, "deadline_ms": 0}),
+        ("deadline_ms", {"queries": [0] * DIM, "deadline_ms": "soon"}),
+        ("'colour'", {"queries": [0] * DIM, "colour": 1}),
+        ("body", []),
+        ("body", b"{"),
+        ("body", b"\xff\xfe"),
+        ("body", b"[" * 100_000),
+        ("body", b'{"queries": [NaN, 0, 0, 0]}'),
+        ("body", b'{"queries": [Infinity, 0, 0, 0]}'),
+    ],
+)
+def test_wrong_json_names_its_field(field, body):
+    with pytest.raises(BodyError) as wrong:
+        parse(body)
+    assert wrong.value.field == field
+    assert wrong.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("field", "options", "body"),
+    [
+        ("body", {"n": "3"}, QUERIES.tobytes()[:-1]),
+        ("body", {"n": "2"}, QUERIES.tobytes()),
+        ("n", {"n": "0"}, b""),
+        ("n", {"n": "-1"}, QUERIES.tobytes()),
+        ("n", {"n": "x"}, QUERIES.tobytes()),
+        ("n", {}, b""),
+        ("queries", {"n": "9"}, QUERIES.tobytes()),
+        ("queries", {"d": "5"}, QUERIES.tobytes()),
+        ("d", {"d": "0"}, QUERIES.tobytes()),
+        ("d", {"d": "99999999999999999999999"}, QUERIES.tobytes()),
+        ("k", {"k": "1.5"}, QUERIES.tobytes()),
+        ("deadline_ms", {"deadline_ms": "nan"}, QUERIES.tobytes()),
+        ("'color'", {"color": "1"}, QUERIES.tobytes()),
+    ],
+)
+def test_wrong_octets_name_their_field(field, options, body):
+    with pytest.raises(BodyError) as wrong:
+        parse(body, "application/octet-stream", **options)
+    assert wrong.value.field == field
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\x93NUMPY",
+        npy(QUERIES)[:-1],
+        npy(QUERIES) + b"x",
+        npy(QUERIES.astype(np.float64)),
+        npy(QUERIES.astype(np.int32)),
+        npy(np.asfortranarray(QUERIES)),
+        npy(QUERIES[None]),
+        npy(np.array([{"a": 1}], dtype=object)),
+        npy(np.zeros((2, 5), np.float32)),
+        b"\x93NUMPY\x01\x00\x10\x00{'descr': '<f4',",
+        b"\x93NUMPY\x09\x00\x10\x00{'descr': '<f4',",
+        b"\x93NUMPY\x02\x00\xff\xff\xff\x7f{}",
+        b"\x93NUMPY\x01\x00\x46\x00{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 4)}            \n",
+    ],
+)
+def test_wrong_npy_is_refused_and_nothing_is_unpickled(body):
+    with pytest.raises(BodyError) as wrong:
+        parse(body, "application/x-npy")
+    assert wrong.value.field in ("body", "queries")
+
+
+def test_another_media_type_is_415():
+    with pytest.raises(BodyError) as wrong:
+        parse(b"", "text/html")
+    assert wrong.value.status == 415
+
+
+def test_options_of_json_belong_into_the_body():
+    with pytest.raises(BodyError, match="belongs in the body"):
+        parse({"queries": [0] * DIM}, k="3")
+
+
+def test_lookahead_takes_its_own_options():
+    asked = parse_lookahead(QUERIES.tobytes(), "application/octet-stream", {"budget_bytes": "100"}, LIMITS, DIM, NLIST)
+    assert asked.budget_bytes == 100
+    with pytest.raises(BodyError, match="budget_bytes"):
+        parse_lookahead(b'{"queries": [0, 0, 0, 0], "budget_bytes": -1}', "application/json", {}, LIMITS, DIM, NLIST)
+    with pytest.raises(BodyError, match="'k'"):
+        parse_lookahead(QUERIES.tobytes(), "application/octet-stream", {"k": "1"}, LIMITS, DIM, NLIST)
+
+
+def answer() -> SearchResult:
+    return SearchResult(
+        ids=np.array([[5, 7], [9, -1]]),
+        distances=np.array([[0.5, 1.5], [2.0, np.inf]], np.float32),
+        nprobe_used=np.array([3, 2], np.int32),
+        hit_rate=np.array([0.25, 1], np.float32),
+    )
+
+
+def test_a_binary_answer_comes_back_as_it_was():
+    back = decode_answer(encode_answer(answer()))
+    for name in ("ids", "distances", "nprobe_used", "hit_rate"):
+        assert np.array_equal(getattr(back, name), getattr(answer(), name))
+        assert getattr(back, name).dtype == getattr(answer(), name).dtype
+
+
+@pytest.mark.parametrize("spoil", [lambda b: b[:-1], lambda b: b + b"x", lambda b: b"X" + b[1:], lambda b: b[:7]])
+def test_a_spoilt_answer_is_refused(spoil):
+    with pytest.raises(InvalidInputError, match=r"^answer "):
+        decode_answer(spoil(encode_answer(answer())))
+
+
+def test_an_empty_place_is_null_in_json():
+    plain = to_json_answer(answer())
+    assert plain["distances"] == [[0.5, 1.5], [2.0, None]]
+    json.dumps(plain, allow_nan=False)
+
+
+def test_json_is_the_default_answer():
+    assert not accepts_binary("")
+    assert not accepts_binary("*/*, application/json")
+    assert accepts_binary("application/vnd.hybridindex.answer")
+    assert accepts_binary("text/html, application/octet-stream;q=0.5")

@@ -1,0 +1,197 @@
+"""The public contract, as the README shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import hybridindex as hx
+from hybridindex.errors import InvalidInputError, ProfileError, ProfileMismatchError
+from hybridindex.profiler import routed as calibrate
+from hybridindex.router import Router
+from tests.clustered import clustered
+from tests.oracle import check_answer
+
+N, NLIST = 3000, 32
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    path = tmp_path_factory.mktemp("facade") / "idx"
+    with hx.build(clustered(N, seed=1), path=path, nlist=NLIST, metric="ip", codec="flat") as index:
+        yield index
+
+
+@pytest.fixture(scope="module")
+def profile(index):
+    return index.profile(clustered(400, seed=2), nprobe=8, devices=["cpu"], max_seconds=2)
+
+
+def test_the_snippet(index, profile):
+    plan = index.plan(slo_ms=50, device_budget_bytes=2 << 30, profile=profile)
+    assert plan.verdict == "feasible"
+    queries = clustered(20, seed=3)
+    with index.router(plan=plan, devices=["cpu"]) as router:
+        result = router.search(queries, k=10, nprobe=8)
+        assert result.ids.shape == (20, 10)
+        assert result.ids.dtype == np.int64
+        assert result.distances.dtype == np.float32
+        probes, _ = index.ivf.quantize(queries, 8)
+        check_answer(index.ivf, queries, probes, 10, result.distances, result.ids)
+        again = asyncio.run(router.asearch(queries, k=10))
+        np.testing.assert_array_equal(again.ids, result.ids)
+        with router.session() as session:
+            session.lookahead(queries[0])
+            assert session.search(queries[0], k=3, deadline_ms=4000, min_nprobe=4).ids.shape == (1, 3)
+
+
+def test_what_an_index_says(index):
+    assert index.centroids.shape == (NLIST, index.dim)
+    assert index.list_sizes.sum() == index.count == N
+    assert index.list_bytes.sum() == N * index.dim * 4
+    assert "3,000" in repr(index)
+
+
+def test_coverage_fixes_what_is_resident(index, profile):
+    plan = index.plan(50, 1 << 30, profile, coverage=0.5)
+    assert plan.coverage == 0.5
+    with index.router(plan, ["cpu"]) as router:
+        resident = router.residency.resident_lists()
+        assert set(resident) == set(plan.resident_lists[index.list_sizes[plan.resident_lists] > 0])
+        measured = router.search(clustered(300, seed=4), 5, 8).hit_rate.mean()
+    assert measured == pytest.approx(plan.predicted_hit_rate, abs=0.08)
+
+
+def test_an_infeasible_plan_routes_best_effort(index, profile):
+    plan = index.plan(1e-4, 1 << 30, profile)
+    assert plan.verdict == "infeasible"
+    assert plan.nearest_slo_ms > 1e-4
+    with index.router(plan, ["cpu"]) as router:
+        assert (router.search(clustered(3)).ids >= 0).all()
+
+
+def test_a_session_moves_what_its_window_allows(index, profile):
+    plan = index.plan(50, 4 << 20, profile, coverage=0.1)
+    query = clustered(1, seed=9)
+    with index.router(plan=plan, devices=["cpu"]) as router:
+        spare = router.devices[0].arena.nbytes - router.devices[0].used_bytes
+        for window_ms in (1000, 1e-6):
+            budget = plan.lookahead_budget(window_ms, share_bytes=spare).nbytes
+            with router.session(window_ms=window_ms) as session:
+                session.lookahead(query, nprobe=8).result(30)
+                assert session.stats.bytes_moved <= budget == session._lookahead_bytes
+        with pytest.raises(InvalidInputError, match="both"):
+            router.session(window_ms=5, lookahead_bytes=1)
+        with pytest.raises(InvalidInputError, match="window_ms"):
+            router.session(window_ms=-1)
+    with index.router() as router, pytest.raises(InvalidInputError, match="plan"):
+        router.session(window_ms=5)
+
+
+def test_several_devices_share_the_lists(index, profile):
+    plan = index.plan(50, [4 << 20, 1 << 20], profile, coverage=0.6, n_devices=2)
+    assert set(plan.list_device[plan.resident_lists]) == {0, 1}
+    with index.router(plan, ["cpu", "cpu"]) as router:
+        router.check_invariants()
+        assert router.stats().unplaced_lists == 0
+
+
+def test_the_newest_stored_profile_is_found(index, profile):
+    assert profile.id is not None
+    assert index.plan(50, 1 << 30).profile_id == profile.id
+
+
+def test_without_a_profile_the_error_says_what_to_do(tmp_path):
+    with hx.build(clustered(500), tmp_path / "i", nlist=4) as fresh, pytest.raises(ProfileError, match="profile"):
+        fresh.plan(50, 1 << 30)
+
+
+def test_a_profile_of_another_index_or_machine_is_refused(index, profile):
+    foreign = dataclasses.replace(profile, index_fingerprint="f" * 32)
+    with pytest.raises(ProfileMismatchError, match="f" * 32):
+        index.plan(50, 1 << 30, foreign)
+    elsewhere = dataclasses.replace(
+        profile, hardware=dataclasses.replace(profile.hardware, fingerprint="another-machine")
+    )
+    with pytest.raises(ProfileMismatchError, match="another-machine"):
+        index.plan(50, 1 << 30, elsewhere)
+    assert index.plan(50, 1 << 30, elsewhere, allow_other_hardware=True).profile_id == profile.id
+
+
+def test_a_codec_for_the_host_only_is_planned_and_said(tmp_path):
+    with hx.build(clustered(1500), tmp_path / "i", nlist=8, codec="pqfs12") as index:
+        profile = index.profile(clustered(200, seed=5), nprobe=4, devices=["cpu"], max_seconds=1)
+        plan = index.plan(1e-4, 1 << 30, profile)
+        assert plan.device_bytes == 0
+        assert "host only: codec 'pqfs12'" in plan.reason
+        assert "scanned together" in plan.reason
+        with index.router(plan, ["cpu"]) as router:
+            assert router.search(clustered(2)).hit_rate.max() == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="plans for the stand-in are made where there is no GPU")
+def test_a_codec_that_lies_in_shards_is_timed_planned_and_served_within_its_budget(tmp_path):
+    with hx.build(clustered(1500), tmp_path / "i", nlist=8, codec="pq8", metric="l2") as index:
+        profile = index.profile(clustered(200, seed=5), nprobe=4, devices=["cpu"], max_seconds=1)
+        assert {s.device for s in profile.stages if s.stage == "device_scan"} == {"cpu (stand-in)"}
+        assert any(s.coverage > 0 for s in profile.stages if s.stage == "batch")
+        budget = 60_000
+        plan = index.plan(50, budget, profile, coverage=1.0)
+        assert "memory caps it" in plan.reason
+        assert 0 < len(plan.resident_lists) < 8
+        with index.router(plan, ["cpu"]) as router:
+            # Plan and tier reckon alike: everything planned found its place.
+            assert router.stats().unplaced_lists == 0
+            assert router.devices[0].used_bytes == plan.device_bytes <= budget
+            queries = clustered(9, seed=6)
+            found = router.search(queries, 5)
+            probes, _ = index.ivf.quantize(queries, 4)
+            check_answer(index.ivf, queries, probes, 5, found.distances, found.ids)
+            assert found.hit_rate.max() > 0
+
+
+def test_recall_and_nprobe_together_are_refused(index):
+    with pytest.raises(InvalidInputError, match="recall"):
+        index.profile(clustered(200), nprobe=4, recall=0.9)
+
+
+def test_routed_batches_are_part_of_the_profile(profile):
+    routed = [s for s in profile.stages if s.stage == "batch"]
+    assert {s.device for s in routed} == {"", "cpu (stand-in)"}
+    assert {s.batch for s in routed} >= {1, 4, 16, 64}
+
+
+def test_a_slow_device_is_timed_and_not_left_out(index, profile, monkeypatch):
+    policies = []
+
+    class Told(Router):
+        def __init__(self, *args, health, **options):
+            policies.append(health)
+            super().__init__(*args, health=health, **options)
+
+    monkeypatch.setattr(calibrate, "Router", Told)
+    options = {"devices": ["cpu"], "device_budget_bytes": 1 << 30, "max_seconds": 0}
+    assert calibrate.time_routed(index.ivf, profile, clustered(4, seed=8), **options)
+    assert {policy.judge for policy in policies} == {"none"}
+
+
+def test_the_hottest_host_lists_of_a_plan_are_pinned(index, profile):
+    plan = index.plan(50, 1 << 30, profile, coverage=0.2)
+    with index.router(plan, ["cpu"], pin_host_lists=1 << 20) as router:
+        [tier] = router.devices
+        accesses = profile.access.list_accesses
+        pinned = np.array([i for i in range(NLIST) if tier._pinned.find(i) is not None])
+        others = np.setdiff1d(np.flatnonzero(plan.list_device < 0), pinned)
+        assert 0 < router.stats().pinned_host_bytes <= 1 << 20
+        assert (plan.list_device[pinned] < 0).all()
+        assert accesses[pinned].min() >= accesses[others].max()
+
+
+def test_save_copies_an_index(index, tmp_path):
+    with index.save(tmp_path / "copy") as copy:
+        assert copy.fingerprint == index.fingerprint
+        assert copy.count == N

@@ -1,0 +1,194 @@
+"""Copies: bytes arrive in any pages, buffers are reused no earlier than allowed, failures free nothing too early."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridindex.errors import DeviceError, InvalidInputError
+from hybridindex.paging import PageGeometry
+from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.copier import Copier, Write, open_copier
+from hybridindex.tiers.paged.pinned import HostPages, PinnedMemory
+from hybridindex.tiers.paged.staging import merge_runs
+from tests.tiers.late_stream import LateStream
+
+GEOMETRY = PageGeometry(code_size=4, rows_per_page=2)
+N_PAGES = 20
+SEND_PAGES = 4
+
+
+def open_late(stream=None, ticks=()):
+    arena = PageArena(torch.device("cpu"), GEOMETRY, N_PAGES)
+    times = iter(ticks)
+    return arena, Copier(
+        arena, stream, staging_bytes=3 * SEND_PAGES * GEOMETRY.page_bytes, clock=lambda: next(times, 0.0)
+    )
+
+
+def codes_of(n_rows, seed=0):
+    return np.random.default_rng(seed).integers(1, 256, (n_rows, 4), dtype=np.uint8)
+
+
+def read(arena, pages, n_rows):
+    return arena.data.numpy()[pages].reshape(-1, 4)[:n_rows]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), late=st.booleans(), sizes=st.lists(st.integers(1, 8), min_size=1, max_size=12))
+def test_what_was_sent_arrives_through_any_pages(data, late, sizes):
+    """Several sends in flight, more than there are buffers; each list's pages in any order; some lists pinned."""
+    arena, copier = open_late(LateStream() if late else None)
+    pinned = PinnedMemory(GEOMETRY, page_locked=False, block_bytes=6 * GEOMETRY.page_bytes)
+    free = data.draw(st.permutations(range(N_PAGES)))
+    expected, tickets = [], []
+    for number, size in enumerate(sizes):
+        n_pages = -(-size // 2)
+        if n_pages > len(free):
+            break
+        pages, free = np.array(free[:n_pages], np.int32), free[n_pages:]
+        codes = codes_of(size, number)
+        expected.append((pages, codes))
+        writes = [Write(pages, codes)]
+        if data.draw(st.booleans()):
+            pinned.add_all([number], lambda _, codes=codes: codes, lambda: False)
+            writes, left = [], pages
+            for n, part in pinned.find(number).cut(0, n_pages):
+                writes.append(Write(left[:n], part))
+                left = left[n:]
+        tickets.append(copier.send(writes))
+    for ticket in tickets:
+        copier.finish(ticket)
+    for pages, codes in expected:
+        np.testing.assert_array_equal(read(arena, pages, len(codes)), codes)
+    assert copier.stats.nbytes == sum(len(pages) for pages, _ in expected) * GEOMETRY.page_bytes
+    assert copier.stats.sends == len(expected)
+    assert copier.staging_bytes <= 3 * SEND_PAGES * GEOMETRY.page_bytes
+
+
+def test_runs_that_continue_on_both_sides_are_one_copy():
+    arena, other = torch.zeros((12, 8)), torch.zeros((12, 8))
+    block = torch.zeros((12, 8))
+
+    def runs(*placed):
+        copies = merge_runs(arena, [(np.array(pages, np.int32), HostPages(b, slot)) for pages, b, slot in placed])
+        return [(t.data_ptr() - arena.data_ptr()) // 32 for t, _ in copies], [len(t) for t, _ in copies]
+
+    assert runs(([2, 3], block, 0), ([4], block, 2), ([5, 6], block, 3)) == ([2], [5])
+    assert runs(([2, 3], block, 0), ([7], block, 2)) == ([2, 7], [2, 1])
+    # Neighbours on the device that are none on the host, or lie in two blocks.
+    assert runs(([2, 3], block, 0), ([4], block, 5)) == ([2, 4], [2, 1])
+    assert runs(([2, 3], block, 0), ([4], other, 2)) == ([2, 4], [2, 1])
+    assert runs(
+        ([4, 2, 3], block, 0),
+    ) == ([4, 2], [1, 2])
+
+
+def test_lists_of_one_send_share_a_buffer_and_a_copy():
+    arena, copier = open_late(LateStream())
+    ticket = copier.send([Write(arena.pages.allocate(2), codes_of(3)), Write(arena.pages.allocate(1), codes_of(2))])
+    copier.finish(ticket)
+    assert copier.stats.runs == 1
+    assert copier.stats.samples == ((3 * GEOMETRY.page_bytes, 0.5),)
+    assert copier.stats.busy_s == 0.5
+
+
+def test_a_wait_for_a_buffer_is_counted_and_timed():
+    _, copier = open_late(LateStream(), ticks=[10.0, 12.5])
+    for page in range(4):  # the fourth needs the first one's buffer
+        copier.send([Write(np.array([page], np.int32), codes_of(2))])
+    assert (copier.stats.waits, copier.stats.wait_s) == (1, 2.5)
+
+
+def test_pages_of_a_send_on_its_way_are_kept_until_a_later_copy_is_known_done():
+    stream = LateStream()
+    arena, copier = open_late(stream)
+    pages = arena.pages.allocate(3)
+    stream.break_after = 1
+    ticket = copier.send([Write(pages[[0, 2]], codes_of(4))])
+    with pytest.raises(RuntimeError, match="the launch failed"):
+        copier.finish(ticket)
+    assert stream.pending
+    copier.give_back([pages], [ticket])
+    assert (copier.kept_pages, arena.pages.n_free) == (3, N_PAGES - 3)
+    copier.check_invariants()
+    stream.lost = True
+    with pytest.raises(RuntimeError, match="lost"):
+        copier.probe()
+    assert copier.kept_pages == 3
+    stream.lost = False
+    copier.probe()
+    assert not stream.pending
+    assert (copier.kept_pages, arena.pages.n_free) == (0, N_PAGES)
+
+
+def test_many_trials_of_a_lost_device_take_one_page():
+    stream = LateStream()
+    arena, copier = open_late(stream)
+    for _ in range(N_PAGES + 5):
+        stream.break_after = 1
+        with pytest.raises(RuntimeError):
+            copier.probe()
+    assert arena.pages.n_free == N_PAGES - 1
+    copier.probe()
+    assert arena.pages.n_free == N_PAGES
+
+
+def test_pages_of_a_send_that_never_started_are_free_at_once(monkeypatch):
+    def no_room(*args, **kwargs):
+        raise RuntimeError("CUDA error: out of memory")
+
+    arena, copier = open_late(LateStream())
+    pages = arena.pages.allocate(2)
+    monkeypatch.setattr(torch, "empty", no_room)
+    ticket = copier.send([Write(pages, codes_of(4))])
+    with pytest.raises(DeviceError, match="no 96 bytes of page-locked memory"):
+        copier.finish(ticket)
+    copier.give_back([pages], [ticket])
+    assert arena.pages.n_free == N_PAGES
+
+
+@pytest.mark.parametrize("stream", [None, LateStream()], ids=["stand-in", "stream"])
+def test_a_device_that_gives_back_other_bytes_does_not_work(stream, monkeypatch):
+    arena, copier = open_late(stream)
+    copier.probe()
+    reading = copier._read_back
+    monkeypatch.setattr(copier, "_read_back", lambda page: reading(page) ^ 1)
+    with pytest.raises(DeviceError, match="other bytes"):
+        copier.probe()
+    assert arena.pages.n_free == N_PAGES
+
+
+def test_a_full_arena_cannot_be_tried():
+    arena, copier = open_late()
+    arena.pages.allocate(N_PAGES)
+    with pytest.raises(DeviceError, match="none of its pages is free"):
+        copier.probe()
+
+
+def test_a_ring_below_three_pages_is_refused():
+    arena = PageArena(torch.device("cpu"), GEOMETRY, N_PAGES)
+    with pytest.raises(InvalidInputError, match="staging_bytes is 23; expected at least 24"):
+        Copier(arena, None, staging_bytes=23)
+
+
+def test_the_stand_in_takes_no_staging_memory():
+    arena = PageArena(torch.device("cpu"), GEOMETRY, N_PAGES)
+    copier = open_copier(arena)
+    copier.finish(copier.send([Write(arena.pages.allocate(2), codes_of(4))]))
+    assert copier.staging_bytes == 0
+    assert copier.stats.nbytes == 2 * GEOMETRY.page_bytes
+
+
+def test_closing_waits_for_copies_and_survives_a_lost_device(caplog):
+    stream = LateStream()
+    arena, copier = open_late(stream)
+    copier.send([Write(arena.pages.allocate(1), codes_of(2))])
+    copier.close()
+    assert not stream.pending
+    stream.lost = True
+    copier.close()
+    assert "was lost before its last copies ended" in caplog.text

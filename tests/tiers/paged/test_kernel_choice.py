@@ -1,0 +1,114 @@
+"""The trial of a page scanner at open: what it launches, what it takes, and who scans when it fails."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+
+from hybridindex.errors import DeviceError, OutOfBudgetError
+from hybridindex.tiers.contract.residency import ResidencyStore
+from hybridindex.tiers.paged import kernel_choice as trial
+from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.tiers.paged.native_scanner import NativePageScanner
+from hybridindex.tiers.paged.torch_scanner import TorchScanner
+from hybridindex.tiers.paged.triton_scanner import TritonScanner, Workspace
+from tests.clustered import NLIST, clustered, small_index
+from tests.oracle import check_answer
+from tests.tiers.triton_here import require_triton
+
+SCRATCH = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    with small_index(tmp_path_factory.mktemp("trial") / "i", n=600) as index:
+        yield index
+
+
+@pytest.fixture
+def triton_first(monkeypatch):
+    """Triton is chosen on the stand-in, as it would be on a GPU."""
+    monkeypatch.setattr(TritonScanner, "unsupported", staticmethod(lambda _arena: ""))
+    monkeypatch.setattr(NativePageScanner, "supports", staticmethod(lambda *_: False))
+
+
+def open_tier(index, **options):
+    options = {"budget_bytes": 4 << 20, "wanted_bytes": 1 << 20, "page_bytes": 1024, **options}
+    return DeviceTier(index, "cpu", 0, scratch_bytes=SCRATCH, **options)
+
+
+def broken(*_args, **_kwargs):
+    raise RuntimeError("no kernel image for this device\nand many lines more")
+
+
+def test_torch_scans_where_the_kernels_cannot_be_launched(index, triton_first, monkeypatch, caplog):
+    monkeypatch.setattr(Workspace, "launch", broken)
+    with closing(open_tier(index)) as tier:
+        assert id(tier.arena.data) not in Workspace._made, "scratch that nobody uses is kept"
+        assert "no kernel image" in caplog.text
+        store = ResidencyStore(NLIST, lambda _device, pages: tier.arena.pages.free(pages))
+        tier.load(range(NLIST), store).result(30)
+        queries = index.transform(clustered(3, index.dim, seed=2))
+        probes, coarse = index.quantize(queries, 5)
+        with store.lease() as residency:
+            scanner = tier.scanner(residency)
+            assert scanner.kernel == "torch: a trial of triton failed: no kernel image for this device"
+            check_answer(index, queries, probes, 4, *scanner.scan(queries, probes, coarse, 4))
+        assert tier.n_failures == 0
+
+
+def test_a_device_on_which_nothing_scans_is_refused(index, triton_first, monkeypatch):
+    monkeypatch.setattr(Workspace, "launch", broken)
+    monkeypatch.setattr(TorchScanner, "scan", broken)
+    with pytest.raises(DeviceError, match="scans nothing, a trial failed: RuntimeError"):
+        open_tier(index)
+
+
+def test_scratch_without_room_is_refused_at_open(index, triton_first, monkeypatch):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("a neighbour was first")
+
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(OutOfBudgetError, match="no room for scratch of 1,048,576 bytes: a neighbour was first"):
+        open_tier(index)
+
+
+def test_scratch_that_has_no_room_now_is_taken_when_there_is(index, triton_first, monkeypatch):
+    require_triton("cpu")
+    with monkeypatch.context() as patch:
+
+        def full(*args, **kwargs):
+            raise torch.OutOfMemoryError("a neighbour was first")
+
+        patch.setattr(torch, "empty", full)
+        tier = open_tier(index, without_room="retry")
+    with closing(tier):
+        assert "a neighbour was first" in str(tier.failure)
+        assert len(tier.arena.data) == 0, "pages are kept from the neighbour"
+        assert tier.retry_due(1e12)
+        assert tier.recover().result(60)
+        store = ResidencyStore(NLIST, lambda _device, pages: tier.arena.pages.free(pages))
+        assert tier.scanner(store.current).kernel == "triton"
+        assert tier.load([0], store).result(60).loaded == (0,)
+
+
+def test_the_stand_in_s_own_scanners_need_no_trial(index, monkeypatch):
+    monkeypatch.setattr(trial, "try_scanner", broken)
+    open_tier(index).close()
+
+
+def test_every_kernel_runs_before_the_first_query(index, triton_first, monkeypatch):
+    require_triton("cpu")
+    launched, launch, select = [], Workspace.launch, Workspace.select
+    monkeypatch.setattr(Workspace, "launch", lambda self, *a: launched.append(a[1].n_queries) or launch(self, *a))
+    monkeypatch.setattr(Workspace, "select", lambda self, *a: launched.append(f"best {a[2].kept}") or select(self, *a))
+    with closing(open_tier(index)) as tier:
+        assert launched == [1, "best 16", 8, "best 16", 1, "best 32", 1, "best 64", 1, "best 128"]
+        assert Workspace._made[id(tier.arena.data)].scratch_bytes == SCRATCH
+        assert tier.used_bytes == 0
+        scanner = tier.scanner(ResidencyStore(NLIST, lambda *_: None).current)
+        assert (scanner.kernel, scanner.workspace) == ("triton", Workspace._made[id(tier.arena.data)])
+        assert not np.any(tier.arena.data.numpy())
