@@ -18,7 +18,7 @@ import numpy as np
 
 from hybridindex.errors import DuplicateIdError, InvalidInputError
 from hybridindex.index.codec import CodecSpec, parse_codec
-from hybridindex.index.faiss_files.faiss_model import (
+from hybridindex.index.faiss_model import (
     LoadedModel,
     apply_transforms,
     encode,

@@ -17,7 +17,7 @@ import numpy as np
 
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
 from hybridindex.index.codec import DEVICE_KINDS, DeviceCodec
-from hybridindex.index.faiss_files.faiss_model import (
+from hybridindex.index.faiss_model import (
     LoadedModel,
     apply_transforms,
     centroids_of,

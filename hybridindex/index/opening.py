@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from hybridindex.errors import CorruptIndexError, IndexFormatError, InvalidInputError, NotWritableError
-from hybridindex.index.faiss_files.faiss_model import LoadedModel, load_model, map_lists, require_faiss
+from hybridindex.index.faiss_model import LoadedModel, load_model, map_lists, require_faiss
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.rewrite import write_copy
 from hybridindex.index.source import Progress

@@ -17,7 +17,7 @@ import numpy as np
 
 from hybridindex.errors import CorruptIndexError, InvalidInputError, UnsupportedIndexError
 from hybridindex.index.codec import Layout
-from hybridindex.index.faiss_files.faiss_model import LoadedModel, faiss_message, peel, require_faiss
+from hybridindex.index.faiss_model import LoadedModel, faiss_message, peel, require_faiss
 from hybridindex.index.ids import find_duplicates
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.opening import open_index

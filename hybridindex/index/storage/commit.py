@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hybridindex.index.codec import Layout
-from hybridindex.index.faiss_files.faiss_model import empty_lists, write_model
+from hybridindex.index.faiss_model import empty_lists, write_model
 from hybridindex.index.source import Progress
 from hybridindex.index.storage.checksums import digest_file
 from hybridindex.index.storage.generation import GenerationWriter, OutFile, versions

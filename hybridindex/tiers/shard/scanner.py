@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.index.faiss_files.faiss_model import empty_shard, map_lists, require_faiss
+from hybridindex.index.faiss_model import empty_shard, map_lists, require_faiss
 from hybridindex.paging import PageGeometry
 from hybridindex.tiers.contract.protocol import IdFilter, OnDone
 from hybridindex.tiers.contract.residency import Residency

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from hybridindex.errors import DeviceError, OutOfBudgetError, RouterClosedError
-from hybridindex.index.faiss_files.faiss_model import faiss_message
+from hybridindex.index.faiss_model import faiss_message
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import PageGeometry, scratch_for_budget, shard_page_bytes
 from hybridindex.tiers.contract.bounded_join import thread_ends
