@@ -295,6 +295,10 @@ class IVFIndex:
         """(nlist, 3) int64: size, capacity, byte offset of each list in ``lists.bin``; read-only."""
         return self._table
 
+    def extent_reader(self) -> ExtentReader:
+        """Reads rows and ids of the mapped lists, whatever their layout."""
+        return self._open().reader
+
     def mapped_lists(self) -> U8:
         """All of ``lists.bin``: (nbytes,) uint8, read-only view of the map."""
         return self._open().data
