@@ -22,15 +22,15 @@ from hybridindex.tiers.contract.device_health import Probe, TierHealth
 from hybridindex.tiers.contract.devices import available_bytes, busy_device, give_back_cached, resolve_device
 from hybridindex.tiers.contract.futures import done, fail
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
-from hybridindex.tiers.contract.tier import WithoutRoom
+from hybridindex.tiers.contract.tier import LoadReport, WithoutRoom
 from hybridindex.tiers.paged.arena import PageAllocator, PageArena
 from hybridindex.tiers.paged.copier import DEFAULT_STAGING_BYTES, CopyStats, open_copier
 from hybridindex.tiers.paged.kernel_choice import choose_scanner
-from hybridindex.tiers.paged.loading import ListLoad, LoadReport
+from hybridindex.tiers.paged.loading import ListLoad
+from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.tiers.paged.pinned import PinnedMemory, PinReport
-from hybridindex.tiers.paged.torch_scanner import TorchScanner
 
-__all__ = ["DeviceTier", "LoadReport"]
+__all__ = ["DeviceTier"]
 
 _log = logging.getLogger(__name__)
 
@@ -278,7 +278,7 @@ class DeviceTier:
 
     # Scan
 
-    def scanner(self, residency: Residency) -> TorchScanner:
+    def scanner(self, residency: Residency) -> PageScanner:
         """A scanner over this device's lists of one leased snapshot.
 
         Raises:

@@ -16,27 +16,13 @@ import numpy as np
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.tiers.contract.futures import fail, settle
 from hybridindex.tiers.contract.residency import ResidencyStore
+from hybridindex.tiers.contract.tier import LoadReport
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.copier import Copier, Ticket, Write
 from hybridindex.tiers.paged.pinned import PinnedList, PinnedMemory
 from hybridindex.types import I32, U8
 
-__all__ = ["ListLoad", "LoadReport"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadReport:
-    """What became of one load request."""
-
-    loaded: tuple[int, ...]
-    #: Lists that did not fit the free pages, or whose turn had not come when the load was cancelled.
-    skipped: tuple[int, ...]
-    #: Lists that were resident already, here or on another device.
-    present: tuple[int, ...]
-    #: Bytes of pages of the loaded lists.
-    nbytes: int
-    #: Lists with more pages than the whole arena: no room will ever do. Not among ``skipped``.
-    too_large: tuple[int, ...] = ()
+__all__ = ["ListLoad"]
 
 
 @dataclass(slots=True)

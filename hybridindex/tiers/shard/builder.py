@@ -20,7 +20,7 @@ from hybridindex.paging import PageGeometry
 from hybridindex.tiers.contract.devices import DeviceInfo
 from hybridindex.tiers.contract.futures import fail
 from hybridindex.tiers.contract.residency import ResidencyStore
-from hybridindex.tiers.paged.loading import LoadReport
+from hybridindex.tiers.contract.tier import LoadReport
 from hybridindex.tiers.shard.gpu import GpuShard
 from hybridindex.tiers.shard.ledger import ShardLedger
 from hybridindex.tiers.shard.scanner import FaissShard, ShardSource, StandInShard, model_bytes, warm_up

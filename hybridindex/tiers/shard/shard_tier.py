@@ -25,8 +25,7 @@ from hybridindex.tiers.contract.device_health import Probe, TierHealth
 from hybridindex.tiers.contract.devices import available_bytes, resolve_device
 from hybridindex.tiers.contract.futures import done, fail, settle
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
-from hybridindex.tiers.contract.tier import WithoutRoom
-from hybridindex.tiers.paged.loading import LoadReport
+from hybridindex.tiers.contract.tier import LoadReport, WithoutRoom
 from hybridindex.tiers.shard.builder import ShardBuilder, ShardLoad
 from hybridindex.tiers.shard.gpu import GpuShard
 from hybridindex.tiers.shard.ledger import ShardLedger
