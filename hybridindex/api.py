@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hybridindex.router.devices.health import HealthPolicy
     from hybridindex.router.router import Router
     from hybridindex.store.control import ControlStore
-    from hybridindex.tiers.host.choice import HostScannerName
+    from hybridindex.tiers.host.host_scanner import HostScannerName
 
 __all__ = ["Index", "Progress", "build", "from_faiss", "open_index"]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from hybridindex.index.faiss_files.faiss_model import require_faiss
+from hybridindex.index.faiss_model import require_faiss
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.profiler.work import keep_probes, resident_counts, work_of
-from hybridindex.tiers.host.choice import HostScanner
+from hybridindex.tiers.host.host_scanner import HostScanner
 from hybridindex.types import F32, I64, StageSample
 
 __all__ = ["BatchRunner", "HostTiming", "host_threads", "time_host"]
