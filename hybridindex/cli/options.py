@@ -1,7 +1,8 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share; groups of them are for :mod:`hybridindex.cli.option_groups`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from hybridindex.store.retention import Retention
 
 __all__ = [
     "KEPT",
+    "Budget",
     "Devices",
     "IndexPath",
     "Json",
@@ -18,11 +20,14 @@ __all__ = [
     "KeepPlans",
     "KeepProfiles",
     "Key",
+    "MachineOptions",
     "Nprobe",
     "PlanChoice",
     "QueriesPath",
+    "SearchOptions",
     "StoreUrl",
     "Threads",
+    "WhatIfOptions",
 ]
 
 IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Index directory.", show_default=False)]
@@ -42,6 +47,7 @@ StoreUrl = Annotated[
     str | None,
     typer.Option("--store", metavar="URL", help="Control store; default control.sqlite in the index directory."),
 ]
+Budget = Annotated[str | None, typer.Option("--budget", help="Bytes per device; default the plan's.")]
 PlanChoice = Annotated[
     str, typer.Option("--plan", help="Plan id, 'latest', or 'none' to search on the host alone.", show_default=True)
 ]
@@ -56,3 +62,36 @@ KEPT = Retention()
 KeepPlans = Annotated[int, typer.Option("--keep-plans", help="Newest plans of each index that stay.", min=1)]
 KeepProfiles = Annotated[int, typer.Option("--keep-profiles", help="Newest profiles of each index that stay.", min=1)]
 KeepEvents = Annotated[int, typer.Option("--keep-events", help="Newest events that stay.", min=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineOptions:
+    """Options of commands that search or measure on this machine."""
+
+    device: Devices = None
+    threads: Threads = None
+    store: StoreUrl = None
+    json: Json = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """What is searched for, and which plan the router follows."""
+
+    k: Annotated[int, typer.Option("-k", help="Neighbours per query.", min=1)] = 10
+    nprobe: Nprobe = None
+    plan: PlanChoice = "latest"
+    budget: Budget = None
+
+
+_WHAT_IF = "What if"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfOptions:
+    """How a supposed machine and index differ from the profiled ones."""
+
+    host_speed: Annotated[
+        float, typer.Option(help="Host stages: so many times as fast as profiled.", rich_help_panel=_WHAT_IF)
+    ] = 1.0
+    index_scale: Annotated[float, typer.Option(help="Lists so many times as long.", rich_help_panel=_WHAT_IF)] = 1.0
