@@ -12,6 +12,7 @@ from hybridindex.store.retention import Retention
 
 __all__ = [
     "KEPT",
+    "WHAT_IF",
     "Budget",
     "Devices",
     "IndexPath",
@@ -23,6 +24,7 @@ __all__ = [
     "MachineOptions",
     "Nprobe",
     "PlanChoice",
+    "PlanOptions",
     "QueriesPath",
     "SearchOptions",
     "StoreUrl",
@@ -84,7 +86,37 @@ class SearchOptions:
     budget: Budget = None
 
 
-_WHAT_IF = "What if"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What a plan shall reach, with what, and by which profile."""
+
+    slo_ms: Annotated[float, typer.Option("--slo-ms", help="Latency target, queueing included.")]
+    budget: Annotated[
+        list[str] | None,
+        typer.Option("--budget", help="Bytes per device, e.g. 2GiB; once, or for each. Optional with --hardware."),
+    ] = None
+    n_devices: Annotated[int, typer.Option("--n-devices", help="Devices to place on.", min=1)] = 1
+    rate: Annotated[float | None, typer.Option(help="Requests per second to sustain.")] = None
+    llm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.json|latest|ID",
+            help="LLM profile: a file, or as profile llm stored. With --hardware also a model's name.",
+        ),
+    ] = None
+    epsilon: Annotated[float, typer.Option(help="Queueing factor; 1 is the worst case.")] = 1.0
+    percentile: Annotated[float, typer.Option(help="Of the SLO.")] = 90.0
+    coverage: Annotated[float | None, typer.Option(help="Fix the fraction of lists instead of solving.")] = None
+    slo_stage: Annotated[
+        str | None,
+        typer.Option(help="What the SLO bounds: search or ttft. Default search; with --hardware and --llm ttft."),
+    ] = None
+    profile_id: Annotated[int | None, typer.Option("--profile", help="Profile id; default the newest.")] = None
+    any_hardware: Annotated[bool, typer.Option("--any-hardware", help="Accept another machine's profile.")] = False
+
+
+#: Panel of the help.
+WHAT_IF = "What if"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +124,6 @@ class WhatIfOptions:
     """How a supposed machine and index differ from the profiled ones."""
 
     host_speed: Annotated[
-        float, typer.Option(help="Host stages: so many times as fast as profiled.", rich_help_panel=_WHAT_IF)
+        float, typer.Option(help="Host stages: so many times as fast as profiled.", rich_help_panel=WHAT_IF)
     ] = 1.0
-    index_scale: Annotated[float, typer.Option(help="Lists so many times as long.", rich_help_panel=_WHAT_IF)] = 1.0
+    index_scale: Annotated[float, typer.Option(help="Lists so many times as long.", rich_help_panel=WHAT_IF)] = 1.0
