@@ -23,7 +23,7 @@ from hybridindex.demo.load import load_dataset
 from hybridindex.demo.queries import split_queries
 from hybridindex.errors import HybridIndexError, ProfileError
 from hybridindex.partitioner.plan import Plan
-from hybridindex.profiler.open_loop import LoadResult, run_open_loop
+from hybridindex.profiler.open_loop import LoadResult, PoissonLoad, run_open_loop
 from hybridindex.types import F32, Profile
 
 __all__ = ["DemoResult", "PolicyLoad", "run_demo"]
@@ -227,9 +227,7 @@ def _serve(index: hx.Index, plan: Plan, device: str, test: F32, progress: Progre
                 result = run_open_loop(
                     router,
                     test[64:],
-                    rate=rate,
-                    duration_s=SECONDS_PER_RATE,
-                    slo_ms=plan.request.slo_ms,
+                    PoissonLoad(rate=rate, duration_s=SECONDS_PER_RATE, slo_ms=plan.request.slo_ms),
                     progress=partial(_bar, progress, f"{policy} {rate:g}/s"),
                 )
             yield PolicyLoad(policy=policy, device_bytes=held, result=result)

@@ -14,7 +14,7 @@ from hybridindex.cli.commands.search import choose_plan, open_router
 from hybridindex.cli.console import CliProgress, emit, load_npy, readable_bytes
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, MachineOptions, QueriesPath, SearchOptions
-from hybridindex.profiler.open_loop import run_open_loop
+from hybridindex.profiler.open_loop import PoissonLoad, run_open_loop
 
 __all__ = ["register"]
 
@@ -53,11 +53,15 @@ def register(app: typer.Typer) -> None:
                 used = sum(tier.used_bytes for tier in router.devices)
                 for offered in rate:
                     bar = functools.partial(_one_bar, progress, f"{offered:g}/s")
-                    measured = run_open_loop(
-                        router, x, rate=offered, duration_s=duration, k=asked.k, nprobe=asked.nprobe, slo_ms=target,
-                        seed=seed, progress=bar,
-                    )  # fmt: skip
-                    rows.append(measured)
+                    load = PoissonLoad(
+                        rate=offered,
+                        duration_s=duration,
+                        k=asked.k,
+                        nprobe=asked.nprobe,
+                        slo_ms=target,
+                        seed=seed,
+                    )
+                    rows.append(run_open_loop(router, x, load, progress=bar))
         table = Table(
             "rate/s", "answered/s", "p50 ms", "p95 ms", "p99 ms", "attainment", "hit rate", "batch",
             title=f"devices: {', '.join(labels) or 'none (host only)'}, {readable_bytes(used)} resident",
