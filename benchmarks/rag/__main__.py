@@ -40,8 +40,7 @@ from benchmarks.rag.stale import similarities
 from benchmarks.rag.tables import tables
 from benchmarks.rag.windows import Ladder, beside_llm, stated
 from hybridindex.api import open_index
-from hybridindex.demo.documents import DOCUMENTS_FILE
-from hybridindex.rag.documents import DocumentStore
+from hybridindex.rag.documents import DOCUMENTS_FILE, DocumentStore
 from hybridindex.rag.embed import load_embedder
 from hybridindex.rag.generator import OpenAIGenerator
 from hybridindex.rag.periodic import PeriodicRetrieval

