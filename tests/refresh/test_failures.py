@@ -86,8 +86,8 @@ def test_a_store_that_fails_keeps_the_old_plan(make_world, index, plan, monkeypa
     """Saving the served plan, the new one, and the commit, in turn."""
     world = make_world()
     world.refresher._updates.commit_served()
-    target = "hybridindex.refresh.updater.save_plan" if stage == "moving" else "hybridindex.refresh.updater.make_current"
-    breaking(monkeypatch, target, StoreError("injected"))
+    name = "save_plan" if stage == "moving" else "make_current"
+    breaking(monkeypatch, f"hybridindex.refresh.updater.{name}", StoreError("injected"))
     world.serve(2, seed=4, moved=True, latency_s=LATE_S)
     world.serve(2, seed=5, moved=True)
     status = world.refresher.status()
