@@ -26,10 +26,10 @@ from hybridindex.router.batch.deadline import PaceEstimator, nprobe_for_deadline
 from hybridindex.router.batch.split import HOST, ProbePart, ProbeSplit, split_probes
 from hybridindex.router.batch.stages import COARSE, HOST_SCAN, SPLIT, BatchReport, StageTime
 from hybridindex.router.batch.stats import StatsCounter
-from hybridindex.router.devices.device_queue import DeviceLane, DeviceTask
+from hybridindex.router.devices.device_queue import DeviceQueue, DeviceTask
 from hybridindex.router.devices.health import HealthPolicy, HealthWatch
 from hybridindex.router.devices.watchdog import Watchdog
-from hybridindex.router.lookahead.wait_for_loads import Patience
+from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import Tier
 from hybridindex.tiers.host.choice import HostScanner
@@ -57,7 +57,7 @@ class _Slot:
 
 
 class Engine:
-    """Owner of the request queue, of the engine thread and of the devices' lanes. ``submit`` from any thread."""
+    """Owner of the request queue, of its thread and of the device queues. ``submit`` from any thread."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Engine:
         stats: StatsCounter,
         pace: PaceEstimator,
         device_pace: PaceEstimator,
-        patience: Patience,
+        wait_for_loads: WaitForLoads,
         *,
         max_batch: int | None = None,
         early_dispatch: bool = True,
@@ -78,7 +78,7 @@ class Engine:
         """
         Args:
             pace, device_pace: told what scans take, on the host and on devices.
-            patience: asked which searches wait for lists on their way.
+            wait_for_loads: asked which searches wait for lists on their way.
             listeners: told about every batch after it has ended; the owner may change what it holds.
         """
         self._index = index
@@ -87,7 +87,7 @@ class Engine:
         self._residency = residency
         self._stats = stats
         self._pace = pace
-        self._patience = patience
+        self._wait_for_loads = wait_for_loads
         #: Most queries in one batch; None: everything that waits (a small cap causes backlogs).
         self._max_batch = max_batch
         self._early_dispatch = early_dispatch
@@ -111,9 +111,9 @@ class Engine:
         self._stand_in: threading.Thread | None = None
         self._close_lock = threading.Lock()
         self._closed = False
-        self._lanes = [DeviceLane(tier, residency, self._fall_back, device_pace) for tier in tiers]
-        self.health = HealthWatch(health, self._lanes, host, pace, residency, stats, index.list_bytes)
-        self._watchdog = Watchdog(self._lanes, self.health, self._fall_back)
+        self._device_queues = [DeviceQueue(tier, residency, self._fall_back, device_pace) for tier in tiers]
+        self.health = HealthWatch(health, self._device_queues, host, pace, residency, stats, index.list_bytes)
+        self._watchdog = Watchdog(self._device_queues, self.health, self._fall_back)
         self._thread = threading.Thread(target=self._run, name="hybridindex-engine", daemon=True)
         self._thread.start()
 
@@ -182,17 +182,17 @@ class Engine:
         # For good: after this no caller runs a batch.
         self._turn.acquire()
         left: set[int] = set()
-        for lane in self._lanes:
+        for device_queue in self._device_queues:
             # All had the time that the first one took.
-            if not lane.close(0 if left else self.health.policy.stuck_s):
-                left.add(lane.tier.ordinal)
+            if not device_queue.close(0 if left else self.health.policy.stuck_s):
+                left.add(device_queue.tier.ordinal)
         self._watchdog.close()
         return left
 
     def owns_current_thread(self) -> bool:
         """Whether a callback or one of our own threads asks: waiting for an answer there would wait forever."""
         own = threading.current_thread() is self._thread or self._watchdog.owns_current_thread()
-        return own or any(lane.owns_current_thread() for lane in self._lanes)
+        return own or any(device_queue.owns_current_thread() for device_queue in self._device_queues)
 
     # Engine thread
 
@@ -283,7 +283,7 @@ class Engine:
             # A deadline waits for all that follows the choice of nprobe, the report too where the caller does the work.
             took_s = time.perf_counter() - chosen_s
             self._pace.observe(host_part.total_bytes, took_s)
-            self._patience.note_host(host_part.total_bytes, took_s)
+            self._wait_for_loads.note_host(host_part.total_bytes, took_s)
 
     def _start(
         self, requests: list[Request], residency: Residency, slot: _Slot, finished: Callable[[Batch], None]
@@ -320,7 +320,7 @@ class Engine:
             if part.device == HOST:
                 host_part = part
             else:
-                self._lanes[part.device].put(DeviceTask(batch, part, residency, slot.give_back))
+                self._device_queues[part.device].put(DeviceTask(batch, part, residency, slot.give_back))
         return batch, host_part, quantized_s
 
     def _leave_out_waiting(
@@ -335,7 +335,7 @@ class Engine:
             request, rows = batch.requests[number], batch.rows_of(number)
             own = probes[rows, : request.nprobe]
             request.may_wait = False
-            if may_wait and self._patience.takes(request, own, list_device, staying_bytes, self.submit):
+            if may_wait and self._wait_for_loads.takes(request, own, list_device, staying_bytes, self.submit):
                 # At once: what fails from here on is no matter of its any more.
                 requests.remove(request)
                 left[rows] = False

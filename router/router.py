@@ -34,9 +34,9 @@ from hybridindex.router.devices.recovery import Recovery
 from hybridindex.router.devices.usage import ArenaUse, arena_use
 from hybridindex.router.engine import Engine
 from hybridindex.router.lookahead.hotness import HotnessPolicy
-from hybridindex.router.lookahead.list_refs import Holder
+from hybridindex.router.lookahead.list_refs import SessionLists
 from hybridindex.router.lookahead.prefetch import Lookahead
-from hybridindex.router.lookahead.wait_for_loads import Patience
+from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
 from hybridindex.router.session import Session
 from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
@@ -151,7 +151,7 @@ class Router:
                 self._tiers.append(opening.open(name, ordinal, budget, lookahead_bytes, retry=health.retry_open))
                 undo.callback(self._tiers[-1].close)
                 owners.append(self._tiers[-1].pages)
-            self._patience = Patience(
+            self._wait_for_loads = WaitForLoads(
                 self._paged_tiers(),
                 self._residency,
                 index.list_bytes,
@@ -160,7 +160,7 @@ class Router:
                 device_pace,
                 self._stats,
             )
-            undo.callback(self._patience.close)
+            undo.callback(self._wait_for_loads.close)
             self._lookahead = Lookahead(
                 index,
                 self._paged_tiers(),
@@ -169,7 +169,7 @@ class Router:
                 self._host.adopt_thread,
                 opening.list_bytes,
                 cache,
-                self._patience,
+                self._wait_for_loads,
                 has_devices=bool(self._tiers),
             )
             undo.callback(self._lookahead.close)
@@ -195,7 +195,7 @@ class Router:
                 self._stats,
                 host_pace,
                 device_pace,
-                self._patience,
+                self._wait_for_loads,
                 max_batch=max_batch,
                 early_dispatch=early_dispatch,
                 listeners=self.on_batch,
@@ -429,7 +429,7 @@ class Router:
 
     def _refuse_own_threads(self, what: str, *, moves: bool = False) -> None:
         """``moves``: what it waits for are the threads that move lists, too."""
-        own = self._engine.owns_current_thread() or self._patience.owns_current_thread()
+        own = self._engine.owns_current_thread() or self._wait_for_loads.owns_current_thread()
         if moves and not own:
             own = self._lookahead.owns_current_thread() or self._recovery.owns_current_thread()
             own = own or any(tier.owns_current_thread() for tier in self._tiers)
@@ -480,17 +480,19 @@ class Router:
             self._window_budgets[key] = known
         return known[1]
 
-    def _start_lookahead(self, holder: Holder, drafts: Any, nprobe: int | None, budget_bytes: int) -> Future[None]:
+    def _start_lookahead(
+        self, holder: SessionLists, drafts: Any, nprobe: int | None, budget_bytes: int
+    ) -> Future[None]:
         if self._closed:
             raise RouterClosedError("the router is closed")
         budget_bytes = check_bytes("budget_bytes", budget_bytes)
         prepared = own_memory(drafts, self._prepare(drafts))
         return self._lookahead.prefetch(holder, prepared, self._check_nprobe(nprobe), budget_bytes)
 
-    def _end_lookahead(self, holder: Holder) -> None:
+    def _end_lookahead(self, holder: SessionLists) -> None:
         self._lookahead.release(holder)
 
-    def _abandon_lookahead(self, holder: Holder) -> None:
+    def _abandon_lookahead(self, holder: SessionLists) -> None:
         self._lookahead.abandon(holder)
 
     def _note_use(self, probed: I64) -> None:
@@ -560,7 +562,7 @@ class Router:
         self.settle()
         self._placement.join()
         self._recovery.close()
-        self._patience.close()
+        self._wait_for_loads.close()
         scanned = self._engine.close()
         self._lookahead.close()
         left = [t for t in self._tiers if not t.close(self._stuck_s, scanned=t.ordinal in scanned)]

@@ -16,7 +16,7 @@ from hybridindex.errors import RouterClosedError
 from hybridindex.router.batch.batch import FutureReply, Reply
 from hybridindex.router.batch.loop_reply import LoopReply
 from hybridindex.router.batch.stages import BatchReport
-from hybridindex.router.lookahead.list_refs import Holder
+from hybridindex.router.lookahead.list_refs import SessionLists
 from hybridindex.types import I64, SearchResult
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Session:
     def __init__(self, router: Router, lookahead_bytes: int) -> None:
         self._router = router
         self._lookahead_bytes = lookahead_bytes
-        self._holder = Holder()
+        self._lists = SessionLists()
         self._lock = threading.Lock()
         self._n_lookaheads = 0
         self._used: set[int] = set()
@@ -62,7 +62,7 @@ class Session:
         #: Lookaheads that have not landed.
         self._moving: list[Future[None]] = []
         # A session that is dropped without close() must not hold its pages for ever.
-        self._dropped = weakref.finalize(self, router._abandon_lookahead, self._holder)
+        self._dropped = weakref.finalize(self, router._abandon_lookahead, self._lists)
 
     def lookahead(
         self, draft_queries: Any, *, nprobe: int | None = None, budget_bytes: int | None = None
@@ -84,7 +84,7 @@ class Session:
         """
         self._check_open()
         moving = self._router._start_lookahead(
-            self._holder, draft_queries, nprobe, self._lookahead_bytes if budget_bytes is None else budget_bytes
+            self._lists, draft_queries, nprobe, self._lookahead_bytes if budget_bytes is None else budget_bytes
         )
         with self._lock:
             self._n_lookaheads += 1
@@ -196,7 +196,7 @@ class Session:
         probed = set(lists.tolist())
         with self._lock:
             self._probed |= probed
-            fresh = (probed & self._holder.lists) - self._used
+            fresh = (probed & self._lists.lists) - self._used
             self._used |= fresh
         if fresh:
             self._router._stats.add(lookahead_used_lists=len(fresh))
@@ -207,12 +207,12 @@ class Session:
         with self._lock:
             return SessionStats(
                 lookaheads=self._n_lookaheads,
-                lists_moved=self._holder.lists_moved,
-                bytes_moved=self._holder.bytes_moved,
-                lists_skipped=self._holder.lists_skipped,
+                lists_moved=self._lists.lists_moved,
+                bytes_moved=self._lists.bytes_moved,
+                lists_skipped=self._lists.lists_skipped,
                 lists_used=len(self._used),
                 bytes_used=self._router._device_bytes_of(self._used),
-                bytes_wasted=self._router._device_bytes_of(self._holder.brought - self._probed),
+                bytes_wasted=self._router._device_bytes_of(self._lists.brought - self._probed),
                 searches=self._n_searches,
                 hit_rate=self._hit_rates / self._n_queries if self._n_queries else 0.0,
             )
@@ -225,7 +225,7 @@ class Session:
         """Cancels what still moves; its lists may stay cached, or leave. Closing twice is harmless."""
         self._closed = True
         if self._dropped.detach() is not None:
-            self._router._end_lookahead(self._holder)
+            self._router._end_lookahead(self._lists)
 
     def __enter__(self) -> Session:
         return self

@@ -25,7 +25,7 @@ from hybridindex.router.batch.deadline import PaceEstimator
 from hybridindex.router.batch.split import HOST, ProbePart
 from hybridindex.router.batch.stages import HOST_SCAN, device_scan
 from hybridindex.router.batch.stats import StatsCounter
-from hybridindex.router.devices.device_queue import DeviceLane, is_slow
+from hybridindex.router.devices.device_queue import DeviceQueue, is_slow
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import Tier
 from hybridindex.tiers.host.choice import HostScanner
@@ -93,7 +93,7 @@ class HealthWatch:
     def __init__(
         self,
         policy: HealthPolicy,
-        lanes: Sequence[DeviceLane],
+        device_queues: Sequence[DeviceQueue],
         host: HostScanner,
         pace: PaceEstimator,
         residency: ResidencyStore,
@@ -111,8 +111,8 @@ class HealthWatch:
         self._residency = residency
         self._stats = stats
         self._list_bytes = list_bytes
-        self._lanes = lanes
-        self._tiers = [lane.tier for lane in lanes]
+        self._device_queues = device_queues
+        self._tiers = [device_queue.tier for device_queue in device_queues]
         self._lock = threading.Lock()
         #: Per judged device: late parts more than parts in time, never below 0.
         self._late = {tier.ordinal: 0 for tier in self._tiers if policy.judges(tier)}
@@ -216,7 +216,7 @@ class HealthWatch:
                 next part.
             whatever else the scan raises.
         """
-        if self._lanes[tier.ordinal].taken_over:
+        if self._device_queues[tier.ordinal].taken_over:
             raise DeviceSlowError(f"device {tier.label} is slow: the scan that was given up has not ended")
         late = self._trials.get(tier.ordinal)
         if late is None:

@@ -1,4 +1,4 @@
-"""Patience: a session's search waits for lists on their way to a device where that is faster (TeleRAG, Appendix B).
+"""A session's search waits for lists on their way to a device where that is faster (TeleRAG, Appendix B).
 
 The paper's second case moves more than fits behind generation, where what this saves the search is worth waiting for.
 Its budget decides which lists set out (:mod:`hybridindex.partitioner.lookahead_budget`); here it is decided, when the
@@ -27,7 +27,7 @@ from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.types import F64, I32, I64
 
-__all__ = ["Flight", "Patience", "Wait", "choose_wait"]
+__all__ = ["Flight", "Wait", "WaitForLoads", "choose_wait"]
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def _seconds(line: Line, nbytes: I64 | np.int64) -> F64:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """Lists of one lookahead on their way to one device, from :meth:`Patience.begin` to :meth:`Patience.end`."""
+    """Lists of one lookahead on their way to one device, from :meth:`WaitForLoads.begin` to its ``end``."""
 
     ordinal: int
     #: (m,) int64 in the order in which they are sent.
@@ -122,7 +122,7 @@ class _Waiting:
     until_s: float
 
 
-class Patience:
+class WaitForLoads:
     """Owner of what is known of lists on their way, of the searches that wait for some, and of a thread. Thread-safe;
     :meth:`close` lets all searches go and joins the thread."""
 
@@ -159,7 +159,7 @@ class Patience:
         self._n_worth_it = 0
         self._closed = False
         residency.listeners.append(self._published)
-        self._thread = threading.Thread(target=self._run, name="hybridindex-patience", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="hybridindex-wait-for-loads", daemon=True)
         if tiers:
             self._thread.start()
 
