@@ -13,16 +13,20 @@
 
 from hybridindex.api import Index, build, from_faiss
 from hybridindex.api import open_index as open  # noqa: A004 - hx.open, as in io.open
+from hybridindex.config import HealthPolicy, RouterConfig, SearchParams
 from hybridindex.errors import HybridIndexError
 from hybridindex.types import LLMProfile, Profile, SearchResult
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "HealthPolicy",
     "HybridIndexError",
     "Index",
     "LLMProfile",
     "Profile",
+    "RouterConfig",
+    "SearchParams",
     "SearchResult",
     "__version__",
     "build",

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hybridindex.api import Index, open_index
+from hybridindex.config import HealthPolicy
 from hybridindex.errors import HybridIndexError, InvalidInputError, OverloadedError, ProfileError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.current import last_commit
 from hybridindex.plans.stored import PLAN_APPLIED, applied_plans, load_plan, plan_difference, plan_summary, resume_plan
-from hybridindex.router.devices.health import HealthPolicy
 from hybridindex.router.router import Router
 from hybridindex.router.session import Session
 from hybridindex.service.admission import Admission

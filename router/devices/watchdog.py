@@ -37,9 +37,7 @@ class Watchdog:
     ) -> None:
         """``scan_on_host``: scans and completes a part there, or fails its batch. Never raises."""
         self._all_queues = device_queues
-        self._device_queues = [
-            device_queue for device_queue in device_queues if health.policy.judges(device_queue.tier)
-        ]
+        self._device_queues = [device_queue for device_queue in device_queues if health.judges(device_queue.tier)]
         self._health = health
         self._scan_on_host = scan_on_host
         self._interval_s = min(_INTERVAL_S, health.policy.stuck_s / 4)

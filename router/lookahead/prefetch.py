@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,14 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.errors import RouterClosedError
-from hybridindex.index.ivf import IVFIndex
-from hybridindex.router.batch.stats import StatsCounter
+from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.lookahead.grouping import assign_greedily, group_queries, overlap_bytes, resident_on
 from hybridindex.router.lookahead.hotness import HotnessPolicy
 from hybridindex.router.lookahead.list_refs import ListRefs, SessionLists
 from hybridindex.router.lookahead.wait_for_loads import Flight, WaitForLoads
 from hybridindex.tiers.contract.futures import fail, settle
-from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.paged.device_tier import DeviceTier, LoadReport
 from hybridindex.types import F32, I64
 
@@ -87,38 +85,24 @@ class Lookahead:
     """Owner of the lists that are on devices for sessions, or because these used them. Thread-safe; :meth:`close`
     joins its thread."""
 
-    def __init__(
-        self,
-        index: IVFIndex,
-        tiers: Sequence[DeviceTier],
-        residency: ResidencyStore,
-        stats: StatsCounter,
-        prepare_thread: Callable[[], object],
-        list_bytes: I64,
-        cache: HotnessPolicy | None,
-        wait_for_loads: WaitForLoads,
-        *,
-        has_devices: bool = True,
-    ) -> None:
+    def __init__(self, parts: RouterParts, cache: HotnessPolicy | None, wait_for_loads: WaitForLoads) -> None:
         """
         Args:
-            has_devices: whether lists that move nowhere count as skipped.
-            prepare_thread: called once on the own thread, before it quantizes.
-            list_bytes: (nlist,) int64 device bytes of each list, page rounding included.
             cache: None: lists leave with the last session that holds them.
             wait_for_loads: told what is on its way.
         """
-        self._index = index
-        self._tiers = tiers
-        self._residency = residency
-        self._stats = stats
+        self._index = parts.index
+        self._tiers = parts.paged
+        self._residency = parts.residency
+        self._stats = parts.stats
         self._wait_for_loads = wait_for_loads
-        self._has_devices = has_devices
-        self._prepare_thread = prepare_thread
+        #: Whether lists that move nowhere count as skipped.
+        self._has_devices = bool(parts.tiers)
+        self._prepare_thread = parts.host.adopt_thread
         self._lock = threading.Lock()
-        self._refs = ListRefs(list_bytes, cache)
+        self._refs = ListRefs(parts.device_list_bytes, cache)
         #: Per device: bytes that were made room for and whose load is not queued yet.
-        self._reserved = [0] * len(tiers)
+        self._reserved = [0] * len(self._tiers)
         self._closed = False
         #: Drafts, the probes of searches, abandoned sessions, and None as the last.
         self._jobs: queue.SimpleQueue[_Draft | I64 | SessionLists | None] = queue.SimpleQueue()

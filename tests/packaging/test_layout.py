@@ -34,7 +34,7 @@ ALLOWED = {
     # Virtual time: what the router decides is asked of its pure parts.
     "simulator": {"partitioner", "router"},
 }
-SHARED = {"types", "errors", "paging", "extension", "running"}
+SHARED = {"types", "errors", "config", "paging", "extension", "running"}
 #: May import the daemon and its clients.
 ABOVE = {"cli", "service", "client", "integrations"}
 PURE = {"torch", "faiss", "sqlalchemy", "threading", "time", "random", "os", "subprocess"}
@@ -108,10 +108,13 @@ def test_policies_of_the_router_are_pure(file):
 
 def test_public_names():
     assert hybridindex.__all__ == [
+        "HealthPolicy",
         "HybridIndexError",
         "Index",
         "LLMProfile",
         "Profile",
+        "RouterConfig",
+        "SearchParams",
         "SearchResult",
         "__version__",
         "build",
