@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from hybridindex import HybridIndexError, __version__
 from hybridindex import open as open_index
-from hybridindex.cli.commands import chat, daemon, index, llm, plan, refresh_schedule, schedule, search, simulate
+from hybridindex.cli.commands import chat, daemon, index, llm, plan, refresh_schedule, schedule, search, serve, simulate
 from hybridindex.cli.commands.doctor import examine, findings_table
 from hybridindex.cli.console import ExitCode, emit, fail, show_json_error
 from hybridindex.cli.options import Json, StoreUrl
@@ -36,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (index, plan, search, llm, daemon, schedule, chat, refresh_schedule, simulate):
+for commands in (index, plan, search, llm, serve, daemon, schedule, chat, refresh_schedule, simulate):
     commands.register(app)
 
 

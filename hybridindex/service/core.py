@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hybridindex.api import Index, open_index
-from hybridindex.config import HealthPolicy
 from hybridindex.errors import HybridIndexError, InvalidInputError, OverloadedError, ProfileError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.current import last_commit
@@ -145,16 +144,9 @@ class Service:
                     # Stored last may be what a refresher was still trying when the daemon died.
                     commit = last_commit(store, index.fingerprint)
                     choice = choice if commit is None else str(commit["plan_id"])
-                found = resume_plan(index, choice, store, config.devices)
+                found = resume_plan(index, choice, store, config.router.devices)
                 plan_id, plan = found if found is not None else (None, None)
-                router = index.router(
-                    plan,
-                    config.devices,
-                    device_budget_bytes=config.budgets() if config.devices else None,
-                    threads=config.threads,
-                    health=HealthPolicy(retry_open=config.retry_open),
-                    pin_host_lists=config.pin_host_lists,
-                )
+                router = index.router(plan, config=config.router)
                 refresher = make_refresher(index, router, store) if make_refresher is not None else None
             except BaseException:
                 store.close()
@@ -407,7 +399,7 @@ class Service:
             }
             given = {**kept, **given}
         elif "device_budget_bytes" not in given:
-            given["device_budget_bytes"] = self.config.budgets()
+            given["device_budget_bytes"] = self.config.router.device_budget_bytes
         for name in ("slo_ms", "device_budget_bytes"):
             if given.get(name) is None:
                 raise InvalidInputError(f"{name} is missing; without a plan in force it has to be given")
