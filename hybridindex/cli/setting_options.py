@@ -96,9 +96,10 @@ def _option_of(entry: Entry, panel: str) -> Any:
         shown = readable_bytes(default)
     elif isinstance(default, int | float | str):
         shown = str(default)
-    return typer.Option(
-        flag, help=entry.setting.help, metavar=entry.setting.metavar, show_default=shown, rich_help_panel=panel
-    )
+    metavar = entry.setting.metavar or ("SIZE" if entry.setting.is_bytes else None)
+    if get_origin(entry.type) is Literal:
+        metavar = "|".join(get_args(entry.type))
+    return typer.Option(flag, help=entry.setting.help, metavar=metavar, show_default=shown, rich_help_panel=panel)
 
 
 @options_of(RouterConfig, "Router", inner=True, tables=("router",))

@@ -76,7 +76,7 @@ class ServiceConfig:
 
     host: Annotated[
         str | None,
-        Setting(help="Address; beyond this machine only with a key file. None: no TCP, then uds must be given."),
+        Setting(help="Address; beyond this machine only with a key file. False: no TCP, then uds must be given."),
     ] = "127.0.0.1"
     port: Annotated[int, Setting(help="0: any free one.")] = 8080
     uds: Annotated[Path | None, Setting(help="Also listen on this unix socket.", metavar="PATH")] = None
