@@ -69,7 +69,7 @@ def replay_lookahead(
 
     Args:
         budget_bytes: of each request's prefetch.
-        sessions: requests that hold their lists at once; a list is cached when its last holder ends.
+        sessions: requests that hold their lists at once; a list is cached when the last of them ends.
         list_sizes: (nlist,) rows, for the bytes of whole pages.
     """
     n, nlist = len(pool), len(pool.list_bytes)

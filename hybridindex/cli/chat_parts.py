@@ -9,13 +9,14 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 import hybridindex as hx
 from hybridindex.cli.commands.search import choose_plan
-from hybridindex.cli.console import parse_bytes
 from hybridindex.errors import GenerationError, MissingDependencyError
 from hybridindex.llm.refusals import NOT_YET
 from hybridindex.plans.llm_profiles import find_llm_measurement
@@ -25,10 +26,20 @@ from hybridindex.rag.generator import OpenAIGenerator
 from hybridindex.rag.periodic import PeriodicRetrieval
 from hybridindex.rag.records import Generated
 from hybridindex.rag.retriever import CenteredEmbedder, Embedder, SessionSource
+from hybridindex.service.config import ServiceConfig
 from hybridindex.service.daemon_address import find_daemon
 from hybridindex.store.control import ControlStore
 
-__all__ = ["Terminated", "chunk_times", "open_embedder", "open_llm", "open_source", "settings_of", "terminable"]
+__all__ = [
+    "LLMOptions",
+    "Terminated",
+    "chunk_times",
+    "open_embedder",
+    "open_llm",
+    "open_source",
+    "settings_of",
+    "terminable",
+]
 
 
 class Terminated(KeyboardInterrupt):
@@ -54,28 +65,40 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
-def open_llm(
-    owned: contextlib.ExitStack,
-    url: str,
-    model: str,
-    key: str | None,
-    mode: Any,
-    timeout_s: float | None,
-    wait_s: float,
-) -> OpenAIGenerator:
-    """The LLM's server, which answers and serves the model; ``timeout_s``: of a generation, and of its silences.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LLMOptions:
+    """The server that generates."""
+
+    llm: Annotated[str | None, typer.Option("--llm", metavar="URL", help="OpenAI-compatible server.")] = None
+    model: Annotated[str, typer.Option(help="As the server names it; needed where it has several.")] = ""
+    mode: Annotated[str, typer.Option(help="chat, or completions for models without a chat template.")] = "chat"
+    key: Annotated[str | None, typer.Option("--llm-key", envvar="HYBRIDINDEX_LLM_KEY", help="API key.")] = None
+    llm_timeout: Annotated[
+        float | None, typer.Option(help="Seconds for a generation, silence included (120, and 30 of silence).")
+    ] = None
+    wait: Annotated[
+        float, typer.Option(help="Seconds that the LLM's server may still be starting.", min=0, max=86_400)
+    ] = 0.0
+
+
+def open_llm(owned: contextlib.ExitStack, server: LLMOptions) -> OpenAIGenerator:
+    """The LLM's server, which answers and serves the model.
 
     Raises:
         InvalidInputError, GenerationError: as :meth:`hybridindex.rag.generator.OpenAIGenerator.ready`.
     """
+    url, mode, timeout_s = server.llm, server.mode, server.llm_timeout
+    assert url is not None
+    # Of a generation, and of its silences.
     limits: dict[str, Any] = {} if timeout_s is None else {"timeout_s": timeout_s, "idle_s": timeout_s}
-    generator = owned.enter_context(OpenAIGenerator(url, model=model, key=key, mode=mode, **limits))
+    generator = OpenAIGenerator(url, model=server.model, key=server.key, mode=mode, **limits)  # type: ignore[arg-type]
+    owned.enter_context(generator)
     try:
-        generator.ready(wait_s)
+        generator.ready(server.wait)
     except GenerationError as error:
         if error.status not in NOT_YET:
             raise
-        hint = f"waited {wait_s:g} s" if wait_s else "--wait SECONDS waits for one that is starting"
+        hint = f"waited {server.wait:g} s" if server.wait else "--wait SECONDS waits for one that is starting"
         raise GenerationError(f"{error} ({hint})", status=error.status) from error
     return generator
 
@@ -102,15 +125,7 @@ def chunk_times(index: Path, store: str | None, model: str) -> ChunkTimeModel:
     return ChunkTimeModel() if measured is None else ChunkTimeModel.of_measurement(measured)
 
 
-def open_source(
-    owned: contextlib.ExitStack,
-    index: Path,
-    texts: DocumentStore,
-    plan: str,
-    devices: list[str] | None,
-    budget: str | None,
-    store: str | None,
-) -> SessionSource:
+def open_source(owned: contextlib.ExitStack, index: Path, texts: DocumentStore, config: ServiceConfig) -> SessionSource:
     """A client of the index's daemon where one runs, else a router in this process; the texts belong to its index."""
     daemon = find_daemon(index)
     if daemon is not None and daemon.urls:
@@ -121,9 +136,8 @@ def open_source(
         return client
     opened = owned.enter_context(hx.open(index))
     texts.check_index(opened.fingerprint)
-    nbytes = None if budget is None else parse_bytes(budget)
-    chosen = choose_plan(opened, plan, devices, store)
-    return owned.enter_context(opened.router(chosen, devices or (), device_budget_bytes=nbytes))
+    chosen = choose_plan(opened, config.plan, list(config.router.devices), config.store_url)
+    return owned.enter_context(opened.router(chosen, config=config.router))
 
 
 def open_embedder(info: DocumentsInfo, cache: Path) -> Embedder:
