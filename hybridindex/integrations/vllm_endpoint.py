@@ -22,7 +22,7 @@ from hybridindex.integrations.vllm import room_beside
 from hybridindex.service.auth import Keyring
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
-from hybridindex.service.daemon_address import Place
+from hybridindex.service.daemon_address import DaemonAddress
 from hybridindex.service.http.app import create_app
 from hybridindex.service.http.middleware import send_problem
 from hybridindex.service.http.problems import Problem
@@ -153,8 +153,8 @@ class RouterPlugin:
         config = settings.config(getattr(args, "host", None), uds)
         keyring = None if settings.keys is None else Keyring(settings.keys)
         async with contextlib.AsyncExitStack() as stack:
-            place = Place(settings.index)
-            stack.callback(place.leave)
+            address = DaemonAddress(settings.index)
+            stack.callback(address.leave)
             # Opening reads the whole index once and fills the arenas: the event loop stays free.
             service = await asyncio.to_thread(_open_beside, settings.index, config)
             stack.push_async_callback(asyncio.to_thread, service.close)
@@ -165,7 +165,7 @@ class RouterPlugin:
             stack.callback(ENGINE_LOAD.detach)
             if not uds:
                 scheme = "https" if getattr(args, "ssl_certfile", None) else "http"
-                place.announce((f"{scheme}://{_host(config.host)}:{port}{PREFIX}",))
+                address.announce((f"{scheme}://{_host(config.host)}:{port}{PREFIX}",))
             self._app = own
             self._stack = stack.pop_all()
         _log.info("hybridindex serves %s below %s", settings.index, PREFIX)

@@ -2,7 +2,7 @@
 
 A key is 256 random bits, so a plain SHA-256 of it cannot be guessed back; the slow hashes that passwords need would
 cost every request milliseconds and protect nothing more. The file is replaced as a whole and read again when it
-changed, so that keys come and go without a restart. What a role may do is in ``shell.py``.
+changed, so that keys come and go without a restart. What a role may do is in ``middleware.py``.
 """
 
 from __future__ import annotations

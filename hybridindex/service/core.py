@@ -1,7 +1,7 @@
 """The service without HTTP: an index, its router and control store, sessions, admission, maybe a refresher.
 
 Searches are coroutines of one event loop; everything else is plain calls that may block, for a thread. HTTP is in
-``app.py``, the process in ``run.py``.
+``app.py``, the process in ``daemon.py``.
 """
 
 from __future__ import annotations

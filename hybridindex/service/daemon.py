@@ -22,7 +22,7 @@ from hybridindex.router.router import Router
 from hybridindex.service.auth import Keyring
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Refresher, Service
-from hybridindex.service.daemon_address import Place, bind_tcp, bind_unix
+from hybridindex.service.daemon_address import DaemonAddress, bind_tcp, bind_unix
 from hybridindex.service.http.app import create_app
 from hybridindex.service.http.protocol import MAX_HEAD_BYTES, choose_protocol
 from hybridindex.service.observe.logs import configure
@@ -160,7 +160,7 @@ def serve(
         file = getattr(config, name)
         if file is not None and not os.access(file, os.R_OK):
             raise InvalidInputError(f"{name} is {file}, which cannot be read")
-    place = Place(path)
+    address = DaemonAddress(path)
     sockets: list[socket.socket] = []
     traces: Traces | None = None
     try:
@@ -177,7 +177,7 @@ def serve(
         traces = _open_traces(config.traces, os.environ)
         service = Service.open(path, config, make_refresher=make_refresher, traces=traces)
         try:
-            place.announce(tuple(urls))
+            address.announce(tuple(urls))
             _log.info("serving %s at %s", path, ", ".join(urls))
             if on_listening is not None:
                 on_listening(tuple(urls))
@@ -192,7 +192,7 @@ def serve(
             bound.close()
         if config.uds is not None and sockets:
             config.uds.unlink(missing_ok=True)
-        place.leave()
+        address.leave()
     _log.info("stopped")
 
 

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from hybridindex.errors import ServiceError
 
-__all__ = ["Place", "RunningDaemon", "bind_tcp", "bind_unix", "find_daemon"]
+__all__ = ["DaemonAddress", "RunningDaemon", "bind_tcp", "bind_unix", "find_daemon"]
 
 _FILE, _LOCK = "daemon.json", "daemon.lock"
 
@@ -30,7 +30,7 @@ class RunningDaemon:
     urls: tuple[str, ...]
 
 
-class Place:
+class DaemonAddress:
     """The right to serve one index, held from start to end of the process."""
 
     def __init__(self, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """The HTTP interface: routes, and how each turns a body into a call of the service and its result into an answer.
 
-Identity, logging and metrics are around it in ``shell.py``; the process in ``run.py``; formats in ``wire.py``.
+Identity, logging and metrics are around it in ``middleware.py``; the process in ``daemon.py``; formats in ``wire.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hybridindex.service.core import Service
 from hybridindex.service.http import openapi
 from hybridindex.service.http import openapi_answers as answers
 from hybridindex.service.http.bodies import media_type, read_body
-from hybridindex.service.http.middleware import CALLER, Shell
+from hybridindex.service.http.middleware import CALLER, RequestMiddleware
 from hybridindex.service.http.page.files import PAGE_FILES, PageFile
 from hybridindex.service.http.problems import Problem, ProblemError, problem_of
 from hybridindex.service.http.recent import RECENT_PATH, RecentQueries
@@ -74,9 +74,9 @@ def create_app(
     metrics = Metrics(service)
     series = Series(service, time.time)
     search = SearchRoute(service, metrics)
-    shell = Shell(service, metrics, keyring, search)
+    middleware = RequestMiddleware(service, metrics, keyring, search)
     app = Application(
-        shell,
+        middleware,
         title="hybridindex",
         version=__version__,
         description="Search in a hybrid CPU+GPU IVF index. Errors are problem documents (RFC 9457).",
@@ -84,7 +84,7 @@ def create_app(
         redoc_url=None,
         openapi_url="/v1/openapi.json",
         redirect_slashes=False,
-        lifespan=lambda _app: _lifespan(service, series, shell),
+        lifespan=lambda _app: _lifespan(service, series, middleware),
     )
     routes = _Routes(service, metrics, series, on_drain, keyring)
     routes.register(app)
@@ -94,13 +94,13 @@ def create_app(
     app.router.routes.insert(0, _PlainRoute("/v1/sessions/{session}/search", search, methods=["POST"]))
     app.add_exception_handler(HTTPException, _not_routed)
     # Below Starlette's own answer to an error, which knows no problem documents, and above the routes.
-    app.add_middleware(shell.around)
+    app.add_middleware(middleware.around)
     _describe_all(app, keys=keyring is not None)
     return app
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(service: Service, series: Series, shell: Shell) -> AsyncIterator[None]:
+async def _lifespan(service: Service, series: Series, middleware: RequestMiddleware) -> AsyncIterator[None]:
     watch = DeviceWatch(service)
 
     async def sample() -> None:
@@ -136,16 +136,16 @@ async def _lifespan(service: Service, series: Series, shell: Shell) -> AsyncIter
         for task in tasks[1:]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        shell.flush()
+        middleware.flush()
 
 
 class Application(FastAPI):
-    """FastAPI's routes and document, with the shell outermost."""
+    """FastAPI's routes and document, with the middleware outermost."""
 
-    def __init__(self, shell: Shell, **options: Any) -> None:
+    def __init__(self, middleware: RequestMiddleware, **options: Any) -> None:
         super().__init__(**options)
-        self._shell = shell
-        self.turn_away = shell.turn_away
+        self._middleware = middleware
+        self.turn_away = middleware.turn_away
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -154,7 +154,7 @@ class Application(FastAPI):
         if self.middleware_stack is None:
             self.middleware_stack = self.build_middleware_stack()
         scope["app"] = self
-        await self._shell(scope, receive, send)
+        await self._middleware(scope, receive, send)
 
 
 class _PlainRoute(Route):
@@ -189,7 +189,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _answering(handler: Handler) -> Handler:
-    """Deliberate errors become problem documents; others go on to the shell, which logs them."""
+    """Deliberate errors become problem documents; others go on to the middleware, which logs them."""
 
     async def run(request: Request) -> Response:
         try:

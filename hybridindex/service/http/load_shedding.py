@@ -3,7 +3,7 @@
 A daemon with twice the load that it can take refuses as often as it answers. What a refusal costs is taken from those
 whose searches were admitted, so here it costs next to nothing: a document that was made before, and one log line a
 second for all of them. It says no where :mod:`hybridindex.service.admission` would say no with certainty, and counts it
-there; whoever is let past may still be refused when the body is known. Who asks was found out before, in ``shell.py``.
+there; whoever is let past may still be refused when the body is known. ``middleware.py`` finds out who asks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hybridindex.service.admission import UNKNOWN_RETRY_S, Lack
 from hybridindex.service.core import Service
 from hybridindex.service.http.problems import problem_of
 
-__all__ = ["Door", "Refusal"]
+__all__ = ["LoadShedder", "Refusal"]
 
 _log = logging.getLogger("hybridindex.access")
 
@@ -63,7 +63,7 @@ def deadline_ms(query: bytes) -> float | None:
     return None if found is None else float(found[1])
 
 
-class Door:
+class LoadShedder:
     """Decides who need not come in. On the event loop."""
 
     def __init__(self, service: Service) -> None:

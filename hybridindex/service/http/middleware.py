@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from hybridindex.errors import MissingDependencyError
 from hybridindex.service.auth import Caller, Keyring, Role
 from hybridindex.service.core import Service
-from hybridindex.service.http.load_shedding import Door
+from hybridindex.service.http.load_shedding import LoadShedder
 from hybridindex.service.http.origin import OriginPolicy
 from hybridindex.service.http.page.files import PAGE_PATHS
 from hybridindex.service.http.problems import Problem, ProblemError, problem_of
@@ -27,7 +27,7 @@ try:
 except ImportError as error:
     raise MissingDependencyError("the daemon needs FastAPI: pip install 'hybridindex[service]'") from error
 
-__all__ = ["CALLER", "Shell", "send_problem"]
+__all__ = ["CALLER", "RequestMiddleware", "send_problem"]
 
 _log = logging.getLogger("hybridindex.access")
 _audit = logging.getLogger("hybridindex.audit")
@@ -36,7 +36,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-#: Where the shell leaves the :class:`Caller` in a request's scope.
+#: Where the middleware leaves the :class:`Caller` in a request's scope.
 CALLER = "hybridindex.caller"
 #: And queries that count as coming until the request's task begins.
 _COMING = "hybridindex.coming"
@@ -56,7 +56,7 @@ class SearchPath(Protocol):
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]: ...
 
 
-class Shell:
+class RequestMiddleware:
     """The outermost ASGI application: everything comes through it, searches no further. On the event loop."""
 
     def __init__(self, service: Service, metrics: Metrics, keyring: Keyring | None, search: SearchPath) -> None:
@@ -68,26 +68,26 @@ class Shell:
         self._metrics = metrics
         self._keyring = keyring
         self._origin = OriginPolicy(host=service.config.host, keyed=keyring is not None)
-        self._door = Door(service)
+        self._shedder = LoadShedder(service)
         self._access = AccessLog(_log)
         self._ids = _RequestIds()
         #: Queries of those who were let past before their tasks; each finds the room that it was let past for.
         self._n_coming = 0
 
-    def around(self, app: Any) -> Shell:
+    def around(self, app: Any) -> RequestMiddleware:
         """Has ``app`` answer whatever is no search."""
         self._app = app
         return self
 
     def flush(self) -> None:
         """Writes log lines that wait for others."""
-        self._door.flush()
+        self._shedder.flush()
         self._access.flush()
 
     def turn_away(self, scope: Scope, target: bytes, lines: bytes) -> bytes | None:
         """The whole answer to a search that is refused, before there is a task for it; None: it may come in.
 
-        Whoever is let past may still be refused, by the same door.
+        Whoever is let past may still be refused, by the same rule.
 
         Args:
             scope: of a POST request on a connection that is kept, yet without its path.
@@ -108,9 +108,9 @@ class Shell:
             return None  # found again, and told, further in
         if (client := self._recall(scope, headers)) is None:
             return None
-        refusal = self._door.refusal(client, headers, query, n_coming=self._n_coming)
+        refusal = self._shedder.refusal(client, headers, query, n_coming=self._n_coming)
         if refusal is None:
-            scope[_COMING] = coming = self._door.n_queries(headers) or 1
+            scope[_COMING] = coming = self._shedder.n_queries(headers) or 1
             self._n_coming += coming
             return None
         answer = refusal.message(self._id_of(headers), lines)
@@ -163,7 +163,7 @@ class Shell:
                 await self._app(scope, receive, answer)
             else:
                 scope["route"], scope["path_params"] = self._search, {}
-                refusal = self._door.refusal(caller.name, headers, scope["query_string"])
+                refusal = self._shedder.refusal(caller.name, headers, scope["query_string"])
                 refused = refusal is not None
                 if refusal is None:
                     await self._search(scope, receive, answer)
@@ -180,7 +180,7 @@ class Shell:
         finally:
             seconds = time.perf_counter() - started
             if refused:
-                # The door logs them together.
+                # The load shedder logs them together.
                 self._metrics.count_response(self._search.path, answer.status, seconds)
             else:
                 self._note(scope, caller, answer.status, request_id, seconds)
@@ -261,5 +261,5 @@ async def _send_whole(status: int, headers: Iterable[tuple[bytes, bytes]], body:
 
 
 async def send_problem(problem: Problem, request_id: str, send: Send) -> None:
-    """A problem document as a whole answer, where no shell is around."""
+    """A problem document as a whole answer, where no middleware is around."""
     await _send_whole(problem.status, problem.headers(), problem.body(request_id), send)

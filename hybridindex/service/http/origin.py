@@ -1,7 +1,7 @@
 """Which requests a web page of somebody else may not send: cross-site changes, and names that point here by DNS.
 
 Only browsers are meant. They send along who asks (Sec-Fetch-Site, Origin) and which name they were given (Host), and a
-page cannot change these. Who may call what is in ``shell.py``.
+page cannot change these. Who may call what is in ``middleware.py``.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 else:
     _Protocol = object
 
-__all__ = ["MAX_HEAD_BYTES", "PatientProtocol", "TurnAway", "choose_protocol"]
+__all__ = ["MAX_HEAD_BYTES", "TimedH11Protocol", "TurnAway", "choose_protocol"]
 
 #: Given the scope of a POST request with its target, and header lines that each answer has: a whole answer that keeps
 #: the connection, or None, where the request may come in.
@@ -66,7 +66,7 @@ class _OneWrite:
         self._transport.close()
 
 
-class _Patience(_Protocol):
+class _ConnectionTimeouts(_Protocol):
     """Closes a connection on which a request's headers, or the taking of its answer, last longer than the keep-alive
     time. (uvicorn itself only ends connections that say nothing at all after an answer.)"""
 
@@ -118,7 +118,7 @@ class _Patience(_Protocol):
         super().connection_lost(exc)
 
 
-class PatientProtocol(_Patience, H11Protocol):
+class TimedH11Protocol(_ConnectionTimeouts, H11Protocol):
     """On h11."""
 
 
@@ -127,9 +127,9 @@ def choose_protocol(turn_away: TurnAway) -> type[asyncio.Protocol]:
     try:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
     except ImportError:
-        return PatientProtocol
+        return TimedH11Protocol
 
-    class FastPatientProtocol(_Patience, HttpToolsProtocol):  # type: ignore[misc]
+    class TimedHttpToolsProtocol(_ConnectionTimeouts, HttpToolsProtocol):  # type: ignore[misc]
         """On httptools, with a limit to headers: what came with their first bytes, and 64 KiB more."""
 
         _in_head = False
@@ -186,4 +186,4 @@ def choose_protocol(turn_away: TurnAway) -> type[asyncio.Protocol]:
             else:
                 super().on_message_complete()
 
-    return FastPatientProtocol
+    return TimedHttpToolsProtocol

@@ -1,7 +1,7 @@
 """The search routes, as plain ASGI: from a body to a call of the service, and from its result to an answer.
 
 These two are asked thousands of times a second; going without a framework's request and response objects halves what
-they cost beside the search. Errors are raised, and become problem documents in ``shell.py``; all other routes are in
+they cost beside the search. Errors become problem documents in ``middleware.py``; all other routes are in
 ``app.py``, what the OpenAPI document says about these too.
 """
 
