@@ -165,24 +165,28 @@ class Admission:
             self.leave(n)
 
     def lack_of_room(self, client: str, n: int, left_s: float | None = None, *, n_coming: int = 0) -> Lack | None:
-        """Why :meth:`enter` would refuse ``n`` queries after ``n_coming`` of others, or None.
+        """Why ``n`` queries of ``client`` are refused now; None: they may start or wait. Counts nothing.
 
-        Counts nothing, so that a guess may be asked. ``left_s``: seconds until the search must have started.
+        The only decision: :meth:`enter` follows it, and load shedding asks it before a body is read.
+
+        Args:
+            left_s: seconds until the search must have started.
+            n_coming: queries of others that were let in and have not called :meth:`enter` yet.
         """
         if self._draining:
             return "draining"
         if not self._order and self._fits(n + n_coming):
             return None
-        state = self._clients.get(client)
-        return self._lack(0 if state is None else state.n_waiting, n, left_s, n_coming)
-
-    def _lack(self, n_own: int, n: int, left_s: float | None, n_coming: int = 0) -> Lack | None:
-        limits = self._limits
-        if self._n_waiting + n_coming + n > limits.queue_queries:
+        if self._n_waiting + n_coming + n > self._limits.queue_queries:
             return "queue"
+        n_own = self._n_waiting_of(client)
         if n_own + n > self.share:
             return "client"
         return "deadline" if left_s is not None and self._least_wait_s(n_own, n) > left_s else None
+
+    def _n_waiting_of(self, client: str) -> int:
+        state = self._clients.get(client)
+        return 0 if state is None else state.n_waiting
 
     def _least_wait_s(self, n_own: int, n: int) -> float:
         """Before ``n`` queries of a client can start, of which ``n_own`` wait: as long as each client that waits is
@@ -190,8 +194,8 @@ class Admission:
         ahead = min(self._n_waiting, n_own * len(self._order))
         return max(0, ahead + self._n_in_flight + n - self._limits.in_flight_queries) * self._pace.seconds_per_query
 
-    def _refuse(self, lack: Lack, n: int, n_own: int = 0) -> OverloadedError:
-        """Counts a refusal of ``n`` queries, and says it in words. ``n_own``: queries of the client that wait."""
+    def _refused(self, lack: Lack, client: str, n: int) -> OverloadedError:
+        """Counts the refusal of ``n`` queries and makes its error."""
         self.refused[lack] += 1
         if lack == "draining":
             return OverloadedError("the daemon is about to stop; ask another one", retry_after_s=UNKNOWN_RETRY_S)
@@ -200,19 +204,20 @@ class Admission:
         elif lack == "deadline":
             words = f"{self._n_waiting} queries wait, so deadline_ms would pass before the search could start"
         else:
-            words = f"{n_own} of your queries wait and one client may have {self.share}"
+            words = f"{self._n_waiting_of(client)} of your queries wait and one client may have {self.share}"
         return OverloadedError(words, retry_after_s=self.retry_after_s(n), own_share=lack == "client")
 
     async def enter(self, client: str, n: int, deadline_s: float | None = None) -> None:
         """As :meth:`turn`, without its end: whoever got in calls :meth:`leave`, whatever comes."""
-        if self._draining:
-            raise self._refuse("draining", n)
-        if deadline_s is not None and deadline_s <= self._clock():
+        left_s = None if deadline_s is None else deadline_s - self._clock()
+        if left_s is not None and left_s <= 0 and not self._draining:
             raise self._too_late()
+        if (lack := self.lack_of_room(client, n, left_s)) is not None:
+            raise self._refused(lack, client, n)
         if not self._order and self._fits(n):
             self._start(self._clients.get(client), n)
-            return
-        await self._wait(client, n, deadline_s)
+        else:
+            await self._wait(client, n, left_s)
 
     def _fits(self, n: int) -> bool:
         # A request larger than the limit goes alone.
@@ -224,13 +229,8 @@ class Admission:
         if state is not None:
             state.due = max(state.due, self._now) + n
 
-    async def _wait(self, client: str, n: int, deadline_s: float | None) -> None:
+    async def _wait(self, client: str, n: int, left_s: float | None) -> None:
         state = self._clients.setdefault(client, _Client())
-        left_s = None if deadline_s is None else deadline_s - self._clock()
-        if (lack := self._lack(state.n_waiting, n, left_s)) is not None:
-            n_own = state.n_waiting
-            self._forget(client, state)
-            raise self._refuse(lack, n, n_own)
         loop = asyncio.get_running_loop()
         waiter = _Waiter(n, loop.create_future())
         if not state.listed:

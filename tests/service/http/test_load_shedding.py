@@ -152,7 +152,7 @@ def test_deadlines_that_are_named_plainly_are_read(query, expected):
     assert deadline_ms(query) == expected
 
 
-def test_who_cannot_start_in_time_is_refused_at_the_door(full):
+def test_who_cannot_start_in_time_is_refused_from_the_headers(full):
     async def look(_http):
         shedder, admission = LoadShedder(full.service), full.service.admission
         admission._pace._seconds, admission._pace._queries = 10.0, 1.0
@@ -382,9 +382,7 @@ def test_no_more_are_let_past_than_find_room(make_service, queries):
         ((), {"target": "//v1/search"}, 404),
     ],
 )
-def test_who_is_not_turned_away_is_answered_by_the_daemon_behind_the_door(
-    make_service, queries, tmp_path, lines, options, status
-):
+def test_a_full_queue_does_not_hide_other_errors(make_service, queries, tmp_path, lines, options, status):
     service = make_service(limits=LIMITS)
     file = KeyFile(tmp_path / "keys.json")
     key = f"Authorization: Bearer {file.add('web', 'search')}"
