@@ -11,32 +11,31 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from hybridindex.api import Index, open_index
 from hybridindex.errors import HybridIndexError, InvalidInputError, OverloadedError, ProfileError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.current import last_commit
 from hybridindex.plans.stored import PLAN_APPLIED, applied_plans, load_plan, plan_difference, plan_summary, resume_plan
+from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.devices.health import HealthPolicy
 from hybridindex.router.router import Router
 from hybridindex.router.session import Session
 from hybridindex.service.admission import Admission
 from hybridindex.service.config import ServiceConfig
-from hybridindex.service.http.wire import SearchRequest
+from hybridindex.service.describe import describe
+from hybridindex.service.search_request import SearchRequest
 from hybridindex.service.sessions import SessionTable
-from hybridindex.service.status import Health, describe, health_of, status_of
 from hybridindex.service.warmup import warm_up
 from hybridindex.store.control import ControlStore
 from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.types import F32, SearchResult
 
-if TYPE_CHECKING:
-    from hybridindex.service.observe.traces import SearchTrace, Traces
-
-__all__ = ["Observation", "Refresher", "Service"]
+__all__ = ["Observation", "Refresher", "SearchTrace", "Service", "Traces"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +59,29 @@ class Refresher(Protocol):
     def stop(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+class SearchTrace(Protocol):
+    """Records one search."""
+
+    def asked(self, *, n: int, k: int, nprobe: int, plan_id: int | None, session_id: str | None) -> None: ...
+
+    def admitted(self) -> None: ...
+
+    def on_batch(self, report: BatchReport) -> None: ...
+
+    def answered(self, result: SearchResult) -> None: ...
+
+
+class Traces(Protocol):
+    """Makes the spans of one service, where somebody collects them."""
+
+    def request(
+        self, method: str, headers: Mapping[bytes, bytes], request_id: str
+    ) -> AbstractContextManager[Callable[[str, int], None]]:
+        """Around one HTTP request; gives what is told its route and status at its end."""
+
+    def search(self) -> SearchTrace | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -436,14 +458,6 @@ class Service:
     def ready(self) -> bool:
         """Warmed up, and not about to stop."""
         return self._warm and not self.admission.draining and not self._closed
-
-    def status(self) -> dict[str, Any]:
-        """What is served, where lists are, what waits: plain values."""
-        return status_of(self)
-
-    def health(self) -> Health:
-        """What an operator should know, good or bad."""
-        return health_of(self)
 
     def warm_up(self) -> None:
         """Searches through every tier; :attr:`ready` from then on. Blocks."""

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from hybridindex.errors import DeviceSlowError, StoreError
-from hybridindex.partitioner.plan import Plan
-from hybridindex.plans.stored import plan_summary
+from hybridindex.service.core import Service
+from hybridindex.service.describe import describe
 
-if TYPE_CHECKING:
-    from hybridindex.service.core import Service
-
-__all__ = ["Check", "Health", "describe", "health_of", "status_of"]
+__all__ = ["Check", "Health", "health_of", "status_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,27 +36,6 @@ class Health:
     @property
     def ok(self) -> bool:
         return all(check.ok for check in self.checks)
-
-
-def describe(value: Any) -> Any:
-    """Plain JSON values: dataclasses become objects, plans their summaries, arrays their lengths."""
-    if isinstance(value, Plan):
-        return plan_summary(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: describe(getattr(value, f.name)) for f in fields(value) if not f.name.startswith("_")}
-    if isinstance(value, Mapping):
-        return {str(k): describe(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [describe(v) for v in value]
-    if isinstance(value, np.ndarray):
-        return {"length": len(value) if value.ndim else 1}
-    if isinstance(value, np.generic):
-        return describe(value.item())
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    if value is None or isinstance(value, str | int | bool):
-        return value
-    return str(value)
 
 
 def status_of(service: Service) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from hybridindex.errors import InvalidInputError, OverloadedError, ProfileError
 from hybridindex.plans.stored import PLAN_APPLIED
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
-from hybridindex.service.http.wire import SearchRequest
+from hybridindex.service.search_request import SearchRequest
+from hybridindex.service.status import status_of
 from tests.service.conftest import assert_same, held_engine
 
 
@@ -169,7 +170,7 @@ def test_a_refresher_watches_proposes_and_applies(index_path, queries):
         service.start()
         search(service, queries)
         assert [seen[0] for seen in service.refresher.seen] == [20]
-        assert service.status()["refresher"] == {"state": "steady", "seen": 1}
+        assert status_of(service)["refresher"] == {"state": "steady", "seen": 1}
         answer = service.repartition(apply=False, coverage=0.5)
         assert answer["proposal"]["reason"] == "requested"
         assert answer["proposal"]["plan"]["coverage"] == pytest.approx(0.5)

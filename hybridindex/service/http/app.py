@@ -19,6 +19,7 @@ from hybridindex.errors import HybridIndexError, MissingDependencyError, Profile
 from hybridindex.plans.stored import plan_tradeoff
 from hybridindex.service.auth import Caller, Keyring
 from hybridindex.service.core import Service
+from hybridindex.service.describe import describe
 from hybridindex.service.http import openapi
 from hybridindex.service.http import openapi_answers as answers
 from hybridindex.service.http.bodies import media_type, read_body
@@ -39,7 +40,7 @@ from hybridindex.service.observe.logs import REQUEST_ID
 from hybridindex.service.observe.metrics import CONTENT_TYPE, Metrics
 from hybridindex.service.observe.series import Series
 from hybridindex.service.pruning import prune_now_and_then
-from hybridindex.service.status import describe, health_of
+from hybridindex.service.status import health_of, status_of
 
 try:
     from fastapi import FastAPI, Request, Response
@@ -407,7 +408,7 @@ class _Routes:
     # Plans and state
 
     async def status(self, _request: Request) -> Response:
-        return _json(self._service.status())
+        return _json(status_of(self._service))
 
     async def plan(self, _request: Request) -> Response:
         return _json(describe(await asyncio.to_thread(self._service.plan)))

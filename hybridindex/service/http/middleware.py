@@ -143,9 +143,9 @@ class RequestMiddleware:
             if traces is None or scope["path"] in _QUIET:
                 await self._answer(scope, receive, send, headers, request_id, started)
                 return
-            with traces.request(scope["method"], headers, request_id) as span:
+            with traces.request(scope["method"], headers, request_id) as answered:
                 status = await self._answer(scope, receive, send, headers, request_id, started)
-                traces.describe(span, scope["method"], _route_of(scope), status)
+                answered(_route_of(scope), status)
         finally:
             REQUEST_ID.reset(token)
 

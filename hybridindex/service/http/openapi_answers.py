@@ -73,7 +73,7 @@ def _array(items: Schema) -> Schema:
 
 
 def _described(kind: Any) -> Schema:
-    """The schema of what :func:`hybridindex.service.status.describe` makes of a value of this type."""
+    """The schema of what :func:`hybridindex.service.describe.describe` makes of a value of this type."""
     if get_origin(kind) is Mapping:
         return {"type": "object", "additionalProperties": _described(get_args(kind)[1])}
     if get_origin(kind) in (Union, types.UnionType):

@@ -17,8 +17,9 @@ from hybridindex.answer_codec import ANSWER_TYPE, encode_answer
 from hybridindex.service.core import Service
 from hybridindex.service.http.bodies import media_type, read_body
 from hybridindex.service.http.middleware import CALLER, Receive, Scope, Send
-from hybridindex.service.http.wire import BodyError, SearchRequest, accepts_binary, parse_search, to_json_answer
+from hybridindex.service.http.wire import BodyError, accepts_binary, parse_search, to_json_answer
 from hybridindex.service.observe.metrics import Metrics
+from hybridindex.service.search_request import SearchRequest
 from hybridindex.types import SearchResult
 
 __all__ = ["SearchRoute", "options_of"]

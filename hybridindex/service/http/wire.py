@@ -19,6 +19,7 @@ import numpy as np
 from hybridindex.answer_codec import ANSWER_TYPE
 from hybridindex.errors import InvalidInputError
 from hybridindex.service.config import Limits
+from hybridindex.service.search_request import SearchRequest
 from hybridindex.types import F32, SearchResult
 
 __all__ = [
@@ -26,7 +27,6 @@ __all__ = [
     "MOST_BYTES",
     "BodyError",
     "LookaheadRequest",
-    "SearchRequest",
     "accepts_binary",
     "parse_json_object",
     "parse_lookahead",
@@ -52,18 +52,6 @@ class BodyError(InvalidInputError):
         super().__init__(f"{field} {message}")
         self.field = field
         self.status = status
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchRequest:
-    """A search as it was asked for. Counts are within the limits; whether values are finite, the index checks."""
-
-    #: (n, d) float32.
-    queries: F32
-    k: int = 10
-    nprobe: int | None = None
-    deadline_ms: float | None = None
-    min_nprobe: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hybridindex.errors import MissingDependencyError
 from hybridindex.router.batch.stages import LOOKAHEAD_WAIT, BatchReport, StageSum
 from hybridindex.service.core import Observation, Service
-from hybridindex.service.status import describe
+from hybridindex.service.describe import describe
 
 try:
     from prometheus_client import CollectorRegistry, Counter, generate_latest

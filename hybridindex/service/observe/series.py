@@ -15,7 +15,7 @@ from typing import Any
 
 from hybridindex.router.devices.usage import ArenaUse
 from hybridindex.service.core import Observation, Service
-from hybridindex.service.status import describe
+from hybridindex.service.describe import describe
 
 __all__ = ["Sample", "Series"]
 

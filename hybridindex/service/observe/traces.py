@@ -12,7 +12,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from queue import SimpleQueue
 
 from hybridindex import __version__
@@ -56,28 +56,33 @@ class Traces:
         self._writer.start()
 
     @contextlib.contextmanager
-    def request(self, method: str, headers: Mapping[bytes, bytes], request_id: str) -> Iterator[Span]:
-        """The span of one HTTP request, current inside; a child of the caller's where it sent a ``traceparent``."""
+    def request(
+        self, method: str, headers: Mapping[bytes, bytes], request_id: str
+    ) -> Iterator[Callable[[str, int], None]]:
+        """The span of one HTTP request, current inside; a child of the caller's where it sent a ``traceparent``.
+
+        Gives what is told the route and the status at the end. The route is a template, never a path as it was asked
+        for.
+        """
+
+        def answered(route: str, status: int) -> None:
+            span.update_name(f"{method} {route}")
+            span.set_attribute("http.route", route)
+            span.set_attribute("http.response.status_code", status)
+            if status >= 500:
+                span.set_attribute("error.type", str(status))
+                span.set_status(StatusCode.ERROR)
+
         carrier = {name: value.decode("latin-1") for name in _CONTEXT_HEADERS if (value := headers.get(name.encode()))}
         parent = self._propagator.extract(carrier, context=context.Context())
         attributes = {"http.request.method": method, f"{_PREFIX}request_id": request_id}
         span = self._tracer.start_span(method, parent, kind=SpanKind.SERVER, attributes=attributes)
         token = context.attach(set_span_in_context(span, parent))
         try:
-            yield span
+            yield answered
         finally:
             context.detach(token)
             span.end()
-
-    @staticmethod
-    def describe(span: Span, method: str, route: str, status: int) -> None:
-        """What is known of a request at its end. ``route`` is a template, never a path as it was asked for."""
-        span.update_name(f"{method} {route}")
-        span.set_attribute("http.route", route)
-        span.set_attribute("http.response.status_code", status)
-        if status >= 500:
-            span.set_attribute("error.type", str(status))
-            span.set_status(StatusCode.ERROR)
 
     def search(self) -> SearchTrace | None:
         """What records one search below the current span; None where that span is not recorded."""
