@@ -1,4 +1,7 @@
-"""The client for asyncio: :mod:`hybridindex.client.client`, awaited."""
+"""The client for asyncio. Tries again where that is safe; :mod:`hybridindex.client.retry` says when.
+
+``client.py``, the blocking client, is generated from this file by ``python -m tests.client.blocking``.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,10 @@ class AsyncClient:
         return await self._send(asked)
 
     async def session(
-        self, *, lookahead_bytes: int | None = None, window_ms: float | None = None
+        self,
+        *,
+        lookahead_bytes: int | None = None,
+        window_ms: float | None = None,
     ) -> AsyncRemoteSession:
         """Opens a retrieval session; see :meth:`hybridindex.router.Router.session`. A context manager."""
         asked = open_session_call(lookahead_bytes=lookahead_bytes, window_ms=window_ms)
@@ -143,7 +149,7 @@ class AsyncClient:
         return await self._send(repartition_call(apply=apply, changes=changes))
 
     async def upload_queries(self, queries: Any) -> dict[str, Any]:
-        """Gives (n, d) float32 queries of late to the refresh, to plan from. Needs a key with the role admin.
+        """Gives recent (n, d) float32 queries to the refresh, to plan from. Needs a key with the role admin.
 
         Raises:
             ProfileError: the daemon keeps no queries.

@@ -1,4 +1,4 @@
-"""The blocking client. Tries again where that is safe; :mod:`hybridindex.client.retry` says when."""
+"""The blocking client. Generated from ``async_client.py``, which is the file to edit."""
 
 from __future__ import annotations
 
@@ -115,7 +115,12 @@ class Client:
         asked = search_call(queries, None, k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
         return self._send(asked)
 
-    def session(self, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> RemoteSession:
+    def session(
+        self,
+        *,
+        lookahead_bytes: int | None = None,
+        window_ms: float | None = None,
+    ) -> RemoteSession:
         """Opens a retrieval session; see :meth:`hybridindex.router.Router.session`. A context manager."""
         asked = open_session_call(lookahead_bytes=lookahead_bytes, window_ms=window_ms)
         return RemoteSession(self, self._send(asked))
@@ -141,7 +146,7 @@ class Client:
         return self._send(repartition_call(apply=apply, changes=changes))
 
     def upload_queries(self, queries: Any) -> dict[str, Any]:
-        """Gives (n, d) float32 queries of late to the refresh, to plan from. Needs a key with the role admin.
+        """Gives recent (n, d) float32 queries to the refresh, to plan from. Needs a key with the role admin.
 
         Raises:
             ProfileError: the daemon keeps no queries.
