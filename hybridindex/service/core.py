@@ -1,7 +1,6 @@
 """The service without HTTP: an index, its router and control store, sessions, admission, maybe a refresher.
 
-Searches are coroutines of one event loop; everything else is plain calls that may block, for a thread. HTTP is in
-``app.py``, the process in ``daemon.py``.
+Searches are coroutines of one event loop; all other calls may block and belong on a thread.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ __all__ = ["Observation", "Refresher", "SearchTrace", "Service", "Traces"]
 
 _log = logging.getLogger(__name__)
 
-#: Larger bodies are checked and copied on a thread: the event loop serves others meanwhile.
+#: Larger queries are checked and copied on a thread, not on the event loop.
 _LARGE_BYTES = 1 << 20
 
 
@@ -74,12 +73,12 @@ class SearchTrace(Protocol):
 
 
 class Traces(Protocol):
-    """Makes the spans of one service, where somebody collects them."""
+    """Makes the spans of one service."""
 
     def request(
         self, method: str, headers: Mapping[bytes, bytes], request_id: str
     ) -> AbstractContextManager[Callable[[str, int], None]]:
-        """Around one HTTP request; gives what is told its route and status at its end."""
+        """Around one HTTP request; yields a function to be called at its end with the route and the status."""
 
     def search(self) -> SearchTrace | None: ...
 
@@ -94,7 +93,7 @@ class Observation:
     result: SearchResult
     #: The queue was so full that nprobe was lowered.
     lowered: bool
-    #: Over the queries. Added up once for all who observe.
+    #: Over the queries; summed once for all observers.
     hit_rate_sum: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,7 +106,7 @@ class Observation:
 
 
 class Service:
-    """One served index. Searching methods on one event loop, the others from any thread."""
+    """One served index. Searches on one event loop, other methods on any thread."""
 
     def __init__(
         self,
@@ -121,10 +120,7 @@ class Service:
         traces: Traces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes over index, router and store: :meth:`close` closes them, but not ``traces``.
-
-        ``clock``: monotonic seconds.
-        """
+        """:meth:`close` closes index, router and store, but not ``traces``. ``clock``: monotonic seconds."""
         self.index = index
         self.router = router
         self.store = store
@@ -189,7 +185,7 @@ class Service:
     # Searching, on the event loop
 
     async def search(self, request: SearchRequest, client: str, session_id: str | None = None) -> SearchResult:
-        """Waits for its turn and searches; within a session where one is named.
+        """Waits for its turn and searches, within a session where one is named.
 
         Raises:
             InvalidInputError: values that the router refuses.
@@ -230,7 +226,7 @@ class Service:
             nprobe = max(self.admission.nprobe_under_load(asked), min(asked, request.min_nprobe or 1))
             options: dict[str, Any] = {}
             if request.deadline_ms is not None and deadline_s is not None:
-                # A deadline that the client named may lower nprobe; the daemon's own only bounds the wait.
+                # The client's deadline may lower nprobe; the daemon's default only bounds the wait.
                 options["deadline_ms"] = max((deadline_s - entered) * 1e3, 1e-3)
                 options["min_nprobe"] = request.min_nprobe or 1
             if trace is not None:
@@ -275,7 +271,7 @@ class Service:
     # Sessions
 
     def open_session(self, client: str, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> str:
-        """A new session's name.
+        """Returns the new session's name.
 
         Raises:
             OverloadedError: too many are open, or the daemon drains. InvalidInputError, ProfileError: bad options.
@@ -289,7 +285,7 @@ class Service:
     def lookahead(
         self, session_id: str, client: str, drafts: F32, *, nprobe: int | None = None, budget_bytes: int | None = None
     ) -> None:
-        """Starts to move lists for ``drafts`` (n, d) float32; returns at once.
+        """Starts to copy lists for ``drafts`` (n, d) float32; returns at once.
 
         Raises:
             UnknownSessionError, InvalidInputError.
@@ -448,7 +444,7 @@ class Service:
 
     @property
     def slo_ms(self) -> float | None:
-        """What attainment is counted against: search latency, milliseconds."""
+        """The search latency that attainment is counted against, in milliseconds."""
         if self.config.slo_ms is not None:
             return self.config.slo_ms
         plan = self.router.plan
@@ -460,7 +456,7 @@ class Service:
         return self._warm and not self.admission.draining and not self._closed
 
     def warm_up(self) -> None:
-        """Searches through every tier; :attr:`ready` from then on. Blocks."""
+        """Searches through every tier, then sets :attr:`ready`. Blocks."""
         started = self.clock()
         tiers = warm_up(self.router, self.index.dim, self.index.nlist, stop=lambda: self.admission.draining)
         self._warm = True
@@ -472,25 +468,25 @@ class Service:
             self.refresher.start()
 
     async def drain(self) -> None:
-        """Refuses new searches, and returns when those that were admitted are answered."""
+        """Refuses new searches; returns when the admitted ones are answered."""
         self.admission.drain()
         await self.admission.wait_idle()
 
     def stop_changes(self) -> None:
-        """Gives up a change of the plan that is being made or moved, and refuses others; searches go on. At once."""
+        """Stops a running change of the plan and refuses new ones; searches go on. Returns at once."""
         if self.refresher is not None:
             self.refresher.stop()
         self.router.settle()
 
     def close(self) -> None:
-        """Ends sessions, refresher, router, store and index. Answers what is queued. Closing twice is harmless."""
+        """Answers what is queued, then closes everything. Closing twice is harmless."""
         if self._closed:
             return
         self._closed = True
         self.admission.drain()
         self.stop_changes()
         self.sessions.close_all()
-        # Each is closed whatever the others do.
+        # An error of one must not keep the others open.
         for close in (*((self.refresher.close,) if self.refresher else ()), self.router.close, self.store.close):
             try:
                 close()

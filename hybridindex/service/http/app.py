@@ -1,6 +1,6 @@
-"""The HTTP interface: routes, and how each turns a body into a call of the service and its result into an answer.
+"""The HTTP routes: each parses a request, calls the service and writes its result.
 
-Identity, logging and metrics are around it in ``middleware.py``; the process in ``daemon.py``; formats in ``wire.py``.
+``middleware.py`` has identity, logging and metrics; ``daemon.py`` the process; ``wire.py`` the formats.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 def create_app(
     service: Service, *, keyring: Keyring | None = None, on_drain: Callable[[], None] | None = None
 ) -> Application:
-    """The ASGI application of one service. It warms up in its lifespan, and closes nothing.
+    """The ASGI application of one service. Its lifespan warms up; it closes nothing.
 
     Args:
         keyring: None: every caller is an admin. Only for loopback addresses and unix sockets.
-        on_drain: what ``POST /v1/drain`` starts; None: only the service drains, the process goes on.
+        on_drain: called by ``POST /v1/drain``; None: the service drains, and the process goes on.
     """
     metrics = Metrics(service)
     series = Series(service, time.time)
@@ -91,10 +91,10 @@ def create_app(
     routes.register(app)
     for file in PAGE_FILES:
         app.router.routes.append(_PlainRoute(file.path, _serving(file), methods=["GET"]))
-    # FastAPI's routes describe every path, and take 0.2 ms to serve one: searches go past them.
+    # FastAPI's routes describe every path, but take 0.2 ms per request: searches bypass them.
     app.router.routes.insert(0, _PlainRoute("/v1/sessions/{session}/search", search, methods=["POST"]))
     app.add_exception_handler(HTTPException, _not_routed)
-    # Below Starlette's own answer to an error, which knows no problem documents, and above the routes.
+    # Below Starlette's own error page, which is no problem document, and above the routes.
     app.add_middleware(middleware.around)
     _describe_all(app, keys=keyring is not None)
     return app
@@ -110,7 +110,7 @@ async def _lifespan(service: Service, series: Series, middleware: RequestMiddlew
             try:
                 await asyncio.to_thread(series.sample)
                 await asyncio.to_thread(watch.look)
-            except Exception:  # noqa: BLE001 - one sample less; searches go on
+            except Exception:  # noqa: BLE001 - one sample is missing; searches go on
                 _log.exception("a sample could not be taken; the next one is tried")
 
     async def sweep() -> None:
@@ -118,7 +118,7 @@ async def _lifespan(service: Service, series: Series, middleware: RequestMiddlew
             await asyncio.sleep(min(10.0, service.config.limits.session_ttl_s / 4))
             try:
                 await asyncio.to_thread(service.sessions.sweep)
-            except Exception:  # noqa: BLE001 - sessions that ended stay a little longer; the next sweep must come
+            except Exception:  # noqa: BLE001 - the next sweep must come
                 _log.exception("sessions could not be swept; it is tried again")
 
     async def warm_up() -> None:
@@ -159,7 +159,7 @@ class Application(FastAPI):
 
 
 class _PlainRoute(Route):
-    """A route without FastAPI's dependencies; says which it is, as FastAPI's do."""
+    """A route without FastAPI's dependencies. Like FastAPI's, it puts itself into the scope."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)
@@ -190,7 +190,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _answering(handler: Handler) -> Handler:
-    """Deliberate errors become problem documents; others go on to the middleware, which logs them."""
+    """Expected errors become problem documents; the middleware logs the others."""
 
     async def run(request: Request) -> Response:
         try:
@@ -216,11 +216,7 @@ def _serving(file: PageFile) -> Handler:
 
 
 def _number_of(request: Request, name: str, default: float) -> float:
-    """A finite number of the query string.
-
-    Raises:
-        BodyError: it is none.
-    """
+    """A finite number in the query string. Raises BodyError."""
     text = request.query_params.get(name)
     try:
         value = default if text is None else float(text)
@@ -361,7 +357,7 @@ class _Routes:
         kind, options = media_type(dict(request.scope["headers"])), options_of(request.scope)
         index = self._service.index
         arguments = (body, kind, options, self._service.config.limits, index.dim, index.nlist)
-        # float32 bodies are only looked at here; JSON is work.
+        # Parsing float32 bodies copies nothing; parsing JSON takes time.
         if len(body) > _LARGE_BYTES and kind == "application/json":
             parsed = await asyncio.to_thread(parse, *arguments)
         else:
@@ -372,7 +368,7 @@ class _Routes:
     async def _object(self, request: Request, known: set[str]) -> dict[str, Any]:
         body = await self._body(request)
         kind = media_type(dict(request.scope["headers"]))
-        # What a form of another site can send is never JSON.
+        # A form of another site cannot send JSON.
         if body and kind != "application/json":
             raise BodyError("Content-Type", f"is {kind[:60]!r}; expected application/json", 415)
         return parse_json_object(body, known)
@@ -453,7 +449,7 @@ class _Routes:
                 raise BodyError(name, f"is {str(options[name])[:60]!r}; expected a number")
         share = options.get("bandwidth_share", 1.0)
         if not MIN_BANDWIDTH_SHARE <= share <= 1:
-            # With less, lists would move for hours, and nobody else could change the plan.
+            # With less, lists would move for hours, and block other changes of the plan.
             raise BodyError("bandwidth_share", f"is {share!r}; expected {MIN_BANDWIDTH_SHARE}..1")
         budget = options.get("device_budget_bytes")
         if isinstance(budget, list):
@@ -490,7 +486,7 @@ class _Routes:
 
 
 async def _described(_request: Request) -> Response:
-    """Stands in the document for the search routes, which are reached past it."""
+    """The search routes in the OpenAPI document; requests do not come here."""
     raise AssertionError("searches are answered in searching.py")
 
 

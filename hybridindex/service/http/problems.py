@@ -1,6 +1,6 @@
-"""Errors as problem documents (RFC 9457): which status, which words, what to tell nobody.
+"""Maps errors to problem documents (RFC 9457).
 
-A client is told what it did wrong, by field. What went wrong inside is for the log, under the request's id.
+A client is told which field is wrong. Internal errors go to the log, under the request's id.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Problem:
     def headers(self) -> list[tuple[bytes, bytes]]:
         found = [(b"content-type", PROBLEM_TYPE.encode()), (b"cache-control", b"no-store")]
         if self.retry_after_s is not None:
-            # HTTP has whole seconds, in which a queue may be empty again; several clients know the other.
+            # Retry-After has whole seconds, which is long for a queue. Several clients read the other header.
             found.append((b"retry-after", b"%d" % math.ceil(self.retry_after_s)))
             found.append((b"retry-after-ms", b"%d" % math.ceil(1e3 * self.retry_after_s)))
         if self.status == 401:
@@ -75,7 +75,7 @@ class Problem:
 
 
 class ProblemError(Exception):
-    """Carries a problem that no error of the library stands for."""
+    """A problem without an error class of the library."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.detail)
@@ -83,7 +83,7 @@ class ProblemError(Exception):
 
 
 def problem_of(error: BaseException) -> Problem:
-    """What a client is told about ``error``."""
+    """The document for ``error``."""
     if isinstance(error, ProblemError):
         return error.problem
     if isinstance(error, BodyError):
@@ -108,7 +108,7 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, AccessDeniedError):
         return Problem(401, "access-denied", "Access denied", str(error))
     if isinstance(error, InvalidInputError):
-        # By our rule a message begins with the field that it is about.
+        # Messages begin with the name of the field.
         named = _FIELD.match(str(error))
         return Problem(400, "invalid-input", "Invalid input", str(error), named[0] if named else None)
     if isinstance(error, StoreError):

@@ -1,8 +1,7 @@
-"""Queries that were asked elsewhere or earlier, given to the refresh to plan from.
+"""``POST /v1/queries/recent``: gives the refresh queries that were served elsewhere or earlier.
 
-They go into the refresher's sample of recent queries, in memory alone, and nowhere else: not into windows of the load,
-a log or the control store. Where queries are not kept, none is taken. The sample itself is in
-:mod:`hybridindex.refresh.reservoir`.
+They go into the refresher's sample of recent queries (:mod:`hybridindex.refresh.reservoir`), in memory alone: not into
+drift windows, a log or the control store. A refresher that keeps no queries takes none.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ RECENT_PATH = "/v1/queries/recent"
 
 @runtime_checkable
 class KeepsQueries(Protocol):
-    """A refresher that learns from queries which the router did not serve."""
+    """A refresher that accepts queries which the router did not serve."""
 
     def offer(self, queries: F32) -> int:
         """Takes (n, dim) finite float32; returns how many are kept. Raises ProfileError where none may be."""
@@ -43,15 +42,15 @@ class RecentQueries:
     """The route. On the event loop."""
 
     def __init__(self, service: Service, parsed: Callable[[Request, Callable[..., Any]], Awaitable[Any]]) -> None:
-        """``parsed``: reads a request's body, within its limits, and hands it to a parser of ``wire.py``."""
+        """``parsed``: reads a request's body and passes it to a parser of ``wire.py``."""
         self._service = service
         self._parsed = parsed
 
     async def upload(self, request: Request) -> Response:
-        """Answers how many were offered and how many are kept now.
+        """Answers how many queries were offered and how many are kept now.
 
         Raises:
-            ProblemError: 409, queries are not kept. BodyError: they cannot be used.
+            ProblemError: 409, queries are not kept. BodyError: bad queries.
         """
         refresher: object = self._service.refresher
         if not isinstance(refresher, KeepsQueries):

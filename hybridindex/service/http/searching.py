@@ -1,8 +1,8 @@
-"""The search routes, as plain ASGI: from a body to a call of the service, and from its result to an answer.
+"""The search routes, as plain ASGI.
 
-These two are asked thousands of times a second; going without a framework's request and response objects halves what
-they cost beside the search. Errors become problem documents in ``middleware.py``; all other routes are in
-``app.py``, what the OpenAPI document says about these too.
+They serve thousands of requests a second. Without a framework's request and response objects, a request costs half as
+much beside the search. ``middleware.py`` turns errors into problem documents; ``app.py`` has all other routes, and
+describes these two in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["SearchRoute", "options_of"]
 
 #: Larger JSON is parsed and written on a thread.
 _LARGE_BYTES = 1 << 20
-#: Longer headers and query strings are read anew each time.
+#: Longer headers and query strings are not cached.
 _SHORT = 256
 _BINARY = (b"content-type", ANSWER_TYPE.encode())
 _JSON = (b"content-type", b"application/json")
 
 
 class SearchRoute:
-    """``POST /v1/search``, and the same within a session where the path names one. On the event loop."""
+    """``POST /v1/search``, within a session where the path names one. On the event loop."""
 
     path = "/v1/search"
 
@@ -60,7 +60,7 @@ class SearchRoute:
     async def _parse(self, body: bytes, kind: str, options: dict[str, str]) -> SearchRequest:
         index = self._service.index
         arguments = (body, kind, options, self._service.config.limits, index.dim, index.nlist)
-        # float32 bodies are only looked at here; JSON is work.
+        # Parsing float32 bodies copies nothing; parsing JSON takes time.
         if len(body) > _LARGE_BYTES and kind == "application/json":
             return await asyncio.to_thread(parse_search, *arguments)
         return parse_search(*arguments)
@@ -83,7 +83,7 @@ def _accepts(accept: bytes) -> bool:
 
 
 def options_of(scope: Scope) -> dict[str, str]:
-    """The query string. Not to be changed: the next request may get the same one.
+    """The options of the query string. Cached: do not change the dictionary.
 
     Raises:
         BodyError: it names an option twice.
