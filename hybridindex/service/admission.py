@@ -16,8 +16,7 @@ import itertools
 import math
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -103,8 +102,6 @@ class Admission:
         #: The latest time at which a refused request was told to come back.
         self._given_s = -math.inf
         self._draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
         #: Requests refused, by reason: "client" share, whole "queue", "draining", "deadline".
         self.refused = dict.fromkeys(("client", "queue", "draining", "deadline"), 0)
 
@@ -144,24 +141,6 @@ class Admission:
         if floor is None or fill <= 0.5 or nprobe <= floor:
             return nprobe
         return max(floor, round(nprobe - (nprobe - floor) * min(1.0, 2 * fill - 1)))
-
-    @asynccontextmanager
-    async def turn(self, client: str, n: int, deadline_s: float | None = None) -> AsyncIterator[None]:
-        """Waits for the right to search ``n`` queries, and holds it.
-
-        Args:
-            client: fairness is between clients.
-            deadline_s: time of the clock by which the search must have started.
-
-        Raises:
-            OverloadedError: no room in the queue, or none in time, or draining.
-            DeadlineExceededError: the deadline passed first.
-        """
-        await self.enter(client, n, deadline_s)
-        try:
-            yield
-        finally:
-            self.leave(n)
 
     def lack_of_room(self, client: str, n: int, left_s: float | None = None, *, n_coming: int = 0) -> Lack | None:
         """Why ``n`` queries of ``client`` are refused now; None: they may start or wait. Counts nothing.
@@ -207,7 +186,16 @@ class Admission:
         return OverloadedError(words, retry_after_s=self.retry_after_s(n), own_share=lack == "client")
 
     async def enter(self, client: str, n: int, deadline_s: float | None = None) -> None:
-        """As :meth:`turn`, but the caller must call :meth:`leave`."""
+        """Waits for the right to search ``n`` queries; :meth:`leave` gives it back.
+
+        Args:
+            client: fairness is between clients.
+            deadline_s: time of the clock by which the search must have started.
+
+        Raises:
+            OverloadedError: no room in the queue, or none in time, or draining.
+            DeadlineExceededError: the deadline passed first.
+        """
         left_s = None if deadline_s is None else deadline_s - self._clock()
         if left_s is not None and left_s <= 0 and not self._draining:
             raise self._too_late()
@@ -224,7 +212,6 @@ class Admission:
 
     def _start(self, state: _Client | None, n: int) -> None:
         self._n_in_flight += n
-        self._idle.clear()
         if state is not None:
             state.due = max(state.due, self._now) + n
 
@@ -238,7 +225,6 @@ class Admission:
         state.waiting.append(waiter)
         state.n_waiting += n
         self._n_waiting += n
-        self._idle.clear()
         timer = None
         if left_s is not None:
             timer = loop.call_later(left_s, self._expire, waiter)
@@ -301,7 +287,6 @@ class Admission:
                 self._forget(client, state)
         if self._n_in_flight == 0 and self._n_waiting == 0:
             self._clients.clear()
-            self._idle.set()
 
     def _list(self, client: str, state: _Client) -> None:
         heapq.heappush(self._order, (state.due, next(self._arrivals), client))
@@ -321,10 +306,6 @@ class Admission:
         """Refuses new requests from now on; waiting ones are served."""
         self._draining = True
 
-    async def wait_idle(self) -> None:
-        """Returns when nothing waits and nothing is in flight."""
-        await self._idle.wait()
-
     def check_invariants(self) -> None:
         """Asserts what must hold between two callbacks."""
         assert self._n_waiting == sum(c.n_waiting for c in self._clients.values()) >= 0
@@ -333,4 +314,3 @@ class Admission:
         listed = [name for _, _, name in self._order]
         assert sorted(listed) == sorted(name for name, c in self._clients.items() if c.listed)
         assert all(c.listed for c in self._clients.values() if c.waiting)
-        assert self._idle.is_set() == (self._n_in_flight == 0 and self._n_waiting == 0)

@@ -467,11 +467,6 @@ class Service:
         if self.refresher is not None:
             self.refresher.start()
 
-    async def drain(self) -> None:
-        """Refuses new searches; returns when the admitted ones are answered."""
-        self.admission.drain()
-        await self.admission.wait_idle()
-
     def stop_changes(self) -> None:
         """Stops a running change of the plan and refuses new ones; searches go on. Returns at once."""
         if self.refresher is not None:
