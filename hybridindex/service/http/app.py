@@ -12,10 +12,17 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
+
 from hybridindex import __version__
-from hybridindex.errors import HybridIndexError, MissingDependencyError, ProfileError
+from hybridindex.errors import HybridIndexError, ProfileError
 from hybridindex.plans.stored import plan_tradeoff
 from hybridindex.service.auth import Caller, Keyring
 from hybridindex.service.core import Service
@@ -27,7 +34,7 @@ from hybridindex.service.http.middleware import CALLER, RequestMiddleware
 from hybridindex.service.http.page.files import PAGE_FILES, PageFile
 from hybridindex.service.http.problems import Problem, ProblemError, problem_of
 from hybridindex.service.http.recent import RECENT_PATH, RecentQueries
-from hybridindex.service.http.searching import SearchRoute, options_of
+from hybridindex.service.http.searching import SearchRoute
 from hybridindex.service.http.wire import (
     MIN_BANDWIDTH_SHARE,
     BodyError,
@@ -42,21 +49,10 @@ from hybridindex.service.observe.series import Series
 from hybridindex.service.pruning import prune_now_and_then
 from hybridindex.service.status import health_of, status_of
 
-try:
-    from fastapi import FastAPI, Request, Response
-    from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect
-    from starlette.routing import Match, Route
-    from starlette.types import Receive, Scope, Send
-except ImportError as error:
-    raise MissingDependencyError("the daemon needs FastAPI: pip install 'hybridindex[service]'") from error
-
 __all__ = ["create_app"]
 
 _log = logging.getLogger(__name__)
 
-#: Larger JSON is parsed and written on a thread.
-_LARGE_BYTES = 1 << 20
 #: Time between two samples of the series.
 _SAMPLE_S = 1.0
 _REPARTITION = {"apply", "slo_ms", "device_budget_bytes", "rate_qps", "coverage", "bandwidth_share"}
@@ -87,7 +83,7 @@ def create_app(
         redirect_slashes=False,
         lifespan=lambda _app: _lifespan(service, series, middleware),
     )
-    routes = _Routes(service, metrics, series, on_drain, keyring)
+    routes = _Routes(service, metrics, series, search, on_drain, keyring)
     routes.register(app)
     for file in PAGE_FILES:
         app.router.routes.append(_PlainRoute(file.path, _serving(file), methods=["GET"]))
@@ -242,20 +238,14 @@ def _describe_all(app: FastAPI, *, keys: bool) -> None:
     app.openapi = with_components  # type: ignore[method-assign]
 
 
+@dataclass(frozen=True, slots=True)
 class _Routes:
-    def __init__(
-        self,
-        service: Service,
-        metrics: Metrics,
-        series: Series,
-        on_drain: Callable[[], None] | None,
-        keyring: Keyring | None,
-    ) -> None:
-        self._service = service
-        self._metrics = metrics
-        self._series = series
-        self._on_drain = on_drain
-        self._keyring = keyring
+    _service: Service
+    _metrics: Metrics
+    _series: Series
+    _search: SearchRoute
+    _on_drain: Callable[[], None] | None
+    _keyring: Keyring | None
 
     def register(self, app: FastAPI) -> None:
         index, taken = self._service.index, openapi.problems(400, 401, 408, 413, 415, 503)
@@ -272,7 +262,7 @@ class _Routes:
         in_session, ahead = (
             {**body, "parameters": [*openapi.SESSION_PATH, *body["parameters"]]} for body in (search, ahead)
         )
-        recent = RecentQueries(self._service, self._parsed)
+        recent = RecentQueries(self._service, self._search)
         gone = {204: {"description": "It is over"}, **read, **unknown}
         routes: tuple[tuple[str, str, Handler, str, dict[str, Any], dict[int | str, dict[str, Any]]], ...] = (
             ("POST", "/v1/search", _described, "Search", search, searching),
@@ -345,29 +335,9 @@ class _Routes:
                 openapi_extra=extra or None,
             )
 
-    # Bodies
-
-    async def _body(self, request: Request) -> bytes:
-        """As :func:`read_body`."""
-        return await read_body(dict(request.scope["headers"]), request.receive, self._service.config.limits)
-
-    async def _parsed(self, request: Request, parse: Callable[..., Any]) -> Any:
-        body = await self._body(request)
-        started = time.perf_counter()
-        kind, options = media_type(dict(request.scope["headers"])), options_of(request.scope)
-        index = self._service.index
-        arguments = (body, kind, options, self._service.config.limits, index.dim, index.nlist)
-        # Parsing float32 bodies copies nothing; parsing JSON takes time.
-        if len(body) > _LARGE_BYTES and kind == "application/json":
-            parsed = await asyncio.to_thread(parse, *arguments)
-        else:
-            parsed = parse(*arguments)
-        self._metrics.time_stage("parse", time.perf_counter() - started)
-        return parsed
-
     async def _object(self, request: Request, known: set[str]) -> dict[str, Any]:
-        body = await self._body(request)
-        kind = media_type(dict(request.scope["headers"]))
+        headers = dict(request.scope["headers"])
+        body, kind = await read_body(headers, request.receive, self._service.config.limits), media_type(headers)
         # A form of another site cannot send JSON.
         if body and kind != "application/json":
             raise BodyError("Content-Type", f"is {kind[:60]!r}; expected application/json", 415)
@@ -386,7 +356,8 @@ class _Routes:
         return _json(self._service.session_stats(request.path_params["session"], _caller(request).name))
 
     async def lookahead(self, request: Request) -> Response:
-        asked = await self._parsed(request, parse_lookahead)
+        scope = request.scope
+        asked = await self._search.read(scope, request.receive, dict(scope["headers"]), parse_lookahead)
         await asyncio.to_thread(
             self._service.lookahead,
             request.path_params["session"],

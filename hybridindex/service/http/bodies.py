@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from hybridindex.errors import MissingDependencyError
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
 from hybridindex.service.config import Limits
 from hybridindex.service.http.problems import Problem, ProblemError
 from hybridindex.service.http.wire import BodyError
-
-try:
-    from starlette.requests import ClientDisconnect
-    from starlette.types import Receive
-except ImportError as error:
-    raise MissingDependencyError("the daemon needs FastAPI: pip install 'hybridindex[service]'") from error
 
 __all__ = ["media_type", "read_body"]
 

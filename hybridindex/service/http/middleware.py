@@ -9,7 +9,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Protocol
 
-from hybridindex.errors import MissingDependencyError
+from starlette.requests import ClientDisconnect
+
 from hybridindex.service.auth import Caller, Keyring, Role
 from hybridindex.service.core import Service
 from hybridindex.service.http.load_shedding import LoadShedder
@@ -18,11 +19,6 @@ from hybridindex.service.http.page.files import PAGE_PATHS
 from hybridindex.service.http.problems import Problem, ProblemError, problem_of
 from hybridindex.service.observe.logs import REQUEST_ID, AccessLog
 from hybridindex.service.observe.metrics import Metrics
-
-try:
-    from starlette.requests import ClientDisconnect
-except ImportError as error:
-    raise MissingDependencyError("the daemon needs FastAPI: pip install 'hybridindex[service]'") from error
 
 __all__ = ["CALLER", "RequestMiddleware", "send_problem"]
 

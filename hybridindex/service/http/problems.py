@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from hybridindex.errors import (
@@ -30,24 +31,16 @@ PROBLEM_TYPE = "application/problem+json"
 _FIELD = re.compile(r"[a-z][a-z_]*")
 
 
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One problem document and its HTTP status."""
 
-    def __init__(
-        self,
-        status: int,
-        name: str,
-        title: str,
-        detail: str,
-        field: str | None = None,
-        retry_after_s: float | None = None,
-    ) -> None:
-        self.status = status
-        self.name = name
-        self.title = title
-        self.detail = detail
-        self.field = field
-        self.retry_after_s = retry_after_s
+    status: int
+    name: str
+    title: str
+    detail: str
+    field: str | None = None
+    retry_after_s: float | None = None
 
     def body(self, request_id: str) -> bytes:
         data: dict[str, Any] = {

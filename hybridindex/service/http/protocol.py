@@ -11,12 +11,7 @@ import math
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from hybridindex.errors import MissingDependencyError
-
-try:
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-except ImportError as error:
-    raise MissingDependencyError("the daemon needs uvicorn: pip install 'hybridindex[service]'") from error
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
     # The base of the mixin below, for the type checker: uvicorn's two protocols have the same attributes.

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
 
-from hybridindex.errors import MissingDependencyError, ProfileError
+from hybridindex.errors import ProfileError
 from hybridindex.service.core import Service
 from hybridindex.service.http.problems import Problem, ProblemError
-from hybridindex.service.http.wire import BodyError, LookaheadRequest, parse_lookahead
+from hybridindex.service.http.searching import SearchRoute
+from hybridindex.service.http.wire import BodyError, parse_lookahead
 from hybridindex.types import F32
-
-try:
-    from starlette.requests import Request
-    from starlette.responses import Response
-except ImportError as error:
-    raise MissingDependencyError("the daemon needs FastAPI: pip install 'hybridindex[service]'") from error
 
 __all__ = ["RECENT_PATH", "KeepsQueries", "RecentQueries"]
 
@@ -41,10 +37,10 @@ class KeepsQueries(Protocol):
 class RecentQueries:
     """The route. On the event loop."""
 
-    def __init__(self, service: Service, parsed: Callable[[Request, Callable[..., Any]], Awaitable[Any]]) -> None:
-        """``parsed``: reads a request's body and passes it to a parser of ``wire.py``."""
+    def __init__(self, service: Service, search: SearchRoute) -> None:
+        """``search``: reads bodies."""
         self._service = service
-        self._parsed = parsed
+        self._search = search
 
     async def upload(self, request: Request) -> Response:
         """Answers how many queries were offered and how many are kept now.
@@ -55,7 +51,8 @@ class RecentQueries:
         refresher: object = self._service.refresher
         if not isinstance(refresher, KeepsQueries):
             raise _not_kept("the daemon follows no load; start it with --refresh")
-        asked: LookaheadRequest = await self._parsed(request, parse_lookahead)
+        scope = request.scope
+        asked = await self._search.read(scope, request.receive, dict(scope["headers"]), parse_lookahead)
         for name in ("nprobe", "budget_bytes"):
             if getattr(asked, name) is not None:
                 raise BodyError(name, "is not known here; expected queries alone")

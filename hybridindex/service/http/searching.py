@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import TypeVar
 from urllib.parse import parse_qsl
 
 from hybridindex.answer_codec import ANSWER_TYPE, encode_answer
+from hybridindex.service.config import Limits
 from hybridindex.service.core import Service
 from hybridindex.service.http.bodies import media_type, read_body
 from hybridindex.service.http.middleware import CALLER, Receive, Scope, Send
 from hybridindex.service.http.wire import BodyError, accepts_binary, parse_search, to_json_answer
 from hybridindex.service.observe.metrics import Metrics
-from hybridindex.service.search_request import SearchRequest
 from hybridindex.types import SearchResult
 
 __all__ = ["SearchRoute", "options_of"]
@@ -28,6 +30,8 @@ __all__ = ["SearchRoute", "options_of"]
 _LARGE_BYTES = 1 << 20
 #: Longer headers and query strings are not cached.
 _SHORT = 256
+T = TypeVar("T")
+Parse = Callable[[bytes, str, Mapping[str, str], Limits, int, int], T]
 _BINARY = (b"content-type", ANSWER_TYPE.encode())
 _JSON = (b"content-type", b"application/json")
 
@@ -43,10 +47,7 @@ class SearchRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        body = await read_body(headers, receive, self._service.config.limits)
-        began = time.perf_counter()
-        asked = await self._parse(body, media_type(headers), options_of(scope))
-        self._metrics.time_stage("parse", time.perf_counter() - began)
+        asked = await self.read(scope, receive, headers, parse_search)
         session = scope["path_params"].get("session")
         result = await self._service.search(asked, scope[CALLER].name, session)
         began = time.perf_counter()
@@ -57,13 +58,19 @@ class SearchRoute:
         await send({"type": "http.response.start", "status": 200, "headers": [_BINARY if binary else _JSON, length]})
         await send({"type": "http.response.body", "body": answer})
 
-    async def _parse(self, body: bytes, kind: str, options: dict[str, str]) -> SearchRequest:
-        index = self._service.index
-        arguments = (body, kind, options, self._service.config.limits, index.dim, index.nlist)
+    async def read(self, scope: Scope, receive: Receive, headers: dict[bytes, bytes], parse: Parse[T]) -> T:
+        """Reads a request's queries and options. ``parse``: one of ``wire.py``."""
+        limits, index = self._service.config.limits, self._service.index
+        body = await read_body(headers, receive, limits)
+        began = time.perf_counter()
+        kind, options = media_type(headers), options_of(scope)
         # Parsing float32 bodies copies nothing; parsing JSON takes time.
         if len(body) > _LARGE_BYTES and kind == "application/json":
-            return await asyncio.to_thread(parse_search, *arguments)
-        return parse_search(*arguments)
+            parsed = await asyncio.to_thread(parse, body, kind, options, limits, index.dim, index.nlist)
+        else:
+            parsed = parse(body, kind, options, limits, index.dim, index.nlist)
+        self._metrics.time_stage("parse", time.perf_counter() - began)
+        return parsed
 
 
 async def _to_json(result: SearchResult) -> bytes:

@@ -76,21 +76,38 @@ def parse_search(
     Raises:
         BodyError: names the field.
     """
-    queries, values = _parse(body, content_type, options, limits, dim, _OPTIONS)
-    return _request(queries, values, limits, nlist)
+    queries, given = _parse(body, content_type, options, limits, dim, _OPTIONS)
+    k = _count("k", given.get("k", 10), limits.max_k)
+    if len(queries) * k > limits.max_answer_rows:
+        raise BodyError(
+            "k", f"is {k} for {len(queries)} queries; expected at most {limits.max_answer_rows} answers in all"
+        )
+    deadline = given.get("deadline_ms")
+    if deadline is not None:
+        good = isinstance(deadline, int | float) and not isinstance(deadline, bool)
+        if not good or not 0 < deadline <= 86_400_000:
+            raise BodyError(
+                "deadline_ms", f"is {deadline!r}; expected a positive number of milliseconds, a day at most"
+            )
+    return SearchRequest(
+        queries=queries,
+        k=k,
+        nprobe=_nprobe("nprobe", given, limits, nlist),
+        deadline_ms=None if deadline is None else float(deadline),
+        min_nprobe=_nprobe("min_nprobe", given, limits, nlist),
+    )
 
 
 def parse_lookahead(
     body: bytes, content_type: str, options: Mapping[str, str], limits: Limits, dim: int, nlist: int
 ) -> LookaheadRequest:
     """As :func:`parse_search`."""
-    queries, values = _parse(body, content_type, options, limits, dim, {"nprobe", "budget_bytes"})
-    nprobe, budget = values.get("nprobe"), values.get("budget_bytes")
-    if budget is not None:
-        budget = to_bytes("budget_bytes", budget)
-    most = min(nlist, limits.max_nprobe or nlist)
+    queries, given = _parse(body, content_type, options, limits, dim, {"nprobe", "budget_bytes"})
+    budget = given.get("budget_bytes")
     return LookaheadRequest(
-        queries=queries, nprobe=None if nprobe is None else _count("nprobe", nprobe, most), budget_bytes=budget
+        queries=queries,
+        budget_bytes=None if budget is None else to_bytes("budget_bytes", budget),
+        nprobe=_nprobe("nprobe", given, limits, nlist),
     )
 
 
@@ -118,28 +135,9 @@ def _parse(
     return queries, {name: _parse_number(name, options[name]) for name in known if name in options}
 
 
-def _request(queries: F32, options: Mapping[str, Any], limits: Limits, nlist: int) -> SearchRequest:
-    most = min(nlist, limits.max_nprobe or nlist)
-    k = _count("k", options.get("k", 10), limits.max_k)
-    if len(queries) * k > limits.max_answer_rows:
-        raise BodyError(
-            "k", f"is {k} for {len(queries)} queries; expected at most {limits.max_answer_rows} answers in all"
-        )
-    deadline = options.get("deadline_ms")
-    if deadline is not None:
-        good = isinstance(deadline, int | float) and not isinstance(deadline, bool)
-        if not good or not 0 < deadline <= 86_400_000:
-            raise BodyError(
-                "deadline_ms", f"is {deadline!r}; expected a positive number of milliseconds, a day at most"
-            )
-    nprobe, floor = options.get("nprobe"), options.get("min_nprobe")
-    return SearchRequest(
-        queries=queries,
-        k=k,
-        nprobe=None if nprobe is None else _count("nprobe", nprobe, most),
-        deadline_ms=None if deadline is None else float(deadline),
-        min_nprobe=None if floor is None else _count("min_nprobe", floor, most),
-    )
+def _nprobe(name: str, given: Mapping[str, Any], limits: Limits, nlist: int) -> int | None:
+    value = given.get(name)
+    return None if value is None else _count(name, value, min(nlist, limits.max_nprobe or nlist))
 
 
 def _whole(value: Any) -> Any:
