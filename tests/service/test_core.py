@@ -16,7 +16,8 @@ from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
-from hybridindex.service.http.wire import SearchRequest
+from hybridindex.service.search_request import SearchRequest
+from hybridindex.service.status import status_of
 from tests.service.conftest import assert_same, held_engine
 
 
@@ -175,7 +176,7 @@ def test_a_refresher_watches_proposes_and_applies(index_path, queries):
         service.start()
         search(service, queries)
         assert [seen[0] for seen in service.refresher.seen] == [20]
-        assert service.status()["refresher"]["requests"] == 1
+        assert status_of(service)["refresher"]["requests"] == 1
         answer = service.repartition(apply=False, coverage=0.5)
         assert answer["reason"] == "requested"
         assert answer["n_queries"] == 20

@@ -13,6 +13,7 @@ from hybridindex.refresh.refresher import RefreshConfig, Refresher
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
 from hybridindex.service.http.problems import PROBLEM_TYPE
+from hybridindex.service.status import status_of
 from tests.service.conftest import ask
 from tests.service.test_core import search
 
@@ -40,8 +41,8 @@ def test_it_plans_from_what_it_saw_and_before_that_from_the_profile(service, que
     assert proposed["n_queries"] > 0
     applied = service.repartition(apply=True, coverage=0.5)
     assert service.router.plan.coverage == pytest.approx(0.5)
-    json.dumps([early, proposed, applied, service.status(), service.plan(), service.history()], allow_nan=False)
-    assert service.status()["refresher"]["requests"] == 40
+    json.dumps([early, proposed, applied, status_of(service), service.plan(), service.history()], allow_nan=False)
+    assert status_of(service)["refresher"]["requests"] == 40
 
 
 def test_the_plan_that_is_stored_already_is_committed_and_not_stored_again(service):
