@@ -10,7 +10,7 @@ import numpy as np
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry
 from hybridindex.partitioner.models.coverage import CoverageCurve, build_coverage_curve
 from hybridindex.partitioner.models.latency import LatencyModel, fit_latency_model
-from hybridindex.partitioner.models.validate import HitRateValidation, validate_hit_rate_models
+from hybridindex.partitioner.models.validate_hitrate import HitRateValidation, validate_hit_rate_models
 from hybridindex.types import Profile
 
 __all__ = ["Analysis", "analyse"]

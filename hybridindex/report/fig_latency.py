@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hybridindex.partitioner.analysis import Analysis
-from hybridindex.report.series import StageFit, TimingCheck, batch_check, scan_check, stage_fit
+from hybridindex.report.chart_data import StageFit, TimingCheck, batch_check, scan_check, stage_fit
 from hybridindex.report.style import (
     BLUE,
     FAINT,

@@ -6,7 +6,7 @@ import numpy as np
 
 from hybridindex.partitioner.explain import format_bytes
 from hybridindex.partitioner.plan import Plan
-from hybridindex.report.series import hit_rate_check, slo_need
+from hybridindex.report.chart_data import hit_rate_check, slo_need
 from hybridindex.report.style import (
     BLUE,
     GREY,

@@ -8,7 +8,7 @@ import numpy as np
 
 from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.models.scan_models import relative_nnls
-from hybridindex.report.series import access_shares
+from hybridindex.report.chart_data import access_shares
 from hybridindex.report.style import (
     BLUE,
     FAINT,

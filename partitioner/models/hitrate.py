@@ -2,7 +2,7 @@
 
 Three models of the same thing: Beta (VectorLiteRAG IV-A2), the empirical order statistic, and a Beta-binomial for
 small nprobe; a point mass stands in where a Beta is undefined. Which one to trust is decided in
-:mod:`hybridindex.partitioner.models.validate`.
+:mod:`hybridindex.partitioner.models.validate_hitrate`.
 """
 
 from __future__ import annotations

@@ -98,9 +98,9 @@ def simulate(
     from hybridindex.studies.simulator import POLICIES, EngineRules, Inputs, bursty, from_trace, poisson
     from hybridindex.studies.simulator.arrivals import Workload, check_number
     from hybridindex.studies.simulator.compare import compare_policies
-    from hybridindex.studies.simulator.drift import DriftRules
-    from hybridindex.studies.simulator.lookahead import LookaheadRules
-    from hybridindex.studies.simulator.machine import WhatIf, suppose
+    from hybridindex.studies.simulator.lookahead_replay import LookaheadRules
+    from hybridindex.studies.simulator.moving_load import DriftRules
+    from hybridindex.studies.simulator.other_machine import WhatIf, suppose
 
     check_number("--slo-ms", slo_ms, above=0.0)
     check_number("--rate", rate, above=0.0)
@@ -214,7 +214,7 @@ def simulate(
 def _follow(
     inputs: Any, workload: Any, rules: Any, assumptions: list[str], attainment: float, *, as_json: bool
 ) -> None:
-    from hybridindex.studies.simulator.follow import follow_drift
+    from hybridindex.studies.simulator.follow_drift import follow_drift
 
     found = follow_drift(inputs, workload, rules)
     table = Table(

@@ -43,7 +43,7 @@ class Asked:
 def answer(asked: Asked, profile: Profile, control: ControlStore) -> tuple[Forecast, list[str]]:
     """The forecast, and in words what was measured and what assumed."""
     from hybridindex.partitioner.analysis import analyse
-    from hybridindex.studies.simulator.machine import WhatIf, suppose
+    from hybridindex.studies.simulator.other_machine import WhatIf, suppose
 
     fleet = parse_fleet(asked.hardware)
     if asked.rate is None:

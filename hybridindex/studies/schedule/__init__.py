@@ -6,12 +6,12 @@ throughput per chip. Pure computation from hardware and model profiles; nothing 
 """
 
 from hybridindex.studies.schedule.baselines import llm_extension, llm_only, long_context
-from hybridindex.studies.schedule.costs.iterative import decode_slowdown
-from hybridindex.studies.schedule.costs.retrieval import TreeLevel, tree_levels, tree_seconds
+from hybridindex.studies.schedule.costs.decode_slowdown import decode_slowdown
+from hybridindex.studies.schedule.costs.tree_scan import TreeLevel, tree_levels, tree_seconds
 from hybridindex.studies.schedule.frontier import Frontier, Schedule
+from hybridindex.studies.schedule.frontier_search import fastest_decoding, search
 from hybridindex.studies.schedule.resources import Resources
 from hybridindex.studies.schedule.schema import RAGSchema, case, case_names, read_schema, schema_from
-from hybridindex.studies.schedule.search import fastest_decoding, search
 
 __all__ = [
     "Frontier",

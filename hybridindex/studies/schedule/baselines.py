@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.schedule.costs.roofline import powers_of_two
-from hybridindex.studies.schedule.costs.stages import StageCosts, stage_names
+from hybridindex.studies.schedule.costs.stage_costs import StageCosts, stage_names
 from hybridindex.studies.schedule.frontier import Frontier, Incumbents
+from hybridindex.studies.schedule.frontier_search import frontier_of
 from hybridindex.studies.schedule.placements import is_of_kind, placements
 from hybridindex.studies.schedule.resources import Resources, retrieval_servers
 from hybridindex.studies.schedule.schema import RAGSchema
-from hybridindex.studies.schedule.search import frontier_of
 from hybridindex.studies.schedule.space import Space
 
 __all__ = ["llm_extension", "llm_only", "long_context"]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.studies.schedule.costs.decoding import Decoding
-from hybridindex.studies.schedule.pipeline import Subsystem
+from hybridindex.studies.schedule.stage_pipeline import Subsystem
 from hybridindex.types import F64
 
 __all__ = ["Frontier", "Incumbents", "Schedule"]

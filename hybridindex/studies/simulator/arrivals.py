@@ -1,7 +1,7 @@
 """When requests come, and how long their prompts and answers are: Poisson, bursty, or a recorded trace.
 
 Covers arrivals only. Each request is one search of one query; which query is
-:mod:`hybridindex.studies.simulator.queries`' business.
+:mod:`hybridindex.studies.simulator.query_pool`' business.
 """
 
 from __future__ import annotations

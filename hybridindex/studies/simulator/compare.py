@@ -11,7 +11,7 @@ from hybridindex.studies.simulator.arrivals import Workload
 from hybridindex.studies.simulator.outcome import Outcome
 from hybridindex.studies.simulator.policies import Inputs, Unservable, build_system
 from hybridindex.studies.simulator.rates import RateFound, compliant_rate
-from hybridindex.studies.simulator.serve import System, simulate
+from hybridindex.studies.simulator.system import System, simulate
 
 __all__ = ["Compared", "compare_policies"]
 

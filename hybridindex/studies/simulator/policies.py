@@ -25,12 +25,12 @@ from hybridindex.partitioner.placement import choose_hottest, place_lpt, place_r
 from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.router.lookahead.hotness import HotnessPolicy
 from hybridindex.studies.simulator.arrivals import check_number
-from hybridindex.studies.simulator.llm import LLMServer, fit_llm
-from hybridindex.studies.simulator.lookahead import LookaheadRules, replay_lookahead
-from hybridindex.studies.simulator.queries import QueryPool, query_pool
-from hybridindex.studies.simulator.retrieval import EngineRules
-from hybridindex.studies.simulator.serve import System
-from hybridindex.studies.simulator.stages import StageTable, stage_table
+from hybridindex.studies.simulator.engine_loop import EngineRules
+from hybridindex.studies.simulator.llm_server import LLMServer, fit_llm
+from hybridindex.studies.simulator.lookahead_replay import LookaheadRules, replay_lookahead
+from hybridindex.studies.simulator.query_pool import QueryPool, query_pool
+from hybridindex.studies.simulator.stage_table import StageTable, stage_table
+from hybridindex.studies.simulator.system import System
 from hybridindex.types import F64, LLMProfile
 
 __all__ = ["POLICIES", "Inputs", "Unservable", "build_system"]

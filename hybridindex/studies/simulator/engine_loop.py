@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT, fits
-from hybridindex.studies.simulator.stages import StageTable
+from hybridindex.studies.simulator.stage_table import StageTable
 from hybridindex.types import F64, I64
 
 __all__ = ["EngineRules", "Retrieved", "Watch", "retrieve"]
@@ -38,7 +38,7 @@ class EngineRules:
     answer_s: float = 0.0
     #: Equally likely seconds in which an idle engine wakes, and seconds between a batch's last answer and the next
     #: batch: what a profile, which times whole batches of one caller, does not have. See
-    #: :func:`hybridindex.studies.simulator.served.fit_engine`.
+    #: :func:`hybridindex.studies.simulator.engine_fit.fit_engine`.
     wake_s: tuple[float, ...] = (0.0,)
     between_s: float = 0.0
     max_in_flight: int = MAX_BATCHES_IN_FLIGHT

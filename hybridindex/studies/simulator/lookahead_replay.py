@@ -17,7 +17,7 @@ from hybridindex.paging import PageGeometry
 from hybridindex.router.lookahead.hotness import HotnessPolicy, lists_to_evict, make_room, next_round, start_hotness
 from hybridindex.router.lookahead.prefetch import choose_lists
 from hybridindex.studies.simulator.arrivals import check_number
-from hybridindex.studies.simulator.queries import QueryPool
+from hybridindex.studies.simulator.query_pool import QueryPool
 from hybridindex.types import F64, I64
 
 __all__ = ["LookaheadRules", "replay_lookahead"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hybridindex.partitioner.analysis import Analysis
-from hybridindex.partitioner.models.validate import measured_expected_min, validate_hit_rate_models
+from hybridindex.partitioner.models.validate_hitrate import measured_expected_min, validate_hit_rate_models
 
 
 def test_best_model_meets_the_target_on_unseen_queries(large_analysis: Analysis) -> None:

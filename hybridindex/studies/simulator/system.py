@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridindex.studies.simulator.arrivals import Workload
-from hybridindex.studies.simulator.llm import LLMServer, generate
+from hybridindex.studies.simulator.engine_loop import EngineRules, Retrieved, Watch, retrieve
+from hybridindex.studies.simulator.llm_server import LLMServer, generate
 from hybridindex.studies.simulator.outcome import Outcome, quantiles
-from hybridindex.studies.simulator.retrieval import EngineRules, Retrieved, Watch, retrieve
-from hybridindex.studies.simulator.stages import StageTable
+from hybridindex.studies.simulator.stage_table import StageTable
 from hybridindex.types import F64
 
 __all__ = ["System", "simulate"]

@@ -31,8 +31,8 @@ from hybridindex.refresh.drift import (
 )
 from hybridindex.studies.simulator.arrivals import check_number
 from hybridindex.studies.simulator.policies import Inputs
-from hybridindex.studies.simulator.queries import QueryPool, move_hot_set, query_pool
-from hybridindex.studies.simulator.stages import StageTable, stage_table
+from hybridindex.studies.simulator.query_pool import QueryPool, move_hot_set, query_pool
+from hybridindex.studies.simulator.stage_table import StageTable, stage_table
 
 __all__ = ["DriftRules", "MovingLoad"]
 

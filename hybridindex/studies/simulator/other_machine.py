@@ -15,7 +15,7 @@ from hybridindex.partitioner.models.fits import PiecewiseLinear
 from hybridindex.partitioner.models.latency import DeviceScanModel, LatencyModel
 from hybridindex.partitioner.models.scan_models import HostScanModel, ScanWork
 from hybridindex.studies.simulator.arrivals import check_number
-from hybridindex.studies.simulator.queries import scale_lists
+from hybridindex.studies.simulator.query_pool import scale_lists
 from hybridindex.types import F64
 
 __all__ = ["WhatIf", "suppose"]

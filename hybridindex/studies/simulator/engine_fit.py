@@ -15,8 +15,8 @@ import numpy as np
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.models.latency import RoutingModel, fit_routing
-from hybridindex.studies.simulator.serve import System
-from hybridindex.studies.simulator.stages import BatchScatter, StageTable
+from hybridindex.studies.simulator.stage_table import BatchScatter, StageTable
+from hybridindex.studies.simulator.system import System
 from hybridindex.types import F64, I64
 
 __all__ = ["EngineFit", "Served", "fit_engine"]

@@ -17,7 +17,7 @@ from hybridindex.partitioner.models.latency import LatencyModel, RoutingModel
 from hybridindex.partitioner.models.order_stats import window_max, window_sum
 from hybridindex.partitioner.models.scan_models import ScanWork
 from hybridindex.router.batch.split import HOST
-from hybridindex.studies.simulator.queries import QueryPool, TierWork
+from hybridindex.studies.simulator.query_pool import QueryPool, TierWork
 from hybridindex.types import F64, I64
 
 __all__ = ["BatchScatter", "BatchTimes", "StageTable", "stage_table"]

@@ -13,7 +13,7 @@ from hybridindex.studies.schedule.assembly import extend_frontier
 from hybridindex.studies.schedule.bounds import Worth
 from hybridindex.studies.schedule.costs.decoding import decodings
 from hybridindex.studies.schedule.costs.roofline import powers_of_two
-from hybridindex.studies.schedule.costs.stages import StageCosts, stage_names
+from hybridindex.studies.schedule.costs.stage_costs import StageCosts, stage_names
 from hybridindex.studies.schedule.frontier import Frontier, Incumbents
 from hybridindex.studies.schedule.placements import is_of_kind, placements
 from hybridindex.studies.schedule.resources import Resources, retrieval_servers

@@ -9,10 +9,10 @@ import numpy as np
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.simulator.arrivals import Workload
-from hybridindex.studies.simulator.drift import DriftRules, MovingLoad
+from hybridindex.studies.simulator.moving_load import DriftRules, MovingLoad
 from hybridindex.studies.simulator.outcome import Outcome
 from hybridindex.studies.simulator.policies import Inputs, Unservable, build_system
-from hybridindex.studies.simulator.serve import simulate
+from hybridindex.studies.simulator.system import simulate
 
 __all__ = ["Followed", "follow_drift"]
 
