@@ -13,7 +13,7 @@ import numpy as np
 from hybridindex.errors import InvalidInputError
 from hybridindex.types import I64
 
-__all__ = ["DEFAULT_PAGE_BYTES", "PageGeometry", "scratch_for_budget", "shard_page_bytes"]
+__all__ = ["DEFAULT_PAGE_BYTES", "PageGeometry", "format_bytes", "scratch_for_budget", "shard_page_bytes"]
 
 DEFAULT_PAGE_BYTES = 65_536
 _MAX_SCRATCH_BYTES = 64 << 20
@@ -62,3 +62,13 @@ def shard_page_bytes(code_size: int) -> int:
     whole number of allocation units, so that a list never takes more than its pages."""
     rows = _SHARD_ROWS * (_ALLOCATION_BYTES // math.gcd(_ALLOCATION_BYTES, _SHARD_ROWS * code_size))
     return rows * code_size
+
+
+def format_bytes(nbytes: float) -> str:
+    """1536 -> "1.50 KiB"."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.2f} {unit}"
+        value /= 1024
+    return f"{value:.2f} TiB"

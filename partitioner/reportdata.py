@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridindex.partitioner.analysis import Analysis
+from hybridindex.partitioner.decision import Verdict
 from hybridindex.partitioner.models.hitrate import HitRateName, expected_min_hit_rate
-from hybridindex.partitioner.plan import Verdict, problem_of
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.partitioner.solver import solve
+from hybridindex.partitioner.solver import problem_of, solve
 from hybridindex.types import F64
 
 __all__ = ["CoverageSeries", "LatencySeries", "SloPoint", "coverage_series", "latency_series", "slo_curve"]

@@ -18,11 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.models.coverage import CoverageCurve, QueryWork
 from hybridindex.partitioner.models.latency import LatencyModel
-from hybridindex.partitioner.models.throughput import ThroughputModel
+from hybridindex.partitioner.models.throughput import ThroughputModel, throughput_model
+from hybridindex.partitioner.request import PlanRequest
 
-__all__ = ["Problem", "Solution", "SolverStep", "solve"]
+__all__ = ["Problem", "Solution", "SolverStep", "problem_of", "solve"]
 
 #: Batches are not followed beyond this; at such sizes latency is a straight line.
 MAX_BATCH = 1 << 24
@@ -247,6 +249,20 @@ class Problem:
             if self.step(work, 0, device_bytes, tau_s, with_device=True, measured_too=True).accepted:
                 return tau_s
         return None
+
+
+def problem_of(analysis: Analysis, request: PlanRequest) -> Problem:
+    """What a request asks of the solver."""
+    pages = request.capacity_pages(analysis.curve.geometry.page_bytes)
+    return Problem(
+        curve=analysis.curve,
+        latency=analysis.latency,
+        percentile=request.percentile,
+        rate_qps=request.rate_qps,
+        llm=throughput_model(request.llm) if request.llm is not None else None,
+        scratch_bytes=sum(s for s, p in zip(request.scratch, pages, strict=True) if p > 0),
+        limit_pages=sum(pages),
+    )
 
 
 def solve(problem: Problem, tau_s: float) -> Solution:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridindex.partitioner.plan import Plan, problem_of
+from hybridindex.partitioner.decision import Decision
+from hybridindex.partitioner.solver import problem_of
 from hybridindex.partitioner.sustain import max_sustainable_qps
 
 __all__ = ["Tradeoff", "TradeoffPoint", "tradeoff_of"]
@@ -47,7 +48,7 @@ class Tradeoff:
     rate_qps: float | None
 
 
-def tradeoff_of(plan: Plan, *, points: int = 20) -> Tradeoff:
+def tradeoff_of(plan: Decision, *, points: int = 20) -> Tradeoff:
     """About ``points`` prefixes of the hot order, from none to all that are ever probed, whether they fit or not.
 
     Takes some ten predictions per point.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridindex.partitioner.explain import format_bytes
+from hybridindex.paging import format_bytes
 from hybridindex.partitioner.plan import Plan
 from hybridindex.report.chart_data import hit_rate_check, slo_need
 from hybridindex.report.style import (

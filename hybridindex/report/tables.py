@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hybridindex.partitioner.explain import format_bytes
+from hybridindex.paging import format_bytes
 from hybridindex.partitioner.plan import Plan
 from hybridindex.report.rows import LoadRow
 from hybridindex.types import Profile

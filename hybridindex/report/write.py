@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridindex.errors import ProfileMismatchError
-from hybridindex.partitioner.explain import format_bytes
+from hybridindex.paging import format_bytes
 from hybridindex.partitioner.plan import Plan
 from hybridindex.report import tables
 from hybridindex.report.fig_latency import draw_latency_fit, draw_prediction_check

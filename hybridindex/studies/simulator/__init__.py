@@ -1,6 +1,6 @@
-"""A discrete-event simulator of a hybrid RAG server, calibrated with a stored profile: virtual time, seeded.
+"""A discrete-event simulator of a hybrid RAG server in virtual time, calibrated with a stored profile, seeded.
 
-Start at :func:`hybridindex.studies.simulator.system.simulate`; what is modelled and what is not is in docs/simulator.md.
+Start at :func:`hybridindex.studies.simulator.system.simulate`. docs/simulator.md says what is modelled and what is not.
 """
 
 from hybridindex.studies.simulator.arrivals import Workload, bursty, from_trace, poisson

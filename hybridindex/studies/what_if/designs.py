@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from hybridindex.partitioner.models.throughput import throughput_model
-from hybridindex.partitioner.plan import problem_of
+from hybridindex.partitioner.solver import problem_of
 from hybridindex.studies.what_if.residents import CurvePoint, Resident, best_split, least_split, split_residents
 from hybridindex.studies.what_if.setting import Setting
 

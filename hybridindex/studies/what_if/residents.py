@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hybridindex.partitioner.models.throughput import throughput_model
-from hybridindex.partitioner.plan import problem_of
-from hybridindex.partitioner.solver import Problem
+from hybridindex.partitioner.solver import Problem, problem_of
 from hybridindex.studies.what_if.setting import Setting
 
 __all__ = ["CurvePoint", "Resident", "best_split", "curve_of", "least_split", "split_residents"]
