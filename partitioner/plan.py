@@ -159,7 +159,7 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
     curve = analysis.curve
     problem = problem_of(analysis, request)
     capacity = request.capacity_pages(curve.geometry.page_bytes)
-    # At or below 0 the LLM alone breaks the SLO; the smallest positive target then finds the best effort.
+    # Where the LLM alone breaks the SLO nothing is left for search: the smallest positive target finds the best effort.
     tau_s = max(request.search_slo_s, 1e-12) / (1.0 + request.epsilon)
     solution = solve(problem, tau_s) if request.coverage is None else None
     wanted, notes = _wanted(problem, request, solution, capacity)
@@ -181,7 +181,7 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
     )
     if problem.llm is not None and problem.llm.extrapolated(sum(each)):
         notes.extend(problem.llm.unmeasured(sum(each)))
-    final = problem.step(work, int(resident.size), sum(each), tau_s, with_device=True, measured_too=True)
+    final = problem.step(work, int(resident.size), sum(each), tau_s, measured_too=True)
     met = final.accepted and request.search_slo_s > 0
     trace = (*(solution.trace if solution is not None else ()), final)
     batch = final.accepted_batch or final.batch_up
@@ -229,20 +229,17 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
 def _wanted(
     problem: Problem, request: PlanRequest, solution: Solution | None, capacity: tuple[int, ...]
 ) -> tuple[I64, list[str]]:
-    """Places in hot order (m,) int64, ascending, of the lists to load, and the caps that took effect."""
+    """Ranks in hot order (m,) int64, ascending, of the lists to load; and the caps that took effect."""
     curve = problem.curve
     notes: list[str] = []
-    limit = problem.limit_pages
-    if problem.llm is not None:
-        left = problem.llm.total_bytes - problem.scratch_bytes - 1
-        limit = min(limit, max(left, 0) // curve.geometry.page_bytes)
+    limit = problem.most_pages
     if solution is not None and solution.feasible:
         return np.arange(solution.count, dtype=np.int64), notes
     if solution is None:
         assert request.coverage is not None
         target = min(curve.nlist, math.ceil(request.coverage * curve.nlist - 1e-9))
     else:
-        # Best effort: what the solver found useful; where memory was the limit, also colder lists that still fit.
+        # Best effort: the lists that the solver found useful and, where memory was the limit, colder ones that fit.
         target = solution.count if solution.count < problem.cap_count() else curve.useful_count()
     if int(curve.prefix_pages[target]) <= limit:
         chosen = np.arange(target, dtype=np.int64)
@@ -251,7 +248,7 @@ def _wanted(
         if solution is None:
             notes.append(
                 f"coverage {request.coverage:g} asks for {target} lists and "
-                f"{problem.device_bytes(int(curve.prefix_pages[target]))} bytes; memory caps it at {chosen.size} lists"
+                f"{problem.prefix_bytes(target)} bytes; memory caps it at {chosen.size} lists"
             )
     if limit == 0:
         notes.append(
@@ -286,7 +283,7 @@ def _reason(
             f"in batches of {final.accepted_batch}",
             None,
         )
-    # The solver's own nearest is the one that a new plan is sure to reach; a hair more absorbs rounding.
+    # A new plan is sure to meet the solver's own nearest target. The factor absorbs rounding.
     nearest_tau = solution.nearest_tau_s if solution is not None else None
     if nearest_tau is None:
         nearest_tau = problem.nearest_tau(work, device_bytes)

@@ -15,7 +15,7 @@ from hybridindex.partitioner.models.hitrate import HitRateName, expected_min_hit
 from hybridindex.partitioner.models.scan_models import host_scan_work
 from hybridindex.partitioner.models.validate_hitrate import DEFAULT_BATCHES, DEFAULT_COVERAGES
 from hybridindex.partitioner.plan import Plan
-from hybridindex.partitioner.reportdata import SloPoint, slo_curve
+from hybridindex.partitioner.tradeoff import SloPoint, slo_curve
 from hybridindex.types import F64, I64, StageSample
 
 __all__ = [

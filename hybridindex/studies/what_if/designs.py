@@ -80,7 +80,7 @@ def _dedicated(setting: Setting) -> Design:
 def _all_gpu(setting: Setting) -> Design:
     residents = split_residents(setting)
     problem = residents.problem
-    needed = problem.device_bytes(int(problem.curve.prefix_pages[-1]))
+    needed = problem.prefix_bytes(problem.curve.nlist)
     held = problem.limit_pages * problem.curve.geometry.page_bytes + problem.scratch_bytes
     if needed > held or problem.cap_count() < problem.curve.nlist:
         return Design(

@@ -81,7 +81,7 @@ class Resident:
         if known is None:
             curve = self.problem.curve
             work = self.problem.work_at(count)
-            nbytes = self.problem.device_bytes(int(curve.prefix_pages[count]))
+            nbytes = self.problem.prefix_bytes(count)
             llm = self.llm_qps(nbytes)
             known = self._points[count] = CurvePoint(
                 count=count,
