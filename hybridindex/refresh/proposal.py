@@ -161,19 +161,21 @@ def plan_again(profile: Profile, request: PlanRequest, arenas: Arenas) -> Plan:
     """
     plan = make_plan(
         profile,
-        slo_ms=request.slo_ms,
-        device_budget_bytes=tuple(min(pair) for pair in zip(request.budgets, arenas.room, strict=True)),
-        rate_qps=request.rate_qps,
-        llm=request.llm,
-        n_devices=request.n_devices,
-        epsilon=request.epsilon,
-        percentile=request.percentile,
-        coverage=request.coverage,
-        slo_stage=request.slo_stage,
-        page_bytes=request.page_bytes,
-        scratch_bytes=arenas.scratch,
-        scannable=request.scannable,
-        unscannable=request.unscannable,
+        PlanRequest.resolve(
+            slo_ms=request.slo_ms,
+            device_budget_bytes=tuple(min(pair) for pair in zip(request.budgets, arenas.room, strict=True)),
+            rate_qps=request.rate_qps,
+            llm=request.llm,
+            n_devices=request.n_devices,
+            epsilon=request.epsilon,
+            percentile=request.percentile,
+            coverage=request.coverage,
+            slo_stage=request.slo_stage,
+            page_bytes=request.page_bytes,
+            scratch_bytes=arenas.scratch,
+            scannable=request.scannable,
+            unscannable=request.unscannable,
+        ),
     )
     if plan.request == request:
         return plan

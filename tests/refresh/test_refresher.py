@@ -13,6 +13,7 @@ from hybridindex.errors import (
     RefreshError,
 )
 from hybridindex.partitioner.plan import make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.plans.current import COMMITTED, same_decision
 from hybridindex.refresh.drift import DriftState
 from hybridindex.refresh.refresher import last_committed_plan
@@ -44,7 +45,7 @@ def test_a_hot_set_that_moves_is_followed(make_world, index, profile, plan):
     fresh_profile = dataclasses.replace(
         profile, access=index_access(index, moving_queries(800, seed=6, moved=True)), id=None
     )
-    fresh = make_plan(fresh_profile, slo_ms=50, device_budget_bytes=BUDGET, coverage=0.2)
+    fresh = make_plan(fresh_profile, PlanRequest.resolve(slo_ms=50, device_budget_bytes=BUDGET, coverage=0.2))
     unseen = moving_queries(1000, seed=7, moved=True)
     best, stale = fresh_hit_rate(index, fresh, unseen), fresh_hit_rate(index, plan, unseen)
     followed = fresh_hit_rate(index, world.router.plan, unseen)

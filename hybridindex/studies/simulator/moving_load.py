@@ -16,6 +16,7 @@ import numpy.typing as npt
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.models.coverage import build_coverage_curve
 from hybridindex.partitioner.plan import Plan, make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.refresh import update_cycle as cycle
 from hybridindex.refresh.drift import (
     DriftMonitor,
@@ -227,12 +228,14 @@ class MovingLoad:
         given, analysis = self._inputs, self._analyses[phase]
         return make_plan(
             analysis.profile,
-            slo_ms=given.slo_s * 1e3,
-            device_budget_bytes=given.budget_bytes,
-            rate_qps=given.rate,
-            n_devices=given.n_devices,
-            percentile=given.percentile,
-            coverage=given.plan.coverage if given.plan is not None else None,
+            PlanRequest.resolve(
+                slo_ms=given.slo_s * 1e3,
+                device_budget_bytes=given.budget_bytes,
+                rate_qps=given.rate,
+                n_devices=given.n_devices,
+                percentile=given.percentile,
+                coverage=given.plan.coverage if given.plan is not None else None,
+            ),
             analysis=analysis,
         )
 
