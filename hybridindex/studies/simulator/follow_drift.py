@@ -41,11 +41,11 @@ class Followed:
 
 
 def follow_drift(inputs: Inputs, workload: Workload, rules: DriftRules) -> tuple[Followed, Followed]:
-    """Simulates ``ours`` under the same requests with the refresher of ``rules`` and without one.
+    """Simulates ``ours`` under the same requests with the refresher of ``rules``, and without it.
 
     Raises:
-        InvalidInputError: an LLM or lookahead is given, which drift does not model; the hot set moves after the last
-            request, or before the first; or the resources do not allow the policy.
+        InvalidInputError: an LLM or lookahead is given (drift does not model them), the hot set moves before the first
+            request or after the last, or the resources do not allow the policy.
     """
     if inputs.llm is not None or inputs.lookahead.window_s > 0:
         raise InvalidInputError("drift is simulated of searches alone; give neither an LLM nor a lookahead window")

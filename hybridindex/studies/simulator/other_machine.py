@@ -1,6 +1,6 @@
-"""What if: a profile's fits for another machine or a larger index, with every assumption in words.
+"""A profile's fits, scaled to another machine or a larger index by given numbers, with every assumption in words.
 
-Scales fitted models by stated numbers. Measures nothing and knows no product: names are looked up by who asks.
+Measures nothing and knows no products: the caller looks up their numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hybridindex.types import F64
 
 __all__ = ["WhatIf", "suppose"]
 
-#: Launching a scan and bringing its result back, where no GPU was measured.
+#: Seconds to launch a scan and fetch its result, where no GPU was measured.
 _ASSUMED_OVERHEAD_S = 100e-6
 
 
@@ -32,9 +32,9 @@ class WhatIf:
     device_bandwidth: float | None = None
     #: Part of it that scans reach.
     device_efficiency: float = 0.5
-    #: Host stages are so many times as fast.
+    #: Speed of host stages over the profiled one.
     host_speed: float = 1.0
-    #: Lists are so many times as long.
+    #: Length of lists over the profiled one.
     index_scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class _FasterHost:
 
 
 def suppose(analysis: Analysis, wanted: WhatIf) -> tuple[Analysis, tuple[str, ...]]:
-    """The analysis of that machine and index, and what it assumes."""
+    """The analysis of that machine and index, and its assumptions in words."""
     said = [
         f"measured: {', '.join(analysis.profile.hardware.devices) or 'no GPU'}; {analysis.profile.hardware.cpu_model}"
     ]
