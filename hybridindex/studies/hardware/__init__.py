@@ -1,8 +1,7 @@
-"""Hardware and model profiles: what plans and schedules past this machine are computed from.
+"""Profiles of chips, servers and models, for studies of machines other than this one.
 
-One JSON file per chip, server and model beside this file; every number has a unit, a source and a date. A file of the
-user's own is read in the same format. Measured profiles (:mod:`hybridindex.profiler`) override them where there are
-some. Reads files; computes nothing.
+One JSON file each beside this file; every number has a unit, a source and a date. Users' files have the same format.
+Measured profiles (:mod:`hybridindex.profiler`) override them.
 """
 
 from __future__ import annotations
@@ -33,15 +32,14 @@ _UNITS: dict[str, tuple[str, float]] = {
     "parameters": ("parameters", 1.0),
     "count": ("count", 1.0),
 }
-#: Longest profile that is read.
 _MAX_FILE_BYTES = 1 << 16
-#: No number of a profile is larger, whatever its unit.
+#: Largest number in a profile, in any unit.
 _MOST = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """An accelerator. Peak rates: a roofline reaches them, a real kernel does not."""
+    """An accelerator, with its peak rates; real kernels do not reach them."""
 
     name: str
     flops_per_s: float
@@ -57,13 +55,13 @@ class Chip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A host that scans lists, and the chips that stand in it."""
+    """A host that scans lists, and the chips in it."""
 
     name: str
     cores: int
     memory_bytes: float
     memory_bytes_per_s: float
-    #: Bytes of product-quantized codes that one core scans in a second, out of its caches.
+    #: Bytes of product-quantized codes that one core scans per second from its caches.
     scan_bytes_per_core_s: float
     chips: int
     sources: Mapping[str, str]
@@ -71,10 +69,10 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A transformer, as far as rooflines need to know it."""
+    """A transformer, as rooflines need it."""
 
     name: str
-    #: Weights that every token meets.
+    #: Weights that every token uses.
     parameters: float
     layers: int
     hidden: int
@@ -86,11 +84,11 @@ class Model:
     sources: Mapping[str, str]
 
     def kv_bytes_per_token(self, bytes_per_value: float = 2.0) -> float:
-        """Keys and values of one token in all layers."""
+        """Bytes of the keys and values of one token in all layers."""
         return 2.0 * self.layers * self.kv_heads * self.head_dim * bytes_per_value
 
     def weight_bytes(self, bytes_per_parameter: float = 1.0) -> float:
-        """Of all weights."""
+        """Bytes of all weights."""
         return self.parameters * bytes_per_parameter
 
 
@@ -119,12 +117,12 @@ _MODEL = {
 
 
 def names(kind: str) -> list[str]:
-    """Shipped profiles: ``kind`` is "chips", "servers" or "models"."""
+    """Names of the shipped profiles; ``kind`` is "chips", "servers" or "models"."""
     return sorted(file.name.removesuffix(".json") for file in _folder(kind).iterdir() if file.name.endswith(".json"))
 
 
 def chip(name: str) -> Chip:
-    """A shipped chip by name, or one from a file if ``name`` is a path that ends in ``.json``."""
+    """A shipped chip by name, or one from a file where ``name`` is a path that ends in ``.json``."""
     return chip_from(_load("chips", name))
 
 

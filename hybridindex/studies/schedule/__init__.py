@@ -1,8 +1,8 @@
-"""Schedules of whole RAG pipelines: what runs beside what, on how many chips, in which batches (RAGO,
+"""Schedules of whole RAG pipelines: which stages share chips, on how many chips, in which batches (RAGO,
 arXiv:2503.14649).
 
-A :class:`RAGSchema` says what is served; :func:`search` finds the Pareto frontier of time to first token against
-throughput per chip. Pure computation from hardware and model profiles; nothing here serves a request.
+A :class:`RAGSchema` describes the pipeline; :func:`search` finds the Pareto frontier of time to first token against
+throughput per chip, from hardware and model profiles. Nothing here serves a request.
 """
 
 from hybridindex.studies.schedule.baselines import llm_extension, llm_only, long_context

@@ -95,8 +95,8 @@ def bursty(rate: float, n: int, *, burstiness: float, period_s: float, seed: int
 
 
 def from_trace(path: Path, *, limit: int = MAX_REQUESTS) -> Workload:
-    """The first ``limit`` requests of a trace, moved to start at 0. Each line is JSON: seconds, or an object with ``t`` in
-    seconds and optionally ``input_tokens`` and ``output_tokens`` (RAGPulse's fields).
+    """The first ``limit`` requests of a trace, moved to start at 0. Each line is JSON: seconds, or an object with
+    ``t`` in seconds and optionally ``input_tokens`` and ``output_tokens`` (RAGPulse's fields).
 
     Raises:
         InvalidInputError: the file cannot be read or is too large, or a line (it is named) has no time.

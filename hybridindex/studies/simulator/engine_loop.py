@@ -36,8 +36,8 @@ class EngineRules:
     early_dispatch: bool = True
     #: Seconds from the end of a search until its caller has the answer.
     answer_s: float = 0.0
-    #: Equally likely seconds in which an idle engine wakes, and seconds from a batch to the next. A profile has neither: see
-    #: :func:`hybridindex.studies.simulator.engine_fit.fit_engine`.
+    #: Equally likely seconds in which an idle engine wakes, and seconds from a batch to the next. A profile has
+    #: neither: see :func:`hybridindex.studies.simulator.engine_fit.fit_engine`.
     wake_s: tuple[float, ...] = (0.0,)
     between_s: float = 0.0
     max_in_flight: int = MAX_BATCHES_IN_FLIGHT

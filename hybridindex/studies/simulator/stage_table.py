@@ -165,8 +165,8 @@ class StageTable:
 
     def early_ends(self, first: int, size: int) -> list[float]:
         """For each request of the batch of ``size`` queries from ``first`` on: the part of the host scan after which
-        all its lists have been scanned, 0 without any. As in the native host scan, lists of the request with the least work
-        come first, and each list is scanned once for all requests."""
+        all its lists have been scanned, 0 without any. As in the native host scan, lists of the request with the least
+        work come first, and each list is scanned once for all requests."""
         n, nlist = self.n, len(self.pool.list_bytes)
         rows = np.arange(first, first + size)
         if first + size > n:

@@ -1,4 +1,4 @@
-"""Three ways to use the devices, and what each would sustain within the SLO: our split, a dedicated GPU, all-GPU."""
+"""Three ways to use the devices and the rate that each sustains within the SLO: our split, a dedicated GPU, all-GPU."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DESIGNS = ("split", "dedicated-gpu", "all-gpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """One way to use the devices; ``refused`` says why it is none here."""
+    """One way to use the devices; ``refused`` says why it is not possible here."""
 
     name: str
     refused: str = ""
-    #: With the lists that it keeps at the rate that is asked for.
+    #: With the lists that it keeps for the requested rate.
     point: CurvePoint | None = None
-    #: Highest rate within the SLO, and where: a split may hold other lists at another rate.
+    #: With the lists that allow the highest rate within the SLO; a split may keep others than in ``point``.
     best: CurvePoint | None = None
 
     @property
@@ -31,7 +31,7 @@ class Design:
         return self.best.compliant_qps if self.best is not None else 0.0
 
     def meets(self, setting: Setting) -> bool:
-        """Whether rate and SLO are met."""
+        """Whether it meets rate and SLO."""
         return self.point is not None and self.point.compliant_qps >= setting.rate_qps
 
 
@@ -47,7 +47,7 @@ def _split(setting: Setting) -> Design:
 
 
 def _dedicated(setting: Setting) -> Design:
-    """One device holds the hottest lists that fit it; the LLM has what whole engines the others hold."""
+    """One device holds the hottest lists that fit it; the others hold as many whole engines of the LLM as fit."""
     n, group = setting.n_devices, setting.llm_devices
     llm_qps = math.inf
     if setting.llm is not None:
