@@ -7,7 +7,7 @@ regressors (:mod:`hybridindex.partitioner.models.scan_models`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,10 @@ class PiecewiseLinear:
         at = np.asarray(x, dtype=np.float64)
         inside = np.interp(at, self.knots, self.values)
         return np.asarray(inside + np.maximum(at - self.knots[-1], 0.0) * self.last_slope, dtype=np.float64)
+
+    def scaled(self, factor: float) -> PiecewiseLinear:
+        """All values times ``factor``."""
+        return replace(self, values=self.values * factor)
 
     def extrapolated(self, x: float) -> bool:
         """True beyond the last sample."""

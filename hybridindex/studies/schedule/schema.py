@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from hybridindex.errors import InvalidInputError, MissingDependencyError
-from hybridindex.studies.hardware import Model, model
+from hybridindex.studies.hardware import Model, model, read_small_file
 
 __all__ = ["RAGSchema", "case", "case_names", "read_schema", "schema_from"]
 
-_MAX_FILE_BYTES = 1 << 16
 #: Largest number in a schema.
 _MOST = 1 << 62
 
@@ -146,14 +145,7 @@ def read_schema(path: Path) -> RAGSchema:
         InvalidInputError: the file cannot be read, is too large, or is wrong.
         MissingDependencyError: PyYAML is not installed.
     """
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise InvalidInputError(f"{path} cannot be read: {error.strerror}") from error
-    if len(text) > _MAX_FILE_BYTES:
-        raise InvalidInputError(f"{path} is larger than {_MAX_FILE_BYTES} bytes; expected a schema")
-    return _parse(text, str(path))
+    return _parse(read_small_file(path, "a schema"), str(path))
 
 
 def case_names() -> list[str]:

@@ -11,7 +11,6 @@ import numpy as np
 
 from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.models.coverage import build_coverage_curve
-from hybridindex.partitioner.models.fits import PiecewiseLinear
 from hybridindex.partitioner.models.latency import DeviceScanModel, LatencyModel
 from hybridindex.partitioner.models.scan_models import HostScanModel, ScanWork
 from hybridindex.studies.simulator.arrivals import check_number
@@ -105,12 +104,6 @@ def _other_device(latency: LatencyModel, bandwidth: float, efficiency: float) ->
 
 
 def _other_host(latency: LatencyModel, speed: float) -> LatencyModel:
-    def faster(fit: PiecewiseLinear | None) -> PiecewiseLinear | None:
-        return None if fit is None else replace(fit, values=fit.values / speed)
-
-    return replace(
-        latency,
-        coarse=faster(latency.coarse),
-        merge=faster(latency.merge),
-        host=replace(latency.host, model=_FasterHost(base=latency.host.model, speed=speed)),
-    )
+    coarse, merge = (fit and fit.scaled(1.0 / speed) for fit in (latency.coarse, latency.merge))
+    host = replace(latency.host, model=_FasterHost(base=latency.host.model, speed=speed))
+    return replace(latency, coarse=coarse, merge=merge, host=host)

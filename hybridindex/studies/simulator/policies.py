@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -228,22 +229,6 @@ def _planned(build: _Builder, lookahead: LookaheadRules) -> System | Unservable:
     return build.system(plan.list_device, given.n_devices, lookahead=lookahead)
 
 
-def _ours(build: _Builder) -> System | Unservable:
-    return _planned(build, build.inputs.lookahead)
-
-
-def _no_lookahead(build: _Builder) -> System | Unservable:
-    return _planned(build, replace(build.inputs.lookahead, window_s=0.0))
-
-
-def _no_cache(build: _Builder) -> System | Unservable:
-    return _planned(build, replace(build.inputs.lookahead, cache=False))
-
-
-def _cpu_only(build: _Builder) -> System | Unservable:
-    return build.system(build.none(), build.inputs.n_devices)
-
-
 def _all_gpu(build: _Builder) -> System | Unservable:
     curve, n = build.curve, build.inputs.n_devices
     placed = place_round_robin(
@@ -293,12 +278,12 @@ def _hedrarag(build: _Builder) -> System | Unservable:
     return build.system(list_device, given.n_devices)
 
 
-_BUILD = {
-    "ours": _ours,
-    "cpu-only": _cpu_only,
+_BUILD: Mapping[str, Callable[[_Builder], System | Unservable]] = {
+    "ours": lambda build: _planned(build, build.inputs.lookahead),
+    "cpu-only": lambda build: build.system(build.none(), build.inputs.n_devices),
     "all-gpu": _all_gpu,
     "dedicated-gpu": _dedicated,
     "hedrarag": _hedrarag,
-    "no-lookahead": _no_lookahead,
-    "no-cache": _no_cache,
+    "no-lookahead": lambda build: _planned(build, replace(build.inputs.lookahead, window_s=0.0)),
+    "no-cache": lambda build: _planned(build, replace(build.inputs.lookahead, cache=False)),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridindex.partitioner.models.throughput import throughput_model
 from hybridindex.partitioner.solver import problem_of
@@ -59,18 +59,8 @@ def _dedicated(setting: Setting) -> Design:
             )
         llm_qps = throughput_model(setting.llm).at(0) * left / engines
     page_bytes = setting.analysis.curve.geometry.page_bytes
-    alone = Setting(
-        analysis=setting.analysis.configured(page_bytes=page_bytes, n_devices=1),
-        rate_qps=setting.rate_qps,
-        slo_ms=setting.slo_ms,
-        n_devices=1,
-        budget_bytes=setting.device_bytes,
-        device_bytes=setting.device_bytes,
-        percentile=setting.percentile,
-        epsilon=setting.epsilon,
-        llm=setting.llm,
-        slo_stage=setting.slo_stage,
-    )
+    analysis = setting.analysis.configured(page_bytes=page_bytes, n_devices=1)
+    alone = replace(setting, analysis=analysis, n_devices=1, llm_devices=1, budget_bytes=setting.device_bytes)
     problem = problem_of(alone.analysis, alone.request()).at_rate(alone.rate_qps)
     residents = Resident(setting=alone, problem=problem, llm_qps=lambda nbytes: llm_qps)
     point = residents.point(residents.most)

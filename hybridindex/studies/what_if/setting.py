@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.analysis import Analysis
-from hybridindex.partitioner.models.fits import PiecewiseLinear
 from hybridindex.partitioner.models.throughput import throughput_model
 from hybridindex.partitioner.request import PlanRequest, SloStage
 from hybridindex.studies.what_if.fleet import LLMService
@@ -76,14 +76,6 @@ class Setting:
         return _VARY[name](self, factor)
 
 
-def _rate(setting: Setting, factor: float) -> Setting:
-    return replace(setting, rate_qps=setting.rate_qps * factor)
-
-
-def _slo(setting: Setting, factor: float) -> Setting:
-    return replace(setting, slo_ms=setting.slo_ms * factor)
-
-
 def _hbm_bandwidth(setting: Setting, factor: float) -> Setting:
     latency = setting.analysis.latency
     if latency.device is not None:
@@ -133,19 +125,16 @@ def _skew(setting: Setting, factor: float) -> Setting:
 
 def _host_latency(setting: Setting, factor: float) -> Setting:
     latency = setting.analysis.latency
-
-    def slower(fit: PiecewiseLinear | None) -> PiecewiseLinear | None:
-        return None if fit is None else replace(fit, values=fit.values * factor)
-
     # Every prediction of a host scan is multiplied by one of these ratios.
     host = replace(latency.host, ratios=latency.host.ratios * factor)
-    latency = replace(latency, coarse=slower(latency.coarse), merge=slower(latency.merge), host=host)
+    coarse, merge = (fit and fit.scaled(factor) for fit in (latency.coarse, latency.merge))
+    latency = replace(latency, coarse=coarse, merge=merge, host=host)
     return replace(setting, analysis=replace(setting.analysis, latency=latency))
 
 
-_VARY = {
-    "rate": _rate,
-    "slo": _slo,
+_VARY: Mapping[str, Callable[[Setting, float], Setting]] = {
+    "rate": lambda setting, factor: replace(setting, rate_qps=setting.rate_qps * factor),
+    "slo": lambda setting, factor: replace(setting, slo_ms=setting.slo_ms * factor),
     "hbm_bandwidth": _hbm_bandwidth,
     "kv_memory": _kv_memory,
     "skew": _skew,
