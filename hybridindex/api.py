@@ -220,37 +220,28 @@ class Index:
         Raises:
             InvalidInputError, ProfileError, ProfileMismatchError. An SLO that cannot be met is a verdict, not an error.
         """
-        from hybridindex.partitioner.plan import make_plan
-        from hybridindex.profiler.check import check_profile
+        from hybridindex.plans.planner import devices_of, plan_index
+        from hybridindex.plans.replan import PlanChanges
         from hybridindex.profiler.hardware import hardware_info
-        from hybridindex.tiers.contract.devices import kind_here
-        from hybridindex.tiers.serving import tier_of
 
-        hardware = hardware_info()
         if profile is None:
             with self.store(store_url) as store:
                 profile = store.load_profile(
                     index_fingerprint=self.fingerprint,
-                    hardware_fingerprint=None if allow_other_hardware else hardware.fingerprint,
+                    hardware_fingerprint=None if allow_other_hardware else hardware_info().fingerprint,
                 )
-        check_profile(profile, self.fingerprint, hardware.fingerprint, allow_other_hardware=allow_other_hardware)
-        choice = tier_of(self._ivf, kind_here())
-        return make_plan(
-            profile,
+        asked = PlanChanges(
             slo_ms=slo_ms,
             device_budget_bytes=device_budget_bytes,
             rate_qps=rate_qps,
             llm=llm,
-            n_devices=n_devices,
             epsilon=epsilon,
             percentile=percentile,
             coverage=coverage,
             slo_stage=slo_stage,
-            page_bytes=choice.page_bytes,
-            fixed_bytes=choice.fixed_bytes,
-            scannable=choice.tier != "host",
-            unscannable=choice.reason,
         )
+        devices = devices_of(self._ivf, n_devices)
+        return plan_index(self._ivf, profile, asked, devices, allow_other_hardware=allow_other_hardware)
 
     def router(
         self,

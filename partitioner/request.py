@@ -71,7 +71,7 @@ class PlanRequest:
             slo_stage: "search", or "ttft" = search + ``llm.ttft_s``.
             scratch_bytes: scan scratch per device, inside the budget; by default what the arena sets aside.
             fixed_bytes: what the tier takes of each budget besides lists and that default scratch.
-            scannable: False where no device tier scans this codec: then everything stays on the host.
+            scannable: False where no device tier scans this codec: everything stays on the host.
             unscannable: why not, for the reason.
 
         Raises:
