@@ -1,4 +1,4 @@
-"""What the pictures show, as plain arrays: computed here, drawn elsewhere. Pure; knows nothing of matplotlib."""
+"""The data of the pictures, as plain arrays. Pure; knows nothing of matplotlib."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.models.coverage import CoverageCurve, build_coverage_curve
 from hybridindex.partitioner.models.hitrate import HitRateName, expected_min_hit_rate
 from hybridindex.partitioner.models.scan_models import host_scan_work
-from hybridindex.partitioner.models.validate import DEFAULT_BATCHES, DEFAULT_COVERAGES
+from hybridindex.partitioner.models.validate_hitrate import DEFAULT_BATCHES, DEFAULT_COVERAGES
 from hybridindex.partitioner.plan import Plan
-from hybridindex.partitioner.reportdata import SloPoint, slo_curve
+from hybridindex.partitioner.tradeoff import SloPoint, slo_curve
 from hybridindex.types import F64, I64, StageSample
 
 __all__ = [
@@ -45,7 +45,7 @@ class AccessShares:
     held_work: F64
 
     def at(self, share: float, values: F64) -> float:
-        """One curve's value where ``share`` of the lists are resident."""
+        """The value of one curve where ``share`` of the lists are resident."""
         return float(np.interp(share, self.lists, values))
 
 
@@ -75,7 +75,7 @@ def access_shares(analysis: Analysis) -> AccessShares:
 class HitRateCheck:
     """Batch-minimum hit rates: predicted from one half of the held-back queries, measured on the other.
 
-    Neither half took part in choosing the hot order, and the measured half took no part in the prediction.
+    Neither half chose the hot order.
     """
 
     model: HitRateName
@@ -85,7 +85,7 @@ class HitRateCheck:
     #: Batch size -> (m,) predictions by ``model`` and by the Beta model.
     predicted: Mapping[int, F64]
     beta: Mapping[int, F64]
-    #: Batch size -> (p,) averages over random batches, and both models' predictions at the same places.
+    #: Batch size -> (p,) averages over random batches, and both models' predictions at the same coverages.
     measured: Mapping[int, F64]
     predicted_at_marks: Mapping[int, F64]
     beta_at_marks: Mapping[int, F64]
@@ -140,7 +140,7 @@ def hit_rate_check(
         mark_coverage=points / profile.nlist,
         predicted=predictions(lines, name),
         beta=predictions(lines, "beta"),
-        # A batch of one is every query once: its mean needs no luck.
+        # Batches of one: every query once, without drawing.
         measured={
             b: np.array([float(r.mean() if b == 1 else r[drawn[b]].min(axis=1).mean()) for r in rates]) for b in usable
         },
@@ -154,19 +154,19 @@ def hit_rate_check(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageFit:
-    """One host stage over batch sizes: timed samples, and the fit inside and beyond what was measured."""
+    """One host stage over batch sizes: timed samples, and the fit inside and beyond the measured range."""
 
     #: (s,) each.
     sample_batch: F64
     sample_s: F64
-    #: (m,) each, ascending; the last part lies beyond ``measured_to``.
+    #: (m,) each, ascending, going beyond ``measured_to``.
     batch: F64
     fit_s: F64
     measured_to: float
 
 
 def stage_fit(analysis: Analysis, stage: str, *, beyond: float = 4.0) -> StageFit | None:
-    """``stage`` "coarse", or "host_scan" with nothing resident; ``None`` where it was not timed."""
+    """``stage`` is "coarse", or "host_scan" with no resident list; ``None`` where it was not timed."""
     latency, curve = analysis.latency, analysis.curve
     samples = [s for s in analysis.profile.stages if s.stage == stage and s.coverage == 0 and s.batch > 0]
     if not samples or (stage == "coarse" and latency.coarse is None):
@@ -204,7 +204,7 @@ class TimingCheck:
 
 
 def scan_check(analysis: Analysis) -> TimingCheck | None:
-    """Masked host scans (resident lists skipped): the fitted model against each timed run and its real work."""
+    """Host scans that skip resident lists: the fitted model against each timed run, with the run's own work."""
     samples = _positive([s for s in analysis.profile.stages if s.stage == "host_scan" and s.coverage > 0])
     if not samples:
         return None
@@ -242,11 +242,11 @@ def _check(samples: list[StageSample], predicted: F64, seconds: F64) -> TimingCh
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SloNeed:
-    """Device bytes that each SLO takes, as if memory were unlimited; and what the budget allows of it."""
+    """Device bytes that each SLO takes with unlimited memory, and what the budget allows."""
 
-    #: SLOs that can be met, ascending; empty when none in view can.
+    #: SLOs that can be met, ascending; empty when none in the range can.
     points: tuple[SloPoint, ...]
-    #: The range worth showing: the plan's SLO, what no memory can meet, what the host meets alone.
+    #: The range to show: from SLOs that no memory can meet to those that the host meets alone, with the plan's SLO.
     low_ms: float
     high_ms: float
     #: Most bytes that the devices can hold, scratch included.
@@ -256,7 +256,7 @@ class SloNeed:
 
 
 def slo_need(plan: Plan, points: int = 49) -> SloNeed:
-    """Solve again for SLOs around the plan's, denser where the answer changes."""
+    """Solve again for SLOs around the plan's, more densely where the answer changes."""
     request, curve = plan.request, plan.analysis.curve
     page = curve.geometry.page_bytes
     capacity = request.capacity_pages(page)
@@ -270,7 +270,7 @@ def slo_need(plan: Plan, points: int = 49) -> SloNeed:
         return slo_curve(plan.analysis, unlimited, [slo_ms])[0]
 
     wide = np.geomspace(request.slo_ms / 64, request.slo_ms * 64, 25)
-    # A larger SLO never needs more, so both ends of the curve are found by bisection: infeasible solves are slow.
+    # A larger SLO never needs more bytes, so bisection finds both ends of the curve. Infeasible solves are slow.
     first = _first(wide, lambda slo_ms: solved(slo_ms).verdict == "feasible")
     if first is None:
         return SloNeed(
@@ -294,7 +294,7 @@ def slo_need(plan: Plan, points: int = 49) -> SloNeed:
 
 
 def _first(ascending: F64, holds: Callable[[float], bool]) -> int | None:
-    """Place of the first value for which ``holds``, given that it then holds for all larger ones."""
+    """Index of the first value for which ``holds``, if it then holds for all larger ones; None where it never does."""
     if not holds(float(ascending[-1])):
         return None
     low, high = -1, ascending.size - 1

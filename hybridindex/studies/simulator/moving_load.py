@@ -1,7 +1,7 @@
-"""Drift and refresh in virtual time: the hot set moves, windows are off, a new plan is made, moved and verified.
+"""Drift and refresh in virtual time: the hot set moves, the monitor triggers, a new plan is made, moved and verified.
 
-The router's own monitor and state machine decide; what they ask for takes the given seconds here. Covers one move of
-the hot set. A plan is made from the profile of the load at that moment: what a refresher collects, without its noise.
+The drift monitor and the update cycle of :mod:`hybridindex.refresh` decide; their actions take the given seconds. The
+hot set moves once. A plan is made from the exact profile of the load at that moment; a refresher has a noisy sample.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from hybridindex.refresh.drift import (
 )
 from hybridindex.studies.simulator.arrivals import check_number
 from hybridindex.studies.simulator.policies import Inputs
-from hybridindex.studies.simulator.queries import QueryPool, move_hot_set, query_pool
-from hybridindex.studies.simulator.stages import StageTable, stage_table
+from hybridindex.studies.simulator.query_pool import QueryPool, move_hot_set, query_pool
+from hybridindex.studies.simulator.stage_table import StageTable, stage_table
 
 __all__ = ["DriftRules", "MovingLoad"]
 
 I16 = npt.NDArray[np.int16]
-#: Steps in which a move becomes visible: the mover publishes as it goes.
+#: Steps in which a move becomes visible: lists are published while the others are still copied.
 _MOVE_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftRules:
-    """When the hot set moves, and what an update takes."""
+    """When the hot set moves, and how long an update takes. Raises InvalidInputError, which names the field."""
 
     at_s: float
-    #: How far down the hot order it moves, as a part of all lists.
+    #: Positions down the hot order that it moves, as a part of all lists.
     shift: float = 0.5
-    #: False: nobody follows the load.
+    #: False: the plan stays.
     refresh: bool = True
     profile_s: float = 1.0
     solve_s: float = 1.0
-    #: Of the move, all devices together.
+    #: Copy bandwidth of all devices together.
     bytes_per_s: float = 1e9
     drift: DriftPolicy = field(default_factory=DriftPolicy)
     update: cycle.UpdatePolicy = field(default_factory=cycle.UpdatePolicy)
@@ -68,7 +68,7 @@ class DriftRules:
             raise InvalidInputError(f"shift is {self.shift}; give a part of the hot order in [0, 1]")
 
     def assumptions(self) -> tuple[str, ...]:
-        """What is assumed of the load and of an update, in words."""
+        """Assumptions on the load and on an update, in words."""
         return (
             f"assumed: every access moves {self.shift:g} of all lists down the hot order at {self.at_s:g} s",
             f"assumed: an update profiles {self.profile_s:g} s, solves {self.solve_s:g} s and moves "
@@ -77,7 +77,7 @@ class DriftRules:
 
 
 class MovingLoad:
-    """A watch of one run: which queries come, what is resident, and what the refresher does. Not thread-safe."""
+    """Watches one run: which queries come, what is resident, and what the refresher does. Not thread-safe."""
 
     def __init__(self, inputs: Inputs, rules: DriftRules) -> None:
         self._inputs, self._rules = inputs, rules
@@ -89,12 +89,12 @@ class MovingLoad:
         self._plan = inputs.plan or self._planned(0)
         self._next: Plan | None = None
         self._list_device: I16 = self._plan.list_device
-        #: Counts changes of what is resident.
+        #: Counts changes of residency.
         self._epoch = 0
         self._tables: dict[tuple[int, int], StageTable] = {}
         self._monitor = DriftMonitor(self._expectation(self._plan, 0), rules.drift, now_s=0.0)
         self._cycle = cycle.UpdateCycle(rules.update, rules.drift)
-        #: (when, order, what): answers of the cycle, and steps of a move.
+        #: (time, order, event of the cycle or step of a move).
         self._due: list[tuple[float, int, cycle.CycleEvent | I16]] = []
         self._numbers = itertools.count()
         self._now = 0.0
@@ -104,7 +104,7 @@ class MovingLoad:
     def _page_bytes(self) -> int:
         return self._inputs.analysis.curve.geometry.page_bytes
 
-    # What retrieval asks
+    # The Watch protocol
 
     def table_at(self, now_s: float) -> StageTable:
         self._advance(now_s)
@@ -123,7 +123,7 @@ class MovingLoad:
         return found
 
     def answered(self, now_s: float, latency_s: float, hit_rate: float) -> None:
-        # Answers of two batches under way come in the order of the batches; the monitor's time never goes back.
+        # Answers come in the order of their batches, of which two may overlap; the monitor's time never goes back.
         self._now = max(self._now, now_s)
         self._monitored(
             Served(
@@ -135,7 +135,7 @@ class MovingLoad:
             )
         )
 
-    # What follows
+    # The refresher
 
     def _phase(self, now_s: float) -> int:
         return int(now_s >= self._rules.at_s)
@@ -195,7 +195,7 @@ class MovingLoad:
                     self._end(action)
 
     def _serve(self, event: cycle.Moved | cycle.RolledBack) -> None:
-        """Another plan serves from now on: the monitor expects what that one promised."""
+        """Another plan serves from now on: the monitor expects what it predicts."""
         if isinstance(event, cycle.Moved):
             expectation = event.expectation
         else:
@@ -211,7 +211,7 @@ class MovingLoad:
         self.history.append((ended.now_s, f"{ended.outcome}: {ended.why}"))
 
     def _move(self, target: I16) -> float:
-        """Schedules the steps of a move: what is not wanted leaves, what is missing comes, hottest first; seconds."""
+        """Schedules the steps of a move: unwanted lists leave, missing ones come, hottest first; its seconds."""
         curve = self._analyses[self._phase(self._now)].curve
         here = np.where(self._list_device == target, self._list_device, np.int16(-1))
         coming = curve.order[(target != here)[curve.order]]

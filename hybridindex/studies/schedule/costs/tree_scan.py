@@ -1,7 +1,7 @@
-"""Retrieval on CPU servers: scans level by level through a tree of quantized vectors, or brute force.
+"""Retrieval on CPU servers: scans of a tree of quantized vectors level by level, or brute force.
 
-The ScaNN model of RAGO, section 4(b): each level takes the longer of computing and reading memory, one thread scans one
-query, the database is spread evenly over the servers and every query goes to all of them.
+The ScaNN model of RAGO, section 4(b): each level takes the longer of computing and reading memory; one thread scans one
+query; the database is spread evenly over the servers, and every query goes to all of them.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ __all__ = ["MEMORY_UTILIZATION", "TreeLevel", "paper_levels", "retrieval_seconds
 
 #: Part of a server's memory bandwidth that scans reach (section 4(b)).
 MEMORY_UTILIZATION = 0.8
-#: Bytes/s that one core computes distances of unquantized vectors at, in the public sweep.
+#: Bytes/s at which one core computes distances of unquantized vectors, in the public sweep.
 _EXACT_RATE = 10e9
-#: Vectors, or nodes, below one node (section 4: three levels of 4,000).
+#: Vectors or nodes below one node (section 4: three levels of 4,000).
 _NODE_VECTORS = 4_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeLevel:
-    """One scan of a query: what it reads, and how fast a core takes it."""
+    """One scan of a query: bytes read, and the rate of one core."""
 
     nbytes: float
     bytes_per_core_s: float
 
 
 def tree_levels(schema: RAGSchema, server: Server) -> tuple[TreeLevel, ...]:
-    """Levels of a schema's own database: the root, the chosen share of the nodes, the chosen share of the vectors.
-
-    Nearly all is the last level, ``scanned_fraction`` of the vectors (section 3.3). Brute force reads everything once.
+    """Levels of a schema's database: the root, then ``scanned_fraction`` of the nodes and of the vectors (section 3.3).
+    The last level takes nearly all the time. Brute force reads everything once.
     """
     if schema.brute_force:
         return (TreeLevel(nbytes=schema.database_bytes, bytes_per_core_s=_EXACT_RATE),)
@@ -71,7 +70,7 @@ def tree_seconds(
 
     Args:
         batch: query vectors.
-        memory_bytes_per_s: that scans reach, of one server.
+        memory_bytes_per_s: what scans reach on one server.
 
     Raises:
         InvalidInputError: a number is not positive.
@@ -92,7 +91,7 @@ def tree_seconds(
 
 
 def retrieval_seconds(schema: RAGSchema, server: Server, servers: int, requests: int) -> float:
-    """Seconds to retrieve for ``requests`` requests at once, all query vectors of theirs in one batch."""
+    """Seconds to retrieve for ``requests`` requests, with all their query vectors in one batch."""
     return tree_seconds(
         tree_levels(schema, server),
         requests * schema.queries_per_retrieval,

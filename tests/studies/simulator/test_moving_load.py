@@ -13,8 +13,8 @@ from hybridindex.partitioner.request import PlanRequest
 from hybridindex.refresh.drift import DriftPolicy
 from hybridindex.refresh.update_cycle import UpdatePolicy
 from hybridindex.studies.simulator import Inputs, poisson, simulate
-from hybridindex.studies.simulator.drift import DriftRules, MovingLoad
-from hybridindex.studies.simulator.queries import move_hot_set
+from hybridindex.studies.simulator.moving_load import DriftRules, MovingLoad
+from hybridindex.studies.simulator.query_pool import move_hot_set
 from tests.studies.simulator.conftest import system_of
 
 RATE, MOVES_AT = 1500.0, 4.0

@@ -1,4 +1,4 @@
-"""Says in numbers and words what a schedule does, what limits it, and what the next one would cost."""
+"""Reports on a schedule: its stages, what limits it, and the cost of the next one on the frontier."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class StageReport:
     """One stage of a schedule."""
 
     stage: str
-    #: Number of its subsystem: stages with the same one share chips. Retrieval alone has no chips.
+    #: Number of its subsystem: stages of one subsystem share chips. Retrieval alone has no chips.
     subsystem: int
     chips: int
     batch: int
     how: str
     #: Of one batch; of decoding: per token.
     latency_ms: float
-    #: Part of the subsystem's time that this stage takes when the schedule runs at its throughput.
+    #: Part of the subsystem's time that this stage takes at the schedule's throughput.
     busy: float
 
 
@@ -31,7 +31,7 @@ def report_stages(schedule: Schedule) -> tuple[StageReport, ...]:
     found = []
     for number, subsystem in enumerate(schedule.subsystems):
         own = {run.stage: run.interval_s / run.batch for run in subsystem.runs}
-        # Retrievals and prefixes during decoding are part of the period and of no run.
+        # Retrievals and prefixes during decoding count in the period, but in no run.
         extra = subsystem.period_s - sum(own.values())
         again = [name for name in own if name in ("retrieval", "prefix")]
         for run in subsystem.runs:
@@ -63,7 +63,7 @@ def report_stages(schedule: Schedule) -> tuple[StageReport, ...]:
 
 
 def limiting_stage(schedule: Schedule) -> StageReport:
-    """The stage that takes most of the time of the busiest subsystem: more throughput has to begin there."""
+    """The stage that takes most of the time of the busiest subsystem: it limits the throughput."""
     stages = report_stages(schedule)
     busy: dict[int, float] = {}
     for stage in stages:
@@ -73,7 +73,7 @@ def limiting_stage(schedule: Schedule) -> StageReport:
 
 
 def compare_with_next(frontier: Frontier, point: int) -> str:
-    """What more throughput than that of ``point``, from 1, would cost.
+    """The next point after ``point`` (from 1) on the frontier: its gain in throughput and its cost in TTFT.
 
     Raises:
         InvalidInputError: no such point.

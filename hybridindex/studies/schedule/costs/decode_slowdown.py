@@ -1,11 +1,11 @@
-"""Decoding that waits for batches of iterative retrievals (RAGO, section 5.3 and Figure 10).
+"""Slowdown of decoding by batches of iterative retrievals (RAGO, section 5.3 and Figure 10).
 
-A sequence that asks for a retrieval stops until ``batch`` sequences have asked. Simulated without time for retrieval
-and prefix, as the figure is: what remains is waiting for each other.
+A sequence that asks for a retrieval stops until a whole batch of sequences have asked. Retrieval and prefix take no
+time here, as in the figure: sequences only wait for each other.
 
-Assumptions that reproduce the figure within 0.1 in every printed cell: a sequence's retrievals are one before decoding
-and the others at tokens drawn uniformly; a finished sequence makes room for a new one at once; the slow-down is that of
-tokens decoded per step, over a long time.
+These assumptions reproduce the figure within 0.1 in every printed cell: one retrieval of a sequence comes before
+decoding, the others at uniformly drawn tokens; a new sequence replaces a finished one at once; the slowdown is that of
+tokens decoded per step over a long time.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def decode_slowdown(
 
     Args:
         decode_batch: sequences that decode at once.
-        retrieval_batch: sequences that must ask before any goes on; at most ``decode_batch``.
+        retrieval_batch: sequences that must ask before any continues; at most ``decode_batch``.
         retrievals: per sequence, the one before decoding included.
-        tokens: that a sequence decodes.
-        rounds: retrieval batches to simulate; more is smoother.
+        tokens: decoded per sequence.
+        rounds: retrieval batches to simulate; more give a smoother result.
 
     Raises:
         InvalidInputError: a number is out of range.
@@ -46,14 +46,14 @@ def decode_slowdown(
     during = retrievals - 1
     pauses = [_pauses(rng, during, tokens) for _ in range(decode_batch)]
     taken = [0] * decode_batch
-    # A token is a unit of time. (when it asks, which sequence)
+    # (time at which it asks, sequence); one token takes one unit of time.
     asking: list[tuple[float, int]] = [(pauses[i][0], i) for i in range(decode_batch)]
     heapq.heapify(asking)
     waiting: list[int] = []
     now = 0.0
     decoded = 0
     rounds = max(rounds, 40 * decode_batch // retrieval_batch)
-    # The first quarter starts in step, which a running system is not.
+    # Leave out the first quarter: all sequences start at once, unlike in a running system.
     settled, settled_at, settled_decoded = rounds // 4, 0.0, 0
     for done in range(rounds):
         if done == settled:

@@ -7,7 +7,7 @@ import pytest
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.simulator import Inputs
-from hybridindex.studies.simulator.machine import WhatIf, suppose
+from hybridindex.studies.simulator.other_machine import WhatIf, suppose
 from tests.studies.simulator.conftest import system_of
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.simulator.arrivals import Workload
-from hybridindex.studies.simulator.drift import DriftRules, MovingLoad
+from hybridindex.studies.simulator.moving_load import DriftRules, MovingLoad
 from hybridindex.studies.simulator.outcome import Outcome
 from hybridindex.studies.simulator.policies import Inputs, Unservable, build_system
-from hybridindex.studies.simulator.serve import simulate
+from hybridindex.studies.simulator.system import simulate
 
 __all__ = ["Followed", "follow_drift"]
 
@@ -41,11 +41,11 @@ class Followed:
 
 
 def follow_drift(inputs: Inputs, workload: Workload, rules: DriftRules) -> tuple[Followed, Followed]:
-    """Simulates ``ours`` under the same requests with the refresher of ``rules`` and without one.
+    """Simulates ``ours`` under the same requests with the refresher of ``rules``, and without it.
 
     Raises:
-        InvalidInputError: an LLM or lookahead is given, which drift does not model; the hot set moves after the last
-            request, or before the first; or the resources do not allow the policy.
+        InvalidInputError: an LLM or lookahead is given (drift does not model them), the hot set moves before the first
+            request or after the last, or the resources do not allow the policy.
     """
     if inputs.llm is not None or inputs.lookahead.window_s > 0:
         raise InvalidInputError("drift is simulated of searches alone; give neither an LLM nor a lookahead window")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hybridindex.studies.simulator import Inputs
-from hybridindex.studies.simulator.queries import query_pool
+from hybridindex.studies.simulator.query_pool import query_pool
 from tests.studies.simulator.conftest import system_of
 
 

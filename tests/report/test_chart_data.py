@@ -8,7 +8,7 @@ import pytest
 
 from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.report.series import access_shares, batch_check, hit_rate_check, scan_check, slo_need, stage_fit
+from hybridindex.report.chart_data import access_shares, batch_check, hit_rate_check, scan_check, slo_need, stage_fit
 from hybridindex.types import Profile, StageSample
 
 

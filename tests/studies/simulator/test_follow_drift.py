@@ -8,11 +8,11 @@ import pytest
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.simulator import Inputs, poisson
-from hybridindex.studies.simulator.drift import DriftRules
-from hybridindex.studies.simulator.follow import follow_drift
-from hybridindex.studies.simulator.lookahead import LookaheadRules
+from hybridindex.studies.simulator.follow_drift import follow_drift
+from hybridindex.studies.simulator.lookahead_replay import LookaheadRules
+from hybridindex.studies.simulator.moving_load import DriftRules
 from tests.studies.simulator.conftest import LLM
-from tests.studies.simulator.test_drift import POLICIES
+from tests.studies.simulator.test_moving_load import POLICIES
 
 RATE = 1500.0
 

@@ -1,6 +1,6 @@
 """The exhaustive search for schedules: placements x chips x batch sizes (RAGO, section 6).
 
-Every schedule of the space is considered; most are dropped early, in parts, without changing the frontier.
+Covers every schedule of the space. Most are dropped early, in parts, which never changes the frontier.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hybridindex.studies.schedule.assembly import extend_frontier
 from hybridindex.studies.schedule.bounds import Worth
 from hybridindex.studies.schedule.costs.decoding import decodings
 from hybridindex.studies.schedule.costs.roofline import powers_of_two
-from hybridindex.studies.schedule.costs.stages import StageCosts, stage_names
+from hybridindex.studies.schedule.costs.stage_costs import StageCosts, stage_names
 from hybridindex.studies.schedule.frontier import Frontier, Incumbents
 from hybridindex.studies.schedule.placements import is_of_kind, placements
 from hybridindex.studies.schedule.resources import Resources, retrieval_servers
@@ -27,11 +27,11 @@ def search(schema: RAGSchema, resources: Resources, *, kind: str = "all", same_b
     """The Pareto frontier of time to first token against throughput per chip.
 
     Args:
-        kind: of placements: "all", "collocated" (all stages up to the prefix share chips) or "disaggregated" (none do).
-        same_batch: the same batch size for all stages up to the first token: no micro-batches.
+        kind: placements: "all", "collocated" (all stages up to the prefix share chips) or "disaggregated" (none do).
+        same_batch: one batch size for all stages up to the first token: no micro-batches.
 
     Raises:
-        InvalidInputError: no schedule fits; the message says what does not.
+        InvalidInputError: no schedule fits; says why.
     """
     servers = retrieval_servers(schema, resources)
     return frontier_of(
@@ -71,14 +71,14 @@ def frontier_of(space: Space) -> Frontier:
 
 
 def fastest_decoding(schema: RAGSchema, resources: Resources) -> Frontier:
-    """The frontier of the least time per token that any schedule has: the nearest to a limit that none meets.
+    """The frontier at the smallest time per token that any schedule reaches: the nearest to a limit that none meets.
 
     Raises:
         InvalidInputError: nothing fits at any speed.
     """
     servers = retrieval_servers(schema, resources)
     costs = StageCosts(schema, resources.chip, resources.server, servers)
-    # A retrieval that waits for no other stalls decoding least.
+    # Retrievals in batches of one stall decoding least.
     again = 1 if schema.retrieval_frequency > 1 else 0
     every = (
         min((d.tpot_s for d in decodings(costs, chips, iterative_batch=again)), default=math.inf)

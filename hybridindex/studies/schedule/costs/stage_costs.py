@@ -1,4 +1,4 @@
-"""The stages of a schema up to the first token, and what a batch of each costs on some chips. Not decoding."""
+"""The stages of a schema up to the first token, and the cost of a batch of each. Does not cover decoding."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import cache
 
 from hybridindex.studies.hardware import Chip, Server
-from hybridindex.studies.schedule.costs.retrieval import retrieval_seconds
 from hybridindex.studies.schedule.costs.roofline import Cost, decode_costs, encode_costs
-from hybridindex.studies.schedule.pipeline import Run
+from hybridindex.studies.schedule.costs.tree_scan import retrieval_seconds
 from hybridindex.studies.schedule.schema import RAGSchema
+from hybridindex.studies.schedule.stage_pipeline import Run
 
 __all__ = ["RETRIEVAL", "StageCosts", "stage_names"]
 
@@ -42,9 +42,9 @@ class StageCosts:
     ) -> None:
         """
         Args:
-            servers: for retrieval; 0: there is none.
+            servers: for retrieval; 0: no retrieval.
             context: part of the prompt that a token of the main LLM attends to, averaged over its layers.
-            cached_tokens: of the prompt, averaged over layers; None: all.
+            cached_tokens: prompt tokens in the cache, averaged over layers; None: all.
         """
         self.schema, self.chip, self._server, self._servers = schema, chip, server, servers
         self._attended = context

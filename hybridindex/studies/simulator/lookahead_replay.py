@@ -1,8 +1,9 @@
-"""What lookahead and the cache serve: each query's lists that are on a device although the plan does not want them.
+"""What lookahead and the cache serve: the lists of each query that are on a device although the plan does not place
+them there.
 
-Residency is replayed list by list with the router's own choice of lists and its own cache policy, in order of arrival
-and apart from time; the result, a part of each query's host bytes, goes into the stage table. One pass over the pool
-warms the cache, a second one is counted.
+Replays residency list by list, in order of arrival but without time, with the router's choice of lists and its cache
+policy. The result, a part of each query's host bytes, goes into the stage table. The first pass over the pool warms the
+cache, the second one is counted.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.paging import PageGeometry
 from hybridindex.router.lookahead.hotness import HotnessPolicy, lists_to_evict, make_room, next_round, start_hotness
 from hybridindex.router.lookahead.prefetch import choose_lists
 from hybridindex.studies.simulator.arrivals import check_number
-from hybridindex.studies.simulator.queries import QueryPool
+from hybridindex.studies.simulator.query_pool import QueryPool
 from hybridindex.types import F64, I64
 
 __all__ = ["LookaheadRules", "replay_lookahead"]
@@ -27,13 +27,13 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookaheadRules:
-    """How lookahead and the cache are used."""
+    """How lookahead and the cache are used. Raises InvalidInputError, which names the field."""
 
-    #: Seconds of generation before the search that copies hide behind; 0: no lookahead.
+    #: Seconds of generation before the search, during which lists are copied; 0: no lookahead.
     window_s: float = 0.0
-    #: Of copies to one device. A request's lists go to one device; others are copied to meanwhile.
+    #: Bandwidth of copies to one device. A request's lists go to one device; devices copy in parallel.
     bytes_per_s: float = 0.0
-    #: Part of the final query's lists that the draft names too.
+    #: Part of the final query's lists that the draft query probes too.
     overlap: float = 0.8
     #: Bytes of all arenas beyond the plan's lists.
     arena_bytes: int = 0
@@ -46,8 +46,8 @@ class LookaheadRules:
             raise InvalidInputError(f"overlap is {self.overlap}; give a part of the lists in [0, 1]")
 
     def budget_bytes(self, rate: float, n_devices: int) -> int:
-        """Bytes that one request may bring: what fits behind its window, less what others' copies take of the links,
-        and its share of the arenas beside the sessions that are open at once."""
+        """Bytes that one request may copy: the smaller of its share of the links during its window and its share of the
+        arenas, both divided by the sessions that are open at once."""
         sessions = max(1.0, rate * self.window_s)
         links = self.bytes_per_s * self.window_s * min(n_devices, sessions)
         return int(min(links, float(self.arena_bytes)) / sessions)
@@ -56,8 +56,7 @@ class LookaheadRules:
 def replay_lookahead(
     pool: QueryPool,
     resident: Mask,
-    geometry: PageGeometry,
-    list_sizes: I64,
+    device_bytes: I64,
     rules: LookaheadRules,
     *,
     budget_bytes: int,
@@ -68,12 +67,11 @@ def replay_lookahead(
     """(n,) part of each query's missing bytes, under the plan's ``resident`` (nlist,) bool, that is on a device.
 
     Args:
-        budget_bytes: of each request's prefetch.
-        sessions: requests that hold their lists at once; a list is cached when the last of them ends.
-        list_sizes: (nlist,) rows, for the bytes of whole pages.
+        device_bytes: (nlist,) bytes of each list's pages.
+        budget_bytes: most bytes that one request copies.
+        sessions: requests that hold their lists at once; a list is cached when its last holder ends.
     """
     n, nlist = len(pool), len(pool.list_bytes)
-    device_bytes: I64 = geometry.pages_for(list_sizes) * geometry.page_bytes
     drafts = _drafts(pool.probes, rules.overlap, nlist, seed)
     present, hotness = resident.copy(), np.zeros(nlist)
     free = rules.arena_bytes
@@ -119,7 +117,7 @@ def replay_lookahead(
 
 
 def _drafts(probes: I64, overlap: float, nlist: int, seed: int) -> I64:
-    """Probes of which each one is kept with chance ``overlap`` and is a random other list otherwise."""
+    """``probes``, each kept with probability ``overlap`` and otherwise replaced by a random list."""
     rng = np.random.default_rng(seed)
     other = rng.integers(0, nlist, probes.shape)
     return np.where((probes < 0) | (rng.random(probes.shape) < overlap), probes, other)

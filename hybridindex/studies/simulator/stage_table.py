@@ -1,7 +1,7 @@
-"""Seconds of each stage of any batch, from a profile's fitted models, looked up instead of computed.
+"""Seconds of each stage of any batch, from a profile's fitted models, as a table.
 
-A batch is a window of the pool's queries, so for one batch size all that can come are computed together, with the
-partitioner's own models, the first time that size comes up.
+A batch is a window of the pool's queries. When a batch size first occurs, all batches of that size are computed
+together with the partitioner's models.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from hybridindex.partitioner.models.latency import LatencyModel, RoutingModel
 from hybridindex.partitioner.models.order_stats import window_max, window_sum
 from hybridindex.partitioner.models.scan_models import ScanWork
 from hybridindex.router.batch.split import HOST
-from hybridindex.studies.simulator.queries import QueryPool, TierWork
+from hybridindex.studies.simulator.query_pool import QueryPool, TierWork
 from hybridindex.types import F64, I64
 
 __all__ = ["BatchScatter", "BatchTimes", "StageTable", "stage_table"]
 
-#: Larger batches are looked up at a size that differs by less than 1/64 and scaled.
+#: Larger batches are looked up at a size that differs by less than 1/64, and scaled.
 _EXACT_BATCH = 128
-#: Of larger batches it is expected, not counted, how many bytes their queries share: that differs little among them.
+#: Larger batches use the expected number of distinct bytes: it varies little among them.
 _EXACT_UNION = 32
-#: Batches that are about as long as one.
+#: Served batches of similar length among which a scatter is drawn.
 _ALIKE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTimes:
-    """Stages of batches of one size, by first query: seconds before scatter. Lists, because Python reads them fast."""
+    """Seconds of batches of one size by first query, before scatter. Lists, because Python reads them fast."""
 
     coarse_s: float
-    #: What the engine takes beyond its stages.
+    #: The engine's own time beyond the stages.
     own_s: float
     host_s: list[float]
     #: One list per device.
@@ -45,10 +45,10 @@ class BatchTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchScatter:
-    """How far the engine's or a device's parts of batches were from their fit. One interruption counts more in a short
-    batch than in a long one, so a batch scatters as those did that should have taken about as long."""
+    """Deviation of the engine's or a device's parts of served batches from their fit. An interruption counts more in a
+    short batch than in a long one, so a batch draws from served batches of about its predicted length."""
 
-    #: Ascending seconds that they should have taken, and what each took over that.
+    #: Predicted seconds, ascending, and measured over predicted seconds of each.
     told_s: list[float]
     ratios: list[float]
 
@@ -61,7 +61,7 @@ class BatchScatter:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StageTable:
-    """Stage times of one resident set. Not thread-safe: it remembers."""
+    """Stage times of one resident set. Cached, so not thread-safe."""
 
     pool: QueryPool
     model: LatencyModel
@@ -70,20 +70,20 @@ class StageTable:
     devices: list[TierWork]
     #: (n,) hit rate by bytes of each query.
     hit_rate: list[float]
-    #: (n, width) lists that each query has on the host; nlist = none.
+    #: (n, width) host lists of each query; nlist = none.
     host_lists: I64
-    #: (nlist + 1,) float64 code bytes of each list; 0 of none.
+    #: (nlist + 1,) float64 code bytes of each list; 0 for none.
     host_bytes: F64
-    #: Bytes that the resident lists take in pages, all devices together.
+    #: Page bytes of the resident lists on all devices.
     resident_bytes: int
-    #: Ascending, equally likely: how far host scans and coarse stages are from their fits. Slow ones are slow together.
+    #: Ascending, equally likely: measured over fitted seconds of host scan and coarse stage, drawn at the same level.
     host_ratios: list[float]
     coarse_ratios: list[float]
-    #: Factors on stages: contention with decoding, or how fast the machine served.
+    #: Factors on stages: contention with decoding, or the speed of the machine that served.
     device_factor: float
     coarse_factor: float = 1.0
     host_factor: float = 1.0
-    #: Of both together, where served batches were fitted: instead of the two.
+    #: Replaces both ratios where served batches were fitted.
     scatter: BatchScatter | None = None
     device_scatter: BatchScatter | None = None
     _known: dict[int, BatchTimes] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class StageTable:
 
     @property
     def serial(self) -> float:
-        """Of the times in :class:`BatchTimes`, what part of the shorter scan is waited for."""
+        """Part of the shorter scan in :class:`BatchTimes` that does not overlap the longer one."""
         return self.routing.serial / self.routing.scale
 
     def of_batch(self, batch: int) -> BatchTimes:
@@ -152,7 +152,7 @@ class StageTable:
         return self.pool.window_union(tier.lists, size)
 
     def ratios(self, stages: BatchTimes, first: int, draw: float) -> tuple[float, float]:
-        """What the host scan and the coarse stage of a batch take over their fits; ``draw`` in [0, 1) decides."""
+        """(host scan, coarse stage): drawn over fitted seconds of a batch; ``draw`` is uniform in [0, 1)."""
         if self.scatter is None:
             level = int(draw * len(self.host_ratios))
             return self.host_ratios[level], self.coarse_ratios[level]
@@ -160,13 +160,13 @@ class StageTable:
         return ratio, ratio
 
     def device_ratio(self, seconds: float, draw: float) -> float:
-        """What a device scan of ``seconds`` takes over them."""
+        """Drawn over fitted seconds of a device scan."""
         return 1.0 if self.device_scatter is None else self.device_scatter.ratio(seconds, draw)
 
     def early_ends(self, first: int, size: int) -> list[float]:
-        """For each request of the batch of ``size`` queries from ``first`` on, the part of the host scan after which
-        its lists have been scanned: those of the request with the least work first, each once for all who want it; 0
-        where it has none. The order is that of the native host scan."""
+        """For each request of the batch of ``size`` queries from ``first`` on: the part of the host scan after which
+        all its lists have been scanned, 0 without any. As in the native host scan, lists of the request with the least
+        work come first, and each list is scanned once for all requests."""
         n, nlist = self.n, len(self.pool.list_bytes)
         rows = np.arange(first, first + size)
         if first + size > n:
@@ -176,7 +176,7 @@ class StageTable:
         work = self.host_bytes[lists] * (1.0 + self.pool.request_cost * wanted)
         order = np.argsort(work.sum(axis=1), kind="stable")
         flat = lists[order].ravel()
-        # Of equal indices the last one stays: from the heaviest to the lightest request.
+        # Numpy keeps the last of equal indices, so assign from the heaviest to the lightest request.
         place = np.empty(nlist + 1, dtype=np.int64)
         place[flat[::-1]] = np.repeat(np.arange(size)[::-1], lists.shape[1])
         scanned = np.cumsum(np.bincount(place[flat], weights=(work / wanted)[order].ravel(), minlength=size))
@@ -185,7 +185,7 @@ class StageTable:
         return list(ends.tolist())
 
     def capacity(self, batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)) -> float:
-        """Most queries per second that any of ``batches`` sustains: host and devices work side by side."""
+        """Highest rate, queries per second, of any batch size in ``batches``; host and devices work in parallel."""
         best = 0.0
         for batch in batches:
             times = self.of_batch(batch)
@@ -205,10 +205,9 @@ def stage_table(
     device_factor: float = 1.0,
     extra_hits: F64 | None = None,
 ) -> StageTable:
-    """The table when ``list_device`` (nlist,) int16 says where lists are, -1 = host.
+    """The table for lists on the devices ``list_device`` (nlist,) int16, -1 = host.
 
-    ``extra_hits``: (n,) part of each query's host bytes that other lists, which come and go, serve on devices; spread
-    evenly over them.
+    ``extra_hits``: (n,) part of each query's host bytes that lookahead and cache serve, spread evenly over the devices.
     """
     tiers, hit_rate = pool.tiers(list_device, n_devices)
     host, devices = tiers[0], tiers[1:]

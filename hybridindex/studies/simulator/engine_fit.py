@@ -1,9 +1,8 @@
-"""The engine's own costs, fitted to batches that a router served: what a profile, which times whole batches of one
-caller, does not have.
+"""The engine's own costs, fitted to batches that a router served.
 
-A profile says how long stages take. A served batch also merges and answers each of its requests, wakes its thread, and
-shares the machine with whoever sends. Covers batches of single queries. Which load to measure, and when, is the
-caller's choice: one that is not the load that shall be predicted.
+A profile times stages and whole batches of one caller. A served batch also merges and answers each of its requests,
+wakes its thread, and shares the machine with the senders. Covers batches of single queries. The caller chooses the load
+to measure; it should not be the load to predict.
 """
 
 from __future__ import annotations
@@ -15,32 +14,32 @@ import numpy as np
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.models.latency import RoutingModel, fit_routing
-from hybridindex.studies.simulator.serve import System
-from hybridindex.studies.simulator.stages import BatchScatter, StageTable
+from hybridindex.studies.simulator.stage_table import BatchScatter, StageTable
+from hybridindex.studies.simulator.system import System
 from hybridindex.types import F64, I64
 
 __all__ = ["EngineFit", "Served", "fit_engine"]
 
-#: Equally likely levels of wake-ups.
+#: Equally likely levels of wake-up times.
 _LEVELS = 64
 _MIN_BATCHES = 16
-#: For how many batches it counts that a batch takes what its stages take: loads that are fitted are short.
+#: Weight, in batches, of the prior that a batch takes the time of its stages: fitted loads are short.
 _PRIOR_BATCHES = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Served:
-    """One load as a router served it, in order of arrival. Request i asked query ``first_query`` + i, around and
-    around the pool."""
+    """One load as a router served it, in order of arrival. Request i asked query ``first_query`` + i, modulo the
+    pool."""
 
-    #: (n,) float64 seconds on one clock: handed over, taken with its batch, answered.
+    #: (n,) float64 seconds on one clock: submitted, taken with its batch, answered.
     arrivals: F64
     started_s: F64
     done_s: F64
     #: (b,) int64 requests of each batch, in order.
     batches: I64
-    #: (b,) float64 seconds of the engine for each batch, up to where its parts are handed over and up to the end of its
-    #: host part; seconds of its slowest device scan. Equal and 0 where there is no such part.
+    #: (b,) float64 seconds of each batch in the engine, until its parts are submitted (split_s) and until its host part
+    #: ends (engine_s; equal to split_s without one); seconds of its slowest device scan (0 without one).
     split_s: F64
     engine_s: F64
     device_s: F64
@@ -54,25 +53,25 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineFit:
-    """What served batches take over the stages of their profile."""
+    """Time of served batches beyond the stages of their profile."""
 
-    #: Each stage over its prediction: the machine's speed, and what sharing it costs.
+    #: Served over predicted seconds of each stage: the machine's speed, and the cost of sharing it.
     coarse_ratio: float
     host_ratio: float
     device_ratio: float
-    #: Beside a host scan.
+    #: Added where a batch has a host scan.
     fixed_s: float
     per_query_s: float
-    #: Of the engine's parts, and of device scans, where there were some.
+    #: Of the engine's part, and of device scans where there were any.
     scatter: BatchScatter
     device_scatter: BatchScatter | None
     #: (levels,) float64 ascending, equally likely seconds from an arrival at an idle engine to its batch.
     wake_s: F64
-    #: Between the engine's part of a batch and the next batch, where requests wait.
+    #: Seconds from the engine's part of a batch to the next batch while requests wait.
     between_s: float
 
     def table(self, table: StageTable) -> StageTable:
-        """The same lists and stages, as served."""
+        """``table`` with the stage times of served batches."""
         return replace(
             table,
             routing=RoutingModel(fixed_s=self.fixed_s, per_query_s=self.per_query_s),
@@ -85,13 +84,13 @@ class EngineFit:
         )
 
     def of(self, system: System) -> System:
-        """The system with this engine."""
+        """``system`` with the costs of this engine."""
         rules = replace(system.rules, wake_s=tuple(self.wake_s.tolist()), between_s=self.between_s)
         return replace(system, table=self.table(system.table), rules=rules)
 
     def ratio(self, table: StageTable, load: Served) -> float:
-        """Median over the batches of ``load``, whose queries are the pool of ``table``, of what they took the engine
-        over what this fit says: above 1 where the machine was slower than when it was fitted."""
+        """Median over the batches of ``load`` of the engine's seconds over those of this fit; above 1 where the machine
+        was slower than during the fit. The queries of ``load`` are the pool of ``table``."""
         return float(np.median(load.engine_s / self._engine_s(_stages(table, load), load.batches)))
 
     def _engine_s(self, stages: _Stages, sizes: I64) -> F64:
@@ -101,7 +100,7 @@ class EngineFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Stages:
-    """(b,) float64 seconds of each batch alone: coarse stage, host scan, slowest device scan."""
+    """(b,) float64 predicted seconds of each batch: coarse stage, host scan, slowest device scan."""
 
     coarse_s: F64
     host_s: F64
@@ -147,12 +146,12 @@ def _ratio(took: F64, told: F64) -> float:
 
 
 def _fit_host(told: F64, took: F64, sizes: I64) -> RoutingModel:
-    """Ratio of the host scan and what comes with it, from batches (b,) that have one."""
+    """Ratio of the host scan and the costs beside it, from the batches (b,) that have one."""
     known = (told > 0) & (took > 0)
     told, took, sizes = told[known], took[known], sizes[known]
     if took.size < _MIN_BATCHES:
         return RoutingModel()
-    # The machine may be slower than when it was profiled, by more than is plausible of a scan in a router.
+    # Take out the machine's speed first: it may differ from the profile's by more than fit_routing allows.
     ratio = float(np.median(took / told))
     columns = np.stack([told, np.zeros_like(told), np.ones_like(told), sizes.astype(np.float64)], axis=1)
     found = fit_routing(columns, took / ratio, prior_weight=_PRIOR_BATCHES / took.size)
@@ -170,7 +169,7 @@ def _stages(table: StageTable, load: Served) -> _Stages:
     for number, (at, size) in enumerate(zip(starts.tolist(), load.batches.tolist(), strict=True)):
         times = table.of_batch(size)
         rows[number] = times.coarse_s, times.host_s[at], max((one[at] for one in times.device_s), default=0.0)
-    # What a table's routing and factors add is not the stage's own; its work, which takes long, is looked up once.
+    # Undo the table's routing and factors: they are not part of the stage.
     scale = table.routing.scale
     rows /= (scale * table.coarse_factor, scale * table.host_factor, scale * table.device_factor)
     coarse, host, device = rows.T
@@ -178,13 +177,13 @@ def _stages(table: StageTable, load: Served) -> _Stages:
 
 
 def _idle(load: Served) -> tuple[F64, F64]:
-    """Seconds of wake-ups of an idle engine, and of pauses of one for which requests wait and a slot is free."""
+    """Seconds of wake-ups of an idle engine; and of pauses while requests wait and a slot is free."""
     came, started = load.arrivals[load.first], load.started_s[load.first]
     free = (started + load.engine_s)[:-1]
     waited = came[1:] < free
     ended = np.maximum.accumulate(np.maximum.reduceat(load.done_s, load.first))
     slot = np.concatenate(([True], ended[:-2] < free[1:]))
     pauses = np.maximum(started[1:] - free, 0.0)[waited & slot]
-    # Right after a batch an engine still reports: that is neither.
+    # An engine that still reports on its last batch is neither idle nor paused.
     idle = np.concatenate(([True], came[1:] > free + (np.median(pauses) if pauses.size else 0.0)))
     return (started - came)[idle], pauses

@@ -9,7 +9,7 @@ import pytest
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.simulator import fit_llm
-from hybridindex.studies.simulator.llm import generate
+from hybridindex.studies.simulator.llm_server import generate
 from tests.studies.simulator.conftest import LLM
 
 PER_TOKEN = 131_072.0

@@ -1,8 +1,8 @@
-"""Which hit-rate model to trust: each predicts the batch minimum of queries that it has not seen.
+"""Cross-validation of the hit-rate models: each predicts the batch minimum of queries that it has not seen.
 
-The held-back queries are split in two; a model built on one half predicts E[min hit rate] on the other, both ways.
-"Measured" is the mean over *all* batches of that other half (the order statistic without replacement), so that the
-error reported is the model's and the sample's, not that of drawing a few batches.
+A model built on one half of the held-back queries predicts E[min hit rate] on the other, both ways. "Measured" is the
+mean over *all* batches of that other half (the order statistic without replacement), so the reported error does not
+contain the error of drawing a few batches.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridindex.partitioner.models import order_stats
-from hybridindex.partitioner.models.coverage import CoverageCurve
+from hybridindex.partitioner.models.coverage import CoverageCurve, variance_at_half
 from hybridindex.partitioner.models.hitrate import (
     MODEL_NAMES,
     EmpiricalHitRate,
@@ -24,7 +24,7 @@ from hybridindex.partitioner.models.hitrate import (
 )
 from hybridindex.types import F64, I64
 
-__all__ = ["HitRateError", "HitRateValidation", "measured_expected_min", "validate_hit_rate_models"]
+__all__ = ["HitRateError", "HitRateValidation", "validate_hit_rate_models"]
 
 DEFAULT_BATCHES = (1, 4, 16, 64)
 DEFAULT_COVERAGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
@@ -47,7 +47,7 @@ class HitRateError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HitRateValidation:
-    """Every model's errors on unseen queries, and the one with the least mean error."""
+    """Errors of every model on unseen queries, and the model with the smallest mean error."""
 
     best: HitRateName
     points: tuple[HitRateError, ...]
@@ -61,11 +61,6 @@ class HitRateValidation:
         return {name: (float(np.median(e)), float(e.max())) for name in MODEL_NAMES if (e := self.errors(name)).size}
 
 
-def measured_expected_min(rates: F64, batch: int) -> float:
-    """Mean smallest hit rate over all batches of ``batch`` of the queries behind ``rates`` (n,)."""
-    return order_stats.expected_min(np.sort(rates), batch)
-
-
 def validate_hit_rate_models(
     curve: CoverageCurve,
     *,
@@ -74,7 +69,7 @@ def validate_hit_rate_models(
 ) -> HitRateValidation:
     """Cross-validate the hit-rate models in two halves. Batches larger than a half are left out."""
     half = curve.n_held // 2
-    if half == 0:  # one query alone cannot be held against another
+    if half == 0:  # a single query cannot be split
         return HitRateValidation(best="empirical", points=())
     halves = (np.arange(half), np.arange(half, curve.n_held))
     counts = [max(1, round(coverage * curve.nlist)) for coverage in coverages]
@@ -116,13 +111,6 @@ def validate_hit_rate_models(
 
 
 def _sigma2_max(curve: CoverageCurve, rows: I64) -> float:
-    """Variance of the hit rate where its mean is one half, among some of the held-back queries."""
+    """:attr:`CoverageCurve.sigma2_max` of the held-back queries ``rows``."""
     rates = curve.hit_work[:, rows] / np.maximum(curve.hit_work[-1, rows], 1.0)
-    mean = rates.mean(axis=1)
-    above = np.flatnonzero(mean >= 0.5)
-    if above.size == 0 or above[0] == 0:
-        return 0.0
-    hi = int(above[0])
-    pair = rates[hi - 1 : hi + 1].var(axis=1)
-    share = (0.5 - mean[hi - 1]) / (mean[hi] - mean[hi - 1])
-    return float(pair[0] + share * (pair[1] - pair[0]))
+    return variance_at_half(rates.mean(axis=1), rates.var(axis=1))

@@ -12,9 +12,9 @@ from hybridindex.partitioner.models.latency import RoutingModel
 from hybridindex.partitioner.plan import make_plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.studies.simulator import EngineRules, Inputs, poisson, simulate
-from hybridindex.studies.simulator.retrieval import retrieve
-from hybridindex.studies.simulator.served import Served, fit_engine
-from hybridindex.studies.simulator.stages import stage_table
+from hybridindex.studies.simulator.engine_fit import Served, fit_engine
+from hybridindex.studies.simulator.engine_loop import retrieve
+from hybridindex.studies.simulator.stage_table import stage_table
 from tests.studies.simulator.conftest import system_of
 
 

@@ -1,8 +1,8 @@
-"""An LLM server in virtual time: prefill first, continuous batching, a KV cache that ends.
+"""An LLM server in virtual time: prefill first, continuous batching, a limited KV cache.
 
-Requests wait until a sequence slot and KV-cache tokens for prompt *and* answer are free (nobody is preempted), are
-prefilled together while decoding pauses, then take one token per step with all who decode. Steps between two events
-are taken at once, so the cost of a request does not depend on its tokens.
+A request waits until a sequence slot and KV-cache tokens for its prompt *and* its answer are free: nothing is
+preempted. Waiting requests are prefilled together while decoding pauses; then every decoding request takes one token
+per step. All steps between two events are taken at once, so the simulation's cost does not depend on tokens.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from hybridindex.types import F64, I64, LLMProfile
 
 __all__ = ["Generated", "LLMServer", "fit_llm", "generate"]
 
-#: Of vLLM's defaults.
+#: vLLM's defaults.
 _MAX_SEQUENCES = 256
 _MAX_PREFILL_TOKENS = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMServer:
-    """Costs and limits of one of ``replicas`` equal engines; requests take turns among them. Seconds, tokens."""
+    """Costs and limits of one of ``replicas`` equal engines, among which requests go round robin. Raises
+    InvalidInputError, which names the field."""
 
-    #: Of one prompt token while the engine does nothing else: what prefilling takes from decoding.
+    #: Seconds of one prompt token, during which the engine does not decode.
     prefill_per_token_s: float
-    #: What a first token takes beyond that: latency, not work.
+    #: Seconds until the first token beyond that: latency, not work.
     first_token_s: float
-    #: Of one decode step, and of each sequence in it.
+    #: Seconds of one decode step, and of each sequence in it.
     step_s: float
     step_per_sequence_s: float
     kv_tokens: int
@@ -56,12 +57,12 @@ class LLMServer:
 
     @property
     def sequences(self) -> int:
-        """Requests of the usual length that decode at once, at most."""
+        """Most requests of the usual length that decode at once."""
         return min(self.max_sequences, self.kv_tokens // (self.input_tokens + self.output_tokens))
 
     @property
     def capacity_rps(self) -> float:
-        """Requests per second of all replicas when every slot is taken."""
+        """Requests per second of all replicas with all slots taken."""
         n = self.sequences
         step = self.step_s + n * self.step_per_sequence_s
         each = self.prefill_per_token_s * self.input_tokens + (self.output_tokens - 1) * step / n
@@ -70,11 +71,11 @@ class LLMServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Generated:
-    """(n,) float64 seconds in the order of the requests; NaN where a request does not fit the KV cache at all."""
+    """(n,) float64 seconds in the order of the requests; NaN where a request is too large for the KV cache."""
 
     first_token_s: F64
     done_s: F64
-    #: Mean and largest part of the KV cache in use; the mean by time.
+    #: Mean over time, and maximum, of the part of the KV cache in use.
     kv_mean: float
     kv_peak: float
 
@@ -83,16 +84,16 @@ def fit_llm(
     profile: LLMProfile, *, index_bytes: int, kv_bytes_per_token: float, replicas: int = 1, share: float = 1.0
 ) -> LLMServer | None:
     """A server that takes mu(KV) requests per second when saturated, beside an index of ``index_bytes``; None where
-    that leaves no request room.
+    that leaves no room for a request.
 
-    mu(KV) is the profile's curve (measured points, or the linear rule). Prefill is the measured TTFT, but never more
-    than half of 1/mu as work: engines prefill requests together. Steps take what then remains, whatever the batch.
+    mu(KV) is the profile's curve (measured points, or the linear rule). Prefill takes the measured TTFT, at most half
+    of 1/mu of it as work, since engines prefill requests together. Steps take the rest of 1/mu, whatever the batch.
 
     Args:
-        share: part of the LLM's devices that it has: the rest is dedicated to retrieval.
+        share: the LLM's part of the devices; the others serve retrieval alone.
 
     Raises:
-        InvalidInputError: a number that makes no sense, or token counts that the profile lacks.
+        InvalidInputError: a number is out of range, or the profile lacks token counts.
     """
     check_number("kv_bytes_per_token", kv_bytes_per_token, above=0.0)
     if profile.input_tokens < 1 or profile.output_tokens < 1:
@@ -126,7 +127,7 @@ def generate(
 
     Args:
         inputs, outputs: (n,) tokens; by default the server's own.
-        slower: factors >= 1 on all of the LLM's times, one per second of virtual time; the last one goes on.
+        slower: factors >= 1 on the LLM's times, one per second of virtual time; the last one continues.
     """
     n = len(ready)
     order = np.argsort(ready, kind="stable")
@@ -204,7 +205,7 @@ class _Engine:
                 self._held -= prompt[i] + answer[i]
 
     def _decode(self, active: list[tuple[int, int]], steps: int, comes: float) -> int:
-        """Steps up to the next end, or to the next arrival if that may find room; how many."""
+        """Decodes until the next end, or until the next arrival if a slot is free; returns the number of steps."""
         server = self._server
         step = server.step_s + len(active) * server.step_per_sequence_s
         count = active[0][0] - steps

@@ -14,7 +14,7 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.studies.hardware import chip, model, server
 from hybridindex.studies.schedule import RAGSchema, Resources, case, llm_extension, search
 from hybridindex.studies.schedule.costs.decoding import decodings
-from hybridindex.studies.schedule.costs.stages import StageCosts
+from hybridindex.studies.schedule.costs.stage_costs import StageCosts
 from hybridindex.studies.schedule.placements import is_of_kind, placements
 from tests.studies.schedule import naive
 

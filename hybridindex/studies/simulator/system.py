@@ -1,7 +1,7 @@
-"""One run of a system: requests are retrieved, then generated.
+"""One run of a system: all requests are retrieved, then all are generated.
 
-The two stages are simulated one after the other, because nothing flows back: decoding slows device scans by a factor
-that does not depend on the moment, and device scans slow decoding by when they really happen.
+Retrieval does not depend on generation: decoding slows device scans by a constant factor. Device scans slow decoding
+when they happen.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridindex.studies.simulator.arrivals import Workload
-from hybridindex.studies.simulator.llm import LLMServer, generate
+from hybridindex.studies.simulator.engine_loop import EngineRules, Retrieved, Watch, retrieve
+from hybridindex.studies.simulator.llm_server import LLMServer, generate
 from hybridindex.studies.simulator.outcome import Outcome, quantiles
-from hybridindex.studies.simulator.retrieval import EngineRules, Retrieved, Watch, retrieve
-from hybridindex.studies.simulator.stages import StageTable
+from hybridindex.studies.simulator.stage_table import StageTable
 from hybridindex.types import F64
 
 __all__ = ["System", "simulate"]
@@ -23,14 +23,14 @@ __all__ = ["System", "simulate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class System:
-    """A server, ready to be simulated."""
+    """A server that can be simulated."""
 
     name: str
     table: StageTable
     rules: EngineRules
-    #: None: search alone.
+    #: None: search only.
     llm: LLMServer | None = None
-    #: Seconds that the LLM loses for each second in which the devices that it shares scan.
+    #: Seconds that the LLM loses per second in which its devices scan.
     contention: float = 0.0
     n_devices: int = 1
     #: What was assumed instead of measured, in words.
@@ -46,10 +46,7 @@ def simulate(
     watch: Watch | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
-    """Serves ``workload``; the same arguments give the same outcome.
-
-    ``watch``: says what is resident at each time, instead of the system's own table.
-    """
+    """Serves ``workload``; the same arguments give the same outcome. ``watch`` replaces the system's own table."""
     arrivals = workload.arrivals
     found = retrieve(arrivals, watch or system.table, system.rules, seed=seed, progress=progress)
     search_s = found.done_s - arrivals
@@ -91,8 +88,8 @@ def simulate(
 
 
 def _scanning(found: Retrieved, n_devices: int) -> F64:
-    """(seconds,) float64 part of each second that a device scans, averaged over all devices."""
+    """(seconds,) float64 part of each second in which a device scans, averaged over all devices."""
     seconds = np.zeros(int(found.done_s.max()) + 1)
-    # A scan counts in the second in which it begins: seconds are long beside scans.
+    # A scan counts in the second in which it begins: scans are much shorter than a second.
     np.add.at(seconds, found.device_busy[:, 1].astype(np.int64), found.device_busy[:, 2] - found.device_busy[:, 1])
     return np.minimum(seconds / n_devices, 1.0)

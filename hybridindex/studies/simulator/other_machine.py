@@ -1,6 +1,6 @@
-"""What if: a profile's fits for another machine or a larger index, with every assumption in words.
+"""A profile's fits, scaled to another machine or a larger index by given numbers, with every assumption in words.
 
-Scales fitted models by stated numbers. Measures nothing and knows no product: names are looked up by who asks.
+Measures nothing and knows no products: the caller looks up their numbers.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import numpy as np
 
 from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.models.coverage import build_coverage_curve
-from hybridindex.partitioner.models.fits import PiecewiseLinear
 from hybridindex.partitioner.models.latency import DeviceScanModel, LatencyModel
 from hybridindex.partitioner.models.scan_models import HostScanModel, ScanWork
 from hybridindex.studies.simulator.arrivals import check_number
-from hybridindex.studies.simulator.queries import scale_lists
+from hybridindex.studies.simulator.query_pool import scale_lists
 from hybridindex.types import F64
 
 __all__ = ["WhatIf", "suppose"]
 
-#: Launching a scan and bringing its result back, where no GPU was measured.
+#: Seconds to launch a scan and fetch its result, where no GPU was measured.
 _ASSUMED_OVERHEAD_S = 100e-6
 
 
@@ -32,9 +31,9 @@ class WhatIf:
     device_bandwidth: float | None = None
     #: Part of it that scans reach.
     device_efficiency: float = 0.5
-    #: Host stages are so many times as fast.
+    #: Speed of host stages over the profiled one.
     host_speed: float = 1.0
-    #: Lists are so many times as long.
+    #: Length of lists over the profiled one.
     index_scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -61,7 +60,7 @@ class _FasterHost:
 
 
 def suppose(analysis: Analysis, wanted: WhatIf) -> tuple[Analysis, tuple[str, ...]]:
-    """The analysis of that machine and index, and what it assumes."""
+    """The analysis of that machine and index, and its assumptions in words."""
     said = [
         f"measured: {', '.join(analysis.profile.hardware.devices) or 'no GPU'}; {analysis.profile.hardware.cpu_model}"
     ]
@@ -105,12 +104,6 @@ def _other_device(latency: LatencyModel, bandwidth: float, efficiency: float) ->
 
 
 def _other_host(latency: LatencyModel, speed: float) -> LatencyModel:
-    def faster(fit: PiecewiseLinear | None) -> PiecewiseLinear | None:
-        return None if fit is None else replace(fit, values=fit.values / speed)
-
-    return replace(
-        latency,
-        coarse=faster(latency.coarse),
-        merge=faster(latency.merge),
-        host=replace(latency.host, model=_FasterHost(base=latency.host.model, speed=speed)),
-    )
+    coarse, merge = (fit and fit.scaled(1.0 / speed) for fit in (latency.coarse, latency.merge))
+    host = replace(latency.host, model=_FasterHost(base=latency.host.model, speed=speed))
+    return replace(latency, coarse=coarse, merge=merge, host=host)

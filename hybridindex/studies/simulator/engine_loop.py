@@ -1,11 +1,11 @@
 """Retrieval in virtual time: the engine's loop of on-demand batches over host and devices.
 
-What the router's engine does with threads happens here as arithmetic, with its own rules of batching: one engine takes
-what waits, quantizes and scans the host part; every device scans its parts in turn; two batches at most are under way.
+Computes what the router's engine does with threads, under its batching rules: one engine takes the waiting requests,
+quantizes and scans the host part; every device scans its parts in turn; at most two batches are in flight.
 
-**Early dispatch.** The host scans the lists of the lightest request first, each list for all requests that want it. A
-profile knows the scan of a whole batch and each query's lists, so a request ends when its lists and those of all
-lighter requests have been scanned, at an even pace. A device answers all at once.
+**Early dispatch.** The host scans the lists of the lightest request first, each list for all requests that probe it. A
+profile gives the scan time of a whole batch and each query's lists. So a request ends when its lists and those of all
+lighter requests have been scanned, at a constant rate. A device answers all its requests at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT, fits
-from hybridindex.studies.simulator.stages import StageTable
+from hybridindex.studies.simulator.stage_table import StageTable
 from hybridindex.types import F64, I64
 
 __all__ = ["EngineRules", "Retrieved", "Watch", "retrieve"]
@@ -34,31 +34,29 @@ class EngineRules:
 
     max_batch: int | None = None
     early_dispatch: bool = True
-    #: Seconds that an answer takes to its caller.
+    #: Seconds from the end of a search until its caller has the answer.
     answer_s: float = 0.0
-    #: Equally likely seconds in which an idle engine wakes, and seconds between a batch's last answer and the next
-    #: batch: what a profile, which times whole batches of one caller, does not have. See
-    #: :func:`hybridindex.studies.simulator.served.fit_engine`.
+    #: Equally likely seconds in which an idle engine wakes, and seconds from a batch to the next. A profile has
+    #: neither: see :func:`hybridindex.studies.simulator.engine_fit.fit_engine`.
     wake_s: tuple[float, ...] = (0.0,)
     between_s: float = 0.0
     max_in_flight: int = MAX_BATCHES_IN_FLIGHT
-    #: Draw how far each batch's stages scatter around their fits, from the residuals of these.
+    #: Draw each batch's deviation from the fits out of their residuals.
     scatter: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Retrieved:
-    """What became of the searches, in order of arrival."""
+    """The searches, in order of arrival."""
 
-    #: (n,) float64 seconds: when the batch began, when the answer was there.
+    #: (n,) float64 seconds: when the batch began, and when the answer was there.
     started_s: F64
     done_s: F64
     #: (n,) float64 hit rate by bytes.
     hit_rate: F64
     #: (b,) int64 queries of each batch.
     batches: I64
-    #: (b,) float64 seconds of the engine for each batch, up to where its parts are handed over, and up to the end of
-    #: its host part.
+    #: (b,) float64 seconds of each batch in the engine, until its parts are submitted and until its host part ends.
     split_s: F64
     engine_s: F64
     #: (m, 3) float64: device, start and end of each of its scans.
@@ -66,10 +64,10 @@ class Retrieved:
 
 
 class Watch(Protocol):
-    """Follows a run and may change what is resident: drift and refresh."""
+    """Follows a run and may change residency: drift and refresh."""
 
     def table_at(self, now_s: float) -> StageTable:
-        """What a batch that begins now is served with. Times never go back."""
+        """The table of a batch that begins now. Times never go back."""
 
     def answered(self, now_s: float, latency_s: float, hit_rate: float) -> None:
         """A request was answered."""
@@ -83,7 +81,7 @@ def retrieve(
     seed: int,
     progress: Callable[[int], None] | None = None,
 ) -> Retrieved:
-    """Serves ``arrivals`` (n,) ascending seconds, request i with query i of the pool, around and around."""
+    """Serves ``arrivals`` (n,) ascending seconds; request i asks query i modulo the pool."""
     watch = None if isinstance(table, StageTable) else table
     served = table if isinstance(table, StageTable) else table.table_at(0.0)
     times = arrivals.tolist()
@@ -101,7 +99,7 @@ def retrieve(
     device_free: list[float] = [0.0] * 64
     engine_free, first = -math.inf, 0
     while first < n:
-        # Requests gather while the engine or a slot is waited for: the batch is taken when both are there.
+        # The batch takes all requests that wait when both the engine and a slot are free.
         now = times[first]
         if now > engine_free:
             if not wakes:
@@ -139,9 +137,9 @@ def retrieve(
                 device_free[device] = begin + took
                 busy.append((device, begin, begin + took))
                 device_end, longest = max(device_end, begin + took), max(longest, took)
-        # What does not hide behind the longer of the two scans delays whichever ends last.
+        # The part of the shorter scan that does not overlap the longer one delays the later end.
         waiting = served.serial * min(host_s, longest) if longest else 0.0
-        # Merging and answering come while the host scans, or at once where it has nothing to scan.
+        # Merging and answering happen while the host scans, or at once where it has nothing to scan.
         took = own_s + host_s + waiting
         scanned = split + took
         tail = stages.merge_s + rules.answer_s
@@ -156,11 +154,11 @@ def retrieve(
             done[first:last] = [end] * size
         else:
             for place, part in enumerate(served.early_ends(at, size), first):
-                # Who has nothing on the devices does not wait for them.
+                # A request without resident lists does not wait for the devices.
                 of_device = device_end if hits_of[place % served.n] else 0.0
                 done[place] = max(split + part * took + tail if part else split, of_device)
         started[first:last] = [now] * size
-        # The slot is free before the answer has reached its caller.
+        # The slot is free before the answer reaches the caller.
         ends[len(batches) % rules.max_in_flight] = end - rules.answer_s
         batches.append(size)
         engine.append((coarse_s, scanned - now))

@@ -1,7 +1,7 @@
-"""The queries that requests bring: a profile's held-back queries, and what each leaves to every tier.
+"""The queries of the requests: a profile's held-back queries, and the work of each on every tier.
 
-Request i brings query i modulo their number. They stand in the curve's random order, so a run of neighbours is a random
-batch, and the work of every possible batch is a window. The split is the router's own.
+Request i asks query i modulo their number. Queries are in the curve's random order, so neighbours form a random batch:
+the work of every batch is a sum over a window. The split is the router's.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["QueryPool", "TierWork", "move_hot_set", "pool_of", "query_pool", "sc
 I16 = npt.NDArray[np.int16]
 
 
-#: Multiply-adds that take as long as reading a byte: what the native host scan orders its lists by.
+#: Multiply-adds that take as long as reading a byte, as in the native host scan's order of lists.
 _MULTIPLIES_PER_BYTE = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TierWork:
-    """What the queries leave to one tier when certain lists are resident. Arrays (n,) float64, one per query."""
+    """Work of the queries on one tier for one residency: (n,) float64 each."""
 
     work: F64
     probes: F64
@@ -46,10 +46,9 @@ class QueryPool:
     list_bytes: I64
     #: (nlist,) int64 number of queries that probe each list.
     queries_of_list: I64
-    #: What each request adds to a scan of a list, over reading the list.
+    #: Cost that each request adds to the scan of a list, over the cost of reading the list.
     request_cost: float = 0.0
-    #: Each (query, list) that is probed, as (m,) int64 queries and lists, and how many queries back, around the end,
-    #: the list was probed before.
+    #: Every probe as (m,) int64 queries and lists, and how many queries earlier (cyclic) the list was probed before.
     _visits: tuple[I64, I64, I64] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -59,7 +58,7 @@ class QueryPool:
         query, probed = query[order], probed[order]
         before = np.roll(query, 1)
         first = np.flatnonzero(np.diff(probed, prepend=-1))
-        # Before the first visit of a list comes its last one, a round ago.
+        # Before the first probe of a list comes its last one, one round earlier.
         before[first] = query[np.append(first[1:], len(query)) - 1] - len(self) if len(query) else 0
         object.__setattr__(self, "_visits", (query, probed, query - before))
 
@@ -67,7 +66,7 @@ class QueryPool:
         return len(self.probes)
 
     def tiers(self, list_device: I16, n_devices: int) -> tuple[list[TierWork], F64]:
-        """The work of the host and of each device, in this order, and (n,) hit rates by bytes."""
+        """Work of the host, then of each device; and (n,) hit rates by bytes."""
         split = split_probes(
             self.probes, np.zeros(self.probes.shape, np.float32), list_device, self.list_bytes, n_devices
         )
@@ -83,11 +82,11 @@ class QueryPool:
         return found, split.hit_rate.astype(np.float64)
 
     def window_union(self, lists: npt.NDArray[np.bool_], batch: int) -> F64:
-        """(n,) bytes of those of ``lists`` (nlist,) bool that the ``batch`` queries from each one on touch."""
+        """(n,) bytes of the distinct ``lists`` (nlist,) bool that the ``batch`` queries from each query on probe."""
         n, (query, probed, gap) = len(self), self._visits
         mine = lists[probed]
         query, nbytes = query[mine], self.list_bytes[probed[mine]].astype(np.float64)
-        # A visit is the first of its list in the windows that reach back less far than to the visit before.
+        # A probe is the first of its list in every window that does not contain the probe before it.
         begin = query - np.minimum(gap[mine], batch) + 1
         change = np.bincount(begin % n, weights=nbytes, minlength=n + 1)
         change -= np.bincount(query + 1, weights=nbytes, minlength=n + 1)
@@ -95,7 +94,7 @@ class QueryPool:
         return np.asarray(np.cumsum(change[:n]), dtype=np.float64)
 
     def union_bytes(self, lists: npt.NDArray[np.bool_], batch: int) -> float:
-        """Expected bytes of those of ``lists`` (nlist,) bool that a random batch touches."""
+        """Expected bytes of the distinct ``lists`` (nlist,) bool that a random batch probes."""
         touched = 1.0 - avoid_probability(len(self), batch)[self.queries_of_list]
         return float((self.list_bytes * touched)[lists].sum())
 
@@ -126,7 +125,7 @@ def _request_cost(dim: int, code_size: int) -> float:
 
 
 def scale_lists(profile: Profile, factor: float) -> Profile:
-    """The profile of an index whose lists are ``factor`` times as long; timings stay those of the measured one."""
+    """The profile of an index whose lists are ``factor`` times as long; timings stay as measured."""
     if not 0 < factor < 1e6:
         raise InvalidInputError(f"index_scale is {factor}; give a number > 0 and < 1e6")
     if factor == 1:
@@ -137,10 +136,8 @@ def scale_lists(profile: Profile, factor: float) -> Profile:
 
 
 def move_hot_set(profile: Profile, shift: float) -> Profile:
-    """The profile after drift: every access goes to the list ``shift`` of the hot order further down, and around.
-
-    How skewed the load is stays; which lists are hot does not.
-    """
+    """The profile after drift: every access moves to the list ``shift`` of the hot order further down (cyclic). The
+    skew stays; the hot lists change."""
     if not 0 <= shift <= 1:
         raise InvalidInputError(f"shift is {shift}; give a part of the hot order in [0, 1]")
     order = np.argsort(-profile.access.list_accesses, kind="stable")

@@ -1,14 +1,15 @@
-"""When the requests of a burst get through a pipeline of batching stages, and how many a second go through for good.
+"""When the requests of a burst leave a pipeline of batching stages, and the sustained rate of the pipeline.
 
-A burst of n requests, n a power of two, arrives at once. ``times[i]`` is when the first 2**i of them are through.
-Stages with chips of their own work side by side, each as soon as it has a whole batch (RAGO, Figure 14(a)). Stages that
-share chips take turns: the last stage that has its inputs goes first, and while a retrieval between them goes on, all
-pause (Figure 14(b), section 6.1).
+A burst of n requests, n a power of two, arrives at once. ``times[i]`` is when the first 2**i of them are done. Stages
+with their own chips work in parallel, each as soon as it has a whole batch (RAGO, Figure 14(a)). Stages that share
+chips take turns: the last stage that has its inputs goes first, and all pause during a retrieval between them (Figure
+14(b), section 6.1).
 
-Against playing the burst through (:mod:`.burst`): the same for one group of stages, and for stages apart whose batches
-do not get smaller. Where they do, an upper bound: what was a batch once is taken to arrive as one at every later stage.
-Stages that share chips behind others are taken to be free when their last inputs come, which may be one batch early.
-Everything here is monotone: earlier inputs never come out later. Searches prune by that.
+Compared with a step-by-step simulation of the burst, this is exact for one group of stages, and for separate stages
+whose batches do not get smaller. Where batches get smaller it is an upper bound: requests that formed a batch once are
+assumed to arrive together at every later stage. Stages that share chips after other stages are assumed to be free when
+their last inputs come, which may be one batch early. All times are monotone: earlier inputs never come out later.
+Searches prune by that.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _COUNTS = 2.0 ** np.arange(SIZES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One stage with its batch size: seconds of a batch, and until the next may begin."""
+    """One stage with its batch size: seconds of a batch, and until the next can begin."""
 
     stage: str
     log2_batch: int
     latency_s: float
     interval_s: float
-    #: Of weights and cache on each of its chips.
+    #: Weights and cache on each of its chips.
     memory_bytes: float = 0.0
     #: How its chips share the work, in words.
     how: str = ""
@@ -48,11 +49,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Subsystem:
-    """Stages that share ``chips`` chips, in order; 0 chips: servers of its own."""
+    """Stages that share ``chips`` chips, in order; 0 chips: its own servers."""
 
     chips: int
     runs: tuple[Run, ...]
-    #: Seconds of its chips for one request, for good.
+    #: Seconds of its chips per request in the long run.
     period_s: float
 
 
@@ -62,16 +63,16 @@ class Ways:
 
     #: (n, stages) index of each stage's :class:`Run` in the caller's lists.
     choices: I64
-    #: (n,) seconds of the chips for one request, for good.
+    #: (n,) seconds of the chips per request in the long run.
     period_s: F64
-    #: (n,) log2 of the inputs that a way begins with, and of its largest batch.
+    #: (n,) log2 of the inputs of the first batch, and of the largest batch.
     log2_first: I64
     log2_largest: I64
-    #: (n, SIZES) log2 of how many inputs it needs for the first 2**i outputs.
+    #: (n, SIZES) log2 of the number of inputs for the first 2**i outputs.
     needs: I64
     #: (n, SIZES) seconds of work for the first 2**i outputs.
     work_s: F64
-    #: (n, SIZES) seconds from the last input to the last output, where the last 2**i inputs come at once.
+    #: (n, SIZES) seconds from the last input to the last output when the last 2**i inputs come at once.
     tail_s: F64
     #: (n,) bytes on each chip.
     memory_bytes: F64
@@ -80,22 +81,22 @@ class Ways:
         return len(self.period_s)
 
     def take(self, rows: I64) -> Ways:
-        """Some of them."""
+        """The ways of ``rows``."""
         return Ways(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     def columns(self) -> F64:
-        """(n, m): a way that is at most as large in all of them is never worse, whatever comes before or after."""
+        """(n, m): a way that is at most as large in all columns is never worse, whatever comes before or after it."""
         scalars = np.column_stack([self.period_s, self.memory_bytes, self.log2_first, self.log2_largest])
-        # The largest batch decides what is needed.
+        # ``needs`` follows from the largest batch.
         return np.hstack([scalars, self.work_s, self.tail_s])
 
     def ttft_s(self) -> F64:
-        """(n,) seconds until a burst as large as the largest batch is through, if nothing comes before."""
+        """(n,) seconds until a burst as large as the largest batch is done, if no stage comes before."""
         return self.work_s[np.arange(len(self)), self.log2_largest]
 
 
 def no_stage() -> Ways:
-    """The one way to do nothing."""
+    """The single way to run no stage."""
     return Ways(
         choices=np.empty((1, 0), dtype=np.int64),
         period_s=np.zeros(1),
@@ -109,13 +110,13 @@ def no_stage() -> Ways:
 
 
 def before(runs: Sequence[Run], rest: Ways) -> Ways:
-    """Each of ``runs`` in front of each way of ``rest``, on the same chips."""
+    """Each of ``runs`` before each way of ``rest``, on the same chips."""
     batch = np.array([run.log2_batch for run in runs])[:, None]
     latency = np.array([run.latency_s for run in runs])[:, None]
     interval = np.array([run.interval_s for run in runs])[:, None]
     memory = np.array([run.memory_bytes for run in runs])[:, None]
     n, m = len(runs), len(rest)
-    # The last inputs of the stages behind come at once in at least this stage's batch.
+    # The last inputs of the later stages come at once, at least as many as this stage's batch.
     at_once = np.maximum(np.arange(SIZES), batch)
     tail = latency + (_COUNTS[at_once - batch] - 1.0) * interval
     needs = np.maximum(rest.needs[None], batch[..., None])
@@ -136,14 +137,11 @@ def before(runs: Sequence[Run], rest: Ways) -> Ways:
 
 
 def through(ways: Ways, row: int, times: F64, at_once: I64) -> F64:
-    """When a burst is through way ``row``.
+    """(n, SIZES) when a burst leaves way ``row``: it is busy from its first batch on, or waits for its last inputs.
 
     Args:
         times: (n, SIZES) when the first 2**i inputs come.
         at_once: (n,) log2 of how many of them come together.
-
-    Returns:
-        (n, SIZES). Either it is busy from its first batch on, or it waits for its last inputs.
     """
     needs = ways.needs[row]
     busy = times[:, ways.log2_first[row], None] + ways.work_s[row]
