@@ -197,6 +197,21 @@ def test_the_cache_keeps_its_share_and_makes_way(index):
         check(index, clustered(9), 10, 8, router.search(clustered(9), 10, 8))
 
 
+def test_what_no_search_used_leaves_the_cache_first(index):
+    """Three lists in an arena of two pages. Of lists that were used alike, the one with the smaller id would go."""
+    used, idle, fresh = np.flatnonzero(index.list_sizes)[:3]
+    budget = arena_of(index, 2)
+    options = {"devices": ["cpu"], "device_budget_bytes": budget, "lookahead_bytes": budget, "cache_fraction": 1.0}
+    with Router(index, **options) as router:
+        with router.session() as session:
+            session.lookahead(index.centroids[[used, idle]], nprobe=1).result(30)
+        assert router.residency.resident_lists().tolist() == [used, idle]
+        with router.session() as session:
+            session.search(index.centroids[[used]], 5, 1)
+            session.lookahead(index.centroids[[fresh]], nprobe=1).result(30)
+            assert router.residency.resident_lists().tolist() == [used, fresh]
+
+
 def test_pages_of_a_copy_on_its_way_are_counted_once(index, monkeypatch):
     """What is free beside it is enough for the next draft: nothing cached has to go."""
     from hybridindex.tiers.paged.arena import PageArena
