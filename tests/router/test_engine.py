@@ -11,6 +11,7 @@ import pytest
 
 from hybridindex.errors import RouterClosedError
 from hybridindex.router import Router
+from hybridindex.tiers.contract.residency import Lease
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.router.test_router import check
 
@@ -189,6 +190,30 @@ def test_close_waits_for_a_search_on_its_callers_thread(index, monkeypatch):
         closing.result(WAIT_S)
     with pytest.raises(RouterClosedError):
         router.search(clustered(1))
+
+
+def test_who_waits_for_an_engine_that_stopped_is_told_why(index, monkeypatch):
+    """Of three requests one is answered, one was left over by the cap, and one was not yet taken."""
+    searches = [(clustered(2, seed=seed), 8) for seed in range(3)]
+    router = Router(index, max_batch=2)
+    [before, answered, left_over, queued], go_on = submit_together(index, router, monkeypatch, searches)
+    release = Lease.release
+
+    def broken(lease):
+        if before.done() and answered.done():
+            raise RuntimeError("the account of leases is broken")
+        release(lease)
+
+    monkeypatch.setattr(Lease, "release", broken)
+    go_on.set()
+    check(index, searches[0][0], 5, 8, answered.result(WAIT_S))
+    for future in (left_over, queued):
+        with pytest.raises(RuntimeError, match="account of leases"):
+            future.result(WAIT_S)
+    with pytest.raises(RouterClosedError):
+        router.submit(clustered(1))
+    monkeypatch.undo()
+    router.close()
 
 
 def test_ctrl_c_in_a_search_leaves_a_working_router(index, monkeypatch):
