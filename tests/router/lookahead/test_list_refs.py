@@ -56,7 +56,10 @@ class HoldingsMachine(RuleBasedStateMachine):
     def join(self, lists, which):
         if self.open:
             holder = self.open[which % len(self.open)]
+            before = holder.lists.copy()
             self.holdings.join(holder, [i for i in lists if i in self.resident])
+            assert not (holder.lists - before) & self.pinned
+            assert holder.lists >= (set(lists) & self.resident) - self.pinned
 
     @rule(which=st.integers(0, 10))
     def end(self, which):
@@ -113,3 +116,17 @@ TestHoldings = HoldingsMachine.TestCase
 TestHoldings.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestWithoutCache = WithoutCache.TestCase
 TestWithoutCache.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_session_joins_what_another_holds_but_not_what_the_plan_wants():
+    holdings = Holdings(np.full(NLIST, 10), HotnessPolicy())
+    first, second = Holder(), Holder()
+    assert holdings.landed(first, [1, 2]) == []
+    holdings.pin([1])
+    holdings.join(second, [1, 2, 3])
+    assert (first.lists, second.lists) == ({1, 2}, {2})
+    # The plan gives list 1 up: its first holder still wants it, list 2 is both sessions'.
+    holdings.pin([])
+    assert holdings.release(first) == []
+    assert np.flatnonzero(holdings.cached).tolist() == [1]
+    assert np.flatnonzero(holdings.wanted()).tolist() == [1, 2]
