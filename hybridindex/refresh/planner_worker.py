@@ -54,7 +54,7 @@ class _Calls:
         """Imports what the other calls need: most of the time that a process takes to begin."""
         import hybridindex.profiler.recent
         import hybridindex.refresh.proposal  # noqa: F401
-        from hybridindex.index.faiss_files.faiss_model import require_faiss
+        from hybridindex.index.faiss_model import require_faiss
 
         require_faiss()
 
