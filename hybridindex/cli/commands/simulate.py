@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hybridindex.studies.hardware import Chip
     from hybridindex.studies.simulator import Inputs
     from hybridindex.studies.simulator.arrivals import Workload
-    from hybridindex.studies.simulator.drift import DriftRules
+    from hybridindex.studies.simulator.moving_load import DriftRules
 
 __all__ = ["register"]
 
