@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import (
@@ -34,6 +34,7 @@ from hybridindex.index import (
 from hybridindex.index.storage.layout import to_blocks16
 from hybridindex.index.storage.manifest import Manifest
 from tests.conftest import clustered_vectors
+from tests.examples import examples
 
 FILES = ["CURRENT", *(f"gen-000001/{name}" for name in ("manifest.json", "model.faiss", "lists.idx.npy", "lists.bin"))]
 #: A damaged index never opens; CURRENT naming a missing generation and a manifest of another format are of these too.
@@ -51,7 +52,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_flipped_byte_anywhere_is_noticed(built: Path, name: str) -> None:
     raw = (built / name).read_bytes()
 
-    @settings(max_examples=60, deadline=None)
+    @examples(60)
     @given(st.integers(0, len(raw) - 1), st.integers(1, 255))
     def check(position: int, mask: int) -> None:
         changed = bytearray(raw)

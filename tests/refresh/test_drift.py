@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
@@ -28,6 +28,7 @@ from hybridindex.refresh.drift import (
     predict_hit_rate,
 )
 from tests.clustered import small_index
+from tests.examples import examples
 from tests.moving_load import moving_queries
 from tests.store.conftest import make_profile
 
@@ -242,7 +243,7 @@ def test_pooled_windows_are_one_window_of_all_requests():
     assert pool_windows(()) is None
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["serve", "tick", "end"]), st.floats(0, 30), st.booleans(), st.floats(0, 1)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
@@ -18,6 +18,7 @@ from hybridindex.studies.schedule.costs.roofline import (
     encode_s,
     powers_of_two,
 )
+from tests.examples import examples
 
 #: 1e12 FLOP/s, 1e10 bytes/s: balanced at 100 FLOP a byte.
 CHIP = Chip(
@@ -111,7 +112,7 @@ def test_no_way_is_beaten_by_another(xpu, llm):
                 )
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     sequences=st.integers(1, 64),
     tokens=st.integers(1, 2048),
