@@ -34,7 +34,6 @@ from hybridindex.index import (
 from hybridindex.index.storage.layout import to_blocks16
 from hybridindex.index.storage.manifest import Manifest
 from tests.conftest import clustered_vectors
-from tests.examples import examples
 
 FILES = ["CURRENT", *(f"gen-000001/{name}" for name in ("manifest.json", "model.faiss", "lists.idx.npy", "lists.bin"))]
 #: A damaged index never opens; CURRENT naming a missing generation and a manifest of another format are of these too.
@@ -52,7 +51,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_flipped_byte_anywhere_is_noticed(built: Path, name: str) -> None:
     raw = (built / name).read_bytes()
 
-    @examples(60)
     @given(st.integers(0, len(raw) - 1), st.integers(1, 255))
     def check(position: int, mask: int) -> None:
         changed = bytearray(raw)

@@ -257,7 +257,6 @@ _INDEX_ARRAYS = ("list_ids", "sizes", "page_starts", "pages", "member_starts", "
 
 
 @pytest.mark.parametrize("code", CODES)
-@examples(60)
 @given(
     faults=st.lists(
         st.tuples(

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.lookahead_budget import MissCurve, deadline_nprobe, lookahead_budget, miss_curve_of
-from tests.examples import examples
 
 CURVE = MissCurve(nbytes=np.array([0.0, 100.0, 400.0, 1000.0]), miss_rate=np.array([1.0, 0.5, 0.2, 0.0]))
 
@@ -45,7 +44,6 @@ def test_a_dead_link_moves_nothing() -> None:
     assert budget.nbytes == 0
 
 
-@examples(80)
 @given(
     bandwidth=st.floats(1, 1e4),
     t_llm=st.floats(0, 5),

@@ -28,7 +28,6 @@ from hybridindex.refresh.drift import (
     predict_hit_rate,
 )
 from tests.clustered import small_index
-from tests.examples import examples
 from tests.moving_load import moving_queries
 from tests.store.conftest import make_profile
 
@@ -243,7 +242,6 @@ def test_pooled_windows_are_one_window_of_all_requests():
     assert pool_windows(()) is None
 
 
-@examples(60)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["serve", "tick", "end"]), st.floats(0, 30), st.booleans(), st.floats(0, 1)),

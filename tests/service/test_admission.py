@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hybridindex.errors import DeadlineExceededError, OverloadedError
 from hybridindex.service.admission import Admission
 from hybridindex.service.config import Limits
-from tests.examples import examples
 
 
 class Clock:
@@ -341,7 +340,6 @@ def test_nprobe_falls_to_the_floor_as_the_queue_fills_and_only_if_asked():
     asyncio.run(run())
 
 
-@examples(60)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["send", "end", "cancel"]), st.sampled_from("abc"), st.integers(1, 6)),

@@ -23,7 +23,6 @@ from hybridindex.partitioner.models.hitrate import (
     expected_min_hit_rate,
     hit_rate_to_coverage,
 )
-from tests.examples import examples
 
 BATCHES = (1, 2, 4, 16, 64, 256)
 MODELS = st.one_of(
@@ -114,7 +113,6 @@ def test_models_agree_on_the_mean(analysis: Analysis, name: HitRateName) -> None
     assert distribution(analysis.curve, work, name).mean == pytest.approx(work.hit_rate.mean())
 
 
-@examples(40)
 @given(name=st.sampled_from(MODEL_NAMES), batch=st.sampled_from([1, 4, 16, 64]), eta=st.floats(0.01, 1.0))
 def test_hit_rate_to_coverage_is_the_smallest_that_reaches(
     analysis: Analysis, name: HitRateName, batch: int, eta: float

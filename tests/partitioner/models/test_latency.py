@@ -11,7 +11,6 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.analysis import Analysis, analyse
 from hybridindex.partitioner.models.latency import RoutingModel, fit_latency_model
 from hybridindex.types import StageSample
-from tests.examples import examples
 from tests.partitioner.synthetic import make_profile, scan_seconds
 
 
@@ -38,7 +37,6 @@ def test_median_is_within_a_fifth_of_the_truth_at_coverages_never_timed(
     assert high == pytest.approx(np.quantile(truth, 0.9), rel=0.25)
 
 
-@examples(40)
 @given(
     batch=st.integers(1, 300),
     counts=st.tuples(st.integers(0, 256), st.integers(0, 256)),

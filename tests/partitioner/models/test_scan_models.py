@@ -23,7 +23,6 @@ from hybridindex.partitioner.models.scan_models import (
     host_scan_work,
 )
 from hybridindex.types import F64, StageSample
-from tests.examples import examples
 
 PROBES = 16
 
@@ -140,7 +139,6 @@ MODELS: list[HostScanModel] = [
 MODELS.append(CalibratedScanModel(base=MODELS[0], log2_batches=np.array([0.0, 6.0]), factors=np.array([1.0, 0.7])))
 
 
-@examples(50)
 @given(
     model=st.sampled_from(MODELS),
     batch=st.integers(1, 128),

@@ -55,7 +55,6 @@ def tightest_first(queries, size):
     return groups + ([free] if free else [])
 
 
-@examples(60)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 24), st.integers(2, 6), st.sampled_from([0.0, 1000.0]))
 def test_the_tightest_group_is_made_first(seed, n, size, offset):
     queries = np.random.default_rng(seed).standard_normal((n, 6)).astype(np.float32)

@@ -88,7 +88,6 @@ def test_neither_function_writes_to_its_input():
     assert hotness.tolist() == [1.0, 1.0]
 
 
-@examples(60)
 @given(
     st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=60), st.floats(2.0, 100.0, width=32)
 )

@@ -18,7 +18,6 @@ from hybridindex.studies.schedule.costs.roofline import (
     encode_s,
     powers_of_two,
 )
-from tests.examples import examples
 
 #: 1e12 FLOP/s, 1e10 bytes/s: balanced at 100 FLOP a byte.
 CHIP = Chip(
@@ -112,7 +111,6 @@ def test_no_way_is_beaten_by_another(xpu, llm):
                 )
 
 
-@examples(50)
 @given(
     sequences=st.integers(1, 64),
     tokens=st.integers(1, 2048),

@@ -14,7 +14,6 @@ from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.copier import Copier, Write, open_copier
 from hybridindex.tiers.paged.pinned import HostPages, PinnedMemory
 from hybridindex.tiers.paged.staging import merge_runs
-from tests.examples import examples
 from tests.tiers.late_stream import LateStream
 
 GEOMETRY = PageGeometry(code_size=4, rows_per_page=2)
@@ -38,7 +37,6 @@ def read(arena, pages, n_rows):
     return arena.data.numpy()[pages].reshape(-1, 4)[:n_rows]
 
 
-@examples(60)
 @given(data=st.data(), late=st.booleans(), sizes=st.lists(st.integers(1, 8), min_size=1, max_size=12))
 def test_what_was_sent_arrives_through_any_pages(data, late, sizes):
     """Several sends in flight, more than there are buffers; each list's pages in any order; some lists pinned."""

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from hybridindex.paging import PageGeometry
 from hybridindex.tiers.paged.pinned import PinnedMemory
-from tests.examples import examples
 
 #: Pages of 64 bytes, blocks of four.
 GEOMETRY = PageGeometry(code_size=8, rows_per_page=8)
@@ -158,7 +157,6 @@ def test_a_host_that_refuses_keeps_the_hottest_in_what_it_gave(monkeypatch):
     check(memory, sizes, (0, 1))
 
 
-@examples(60)
 @given(
     rounds=st.lists(st.lists(st.tuples(st.integers(0, 15), st.booleans()), max_size=10), min_size=1, max_size=8),
     limit_pages=st.integers(1, 12),
