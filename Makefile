@@ -13,9 +13,9 @@ SANITIZE := build/sanitize
 FUZZ_SECONDS ?= 30
 # Worker processes: one a core, four at most. A worker that is done takes tests from the others; neighbours, which share
 # fixtures, stay together.
-PARALLEL := -n auto --maxprocesses=4 --dist=worksteal
-# Rooms and files whose tests do no I/O.
-PURE := tests/partitioner
+PARALLEL := -n logical --maxprocesses=4 --dist=worksteal
+# Rooms whose tests often need no folder: those tests are marked pure.
+PURE := -m pure tests/packaging/test_layout.py $(addprefix tests/,partitioner plans refresh report router store tiers/contract)
 
 .PHONY: help demo check test deep test-vllm test-ecosystem chromium lint wheel-check sanitize fuzz bench figures clean
 
@@ -59,7 +59,7 @@ test: $(VENV)/.test
 deep: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) -m hypothesis --hypothesis-profile=deep --timeout=7200 $(PYTEST_ARGS)
 
-# Before a commit: what needs no process, no device and no index of some size. The types are checked beside the tests.
+# Before a commit. Types are checked beside the tests.
 check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -16,7 +16,7 @@ from hybridindex.api import open_index as open  # noqa: A004 - hx.open, as in io
 from hybridindex.errors import HybridIndexError
 from hybridindex.types import LLMProfile, Profile, SearchResult
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "HybridIndexError",

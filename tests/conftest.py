@@ -35,9 +35,9 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as pure what no fixture gives a folder: such a test opens no index, store or daemon."""
+    """Marks as pure what no fixture gives a folder or a server: such a test opens no index, store or daemon."""
     for item in items:
-        if not {"tmp_path", "tmp_path_factory"} & set(getattr(item, "fixturenames", ())):
+        if not {"tmp_path", "tmp_path_factory", "postgresql_server"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("pure")
 
 
