@@ -18,5 +18,7 @@ def examples(number: int, **options: Any) -> settings:
     Args:
         options: of :class:`hypothesis.settings`.
     """
-    scaled = number * settings.default.max_examples // PROFILES["ci"]
+    profile = settings.default
+    assert profile is not None
+    scaled = number * profile.max_examples // PROFILES["ci"]
     return settings(max_examples=max(min(5, number), scaled), **options)

@@ -37,6 +37,7 @@ from hybridindex.index.codec import DeviceCodec
 from hybridindex.paging import PageGeometry, scratch_for_budget
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from hybridindex.tiers.paged.triton_scanner import TritonScanner, Workspace
 from hybridindex.types import F32, I64, Metric
@@ -96,8 +97,8 @@ class ResidentLists:
         kind = {"f32": torch.float32, "bf16": torch.bfloat16}[self.codec.kind]
         return self.arena.data.view(-1).view(kind).view(-1, self.scan_dim)
 
-    def scanner(self, scratch_bytes: int) -> TorchScanner:
-        made = TorchScanner if TritonScanner.unsupported(self.arena) else TritonScanner
+    def scanner(self, scratch_bytes: int) -> PageScanner:
+        made: type[PageScanner] = TorchScanner if TritonScanner.unsupported(self.arena) else TritonScanner
         return made(*self.scanner_arguments(scratch_bytes))
 
     def scanner_arguments(self, scratch_bytes: int) -> tuple[Any, ...]:
