@@ -61,7 +61,7 @@ def frontier(schema, resources):
                         cost = max(least, sum(chips) + decode_chips) + servers * resources.server_cost_chips
                         found = _pipelines(costs, resources, placement, chips, again)
                         points += [(ttft, min(rate, max(rates)) / cost) for ttft, rate in found]
-    best = []
+    best: list[tuple[float, float]] = []
     for ttft, value in sorted(points, key=lambda p: (p[0], -p[1])):
         if not best or value > best[-1][1]:
             best.append((ttft, value))

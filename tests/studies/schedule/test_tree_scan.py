@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
@@ -39,7 +39,6 @@ def test_a_level_takes_the_longer_of_computing_and_reading():
     assert tree_seconds(level, 8, servers=2, cores=4, memory_bytes_per_s=1e9) == pytest.approx(4.0)
 
 
-@settings(deadline=None)
 @given(
     batch=st.integers(1, 512),
     cores=st.integers(1, 128),
