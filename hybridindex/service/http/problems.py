@@ -16,6 +16,7 @@ from hybridindex.errors import (
     DeviceError,
     InvalidInputError,
     OverloadedError,
+    PlanConflictError,
     ProfileError,
     RefreshError,
     RouterClosedError,
@@ -107,6 +108,8 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(404, "unknown-session", "Unknown session", str(error), "session")
     if isinstance(error, AccessDeniedError):
         return Problem(401, "access-denied", "Access denied", str(error))
+    if isinstance(error, PlanConflictError):
+        return Problem(409, "plan-conflict", "Contradiction to the plan in force", str(error), "coverage")
     if isinstance(error, InvalidInputError):
         # By our rule a message begins with the field that it is about.
         named = _FIELD.match(str(error))
