@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hybridindex.router.devices.health import HealthPolicy
     from hybridindex.router.router import Router
     from hybridindex.store.control import ControlStore
-    from hybridindex.tiers.host.choice import HostScannerName
+    from hybridindex.tiers.host.host_scanner import HostScannerName
 
 __all__ = ["Index", "Progress", "build", "from_faiss", "open_index"]
 
@@ -141,21 +141,21 @@ class Index:
             save: write it into the control store.
             store_url: another control store than the one beside the index.
             progress: see :data:`Progress`.
-            options: passed to :func:`hybridindex.profiler.run.profile_index`.
+            options: further fields of :class:`hybridindex.profiler.request.ProfileRequest`, and ``checkpoint``, see
+                :func:`hybridindex.profiler.run.profile_index`.
 
         Raises:
             InvalidInputError, ProfileError, StoreError.
         """
         from hybridindex.profiler.access import split_halves
-        from hybridindex.profiler.device import DEFAULT_BUDGET_BYTES
+        from hybridindex.profiler.request import ProfileRequest
         from hybridindex.profiler.routed import time_routed
         from hybridindex.profiler.run import profile_index
 
         if nprobe is not None and recall is not None:
             raise InvalidInputError("nprobe and recall were both given; give one: recall chooses nprobe")
-        profile = profile_index(
-            self._ivf,
-            queries,
+        checkpoint = options.pop("checkpoint", None)
+        request = ProfileRequest(
             nprobe=nprobe,
             recall_target=recall,
             k=k,
@@ -163,9 +163,9 @@ class Index:
             devices=devices,
             max_seconds=max_seconds,
             seed=seed,
-            progress=progress,
             **options,
         )
+        profile = profile_index(self._ivf, queries, request, progress=progress, checkpoint=checkpoint)
         # The half that did not choose the hot lists; routed last, because it needs the rest of the profile.
         held = split_halves(len(queries), seed)[1]
         routed = time_routed(
@@ -173,7 +173,7 @@ class Index:
             profile,
             np.asarray(queries)[held],
             devices=devices,
-            device_budget_bytes=options.get("device_budget_bytes", DEFAULT_BUDGET_BYTES),
+            device_budget_bytes=request.device_budget_bytes,
             max_seconds=max_seconds / 4,
             progress=progress,
         )

@@ -22,7 +22,7 @@ from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.router.devices.health import HealthPolicy
 from hybridindex.router.router import Router
-from hybridindex.tiers.host.choice import HostScannerName
+from hybridindex.tiers.host.host_scanner import HostScannerName
 from hybridindex.tiers.serving import TierChoice, tier_of
 from hybridindex.types import F32, Profile, StageSample
 

@@ -59,7 +59,7 @@ class _Calls:
         import hybridindex.plans.planner
         import hybridindex.plans.proposal
         import hybridindex.profiler.recent  # noqa: F401
-        from hybridindex.index.faiss_files.faiss_model import require_faiss
+        from hybridindex.index.faiss_model import require_faiss
 
         require_faiss()
 
