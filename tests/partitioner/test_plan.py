@@ -126,7 +126,7 @@ def test_work_not_bytes_is_shared_out_over_devices() -> None:
     profile = dataclasses.replace(profile, access=access)
     # Pages of 8 vectors: no two lists take equally many.
     arguments: dict[str, Any] = {"device_budget_bytes": 64 * MIB, "n_devices": 2, "page_bytes": 4096}
-    plan = make_plan(profile, slo_ms=2.0, coverage=1.0, **arguments)
+    plan = make_plan(profile, PlanRequest.resolve(slo_ms=2.0, coverage=1.0, **arguments))
     assert (plan.list_device >= 0).all()
 
     def most_loaded(device: np.ndarray) -> float:
