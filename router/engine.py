@@ -32,7 +32,7 @@ from hybridindex.router.devices.watchdog import Watchdog
 from hybridindex.router.lookahead.wait_for_loads import Patience
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import Tier
-from hybridindex.tiers.host.choice import HostScanner
+from hybridindex.tiers.host.host_scanner import HostScanner
 from hybridindex.types import F32, I32, I64, SearchResult
 
 __all__ = ["Engine"]

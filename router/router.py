@@ -42,7 +42,7 @@ from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import PageOwner, Tier
 from hybridindex.tiers.contract.validate import MAX_K
-from hybridindex.tiers.host.choice import HostScannerName, open_host_scanner
+from hybridindex.tiers.host.host_scanner import HostScannerName, open_host_scanner
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.types import F32, I64, SearchResult
 

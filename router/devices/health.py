@@ -28,7 +28,7 @@ from hybridindex.router.batch.stats import StatsCounter
 from hybridindex.router.devices.device_queue import DeviceLane, is_slow
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import Tier
-from hybridindex.tiers.host.choice import HostScanner
+from hybridindex.tiers.host.host_scanner import HostScanner
 from hybridindex.types import F32, I64
 
 __all__ = ["HealthPolicy", "HealthWatch"]

@@ -25,9 +25,8 @@ from hybridindex.cli.commands.chat_parts import (
     settings_of,
     terminable,
 )
-from hybridindex.cli.commands.search import Budget
 from hybridindex.cli.console import emit, err, out
-from hybridindex.cli.options import Devices, Json, Nprobe, PlanChoice, StoreUrl
+from hybridindex.cli.options import Budget, Devices, Json, Nprobe, PlanChoice, StoreUrl
 from hybridindex.errors import GenerationError, InvalidInputError
 from hybridindex.rag.chunk_time import ChunkTimeModel
 from hybridindex.rag.documents import DocumentStore

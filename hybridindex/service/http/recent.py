@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from starlette.requests import Request
@@ -19,19 +18,10 @@ from hybridindex.service.core import Service
 from hybridindex.service.http.problems import Problem, ProblemError
 from hybridindex.service.http.searching import SearchRoute
 from hybridindex.service.http.wire import BodyError, parse_lookahead
-from hybridindex.types import F32
 
-__all__ = ["RECENT_PATH", "KeepsQueries", "RecentQueries"]
+__all__ = ["RECENT_PATH", "RecentQueries"]
 
 RECENT_PATH = "/v1/queries/recent"
-
-
-@runtime_checkable
-class KeepsQueries(Protocol):
-    """A refresher that accepts queries which the router did not serve."""
-
-    def offer(self, queries: F32) -> int:
-        """Takes (n, dim) finite float32; returns how many are kept. Raises ProfileError where none may be."""
 
 
 class RecentQueries:
@@ -48,8 +38,8 @@ class RecentQueries:
         Raises:
             ProblemError: 409, queries are not kept. BodyError: bad queries.
         """
-        refresher: object = self._service.refresher
-        if not isinstance(refresher, KeepsQueries):
+        refresher = self._service.refresher
+        if refresher is None:
             raise _not_kept("the daemon follows no load; start it with --refresh")
         scope = request.scope
         asked = await self._search.read(scope, request.receive, dict(scope["headers"]), parse_lookahead)
