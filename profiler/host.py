@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from hybridindex.index.faiss_files.faiss_model import require_faiss
+from hybridindex.index.faiss_model import require_faiss
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.profiler.request import ProfileRequest
 from hybridindex.profiler.work import keep_probes, resident_counts
-from hybridindex.tiers.host.choice import HostScanner
+from hybridindex.tiers.host.host_scanner import HostScanner
 from hybridindex.types import F32, I64, StageSample
 
 __all__ = ["HostTiming", "host_threads", "time_host"]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from hybridindex.errors import ProfileError
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.tiers.host.choice import HostScanner
+from hybridindex.tiers.host.host_scanner import HostScanner
 from hybridindex.types import F32, F64, I64, RecallPoint
 
 __all__ = ["Reference", "recall_at", "recall_grid", "recommend_nprobe", "search_exhaustively"]

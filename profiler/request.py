@@ -17,7 +17,7 @@ from hybridindex.tiers.contract.validate import MAX_K
 from hybridindex.types import F32, Profile
 
 if TYPE_CHECKING:
-    from hybridindex.tiers.host.choice import HostScannerName
+    from hybridindex.tiers.host.host_scanner import HostScannerName
 
 __all__ = [
     "DEFAULT_BATCHES",

@@ -24,7 +24,7 @@ from hybridindex.profiler.host import host_threads, time_host
 from hybridindex.profiler.recall import MIN_QUERIES, recall_at, recall_grid, recommend_nprobe, search_exhaustively
 from hybridindex.profiler.request import MAX_QUERIES, ProfileRequest
 from hybridindex.tiers.contract.devices import resolve_device
-from hybridindex.tiers.host.choice import HostScanner, open_host_scanner
+from hybridindex.tiers.host.host_scanner import HostScanner, open_host_scanner
 from hybridindex.tiers.serving import tier_of
 from hybridindex.types import F32, AccessSample, Profile, RecallPoint, StageSample, TransferSample
 

@@ -32,7 +32,8 @@ from hybridindex.cli.options import (
 )
 from hybridindex.client.client import Client
 from hybridindex.errors import InvalidInputError, UnreachableError
-from hybridindex.plans.stored import applied_plans, load_plan, plan_summary
+from hybridindex.plans.current import applied_plans
+from hybridindex.plans.stored import load_plan, plan_summary
 from hybridindex.service.daemon_address import find_daemon
 from hybridindex.store.retention import Retention
 from hybridindex.types import Profile
@@ -283,7 +284,7 @@ def _stored_history(index: Path, store: str | None) -> dict[str, Any]:
             "current": None,
             "profiles": control.list_profiles(index_fingerprint=opened.fingerprint),
             "plans": control.list_plans(index_fingerprint=opened.fingerprint),
-            "applied": applied_plans(opened.fingerprint, control),
+            "applied": applied_plans(control, opened.fingerprint),
         }
 
 

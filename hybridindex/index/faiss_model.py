@@ -1,0 +1,333 @@
+"""The trained, empty faiss index of a generation: making, training, storing, loading it, and mapping lists into it.
+
+faiss trains, quantizes, encodes and scans; we own the lists. Everything that touches faiss objects in this room goes
+through here. Importing this module does not import faiss.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridindex.errors import CorruptIndexError, MissingDependencyError, UnsupportedIndexError
+from hybridindex.index.codec import CodecSpec
+from hybridindex.types import F32, I64, U8, Metric
+
+__all__ = [
+    "LoadedModel",
+    "apply_transforms",
+    "centroids_of",
+    "decode",
+    "empty_lists",
+    "empty_shard",
+    "encode",
+    "faiss_message",
+    "load_model",
+    "map_lists",
+    "new_model",
+    "peel",
+    "quantize",
+    "require_faiss",
+    "train_model",
+    "write_empty_model",
+]
+
+_WRITE_CHUNK_BYTES = 1 << 20
+_FAISS_PLACE = re.compile(r"^Error in .* at \S+:[0-9]+: ")
+
+
+def require_faiss() -> Any:
+    """The faiss module.
+
+    Raises:
+        MissingDependencyError: neither faiss-cpu nor faiss-gpu is installed.
+    """
+    try:
+        import faiss
+    except ImportError as error:
+        raise MissingDependencyError(
+            "faiss is needed to train, quantize and scan: pip install 'hybridindex[cpu]' "
+            "(or 'hybridindex[gpu]' on a machine with a CUDA device)"
+        ) from error
+    return faiss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A faiss index and its parts; they share memory, so keep all of them together."""
+
+    #: The whole: an IndexPreTransform, or the IVF index itself.
+    outer: Any
+    #: The IVF index, downcast. It keeps ``outer`` alive.
+    ivf: Any
+    #: Pre-transforms in the order of application.
+    transforms: tuple[Any, ...]
+
+
+def new_model(spec: CodecSpec, *, dim: int, nlist: int, metric: Metric, normalize: bool) -> LoadedModel:
+    """An untrained index with a flat coarse quantizer; ``normalize`` puts faiss's L2 normalisation in front."""
+    faiss = require_faiss()
+    code = faiss.METRIC_INNER_PRODUCT if metric == "ip" else faiss.METRIC_L2
+    quantizer = faiss.IndexFlat(dim, code)
+    if spec.kind == "flat":
+        ivf = faiss.IndexIVFFlat(quantizer, dim, nlist, code)
+    elif spec.kind == "pq":
+        ivf = faiss.IndexIVFPQ(quantizer, dim, nlist, spec.m, 8, code)
+        # The table of centroid-codeword products can take 2 GiB and is not needed to build.
+        ivf.use_precomputed_table = -1
+    elif spec.kind == "pqfs":
+        ivf = faiss.IndexIVFPQFastScan(quantizer, dim, nlist, spec.m, 4, code)
+        ivf.by_residual = False
+    else:
+        kinds = {"fp16": "QT_fp16", "bf16": "QT_bf16", "sq8": "QT_8bit"}
+        qtype = getattr(faiss.ScalarQuantizer, kinds[spec.kind])
+        ivf = faiss.IndexIVFScalarQuantizer(quantizer, dim, nlist, qtype, code, False)
+    if not normalize:
+        return LoadedModel(outer=ivf, ivf=ivf, transforms=())
+    norm = faiss.NormalizationTransform(dim, 2.0)
+    return LoadedModel(outer=faiss.IndexPreTransform(norm, ivf), ivf=ivf, transforms=(norm,))
+
+
+def train_model(model: LoadedModel, sample: F32, *, encoder_rows: int, seed: int, niter: int) -> None:
+    """Train coarse quantizer and codec on ``sample`` (n, scan_dim) f32, already transformed.
+
+    K-means is set as faiss's factory sets it: for inner product the centroids are scaled to length 1 in every
+    iteration (spherical), for l2 they are plain means. All rows of the sample are used, so faiss's warnings about
+    too many or too few rows per centroid say nothing new and are turned off.
+    """
+    faiss = require_faiss()
+    ivf, ptr, n = model.ivf, faiss.swig_ptr, len(sample)
+    spherical = ivf.metric_type == faiss.METRIC_INNER_PRODUCT
+    _set_clustering(ivf.cp, seed=seed, niter=niter, rows=n)
+    ivf.cp.spherical = spherical
+    ivf.train_q1(n, ptr(sample), False, ivf.metric_type)
+    part = np.ascontiguousarray(sample[:: -(-n // encoder_rows)])
+    lists = quantize(ivf, part, 1)[0][:, 0].copy()
+    if hasattr(ivf, "pq"):
+        part, lists = _at_least(part, lists, int(ivf.pq.ksub))
+        _set_clustering(ivf.pq.cp, seed=seed, niter=25, rows=len(part))
+    if ivf.by_residual:
+        part = part - centroids_of(ivf)[lists]
+    ivf.train_encoder(len(part), ptr(part), ptr(lists))
+    ivf.is_trained = True
+    model.outer.is_trained = True
+
+
+def _set_clustering(parameters: Any, *, seed: int, niter: int, rows: int) -> None:
+    parameters.seed = seed
+    parameters.niter = niter
+    parameters.min_points_per_centroid = 1
+    parameters.max_points_per_centroid = max(1, rows)
+
+
+def _at_least(part: F32, lists: I64, rows: int) -> tuple[F32, I64]:
+    # A product quantizer wants at least as many rows as codewords; repeated rows train a small index just as well.
+    if len(part) >= rows:
+        return part, lists
+    take = np.arange(rows) % len(part)
+    return np.ascontiguousarray(part[take]), np.ascontiguousarray(lists[take])
+
+
+def quantize(ivf: Any, x: F32, nprobe: int) -> tuple[I64, F32]:
+    """Nearest centroids of ``x`` (n, scan_dim): lists (n, nprobe) int64, -1 = none found, and distances f32."""
+    faiss = require_faiss()
+    distances = np.empty((len(x), nprobe), dtype=np.float32)
+    lists = np.empty((len(x), nprobe), dtype=np.int64)
+    ptr = faiss.swig_ptr
+    # The C call: the Python wrapper would do the same checks again.
+    ivf.quantizer.search_c(len(x), ptr(x), nprobe, ptr(distances), ptr(lists))
+    return lists, distances
+
+
+def encode(ivf: Any, x: F32, lists: I64) -> U8:
+    """Codes of ``x`` (n, scan_dim) f32 assigned to ``lists`` (n,) int64: (n, code_size) uint8, one row per vector."""
+    faiss = require_faiss()
+    if isinstance(ivf, faiss.IndexIVFFlat):
+        return x.view(np.uint8).reshape(len(x), -1)
+    codes = np.empty((len(x), ivf.code_size), dtype=np.uint8)
+    ptr = faiss.swig_ptr
+    ivf.encode_vectors(len(x), ptr(x), ptr(lists), ptr(codes), False)
+    return codes
+
+
+def decode(ivf: Any, codes: U8, lists: I64) -> F32:
+    """Undo :func:`encode`, up to what the codec lost: (n, scan_dim) f32."""
+    faiss = require_faiss()
+    codes, lists = np.ascontiguousarray(codes), np.ascontiguousarray(lists)
+    if isinstance(ivf, faiss.IndexIVFPQFastScan):  # has no decode_vectors
+        decoded: F32 = ivf.pq.decode(codes)
+        return decoded + centroids_of(ivf)[lists] if ivf.by_residual else decoded
+    x = np.empty((len(codes), ivf.d), dtype=np.float32)
+    ptr = faiss.swig_ptr
+    ivf.decode_vectors(len(codes), ptr(codes), ptr(lists), ptr(x))
+    return x
+
+
+def apply_transforms(transforms: tuple[Any, ...], x: F32) -> F32:
+    """Run ``x`` (n, dim) through the pre-transforms: (n, scan_dim) f32."""
+    for transform in transforms:
+        x = transform.apply(x)
+    return x
+
+
+def centroids_of(ivf: Any) -> F32:
+    """(nlist, scan_dim) f32, whatever the coarse quantizer is."""
+    return np.asarray(ivf.quantizer.reconstruct_n(0, ivf.nlist), dtype=np.float32)
+
+
+def peel(index: Any) -> tuple[LoadedModel, I64 | None]:
+    """Take a faiss index apart: pre-transforms, id maps, IVF. The id map is (ntotal,) int64, or ``None``.
+
+    Raises:
+        UnsupportedIndexError: something else than these is wrapped around the lists, or there are none.
+    """
+    faiss = require_faiss()
+    transforms: list[Any] = []
+    id_map: I64 | None = None
+    found: list[str] = []
+    current = faiss.downcast_index(index)
+    while not isinstance(current, faiss.IndexIVF):
+        found.append(type(current).__name__)
+        if isinstance(current, faiss.IndexIDMap) and id_map is None:
+            id_map = faiss.vector_to_array(current.id_map).astype(np.int64)
+        elif isinstance(current, faiss.IndexPreTransform):
+            transforms += [faiss.downcast_VectorTransform(current.chain.at(i)) for i in range(current.chain.size())]
+        else:
+            raise UnsupportedIndexError(
+                f"the faiss index is {' of '.join(found)}; expected an IVF index, bare or behind pre-transforms or an "
+                "id map (IndexPreTransform, IndexIDMap)"
+            )
+        current = faiss.downcast_index(current.index)
+    for part in (current, *transforms):
+        # Borrowed pointers into ``index``; this is the one attribute that faiss lets us set.
+        part.referenced_objects = [index]
+    return LoadedModel(outer=index, ivf=current, transforms=tuple(transforms)), id_map
+
+
+def empty_lists(ivf: Any) -> None:
+    """Put empty lists into ``ivf``; the old ones are released if it owned them."""
+    faiss = require_faiss()
+    if isinstance(ivf, faiss.IndexIVFFastScan):
+        old = faiss.downcast_InvertedLists(ivf.invlists)
+        per_block, block_bytes = (
+            (old.n_per_block, old.block_size) if isinstance(old, faiss.BlockInvertedLists) else (32, 32 * ivf.code_size)
+        )
+        lists = faiss.BlockInvertedLists(ivf.nlist, per_block, block_bytes)
+    else:
+        lists = faiss.ArrayInvertedLists(ivf.nlist, ivf.code_size)
+    lists.this.disown()
+    ivf.replace_invlists(lists, True)
+
+
+def write_empty_model(outer: Any, ivf: Any, write: Callable[[bytes], None]) -> None:
+    """Streams ``outer`` without vectors to ``write``; the lists of its ``ivf`` are released. Makes no second copy."""
+    empty_lists(ivf)
+    ivf.ntotal = outer.ntotal = 0
+    faiss = require_faiss()
+    failure: list[BaseException] = []
+
+    def guarded(data: bytes) -> None:
+        # Nothing may be raised through C++: the first failure is kept, and the rest of the bytes goes nowhere.
+        if not failure:
+            try:
+                write(data)
+            except BaseException as error:  # noqa: BLE001
+                failure.append(error)
+
+    buffered = faiss.BufferedIOWriter(faiss.PyCallbackIOWriter(guarded, _WRITE_CHUNK_BYTES), _WRITE_CHUNK_BYTES)
+    faiss.write_index(outer, buffered)
+    del buffered  # flushes
+    if failure:
+        raise failure[0]
+
+
+def load_model(path: Path, *, precompute: bool = True) -> LoadedModel:
+    """Read ``model.faiss``. Its checksum must have been verified: faiss trusts the bytes it parses.
+
+    ``precompute=False`` leaves out the table with which faiss takes residual pq distances under l2 apart into sums:
+    they lose digits where vectors are far from the origin, and the table costs memory. The scan is barely slower.
+
+    Raises:
+        CorruptIndexError: faiss cannot read it although the checksum is right.
+        UnsupportedIndexError: this faiss does not know the index kind.
+    """
+    faiss = require_faiss()
+    try:
+        outer = faiss.read_index(str(path), 0 if precompute else faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
+    except (RuntimeError, MemoryError) as error:
+        raise CorruptIndexError(f"faiss {faiss.__version__} cannot read {path}: {faiss_message(error)}") from error
+    model, id_map = peel(outer)
+    if id_map is not None:
+        raise UnsupportedIndexError(f"{path} holds an id map; expected a bare trained index")
+    if not precompute and isinstance(model.ivf, faiss.IndexIVFPQ):
+        model.ivf.use_precomputed_table = -1  # nor later
+    return model
+
+
+def empty_shard(model: U8, ivf: Any) -> Any:
+    """An IVF index without vectors that searches as ``ivf`` does and shares its coarse quantizer.
+
+    Args:
+        model: (nbytes,) uint8, the bytes of ``model.faiss`` that ``ivf`` was read from. A second copy of the codec
+            tables is made, and for a moment one of the quantizer.
+
+    Raises:
+        CorruptIndexError: faiss cannot read the bytes.
+    """
+    faiss = require_faiss()
+    data, at = model.data, 0
+
+    def read(nbytes: int) -> bytes:
+        nonlocal at
+        part = bytes(data[at : at + nbytes])
+        at += len(part)
+        return part
+
+    reader = faiss.BufferedIOReader(faiss.PyCallbackIOReader(read, _WRITE_CHUNK_BYTES), _WRITE_CHUNK_BYTES)
+    try:
+        whole, _ = peel(faiss.read_index(reader, faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE))
+    except (RuntimeError, MemoryError) as error:
+        raise CorruptIndexError(f"faiss {faiss.__version__} cannot read the model: {faiss_message(error)}") from error
+    shard = whole.ivf
+    if isinstance(shard, faiss.IndexIVFPQ):
+        shard.use_precomputed_table = -1  # costs memory and digits, see load_model
+    own = shard.quantizer
+    shard.quantizer = ivf.quantizer
+    if shard.own_fields:
+        own.this.own(True)  # deleted with this reference
+    shard.own_fields = False
+    empty_lists(shard)
+    # The index that the file holds, behind its pre-transforms, and the one whose quantizer this is.
+    shard.referenced_objects = [whole.outer, ivf]
+    return shard
+
+
+def map_lists(ivf: Any, path: Path, table: I64, *, code_size: int, nbytes: int) -> None:
+    """Let ``ivf`` read its lists from the extents of ``path`` without a copy. Read-only; ``ivf`` owns the mapping."""
+    faiss = require_faiss()
+    lists = faiss.OnDiskInvertedLists()
+    lists.nlist = len(table)
+    lists.code_size = code_size
+    lists.filename = str(path)
+    lists.totsize = nbytes
+    lists.read_only = True
+    # Pages are faulted in by the scan itself; faiss's prefetch threads would only compete with it.
+    lists.prefetch_nthread = 0
+    lists.lists.resize(len(table))
+    rows = np.ascontiguousarray(table, dtype=np.int64)  # size, capacity, offset: the struct's own order
+    faiss.memcpy(lists.lists.data(), faiss.swig_ptr(rows), rows.nbytes)
+    lists.do_mmap()
+    lists.this.disown()
+    ivf.replace_invlists(lists, True)
+    ivf.ntotal = int(table[:, 0].sum())
+
+
+def faiss_message(error: BaseException) -> str:
+    """What a faiss error says, without the C++ signature and source line before it."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return _FAISS_PLACE.sub("", text)[:300]

@@ -1,0 +1,67 @@
+"""Which scanner serves the host: our own where it can, faiss's for everything else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, get_args
+
+from hybridindex.config import HostScannerName
+from hybridindex.errors import InvalidInputError, UnsupportedIndexError
+from hybridindex.tiers.contract.protocol import IdFilter, OnDone, Scanner
+from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
+from hybridindex.tiers.host.native_scanner import HostNativeScanner
+from hybridindex.types import F32, I64
+
+if TYPE_CHECKING:
+    from hybridindex.index.ivf import IVFIndex
+
+__all__ = ["HostScanner", "HostScannerName", "open_host_scanner"]
+
+
+class HostScanner(Scanner, Protocol):
+    """A scanner that the router may also call without its checks, and whose threads it lends to quantization."""
+
+    #: Threads of one scan, the calling one included.
+    threads: int
+
+    def scan_checked(
+        self,
+        queries: F32,
+        probes: I64,
+        coarse_distances: F32,
+        k: int,
+        *,
+        filter_ids: IdFilter | None = None,
+        on_done: OnDone | None = None,
+    ) -> tuple[F32, I64]:
+        """:meth:`scan` of contiguous arrays that were checked before, on an adopted thread. Distances in empty places
+        are anything."""
+        ...
+
+    def adopt_thread(self) -> int:
+        """Gives the calling thread this scanner's thread count in faiss; returns what it was."""
+        ...
+
+    def give_back_thread(self, before: int) -> None:
+        """Undoes :meth:`adopt_thread`."""
+        ...
+
+    def close(self) -> None:
+        """Ends threads of its own."""
+        ...
+
+
+def open_host_scanner(index: IVFIndex, *, threads: int | None = None, name: str = "auto") -> HostScanner:
+    """The host scanner of that name.
+
+    Raises:
+        InvalidInputError: no such name, or bad ``threads``.
+        UnsupportedIndexError: "native" was asked for and cannot scan this index here.
+    """
+    if name not in get_args(HostScannerName):
+        raise InvalidInputError(f"host_scanner is {name!r}; expected one of {', '.join(get_args(HostScannerName))}")
+    reason = HostNativeScanner.unsupported(index)
+    if name == "native" and reason is not None:
+        raise UnsupportedIndexError(f"{index.path}: the native host scanner cannot scan it: {reason}")
+    if name == "faiss" or reason is not None:
+        return HostFaissScanner(index, threads=threads)
+    return HostNativeScanner(index, threads=threads)
