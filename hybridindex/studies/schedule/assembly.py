@@ -50,7 +50,7 @@ class _Group:
 
     runs: dict[int, list[list[Run]]]
     ways: dict[int, Ways]
-    #: Of pipelines that are built up to this group.
+    #: Ceiling of pipelines that are built up to this group.
     behind: Ceiling
 
     def __len__(self) -> int:

@@ -21,7 +21,7 @@ class Schedule:
 
     subsystems: tuple[Subsystem, ...]
     decoding: Decoding
-    #: For retrieval.
+    #: Servers for retrieval.
     servers: int
     #: Until the last request of a burst as large as the largest batch has its first token.
     ttft_s: float

@@ -26,7 +26,7 @@ class Space:
 
     costs: StageCosts
     resources: Resources
-    #: For retrieval; 0: no retrieval.
+    #: Servers for retrieval; 0: no retrieval.
     servers: int
     placements: Sequence[Placement]
     #: One batch size for all stages up to the first token.
