@@ -15,6 +15,7 @@ from hybridindex.api import Index, build, from_faiss
 from hybridindex.api import open_index as open  # noqa: A004 - hx.open, as in io.open
 from hybridindex.config import HealthPolicy, RouterConfig, SearchParams
 from hybridindex.errors import HybridIndexError
+from hybridindex.old_paths import install as _find_old_paths
 from hybridindex.types import LLMProfile, Profile, SearchResult
 
 __version__ = "0.1.0"
@@ -33,3 +34,5 @@ __all__ = [
     "from_faiss",
     "open",
 ]
+
+_find_old_paths()

@@ -140,21 +140,21 @@ class Index:
             save: write it into the control store.
             store_url: another control store than the one beside the index.
             progress: see :data:`Progress`.
-            options: passed to :func:`hybridindex.profiler.run.profile_index`.
+            options: further fields of :class:`hybridindex.profiler.request.ProfileRequest`, and ``checkpoint``, see
+                :func:`hybridindex.profiler.run.profile_index`.
 
         Raises:
             InvalidInputError, ProfileError, StoreError.
         """
         from hybridindex.profiler.access import split_halves
-        from hybridindex.profiler.device import DEFAULT_BUDGET_BYTES
+        from hybridindex.profiler.request import ProfileRequest
         from hybridindex.profiler.routed import time_routed
         from hybridindex.profiler.run import profile_index
 
         if nprobe is not None and recall is not None:
             raise InvalidInputError("nprobe and recall were both given; give one: recall chooses nprobe")
-        profile = profile_index(
-            self._ivf,
-            queries,
+        checkpoint = options.pop("checkpoint", None)
+        request = ProfileRequest(
             nprobe=nprobe,
             recall_target=recall,
             k=k,
@@ -162,9 +162,9 @@ class Index:
             devices=devices,
             max_seconds=max_seconds,
             seed=seed,
-            progress=progress,
             **options,
         )
+        profile = profile_index(self._ivf, queries, request, progress=progress, checkpoint=checkpoint)
         # The half that did not choose the hot lists; routed last, because it needs the rest of the profile.
         held = split_halves(len(queries), seed)[1]
         routed = time_routed(
@@ -172,7 +172,7 @@ class Index:
             profile,
             np.asarray(queries)[held],
             devices=devices,
-            device_budget_bytes=options.get("device_budget_bytes", DEFAULT_BUDGET_BYTES),
+            device_budget_bytes=request.device_budget_bytes,
             max_seconds=max_seconds / 4,
             progress=progress,
         )
@@ -219,37 +219,28 @@ class Index:
         Raises:
             InvalidInputError, ProfileError, ProfileMismatchError. An SLO that cannot be met is a verdict, not an error.
         """
-        from hybridindex.partitioner.plan import make_plan
-        from hybridindex.profiler.check import check_profile
+        from hybridindex.plans.planner import devices_of, plan_index
+        from hybridindex.plans.replan import PlanChanges
         from hybridindex.profiler.hardware import hardware_info
-        from hybridindex.tiers.contract.devices import kind_here
-        from hybridindex.tiers.serving import tier_of
 
-        hardware = hardware_info()
         if profile is None:
             with self.store(store_url) as store:
                 profile = store.load_profile(
                     index_fingerprint=self.fingerprint,
-                    hardware_fingerprint=None if allow_other_hardware else hardware.fingerprint,
+                    hardware_fingerprint=None if allow_other_hardware else hardware_info().fingerprint,
                 )
-        check_profile(profile, self.fingerprint, hardware.fingerprint, allow_other_hardware=allow_other_hardware)
-        choice = tier_of(self._ivf, kind_here())
-        return make_plan(
-            profile,
+        asked = PlanChanges(
             slo_ms=slo_ms,
             device_budget_bytes=device_budget_bytes,
             rate_qps=rate_qps,
             llm=llm,
-            n_devices=n_devices,
             epsilon=epsilon,
             percentile=percentile,
             coverage=coverage,
             slo_stage=slo_stage,
-            page_bytes=choice.page_bytes,
-            fixed_bytes=choice.fixed_bytes,
-            scannable=choice.tier != "host",
-            unscannable=choice.reason,
         )
+        devices = devices_of(self._ivf, n_devices)
+        return plan_index(self._ivf, profile, asked, devices, allow_other_hardware=allow_other_hardware)
 
     def router(
         self,

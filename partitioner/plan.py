@@ -7,7 +7,7 @@ is in :mod:`hybridindex.partitioner.explain`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.errors import InvalidInputError, ProfileMismatchError
-from hybridindex.paging import DEFAULT_PAGE_BYTES
 from hybridindex.partitioner.analysis import Analysis, analyse
 from hybridindex.partitioner.lookahead_budget import LookaheadBudget, lookahead_budget, miss_curve_of
 from hybridindex.partitioner.models.coverage import QueryWork
@@ -24,10 +23,10 @@ from hybridindex.partitioner.models.hitrate import distribution
 from hybridindex.partitioner.models.throughput import throughput_model
 from hybridindex.partitioner.models.transfer import fit_transfers
 from hybridindex.partitioner.placement import choose_hottest, place_lpt
-from hybridindex.partitioner.request import PlanRequest, SloStage, check_batch
+from hybridindex.partitioner.request import PlanRequest, check_batch
 from hybridindex.partitioner.solver import Problem, Solution, SolverStep, solve
 from hybridindex.partitioner.sustain import max_sustainable_qps, self_consistent_epsilon
-from hybridindex.types import I64, LLMProfile, Profile
+from hybridindex.types import I64, Profile
 
 __all__ = ["Plan", "Verdict", "make_plan", "problem_of"]
 
@@ -249,65 +248,20 @@ class Plan:
         )
 
 
-def make_plan(
-    profile: Profile,
-    *,
-    slo_ms: float,
-    device_budget_bytes: int | Sequence[int],
-    rate_qps: float | None = None,
-    llm: LLMProfile | None = None,
-    n_devices: int = 1,
-    epsilon: float = 1.0,
-    percentile: float = 90.0,
-    coverage: float | None = None,
-    slo_stage: SloStage = "search",
-    page_bytes: int = DEFAULT_PAGE_BYTES,
-    scratch_bytes: int | Sequence[int] | None = None,
-    fixed_bytes: int = 0,
-    scannable: bool = True,
-    unscannable: str = "",
-    analysis: Analysis | None = None,
-) -> Plan:
+def make_plan(profile: Profile, request: PlanRequest, *, analysis: Analysis | None = None) -> Plan:
     """Decide which lists to keep on devices so that search meets its SLO with the fewest bytes.
 
     Args:
-        slo_ms: bound on search including its queueing (or on TTFT, see ``slo_stage``), at ``percentile``.
-        device_budget_bytes: bytes of each device: one number for all, or one per device.
-        rate_qps: offered load; with ``llm`` the smaller of it and what the LLM takes counts.
-        epsilon: queueing time over batch time (Eq. 3); 1 is the paper's worst case.
-        coverage: fix the fraction of lists instead of solving for it.
-        slo_stage: "search", or "ttft" = search + ``llm.ttft_s``.
-        scratch_bytes: scan scratch per device, inside the budget; by default what the arena sets aside.
-        fixed_bytes: what the tier takes of each budget besides lists and that default scratch.
-        scannable: False where no device tier scans this codec: everything stays on the host, and the reason says so.
-        unscannable: why not, for the reason.
         analysis: :func:`hybridindex.partitioner.analysis.analyse` of the same profile, to save its time.
 
     Raises:
-        InvalidInputError: an argument is out of its range.
+        InvalidInputError: ``profile`` is no profile.
         ProfileError: the profile is too small or incomplete.
     """
     if not isinstance(profile, Profile):
         raise InvalidInputError(f"profile is {profile!r}; give the Profile that profiling returned")
-    request = PlanRequest.resolve(
-        slo_ms=slo_ms,
-        device_budget_bytes=device_budget_bytes,
-        rate_qps=rate_qps,
-        llm=llm,
-        n_devices=n_devices,
-        epsilon=epsilon,
-        percentile=percentile,
-        coverage=coverage,
-        slo_stage=slo_stage,
-        page_bytes=page_bytes,
-        scratch_bytes=scratch_bytes,
-        fixed_bytes=fixed_bytes,
-        scannable=scannable,
-        unscannable=unscannable,
-    )
-    base = analysis if analysis is not None else analyse(profile, page_bytes=page_bytes)
-    configured = base.configured(page_bytes=page_bytes, n_devices=request.n_devices)
-    return _decide(configured, request)
+    base = analysis if analysis is not None else analyse(profile, page_bytes=request.page_bytes)
+    return _decide(base.configured(page_bytes=request.page_bytes, n_devices=request.n_devices), request)
 
 
 def problem_of(analysis: Analysis, request: PlanRequest) -> Problem:

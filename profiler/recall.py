@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from hybridindex.errors import ProfileError
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.tiers.host.choice import HostScanner
+from hybridindex.tiers.host.host_scanner import HostScanner
 from hybridindex.types import F32, F64, I64, RecallPoint
 
 __all__ = ["Reference", "recall_at", "recall_grid", "recommend_nprobe", "search_exhaustively"]
@@ -53,16 +53,15 @@ def search_exhaustively(
     *,
     max_seconds: float,
     min_queries: int = MIN_QUERIES,
-    max_queries: int = MAX_QUERIES,
     tick: Callable[[int, int], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Reference:
     """Searches all lists for the first of ``queries`` (n, scan_dim).
 
-    ``max_queries`` of them, or as many as ``max_seconds`` allows, ``min_queries`` at least. ``tick`` is told queries.
+    ``MAX_QUERIES`` of them, or as many as ``max_seconds`` allows, ``min_queries`` at least. ``tick`` is told queries.
     """
     started = clock()
-    total = min(len(queries), max_queries)
+    total = min(len(queries), MAX_QUERIES)
     # 12 bytes a probe: its list and its coarse distance.
     chunk = max(1, min(16, _CHUNK_BYTES // (12 * index.nlist)))
     parts: list[I64] = []

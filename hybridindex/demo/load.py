@@ -28,7 +28,7 @@ import xxhash
 from hybridindex.demo import cache
 from hybridindex.demo.corpus import TEXT_RECIPE, DatasetName, TextSource, source_text, sources_of
 from hybridindex.demo.dataset import Dataset, PairSet, QuerySet, SourceCount
-from hybridindex.demo.fetch import AptArchive, FetchError, Progress, fetch_wheel
+from hybridindex.demo.fetch import AptArchive, Progress
 from hybridindex.demo.queries import (
     QUERY_SOURCES,
     QUERY_WHEELS,
@@ -39,6 +39,7 @@ from hybridindex.demo.queries import (
 )
 from hybridindex.errors import DiskFullError, InvalidInputError
 from hybridindex.rag.embed import DIM, WEIGHTS_SHA256, StaticEmbedder, load_embedder
+from hybridindex.rag.wheels import FetchError, fetch_wheel
 from hybridindex.types import F32
 
 __all__ = ["load_dataset"]

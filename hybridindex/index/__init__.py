@@ -5,8 +5,8 @@ from __future__ import annotations
 from hybridindex.index.build import build
 from hybridindex.index.codec import DeviceCodec
 from hybridindex.index.faiss_files.export_faiss import to_faiss
-from hybridindex.index.faiss_files.faiss_model import require_faiss
 from hybridindex.index.faiss_files.import_faiss import from_faiss
+from hybridindex.index.faiss_model import require_faiss
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.opening import open_index, read_manifest, save, verify
 from hybridindex.index.rewrite import write_layout

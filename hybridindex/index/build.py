@@ -18,7 +18,7 @@ import numpy as np
 
 from hybridindex.errors import DuplicateIdError, InvalidInputError
 from hybridindex.index.codec import CodecSpec, parse_codec
-from hybridindex.index.faiss_files.faiss_model import (
+from hybridindex.index.faiss_model import (
     LoadedModel,
     apply_transforms,
     encode,
@@ -26,16 +26,17 @@ from hybridindex.index.faiss_files.faiss_model import (
     quantize,
     require_faiss,
     train_model,
+    write_empty_model,
 )
 from hybridindex.index.ids import find_duplicates
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.memory import BuildMemory, divide_budget
 from hybridindex.index.opening import open_index
-from hybridindex.index.source import Progress, VectorSource, open_source
-from hybridindex.index.storage.commit import commit_generation, no_progress, write_empty_model
+from hybridindex.index.source import VectorSource, open_source
+from hybridindex.index.storage.commit import Progress, commit_generation, no_progress
 from hybridindex.index.storage.generation import GenerationWriter, OutFile, as_path
 from hybridindex.index.storage.lists import ExtentReader, ExtentWriter, repack
-from hybridindex.index.storage.manifest import LISTS_FILE
+from hybridindex.index.storage.manifest import LISTS_FILE, MODEL_FILE, GenerationSpec
 from hybridindex.types import F32, I64, Metric
 
 __all__ = ["DEFAULT_SEED", "build", "default_nlist", "default_nprobe"]
@@ -125,11 +126,8 @@ def build(
         lists, table = _write_lists(model, source, writer, memory, spec, assigned, sizes, report)
         for scratch in (*source.scratch, assigned):
             writer.drop(scratch)
-        write_empty_model(writer, model.outer, model.ivf)
-        commit_generation(
-            writer,
-            lists=lists,
-            table=table,
+        write_empty_model(model.outer, model.ivf, writer.open_file(MODEL_FILE).append)
+        built = GenerationSpec(
             metric=metric,
             codec=spec.name,
             dim=source.dim,
@@ -140,8 +138,8 @@ def build(
             normalized=normalize,
             code_size=spec.code_size,
             notes={"source": "build", "train_rows": train_rows, "seed": seed},
-            progress=report,
         )
+        commit_generation(writer, lists, table, built, progress=report)
     # What was just written and digested need not be read a second time.
     return open_index(path, verify="quick")
 

@@ -7,7 +7,7 @@ serves, whatever lies in the directory now.
 from __future__ import annotations
 
 from hybridindex.errors import CorruptIndexError
-from hybridindex.index.faiss_files.faiss_model import (
+from hybridindex.index.faiss_model import (
     LoadedModel,
     apply_transforms,
     faiss_message,

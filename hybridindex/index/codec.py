@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.index.storage.layout import Layout
 from hybridindex.types import F32
 
 __all__ = [
@@ -18,14 +19,10 @@ __all__ = [
     "CodecSpec",
     "DeviceCodec",
     "DeviceKind",
-    "Layout",
     "parse_codec",
 ]
 
 CodecKind = Literal["flat", "fp16", "bf16", "sq8", "pq", "pqfs"]
-#: How the codes of one list are arranged: see :mod:`hybridindex.index.storage.layout` and
-#: :mod:`hybridindex.index.storage.pqfs`.
-Layout = Literal["rows", "blocks16", "pqfs32"]
 
 #: How the paged tier decodes a row.
 DeviceKind = Literal["f32", "f16", "bf16", "sq8"]

@@ -17,7 +17,7 @@ import numpy as np
 
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
 from hybridindex.index.codec import DEVICE_KINDS, DeviceCodec
-from hybridindex.index.faiss_files.faiss_model import (
+from hybridindex.index.faiss_model import (
     LoadedModel,
     apply_transforms,
     centroids_of,
@@ -294,6 +294,10 @@ class IVFIndex:
     def extents(self) -> I64:
         """(nlist, 3) int64: size, capacity, byte offset of each list in ``lists.bin``; read-only."""
         return self._table
+
+    def extent_reader(self) -> ExtentReader:
+        """Reads rows and ids of the mapped lists, whatever their layout."""
+        return self._open().reader
 
     def mapped_lists(self) -> U8:
         """All of ``lists.bin``: (nbytes,) uint8, read-only view of the map."""

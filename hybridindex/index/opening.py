@@ -14,12 +14,11 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from hybridindex.errors import CorruptIndexError, IndexFormatError, InvalidInputError, NotWritableError
-from hybridindex.index.faiss_files.faiss_model import LoadedModel, load_model, map_lists, require_faiss
+from hybridindex.index.faiss_model import LoadedModel, load_model, map_lists, require_faiss
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.rewrite import write_copy
-from hybridindex.index.source import Progress
 from hybridindex.index.storage.checksums import digest_file
-from hybridindex.index.storage.commit import no_progress
+from hybridindex.index.storage.commit import Progress, no_progress
 from hybridindex.index.storage.generation import GenerationWriter, as_path, read_current
 from hybridindex.index.storage.huge_pages import load_in_huge_pages, map_file
 from hybridindex.index.storage.layout import check_extents

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.index.codec import Layout
-from hybridindex.index.source import Progress
-from hybridindex.index.storage.commit import commit_generation, no_progress
+from hybridindex.index.storage.commit import Progress, commit_generation, no_progress
 from hybridindex.index.storage.generation import GenerationWriter, as_path
-from hybridindex.index.storage.layout import element_bytes
-from hybridindex.index.storage.lists import ExtentReader, repack
+from hybridindex.index.storage.layout import Layout, element_bytes
+from hybridindex.index.storage.lists import repack
 from hybridindex.index.storage.manifest import LISTS_FILE, MODEL_FILE, Manifest
 
 if TYPE_CHECKING:
@@ -54,13 +53,7 @@ def write_copy(index: IVFIndex, writer: GenerationWriter, layout: Layout, progre
             progress("copy", lists.position, data.nbytes)
     else:
         table = repack(
-            ExtentReader(
-                index.mapped_lists(),
-                index.extents(),
-                code_size=index.code_size,
-                layout=manifest.layout,
-                element=element,
-            ),
+            index.extent_reader(),
             lists,
             sizes=index.list_sizes,
             code_size=index.code_size,
@@ -68,20 +61,5 @@ def write_copy(index: IVFIndex, writer: GenerationWriter, layout: Layout, progre
             element=element,
             progress=lambda done: progress("pack", done, index.nlist),
         )
-    return commit_generation(
-        writer,
-        lists=lists,
-        table=table,
-        metric=manifest.metric,
-        codec=manifest.codec,
-        dim=manifest.dim,
-        scan_dim=manifest.scan_dim,
-        nprobe=manifest.nprobe,
-        layout=layout,
-        by_residual=manifest.by_residual,
-        normalized=manifest.normalized,
-        code_size=manifest.code_size,
-        notes=manifest.notes,
-        fingerprint=manifest.fingerprint,
-        progress=progress,
-    )
+    spec = replace(manifest, layout=layout)
+    return commit_generation(writer, lists, table, spec, fingerprint=manifest.fingerprint, progress=progress)

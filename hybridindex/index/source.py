@@ -5,7 +5,7 @@ Covers reading rows and ids by position in bounded memory, and the checks on the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,18 @@ import numpy as np
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.extension import native
+from hybridindex.index.storage.commit import Progress
 from hybridindex.index.storage.generation import GenerationWriter, OutFile, as_path
 from hybridindex.types import F32, I64
 
 __all__ = [
     "MAX_DIM",
     "MAX_SQUARED_NORM",
-    "Progress",
     "VectorSource",
     "check_ids_argument",
     "find_unusable",
     "open_source",
 ]
-
-#: ``progress(stage, done, total)``; total is None while it is unknown. An exception raised by it stops the build.
-Progress = Callable[[str, int, int | None], None]
 
 MAX_DIM = 4096
 

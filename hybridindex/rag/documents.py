@@ -26,21 +26,25 @@ from hybridindex.rag.tokens import WORDS, TokenStarts, word_starts
 from hybridindex.types import F32
 
 __all__ = [
+    "DOCUMENTS_FILE",
     "Document",
     "DocumentStore",
     "DocumentsInfo",
     "StoredPassage",
-    "TokenStarts",
-    "word_starts",
+    "tokens_of_store",
     "write_documents",
 ]
 
+#: In the folder of an index, outside its generations.
+DOCUMENTS_FILE = "documents.sqlite"
 _FORMAT, _VERSION = b"hybridindex-documents", 1
 #: Longest text of one passage, in characters.
 MAX_TEXT = 1 << 20
 _BATCH = 2048
 #: Ids per SQL statement: SQLite takes 32,766 at most.
 _ASKED = 500
+#: Passages whose stored token offsets are compared.
+_COMPARED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,3 +273,30 @@ class DocumentStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def tokens_of_store(documents: DocumentStore, tried: Sequence[TokenStarts]) -> TokenStarts:
+    """The first of ``tried`` whose token offsets are those that the store has for its first passages.
+
+    PipeRAG counts windows and shifts in the store's tokens; another tokenizer would silently shift too far or too
+    little. The offsets decide, not the name of the store's tokenizer: older stores have none.
+
+    Raises:
+        InvalidInputError: none does. DocumentStoreError: a damaged file.
+    """
+    stored = documents.first(_COMPARED)
+    texts = [passage.document.text for passage in stored]
+    counts: list[int] = []
+    for token_starts in tried:
+        found = token_starts(texts)
+        if len(found) == len(stored) and all(
+            np.array_equal(theirs, passage.starts) for theirs, passage in zip(found, stored, strict=True)
+        ):
+            return token_starts
+        counts.append(sum(map(len, found)))
+    name = repr(documents.info.tokenizer) if documents.info.tokenizer else "a tokenizer that it does not name"
+    raise InvalidInputError(
+        f"token_starts finds {' or '.join(map(str, counts))} tokens in the first {len(stored)} passages, which the "
+        f"document store has {sum(len(passage.starts) for passage in stored)} of, of {name}; give the token_starts "
+        "that the store was written with"
+    )

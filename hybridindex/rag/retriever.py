@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from hybridindex.errors import InvalidInputError, ServiceError
-from hybridindex.rag.documents import DocumentStore
+from hybridindex.rag.documents import DocumentStore, tokens_of_store
 from hybridindex.rag.records import Passage
-from hybridindex.rag.tokens import TokenStarts, tokens_of_store, word_starts
+from hybridindex.rag.tokens import TokenStarts, word_starts
 from hybridindex.types import F32, SearchResult
 
 __all__ = ["CenteredEmbedder", "Embedder", "RetrievalSession", "Retriever", "SessionSource"]

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from hybridindex.errors import InvalidInputError, RefreshError
 
-__all__ = ["MAX_FRAME_BYTES", "PlainBytes", "read_frame", "write_frame"]
+__all__ = ["MAX_FRAME_BYTES", "PipeCodec", "read_frame", "write_frame"]
 
 #: Largest frame that is read or written.
 MAX_FRAME_BYTES: Final = 8 << 30
@@ -36,7 +36,7 @@ _PLAIN: Final = frozenset((type(None), bool, int, float, str))
 _DTYPES: Final[Mapping[type[Any], type[np.generic]]] = {bool: np.bool_, int: np.int64, float: np.float64}
 
 
-class PlainBytes:
+class PipeCodec:
     """Which classes may travel. Immutable; from any thread."""
 
     def __init__(self, classes: Iterable[type[Any]]) -> None:
@@ -84,7 +84,7 @@ class PlainBytes:
                 return {"map": [[tree(key), tree(item)] for key, item in obj.items()]}
             name = type(obj).__name__
             if self._classes.get(name) is not type(obj):
-                raise InvalidInputError(f"{type(obj).__qualname__} cannot travel as plain bytes")
+                raise InvalidInputError(f"{type(obj).__qualname__} cannot travel through the pipe")
             if isinstance(obj, StrEnum):
                 return {"enum": name, "value": obj.value}
             return {"class": name, "values": [tree(getattr(obj, f.name)) for f in dataclasses.fields(obj)]}

@@ -28,10 +28,10 @@ from hybridindex.partitioner.models.validate import HitRateError, HitRateValidat
 from hybridindex.partitioner.plan import Plan, Verdict
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.partitioner.solver import SolverStep
+from hybridindex.plans.planner import Arenas, plan_again
+from hybridindex.plans.proposal import Comparison, Served, compare_plans
 from hybridindex.profiler.recent import renew_profile
-from hybridindex.refresh.pipe_codec import PlainBytes
-from hybridindex.refresh.proposal import Arenas, Served, compare_plans, plan_again
-from hybridindex.refresh.update_cycle import Comparison
+from hybridindex.refresh.pipe_codec import PipeCodec
 from hybridindex.types import (
     F32,
     I64,
@@ -44,13 +44,13 @@ from hybridindex.types import (
     TransferSample,
 )
 
-__all__ = ["PLAIN", "Planner", "PlanningHere", "PlanningMode", "RenewOptions"]
+__all__ = ["CODEC", "Planner", "PlanningHere", "PlanningMode", "RenewOptions"]
 
 #: Where plans are made. "process": in one of their own, started for each update.
 PlanningMode = Literal["process", "here"]
 
 #: What may travel between the serving process and the one that plans.
-PLAIN = PlainBytes(
+CODEC = PipeCodec(
     (
         *(AccessSample, HardwareInfo, LLMProfile, Profile, RecallPoint, StageSample, TransferSample),
         *(Analysis, CoverageCurve, PageGeometry, Plan, PlanRequest, QueryWork, SolverStep, Verdict),
@@ -91,12 +91,12 @@ class Planner(Protocol):
         """
 
     def solve(self, profile: Profile, request: PlanRequest, arenas: Arenas) -> Plan:
-        """See :func:`hybridindex.refresh.proposal.plan_again`; ``profile`` as :meth:`renew` gave it. Raises as it
+        """See :func:`hybridindex.plans.planner.plan_again`; ``profile`` as :meth:`renew` gave it. Raises as it
         does.
         """
 
     def weigh(self, plan: Plan, served: Served, bandwidth_share: float) -> tuple[Comparison, I64, I64]:
-        """See :func:`hybridindex.refresh.proposal.compare_plans`; ``plan`` as :meth:`solve` gave it."""
+        """See :func:`hybridindex.plans.proposal.compare_plans`; ``plan`` as :meth:`solve` gave it."""
 
     def stop(self) -> None:
         """Ends the work that goes on, where that is possible."""

@@ -18,8 +18,13 @@ from io import FileIO
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hybridindex.partitioner.plan import Plan
-    from hybridindex.types import Profile
+    from hybridindex.partitioner.request import PlanRequest
+    from hybridindex.plans.planner import Arenas
+    from hybridindex.plans.proposal import Comparison, Served
+    from hybridindex.types import F32, I64, U8, AccessSample, Profile
 
 __all__ = ["main"]
 
@@ -52,13 +57,16 @@ class _Calls:
 
     def _prepare(self) -> None:
         """Imports what the other calls need: most of the time that a process takes to begin."""
-        import hybridindex.profiler.recent
-        import hybridindex.refresh.proposal  # noqa: F401
-        from hybridindex.index.faiss_files.faiss_model import require_faiss
+        import hybridindex.plans.planner
+        import hybridindex.plans.proposal
+        import hybridindex.profiler.recent  # noqa: F401
+        from hybridindex.index.faiss_model import require_faiss
 
         require_faiss()
 
-    def _renew(self, *, model: Any, profile: Profile, queries: Any, **options: Any) -> Any:
+    def _renew(
+        self, *, model: U8, profile: Profile, queries: F32, **options: Any
+    ) -> tuple[AccessSample, Mapping[str, Any], str]:
         from hybridindex.index.coarse import CoarseModel
         from hybridindex.profiler.recent import renew_profile
 
@@ -66,17 +74,17 @@ class _Calls:
         renewed = self._profile = renew_profile(profile, coarse, queries, **options)
         return renewed.access, renewed.notes, renewed.created_at
 
-    def _solve(self, **inputs: Any) -> Plan:
-        from hybridindex.refresh.proposal import plan_again
+    def _solve(self, *, request: PlanRequest, arenas: Arenas) -> Plan:
+        from hybridindex.plans.planner import plan_again
 
         assert self._profile is not None, "solve before renew"
-        plan = self._plan = plan_again(self._profile, **inputs)
+        plan = self._plan = plan_again(self._profile, request, arenas)
         # Caches are large, and filled again where they are needed.
         curve = replace(plan.analysis.curve, cell_cache={}, touch_cache={})
         return replace(plan, analysis=replace(plan.analysis, curve=curve))
 
-    def _weigh(self, *, served: Any, bandwidth_share: float) -> Any:
-        from hybridindex.refresh.proposal import compare_plans
+    def _weigh(self, *, served: Served, bandwidth_share: float) -> tuple[Comparison, I64, I64]:
+        from hybridindex.plans.proposal import compare_plans
 
         assert self._plan is not None, "weigh before solve"
         return compare_plans(self._plan, served, bandwidth_share=bandwidth_share)
@@ -103,15 +111,15 @@ def main() -> None:
     threading.Thread(target=_end_with, args=(calls_in.fileno(),), daemon=True).start()
 
     from hybridindex.refresh.pipe_codec import read_frame, write_frame
-    from hybridindex.refresh.planner import PLAIN
+    from hybridindex.refresh.planner import CODEC
 
     calls = _Calls()
     while (frame := read_frame(calls_in)) is not None:
         try:
-            answer = {"value": calls.answer(PLAIN.decode(*frame))}
+            answer = {"value": calls.answer(CODEC.decode(*frame))}
         except Exception as error:  # noqa: BLE001 - raised again on the other side
             answer = {"error": type(error).__name__, "text": str(error)}
-        write_frame(answers_out, PLAIN.encode(answer, calls.known))
+        write_frame(answers_out, CODEC.encode(answer, calls.known))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Keeps the served plan up to date: watches the load, makes a new plan in the background, applies and verifies it.
 
 The shell around :mod:`hybridindex.refresh.drift` (when), :mod:`hybridindex.refresh.update_cycle` (in which order) and
-:mod:`hybridindex.refresh.proposal` (what). Threads and clock are here; :mod:`hybridindex.refresh.updater` does the
+:mod:`hybridindex.plans.replan` (what). Threads and clock are here; :mod:`hybridindex.refresh.updater` does the
 stages.
 """
 
@@ -15,28 +15,30 @@ from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridindex.errors import InvalidInputError, MissingDependencyError, ProfileError
-from hybridindex.plans.current import last_committed_plan
+from hybridindex.plans.proposal import Proposal
+from hybridindex.plans.replan import PlanChanges
 from hybridindex.refresh import drift
 from hybridindex.refresh.config import RefreshConfig, RefreshStatus, UpdateRecord, window_data
 from hybridindex.refresh.drift import DriftMonitor, Expectation, Window
-from hybridindex.refresh.proposal import Proposal
 from hybridindex.refresh.reservoir import QueryReservoir
 from hybridindex.refresh.timetable import timetable_of
-from hybridindex.refresh.updater import PlanUpdates, expect
+from hybridindex.refresh.updater import PlanUpdates, ServedIndex, expect
 from hybridindex.router.router import Router
 from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.types import F32
 
 if TYPE_CHECKING:
-    from hybridindex.api import Index
+    from apscheduler.schedulers.background import BackgroundScheduler
+
     from hybridindex.store.control import ControlStore
 
-__all__ = ["Proposal", "RefreshConfig", "RefreshStatus", "Refresher", "UpdateRecord", "last_committed_plan"]
+__all__ = ["PlanChanges", "Proposal", "RefreshConfig", "RefreshStatus", "Refresher", "UpdateRecord"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ class Refresher:
 
     def __init__(
         self,
-        index: Index,
+        index: ServedIndex,
         router: Router,
         store: ControlStore | None,
         config: RefreshConfig | None = None,
@@ -101,14 +103,14 @@ class Refresher:
             on_served=self._expect_from_now,
             on_ended=self._update_ended,
         )
-        self._scheduler: Any = None
+        self._scheduler: BackgroundScheduler | None = None
         #: Stored rows that are followed, and why others are not.
         self._schedule: tuple[str, ...] = ()
         self._schedule_refused: tuple[str, ...] = ()
 
     # What callers do
 
-    def observe(self, queries: F32, latency_s: float, hit_rate: Any) -> None:
+    def observe(self, queries: F32, latency_s: float, hit_rate: npt.ArrayLike) -> None:
         """Takes note of one served request. Never raises, waits for no work; what it cannot use is counted.
 
         Args:
@@ -163,18 +165,21 @@ class Refresher:
         return len(self._reservoir)
 
     def propose(
-        self, reason: str = "asked for", *, bandwidth_share: float | None = None, **request_changes: Any
+        self,
+        reason: str = "asked for",
+        changes: PlanChanges = PlanChanges(),  # noqa: B008 - a frozen value
+        *,
+        bandwidth_share: float | None = None,
     ) -> Proposal:
         """Makes a plan from recent queries and says what it would bring. Applies nothing.
 
         Args:
             reason: why, for the records.
+            changes: other values than those of the served plan; see :mod:`hybridindex.plans.replan`.
             bandwidth_share: part of the time that its move may copy; None: as configured.
-            request_changes: other values than those the served plan was asked for; see
-                :data:`hybridindex.refresh.proposal.CHANGES`.
 
         Raises:
-            InvalidInputError: a change that is not known, or it or the share is out of its range.
+            InvalidInputError: a change or the share is out of its range, or contradicts a fixed coverage.
             ProfileError: too few recent queries are known.
             DeviceError: a device has failed.
             RouterClosedError: after :meth:`close`.
@@ -182,7 +187,7 @@ class Refresher:
         share = self._config.bandwidth_share if bandwidth_share is None else bandwidth_share
         check_share(share)
         with self._work:
-            return self._updates.propose(reason, request_changes, share)
+            return self._updates.propose(reason, changes, share)
 
     def apply(self, proposal: Proposal) -> UpdateRecord:
         """Applies a proposal, whatever the gate says, and returns when its lists have moved.
@@ -261,7 +266,7 @@ class Refresher:
             scheduler.start()
             self._scheduler = scheduler
 
-    def _add_schedule(self, scheduler: Any) -> None:
+    def _add_schedule(self, scheduler: BackgroundScheduler) -> None:
         if self._store is None:
             return
         now, followed, refused = datetime.now(UTC), [], []

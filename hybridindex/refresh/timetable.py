@@ -10,10 +10,13 @@ import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hybridindex.errors import InvalidInputError, MissingDependencyError
 from hybridindex.store.records import ScheduleEntry
+
+if TYPE_CHECKING:
+    from apscheduler.triggers.base import BaseTrigger
 
 __all__ = ["ACTIONS", "KINDS", "Timetable", "check_schedule", "timetable_of"]
 
@@ -32,7 +35,7 @@ class Timetable:
 
     entry: ScheduleEntry
     #: An APScheduler trigger.
-    trigger: Any
+    trigger: BaseTrigger
     #: The first time; None: the trigger's own.
     first: datetime | None
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.plans.proposal import Comparison
 from hybridindex.refresh.drift import DriftPolicy, Expectation, Tick, Window, WindowClosed, pool_windows
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "CollectProfile",
     "Commit",
     "Committed",
-    "Comparison",
     "CycleAction",
     "CycleEvent",
     "CycleStage",
@@ -47,6 +47,7 @@ __all__ = [
     "UpdatePolicy",
     "Weigh",
     "Weighed",
+    "objection",
     "worse",
 ]
 
@@ -108,46 +109,23 @@ class UpdatePolicy:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Two plans on the newest profile, and what it takes to go from one to the other."""
-
-    hit_rate_before: float
-    hit_rate_after: float
-    #: Of a batch, at the SLO's percentile.
-    latency_ms_before: float
-    latency_ms_after: float
-    #: Page bytes to copy; lists that a device already holds cost nothing.
-    bytes_to_move: int
-    #: None: copies were never timed.
-    move_s: float | None
-
-    @property
-    def hit_rate_gain(self) -> float:
-        return self.hit_rate_after - self.hit_rate_before
-
-    @property
-    def latency_gain(self) -> float:
-        """Fraction by which the predicted latency falls; negative where it rises."""
-        before = self.latency_ms_before
-        return (before - self.latency_ms_after) / before if before > 0 else 0.0
-
-    def objection(self, policy: UpdatePolicy) -> str:
-        """Why the move is not worth it; empty where it is."""
-        if self.bytes_to_move == 0:
-            return "nothing has to move: the devices hold what the new plan wants"
-        faster = self.latency_gain >= policy.min_latency_gain
-        if not faster and self.hit_rate_gain < policy.min_hit_rate_gain:
-            return (
-                f"the hit rate would go from {self.hit_rate_before:.3f} to {self.hit_rate_after:.3f} and latency from "
-                f"{self.latency_ms_before:.3g} to {self.latency_ms_after:.3g} ms: less than the gain asked for"
-            )
-        gib = self.bytes_to_move / 2**30
-        if not faster and self.hit_rate_gain < policy.min_gain_per_gib * gib:
-            return f"a hit rate higher by {self.hit_rate_gain:.3f} is not worth {gib:.3g} GiB"
-        if policy.max_move_s is not None and self.move_s is not None and self.move_s > policy.max_move_s:
-            return f"the move would take {self.move_s:.3g} s, more than {policy.max_move_s:.3g} s"
-        return ""
+def objection(comparison: Comparison, policy: UpdatePolicy) -> str:
+    """Why a move is not worth it; empty where it is."""
+    new = comparison
+    if new.bytes_to_move == 0:
+        return "nothing has to move: the devices hold what the new plan wants"
+    faster = new.latency_gain >= policy.min_latency_gain
+    if not faster and new.hit_rate_gain < policy.min_hit_rate_gain:
+        return (
+            f"the hit rate would go from {new.hit_rate_before:.3f} to {new.hit_rate_after:.3f} and latency from "
+            f"{new.latency_ms_before:.3g} to {new.latency_ms_after:.3g} ms: less than the gain asked for"
+        )
+    gib = new.bytes_to_move / 2**30
+    if not faster and new.hit_rate_gain < policy.min_gain_per_gib * gib:
+        return f"a hit rate higher by {new.hit_rate_gain:.3f} is not worth {gib:.3g} GiB"
+    if policy.max_move_s is not None and new.move_s is not None and new.move_s > policy.max_move_s:
+        return f"the move would take {new.move_s:.3g} s, more than {policy.max_move_s:.3g} s"
+    return ""
 
 
 # Events
@@ -389,9 +367,8 @@ class UpdateCycle:
 
     def _weighed(self, event: Weighed) -> list[CycleAction]:
         self._expect(CycleStage.WEIGHING)
-        objection = event.comparison.objection(self._policy)
-        if objection:
-            return self._end(event.now_s, Outcome.DECLINED, objection)
+        if why := objection(event.comparison, self._policy):
+            return self._end(event.now_s, Outcome.DECLINED, why)
         return [self._go(event.now_s, CycleStage.MOVING, "worth its move"), Move()]
 
     def _moved(self, event: Moved) -> list[CycleAction]:
@@ -415,9 +392,8 @@ class UpdateCycle:
         if after is None:
             self._why = "no request was seen: not verified"
         else:
-            objection = worse(self._before, after, self._promised, self._drift)
-            if objection:
-                return self._roll_back(now_s, objection)
+            if why := worse(self._before, after, self._promised, self._drift):
+                return self._roll_back(now_s, why)
             self._why = f"hit rate {after.hit_rate:.3f}, attainment {after.attainment:.3f}"
         commit = Commit(verified=after is not None)
         return [self._go(now_s, CycleStage.COMMITTING, self._why), commit]

@@ -14,31 +14,51 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hybridindex.errors import DeviceError, ProfileError, RefreshError, RouterClosedError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.plans.current import commit_plan, last_commit, last_committed_plan, same_decision, save_plan, stored_as
+from hybridindex.plans.current import (
+    HasFingerprint,
+    current_plan,
+    current_plan_id,
+    make_current,
+    same_decision,
+    save_plan,
+    stored_as,
+)
+from hybridindex.plans.planner import Arenas
+from hybridindex.plans.proposal import Proposal, Served
+from hybridindex.plans.replan import PlanChanges, replan
 from hybridindex.refresh import update_cycle as cycle
 from hybridindex.refresh.config import RefreshConfig, UpdateRecord
 from hybridindex.refresh.drift import Expectation, Tick, Window, WindowClosed, predict_hit_rate
-from hybridindex.refresh.gil_switch import short_turns
+from hybridindex.refresh.gil_switch import short_switch_interval
 from hybridindex.refresh.planner import Planner, PlanningHere, RenewOptions
 from hybridindex.refresh.planner_process import PlanningProcess
-from hybridindex.refresh.proposal import Arenas, Proposal, Served, change_request
 from hybridindex.refresh.reservoir import QueryReservoir
 from hybridindex.refresh.update_cycle import CycleStage, Outcome, UpdateCycle
 from hybridindex.router.router import Router
 from hybridindex.types import F32, I64, Profile
 
 if TYPE_CHECKING:
-    from hybridindex.api import Index
+    from hybridindex.index.ivf import IVFIndex
     from hybridindex.store.control import ControlStore
 
-__all__ = ["PlanUpdates", "expect"]
+__all__ = ["PlanUpdates", "ServedIndex", "arenas_of", "expect"]
 
 _log = logging.getLogger(__name__)
+
+
+class ServedIndex(HasFingerprint, Protocol):
+    """What a refresh needs of a :class:`hybridindex.Index`."""
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def ivf(self) -> IVFIndex: ...
 
 
 def expect(plan: Plan, router: Router, config: RefreshConfig) -> Expectation:
@@ -50,6 +70,14 @@ def expect(plan: Plan, router: Router, config: RefreshConfig) -> Expectation:
         slo_s=plan.request.search_slo_s if slo_ms is None else slo_ms / 1e3,
         attainment=plan.request.percentile / 100 if attainment is None else attainment,
         hit_rate=predict_hit_rate(plan.analysis.curve, came),
+    )
+
+
+def arenas_of(router: Router) -> Arenas:
+    """Of the open devices."""
+    return Arenas(
+        scratch=tuple(tier.reserved_bytes for tier in router.devices),
+        room=tuple(tier.capacity_bytes + tier.reserved_bytes for tier in router.devices),
     )
 
 
@@ -77,7 +105,7 @@ class PlanUpdates:
 
     def __init__(
         self,
-        index: Index,
+        index: ServedIndex,
         router: Router,
         store: ControlStore | None,
         config: RefreshConfig,
@@ -132,16 +160,16 @@ class PlanUpdates:
 
     # What begins and drives an update
 
-    def propose(self, reason: str, changes: Mapping[str, Any], bandwidth_share: float) -> Proposal:
+    def propose(self, reason: str, changes: PlanChanges, bandwidth_share: float) -> Proposal:
         """A plan from recent queries, applied by nobody yet; see
         :meth:`hybridindex.refresh.refresher.Refresher.propose`.
         """
         self.refuse_closed()
         base = self._served()
-        request = change_request(base.request, changes)
+        request = replan(base.request, changes, None)
         seconds: dict[str, float] = {}
         try:
-            with short_turns():
+            with short_switch_interval():
                 with _timed(seconds, "profiling"):
                     profile = self._renew(base)
                 with _timed(seconds, "solving"):
@@ -225,7 +253,7 @@ class PlanUpdates:
     def _carry_out(self, actions: Sequence[cycle.CycleAction]) -> None:
         """Does what the cycle asks for until it waits for something else."""
         waiting = deque(actions)
-        with short_turns():
+        with short_switch_interval():
             self._work_off(waiting)
 
     def _work_off(self, waiting: deque[cycle.CycleAction]) -> None:
@@ -343,7 +371,7 @@ class PlanUpdates:
 
     def _solve(self, profile: Profile, request: PlanRequest) -> Plan:
         assert self._planner is not None
-        return self._planner.solve(profile, request, Arenas.of(self._router))
+        return self._planner.solve(profile, request, arenas_of(self._router))
 
     def _start_planning(self) -> Planner:
         assert self._planner is None, "one plan is made at a time"
@@ -366,7 +394,9 @@ class PlanUpdates:
         self, plan: Plan, base: Plan, reason: str, seconds: Mapping[str, float], bandwidth_share: float
     ) -> Proposal:
         assert self._planner is not None
-        comparison, lists_in, lists_out = self._planner.weigh(plan, Served.by(self._router, base), bandwidth_share)
+        comparison, lists_in, lists_out = self._planner.weigh(
+            plan, Served.by(base, self._router.residency.list_device), bandwidth_share
+        )
         self._proposals += 1
         access = plan.analysis.profile.access
         return Proposal(
@@ -380,7 +410,7 @@ class PlanUpdates:
             lists_in=lists_in,
             lists_out=lists_out,
             bandwidth_share=bandwidth_share,
-            objection=comparison.objection(self._config.update),
+            objection=cycle.objection(comparison, self._config.update),
             stage_seconds=dict(seconds),
         )
 
@@ -393,7 +423,7 @@ class PlanUpdates:
                 self.commit_served()
                 draft.base_plan_id = self.plan_id
                 parent = replace(draft.base.analysis.profile, id=self._profile_id)
-                draft.plan, draft.plan_id = save_plan(self._store, draft.plan, parent=parent)
+                draft.plan, draft.plan_id = save_plan(self._store, draft.plan, parent=parent, trial=True)
 
     def _move(self, draft: _Draft) -> None:
         """Brings the plan's lists."""
@@ -418,23 +448,21 @@ class PlanUpdates:
         if self._store is None or self.plan_id is not None:
             return
         served = self._served()
-        commit = last_commit(self._store, self._index.fingerprint)
-        if commit is not None:
-            known = last_committed_plan(self._store, self._index, allow_other_hardware=True)
-            if known is not None and same_decision(known, served) and known.profile_id == served.profile_id:
-                self.plan_id = commit["plan_id"]
-                return
+        known = current_plan(self._store, self._index, allow_other_hardware=True)
+        if known is not None and same_decision(known, served) and known.profile_id == served.profile_id:
+            self.plan_id = current_plan_id(self._store, self._index.fingerprint)
+            return
         saved, plan_id = served, stored_as(self._store, served)
         if plan_id is None:
             saved, plan_id = save_plan(self._store, served)
-        commit_plan(self._store, saved, plan_id, verified=False, why="it served when the refresh began")
+        make_current(self._store, saved, plan_id, verified=False, why="it served when the refresh began")
         self.plan_id, self._profile_id = plan_id, saved.profile_id
 
     def _commit(self, draft: _Draft, *, verified: bool) -> None:
         if self._store is not None:
             assert draft.plan is not None
             assert draft.plan_id is not None
-            commit_plan(self._store, draft.plan, draft.plan_id, verified=verified, why=draft.reason)
+            make_current(self._store, draft.plan, draft.plan_id, verified=verified, why=draft.reason)
             self.plan_id, self._profile_id = draft.plan_id, draft.plan.profile_id
         draft.verified = verified
 

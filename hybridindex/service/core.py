@@ -10,16 +10,20 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from hybridindex.api import Index, open_index
 from hybridindex.errors import HybridIndexError, InvalidInputError, OverloadedError, ProfileError
-from hybridindex.partitioner.plan import Plan
-from hybridindex.plans.current import last_commit
-from hybridindex.plans.stored import PLAN_APPLIED, applied_plans, load_plan, plan_difference, plan_summary, resume_plan
+from hybridindex.plans.current import applied_plans, make_current
+from hybridindex.plans.planner import devices_of, plan_next
+from hybridindex.plans.proposal import Proposal, Served, propose
+from hybridindex.plans.replan import PlanChanges
+from hybridindex.plans.stored import load_plan, plan_summary, resume_plan
+from hybridindex.refresh.config import UpdateRecord
+from hybridindex.refresh.refresher import Refresher
 from hybridindex.router.router import Router
 from hybridindex.router.session import Session
 from hybridindex.service.admission import Admission
@@ -35,30 +39,12 @@ from hybridindex.types import F32, SearchResult
 if TYPE_CHECKING:
     from hybridindex.service.observe.traces import SearchTrace, Traces
 
-__all__ = ["Observation", "Refresher", "Service"]
+__all__ = ["Observation", "Service"]
 
 _log = logging.getLogger(__name__)
 
 #: Larger bodies are checked and copied on a thread: the event loop serves others meanwhile.
 _LARGE_BYTES = 1 << 20
-
-
-class Refresher(Protocol):
-    """What follows the workload, where there is one: watches searches, proposes plans, applies them."""
-
-    def observe(self, queries: F32, latency_s: float, hit_rate: F32) -> None: ...
-
-    def propose(self, reason: str, *, bandwidth_share: float | None, **changes: Any) -> Any: ...
-
-    def apply(self, proposal: Any) -> Any: ...
-
-    def status(self) -> Any: ...
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +125,7 @@ class Service:
         try:
             store = index.store(config.store_url)
             try:
-                choice = config.plan
-                if make_refresher is not None and choice == "latest":
-                    # Stored last may be what a refresher was still trying when the daemon died.
-                    commit = last_commit(store, index.fingerprint)
-                    choice = choice if commit is None else str(commit["plan_id"])
-                found = resume_plan(index, choice, store, config.router.devices)
+                found = resume_plan(index, config.plan, store, config.router.devices)
                 plan_id, plan = found if found is not None else (None, None)
                 router = index.router(plan, config=config.router)
                 refresher = make_refresher(index, router, store) if make_refresher is not None else None
@@ -300,11 +281,8 @@ class Service:
 
     def _current_plan_id(self) -> int | None:
         """The committed one, where a refresher changes plans."""
-        if self.refresher is None:
-            return self.plan_id
-        status = self.refresher.status()
-        own: int | None = status.get("plan_id") if isinstance(status, Mapping) else getattr(status, "plan_id", None)
-        return own if own is not None else self.plan_id
+        own = None if self.refresher is None else self.refresher.status().plan_id
+        return self.plan_id if own is None else own
 
     def history(self) -> dict[str, Any]:
         """Stored plans of this index and when each was applied, in the order of saving."""
@@ -313,7 +291,7 @@ class Service:
             "current": self._current_plan_id(),
             "profiles": [describe(p) for p in self.store.list_profiles(index_fingerprint=fingerprint)],
             "plans": [describe(p) for p in self.store.list_plans(index_fingerprint=fingerprint)],
-            "applied": applied_plans(fingerprint, self.store),
+            "applied": applied_plans(self.store, fingerprint),
         }
 
     def repartition(
@@ -323,95 +301,73 @@ class Service:
         slo_ms: float | None = None,
         device_budget_bytes: int | tuple[int, ...] | None = None,
         rate_qps: float | None = None,
-        coverage: float | None = None,
+        coverage: float | Literal["solve"] | None = None,
         bandwidth_share: float | None = None,
     ) -> dict[str, Any]:
         """Plans anew, says what would change, and changes it where ``apply`` says so. Blocks while lists move.
 
-        What is not given stays as in the plan in force; ``bandwidth_share`` is 1, or the refresher's own where that
-        proposes and applies.
+        :mod:`hybridindex.plans.replan` says what stays as in the plan in force. ``bandwidth_share`` is 1, or the
+        refresher's own where that proposes and applies.
 
         Raises:
-            InvalidInputError: without devices, or a value out of range. ProfileError: nothing to plan from.
+            InvalidInputError: without devices, a value out of range, or one that contradicts a fixed coverage.
+            ProfileError: nothing to plan from.
             OverloadedError: another change is under way.
         """
         check_share(bandwidth_share)
         if not self._changing.acquire(blocking=False):
             raise OverloadedError("another change of the plan is under way", retry_after_s=5)
         try:
-            changes = {
-                "slo_ms": slo_ms,
-                "device_budget_bytes": device_budget_bytes,
-                "rate_qps": rate_qps,
-                "coverage": coverage,
-            }
-            given = {name: value for name, value in changes.items() if value is not None}
-            if (followed := self._follow(given, bandwidth_share, apply=apply)) is not None:
-                return followed
-            plan, profile_id = self._decide(given)
-            before = self.router.plan
-            answer: dict[str, Any] = {
+            changes = PlanChanges(
+                slo_ms=slo_ms, device_budget_bytes=device_budget_bytes, rate_qps=rate_qps, coverage=coverage
+            )
+            update: UpdateRecord | None = None
+            plan_id: int | None = None
+            proposal = self._propose_recent(changes, bandwidth_share)
+            if proposal is None:
+                proposal, profile_id = self._propose(changes, 1.0 if bandwidth_share is None else bandwidth_share)
+                if apply:
+                    plan_id = self._apply(proposal, profile_id)
+            elif apply:
+                assert self.refresher is not None
+                update = self.refresher.apply(proposal)
+                plan_id = update.plan_id
+            return {
                 "applied": apply,
-                "plan": plan_summary(plan),
-                "current": None if before is None else plan_summary(before),
-                **plan_difference(plan, before, self.router.residency.list_device, self.index.list_bytes),
+                **proposal.to_data(),
+                "plan_id": plan_id,
+                "unplaced_lists": self.router.stats().unplaced_lists if apply else None,
+                "update": None if update is None else update.to_data(),
             }
-            if apply:
-                answer["plan_id"] = self._apply(plan, profile_id, 1.0 if bandwidth_share is None else bandwidth_share)
-                answer["unplaced_lists"] = self.router.stats().unplaced_lists
-            return answer
         finally:
             self._changing.release()
 
-    def _follow(self, given: dict[str, Any], bandwidth_share: float | None, *, apply: bool) -> dict[str, Any] | None:
-        """The refresher's answer; None without one, or while it has seen too few searches to plan from."""
+    def _propose_recent(self, changes: PlanChanges, bandwidth_share: float | None) -> Proposal | None:
+        """From recent queries; None without a refresher, or while it has seen too few searches to plan from."""
         if self.refresher is None:
             return None
         try:
-            proposal = self.refresher.propose("requested", bandwidth_share=bandwidth_share, **given)
+            return self.refresher.propose("requested", changes, bandwidth_share=bandwidth_share)
         except ProfileError as error:
             _log.info("planning from the stored profile: %s", error)
             return None
-        applied = self.refresher.apply(proposal) if apply else None
-        return {"applied": apply, "proposal": describe(proposal), "outcome": describe(applied)}
 
-    def _decide(self, given: dict[str, Any]) -> tuple[Plan, int]:
+    def _propose(self, changes: PlanChanges, bandwidth_share: float) -> tuple[Proposal, int]:
+        """From the profile of the plan in force; and the id of that profile."""
         if not self.router.devices:
             raise InvalidInputError("devices is empty: the daemon serves on the host alone; start it with --device")
         current = self.router.plan
-        profile = current.analysis.profile if current is not None else None
-        if profile is None:
-            profile = self.store.load_profile(index_fingerprint=self.index.fingerprint)
-        if profile.id is None:
-            raise ProfileError("the profile of the plan in force is not stored; profile the index again")
-        if current is not None:
-            request = current.request
-            kept = {
-                "slo_ms": request.slo_ms,
-                "device_budget_bytes": request.budgets,
-                "rate_qps": request.rate_qps,
-                "llm": request.llm,
-                "epsilon": request.epsilon,
-                "percentile": request.percentile,
-                "slo_stage": request.slo_stage,
-                # A new target is solved for, even where the plan in force had its coverage fixed.
-                "coverage": None if "slo_ms" in given else request.coverage,
-            }
-            given = {**kept, **given}
-        elif "device_budget_bytes" not in given:
-            given["device_budget_bytes"] = self.config.router.device_budget_bytes
-        for name in ("slo_ms", "device_budget_bytes"):
-            if given.get(name) is None:
-                raise InvalidInputError(f"{name} is missing; without a plan in force it has to be given")
-        plan = self.index.plan(profile=profile, n_devices=len(self.router.devices), **given)
-        return plan, profile.id
+        devices = devices_of(self.index.ivf, len(self.router.devices), self.config.router.device_budget_bytes)
+        plan, profile_id = plan_next(self.index.ivf, self.store, current, changes, devices)
+        served = Served.by(current, self.router.residency.list_device)
+        return propose(plan, current, served, reason="requested", bandwidth_share=bandwidth_share), profile_id
 
-    def _apply(self, plan: Plan, profile_id: int, bandwidth_share: float) -> int:
-        plan_id = self.store.save_plan(plan.to_record(), profile_id)
-        self.router.apply_plan(plan, bandwidth_share=bandwidth_share)
+    def _apply(self, proposal: Proposal, profile_id: int) -> int:
+        plan_id = self.store.save_plan(proposal.plan.to_record(), profile_id)
+        self.router.apply_plan(proposal.plan, bandwidth_share=proposal.bandwidth_share)
         # It serves, whether or not the store takes the event: a restart resumes it as the one stored last.
         self.plan_id = plan_id
-        self.store.record_event(PLAN_APPLIED, {"plan_id": plan_id, "index": self.index.fingerprint})
+        make_current(self.store, proposal.plan, plan_id, verified=False, why=proposal.reason)
         return plan_id
 
     # State

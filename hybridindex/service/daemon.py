@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from hybridindex.api import Index
 from hybridindex.errors import InvalidInputError, MissingDependencyError
+from hybridindex.refresh.refresher import Refresher
 from hybridindex.router.router import Router
 from hybridindex.service.auth import Keyring
 from hybridindex.service.config import ServiceConfig
-from hybridindex.service.core import Refresher, Service
+from hybridindex.service.core import Service
 from hybridindex.service.daemon_address import Place, bind_tcp, bind_unix
 from hybridindex.service.http.app import create_app
 from hybridindex.service.http.protocol import MAX_HEAD_BYTES, choose_protocol

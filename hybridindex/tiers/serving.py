@@ -13,9 +13,8 @@ from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, shard_page_byte
 from hybridindex.tiers.contract.devices import resolve_device
 from hybridindex.tiers.contract.tier import WithoutRoom
 from hybridindex.tiers.paged.arena import PageArena
-from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
 from hybridindex.tiers.paged.kernel_choice import choose_page_scanner
-from hybridindex.tiers.paged.pinned import PinnedMemory
 from hybridindex.tiers.shard.gpu import GpuShard, gpu_unsupported
 from hybridindex.tiers.shard.scanner import StandInShard, model_bytes
 from hybridindex.tiers.shard.shard_tier import ShardTier
@@ -73,17 +72,14 @@ def open_device_tier(
     *,
     budget_bytes: int,
     wanted_bytes: int,
-    scratch_bytes: int | None = None,
-    page_bytes: int = DEFAULT_PAGE_BYTES,
+    memory: PagedMemory | None = None,
     without_room: WithoutRoom = "raise",
-    pinned: PinnedMemory | None = None,
 ) -> Tier:
     """The tier that serves ``index`` on a device. Where none can, one that holds nothing and says why.
 
     Args:
-        scratch_bytes, page_bytes: of a paged tier; a shard's follow from its budget and codec.
+        memory: of a paged tier; a shard's follows from its budget and codec.
         without_room: where the device is full or, for a paged tier, busy now.
-        pinned: lists in page-locked memory for paged tiers, shared; None: each has its own.
 
     Raises:
         OutOfBudgetError: more is needed than the device has free.
@@ -105,10 +101,8 @@ def open_device_tier(
         ordinal,
         budget_bytes=budget_bytes,
         wanted_bytes=wanted_bytes,
-        scratch_bytes=scratch_bytes,
-        page_bytes=page_bytes,
+        memory=memory or PagedMemory(),
         without_room=without_room,
-        pinned=pinned,
     )
     tier.disabled_reason = choice.reason or tier.disabled_reason
     return tier

@@ -44,8 +44,14 @@ _MAX_TOKENS: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMRequest:
-    """What to measure with."""
+    """What to measure, and with what load."""
 
+    #: One of the server's models; None: the only one that it serves.
+    model: str | None = None
+    #: Of one device; None: as the server's ``/metrics`` tell.
+    kv_cache_bytes: int | None = None
+    #: Devices that one engine's KV cache is spread over.
+    n_devices: int = 1
     #: Tokens of a prompt (question and passages) and of its answer.
     input_tokens: int = 512
     output_tokens: int = 64
@@ -54,12 +60,15 @@ class LLMRequest:
     prompt_lengths: tuple[int, ...] = (64, 256, 1024)
     #: Further steps of the pipeline, such as {"rewrite": (100, 30)}: input and output tokens.
     steps: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    #: No request begins that would end later, by what came before. The first ones always run: there is nothing yet to
-    #: tell from, and no measurement without them.
+    #: No request begins that would end later than this, judged by the requests before it. The first ones always run.
     max_seconds: float = 120.0
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.n_devices < 1 or (self.kv_cache_bytes is not None and self.kv_cache_bytes < 1):
+            raise InvalidInputError(
+                f"kv_cache_bytes is {self.kv_cache_bytes}, n_devices {self.n_devices}; expected 1 or more"
+            )
         counts = {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
         counts |= {f"prompt_lengths[{i}]": n for i, n in enumerate(self.prompt_lengths)}
         for name, pair in self.steps.items():

@@ -10,7 +10,7 @@ from hybridindex.router.batch.deadline import PaceEstimator
 from hybridindex.router.batch.stats import StatsCounter
 from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.contract.tier import Tier
-from hybridindex.tiers.host.choice import HostScanner
+from hybridindex.tiers.host.host_scanner import HostScanner
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.types import I64
 

@@ -18,7 +18,7 @@ from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.deadline import PaceEstimator
 from hybridindex.router.batch.split import ProbePart
 from hybridindex.router.batch.stages import device_scan
-from hybridindex.tiers.contract.bounded_join import thread_ends
+from hybridindex.tiers.contract.bounded_join import join_within
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import Tier
 from hybridindex.types import F32, I64
@@ -112,7 +112,7 @@ class DeviceQueue:
         it.
         """
         self._queue.put(None)
-        return thread_ends(self._thread, limit_s, lambda: self._scanning and not self.waiting())
+        return join_within(self._thread, limit_s, lambda: self._scanning and not self.waiting())
 
     # The own thread
 

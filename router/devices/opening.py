@@ -14,7 +14,7 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
 from hybridindex.router.devices.host_lists import HostLists
 from hybridindex.tiers.contract.tier import Tier
-from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
 from hybridindex.tiers.serving import open_device_tier
 from hybridindex.types import I64
 
@@ -97,10 +97,10 @@ class TierOpening:
                 ordinal,
                 budget_bytes=budget,
                 wanted_bytes=wanted,
-                scratch_bytes=scratch,
-                page_bytes=self._page_bytes,
+                memory=PagedMemory(
+                    scratch_bytes=scratch, page_bytes=self._page_bytes, pinned=self.host_lists.memory_for(name)
+                ),
                 without_room="retry" if config.health.retry_open else "fail",
-                pinned=self.host_lists.memory_for(name),
             )
         except DeviceNotFoundError:
             raise

@@ -19,8 +19,8 @@ from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.devices.host_lists import HostLists
 from hybridindex.router.lookahead.prefetch import Lookahead
 from hybridindex.tiers.contract.bounded_join import LOOK_S
-from hybridindex.tiers.contract.tier import Tier
-from hybridindex.tiers.paged.device_tier import DeviceTier, LoadReport
+from hybridindex.tiers.contract.tier import LoadReport, Tier
+from hybridindex.tiers.paged.device_tier import DeviceTier
 
 __all__ = ["Placement"]
 

@@ -25,7 +25,8 @@ from hybridindex.router.lookahead.hotness import HotnessPolicy
 from hybridindex.router.lookahead.list_refs import ListRefs, SessionLists
 from hybridindex.router.lookahead.wait_for_loads import Flight, WaitForLoads
 from hybridindex.tiers.contract.futures import fail, settle
-from hybridindex.tiers.paged.device_tier import DeviceTier, LoadReport
+from hybridindex.tiers.contract.tier import LoadReport
+from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.types import F32, I64
 
 __all__ = ["Lookahead", "choose_lists"]

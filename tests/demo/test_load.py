@@ -12,9 +12,10 @@ import pytest
 
 from hybridindex.demo import corpus, load
 from hybridindex.demo.dataset import Dataset
-from hybridindex.demo.fetch import AptArchive, FetchError, WheelSpec
+from hybridindex.demo.fetch import AptArchive
 from hybridindex.demo.load import load_dataset
 from hybridindex.errors import DiskFullError, InvalidInputError
+from hybridindex.rag.wheels import FetchError, WheelSpec
 from tests.demo.small_files import (
     toy_embedder,
     write_cast_wheel,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hybridindex.errors import InvalidInputError
 from hybridindex.integrations.vllm import check_fit, room_beside, share_with
 from hybridindex.partitioner.plan import Plan, make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.types import LLMProfile
 from tests.partitioner.synthetic import make_profile
 
@@ -21,7 +22,7 @@ LLM = LLMProfile(kv_cache_bytes=40 * GIB, throughput_rps=50.0, points=((4 * GIB,
 
 def plan_of(**changes: Any) -> Plan:
     arguments: dict[str, Any] = {"slo_ms": 50, "device_budget_bytes": 8 * GIB, "coverage": 0.5}
-    return make_plan(make_profile(), **{**arguments, **changes})
+    return make_plan(make_profile(), PlanRequest.resolve(**{**arguments, **changes}))
 
 
 @pytest.fixture(scope="module")

@@ -347,7 +347,7 @@ void check_items(std::int64_t size, std::int64_t n, int threads, bool finish_ear
     group_probes(probes.data(), n, 3, extents, 3, slot_of, probed);
     REQUIRE((slot_of == std::vector<std::int32_t>(3, -1)));
     std::vector<ScanItem> items;
-    make_items(probed, extents, code_size, dim, n, threads, finish_early, items, items_of_query);
+    make_items(probed, {extents, code_size, dim}, n, threads, finish_early, items, items_of_query);
     std::vector<std::vector<char>> seen{{}, std::vector<char>(static_cast<std::size_t>(size)), std::vector<char>(5)};
     std::int64_t hub_items = 0, largest = 0;
     for (const ScanItem& item : items) {

@@ -5,10 +5,11 @@ import numpy as np
 from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.plan import make_plan
 from hybridindex.partitioner.reportdata import coverage_series, latency_series, slo_curve
+from hybridindex.partitioner.request import PlanRequest
 
 
 def test_slo_curve_falls_and_agrees_with_the_plan(analysis: Analysis) -> None:
-    plan = make_plan(analysis.profile, slo_ms=1.2, device_budget_bytes=64 << 20, analysis=analysis)
+    plan = make_plan(analysis.profile, PlanRequest.resolve(slo_ms=1.2, device_budget_bytes=64 << 20), analysis=analysis)
     slos = [0.05, 0.8, 1.2, 2.0, 50.0]
     points = slo_curve(analysis, plan.request, slos)
     assert [p.slo_ms for p in points] == slos

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hybridindex.partitioner.plan import make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.partitioner.tradeoff import tradeoff_of
 from tests.partitioner.synthetic import make_profile
 
@@ -16,11 +17,9 @@ MIB = 1 << 20
 def test_the_chosen_point_has_the_plans_own_numbers(rate_qps, coverage):
     plan = make_plan(
         make_profile(),
-        slo_ms=2.0,
-        device_budget_bytes=(32 * MIB, 16 * MIB),
-        n_devices=2,
-        rate_qps=rate_qps,
-        coverage=coverage,
+        PlanRequest.resolve(
+            slo_ms=2.0, device_budget_bytes=(32 * MIB, 16 * MIB), n_devices=2, rate_qps=rate_qps, coverage=coverage
+        ),
     )
     curve = tradeoff_of(plan)
     chosen = curve.chosen
@@ -36,7 +35,7 @@ def test_the_chosen_point_has_the_plans_own_numbers(rate_qps, coverage):
 
 def test_the_curve_goes_from_nothing_to_every_useful_list():
     profile = make_profile()
-    plan = make_plan(profile, slo_ms=2.0, device_budget_bytes=64 * MIB)
+    plan = make_plan(profile, PlanRequest.resolve(slo_ms=2.0, device_budget_bytes=64 * MIB))
     points = tradeoff_of(plan, points=16).points
     assert 8 <= len(points) <= 17
     assert (points[0].coverage, points[0].device_bytes, points[0].hit_rate) == (0, 0, 0)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hybridindex.partitioner.plan import Plan, make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.report.series import access_shares, batch_check, hit_rate_check, scan_check, slo_need, stage_fit
 from hybridindex.types import Profile, StageSample
 
@@ -41,7 +42,9 @@ def test_hit_rates_are_measured_on_queries_that_predicted_nothing(bare_plan: Pla
 
 def test_batches_that_the_sample_is_too_small_for_are_left_out(bare_profile: Profile) -> None:
     access = dataclasses.replace(bare_profile.access, held_probes=bare_profile.access.held_probes[:60])
-    plan = make_plan(dataclasses.replace(bare_profile, access=access), slo_ms=1.0, device_budget_bytes=8 << 20)
+    plan = make_plan(
+        dataclasses.replace(bare_profile, access=access), PlanRequest.resolve(slo_ms=1.0, device_budget_bytes=8 << 20)
+    )
     check = hit_rate_check(plan.analysis)
     assert check is not None
     assert list(check.measured) == [1, 4]
@@ -93,7 +96,7 @@ def test_slo_need_falls_with_the_slo_and_meets_the_plan(bare_plan: Plan) -> None
 
 
 def test_budget_cuts_the_slo_curve(bare_profile: Profile, bare_plan: Plan) -> None:
-    little = make_plan(bare_profile, slo_ms=0.8, device_budget_bytes=1 << 20, rate_qps=300.0)
+    little = make_plan(bare_profile, PlanRequest.resolve(slo_ms=0.8, device_budget_bytes=1 << 20, rate_qps=300.0))
     generous, small = slo_need(bare_plan), slo_need(little)
     assert small.limit_bytes <= 1 << 20
     assert generous.smallest_slo_ms is not None
@@ -102,7 +105,7 @@ def test_budget_cuts_the_slo_curve(bare_profile: Profile, bare_plan: Plan) -> No
 
 
 def test_no_slo_in_view_leaves_an_empty_curve(bare_profile: Profile) -> None:
-    plan = make_plan(bare_profile, slo_ms=0.8, device_budget_bytes=12 << 20, rate_qps=1e7)
+    plan = make_plan(bare_profile, PlanRequest.resolve(slo_ms=0.8, device_budget_bytes=12 << 20, rate_qps=1e7))
     need = slo_need(plan)
     assert need.points == ()
     assert need.smallest_slo_ms is None

@@ -92,15 +92,15 @@ def test_an_answer_that_a_device_s_thread_makes_on_the_host_is_waited_for(index,
     def broken(*_args, **_options):
         raise RuntimeError("it broke")
 
-    def thread_ends(thread, limit_s, may_leave):
+    def join_within(thread, limit_s, may_leave):
         def told():
             may = may_leave()
             asked.set()
             return may
 
-        return leaving.thread_ends(thread, limit_s, told)
+        return leaving.join_within(thread, limit_s, told)
 
-    monkeypatch.setattr(device_queue, "thread_ends", thread_ends)
+    monkeypatch.setattr(device_queue, "join_within", join_within)
     monkeypatch.setattr(NativePageScanner, "scan", broken)
     scan = stuck(type(router._host), "scan_checked")
     future = router.submit(QUERIES, 10, 8)

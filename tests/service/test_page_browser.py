@@ -110,7 +110,7 @@ def test_charts_fill_while_searches_go_on_and_nothing_leaves_the_origin(serving,
         assert f"hit rate {plan['predicted_hit_rate'] * 100:.1f} %" in text_of(page, "#plan-words")
         assert "State: stable" in text_of(page, "#drift-words")
         assert "No window has closed yet" in text_of(page, "#drift")
-        assert "committed" in text_of(page, "#events")
+        assert "is the current one" in text_of(page, "#events")
         values = dict(row.split("\t")[:2] for row in text_of(page, "#values").splitlines() if "\t" in row)
         assert values["SLO"] == "50 ms"
         assert values["predicted hit rate"] == f"{plan['predicted_hit_rate'] * 100:.1f} %"
@@ -130,12 +130,11 @@ def test_a_dry_run_moves_nothing_and_applying_asks_first(serving, open_page):
         wait_for_state(page, "live")
         assert page.locator("#apply").is_disabled()
         page.get_by_role("spinbutton", name="Coverage").fill("60")
-        page.get_by_role("spinbutton", name="SLO").fill("40")
         page.get_by_role("button", name="Dry run").click()
         page.wait_for_selector("#apply:enabled", timeout=30_000)
         said = text_of(page, "#repartition-said")
-        dry = client.repartition(coverage=0.6, slo_ms=40)
-        assert "SLO of 40 ms" in said
+        dry = client.repartition(coverage=0.6)
+        assert "SLO of 50 ms" in said
         assert f"To move: {dry['lists_to_move']} list" in said
         assert dry["plan"]["reason"] in said
         assert client.plan() == before
@@ -153,9 +152,14 @@ def test_a_dry_run_moves_nothing_and_applying_asks_first(serving, open_page):
         after = client.plan()
         assert after["plan_id"] != before["plan_id"]
         assert after["plan"]["coverage"] == pytest.approx(0.58, abs=0.03)
-        page.wait_for_selector(f"#events >> text=Plan #{after['plan_id']} applied", timeout=30_000)
+        page.wait_for_selector(f"#events >> text=Plan #{after['plan_id']} is the current one", timeout=30_000)
         # What cannot be met is said so, and may be tried all the same.
         page.get_by_role("spinbutton", name="Coverage").fill("")
+        page.get_by_role("spinbutton", name="SLO").fill("40")
+        page.get_by_role("button", name="Dry run").click()
+        page.wait_for_selector("#repartition-said >> text=fixed by the plan in force", timeout=30_000)
+        page.get_by_role("checkbox", name="Solve").check()
+        assert page.get_by_role("spinbutton", name="Coverage").is_disabled()
         page.get_by_role("spinbutton", name="Rate").fill("1000000000")
         page.get_by_role("button", name="Dry run").click()
         page.wait_for_selector("text=Predicted to miss the SLO of 40 ms", timeout=30_000)

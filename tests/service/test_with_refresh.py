@@ -16,6 +16,8 @@ from hybridindex.service.http.problems import PROBLEM_TYPE
 from tests.service.conftest import ask
 from tests.service.test_core import search
 
+CONFIG = ServiceConfig(router=RouterConfig(devices=("cpu",)))
+
 
 def follow(index, router, store):
     return Refresher(index, router, store, RefreshConfig())
@@ -23,7 +25,7 @@ def follow(index, router, store):
 
 @pytest.fixture
 def service(index_path):
-    service = Service.open(index_path, ServiceConfig(router=RouterConfig(devices=("cpu",))), make_refresher=follow)
+    service = Service.open(index_path, CONFIG, make_refresher=follow)
     service.start()
     yield service
     service.close()
@@ -35,7 +37,9 @@ def test_it_plans_from_what_it_saw_and_before_that_from_the_profile(service, que
     for _ in range(40):
         search(service, queries)
     proposed = service.repartition(apply=False, coverage=0.5)
-    assert proposed["proposal"]["plan"]["coverage"] == pytest.approx(0.5)
+    assert proposed["plan"]["coverage"] == pytest.approx(0.5)
+    assert early["n_queries"] is None
+    assert proposed["n_queries"] > 0
     applied = service.repartition(apply=True, coverage=0.5)
     assert service.router.plan.coverage == pytest.approx(0.5)
     json.dumps([early, proposed, applied, service.status(), service.plan(), service.history()], allow_nan=False)
@@ -45,18 +49,19 @@ def test_it_plans_from_what_it_saw_and_before_that_from_the_profile(service, que
 def test_the_plan_that_is_stored_already_is_committed_and_not_stored_again(service):
     assert [plan.id for plan in service.store.list_plans()] == [1]
     assert service.plan()["plan_id"] == 1
-    assert [event.payload["plan_id"] for event in service.store.list_events(kind="plan_committed")] == [1]
+    assert [event.payload["plan_id"] for event in service.store.list_events(kind="plan_current")] == [1]
 
 
-def test_a_restart_resumes_the_committed_plan(index_path, queries):
-    service = Service.open(index_path, ServiceConfig(router=RouterConfig(devices=("cpu",))), make_refresher=follow)
+@pytest.mark.parametrize("refresh", [True, False])
+def test_a_restart_resumes_the_committed_plan(index_path, queries, refresh):
+    service = Service.open(index_path, CONFIG, make_refresher=follow)
     service.start()
     committed = service.plan()["plan_id"]
     lists = service.router.plan.list_device
     # Stored later, tried and never committed.
-    service.store.save_plan(service.index.plan(50, 4 << 20, coverage=0.9).to_record(), 1)
+    service.store.save_plan(service.index.plan(50, 4 << 20, coverage=0.9).to_record(), 1, trial=True)
     service.close()
-    again = Service.open(index_path, ServiceConfig(router=RouterConfig(devices=("cpu",))), make_refresher=follow)
+    again = Service.open(index_path, CONFIG, make_refresher=follow if refresh else None)
     try:
         again.start()
         assert again.plan()["plan_id"] == committed
@@ -64,6 +69,17 @@ def test_a_restart_resumes_the_committed_plan(index_path, queries):
         assert search(again, queries).ids.shape[0] == len(queries)
     finally:
         again.close()
+
+
+@pytest.mark.parametrize("refresh", [True, False])
+def test_what_is_stored_by_hand_afterwards_is_resumed(index_path, refresh):
+    service = Service.open(index_path, CONFIG, make_refresher=follow)
+    service.start()
+    stored = service.store.save_plan(service.index.plan(50, 4 << 20, coverage=0.9).to_record(), 1)
+    service.close()
+    again = Service.open(index_path, CONFIG, make_refresher=follow if refresh else None)
+    assert again.plan_id == stored
+    again.close()
 
 
 def test_a_change_during_another_is_refused_with_retry_after(service, queries):
@@ -91,8 +107,8 @@ def test_the_move_keeps_to_the_share_that_was_asked_for(service, queries, monkey
         return load(tier, *args, bandwidth_share=bandwidth_share, **options)
 
     monkeypatch.setattr(type(service.router.devices[0]), "load", note)
-    full = service.repartition(apply=False, coverage=0.6, bandwidth_share=1.0)["proposal"]["comparison"]
-    slow = service.repartition(apply=False, coverage=0.6, bandwidth_share=0.5)["proposal"]["comparison"]
+    full = service.repartition(apply=False, coverage=0.6, bandwidth_share=1.0)
+    slow = service.repartition(apply=False, coverage=0.6, bandwidth_share=0.5)
     assert slow["bytes_to_move"] == full["bytes_to_move"] > 0
     assert not shares
     service.repartition(apply=True, coverage=0.6, bandwidth_share=0.5)

@@ -19,6 +19,7 @@ from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.tiers.paged.pinned import PinnedMemory
 from tests.clustered import NLIST, clustered, small_index
 from tests.oracle import check_answer
+from tests.tiers.options import tier_options
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -34,7 +35,7 @@ def index(tmp_path_factory):
 
 
 def open_tier(index, **options):
-    tier = DeviceTier(index, "cuda:0", 0, **{"budget_bytes": BUDGET, "wanted_bytes": BUDGET, **options})
+    tier = DeviceTier(index, "cuda:0", 0, **tier_options(**{"budget_bytes": BUDGET, "wanted_bytes": BUDGET, **options}))
     return tier, ResidencyStore(NLIST, lambda _device, pages: tier.arena.pages.free(pages))
 
 

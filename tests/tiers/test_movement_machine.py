@@ -18,13 +18,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from hybridindex.errors import DeviceError
 from hybridindex.paging import PageGeometry
-from hybridindex.tiers.contract.copy_queue import MoveQueue
+from hybridindex.tiers.contract.copy_queue import CopyQueue
 from hybridindex.tiers.contract.device_health import DeviceHealth, Probe
 from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.copier import Copier
-from hybridindex.tiers.paged.device_tier import DeviceTier
-from hybridindex.tiers.paged.loading import ListLoad
+from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
+from hybridindex.tiers.paged.loading import ListLoad, LoadPath
 from hybridindex.tiers.paged.pinned import PinnedMemory
 from tests.clustered import NLIST, small_index
 from tests.tiers.late_stream import LateStream
@@ -87,7 +87,15 @@ class MovementMachine(RuleBasedStateMachine):
         )
         self.store = ResidencyStore(NLIST, lambda _device, pages: self.arena.pages.free(pages))
         self.health = DeviceHealth()
-        self.moves = MoveQueue()
+        self.path = LoadPath(
+            index=self.lists,
+            arena=self.arena,
+            copier=self.copier,
+            pinned=self.pinned,
+            ordinal=0,
+            usable=lambda: self.health.failure is None,
+        )
+        self.moves = CopyQueue()
         self.running = []
         self.cancelled = set()
         self.open = []
@@ -98,13 +106,8 @@ class MovementMachine(RuleBasedStateMachine):
     def start_load(self, lists, share, n_steps):
         load = ListLoad(
             lists,
-            index=self.lists,
-            store=self.store,
-            arena=self.arena,
-            copier=self.copier,
-            pinned=self.pinned,
-            ordinal=0,
-            usable=lambda: self.health.failure is None,
+            self.store,
+            self.path,
             cancelled=lambda: load in self.cancelled,
             depth=0 if share == 0.5 else self.copier.depth,
         )
@@ -288,8 +291,7 @@ def test_readers_never_see_other_bytes_while_lists_come_and_go(index):
         0,
         budget_bytes=80 * PAGE_BYTES,
         wanted_bytes=64 * PAGE_BYTES,
-        scratch_bytes=0,
-        page_bytes=PAGE_BYTES,
+        memory=PagedMemory(scratch_bytes=0, page_bytes=PAGE_BYTES),
     )
     store = ResidencyStore(NLIST, lambda _device, pages: tier.arena.pages.free(pages))
     writing = threading.Event()

@@ -11,8 +11,8 @@ import pytest
 
 import hybridindex as hx
 from hybridindex.client import Client
-from hybridindex.demo.documents import DOCUMENTS_FILE, EMBEDDER
-from hybridindex.rag.documents import DocumentStore
+from hybridindex.rag.documents import DOCUMENTS_FILE, DocumentStore
+from hybridindex.rag.embed import EMBEDDER
 from hybridindex.types import F32
 from tests.rag.world import TOPICS, WORDS, build_world, query_embedder
 from tests.vllm.server import Served

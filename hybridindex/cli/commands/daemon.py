@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.live import Live
 from rich.table import Table
 
 import hybridindex as hx
-from hybridindex.cli.console import ExitCode, emit, err, out, parse_bytes, readable_bytes
+from hybridindex.cli.console import ExitCode, emit, err, out, parse_bytes, readable_bytes, to_json
 from hybridindex.cli.options import Json, Key, StoreUrl
 from hybridindex.client.client import Client
 from hybridindex.errors import InvalidInputError, UnreachableError
-from hybridindex.plans.stored import load_plan, plan_difference, plan_summary
+from hybridindex.plans.current import latest_plan_id
+from hybridindex.plans.replan import SOLVE, PlanChanges
+from hybridindex.plans.stored import load_plan
 from hybridindex.service.auth import KeyFile
 from hybridindex.service.daemon_address import find_daemon
 
@@ -76,72 +78,63 @@ def _status_table(status: dict[str, Any]) -> Table:
 
 def _repartition_table(answer: dict[str, Any]) -> Table:
     table = Table("", "now", "then", title="applied" if answer["applied"] else "dry run; --apply does it")
-    if "plan" not in answer:
-        for name, value in answer["proposal"].items():
-            table.add_row(name.replace("_", " "), "", str(value))
-        return table
     then, now = answer["plan"], answer["current"] or {}
-    rows = (
+    for title, name, show in (
         ("verdict", "verdict", str),
         ("SLO", "slo_ms", lambda v: f"{v:g} ms"),
         ("lists on devices", "n_resident", lambda v: f"{v:,}"),
         ("device bytes", "device_bytes", readable_bytes),
-        ("predicted latency", "predicted_latency_ms", lambda v: f"{v:.2f} ms"),
-        ("predicted hit rate", "predicted_hit_rate", lambda v: f"{v:.1%}"),
-    )
-    for title, name, show in rows:
+    ):
         table.add_row(title, show(now[name]) if now.get(name) is not None else "-", show(then[name]))
-    moves = f"{answer['lists_to_move']:,} lists, {readable_bytes(answer['bytes_to_move'])}"
-    table.add_row("to move", "", moves)
+    for title, name, show in (
+        ("predicted latency", "latency_ms", lambda v: f"{v:.2f} ms"),
+        ("predicted hit rate", "hit_rate", lambda v: f"{v:.1%}"),
+    ):
+        table.add_row(title, *("-" if (v := answer[f"{name}_{w}"]) is None else show(v) for w in ("before", "after")))
+    gain = answer["gain"]
+    took = "" if answer["move_s"] is None else f", about {answer['move_s']:.2g} s"
+    table.add_row("to move", "", f"{answer['lists_to_move']:,} lists, {readable_bytes(answer['bytes_to_move'])}{took}")
     table.add_row("to drop", "", f"{answer['lists_to_drop']:,} lists")
-    if answer["gain"]:
-        gain = answer["gain"]
-        words = f"{gain['latency_ms']:+.2f} ms faster, hit rate {gain['hit_rate']:+.1%}"
-        table.add_row(f"gain at batch {gain['batch']}", "", words)
+    faster = "-" if gain["latency_ms"] is None else f"{gain['latency_ms']:+.2f} ms faster"
+    table.add_row(f"gain at batch {gain['batch']}", "", f"{faster}, hit rate {gain['hit_rate']:+.1%}")
+    if answer["n_queries"] is not None:
+        table.add_row("from", "", f"{answer['n_queries']:,} recent queries")
+    if answer["objection"]:
+        table.add_row("objection", "", answer["objection"])
+    if answer["update"] is not None:
+        table.add_row("update", "", f"{answer['update']['number']}, {answer['update']['stage']}")
     return table
 
 
-def _plan_offline(index: Path, store: str | None, changes: dict[str, Any], *, apply: bool) -> dict[str, Any]:
-    """The same decision against the control store: what the next daemon would load."""
-    import numpy as np
+def _plan_offline(
+    index: Path, store: str | None, changes: PlanChanges, bandwidth_share: float, *, apply: bool
+) -> dict[str, Any]:
+    """The same proposal against the control store and empty devices: what the next daemon would load."""
+    from hybridindex.plans.planner import devices_of, plan_next
+    from hybridindex.plans.proposal import Served, propose
+    from hybridindex.tiers.contract.copy_queue import check_share
 
-    if changes.pop("bandwidth_share", None) is not None:
-        err.print("no daemon runs: --bandwidth-share has no meaning", highlight=False)
+    check_share(bandwidth_share)
     with hx.open(index, verify="quick") as opened, opened.store(store) as control:
-        stored = control.list_plans(index_fingerprint=opened.fingerprint)
+        stored = latest_plan_id(control, opened.fingerprint) is not None
         found = load_plan(opened, "latest", control) if stored else None
-        current = found[1] if found is not None else None
-        profile = current.analysis.profile if current is not None else None
-        if profile is None:
-            profile = control.load_profile(index_fingerprint=opened.fingerprint)
-        if current is not None:
-            request = current.request
-            changes = {
-                "slo_ms": request.slo_ms,
-                "device_budget_bytes": request.budgets,
-                "rate_qps": request.rate_qps,
-                "llm": request.llm,
-                "epsilon": request.epsilon,
-                "percentile": request.percentile,
-                "slo_stage": request.slo_stage,
-                "n_devices": request.n_devices,
-                **changes,
-            }
-        for name in ("slo_ms", "device_budget_bytes"):
-            if changes.get(name) is None:
-                raise InvalidInputError(f"{name} is missing; no plan is stored to take it from")
-        plan = opened.plan(profile=profile, **changes)
-        nowhere = np.full(opened.nlist, -1, dtype=np.int16)
-        answer = {
-            "applied": apply,
-            "plan": plan_summary(plan),
-            "current": None if current is None else plan_summary(current),
-            **plan_difference(plan, current, nowhere, opened.list_bytes),
-        }
-        if apply:
-            assert profile.id is not None
-            answer["plan_id"] = control.save_plan(plan.to_record(), profile.id)
-    return answer
+        current = None if found is None else found[1]
+        devices = devices_of(opened.ivf, 1 if current is None else current.n_devices)
+        plan, profile_id = plan_next(opened.ivf, control, current, changes, devices)
+        served = Served.nowhere(current, opened.nlist)
+        proposal = propose(plan, current, served, reason="requested", bandwidth_share=bandwidth_share)
+        plan_id = control.save_plan(plan.to_record(), profile_id) if apply else None
+    known = {"applied": apply, "plan_id": plan_id, "unplaced_lists": None, "update": None}
+    return {**proposal.to_data(), **known}
+
+
+def _coverage(text: str | None) -> float | Literal["solve"] | None:
+    if text is None or text == SOLVE:
+        return SOLVE if text else None
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInputError(f"--coverage is {text!r}; expected a fraction of lists, or {SOLVE!r}") from None
 
 
 def register(app: typer.Typer) -> None:
@@ -173,7 +166,10 @@ def register(app: typer.Typer) -> None:
         slo_ms: Annotated[float | None, typer.Option("--slo-ms", help="Default: the current plan's.")] = None,
         budget: Annotated[list[str] | None, typer.Option("--budget", help="Bytes per device.")] = None,
         rate: Annotated[float | None, typer.Option("--rate", help="Requests per second to sustain.")] = None,
-        coverage: Annotated[float | None, typer.Option(help="Fix the fraction of lists.")] = None,
+        coverage: Annotated[
+            str | None,
+            typer.Option(metavar="FRACTION|solve", help="Fix the fraction of lists, or solve for it again."),
+        ] = None,
         bandwidth_share: Annotated[
             float | None, typer.Option("--bandwidth-share", help="Part of the time that may go into copying.")
         ] = None,
@@ -185,25 +181,26 @@ def register(app: typer.Typer) -> None:
         """Plan anew: predicted latency, bytes to move, gain. --apply moves the difference while searches go on.
 
         Without a running daemon, the plan is made (and with --apply stored) for the next one. Exit status 10 when the
-        SLO cannot be met.
+        SLO cannot be met. What is not given stays; a fixed coverage is given up by --coverage solve.
         """
         budgets = [parse_bytes(b) for b in budget or ()]
-        asked = {
-            "slo_ms": slo_ms,
-            "device_budget_bytes": budgets[0] if len(budgets) == 1 else budgets or None,
-            "rate_qps": rate,
-            "coverage": coverage,
-            "bandwidth_share": bandwidth_share,
-        }
-        changes = {name: value for name, value in asked.items() if value is not None}
+        changes = PlanChanges(
+            slo_ms=slo_ms,
+            device_budget_bytes=budgets[0] if len(budgets) == 1 else budgets or None,
+            rate_qps=rate,
+            coverage=_coverage(coverage),
+        )
         if url is None and index is not None and find_daemon(index) is None:
-            answer = _plan_offline(index, store, changes, apply=apply)
+            if bandwidth_share is not None:
+                err.print("no daemon runs: --bandwidth-share only says how long the move would take", highlight=False)
+            share = 1.0 if bandwidth_share is None else bandwidth_share
+            answer = to_json(_plan_offline(index, store, changes, share, apply=apply))
             err.print("no daemon runs; compared with empty devices", highlight=False)
         else:
             with _connect(index, url, key, _CHANGE_TIMEOUT_S) as client:
-                answer = client.repartition(apply=apply, **changes)
+                answer = client.repartition(apply=apply, bandwidth_share=bandwidth_share, **changes.given())
         emit(answer, as_json=json, table=_repartition_table(answer))
-        if answer.get("plan", {}).get("verdict") == "infeasible":
+        if answer["plan"]["verdict"] == "infeasible":
             raise typer.Exit(ExitCode.INFEASIBLE)
 
     @app.command()

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybridindex.errors import DiskFullError, InvalidInputError, UnsupportedIndexError
-from hybridindex.index.faiss_files.faiss_model import empty_lists, peel, require_faiss
-from hybridindex.index.source import Progress
-from hybridindex.index.storage.commit import no_progress
+from hybridindex.index.faiss_model import empty_lists, peel, require_faiss
+from hybridindex.index.storage.commit import Progress, no_progress
 from hybridindex.index.storage.generation import DISK_FULL, OutFile, as_path, unusable_path
 
 if TYPE_CHECKING:

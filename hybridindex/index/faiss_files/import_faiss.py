@@ -16,16 +16,14 @@ from typing import Any
 import numpy as np
 
 from hybridindex.errors import CorruptIndexError, InvalidInputError, UnsupportedIndexError
-from hybridindex.index.codec import Layout
-from hybridindex.index.faiss_files.faiss_model import LoadedModel, faiss_message, peel, require_faiss
+from hybridindex.index.faiss_model import LoadedModel, faiss_message, peel, require_faiss, write_empty_model
 from hybridindex.index.ids import find_duplicates
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.opening import open_index
-from hybridindex.index.source import Progress
-from hybridindex.index.storage.commit import commit_generation, no_progress, write_empty_model
+from hybridindex.index.storage.commit import Progress, commit_generation, no_progress
 from hybridindex.index.storage.generation import GenerationWriter, OutFile, as_path
-from hybridindex.index.storage.layout import plan_extents, total_bytes
-from hybridindex.index.storage.manifest import LISTS_FILE
+from hybridindex.index.storage.layout import Layout, plan_extents, total_bytes
+from hybridindex.index.storage.manifest import LISTS_FILE, MODEL_FILE, GenerationSpec
 from hybridindex.types import I64, U8, Metric
 
 __all__ = ["from_faiss"]
@@ -103,11 +101,8 @@ def from_faiss(
             _LOG.warning("%s: %d vectors repeat an id (%d, for one); they are kept", file, duplicates.surplus, first)
         bare = _without_id_map(model, id_map is not None)
         clear_direct_map(model.ivf)
-        write_empty_model(writer, bare, model.ivf)
-        commit_generation(
-            writer,
-            lists=out,
-            table=table,
+        write_empty_model(bare, model.ivf, writer.open_file(MODEL_FILE).append)
+        imported = GenerationSpec(
             metric=metric,
             codec=_codec_name(model.ivf),
             dim=int(bare.d),
@@ -118,8 +113,8 @@ def from_faiss(
             normalized=_normalizes(model, metric),
             code_size=code_size,
             notes=notes,
-            progress=report,
         )
+        commit_generation(writer, out, table, imported, progress=report)
     return open_index(path, verify="quick")
 
 

@@ -1,17 +1,15 @@
-"""The last step of every writer: table and model into the generation, digests, fingerprint, manifest, commit."""
+"""The last step of every writer: the table of extents, digests, fingerprint and manifest, then the commit."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import io
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from hybridindex.index.codec import Layout
-from hybridindex.index.faiss_files.faiss_model import empty_lists, write_model
-from hybridindex.index.source import Progress
 from hybridindex.index.storage.checksums import digest_file
 from hybridindex.index.storage.generation import GenerationWriter, OutFile, versions
 from hybridindex.index.storage.manifest import (
@@ -19,41 +17,28 @@ from hybridindex.index.storage.manifest import (
     MODEL_FILE,
     TABLE_FILE,
     FileEntry,
+    GenerationSpec,
     Manifest,
     content_fingerprint,
 )
-from hybridindex.types import I64, Metric
+from hybridindex.types import I64
 
-__all__ = ["commit_generation", "no_progress", "write_empty_model"]
+__all__ = ["Progress", "commit_generation", "no_progress"]
+
+#: ``progress(stage, done, total)``; total is None while it is unknown. An exception raised by it stops the build.
+Progress = Callable[[str, int, int | None], None]
 
 
 def no_progress(stage: str, done: int, total: int | None) -> None:
     """The progress callback of callers that want none."""
 
 
-def write_empty_model(writer: GenerationWriter, outer: Any, ivf: Any) -> None:
-    """Store the trained index without vectors as ``model.faiss``; its lists are released."""
-    empty_lists(ivf)
-    ivf.ntotal = 0
-    outer.ntotal = 0
-    write_model(outer, writer.open_file(MODEL_FILE).append)
-
-
 def commit_generation(
     writer: GenerationWriter,
-    *,
     lists: OutFile,
     table: I64,
-    metric: Metric,
-    codec: str,
-    dim: int,
-    scan_dim: int,
-    nprobe: int,
-    layout: Layout,
-    by_residual: bool,
-    normalized: bool,
-    code_size: int,
-    notes: Mapping[str, Any],
+    spec: GenerationSpec,
+    *,
     fingerprint: str | None = None,
     progress: Progress = no_progress,
 ) -> Manifest:
@@ -75,26 +60,14 @@ def commit_generation(
                 progress("checksum", done, size)
 
         files[name] = FileEntry(size=size, xxh3_128=digest_file(path, progress=report))
-    values: dict[str, Any] = {
-        "metric": metric,
-        "codec": codec,
-        "dim": dim,
-        "scan_dim": scan_dim,
-        "nlist": len(table),
-        "count": int(table[:, 0].sum()),
-        "by_residual": by_residual,
-        "normalized": normalized,
-        "code_size": code_size,
-    }
+    values: dict[str, Any] = {field.name: getattr(spec, field.name) for field in dataclasses.fields(GenerationSpec)}
+    values |= {"nlist": len(table), "count": int(table[:, 0].sum())}
     manifest = Manifest(
         generation=writer.number,
         created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        nprobe=nprobe,
-        layout=layout,
         fingerprint=fingerprint or content_fingerprint(values, files),
         files=files,
         versions=versions(),
-        notes=notes,
         **values,
     )
     writer.commit(manifest)

@@ -23,16 +23,17 @@ Layouts of the codes of one list:
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 
 from hybridindex.errors import CorruptIndexError
-from hybridindex.index.codec import Layout
 from hybridindex.types import I64, U8
 
 __all__ = [
     "ALIGNMENT",
     "BLOCK",
+    "Layout",
     "check_extents",
     "element_bytes",
     "from_blocks16",
@@ -41,6 +42,9 @@ __all__ = [
     "to_blocks16",
     "total_bytes",
 ]
+
+#: How the codes of one list are arranged: see above.
+Layout = Literal["rows", "blocks16", "pqfs32"]
 
 #: Extents start at multiples of this many bytes.
 ALIGNMENT = 64

@@ -10,9 +10,8 @@ from collections.abc import Callable
 import numpy as np
 
 from hybridindex.errors import CorruptIndexError
-from hybridindex.index.codec import Layout
 from hybridindex.index.storage.generation import OutFile
-from hybridindex.index.storage.layout import BLOCK, from_blocks16, plan_extents, to_blocks16, total_bytes
+from hybridindex.index.storage.layout import BLOCK, Layout, from_blocks16, plan_extents, to_blocks16, total_bytes
 from hybridindex.index.storage.pqfs import pack_pqfs, unpack_pqfs
 from hybridindex.types import I64, U8
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from hybridindex.errors import CorruptIndexError, UnsupportedIndexError
-from hybridindex.index.codec import Layout
 from hybridindex.index.storage.checksums import digest_bytes
+from hybridindex.index.storage.layout import Layout
 from hybridindex.types import Metric
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "MODEL_FILE",
     "TABLE_FILE",
     "FileEntry",
+    "GenerationSpec",
     "Manifest",
     "content_fingerprint",
     "parse_manifest",
@@ -46,12 +47,9 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """One generation of an index."""
+class GenerationSpec:
+    """What a writer says of its generation; the rest of the manifest follows from the files."""
 
-    generation: int
-    #: ISO 8601, UTC.
-    created_at: str
     metric: Metric
     #: "flat", "fp16", "bf16", "sq8", "pq<M>", "pqfs<M>", or "faiss:<what>" for imported kinds we have no name for.
     codec: str
@@ -59,8 +57,6 @@ class Manifest:
     dim: int
     #: Dimensions after the pre-transforms; what lists and centroids have.
     scan_dim: int
-    nlist: int
-    count: int
     #: Default number of probes of a search.
     nprobe: int
     layout: Layout
@@ -69,13 +65,24 @@ class Manifest:
     normalized: bool
     #: Bytes of one vector's code.
     code_size: int
+    #: Facts worth keeping: source, training rows, seed, duplicate ids of an import.
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest(GenerationSpec):
+    """One generation of an index."""
+
+    generation: int
+    #: ISO 8601, UTC.
+    created_at: str
+    nlist: int
+    count: int
     #: Names what is searched: equal for copies and for other layouts of the same content.
     fingerprint: str
     files: Mapping[str, FileEntry]
     #: Package name -> version that wrote this.
     versions: Mapping[str, str] = field(default_factory=dict)
-    #: Facts worth keeping: source, training rows, seed, duplicate ids of an import.
-    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def content_fingerprint(manifest_values: Mapping[str, Any], files: Mapping[str, FileEntry]) -> str:

@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <utility>
 #include <vector>
@@ -14,6 +15,12 @@ template <typename T, int Dim>
 using In = nanobind::ndarray<const T, nanobind::ndim<Dim>, nanobind::c_contig, nanobind::device::cpu>;
 template <typename T, int Dim>
 using InOut = nanobind::ndarray<T, nanobind::ndim<Dim>, nanobind::c_contig, nanobind::device::cpu>;
+
+// Signed, as the kernels count.
+template <typename Array>
+std::int64_t length(const Array& array, std::size_t axis) {
+    return static_cast<std::int64_t>(array.shape(axis));
+}
 
 // Hands a vector's memory to numpy without a copy.
 template <typename T>

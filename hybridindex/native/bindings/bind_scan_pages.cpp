@@ -34,8 +34,8 @@ nb::tuple group(In<std::int64_t, 2> probes, In<std::int64_t, 2> extents) {
     {
         const nb::gil_scoped_release release;
         std::vector<std::int32_t> slot_of(extents.shape(0), -1);
-        group_probes(probes.data(), static_cast<std::int64_t>(probes.shape(0)), static_cast<std::int64_t>(probes.shape(1)),
-                     extents.data(), static_cast<std::int64_t>(extents.shape(0)), slot_of, probed);
+        group_probes(probes.data(), length(probes, 0), length(probes, 1),
+                     extents.data(), length(extents, 0), slot_of, probed);
     }
     const std::size_t n_lists = probed.lists.size(), n_members = probed.members.size();
     return nb::make_tuple(to_numpy(std::move(probed.lists), {n_lists}), to_numpy(std::move(probed.starts), {n_lists + 1}),
@@ -58,10 +58,10 @@ void scan(In<std::uint8_t, 2> arena, std::int64_t rows_per_page, const std::stri
           InOut<std::int64_t, 2> positions, const std::string& kernels) {
     const std::size_t n_lists = list_ids.shape(0), dim = queries.shape(1), n = queries.shape(0);
     RowCodes rows = row_codes(code, dim);
-    if (rows_per_page < 1 || rows_per_page > static_cast<std::int64_t>(arena.shape(1)) / rows.code_size)
+    if (rows_per_page < 1 || rows_per_page > length(arena, 1) / rows.code_size)
         throw std::invalid_argument("rows_per_page is " + std::to_string(rows_per_page) + "; pages of " +
                                     std::to_string(arena.shape(1)) + " bytes hold " +
-                                    std::to_string(static_cast<std::int64_t>(arena.shape(1)) / rows.code_size));
+                                    std::to_string(length(arena, 1) / rows.code_size));
     if (rows.code == Code::f32 && (arena.shape(1) % 4 != 0 || reinterpret_cast<std::uintptr_t>(arena.data()) % 4 != 0))
         throw std::invalid_argument("f32 pages must be aligned to 4 bytes");
     const std::size_t per_dim = rows.code == Code::u8 ? dim : 0;
@@ -81,11 +81,11 @@ void scan(In<std::uint8_t, 2> arena, std::int64_t rows_per_page, const std::stri
         throw std::invalid_argument("distances and positions must be (n, k), k at least 1");
     if (n > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
         throw std::invalid_argument("too many queries");
-    const PagedCodes codes{arena.data(), static_cast<std::int64_t>(arena.shape(0)),
-                           static_cast<std::int64_t>(arena.shape(1)), rows_per_page, rows};
+    const PagedCodes codes{arena.data(), length(arena, 0),
+                           length(arena, 1), rows_per_page, rows};
     const PagePlan plan{static_cast<std::int64_t>(n_lists), list_ids.data(), sizes.data(), page_starts.data(), pages.data(),
                         member_starts.data(), members.data(), residual ? centroids.data() : nullptr};
-    const PageTask task{queries.data(), static_cast<std::int64_t>(n), static_cast<std::int64_t>(distances.shape(1)),
+    const PageTask task{queries.data(), static_cast<std::int64_t>(n), length(distances, 1),
                         keep_max, distances.data(), positions.data()};
     const BlockKernels& chosen = kernels_for(kernels);
     const nb::gil_scoped_release release;

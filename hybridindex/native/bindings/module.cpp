@@ -9,8 +9,8 @@
 #include "bindings/bind_list_scan.h"
 #include "bindings/bind_scan_pages.h"
 #include "routing/merge.h"
-#include "simd/row_norms.h"
 #include "routing/split.h"
+#include "simd/row_norms.h"
 
 namespace nb = nanobind;
 using namespace hybridindex;
@@ -31,10 +31,9 @@ nb::list split(In<std::int64_t, 2> probes, In<float, 2> coarse, In<std::int16_t,
     std::vector<ProbePart> found;
     {
         nb::gil_scoped_release release;
-        found = split_probes(probes.data(), coarse.data(), static_cast<std::int64_t>(n),
-                             static_cast<std::int64_t>(probes.shape(1)), list_device.data(), list_bytes.data(),
-                             static_cast<std::int64_t>(list_device.shape(0)), n_devices, hit_rate.data(),
-                             n_parts.data(), n_probes.data());
+        found = split_probes({probes.data(), coarse.data(), length(probes, 0), length(probes, 1)},
+                             {list_device.data(), list_bytes.data(), length(list_device, 0), n_devices},
+                             {hit_rate.data(), n_parts.data(), n_probes.data()});
     }
     nb::list parts;
     for (ProbePart& part : found) {
@@ -58,22 +57,19 @@ void merge(InOut<float, 2> best_distances, InOut<std::int64_t, 2> best_ids, In<s
         distances.shape(0) != rows.shape(0))
         throw std::invalid_argument("distances, ids and rows must agree on the number of rows");
     nb::gil_scoped_release release;
-    merge_topk(best_distances.data(), best_ids.data(), static_cast<std::int64_t>(best_ids.shape(0)),
-               static_cast<std::int64_t>(best_ids.shape(1)), rows.data(), distances.data(), ids.data(),
-               static_cast<std::int64_t>(ids.shape(0)), static_cast<std::int64_t>(ids.shape(1)), keep_max);
+    merge_topk({best_distances.data(), best_ids.data(), length(best_ids, 0), length(best_ids, 1)},
+               {rows.data(), distances.data(), ids.data(), length(ids, 0), length(ids, 1)}, keep_max);
 }
 
 std::int64_t first_beyond(In<float, 2> rows, float limit) {
-    return first_row_beyond(rows.data(), static_cast<std::int64_t>(rows.shape(0)),
-                            static_cast<std::int64_t>(rows.shape(1)), limit);
+    return first_row_beyond(rows.data(), length(rows, 0), length(rows, 1), limit);
 }
 
 void finish(InOut<float, 2> distances, InOut<std::int64_t, 2> ids, bool keep_max) {
     if (distances.shape(0) != ids.shape(0) || distances.shape(1) != ids.shape(1))
         throw std::invalid_argument("distances and ids must have the same shape");
     nb::gil_scoped_release release;
-    finish_topk(distances.data(), ids.data(), static_cast<std::int64_t>(ids.shape(0)),
-                static_cast<std::int64_t>(ids.shape(1)), keep_max);
+    finish_topk({distances.data(), ids.data(), length(ids, 0), length(ids, 1)}, keep_max);
 }
 
 }  // namespace

@@ -28,7 +28,8 @@ auto better(bool keep_max) {
 
 }  // namespace
 
-void finish_topk(float* distances, std::int64_t* ids, std::int64_t n, std::int64_t k, bool keep_max) {
+void finish_topk(const TopK& answer, bool keep_max) {
+    auto [distances, ids, n, k] = answer;
     const auto before = better(keep_max);
     std::vector<Hit> hits;
     for (std::int64_t row = 0; row < n; ++row, distances += k, ids += k) {
@@ -53,9 +54,9 @@ void finish_topk(float* distances, std::int64_t* ids, std::int64_t n, std::int64
     }
 }
 
-void merge_topk(float* best_distances, std::int64_t* best_ids, std::int64_t n, std::int64_t k,
-                const std::int32_t* rows, const float* part_distances, const std::int64_t* part_ids, std::int64_t m,
-                std::int64_t part_k, bool keep_max) {
+void merge_topk(TopK best, PartTopK coming, bool keep_max) {
+    const auto [best_distances, best_ids, n, k] = best;
+    const auto [rows, part_distances, part_ids, m, part_k] = coming;
     const float worst = worst_distance(keep_max);
     const auto before = better(keep_max);
     std::vector<Hit> part, merged(k);

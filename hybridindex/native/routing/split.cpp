@@ -6,10 +6,11 @@
 
 namespace hybridindex {
 
-std::vector<ProbePart> split_probes(const std::int64_t* probes, const float* coarse, std::int64_t n, std::int64_t p,
-                                    const std::int16_t* list_device, const std::int64_t* list_bytes,
-                                    std::int64_t nlist, int n_devices, float* hit_rate, std::int32_t* n_parts,
-                                    std::int32_t* n_probes) {
+std::vector<ProbePart> split_probes(const Probes& batch, const ListPlaces& places, const QuerySplit& out) {
+    // Copies: what is written below could otherwise change them, as far as the compiler knows.
+    const auto [probes, coarse, n, p] = batch;
+    const auto [list_device, list_bytes, nlist, n_devices] = places;
+    const auto [hit_rate, n_parts, n_probes] = out;
     const int n_tiers = n_devices + 1;  // slot 0 is the host
     // First pass: how many probes each (query, tier) holds, and the bytes behind them.
     std::vector<std::int32_t> counts(static_cast<std::size_t>(n) * n_tiers, 0);

@@ -69,7 +69,7 @@ private:
         const int threads = pool_.n_helpers() + 1;
         group_probes(task_.probes, task_.n, task_.p, lists_.extents, lists_.nlist, scratch_.slot_of, scratch_.probed);
         const std::int64_t work =
-            make_items(scratch_.probed, lists_.extents, lists_.codes.code_size, lists_.codes.dim, task_.n, threads,
+            make_items(scratch_.probed, {lists_.extents, lists_.codes.code_size, lists_.codes.dim}, task_.n, threads,
                        static_cast<bool>(task_.on_done), scratch_.items, scratch_.items_of_query);
         n_helpers_ = static_cast<int>(std::min<std::int64_t>(pool_.n_helpers(), work / kWorkOfAHelper));
         std::int64_t widest = 0;

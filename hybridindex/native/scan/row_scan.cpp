@@ -84,7 +84,7 @@ void RowScan::make_room(RowQueries& queries, std::int64_t widest) {
     if (!filters_) return;
     codes_.grow(kBlockRows * queries.row_bytes_);
     packed_.grow(queries.kernels_.packed_bytes(static_cast<int>(widest), queries.row_bytes_));
-    for (Room<float>* limits : {&base_, &square_, &length_}) limits->grow(round_up(widest, kBlockRows));
+    for (AlignedBuffer<float>* limits : {&base_, &square_, &length_}) limits->grow(round_up(widest, kBlockRows));
     found_.grow(widest * kBlockRows);
 }
 

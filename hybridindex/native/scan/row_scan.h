@@ -52,8 +52,8 @@ private:
     const bool bytes_, halves_;     // which filter there is
     const std::int64_t row_bytes_;  // of a row in the filter's numbers
     const bool direct_;             // whole blocks are read where they lie
-    Room<float> queries_;           // (n, dim_), negated for inner products
-    Room<std::int8_t> filtered_;    // (n, row_bytes_)
+    AlignedBuffer<float> queries_;         // (n, dim_), negated for inner products
+    AlignedBuffer<std::int8_t> filtered_;  // (n, row_bytes_)
     std::vector<QueryBound> bounds_;
     std::vector<QueryHeap> heaps_;
 };
@@ -104,12 +104,12 @@ private:
     // Blocks that are still compared without the filter, and how many that were.
     int exact_left_ = 0, exact_run_ = 0;
 
-    Room<float> rows_;          // a decoded block
-    Room<std::uint8_t> codes_;  // a block in the filter's numbers
-    Room<float> distances_;     // (group, kBlockRows)
-    Room<std::int8_t> packed_;
-    Room<float> base_, square_, length_;  // QueryLimits
-    Room<std::uint32_t> found_;
+    AlignedBuffer<float> rows_;          // a decoded block
+    AlignedBuffer<std::uint8_t> codes_;  // a block in the filter's numbers
+    AlignedBuffer<float> distances_;     // (group, kBlockRows)
+    AlignedBuffer<std::int8_t> packed_;
+    AlignedBuffer<float> base_, square_, length_;  // QueryLimits
+    AlignedBuffer<std::uint32_t> found_;
 };
 
 }  // namespace hybridindex

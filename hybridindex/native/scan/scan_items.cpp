@@ -91,15 +91,15 @@ std::vector<std::int32_t> shortest_first(const ProbedLists& probed, const std::v
 
 }  // namespace
 
-std::int64_t make_items(const ProbedLists& probed, const std::int64_t* extents, std::int64_t code_size, std::int64_t dim,
-                        std::int64_t n, int threads, bool finish_early, std::vector<ScanItem>& items,
-                        std::vector<std::int32_t>& items_of_query) {
+std::int64_t make_items(const ProbedLists& probed, const ListShape& shape, std::int64_t n, int threads, bool finish_early,
+                        std::vector<ScanItem>& items, std::vector<std::int32_t>& items_of_query) {
+    const std::int64_t* const extents = shape.extents;
     const std::size_t n_lists = probed.lists.size();
     std::vector<std::int64_t> work(n_lists);
     std::int64_t total = 0;
     for (std::size_t i = 0; i < n_lists; ++i) {
         work[i] = extents[probed.lists[i] * kColumns + kSizeColumn] *
-                  row_work(code_size, dim, probed.starts[i + 1] - probed.starts[i]);
+                  row_work(shape.code_size, shape.dim, probed.starts[i + 1] - probed.starts[i]);
         total += work[i];
     }
     const std::int64_t goal =

@@ -26,11 +26,17 @@ struct ScanItem {
 void group_probes(const std::int64_t* probes, std::int64_t n, std::int64_t p, const std::int64_t* extents,
                   std::int64_t nlist, std::vector<std::int32_t>& slot_of, ProbedLists& out);
 
-// Cuts lists into items of about equal work for `threads` threads and counts them per query. With `finish_early` the
-// lists of the query with the least left come first, then those of the next: every list is still read once.
-// Returns the work of all items, about in bytes read.
-std::int64_t make_items(const ProbedLists& probed, const std::int64_t* extents, std::int64_t code_size, std::int64_t dim,
-                        std::int64_t n, int threads, bool finish_early, std::vector<ScanItem>& items,
-                        std::vector<std::int32_t>& items_of_query);
+// How lists are stored, as far as it decides the work of a scan: `extents` has (size, capacity, byte offset) per list.
+struct ListShape {
+    const std::int64_t* extents;
+    std::int64_t code_size;
+    std::int64_t dim;
+};
+
+// Cuts lists into items of about equal work for `threads` threads and counts them for each of `n` queries. With
+// `finish_early` the lists of the query with the least work come first, then those of the next: every list is still read
+// once. Returns the work of all items, about in bytes read.
+std::int64_t make_items(const ProbedLists& probed, const ListShape& shape, std::int64_t n, int threads, bool finish_early,
+                        std::vector<ScanItem>& items, std::vector<std::int32_t>& items_of_query);
 
 }  // namespace hybridindex

@@ -69,7 +69,7 @@ private:
             widest_ = std::max<std::int64_t>(widest_, last - first);
         }
         std::vector<std::int32_t> items_of_query;
-        make_items(probed_, extents.data(), codes_.rows.code_size, codes_.rows.dim, task_.n, 1, false, items_, items_of_query);
+        make_items(probed_, {extents.data(), codes_.rows.code_size, codes_.rows.dim}, task_.n, 1, false, items_, items_of_query);
     }
 
     // The list of an item, as a row of the plan.
@@ -125,7 +125,7 @@ private:
     std::int64_t widest_ = 0, group_ = 0;
     RowQueries queries_;
     RowScan scan_;
-    Room<std::uint8_t> gathered_;  // a block that does not lie in one piece
+    AlignedBuffer<std::uint8_t> gathered_;  // a block that does not lie in one piece
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Memory that is used again: it grows, and nobody keeps what is in it.
+// Scratch memory that grows and is used again. What is in it is not kept.
 #pragma once
 #include <cstddef>
 #include <cstring>
@@ -7,15 +7,15 @@
 
 namespace hybridindex {
 
-// Begins at a multiple of 64 bytes, as tiles and registers are read fastest.
+// Starts at a multiple of 64 bytes: registers and tiles are read fastest there.
 template <typename T>
-class Room {
+class AlignedBuffer {
 public:
     T* data() { return data_.get(); }
     const T* data() const { return data_.get(); }
     T& operator[](std::ptrdiff_t i) { return data_.get()[i]; }
 
-    // Zeros where it had to grow.
+    // Filled with zeros when it grows.
     void grow(std::ptrdiff_t size) {
         if (size <= size_) return;
         const std::size_t nbytes = static_cast<std::size_t>(size) * sizeof(T);

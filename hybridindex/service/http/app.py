@@ -16,6 +16,7 @@ from typing import Any
 
 from hybridindex import __version__
 from hybridindex.errors import HybridIndexError, MissingDependencyError, ProfileError
+from hybridindex.plans.replan import SOLVE
 from hybridindex.plans.stored import plan_tradeoff
 from hybridindex.service.auth import Caller, Keyring
 from hybridindex.service.core import Service
@@ -448,6 +449,8 @@ class _Routes:
         if not isinstance(apply, bool):
             raise BodyError("apply", f"is {apply!r}; expected true or false")
         for name in sorted(set(options) - {"device_budget_bytes"}):
+            if name == "coverage" and options[name] == SOLVE:
+                continue
             if isinstance(options[name], bool) or not isinstance(options[name], int | float):
                 raise BodyError(name, f"is {str(options[name])[:60]!r}; expected a number")
         share = options.get("bandwidth_share", 1.0)

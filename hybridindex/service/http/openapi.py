@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hybridindex.plans.replan import SOLVE
 from hybridindex.service.config import Limits
 from hybridindex.service.http.openapi_answers import closed
 from hybridindex.service.http.problems import PROBLEM_TYPE
@@ -198,7 +199,7 @@ def repartition(n_devices: int) -> dict[str, Any]:
             "slo_ms": _POSITIVE,
             "device_budget_bytes": {"oneOf": [_BYTES, each]},
             "rate_qps": _POSITIVE,
-            "coverage": {"type": "number", "minimum": 0, "maximum": 1},
+            "coverage": {"oneOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"const": SOLVE}]},
             "bandwidth_share": {"type": "number", "minimum": MIN_BANDWIDTH_SHARE, "maximum": 1},
         },
         {"apply": False, "slo_ms": 50},

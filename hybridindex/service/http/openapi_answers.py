@@ -1,6 +1,6 @@
 """What the OpenAPI document says of answers: a closed schema for each, so that a test can hold every answer to it.
 
-What a refresher tells (its status, proposals, outcomes) is its own; of that only the type is said. Bodies are in
+Of a refresher's status and updates only the type is said. Bodies are in
 ``openapi.py``.
 """
 
@@ -103,16 +103,6 @@ def _plan_summary() -> Schema:
     )
 
 
-_GAIN = closed(
-    {
-        "latency_ms": _nullable(_NUMBER),
-        "hit_rate": _NUMBER,
-        "device_bytes": _INTEGER,
-        "batch": _COUNT,
-    },
-    optional=("latency_ms", "hit_rate", "device_bytes", "batch"),
-)
-
 SEARCHED: Schema = {
     "description": "Neighbours, best first. An empty place has id -1 and a null distance.",
     "content": {
@@ -162,26 +152,33 @@ PLANS = answer(
     "Stored plans in the order of saving, and when each was applied",
 )
 REPARTITIONED = answer(
-    {
-        "oneOf": [
-            closed(
-                {
-                    "applied": _YES,
-                    "plan": _plan_summary(),
-                    "current": _nullable(_plan_summary()),
-                    "lists_to_move": _COUNT,
-                    "bytes_to_move": _COUNT,
-                    "lists_to_drop": _COUNT,
-                    "gain": _GAIN,
-                    "plan_id": _INTEGER,
-                    "unplaced_lists": _COUNT,
-                },
-                optional=("plan_id", "unplaced_lists"),
+    closed(
+        {
+            "applied": _YES,
+            "plan_id": _nullable(_INTEGER),
+            "unplaced_lists": _nullable(_COUNT),
+            "update": _nullable(_ANY_OBJECT),
+            "number": _nullable(_COUNT),
+            "reason": _TEXT,
+            "created_at": _nullable(_TEXT),
+            "n_queries": _nullable(_COUNT),
+            "plan": _plan_summary(),
+            "current": _nullable(_plan_summary()),
+            **dict.fromkeys(("hit_rate_before", "hit_rate_after"), _SHARE),
+            **dict.fromkeys(("latency_ms_before", "latency_ms_after"), _nullable(_NUMBER)),
+            "gain": closed(
+                {"latency_ms": _nullable(_NUMBER), "hit_rate": _NUMBER, "device_bytes": _INTEGER, "batch": _COUNT}
             ),
-            closed({"applied": _YES, "proposal": _ANY_OBJECT, "outcome": _nullable(_ANY_OBJECT)}),
-        ]
-    },
-    "What changes, or would; the second form where a refresher proposes",
+            **dict.fromkeys(("lists_to_move", "bytes_to_move", "lists_to_drop"), _COUNT),
+            "move_s": _nullable(_NUMBER),
+            "bandwidth_share": _NUMBER,
+            "worthwhile": _nullable(_YES),
+            "objection": _nullable(_TEXT),
+            "stage_seconds": {"type": "object", "additionalProperties": _NUMBER},
+        }
+    ),
+    "What changes, or would. Null: plan_id, unplaced_lists and update of a dry run; update, number, created_at, "
+    "n_queries, worthwhile and objection where no refresh plans from recent queries; current without a plan",
 )
 STATUS = answer(
     closed(
@@ -259,7 +256,7 @@ SERIES = answer(
 EVENTS = answer(
     closed({"events": _array(closed({"id": _COUNT, "at": _TEXT, "kind": _TEXT, "payload": _ANY_OBJECT}))}),
     "The newest events, oldest first",
-    {"events": [{"id": 3, "at": "2026-01-05T10:00:00+00:00", "kind": "plan_applied", "payload": {"plan_id": 2}}]},
+    {"events": [{"id": 3, "at": "2026-01-05T10:00:00+00:00", "kind": "plan_current", "payload": {"plan_id": 2}}]},
 )
 _POINT = closed({f.name: _NUMBER for f in fields(TradeoffPoint)})
 TRADEOFF = answer(

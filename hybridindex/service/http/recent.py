@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from hybridindex.errors import MissingDependencyError, ProfileError
 from hybridindex.service.core import Service
 from hybridindex.service.http.problems import Problem, ProblemError
 from hybridindex.service.http.wire import BodyError, LookaheadRequest, parse_lookahead
-from hybridindex.types import F32
 
 try:
     from starlette.requests import Request
@@ -26,17 +25,9 @@ try:
 except ImportError as error:
     raise MissingDependencyError("the daemon needs FastAPI: pip install 'hybridindex[service]'") from error
 
-__all__ = ["RECENT_PATH", "KeepsQueries", "RecentQueries"]
+__all__ = ["RECENT_PATH", "RecentQueries"]
 
 RECENT_PATH = "/v1/queries/recent"
-
-
-@runtime_checkable
-class KeepsQueries(Protocol):
-    """A refresher that learns from queries which the router did not serve."""
-
-    def offer(self, queries: F32) -> int:
-        """Takes (n, dim) finite float32; returns how many are kept. Raises ProfileError where none may be."""
 
 
 class RecentQueries:
@@ -53,8 +44,8 @@ class RecentQueries:
         Raises:
             ProblemError: 409, queries are not kept. BodyError: they cannot be used.
         """
-        refresher: object = self._service.refresher
-        if not isinstance(refresher, KeepsQueries):
+        refresher = self._service.refresher
+        if refresher is None:
             raise _not_kept("the daemon follows no load; start it with --refresh")
         asked: LookaheadRequest = await self._parsed(request, parse_lookahead)
         for name in ("nprobe", "budget_bytes"):

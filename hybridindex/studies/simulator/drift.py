@@ -16,6 +16,8 @@ import numpy.typing as npt
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.models.coverage import build_coverage_curve
 from hybridindex.partitioner.plan import Plan, make_plan
+from hybridindex.partitioner.request import PlanRequest
+from hybridindex.plans.proposal import Comparison
 from hybridindex.refresh import update_cycle as cycle
 from hybridindex.refresh.drift import (
     DriftMonitor,
@@ -227,12 +229,14 @@ class MovingLoad:
         given, analysis = self._inputs, self._analyses[phase]
         return make_plan(
             analysis.profile,
-            slo_ms=given.slo_s * 1e3,
-            device_budget_bytes=given.budget_bytes,
-            rate_qps=given.rate,
-            n_devices=given.n_devices,
-            percentile=given.percentile,
-            coverage=given.plan.coverage if given.plan is not None else None,
+            PlanRequest.resolve(
+                slo_ms=given.slo_s * 1e3,
+                device_budget_bytes=given.budget_bytes,
+                rate_qps=given.rate,
+                n_devices=given.n_devices,
+                percentile=given.percentile,
+                coverage=given.plan.coverage if given.plan is not None else None,
+            ),
             analysis=analysis,
         )
 
@@ -243,14 +247,14 @@ class MovingLoad:
             hit_rate=predict_hit_rate(self._analyses[phase].curve, plan.resident_lists),
         )
 
-    def _comparison(self) -> cycle.Comparison:
+    def _comparison(self) -> Comparison:
         assert self._next is not None
         plan, analysis = self._next, self._analyses[self._phase(self._now)]
         old = analysis.curve.of_lists(np.flatnonzero(self._list_device >= 0))
         coming = np.flatnonzero((plan.list_device >= 0) & (plan.list_device != self._list_device))
         nbytes = int(analysis.curve.pages_by_rank[analysis.curve.rank[coming]].sum()) * self._page_bytes()
         latency = analysis.latency.predict(analysis.curve, old, plan.batch, self._inputs.percentile).seconds
-        return cycle.Comparison(
+        return Comparison(
             hit_rate_before=float(old.hit_rate.mean()),
             hit_rate_after=plan.predicted_hit_rate,
             latency_ms_before=latency * 1e3,

@@ -23,6 +23,7 @@ from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.models.throughput import throughput_model
 from hybridindex.partitioner.placement import choose_hottest, place_lpt, place_round_robin
 from hybridindex.partitioner.plan import Plan, make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.router.lookahead.hotness import HotnessPolicy
 from hybridindex.studies.simulator.arrivals import check_number
 from hybridindex.studies.simulator.llm import LLMServer, fit_llm
@@ -215,13 +216,15 @@ def _planned(build: _Builder, lookahead: LookaheadRules) -> System | Unservable:
     given = build.inputs
     plan = given.plan or make_plan(
         given.analysis.profile,
-        slo_ms=given.slo_s * 1e3,
-        device_budget_bytes=given.budget_bytes,
-        rate_qps=given.rate,
-        llm=given.llm,
-        n_devices=given.n_devices,
-        percentile=given.percentile,
-        slo_stage="ttft" if given.llm is not None else "search",
+        PlanRequest.resolve(
+            slo_ms=given.slo_s * 1e3,
+            device_budget_bytes=given.budget_bytes,
+            rate_qps=given.rate,
+            llm=given.llm,
+            n_devices=given.n_devices,
+            percentile=given.percentile,
+            slo_stage="ttft" if given.llm is not None else "search",
+        ),
         analysis=given.analysis,
     )
     return build.system(plan.list_device, given.n_devices, lookahead=lookahead)

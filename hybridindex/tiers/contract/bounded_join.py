@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-__all__ = ["LOOK_S", "thread_ends"]
+__all__ = ["LOOK_S", "join_within"]
 
 #: Longest time between two looks at what does not end.
 LOOK_S = 0.25
 
 
-def thread_ends(thread: threading.Thread, limit_s: float | None, may_leave: Callable[[], bool] = lambda: True) -> bool:
+def join_within(thread: threading.Thread, limit_s: float | None, may_leave: Callable[[], bool] = lambda: True) -> bool:
     """Joins a thread; False where it is to be left behind.
 
     Args:

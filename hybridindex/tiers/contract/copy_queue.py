@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from hybridindex.errors import InvalidInputError
 
-__all__ = ["MoveQueue", "check_share"]
+__all__ = ["CopyQueue", "check_share"]
 
 M = TypeVar("M")
 
@@ -23,7 +23,7 @@ class _Background(Generic[M]):
     share: float
 
 
-class MoveQueue(Generic[M]):
+class CopyQueue(Generic[M]):
     """Two queues, each first come, first served. Not thread-safe: its owner locks."""
 
     def __init__(self) -> None:

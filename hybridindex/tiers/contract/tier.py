@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from hybridindex.tiers.contract.devices import DeviceInfo
 from hybridindex.tiers.contract.protocol import Scanner
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
-from hybridindex.tiers.paged.loading import LoadReport
 from hybridindex.types import I32
 
-__all__ = ["PageOwner", "Tier", "WithoutRoom"]
+__all__ = ["LoadReport", "PageOwner", "Tier", "WithoutRoom"]
 
 #: What a tier does whose device has no room at its opening, and would have were it empty: it raises, or counts as
 #: failed, for good or until a trial finds room.
 WithoutRoom = Literal["raise", "fail", "retry"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """What became of one load request."""
+
+    loaded: tuple[int, ...]
+    #: Lists that did not fit the free pages, or whose turn had not come when the load was cancelled.
+    skipped: tuple[int, ...]
+    #: Lists that were resident already, here or on another device.
+    present: tuple[int, ...]
+    #: Bytes of pages of the loaded lists.
+    nbytes: int
+    #: Lists with more pages than the whole arena: no room will ever do. Not among ``skipped``.
+    too_large: tuple[int, ...] = ()
 
 
 class PageOwner(Protocol):

@@ -9,9 +9,10 @@ import numpy as np
 from hybridindex.config import MAX_K
 from hybridindex.errors import InvalidInputError
 from hybridindex.tiers.contract.protocol import IdFilter
+from hybridindex.tiers.contract.residency import Residency
 from hybridindex.types import F32, I64
 
-__all__ = ["MAX_K", "allowed_ids", "check_filter", "check_scan", "check_threads"]
+__all__ = ["MAX_K", "allowed_ids", "check_filter", "check_resident", "check_scan", "check_threads"]
 
 
 def check_scan(queries: F32, probes: I64, coarse_distances: F32, k: int, *, dim: int, nlist: int) -> None:
@@ -35,6 +36,18 @@ def check_scan(queries: F32, probes: I64, coarse_distances: F32, k: int, *, dim:
         if low < -1 or high >= nlist:
             bad = low if low < -1 else high
             raise InvalidInputError(f"probes hold list id {bad}; expected -1 (skip) or 0..{nlist - 1}")
+
+
+def check_resident(probes: I64, residency: Residency, ordinal: int, list_sizes: I64) -> None:
+    """Checks that device ``ordinal`` holds every probed list that has rows; an empty list holds nothing anywhere.
+
+    Raises:
+        InvalidInputError: names a list that is not resident there in this snapshot.
+    """
+    probed = probes[probes >= 0]
+    absent = probed[(residency.list_device[probed] != ordinal) & (list_sizes[probed] > 0)]
+    if len(absent):
+        raise InvalidInputError(f"list {int(absent[0])} is probed on device {ordinal} but not resident there")
 
 
 def check_filter(filter_ids: Any) -> None:

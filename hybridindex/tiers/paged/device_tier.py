@@ -8,34 +8,49 @@ residency. What should be resident is decided above; answers never depend on it.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 
-from hybridindex.errors import DeviceBusyError, DeviceError, OutOfBudgetError, RouterClosedError
+from hybridindex.errors import DeviceBusyError, OutOfBudgetError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
-from hybridindex.tiers.contract.bounded_join import thread_ends
-from hybridindex.tiers.contract.copy_queue import MoveQueue, check_share
-from hybridindex.tiers.contract.device_health import Probe, TierHealth
+from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.tiers.contract.devices import available_bytes, busy_device, give_back_cached, resolve_device
-from hybridindex.tiers.contract.futures import done, fail
+from hybridindex.tiers.contract.mover_tier import MoverTier
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
-from hybridindex.tiers.contract.tier import WithoutRoom
+from hybridindex.tiers.contract.tier import LoadReport, WithoutRoom
 from hybridindex.tiers.paged.arena import PageAllocator, PageArena
 from hybridindex.tiers.paged.copier import DEFAULT_STAGING_BYTES, CopyStats, open_copier
 from hybridindex.tiers.paged.kernel_choice import choose_scanner
-from hybridindex.tiers.paged.loading import ListLoad, LoadReport
+from hybridindex.tiers.paged.loading import ListLoad, LoadPath
+from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.tiers.paged.pinned import PinnedMemory, PinReport
-from hybridindex.tiers.paged.torch_scanner import TorchScanner
 
-__all__ = ["DeviceTier", "LoadReport"]
+__all__ = ["DeviceTier", "PagedMemory"]
 
 _log = logging.getLogger(__name__)
 
 
-class DeviceTier:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedMemory:
+    """How a paged tier divides the memory that it may take."""
+
+    #: Part of the budget for a scan's temporary buffers; None: a share of the budget.
+    scratch_bytes: int | None = None
+    #: Most bytes of a page.
+    page_bytes: int = DEFAULT_PAGE_BYTES
+    #: Host memory for copies on their way; taken with the first copy, none on the stand-in.
+    staging_bytes: int = DEFAULT_STAGING_BYTES
+    #: Lists in page-locked memory that tiers share; it stays the caller's. None: the tier has its own.
+    pinned: PinnedMemory | None = None
+
+
+_DEFAULT_MEMORY = PagedMemory()
+
+
+class DeviceTier(MoverTier[ListLoad]):
     """Owner of one device's arena.
 
     Threads: every method may be called from any thread; the mover thread alone writes pages. ``close`` joins it.
@@ -49,11 +64,8 @@ class DeviceTier:
         *,
         budget_bytes: int,
         wanted_bytes: int,
-        scratch_bytes: int | None = None,
-        page_bytes: int = DEFAULT_PAGE_BYTES,
-        staging_bytes: int = DEFAULT_STAGING_BYTES,
+        memory: PagedMemory = _DEFAULT_MEMORY,
         without_room: WithoutRoom = "raise",
-        pinned: PinnedMemory | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Allocates min(``wanted_bytes``, budget - scratch) bytes of pages on ``device_name``, and tries its scanner.
@@ -65,11 +77,7 @@ class DeviceTier:
             budget_bytes: hard limit on the device: pages and scratch together. The runtime's own memory is not in it,
                 see :attr:`context_bytes`.
             wanted_bytes: pages that would be of use.
-            scratch_bytes: part of the budget for a scan's temporary buffers.
-            page_bytes: most bytes of a page.
-            staging_bytes: host memory for copies on their way; taken with the first copy, none on the stand-in.
             without_room: where the device is full or busy now. A budget above its memory is refused in any case.
-            pinned: lists in page-locked memory that this tier shares with others; stays the caller's. None: its own.
             clock: seconds, monotonic; for back-off and pace.
 
         Raises:
@@ -77,45 +85,44 @@ class DeviceTier:
             DeviceBusyError: the device lets nobody in.
             DeviceNotFoundError, DeviceError, MissingDependencyError.
         """
-        self._opened, self._without_room = False, without_room
+        super().__init__(ordinal, budget_bytes, without_room, clock)
         try:
             self.device, self.info = resolve_device(device_name)
         except DeviceBusyError:
             if without_room == "raise":
                 raise
             self.device, self.info = busy_device(device_name)
-        self.ordinal = ordinal
-        self.budget_bytes = budget_bytes
         self._index = index
         self._codec = index.device_codec()
-        self.geometry = PageGeometry.for_code_size(index.code_size, page_bytes)
-        self.scratch_bytes = scratch_for_budget(budget_bytes) if scratch_bytes is None else scratch_bytes
+        self.geometry = PageGeometry.for_code_size(index.code_size, memory.page_bytes)
+        scratch = memory.scratch_bytes
+        self.scratch_bytes = scratch_for_budget(budget_bytes) if scratch is None else scratch
         room = max(0, budget_bytes - self.scratch_bytes) // self.geometry.page_bytes
         wanted = -(-wanted_bytes // self.geometry.page_bytes)
         n_pages = int(min(room, wanted)) if self._codec is not None else 0
-        #: Why this device holds nothing, when it cannot; shown by statistics and explain.
-        self.disabled_reason = ""
         if self._codec is None:
             self.disabled_reason = f"codec {index.codec!r} is scanned on the host only"
         elif room < 1:
             self.disabled_reason = f"budget of {budget_bytes:,} bytes is below one page plus scratch"
         self.arena = PageArena(self.device, self.geometry, n_pages, taken=False)
-        self._copier = open_copier(self.arena, staging_bytes=staging_bytes)
-        self._shares_pinned = pinned is not None
-        self._pinned = pinned or PinnedMemory(self.geometry, page_locked=self.device.type == "cuda")
-        self._health = TierHealth(lambda: self.label, clock)
-        self._clock = clock
-        self._moves: MoveQueue[ListLoad | Probe] = MoveQueue()
-        self._work = threading.Condition()
-        self._closed = self._hurried = False
+        self._copier = open_copier(self.arena, staging_bytes=memory.staging_bytes)
+        self._shares_pinned = memory.pinned is not None
+        self._pinned = memory.pinned or PinnedMemory(self.geometry, page_locked=self.device.type == "cuda")
+        self._path = LoadPath(
+            index=index,
+            arena=self.arena,
+            copier=self._copier,
+            pinned=self._pinned,
+            ordinal=ordinal,
+            usable=lambda: self.usable,
+        )
         try:
             self._take_memory()
         except (OutOfBudgetError, DeviceBusyError) as error:
             if without_room == "raise" or not self._would_fit():
                 raise
             self.fail(error)
-        self._mover = threading.Thread(target=self._run_mover, name=f"hybridindex-mover-{ordinal}", daemon=True)
-        self._mover.start()
+        self._start_mover()
 
     def _take_memory(self) -> None:
         """Arena and scratch, and a scanner that was seen to work with them; all or nothing."""
@@ -141,29 +148,15 @@ class DeviceTier:
         return total is None or self.arena.nbytes + self.scratch_bytes <= total
 
     def _check_room(self) -> None:
-        needed, free = self.arena.nbytes + self.scratch_bytes, available_bytes(self.device)
-        if free is not None and needed > free:
-            raise OutOfBudgetError(
-                f"device {self.label}: {needed:,} bytes are needed (pages {self.arena.nbytes:,}, scratch "
-                f"{self.scratch_bytes:,}; budget {self.budget_bytes:,}) and {free:,} are free; expected a budget "
-                "within what other owners of the device leave"
-            )
+        parts = f"pages {self.arena.nbytes:,}, scratch {self.scratch_bytes:,}"
+        self._refuse_no_room(self.arena.nbytes + self.scratch_bytes, available_bytes(self.device), parts)
 
     # State
-
-    @property
-    def label(self) -> str:
-        return self.info.label
 
     @property
     def pages(self) -> PageAllocator:
         """To whom retired pages go back."""
         return self.arena.pages
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What made this device fail, or None while it works."""
-        return self._health.failure
 
     @property
     def usable(self) -> bool:
@@ -202,11 +195,6 @@ class DeviceTier:
         return self._copier.kept_pages * self.geometry.page_bytes
 
     @property
-    def context_bytes(self) -> int | None:
-        """Device memory of the runtime's context, outside the budget; None where it is not known."""
-        return self.info.context_bytes
-
-    @property
     def host_bytes(self) -> int:
         """Host memory taken for copies: staging buffers and pinned lists, unless these are shared with others."""
         return self._copier.staging_bytes + (0 if self._shares_pinned else self._pinned.nbytes)
@@ -216,54 +204,8 @@ class DeviceTier:
         """What moved to this device so far."""
         return self._copier.stats
 
-    @property
-    def n_failures(self) -> int:
-        """How often this device went from working to failed."""
-        return self._health.n_failures
-
-    @property
-    def n_probes(self) -> int:
-        """How often a failed device was tried again."""
-        return self._health.n_probes
-
-    def fail(self, error: BaseException) -> None:
-        """Marks the device as failed: nothing is loaded or scanned here until :meth:`recover`. Logged once a failure.
-
-        Its pages stay as they are; who serves the lists drops them from the residency.
-        """
-        self._health.note(error)
-
-    def retry_due(self, now: float) -> bool:
-        """Whether :meth:`recover` should be called: 1, 2, 4 ... 60 s after the failure and each trial that failed.
-
-        ``now`` is in seconds of the tier's clock.
-        """
-        return (self._opened or self._without_room == "retry") and self._health.retry_due(now)
-
-    def recover(self, trial: Callable[[], None] | None = None) -> Future[bool]:
-        """Tries a failed device before the next copy and returns at once: a page is written, read back and compared.
-        One that had no room at its opening takes its memory first.
-
-        The future says whether the device takes lists again. One that has not failed does; while another trial goes on
-        it is False.
-
-        Args:
-            trial: see :meth:`hybridindex.tiers.contract.tier.Tier.recover`. A slow device may have no page free to
-            write.
-
-        Raises:
-            RouterClosedError: the tier is closed.
-        """
-        with self._work:
-            if self._closed:
-                raise RouterClosedError("the device tier is closed")
-            probe = self._health.probe(self._try_device, trial, self._never_fits)
-            if probe is not None:
-                self._moves.put(probe)
-                self._work.notify()
-        return done(self.failure is None) if probe is None else probe.future
-
     def _try_device(self) -> None:
+        """Writes a page, reads it back and compares."""
         if not self._opened:
             self._take_memory()
         self._copier.probe()
@@ -278,16 +220,13 @@ class DeviceTier:
 
     # Scan
 
-    def scanner(self, residency: Residency) -> TorchScanner:
+    def scanner(self, residency: Residency) -> PageScanner:
         """A scanner over this device's lists of one leased snapshot.
 
         Raises:
             DeviceError: the device failed, or cannot scan this index.
         """
-        if self.failure is not None and not self._health.slow:
-            raise DeviceError(f"device {self.label} has failed: {self.failure!r}")
-        if self.disabled_reason:
-            raise DeviceError(self.disabled_reason)
+        self._refuse_unusable()
         assert self._codec is not None
         kind = self._scanner_kind
         scanner = kind(self._index, self._codec, self.arena, residency, self.ordinal, self.scratch_bytes)
@@ -322,22 +261,13 @@ class DeviceTier:
         check_share(bandwidth_share)
         load = ListLoad(
             lists,
-            index=self._index,
-            store=store,
-            arena=self.arena,
-            copier=self._copier,
-            pinned=self._pinned,
-            ordinal=self.ordinal,
-            usable=lambda: self.usable,
+            store,
+            self._path,
             cancelled=lambda: self._closed or (cancelled is not None and cancelled()),
             # A paced move waits for each buffer: its time is what the rest is reckoned from.
             depth=0 if bandwidth_share is not None and bandwidth_share < 1 else self._copier.depth,
         )
-        with self._work:
-            if self._closed:
-                raise RouterClosedError("the device tier is closed")
-            self._moves.put(load, bandwidth_share)
-            self._work.notify()
+        self._put(load, bandwidth_share)
         return load.future
 
     def pin_lists(self, lists: Sequence[int]) -> PinReport:
@@ -350,73 +280,19 @@ class DeviceTier:
             _log.warning("device %s: %s; other lists go through the staging buffers", self.label, report.reason)
         return report
 
-    def _run_mover(self) -> None:
-        try:
-            self._step_moves()
-        finally:
-            # Here, where it may wait for ever: who closes does not.
-            self._copier.close()
-
-    def _step_moves(self) -> None:
-        while (move := self._next_move()) is not None:
-            started = self._clock()
-            try:
-                more = move.step()
-            except BaseException as error:  # noqa: BLE001 - handed to whoever waits; the device is marked
-                more = False
-                self.fail(error)
-                move.abort(error)
-            ended = self._clock()
-            with self._work:
-                self._moves.stepped(move, more=more, busy_s=ended - started, now_s=ended)
-            del move  # an idle thread must not keep the last one's lists alive
-
-    def _next_move(self) -> ListLoad | Probe | None:
-        """Waits for the next move; None when the tier is closed and all are done."""
-        with self._work:
-            while True:
-                move, rest_s = self._moves.next(self._clock(), hurry=self._hurried)
-                if move is not None or (self._closed and not self._moves):
-                    return move
-                self._work.wait(rest_s)
-
-    def hurry(self) -> None:
-        """See :meth:`hybridindex.tiers.contract.tier.Tier.hurry`."""
-        with self._work:
-            self._hurried = True
-            self._work.notify()
-
-    def owns_current_thread(self) -> bool:
-        """See :meth:`hybridindex.tiers.contract.tier.Tier.owns_current_thread`."""
-        return threading.current_thread() is self._mover
-
     def check_invariants(self) -> None:
         """Asserts what must hold at any time: the budget, and pages that are free or have an owner."""
         self.arena.pages.check_invariants()
         assert self.arena.nbytes + (self.scratch_bytes if self.arena.nbytes else 0) <= self.budget_bytes
         self._copier.check_invariants()
 
-    def close(self, limit_s: float | None = None, *, scanned: bool = False) -> bool:
-        """See :meth:`hybridindex.tiers.contract.tier.Tier.close`. What is queued ends after the buffer that is on its
-        way.
+    def _mover_ends(self) -> None:
+        self._copier.close()
 
-        Lists that were not sent are skipped, and their futures are done.
-        """
-        with self._work:
-            self._closed = self._hurried = True
-            self._work.notify()
-        if scanned or not thread_ends(self._mover, limit_s):
-            self._leave("a scan" if scanned else "a move")
-            return False
+    def _release(self) -> None:
         if not self._shares_pinned:
             self._pinned.clear()
         self.arena.release()
-        return True
 
-    def _leave(self, what: str) -> None:
-        words = f"device {self.label}: {what} does not end; its thread and {self.budget_bytes:,} bytes are left behind"
-        _log.error("%s until it does, or the process ends", words)
-        with self._work:
-            moves = list(self._moves)
-        for move in moves:
-            fail(move.future, DeviceError(words))
+    def _left_bytes(self) -> int:
+        return self.budget_bytes

@@ -17,6 +17,7 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.tiers.contract.residency import Residency
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
+from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.tiers.paged.scan_tables import Selection
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from hybridindex.tiers.paged.triton_scanner import TritonScanner, Workspace
@@ -33,7 +34,7 @@ _K = 10
 _SCANS = ((1, _K), (8, _K), (1, 32), (1, 64), (1, 128))
 
 
-def choose_page_scanner(codec: DeviceCodec, arena: PageArena) -> tuple[type[TorchScanner], str]:
+def choose_page_scanner(codec: DeviceCodec, arena: PageArena) -> tuple[type[PageScanner], str]:
     """Which scanner reads an arena, and why no faster one does; empty where none is faster. Nothing is tried."""
     reason = TritonScanner.unsupported(arena)
     if NativePageScanner.supports(codec, arena):
@@ -43,7 +44,7 @@ def choose_page_scanner(codec: DeviceCodec, arena: PageArena) -> tuple[type[Torc
 
 def choose_scanner(
     index: IVFIndex, codec: DeviceCodec | None, arena: PageArena, ordinal: int, scratch_bytes: int, label: str
-) -> tuple[type[TorchScanner], str]:
+) -> tuple[type[PageScanner], str]:
     """:func:`choose_page_scanner` with a trial of one that compiles or takes memory; torch scans where that fails.
 
     Args:
@@ -76,7 +77,7 @@ def choose_scanner(
 
 
 def try_scanner(
-    kind: type[TorchScanner], index: IVFIndex, codec: DeviceCodec, arena: PageArena, ordinal: int, scratch_bytes: int
+    kind: type[PageScanner], index: IVFIndex, codec: DeviceCodec, arena: PageArena, ordinal: int, scratch_bytes: int
 ) -> None:
     """Scans lists as if they were in the arena's first pages, which nobody has written or reads yet.
 

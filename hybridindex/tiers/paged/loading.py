@@ -16,27 +16,27 @@ import numpy as np
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.tiers.contract.futures import fail, settle
 from hybridindex.tiers.contract.residency import ResidencyStore
+from hybridindex.tiers.contract.tier import LoadReport
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.copier import Copier, Ticket, Write
 from hybridindex.tiers.paged.pinned import PinnedList, PinnedMemory
 from hybridindex.types import I32, U8
 
-__all__ = ["ListLoad", "LoadReport"]
+__all__ = ["ListLoad", "LoadPath"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadReport:
-    """What became of one load request."""
+class LoadPath:
+    """How lists get to one device; the same for all its loads."""
 
-    loaded: tuple[int, ...]
-    #: Lists that did not fit the free pages, or whose turn had not come when the load was cancelled.
-    skipped: tuple[int, ...]
-    #: Lists that were resident already, here or on another device.
-    present: tuple[int, ...]
-    #: Bytes of pages of the loaded lists.
-    nbytes: int
-    #: Lists with more pages than the whole arena: no room will ever do. Not among ``skipped``.
-    too_large: tuple[int, ...] = ()
+    index: IVFIndex
+    arena: PageArena
+    copier: Copier
+    pinned: PinnedMemory
+    #: The device's number in its router.
+    ordinal: int
+    #: Whether the device takes lists; asked before each list and each buffer.
+    usable: Callable[[], bool]
 
 
 @dataclass(slots=True)
@@ -63,14 +63,9 @@ class ListLoad:
     def __init__(
         self,
         lists: Sequence[int],
-        *,
-        index: IVFIndex,
         store: ResidencyStore,
-        arena: PageArena,
-        copier: Copier,
-        pinned: PinnedMemory,
-        ordinal: int,
-        usable: Callable[[], bool],
+        path: LoadPath,
+        *,
         cancelled: Callable[[], bool],
         depth: int,
     ) -> None:
@@ -78,21 +73,21 @@ class ListLoad:
 
         Args:
             lists: list ids in the order in which they are wanted; one that is named twice is present the second time.
-            usable: whether the device takes lists; asked, like ``cancelled``, before each list and each buffer.
-            cancelled: whether the lists are wanted no more.
+            store: where they are published.
+            cancelled: whether the lists are wanted no more; asked before each list and each buffer.
             depth: most buffers on their way; 0: each is waited for, so that a step's time is its copy's.
         """
-        self._index = index
         self._store = store
-        self._arena = arena
-        self._copier = copier
-        self._pinned = pinned
-        self._ordinal = ordinal
-        self._usable = usable
+        self._index = path.index
+        self._arena = path.arena
+        self._copier = path.copier
+        self._pinned = path.pinned
+        self._ordinal = path.ordinal
+        self._usable = path.usable
         self._cancelled = cancelled
         self._depth = depth
         absent = [int(list_id) for list_id in lists if store.current.list_device[list_id] < 0]
-        pages = arena.geometry.pages_for(index.list_sizes[absent]).tolist()
+        pages = path.arena.geometry.pages_for(path.index.list_sizes[absent]).tolist()
         #: Pages that it is about to take, by list and in all; the sum is read by any thread.
         self._claims = dict(zip(absent, pages, strict=True))
         self.unclaimed_pages: int = sum(self._claims.values())

@@ -12,17 +12,19 @@ from hybridindex.errors import OutOfBudgetError
 from hybridindex.extension import native
 from hybridindex.index.codec import DeviceCodec
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.tiers.contract.protocol import IdFilter, OnDone
+from hybridindex.tiers.contract.positions import ids_of_positions
+from hybridindex.tiers.contract.protocol import IdFilter
 from hybridindex.tiers.contract.residency import Residency
 from hybridindex.tiers.paged.arena import PageArena
-from hybridindex.tiers.paged.torch_scanner import TorchScanner, ids_of_positions
+from hybridindex.tiers.paged.page_scanner import PageScanner
+from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from hybridindex.types import F32, I64
 
 __all__ = ["NativePageScanner"]
 
 
-class NativePageScanner(TorchScanner):
-    """Scans one snapshot's lists on the CPU, on the calling thread alone. Thread-safe as long as the lease lives."""
+class NativePageScanner(PageScanner):
+    """Scans on the CPU, on the calling thread alone."""
 
     name = "native"
 
@@ -48,20 +50,9 @@ class NativePageScanner(TorchScanner):
             offset = codec.vmin + codec.vdiff * np.float32(0.5 / 255)
         self._scale, self._offset = scale, offset
 
-    def scan(
-        self,
-        queries: F32,
-        probes: I64,
-        coarse_distances: F32,
-        k: int,
-        *,
-        filter_ids: IdFilter | None = None,
-        on_done: OnDone | None = None,
-    ) -> tuple[F32, I64]:
-        """See :meth:`hybridindex.tiers.contract.protocol.Scanner.scan`."""
+    def _scan(self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None) -> tuple[F32, I64]:
         if filter_ids is not None:
-            return super().scan(queries, probes, coarse_distances, k, filter_ids=filter_ids, on_done=on_done)
-        self._check(queries, probes, coarse_distances, k)
+            return TorchScanner.beside(self)._scan(queries, probes, k, filter_ids)
         n = len(queries)
         distances = np.empty((n, k), dtype=np.float32)
         ids = np.empty((n, k), dtype=np.int64)
@@ -77,8 +68,6 @@ class NativePageScanner(TorchScanner):
             found, positions = distances[rows], ids[rows]
             self._scan_rows(np.ascontiguousarray(queries[rows]), probes[rows], found, positions)
             ids[rows] = ids_of_positions(self._index, positions)
-        if on_done is not None and n:
-            on_done(np.arange(n, dtype=np.int32), distances, ids)
         return distances, ids
 
     def _scan_rows(self, queries: F32, probes: I64, distances: F32, positions: I64) -> None:

@@ -10,89 +10,37 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hybridindex.errors import InvalidInputError, OutOfBudgetError
-from hybridindex.tiers.contract.protocol import IdFilter, OnDone
-from hybridindex.tiers.contract.residency import Residency
-from hybridindex.tiers.contract.validate import allowed_ids, check_filter, check_scan
-from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.errors import OutOfBudgetError
+from hybridindex.tiers.contract.positions import POSITION_BITS, ids_of_positions
+from hybridindex.tiers.contract.protocol import IdFilter
+from hybridindex.tiers.contract.validate import allowed_ids
+from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.types import F32, I64
 
 if TYPE_CHECKING:
     import torch
 
-    from hybridindex.index.codec import DeviceCodec
-    from hybridindex.index.ivf import IVFIndex
-
-__all__ = ["TorchScanner", "ids_of_positions", "queries_by_list"]
-
-_POSITION_BITS = 32
-_POSITION_MASK = (1 << _POSITION_BITS) - 1
+__all__ = ["TorchScanner"]
 
 
-class TorchScanner:
-    """Scans the lists of one device that one snapshot holds. Made per batch; thread-safe as long as the lease lives."""
+class TorchScanner(PageScanner):
+    """Scans on any torch device; the one page scanner that takes filters."""
 
     name = "torch"
 
-    def __init__(
-        self,
-        index: IVFIndex,
-        codec: DeviceCodec,
-        arena: PageArena,
-        residency: Residency,
-        ordinal: int,
-        scratch_bytes: int,
-    ) -> None:
-        self._index = index
-        self._codec = codec
-        self._arena = arena
-        self._residency = residency
-        self._ordinal = ordinal
-        self._scratch_bytes = scratch_bytes
-        #: Why this kernel scans and not a faster one; empty where none is faster. Set by who chose it.
-        self.passed_over = ""
+    @classmethod
+    def beside(cls, other: PageScanner) -> TorchScanner:
+        """The scanner of the same lists: for a filtered scan, which the other kernels do not make."""
+        return cls(other._index, other._codec, other._arena, other._residency, other._ordinal, other._scratch_bytes)
 
-    @property
-    def kernel(self) -> str:
-        """Which kernel scans, and why: "triton", or "torch: triton is not installed; ..."."""
-        return f"{self.name}: {self.passed_over}" if self.passed_over else self.name
-
-    def scan(
-        self,
-        queries: F32,
-        probes: I64,
-        coarse_distances: F32,
-        k: int,
-        *,
-        filter_ids: IdFilter | None = None,
-        on_done: OnDone | None = None,
-    ) -> tuple[F32, I64]:
-        """See :meth:`hybridindex.tiers.contract.protocol.Scanner.scan`.
-
-        Raises:
-            InvalidInputError: also when a probed list is not resident on this device in this snapshot.
-            OutOfBudgetError: the scratch is too small for one query at this k.
-        """
-        self._check(queries, probes, coarse_distances, k)
-        check_filter(filter_ids)
-        worst = -np.inf if self._index.metric == "ip" else np.inf
-        distances = np.full((len(queries), k), worst, dtype=np.float32)
-        ids = np.full((len(queries), k), -1, dtype=np.int64)
+    def _scan(self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None) -> tuple[F32, I64]:
+        distances = np.empty((len(queries), k), dtype=np.float32)
+        ids = np.empty((len(queries), k), dtype=np.int64)
         step = self._queries_per_tile(k)
         for start in range(0, len(queries), step):
             rows = slice(start, start + step)
             self._scan_tile(queries[rows], probes[rows], k, filter_ids, distances[rows], ids[rows])
-        if on_done is not None and len(queries):
-            on_done(np.arange(len(queries), dtype=np.int32), distances, ids)
         return distances, ids
-
-    def _check(self, queries: F32, probes: I64, coarse_distances: F32, k: int) -> None:
-        check_scan(queries, probes, coarse_distances, k, dim=self._index.scan_dim, nlist=self._index.nlist)
-        probed = probes[probes >= 0]
-        # An empty list holds nothing anywhere; scanning it is no error.
-        absent = probed[(self._residency.list_device[probed] != self._ordinal) & (self._index.list_sizes[probed] > 0)]
-        if len(absent):
-            raise InvalidInputError(f"list {int(absent[0])} is probed on device {self._ordinal} but not resident there")
 
     def _queries_per_tile(self, k: int) -> int:
         # Half of the scratch for what lives as long as the tile: queries (twice, while gathered) and their top-k (the
@@ -126,7 +74,7 @@ class TorchScanner:
         # The dtype is said everywhere: the process may have another default.
         best = torch.full((len(queries), k), worst, dtype=torch.float32, device=device)
         best_at = torch.full((len(queries), k), -1, dtype=torch.int64, device=device)
-        lists, rows, starts = queries_by_list(probes)
+        lists, rows, starts = _queries_by_list(probes)
         for number, list_id in enumerate(lists.tolist()):
             members = rows[starts[number] : starts[number + 1]]
             size = int(self._index.list_sizes[list_id])
@@ -149,7 +97,7 @@ class TorchScanner:
                 block.masked_fill_(torch.isnan(block), worst)
                 if allowed is not None:
                     block.masked_fill_(~allowed[start : start + step], worst)
-                at = (list_id << _POSITION_BITS) + torch.arange(start, start + len(decoded), device=device)
+                at = (list_id << POSITION_BITS) + torch.arange(start, start + len(decoded), device=device)
                 top, where = torch.topk(torch.cat((held, block), dim=1), k, dim=1, largest=keep_max, sorted=False)
                 held_at = torch.cat((held_at, at.expand(len(members), -1)), dim=1).gather(1, where)
                 held = top
@@ -182,15 +130,7 @@ class TorchScanner:
         return decoded
 
 
-def ids_of_positions(index: IVFIndex, positions: I64) -> I64:
-    """Ids of packed positions (list id << 32 | row in list), same shape; -1 stays -1."""
-    ids = np.full(positions.shape, -1, dtype=np.int64)
-    found = positions >= 0
-    ids[found] = index.ids_at(positions[found] >> _POSITION_BITS, positions[found] & _POSITION_MASK)
-    return ids
-
-
-def queries_by_list(probes: I64) -> tuple[I64, I64, I64]:
+def _queries_by_list(probes: I64) -> tuple[I64, I64, I64]:
     """Turns (n, p) probes around: which rows probe each list.
 
     Returns:

@@ -20,9 +20,11 @@ import numpy.typing as npt
 from hybridindex.errors import OutOfBudgetError
 from hybridindex.index.codec import DeviceCodec
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.tiers.contract.protocol import IdFilter, OnDone
+from hybridindex.tiers.contract.positions import ids_of_positions
+from hybridindex.tiers.contract.protocol import IdFilter
 from hybridindex.tiers.contract.residency import Residency
 from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.tiers.paged.scan_tables import (
     GROUP,
     Cutting,
@@ -32,7 +34,7 @@ from hybridindex.tiers.paged.scan_tables import (
     make_tables,
     pairs_of_probes,
 )
-from hybridindex.tiers.paged.torch_scanner import TorchScanner, ids_of_positions
+from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from hybridindex.types import F32, I64
 
 if TYPE_CHECKING:
@@ -55,8 +57,8 @@ _LIGHT_REGISTERS = 128
 _ALIGNED = 16
 
 
-class TritonScanner(TorchScanner):
-    """Scans one snapshot's lists. Made per batch; thread-safe: scans of one arena take turns at its scratch."""
+class TritonScanner(PageScanner):
+    """Scans on a GPU. Scans of one arena take turns at its scratch."""
 
     name = "triton"
 
@@ -86,25 +88,9 @@ class TritonScanner(TorchScanner):
         element = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.int16, "sq8": torch.uint8}[codec.kind]
         self._elements = arena.data.view(-1).view(element)
 
-    def scan(
-        self,
-        queries: F32,
-        probes: I64,
-        coarse_distances: F32,
-        k: int,
-        *,
-        filter_ids: IdFilter | None = None,
-        on_done: OnDone | None = None,
-    ) -> tuple[F32, I64]:
-        """See :meth:`hybridindex.tiers.contract.protocol.Scanner.scan`.
-
-        Raises:
-            InvalidInputError: also when a probed list is not resident on this device in this snapshot.
-            OutOfBudgetError: the scratch is too small for one query and one page at this k.
-        """
+    def _scan(self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None) -> tuple[F32, I64]:
         if filter_ids is not None:
-            return super().scan(queries, probes, coarse_distances, k, filter_ids=filter_ids, on_done=on_done)
-        self._check(queries, probes, coarse_distances, k)
+            return TorchScanner.beside(self)._scan(queries, probes, k, filter_ids)
         n, dim = queries.shape
         keep_max = self._index.metric == "ip"
         distances = np.full((n, k), -np.inf if keep_max else np.inf, dtype=np.float32)
@@ -121,10 +107,7 @@ class TritonScanner(TorchScanner):
         pairs = pairs_of_probes(probes, self._index.list_sizes, cutting.rows_per_page, pages)
         for start, end in cutting.tiles(pairs):
             self._scan_pairs(queries, pairs.part(start, end), cutting, distances, positions)
-        ids = ids_of_positions(self._index, positions)
-        if on_done is not None and n:
-            on_done(np.arange(n, dtype=np.int32), distances, ids)
-        return distances, ids
+        return distances, ids_of_positions(self._index, positions)
 
     def _scan_pairs(self, queries: F32, pairs: Pairs, cutting: Cutting, distances: F32, positions: I64) -> None:
         """One tile; its answers are put into ``distances`` and ``positions`` (n, k)."""

@@ -16,11 +16,11 @@ import numpy as np
 
 from hybridindex.errors import OutOfBudgetError
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.paging import PageGeometry
+from hybridindex.paging import PageGeometry, scratch_for_budget, shard_page_bytes
 from hybridindex.tiers.contract.devices import DeviceInfo
-from hybridindex.tiers.contract.futures import fail
+from hybridindex.tiers.contract.futures import fail, settle
 from hybridindex.tiers.contract.residency import ResidencyStore
-from hybridindex.tiers.paged.loading import LoadReport
+from hybridindex.tiers.contract.tier import LoadReport
 from hybridindex.tiers.shard.gpu import GpuShard
 from hybridindex.tiers.shard.ledger import ShardLedger
 from hybridindex.tiers.shard.scanner import FaissShard, ShardSource, StandInShard, model_bytes, warm_up
@@ -38,7 +38,7 @@ _NO_LISTS = np.empty(0, np.int64)
 
 @dataclass(slots=True, eq=False)
 class ShardLoad:
-    """Lists that shall come beside what is there, and who waits for them."""
+    """A move of one step: lists that come beside what is there, and who waits for them."""
 
     lists: Sequence[int]
     store: ResidencyStore
@@ -46,7 +46,13 @@ class ShardLoad:
     unwanted: Callable[[], bool]
     #: Part of the time in which lists are copied.
     share: float
+    #: :meth:`ShardBuilder.load`, as the tier calls it.
+    build: Callable[[ShardLoad], LoadReport]
     future: Future[LoadReport] = field(default_factory=Future)
+
+    def step(self) -> bool:
+        settle(self.future, self.build(self))
+        return False
 
     def abort(self, error: BaseException) -> None:
         fail(self.future, error)
@@ -63,9 +69,7 @@ class ShardBuilder:
         ordinal: int,
         *,
         ledger: ShardLedger,
-        geometry: PageGeometry,
         budget_bytes: int,
-        scratch_bytes: int,
         clock: Callable[[], float],
         rest: Callable[[float], object],
     ) -> None:
@@ -80,15 +84,16 @@ class ShardBuilder:
         self._info = info
         self._ordinal = ordinal
         self._ledger = ledger
-        self._geometry = geometry
         self._budget_bytes = budget_bytes
-        self._scratch_bytes = scratch_bytes
         self._clock = clock
         self._rest = rest
+        #: Temporary memory of a shard's scans.
+        self.scratch_bytes = scratch_for_budget(budget_bytes)
+        self.geometry = PageGeometry.for_code_size(index.code_size, shard_page_bytes(index.code_size))
         #: (nlist,) int64 device bytes of each list, page rounding included.
-        self.list_bytes: I64 = geometry.pages_for(index.list_sizes) * geometry.page_bytes
+        self.list_bytes: I64 = self.geometry.pages_for(index.list_sizes) * self.geometry.page_bytes
         #: Of every shard, besides its lists.
-        self.fixed_bytes = scratch_bytes + model_bytes(index)
+        self.fixed_bytes = self.scratch_bytes + model_bytes(index)
         #: What the budget has for lists.
         self.capacity_bytes = max(0, budget_bytes - self.fixed_bytes)
 
@@ -103,7 +108,7 @@ class ShardBuilder:
             raise OutOfBudgetError("the budget has no room for a trial while an older shard is read")
         slot = self._ledger.reserve(self.fixed_bytes)
         try:
-            with ShardSource(self._index, _NO_LISTS, self._geometry) as source:
+            with ShardSource(self._index, _NO_LISTS, self.geometry) as source:
                 self._move(source).close()
         finally:
             self._ledger.cancel(slot)
@@ -157,7 +162,7 @@ class ShardBuilder:
             return []
         slot = self._ledger.reserve(nbytes)
         try:
-            with ShardSource(self._index, lists, self._geometry) as source:
+            with ShardSource(self._index, lists, self.geometry) as source:
                 shard = self._move(source) if self._copy(load, source) else None
         except BaseException:
             self._ledger.cancel(slot)
@@ -202,6 +207,6 @@ class ShardBuilder:
             shard = StandInShard(source.cut())
         else:
             longest = int(self._index.list_sizes[source.lists].max(initial=0))
-            shard = GpuShard(source.cut(), self._device.index, self._scratch_bytes, longest)
+            shard = GpuShard(source.cut(), self._device.index, self.scratch_bytes, longest)
         warm_up(shard, self._index.scan_dim, int(source.lists[0]) if len(source.lists) else -1)
         return shard

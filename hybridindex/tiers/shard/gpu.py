@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybridindex.errors import OutOfBudgetError
-from hybridindex.index.faiss_files.faiss_model import require_faiss
+from hybridindex.index.faiss_model import require_faiss
 from hybridindex.types import F32, I64
 
 if TYPE_CHECKING:

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hybridindex.errors import InvalidInputError
-from hybridindex.index.faiss_files.faiss_model import empty_shard, map_lists, require_faiss
+from hybridindex.index.faiss_model import empty_shard, map_lists, require_faiss
 from hybridindex.paging import PageGeometry
+from hybridindex.tiers.contract.positions import ids_of_positions
 from hybridindex.tiers.contract.protocol import IdFilter, OnDone
 from hybridindex.tiers.contract.residency import Residency
-from hybridindex.tiers.contract.validate import check_filter, check_scan
+from hybridindex.tiers.contract.validate import check_filter, check_resident, check_scan
 from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
 from hybridindex.tiers.host.openmp import adopt_openmp_threads
-from hybridindex.tiers.paged.torch_scanner import ids_of_positions
 from hybridindex.types import F32, I64
 
 if TYPE_CHECKING:
@@ -186,12 +185,8 @@ class ShardScanner:
             OutOfBudgetError: the temporary memory is too small for one query of this many probes at this k.
         """
         check_scan(queries, probes, coarse_distances, k, dim=self._index.scan_dim, nlist=self._index.nlist)
+        check_resident(probes, self._residency, self._ordinal, self._index.list_sizes)
         check_filter(filter_ids)
-        probed = probes[probes >= 0]
-        here = self._residency.list_device[probed] == self._ordinal
-        absent = probed[~here & (self._index.list_sizes[probed] > 0)]
-        if len(absent):
-            raise InvalidInputError(f"list {int(absent[0])} is probed on device {self._ordinal} but not resident there")
         if filter_ids is not None:
             host = HostFaissScanner(self._index, threads=1)
             return host.scan(queries, probes, coarse_distances, k, filter_ids=filter_ids, on_done=on_done)

@@ -8,25 +8,18 @@ Here are the device's budget, its mover thread and its state.
 
 from __future__ import annotations
 
-import logging
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from hybridindex.errors import DeviceError, OutOfBudgetError, RouterClosedError
-from hybridindex.index.faiss_files.faiss_model import faiss_message
+from hybridindex.errors import OutOfBudgetError
+from hybridindex.index.faiss_model import faiss_message
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.paging import PageGeometry, scratch_for_budget, shard_page_bytes
-from hybridindex.tiers.contract.bounded_join import thread_ends
 from hybridindex.tiers.contract.copy_queue import check_share
-from hybridindex.tiers.contract.device_health import Probe, TierHealth
 from hybridindex.tiers.contract.devices import available_bytes, resolve_device
-from hybridindex.tiers.contract.futures import done, fail, settle
+from hybridindex.tiers.contract.mover_tier import MoverTier
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
-from hybridindex.tiers.contract.tier import WithoutRoom
-from hybridindex.tiers.paged.loading import LoadReport
+from hybridindex.tiers.contract.tier import LoadReport, WithoutRoom
 from hybridindex.tiers.shard.builder import ShardBuilder, ShardLoad
 from hybridindex.tiers.shard.gpu import GpuShard
 from hybridindex.tiers.shard.ledger import ShardLedger
@@ -34,10 +27,8 @@ from hybridindex.tiers.shard.scanner import ShardScanner, StandInShard
 
 __all__ = ["ShardTier"]
 
-_log = logging.getLogger(__name__)
 
-
-class ShardTier:
+class ShardTier(MoverTier[ShardLoad]):
     """Owner of one device's shards.
 
     Threads: every method may be called from any thread; the mover thread alone builds. ``close`` joins it.
@@ -70,37 +61,23 @@ class ShardTier:
             OutOfBudgetError: more is needed than the device has free.
             DeviceNotFoundError, MissingDependencyError.
         """
+        super().__init__(ordinal, budget_bytes, without_room, clock)
         self.device, self.info = resolve_device(device_name)
-        self.ordinal = ordinal
-        self.budget_bytes = budget_bytes
-        #: Temporary memory of a shard's scans.
-        self.scratch_bytes = scratch_for_budget(budget_bytes)
-        self.geometry = PageGeometry.for_code_size(index.code_size, shard_page_bytes(index.code_size))
         self._index = index
         self._pages = ShardLedger(index.nlist)
-        self._health = TierHealth(lambda: self.label, clock)
-        self._clock = clock
-        self._jobs: queue.SimpleQueue[ShardLoad | Probe | None] = queue.SimpleQueue()
-        #: Jobs that have not ended.
-        self._unfinished: set[ShardLoad | Probe] = set()
-        self._lock = threading.Lock()
-        self._closed, self._hurried = threading.Event(), threading.Event()
         self._builder = ShardBuilder(
             index,
             self.device,
             self.info,
             ordinal,
             ledger=self._pages,
-            geometry=self.geometry,
             budget_bytes=budget_bytes,
-            scratch_bytes=self.scratch_bytes,
             clock=clock,
-            rest=self._hurried.wait,
+            rest=self._rest,
         )
+        self.scratch_bytes, self.geometry = self._builder.scratch_bytes, self._builder.geometry
         #: Of every shard, besides its lists.
         self.fixed_bytes = self._builder.fixed_bytes
-        self.disabled_reason = ""
-        self._opened, self._without_room = False, without_room
         room = budget_bytes - self.fixed_bytes
         self._wanted_bytes = min(room, wanted_bytes)
         if room < self.geometry.page_bytes:
@@ -111,8 +88,7 @@ class ShardTier:
         else:
             self._open()
         self._moved_bytes = 0
-        self._mover = threading.Thread(target=self._run, name=f"hybridindex-mover-{ordinal}", daemon=True)
-        self._mover.start()
+        self._start_mover()
 
     def _open(self) -> None:
         try:
@@ -130,30 +106,16 @@ class ShardTier:
             self.disabled_reason = f"faiss keeps no shard of codec {self._index.codec!r} there: {faiss_message(error)}"
 
     def _check_room(self) -> None:
-        lists_bytes, free = self._wanted_bytes, available_bytes(self.device)
-        needed = lists_bytes + self.fixed_bytes
-        if free is not None and needed > free:
-            raise OutOfBudgetError(
-                f"device {self.label}: {needed:,} bytes are needed (lists {lists_bytes:,}, centroids, codec tables and "
-                f"scratch {self.fixed_bytes:,}; budget {self.budget_bytes:,}) and {free:,} are free; expected a budget "
-                "within what other owners of the device leave"
-            )
+        lists_bytes = self._wanted_bytes
+        parts = f"lists {lists_bytes:,}, centroids, codec tables and scratch {self.fixed_bytes:,}"
+        self._refuse_no_room(lists_bytes + self.fixed_bytes, available_bytes(self.device), parts)
 
     # State
-
-    @property
-    def label(self) -> str:
-        return self.info.label
 
     @property
     def pages(self) -> ShardLedger:
         """To whom retired pages go back: the account of shards."""
         return self._pages
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What made this device fail, or None while it works."""
-        return self._health.failure
 
     @property
     def usable(self) -> bool:
@@ -185,50 +147,9 @@ class ShardTier:
         return 0
 
     @property
-    def context_bytes(self) -> int | None:
-        """See :attr:`hybridindex.tiers.contract.tier.Tier.context_bytes`."""
-        return self.info.context_bytes
-
-    @property
     def host_bytes(self) -> int:
         """None that lasts: what a new shard is made of goes when it is built."""
         return 0
-
-    @property
-    def n_failures(self) -> int:
-        """How often this device went from working to failed."""
-        return self._health.n_failures
-
-    def fail(self, error: BaseException) -> None:
-        """Marks the device as failed: nothing is loaded or scanned here until :meth:`recover`. Logged once a failure.
-
-        Its shard stays until who serves the lists drops them from the residency.
-        """
-        self._health.note(error)
-
-    def retry_due(self, now: float) -> bool:
-        """Whether :meth:`recover` should be called: 1, 2, 4 ... 60 s after the failure and each trial that failed."""
-        return (self._opened or self._without_room == "retry") and self._health.retry_due(now)
-
-    def recover(self, trial: Callable[[], None] | None = None) -> Future[bool]:
-        """Tries a failed device after the loads that wait, and returns at once: an empty shard is built and searched.
-
-        The future says whether the device takes lists again; while another trial goes on it is False.
-
-        Args:
-            trial: see :meth:`hybridindex.tiers.contract.tier.Tier.recover`. Beside a slow device's shard the budget
-            may have no
-                room for an empty one.
-
-        Raises:
-            RouterClosedError: the tier is closed.
-        """
-        with self._lock:
-            self._refuse_closed()
-            probe = self._health.probe(self._try_device, trial)
-            if probe is not None:
-                self._put(probe)
-        return done(self.failure is None) if probe is None else probe.future
 
     # Scan
 
@@ -238,10 +159,7 @@ class ShardTier:
         Raises:
             DeviceError: the device failed, or cannot scan this index.
         """
-        if self.failure is not None and not self._health.slow:
-            raise DeviceError(f"device {self.label} has failed: {self.failure!r}")
-        if self.disabled_reason:
-            raise DeviceError(self.disabled_reason)
+        self._refuse_unusable()
         lists = residency.resident_lists(self.ordinal)
         # All that one snapshot names here is of one shard: they are published together.
         shard = self._pages.find(residency.pages_of(lists[:1])) if len(lists) else None
@@ -277,72 +195,37 @@ class ShardTier:
         load = ShardLoad(
             [int(list_id) for list_id in lists],
             store,
-            lambda: self._closed.is_set() or not self.usable or (cancelled is not None and cancelled()),
+            lambda: self._closed or not self.usable or (cancelled is not None and cancelled()),
             1.0 if bandwidth_share is None else bandwidth_share,
+            self._build,
         )
         load.future.set_running_or_notify_cancel()
-        with self._lock:
-            self._refuse_closed()
-            self._put(load)
+        self._put(load)
         return load.future
 
-    def _put(self, job: ShardLoad | Probe) -> None:
-        self._unfinished.add(job)
-        self._jobs.put(job)
+    def _build(self, load: ShardLoad) -> LoadReport:
+        report = self._builder.load(load)
+        self._moved_bytes += report.nbytes
+        return report
 
-    def _refuse_closed(self) -> None:
-        if self._closed.is_set():
-            raise RouterClosedError("the device tier is closed")
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                if isinstance(job, Probe):
-                    job.step()
-                else:
-                    report = self._builder.load(job)
-                    self._moved_bytes += report.nbytes
-                    settle(job.future, report)
-            except BaseException as error:  # noqa: BLE001 - handed to whoever waits; the device is marked
-                self.fail(error)
-                job.abort(error)
-            self._unfinished.discard(job)
-            del job  # an idle thread must not keep the last store alive
+    def _rest(self, seconds: float) -> None:
+        with self._work:
+            self._work.wait_for(lambda: self._hurried, seconds)
 
     def _try_device(self) -> None:
+        """Builds and searches an empty shard. Beside a slow device's shard the budget may have no room for one."""
         if not self._opened:
             self._check_room()
             self._opened = True
         self._builder.try_empty()
-
-    def hurry(self) -> None:
-        """See :meth:`hybridindex.tiers.contract.tier.Tier.hurry`."""
-        self._hurried.set()
-
-    def owns_current_thread(self) -> bool:
-        """See :meth:`hybridindex.tiers.contract.tier.Tier.owns_current_thread`."""
-        return threading.current_thread() is self._mover
 
     def check_invariants(self) -> None:
         """Asserts what must hold at any time: the budget, and shards that somebody can reach."""
         assert self.used_bytes <= self.budget_bytes
         self._pages.check_invariants()
 
-    def close(self, limit_s: float | None = None, *, scanned: bool = False) -> bool:
-        """See :meth:`hybridindex.tiers.contract.tier.Tier.close`. Lists that are not here yet are skipped, and the
-        futures are done."""
-        with self._lock:
-            self._closed.set()
-            self._hurried.set()
-            self._jobs.put(None)
-        if scanned or not thread_ends(self._mover, limit_s):
-            self._leave("a scan" if scanned else "a move")
-            return False
+    def _release(self) -> None:
         self._pages.clear()
-        return True
 
-    def _leave(self, what: str) -> None:
-        words = f"device {self.label}: {what} does not end; its thread and {self.used_bytes:,} bytes are left behind"
-        _log.error("%s until it does, or the process ends", words)
-        for job in list(self._unfinished):
-            fail(job.future, DeviceError(words))
+    def _left_bytes(self) -> int:
+        return self.used_bytes

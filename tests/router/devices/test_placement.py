@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from hybridindex.router import Router
-from hybridindex.tiers.paged.device_tier import DeviceTier, LoadReport
+from hybridindex.tiers.contract.tier import LoadReport
+from hybridindex.tiers.paged.device_tier import DeviceTier
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.router.test_session import arena_of
 

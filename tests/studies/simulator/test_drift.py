@@ -9,6 +9,7 @@ import pytest
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.plan import make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.refresh.drift import DriftPolicy
 from hybridindex.refresh.update_cycle import UpdatePolicy
 from hybridindex.studies.simulator import Inputs, poisson, simulate
@@ -25,7 +26,9 @@ POLICIES = {
 
 @pytest.fixture(scope="module")
 def inputs(analysis) -> Inputs:
-    plan = make_plan(analysis.profile, slo_ms=1, device_budget_bytes=64 << 20, coverage=0.3, analysis=analysis)
+    plan = make_plan(
+        analysis.profile, PlanRequest.resolve(slo_ms=1, device_budget_bytes=64 << 20, coverage=0.3), analysis=analysis
+    )
     return Inputs(analysis=analysis, slo_s=0.001, rate=RATE, budget_bytes=64 << 20, plan=plan)
 
 

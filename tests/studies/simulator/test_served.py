@@ -10,6 +10,7 @@ import pytest
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.models.latency import RoutingModel
 from hybridindex.partitioner.plan import make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.studies.simulator import EngineRules, Inputs, poisson, simulate
 from hybridindex.studies.simulator.retrieval import retrieve
 from hybridindex.studies.simulator.served import Served, fit_engine
@@ -43,7 +44,9 @@ def served_by(system, load: float, *, n: int = 6_000, seed: int = 3) -> Served:
 @pytest.fixture(params=[0.0, 0.1], ids=["host", "host and device"])
 def system(analysis, request):
     plan = make_plan(
-        analysis.profile, slo_ms=1, device_budget_bytes=64 << 20, coverage=request.param, analysis=analysis
+        analysis.profile,
+        PlanRequest.resolve(slo_ms=1, device_budget_bytes=64 << 20, coverage=request.param),
+        analysis=analysis,
     )
     return system_of("ours", Inputs(analysis=analysis, slo_s=0.1, rate=1.0, budget_bytes=64 << 20, plan=plan))
 

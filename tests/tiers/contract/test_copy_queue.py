@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.tiers.contract.copy_queue import MoveQueue, check_share
+from hybridindex.tiers.contract.copy_queue import CopyQueue, check_share
 
 
 def test_foreground_goes_between_two_background_steps():
-    moves = MoveQueue()
+    moves = CopyQueue()
     moves.put("plan", 1.0)
     assert moves.next(0.0) == ("plan", None)
     moves.put("lookahead")  # arrives while the step runs
@@ -26,7 +26,7 @@ def test_foreground_goes_between_two_background_steps():
 
 
 def test_each_queue_is_first_come_first_served():
-    moves = MoveQueue()
+    moves = CopyQueue()
     for name, share in [("a", None), ("b", 1.0), ("c", None), ("d", 1.0)]:
         moves.put(name, share)
     order = []
@@ -38,7 +38,7 @@ def test_each_queue_is_first_come_first_served():
 
 @given(share=st.floats(0.01, 1.0), busy=st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=30))
 def test_a_background_move_is_busy_for_its_share(share, busy):
-    moves = MoveQueue()
+    moves = CopyQueue()
     moves.put("plan", share)
     now = 0.0
     for busy_s in busy:
@@ -54,7 +54,7 @@ def test_a_background_move_is_busy_for_its_share(share, busy):
 
 
 def test_rest_holds_back_no_foreground_and_ends_when_hurried():
-    moves = MoveQueue()
+    moves = CopyQueue()
     moves.put("plan", 0.1)
     moves.stepped("plan", more=True, busy_s=1.0, now_s=1.0)
     assert moves.next(1.0) == (None, 9.0)

@@ -24,6 +24,7 @@ from hybridindex.tiers.paged.device_tier import DeviceTier
 from tests.clustered import NLIST, clustered, small_index
 from tests.oracle import check_answer
 from tests.tiers.late_stream import LateStream
+from tests.tiers.options import tier_options
 
 BUDGET = 4 << 20
 
@@ -36,7 +37,7 @@ def index(tmp_path_factory):
 
 def open_tier(index, **options):
     options = {"budget_bytes": BUDGET, "wanted_bytes": BUDGET, **options}
-    tier = DeviceTier(index, "cpu", 0, **options)
+    tier = DeviceTier(index, "cpu", 0, **tier_options(**options))
     return tier, ResidencyStore(NLIST, lambda _device, pages: tier.arena.pages.free(pages))
 
 

@@ -10,13 +10,14 @@ import torch
 
 from hybridindex.errors import DeviceError, OutOfBudgetError
 from hybridindex.tiers.contract.residency import ResidencyStore
-from hybridindex.tiers.paged import kernel_choice as trial
+from hybridindex.tiers.paged import kernel_choice
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from hybridindex.tiers.paged.triton_scanner import TritonScanner, Workspace
 from tests.clustered import NLIST, clustered, small_index
 from tests.oracle import check_answer
+from tests.tiers.options import tier_options
 from tests.tiers.triton_here import require_triton
 
 SCRATCH = 1 << 20
@@ -37,7 +38,7 @@ def triton_first(monkeypatch):
 
 def open_tier(index, **options):
     options = {"budget_bytes": 4 << 20, "wanted_bytes": 1 << 20, "page_bytes": 1024, **options}
-    return DeviceTier(index, "cpu", 0, scratch_bytes=SCRATCH, **options)
+    return DeviceTier(index, "cpu", 0, **tier_options(scratch_bytes=SCRATCH, **options))
 
 
 def broken(*_args, **_kwargs):
@@ -96,7 +97,7 @@ def test_scratch_that_has_no_room_now_is_taken_when_there_is(index, triton_first
 
 
 def test_the_stand_in_s_own_scanners_need_no_trial(index, monkeypatch):
-    monkeypatch.setattr(trial, "try_scanner", broken)
+    monkeypatch.setattr(kernel_choice, "try_scanner", broken)
     open_tier(index).close()
 
 

@@ -10,7 +10,7 @@ from hybridindex.paging import PageGeometry
 from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.copier import Copier
-from hybridindex.tiers.paged.loading import ListLoad
+from hybridindex.tiers.paged.loading import ListLoad, LoadPath
 from hybridindex.tiers.paged.pinned import PinnedMemory
 from tests.clustered import NLIST, small_index
 from tests.tiers.late_stream import LateStream
@@ -40,13 +40,15 @@ class Bench:
     def load(self, lists, depth=3):
         return ListLoad(
             lists,
-            index=self.index,
-            store=self.store,
-            arena=self.arena,
-            copier=self.copier,
-            pinned=self.pinned,
-            ordinal=0,
-            usable=lambda: self.usable,
+            self.store,
+            LoadPath(
+                index=self.index,
+                arena=self.arena,
+                copier=self.copier,
+                pinned=self.pinned,
+                ordinal=0,
+                usable=lambda: self.usable,
+            ),
             cancelled=lambda: self.cancelled,
             depth=depth,
         )

@@ -14,7 +14,7 @@ from hybridindex.errors import OutOfBudgetError
 from hybridindex.paging import PageGeometry
 from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.host.native_scanner import HostNativeScanner
-from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from tests.clustered import NLIST, clustered, small_index
 
@@ -32,7 +32,9 @@ def full_tier(index, rows_per_page):
     """A tier without a spare page, every list resident, some of them in the gaps that others left."""
     geometry = PageGeometry(code_size=index.code_size, rows_per_page=rows_per_page)
     wanted = int(geometry.pages_for(index.list_sizes).sum()) * geometry.page_bytes
-    tier = DeviceTier(index, "cpu", 0, budget_bytes=16 << 20, wanted_bytes=wanted, page_bytes=geometry.page_bytes)
+    tier = DeviceTier(
+        index, "cpu", 0, budget_bytes=16 << 20, wanted_bytes=wanted, memory=PagedMemory(page_bytes=geometry.page_bytes)
+    )
     store = ResidencyStore(index.nlist, lambda _d, pages: tier.arena.pages.free(pages))
     tier.load(range(index.nlist), store).result()
     store.publish({}, drops=range(0, index.nlist, 2))

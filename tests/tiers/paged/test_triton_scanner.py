@@ -17,7 +17,7 @@ from hybridindex.errors import InvalidInputError, OutOfBudgetError
 from hybridindex.index import build
 from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.paged import triton_scanner as device_triton
-from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from hybridindex.tiers.paged.scan_tables import GROUP
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
@@ -59,7 +59,9 @@ def small(tmp_path):
 @contextmanager
 def scanning(index, device, *, scratch=1 << 20, page_bytes=512, scatter=True, kind=TritonScanner):
     """A scanner over all lists, on small pages that are handed out one by one, backwards and with gaps."""
-    tier = DeviceTier(index, device, 0, budget_bytes=4 << 20, wanted_bytes=1 << 20, page_bytes=page_bytes)
+    tier = DeviceTier(
+        index, device, 0, budget_bytes=4 << 20, wanted_bytes=1 << 20, memory=PagedMemory(page_bytes=page_bytes)
+    )
     if scatter:
         held = [tier.arena.pages.allocate(1) for _ in range(tier.arena.pages.n_pages)]
         for page in held[::2]:

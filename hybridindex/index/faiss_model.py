@@ -34,7 +34,7 @@ __all__ = [
     "quantize",
     "require_faiss",
     "train_model",
-    "write_model",
+    "write_empty_model",
 ]
 
 _WRITE_CHUNK_BYTES = 1 << 20
@@ -224,8 +224,10 @@ def empty_lists(ivf: Any) -> None:
     ivf.replace_invlists(lists, True)
 
 
-def write_model(outer: Any, write: Callable[[bytes], None]) -> None:
-    """Stream the index to ``write`` without a second copy in memory."""
+def write_empty_model(outer: Any, ivf: Any, write: Callable[[bytes], None]) -> None:
+    """Streams ``outer`` without vectors to ``write``; the lists of its ``ivf`` are released. Makes no second copy."""
+    empty_lists(ivf)
+    ivf.ntotal = outer.ntotal = 0
     faiss = require_faiss()
     failure: list[BaseException] = []
 

@@ -1,0 +1,13 @@
+"""Keyword arguments of a :class:`DeviceTier`, given flat."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from hybridindex.tiers.paged.device_tier import PagedMemory
+
+
+def tier_options(**options):
+    """``options`` with those of :class:`PagedMemory` gathered in one."""
+    memory = {field.name: options.pop(field.name) for field in fields(PagedMemory) if field.name in options}
+    return {**options, "memory": PagedMemory(**memory)}
