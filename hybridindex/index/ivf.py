@@ -1,8 +1,4 @@
-"""An opened index: read-only, mapped, thread-safe. Knows nothing of plans, tiers or queries' futures.
-
-Opening, building, importing and exporting live in sibling modules; this class only answers questions about one
-generation that has been opened.
-"""
+"""An opened index: one generation, read-only, mapped, thread-safe. Knows nothing of plans, tiers or queries."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The order in which moves get their turns: foreground before background, and background at its share of the time.
 
-Pure: no thread, no clock; times are arguments. A move gives way between two steps, which are a buffer each.
+Pure: no thread, no clock; times are arguments. A move sends one buffer per step, and can be overtaken between steps.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Residency: the versioned map list -> device and pages, read through leases and replaced by one reference.
+"""Residency: the versioned map list -> device and pages. Searches read it through leases; writers replace it.
 
 A query batch leases one snapshot and reads nothing newer. Pages that a newer snapshot no longer names are given back
-when the last lease on any older snapshot ends, and not before. Who decides what becomes resident: plans and lookahead,
-above.
+when the last lease on any older snapshot ends, and not before.
 
-**Leases do not wait for publishing.** The next snapshot is built under a lock of writers; the lock that leases take is
-held only while the reference changes and readers are counted. A snapshot is a few arrays of numbers: copying them lets
-the interpreter go, which copying an array of objects does not.
+**Leases do not wait for publishing.** Writers build the next snapshot under a lock of their own. The lock that leases
+take is held only while the reference changes and readers are counted. A snapshot is a few arrays of numbers: numpy
+releases the GIL while it copies them, which it does not for arrays of objects.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A device's tier: what the router needs of it, and what tiers of every kind share.
+"""A device's tier: what the router needs of it, and what all kinds of tier share.
 
-They share the mover thread that steps queued moves, the state of the device, and a close in bounded time.
+They share the mover thread that steps queued moves, the state of the device, and closing in bounded time.
 """
 
 from __future__ import annotations

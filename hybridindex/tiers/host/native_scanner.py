@@ -1,8 +1,7 @@
-"""The host tier of our own: list-major. The bytes of a list are read once per batch and compared with all queries that
-probe it; a query is complete the moment its last list is scanned. ``native/list_scan.cpp`` does the work.
+"""The native host scanner: list-major. The bytes of a list are read once per batch and compared with all queries that
+probe it; a query is complete when its last list is scanned. ``native/scan/list_scan.cpp`` does the work.
 
-sq8 codes are compared as whole numbers first; whatever these cannot rule out by a proven bound is decoded and compared
-exactly.
+sq8 codes are compared as integers first; pairs that a proven bound cannot rule out are decoded and compared exactly.
 """
 
 from __future__ import annotations

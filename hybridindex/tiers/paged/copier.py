@@ -1,18 +1,16 @@
-"""The copier of one device: a copy stream, a ring of page-locked staging buffers, and a ticket per buffer sent.
+"""The copier of one device: a copy stream, a ring of page-locked staging buffers, and a ticket for each send.
 
-It moves bytes into pages that its caller owns. Which lists move, and when they are published, is
-:mod:`hybridindex.tiers.paged.loading`'s business.
+It moves bytes into pages that its caller owns. :mod:`hybridindex.tiers.paged.loading` decides which lists move and
+publishes them.
 
-**Order between copy and scan.** A list is published only after the host has seen its copy's event done; the mover
-waits for it, on a blocking event. The other way, publishing at once and letting every scan wait for an event on its own
-stream, would save some tens of microseconds between landing and being found, and would put an event into every
-snapshot and a wait into every scanner. With ours a leased page is simply there, whoever reads it on whatever stream,
-and the query path knows no event. The way back needs none either: a page is reused after the last lease on it, and a
-lease ends when its scan's answers are on the host.
+**Order between copy and scan.** A list is published only after the mover has seen its copy's event done; it waits on a
+blocking event. Publishing at once and letting every scan wait for an event on its own stream would save some tens of
+microseconds, but would put an event into every snapshot and a wait into every scanner. Page reuse needs no event
+either: a page is reused after the last lease on it, and a lease ends when its scan's answers are on the host.
 
-**Runs.** Lists lie in a staging buffer as they lie in the arena, in whole pages. So pages that follow each other in
-both are one copy, across lists too; the padding costs less (at most a page a list) than another launch. Scattered pages
-are a copy per run: one scatter per buffer would need a bounce buffer on the device, out of the budget, and saves little
+**Runs.** Lists lie in a staging buffer as they lie in the arena, in whole pages. Pages that follow each other in both
+are one copy, across lists too; the padding, at most a page a list, costs less than another launch. Scattered pages are
+one copy per run: one scatter per buffer would need a bounce buffer on the device, out of the budget, and saves little
 where filling the buffer takes longer than launching.
 """
 

@@ -1,8 +1,7 @@
-"""One device's tier: its arena, its budget, its mover thread and its state.
+"""The paged tier of one device: its arena, its budget and its page scanner.
 
-Lists get here by :meth:`DeviceTier.load` (asynchronous, on the mover thread) and leave by dropping them from the
-residency. What should be resident is decided above; answers never depend on it. How a list travels is
-:mod:`hybridindex.tiers.paged.loading`'s and :mod:`hybridindex.tiers.paged.copier`'s business.
+Lists are brought by :meth:`DeviceTier.load` (asynchronous, on the mover thread) and leave by dropping them from the
+residency. Callers decide what should be resident; answers never depend on it.
 """
 
 from __future__ import annotations

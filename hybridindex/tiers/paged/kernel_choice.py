@@ -1,8 +1,7 @@
-"""Which scanner reads a tier's pages: the fastest that the arena's device and codec take, and that a trial passed.
+"""Which scanner reads a tier's pages: the fastest one that takes the arena's device and codec, and that passed a trial.
 
-The trial is made when the tier opens: before anyone waits, and while another scanner can still be taken. A scan over
-the arena's empty pages compiles and launches each kernel, and takes the scratch that stays. Which tier serves a codec
-is :mod:`hybridindex.tiers.serving`'s business.
+The trial is made when the tier opens, while another scanner can still be chosen. It scans the arena's empty pages: this
+compiles and launches each kernel, and takes the scratch memory that stays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One load request, from the first page taken to its report: a state machine that sends one buffer per step.
 
 It decides what goes into which buffer and publishes lists whose bytes have landed. It starts no thread and reads no
-clock: who steps which load when is :mod:`hybridindex.tiers.contract.copy_queue`' and the tier's business.
+clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Scan of resident lists in the stand-in device's RAM with our native kernels: each page is read once per batch.
 
-The inner loops are those of the host scan (:mod:`hybridindex.tiers.host.native_scanner`): the same row has the same
-distance on both, to the bit. Filtered scans are left to :class:`hybridindex.tiers.paged.torch_scanner.TorchScanner`.
+The inner loops are those of the host scan (:mod:`hybridindex.tiers.host.native_scanner`): a row has the same distance
+on both, to the bit. :class:`hybridindex.tiers.paged.torch_scanner.TorchScanner` makes filtered scans.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Lists in page-locked host memory, cut into the arena's pages: what a device can fetch at the bus's full speed.
+"""Lists in page-locked host memory, cut into the arena's pages: a device can fetch them at the bus's full speed.
 
-A copy beside the mapped file and not the mapping itself: registering a read-only file mapping with CUDA depends on the
-kernel, the driver and the file system, and packed pages merge into longer copies. Which lists are worth the memory is
-decided above. The memory is the host's and no part of a device budget.
+They are copies of the mapped file: registering a read-only file mapping with CUDA depends on the kernel, the driver and
+the file system, and packed pages merge into longer copies. The memory is the host's and no part of a device budget.
 
-**Lists come and go while devices fetch them.** A list's pages are written again when nobody refers to its
-:class:`PinnedList` any more: who looked it up does, and so does every copy on its way.
+Lists come and go while devices fetch them. A list's pages are reused when nothing refers to its :class:`PinnedList` any
+more: whoever looked it up does, and every copy in progress.
 """
 
 from __future__ import annotations

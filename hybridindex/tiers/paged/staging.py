@@ -1,7 +1,6 @@
-"""The ring of staging buffers, and how pages that lie somewhere on the host become as few copies as possible.
+"""The ring of staging buffers, and merging pages on the host into as few copies as possible.
 
-Buffers are page-locked host memory, outside the device budget. Streams, tickets and failures are
-:mod:`hybridindex.tiers.paged.copier`'s business.
+Buffers are page-locked host memory, outside the device budget.
 """
 
 from __future__ import annotations

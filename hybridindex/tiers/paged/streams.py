@@ -1,7 +1,6 @@
-"""Copy streams: where copies between host and device queue up, and marks that tell how far they are.
+"""Copy streams: copies between host and device, and marks that tell when they are done.
 
-Only how copies are started and awaited. What is copied, and through which buffers, is
-:mod:`hybridindex.tiers.paged.copier`'s business. The stand-in has no stream: its copies are done when they return.
+The stand-in has no stream: its copies are done when they return.
 """
 
 from __future__ import annotations

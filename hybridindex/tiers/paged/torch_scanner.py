@@ -1,7 +1,6 @@
 """Scan of resident lists with torch: list by list, each list's rows against all queries that probe it.
 
-Runs on any torch device. It reads pages through one leased snapshot and keeps its temporary buffers inside the scratch
-budget by cutting queries and rows into tiles. Moving lists is :mod:`hybridindex.tiers.paged.device_tier`'s business.
+Runs on any torch device. Temporary buffers stay inside the scratch budget: queries and rows are cut into tiles.
 """
 
 from __future__ import annotations

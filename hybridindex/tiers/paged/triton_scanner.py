@@ -1,9 +1,9 @@
 """Scan of resident lists on a GPU with our Triton kernels: list-major, each page is read once per batch.
 
-Two phases. Distances of every (query, row) pair go to the scratch, 4 bytes each, which is little beside the rows they
-come from; then each query's best are selected, level by level. Only the (n, k) answer comes back. The kernels are
-:mod:`hybridindex.tiers.paged.triton_kernels`, their tables :mod:`hybridindex.tiers.paged.scan_tables`. Filtered scans
-are left to :class:`hybridindex.tiers.paged.torch_scanner.TorchScanner`, which answers the same.
+Two phases. The distance of every (query, row) pair goes to the scratch, 4 bytes each, which is little beside the rows;
+then each query's best are selected, level by level. Only the (n, k) answer is copied back. The kernels are in
+:mod:`hybridindex.tiers.paged.triton_kernels`, their tables in :mod:`hybridindex.tiers.paged.scan_tables`.
+:class:`hybridindex.tiers.paged.torch_scanner.TorchScanner` makes filtered scans.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Building a device's next shard and putting it in the place of the one that is there.
+"""Building a device's next shard and replacing the current one.
 
-Beside the old one where the budget has room for both; else the old one goes first and the host serves meanwhile.
-Publishing the new lists and dropping the old ones is one step of the residency. Threads, failures and trials are
-:mod:`hybridindex.tiers.shard.shard_tier`'s business.
+The new shard is built beside the old one where the budget has room for both; else the old one goes first and the host
+serves meanwhile. The residency publishes the new lists and drops the old ones in one step.
 """
 
 from __future__ import annotations

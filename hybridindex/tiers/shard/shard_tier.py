@@ -2,8 +2,7 @@
 
 A shard cannot change list by list: other lists mean a new shard, which the mover thread builds
 (:mod:`hybridindex.tiers.shard.builder`), and an old one lives until its last lease ends
-(:mod:`hybridindex.tiers.shard.ledger`). Lookahead and the cache move single lists, so they leave such a device alone.
-Here are the device's budget, its mover thread and its state.
+(:mod:`hybridindex.tiers.shard.ledger`). Lookahead and the cache move single lists, so they do not use such a device.
 """
 
 from __future__ import annotations
