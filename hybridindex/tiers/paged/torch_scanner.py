@@ -120,8 +120,8 @@ class TorchScanner(PageScanner):
             decoded = codes.view(torch.bfloat16).float()
         else:
             assert codec.kind == "sq8"
-            scale = torch.from_numpy(codec.vdiff / np.float32(255.0)).to(codes.device)
-            offset = torch.from_numpy(codec.vmin + codec.vdiff * np.float32(0.5 / 255.0)).to(codes.device)
+            scale = torch.from_numpy(codec.scale).to(codes.device)
+            offset = torch.from_numpy(codec.offset).to(codes.device)
             decoded = codes.float().mul_(scale).add_(offset)
         assert decoded.shape[1] == dim
         if codec.by_residual:

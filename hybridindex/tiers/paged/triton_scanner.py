@@ -51,7 +51,7 @@ _VALUES_PER_THREAD = 96
 _THREADS = 128
 _MAX_ROWS = 64
 #: Registers of a light program's thread: four programs fit a multiprocessor of 65,536 then, instead of two or three,
-#: and all their loads are under way together. At 384 and 768 dimensions hardly a value leaves the registers for it.
+#: and all their loads are in flight together. At 384 and 768 dimensions hardly a value leaves the registers for it.
 _LIGHT_REGISTERS = 128
 #: Elements that a section of the scratch is aligned to; triton then reads it in 16-byte pieces.
 _ALIGNED = 16
@@ -210,12 +210,8 @@ class Workspace:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         #: What was compiled for this device, by kernel and constants.
         self._compiled: dict[tuple[Any, ...], Any] = {}
-        #: (2, dim) float32 scale and offset of sq8, as device_torch computes them; empty for other codecs.
-        self.constants: F32 = np.empty((0, codec.dim), np.float32)
-        if codec.kind == "sq8":
-            self.constants = np.stack(
-                (codec.vdiff / np.float32(255.0), codec.vmin + codec.vdiff * np.float32(0.5 / 255.0))
-            )
+        #: (2, dim) float32 scale and offset of sq8; empty for other codecs.
+        self.constants: F32 = np.stack((codec.scale, codec.offset))
 
     @property
     def _on_cuda(self) -> bool:
