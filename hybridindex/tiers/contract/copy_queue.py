@@ -42,7 +42,7 @@ class CopyQueue(Generic[M]):
     def next(self, now_s: float, *, hurry: bool = False) -> tuple[M | None, float | None]:
         """The move whose turn it is; or None and the seconds to rest; or None and None when nothing waits.
 
-        ``hurry``: nobody rests any more.
+        ``hurry``: background moves do not rest any more.
         """
         if self._foreground:
             return self._foreground[0], None

@@ -59,7 +59,7 @@ class PageOwner(Protocol):
 
 
 class Move(Protocol):
-    """Work for the mover, done in steps; ``future`` tells who waits for it."""
+    """Work for the mover, done in steps; ``future`` gets the result."""
 
     future: Future[Any]
 
@@ -134,7 +134,7 @@ class Tier(ABC):
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of :attr:`used_bytes` that nobody can use until the device has recovered."""
+        """Bytes of :attr:`used_bytes` that stay unusable until the device has recovered."""
         return 0
 
     @property
@@ -151,7 +151,7 @@ class Tier(ABC):
         *,
         bandwidth_share: float | None = None,
     ) -> Future[LoadReport]:
-        """Queues the move of ``lists``, in order, beside what is here, and returns at once.
+        """Queues the move of ``lists``, in order, and returns at once. Resident lists stay.
 
         Args:
             lists: list ids.
@@ -303,7 +303,7 @@ class Tier(ABC):
             started = self._clock()
             try:
                 more = move.step()
-            except BaseException as error:  # noqa: BLE001 - handed to whoever waits; the device is marked
+            except BaseException as error:  # noqa: BLE001 - the future gets it; the device is marked
                 more = False
                 self.fail(error)
                 move.abort(error)
@@ -333,14 +333,14 @@ class Tier(ABC):
 
     def close(self, limit_s: float | None = None, *, scanned: bool = False) -> bool:
         """Ends queued moves, joins the mover and lets the memory go. Lists that were not sent are skipped, and their
-        futures are done. Nobody may start a scan any more.
+        futures are done. No scan may be started any more.
 
         Args:
             limit_s: how long a move that goes on is waited for; None: until it ends. Then it is left behind.
             scanned: a scan that was given up goes on: everything is left behind at once.
 
         Returns:
-            Whether the memory went. False: it is kept for whatever uses it, and who waits for a move is told.
+            Whether the memory was freed. False: it is kept for what still uses it, and futures of moves fail.
         """
         with self._work:
             self._closed = self._hurried = True

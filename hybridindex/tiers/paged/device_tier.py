@@ -39,7 +39,7 @@ class PagedMemory:
     scratch_bytes: int | None = None
     #: Most bytes of a page.
     page_bytes: int = DEFAULT_PAGE_BYTES
-    #: Host memory for copies on their way; taken with the first copy, none on the stand-in.
+    #: Host memory for copies in progress; taken with the first copy, none on the stand-in.
     staging_bytes: int = DEFAULT_STAGING_BYTES
     #: Lists in page-locked memory that tiers share; it stays the caller's. None: the tier has its own.
     pinned: PinnedMemory | None = None
@@ -77,7 +77,7 @@ class DeviceTier(Tier):
 
         Raises:
             OutOfBudgetError: more is needed than the device has free.
-            DeviceBusyError: the device lets nobody in.
+            DeviceBusyError: no context can be opened on the device.
             DeviceNotFoundError, DeviceError, MissingDependencyError.
         """
         super().__init__(ordinal, budget_bytes, without_room, clock)

@@ -27,9 +27,8 @@ __all__ = ["choose_page_scanner", "choose_scanner", "try_scanner"]
 _log = logging.getLogger(__name__)
 
 _K = 10
-#: Queries and k of the scans: each list is probed by one, and by as many as matrix products are worth it for; k up to
-#: each power of two at which the selection changes, as far as answers of searches commonly go. Nobody's first search
-#: then waits for the compiler.
+#: Queries and k of the scans: each list is probed by one query, and by enough for matrix products; k up to each power
+#: of two at which the selection changes, in the common range. No search then waits for the compiler.
 _SCANS = ((1, _K), (8, _K), (1, 32), (1, 64), (1, 128))
 
 
@@ -78,7 +77,7 @@ def choose_scanner(
 def try_scanner(
     kind: type[PageScanner], index: IVFIndex, codec: DeviceCodec, arena: PageArena, ordinal: int, scratch_bytes: int
 ) -> None:
-    """Scans lists as if they were in the arena's first pages, which nobody has written or reads yet.
+    """Scans lists as if they were in the arena's first pages, which are neither written nor read yet.
 
     Raises:
         OutOfBudgetError: the device has no room for the scratch.

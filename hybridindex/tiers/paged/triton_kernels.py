@@ -202,7 +202,7 @@ def select_best(
     query, chunk = tl.program_id(0), tl.program_id(1)
     start = tl.load(ints + at_starts + query) + chunk * CHUNK
     end = tl.load(ints + at_starts + query + 1)
-    # The first chunk runs even when it is empty: somebody must write the empty places.
+    # The first chunk runs even when it is empty: it writes the empty places.
     if (start < end) | (chunk == 0):
         at = start + tl.arange(0, CHUNK)
         live = at < end

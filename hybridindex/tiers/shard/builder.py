@@ -37,7 +37,7 @@ _NO_LISTS = np.empty(0, np.int64)
 
 @dataclass(slots=True, eq=False)
 class ShardLoad:
-    """A move of one step: lists that come beside what is there, and who waits for them."""
+    """A move of one step: the lists to add, and the future of the report."""
 
     lists: Sequence[int]
     store: ResidencyStore
@@ -76,7 +76,7 @@ class ShardBuilder:
         Args:
             ledger: whose shards these are.
             clock: seconds, monotonic.
-            rest: waits so many seconds, or less where nobody rests any more.
+            rest: waits so many seconds, or less once the tier hurries.
         """
         self._index = index
         self._device = device
@@ -140,7 +140,7 @@ class ShardBuilder:
         )
 
     def _choose(self, missing: Sequence[int], held: I64) -> tuple[list[int], list[int]]:
-        """Those that fit beside what is here, in order, and those that never would."""
+        """Those that fit beside the resident ones, in order, and those that never would."""
         capacity = self.capacity_bytes
         room = capacity - int(self.list_bytes[held].sum())
         chosen, too_large = [], []

@@ -83,7 +83,7 @@ class ShardLedger:
                 if not entry.n_named:
                     emptied.append((slot, entry))
         for slot, entry in emptied:
-            # Accounted for until its memory is really free; nobody else can reach it.
+            # Accounted for until its memory is really free; nothing else can reach it.
             assert entry.shard is not None
             entry.shard.close()
             with self._lock:

@@ -49,7 +49,7 @@ class FaissShard(Protocol):
         ...
 
     def close(self) -> None:
-        """Lets the memory go. Nobody may search any more."""
+        """Frees the memory. No search may follow."""
         ...
 
 

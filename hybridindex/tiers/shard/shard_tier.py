@@ -154,7 +154,7 @@ class ShardTier(Tier):
         *,
         bandwidth_share: float | None = None,
     ) -> Future[LoadReport]:
-        """See :meth:`hybridindex.tiers.contract.tier.Tier.load`. The lists come with a new shard, beside what is here.
+        """See :meth:`hybridindex.tiers.contract.tier.Tier.load`. A new shard holds these lists and the resident ones.
 
         All become visible to new leases at once. A cancelled shard is not published. The last step, from the host to a
         GPU, is one, whatever the share.
@@ -188,7 +188,7 @@ class ShardTier(Tier):
         self._builder.try_empty()
 
     def check_invariants(self) -> None:
-        """Asserts what must hold at any time: the budget, and shards that somebody can reach."""
+        """Asserts that the budget holds, and that every shard can be reached."""
         assert self.used_bytes <= self.budget_bytes
         self._pages.check_invariants()
 
