@@ -1,7 +1,7 @@
 """Times one device: scans of resident lists, and host-to-device copies. Opens a small arena of its own and closes it.
 
-On a GPU copies are timed pinned and not. The stand-in device is main memory: its copies are plain memory copies, and
-its label says what it is.
+On a GPU copies are timed from pinned and from ordinary memory. The stand-in device is main memory, so its copies are
+plain memory copies; its label says what it is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import PageGeometry, scratch_for_budget
+from hybridindex.profiler.request import ProfileRequest
 from hybridindex.profiler.work import keep_probes
 from hybridindex.tiers.contract.devices import resolve_device
 from hybridindex.tiers.contract.residency import ResidencyStore
@@ -25,14 +26,13 @@ from hybridindex.types import F32, I64, StageSample, TransferSample
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DEFAULT_BUDGET_BYTES", "TRANSFER_BYTES", "DeviceTiming", "time_device", "time_transfers"]
+__all__ = ["TRANSFER_BYTES", "DeviceTiming", "time_device", "time_transfers"]
 
 Clock = Callable[[], float]
 
-#: Hard limit of what a measurement takes on a device, temporary buffers included.
-DEFAULT_BUDGET_BYTES = 256 << 20
+#: Sizes of timed copies; those above the budget are left out.
 TRANSFER_BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
-#: Share of the loaded lists that a scan may use: different work at the same batch size.
+#: Shares of the loaded lists that scans use, for different work at the same batch size.
 _LOADED_SHARES = (1.0, 0.5, 0.2)
 #: A batch size whose first runs took more than this share of the time is the largest.
 _WARM_UP_SHARE = 0.25
@@ -53,33 +53,24 @@ def time_device(
     name: str,
     queries: F32,
     order: I64,
+    request: ProfileRequest,
     *,
-    nprobe: int,
-    k: int,
-    batches: Sequence[int],
-    repeats: int,
     max_seconds: float,
-    budget_bytes: int = DEFAULT_BUDGET_BYTES,
-    transfer_bytes: Sequence[int] = TRANSFER_BYTES,
-    seed: int = 0,
     tick: Callable[[int, int], None] | None = None,
     clock: Clock = time.perf_counter,
 ) -> DeviceTiming:
-    """Loads the hottest lists that fit ``budget_bytes`` and times scans of held-out queries' hits, then copies.
+    """Loads the hottest lists that fit the budget and times scans of held-out queries' hits, then copies.
+
+    Batch sizes beyond one that is slow to warm up are left out and noted.
 
     Args:
         index: an index that a device tier serves there.
         name: "cuda:N", or "cpu" for the stand-in.
         queries: (n, scan_dim) float32, transformed.
         order: (nlist,) int64, hottest first.
-        nprobe: lists per query before the mask.
-        k: neighbours per query.
-        batches: batch sizes, at most n. Sizes beyond one that is slow to warm up are left out, noted.
-        repeats: rounds over batch sizes and shares of the loaded lists.
+        request: nprobe before the mask, k, batch sizes of at most n, rounds over batch sizes and shares of the loaded
+            lists, seed, and the hard limit of bytes on the device.
         max_seconds: about how long; one round is always finished.
-        budget_bytes: hard limit on the device.
-        transfer_bytes: sizes of timed copies; those above the budget are left out.
-        seed: of draws and orders.
         tick: progress in rounds.
         clock: seconds, monotonic.
 
@@ -87,6 +78,7 @@ def time_device(
         DeviceNotFoundError, DeviceError, MissingDependencyError.
     """
     started = clock()
+    batches, repeats, budget_bytes = request.batches, request.repeats, request.device_budget_bytes
     device, info = resolve_device(name)
     geometry = PageGeometry.for_code_size(index.code_size, tier_of(index, name).page_bytes)
     index_bytes = int(geometry.pages_for(index.list_sizes).sum()) * geometry.page_bytes
@@ -102,8 +94,8 @@ def time_device(
         rounds = 0
         warm: list[int] = []
         if n_loaded:
-            rng = np.random.default_rng(seed)
-            bench = _DeviceBench(index, tier, store, queries, order, nprobe, k, rng, clock)
+            rng = np.random.default_rng(request.seed)
+            bench = _DeviceBench(index, tier, store, queries, order, request, rng, clock)
             for batch in sorted(batches):  # warm-up: first launches compile and allocate
                 bench.run(batch, 1.0)
                 warm.append(batch)
@@ -116,14 +108,14 @@ def time_device(
                 rounds += 1
                 if tick is not None:
                     tick(rounds, repeats)
-        sizes = [n for n in transfer_bytes if n <= wanted] or [max(1, wanted)]
+        sizes = [n for n in TRANSFER_BYTES if n <= wanted] or [max(1, wanted)]
         transfers = time_transfers(device, info.label, sizes, repeats=max(2, repeats), clock=clock)
         notes: dict[str, Any] = {
             "label": info.label,
             "stand_in": info.stand_in,
             "lists_loaded": n_loaded,
             "coverage_loaded": n_loaded / index.nlist,
-            # The whole way of a list to the device: allocation, staging, publication.
+            # Of loading lists as the product does: allocation, staging, publication.
             "load_bytes": report.nbytes,
             "load_seconds": load_seconds,
             "batches": warm,
@@ -137,7 +129,7 @@ def time_device(
 
 
 class _DeviceBench:
-    """What one timed scan needs. Not thread-safe."""
+    """Runs timed scans. Not thread-safe."""
 
     def __init__(
         self,
@@ -146,13 +138,13 @@ class _DeviceBench:
         store: ResidencyStore,
         queries: F32,
         order: I64,
-        nprobe: int,
-        k: int,
+        request: ProfileRequest,
         rng: np.random.Generator,
         clock: Clock,
     ) -> None:
+        assert request.nprobe is not None, "recall chooses it before devices are timed"
         self._index, self._tier, self._store, self._queries = index, tier, store, queries
-        self._nprobe, self._k, self._rng, self._clock = nprobe, k, rng, clock
+        self._nprobe, self._k, self._rng, self._clock = request.nprobe, request.k, rng, clock
         self._loaded = order[store.current.list_device[order] >= 0]
 
     def run(self, batch: int, share: float) -> list[StageSample]:

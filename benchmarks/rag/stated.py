@@ -26,15 +26,15 @@ from benchmarks.common.data import benchmark_cache, benchmark_dataset
 from benchmarks.common.measure import arguments, show, write
 from hybridindex.api import open_index
 from hybridindex.cli.commands.search import choose_plan
-from hybridindex.demo.documents import DOCUMENTS_FILE
 from hybridindex.rag.chunk_time import ChunkTimeModel
-from hybridindex.rag.documents import DocumentStore, TokenStarts
+from hybridindex.rag.documents import DOCUMENTS_FILE, DocumentStore
 from hybridindex.rag.embed import load_embedder
 from hybridindex.rag.periodic import PeriodicRetrieval, Schedule
 from hybridindex.rag.pipelines import PIPELINES
 from hybridindex.rag.records import Answer, Generated, Piece, Retrieved
 from hybridindex.rag.retriever import CenteredEmbedder, Retriever
 from hybridindex.rag.steps import Steps
+from hybridindex.rag.tokens import TokenStarts
 from hybridindex.rag.trace import ReplayGenerator, RunTrace, read_traces
 
 

@@ -1,4 +1,4 @@
-"""The command ``hybridindex``: a thin second client of the library.
+"""The command ``hybridindex``: composes the commands, and turns errors into exit statuses.
 
 Exit statuses are in :class:`hybridindex.cli.console.ExitCode`. Every command takes ``--json``.
 """
@@ -7,21 +7,31 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-# Before anything loads faiss: spinning OpenMP threads on a busy machine make every timing meaningless. An entry point
-# may decide this; the library only warns.
+# Must be set before faiss loads: spinning OpenMP threads distort timings on a busy machine. Only entry points set it;
+# the library warns.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from hybridindex import HybridIndexError, __version__
-from hybridindex import open as open_index
-from hybridindex.cli.commands import chat, daemon, index, llm, plan, refresh_schedule, schedule, search, simulate
-from hybridindex.cli.commands.doctor import examine, findings_table
-from hybridindex.cli.console import ExitCode, emit, fail, show_json_error
-from hybridindex.cli.options import Json, StoreUrl
+from hybridindex.cli.commands import (
+    bench,
+    chat,
+    daemon,
+    demo,
+    doctor,
+    index,
+    llm,
+    plan,
+    refresh_schedule,
+    schedule,
+    search,
+    serve,
+    simulate,
+)
+from hybridindex.cli.console import ExitCode, fail, show_json_error
 
 __all__ = ["app", "run"]
 
@@ -36,7 +46,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (index, plan, search, llm, daemon, schedule, chat, refresh_schedule, simulate):
+_COMMANDS = (index, plan, search, bench, llm, serve, daemon, schedule, chat, refresh_schedule, simulate, doctor, demo)
+for commands in _COMMANDS:
     commands.register(app)
 
 
@@ -49,62 +60,17 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
-
-
-@app.command()
-def doctor(
-    gpu: Annotated[bool, typer.Option("--gpu", help="The devices: memory, versions, scanners, measurements.")] = False,
-    index: Annotated[
-        Path | None, typer.Option("--index", metavar="INDEX", help="With --gpu: what its newest profile measured.")
-    ] = None,
-    store: StoreUrl = None,
-    json: Json = False,
-) -> None:
-    """Say what hardware and libraries are here, what is missing and how to get it."""
-    if gpu:
-        _examine_devices(index, store, as_json=json)
-        return
-    if index is not None:
-        raise typer.BadParameter("--index needs --gpu: without it nothing is asked of an index")
-    findings = examine()
-    emit({"version": __version__, "findings": findings}, as_json=json, table=findings_table(findings))
-    if any(f.required and f.state == "missing" for f in findings):
-        raise typer.Exit(ExitCode.UNHEALTHY)
-
-
-def _examine_devices(index: Path | None, store: str | None, *, as_json: bool) -> None:
-    from hybridindex.cli.commands.doctor_gpu import examine_devices, report_of_devices
-
-    if index is None:
-        report = examine_devices()
-    else:
-        with open_index(index, verify="quick") as opened:
-            report = examine_devices(opened, store)
-    emit({"version": __version__, "gpu": report}, as_json=as_json, table=report_of_devices(report))
-
-
-@app.command()
-def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path("build/demo"),
-    device: Annotated[str, typer.Option(help="auto, cuda:N, or cpu for the stand-in device.")] = "auto",
-    json: Json = False,
-) -> None:
-    """Real text, real queries, from nothing: build, profile, plan, serve with and without the plan, report."""
-    from hybridindex.demo.run import run_demo
-
-    run_demo(output, device=device, as_json=json)
 
 
 def run() -> None:
     """Entry point: turns deliberate errors, and those of the system, into one line and an exit status."""
     as_json = "--json" in sys.argv[1:]
     try:
-        # Not standalone: there, Ctrl-C would become a generic abort.
-        # Not standalone: there, errors would be shown by Typer.
+        # Standalone, Typer would turn Ctrl-C into a generic abort and print errors itself.
         status = typer.main.get_command(app)(standalone_mode=False)
         # Typer turns Ctrl-C into this status, and says nothing.
         if status == ExitCode.INTERRUPTED:

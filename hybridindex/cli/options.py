@@ -1,7 +1,8 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share; groups of them are for :mod:`hybridindex.cli.option_groups`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,8 @@ from hybridindex.store.retention import Retention
 
 __all__ = [
     "KEPT",
+    "WHAT_IF",
+    "Budget",
     "Devices",
     "IndexPath",
     "Json",
@@ -18,11 +21,15 @@ __all__ = [
     "KeepPlans",
     "KeepProfiles",
     "Key",
+    "MachineOptions",
     "Nprobe",
     "PlanChoice",
+    "PlanOptions",
     "QueriesPath",
+    "SearchOptions",
     "StoreUrl",
     "Threads",
+    "WhatIfOptions",
 ]
 
 IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Index directory.", show_default=False)]
@@ -42,17 +49,81 @@ StoreUrl = Annotated[
     str | None,
     typer.Option("--store", metavar="URL", help="Control store; default control.sqlite in the index directory."),
 ]
+Budget = Annotated[str | None, typer.Option("--budget", help="Bytes per device; default the plan's.")]
 PlanChoice = Annotated[
     str, typer.Option("--plan", help="Plan id, 'latest', or 'none' to search on the host alone.", show_default=True)
 ]
 Key = Annotated[
     str | None,
-    typer.Option(
-        "--key", envvar="HYBRIDINDEX_KEY", help="API key; better given by the environment.", show_default=False
-    ),
+    typer.Option("--key", envvar="HYBRIDINDEX_KEY", help="API key; better set in the environment.", show_default=False),
 ]
-#: Defaults of the next three.
+#: Defaults of the next three options.
 KEPT = Retention()
 KeepPlans = Annotated[int, typer.Option("--keep-plans", help="Newest plans of each index that stay.", min=1)]
 KeepProfiles = Annotated[int, typer.Option("--keep-profiles", help="Newest profiles of each index that stay.", min=1)]
 KeepEvents = Annotated[int, typer.Option("--keep-events", help="Newest events that stay.", min=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineOptions:
+    """Options of commands that search or measure on this machine."""
+
+    device: Devices = None
+    threads: Threads = None
+    store: StoreUrl = None
+    json: Json = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """What is searched for, and which plan the router follows."""
+
+    k: Annotated[int, typer.Option("-k", help="Neighbours per query.", min=1)] = 10
+    nprobe: Nprobe = None
+    plan: PlanChoice = "latest"
+    budget: Budget = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What a plan shall reach, with what, and by which profile."""
+
+    slo_ms: Annotated[float, typer.Option("--slo-ms", help="Latency target, queueing included.")]
+    budget: Annotated[
+        list[str] | None,
+        typer.Option("--budget", help="Bytes per device, e.g. 2GiB; once, or for each. Optional with --hardware."),
+    ] = None
+    n_devices: Annotated[int, typer.Option("--n-devices", help="Devices to place on.", min=1)] = 1
+    rate: Annotated[float | None, typer.Option(help="Requests per second to sustain.")] = None
+    llm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.json|latest|ID",
+            help="LLM profile: a file, or one that profile llm stored. With --hardware also the name of a model.",
+        ),
+    ] = None
+    epsilon: Annotated[float, typer.Option(help="Queueing factor; 1 is the worst case.")] = 1.0
+    percentile: Annotated[float, typer.Option(help="Percentile of latencies that the SLO bounds.")] = 90.0
+    coverage: Annotated[float | None, typer.Option(help="Fix the fraction of lists instead of solving.")] = None
+    slo_stage: Annotated[
+        str | None,
+        typer.Option(help="What the SLO bounds: search or ttft. Default search; with --hardware and --llm ttft."),
+    ] = None
+    profile_id: Annotated[int | None, typer.Option("--profile", help="Profile id; default the newest.")] = None
+    any_hardware: Annotated[bool, typer.Option("--any-hardware", help="Accept another machine's profile.")] = False
+
+
+#: Panel of the help.
+WHAT_IF = "What if"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfOptions:
+    """How a supposed machine and index differ from the profiled ones."""
+
+    host_speed: Annotated[
+        float, typer.Option(help="Host stages so many times as fast as profiled.", rich_help_panel=WHAT_IF)
+    ] = 1.0
+    index_scale: Annotated[
+        float, typer.Option(help="Lists so many times as long as profiled.", rich_help_panel=WHAT_IF)
+    ] = 1.0

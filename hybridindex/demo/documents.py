@@ -1,7 +1,7 @@
 """The demo's texts as a document store beside its index, and the embedder that its queries need.
 
-Which passage continues which is told from the titles that the chunker repeats (:mod:`hybridindex.demo.chunk`): the
-files of passages have no ends of documents.
+The files of passages do not mark the ends of documents, so the titles that the chunker repeats
+(:mod:`hybridindex.demo.chunk`) tell which passage continues which.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from typing import Protocol
 
 from hybridindex.demo.dataset import Dataset
 from hybridindex.errors import DocumentStoreError
-from hybridindex.rag.documents import Document, DocumentStore, TokenStarts, write_documents
-from hybridindex.rag.embed import load_embedder
+from hybridindex.rag.documents import DOCUMENTS_FILE, Document, DocumentStore, write_documents
+from hybridindex.rag.embed import EMBEDDER, TOKENIZER, load_embedder
+from hybridindex.rag.tokens import TokenStarts
 
-__all__ = ["DOCUMENTS_FILE", "EMBEDDER", "TOKENIZER", "demo_documents", "repeated_title", "write_demo_documents"]
+__all__ = ["demo_documents", "repeated_title", "write_demo_documents"]
 
-#: Beside the control store, outside the generations.
-DOCUMENTS_FILE = "documents.sqlite"
-EMBEDDER = "wordllama-l2-supercat-256"
-TOKENIZER = "wordllama-l2-supercat"
 #: Characters at the start of an article in which its title stands.
 _HEAD = 150
 _SHORTEST_TITLE = 3

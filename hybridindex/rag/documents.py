@@ -1,8 +1,8 @@
 """The document store: texts of passages under the ids of an index, in one SQLite file that serving only reads.
 
-Every passage has the places where its tokens start and the passage that follows it in its document, so that PipeRAG
-can shift results (:mod:`hybridindex.rag.shift`). The file also says how queries must be embedded. Does not embed, and
-does not search: an index does.
+Every passage has the offsets of its tokens and the id of the passage that follows it in its document, so that PipeRAG
+can shift results (:mod:`hybridindex.rag.shift`). The file also says how queries must be embedded. Embeds and searches
+nothing.
 """
 
 from __future__ import annotations
@@ -26,21 +26,25 @@ from hybridindex.rag.tokens import WORDS, TokenStarts, word_starts
 from hybridindex.types import F32
 
 __all__ = [
+    "DOCUMENTS_FILE",
     "Document",
     "DocumentStore",
     "DocumentsInfo",
     "StoredPassage",
-    "TokenStarts",
-    "word_starts",
+    "tokens_of_store",
     "write_documents",
 ]
 
+#: In the folder of an index, outside its generations.
+DOCUMENTS_FILE = "documents.sqlite"
 _FORMAT, _VERSION = b"hybridindex-documents", 1
 #: Longest text of one passage, in characters.
 MAX_TEXT = 1 << 20
 _BATCH = 2048
 #: Ids per SQL statement: SQLite takes 32,766 at most.
 _ASKED = 500
+#: Passages whose stored token offsets are compared.
+_COMPARED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,22 +56,22 @@ class Document:
     source: str = ""
     #: Id of the passage that follows in the same document.
     successor: int | None = None
-    #: Characters at the start that repeat a title; left out where the passage continues another.
+    #: Characters at the start that repeat a title; shifts leave them out.
     lead: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentsInfo:
-    """What a store says of itself."""
+    """Facts about a store."""
 
     count: int
     index_fingerprint: str
-    #: Name of what embedded the passages.
+    #: Name of the embedder of the passages.
     embedder: str
     dim: int
     #: (dim,) float32 to subtract from a query's unit vector before it is normalised again; None: nothing.
     mean: F32 | None
-    #: Name of what found the passages' tokens; empty: not known, as of stores of older make.
+    #: Name of the tokenizer of the passages; empty: not known, as in older stores.
     tokenizer: str
 
 
@@ -97,7 +101,7 @@ def write_documents(
     draft.unlink(missing_ok=True)
     try:
         with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as db:
-            # Nobody reads the draft: it needs no journal, and is synced as a whole.
+            # Nobody reads the draft, so it needs no journal; it is synced as a whole.
             db.executescript(
                 "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
                 "CREATE TABLE about (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;"
@@ -151,7 +155,7 @@ def _rows(
 
 
 def _starts_dtype(text: str) -> str:
-    """Two bytes a token where they are enough: offsets are otherwise longer than their texts."""
+    """Two bytes a token where they are enough; four would be larger than the text."""
     return "<u2" if len(text) < 1 << 16 else "<u4"
 
 
@@ -269,3 +273,30 @@ class DocumentStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def tokens_of_store(documents: DocumentStore, tried: Sequence[TokenStarts]) -> TokenStarts:
+    """The first of ``tried`` whose token offsets are those that the store has for its first passages.
+
+    PipeRAG counts windows and shifts in the store's tokens; another tokenizer would silently shift too far or too
+    little. The offsets decide, not the name of the store's tokenizer: older stores have none.
+
+    Raises:
+        InvalidInputError: none does. DocumentStoreError: a damaged file.
+    """
+    stored = documents.first(_COMPARED)
+    texts = [passage.document.text for passage in stored]
+    counts: list[int] = []
+    for token_starts in tried:
+        found = token_starts(texts)
+        if len(found) == len(stored) and all(
+            np.array_equal(theirs, passage.starts) for theirs, passage in zip(found, stored, strict=True)
+        ):
+            return token_starts
+        counts.append(sum(map(len, found)))
+    name = repr(documents.info.tokenizer) if documents.info.tokenizer else "a tokenizer that it does not name"
+    raise InvalidInputError(
+        f"token_starts finds {' or '.join(map(str, counts))} tokens in the first {len(stored)} passages, which the "
+        f"document store has {sum(len(passage.starts) for passage in stored)} of, of {name}; give the token_starts "
+        "that the store was written with"
+    )

@@ -1,8 +1,8 @@
-"""Text to vectors with a static table: look up every token's row, take the mean, normalise.
+"""Text to vectors with a static table: the normalised mean of the tokens' rows.
 
-Weights and tokenizer are those of wordllama (MIT), read as data from an installed package or from its wheel; the
-package itself is not imported, so its dependencies are not needed. 256 dimensions, about 10,000 passages a second on
-two cores. Covers embedding and centring; caching is :mod:`hybridindex.demo.dataset`'s.
+Weights and tokenizer are wordllama's (MIT), read as data from an installed package or its wheel; the package itself is
+not imported, so its dependencies are not needed. 256 dimensions, about 10,000 passages a second on
+two cores. Embeds and centres; caches nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from hybridindex.demo.fetch import FetchError, WheelSpec, fetch_wheel
 from hybridindex.errors import InvalidInputError, MissingDependencyError
+from hybridindex.rag.wheels import FetchError, WheelSpec, fetch_wheel
 from hybridindex.types import F32
 
-__all__ = ["DIM", "WEIGHTS_SHA256", "StaticEmbedder", "center", "load_embedder", "normalize"]
+__all__ = ["DIM", "EMBEDDER", "TOKENIZER", "WEIGHTS_SHA256", "StaticEmbedder", "center", "load_embedder", "normalize"]
 
 DIM = 256
+#: Names in document stores.
+EMBEDDER = "wordllama-l2-supercat-256"
+TOKENIZER = "wordllama-l2-supercat"
 WEIGHTS_SHA256 = "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5"
 _TOKENIZER_SHA256 = "93248f2a9ec36c7b35f700a033d5f36228aae48db61aee31007fa49062cdeb68"
 _WEIGHTS = "weights/l2_supercat_256.safetensors"

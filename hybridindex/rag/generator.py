@@ -1,7 +1,6 @@
-"""Generators: any server with OpenAI's completions interface, read piece by piece as it generates.
+"""Generators: streaming clients of servers with OpenAI's completions interface.
 
-Covers one request at a time, its limits and its errors. Does not choose prompts and does not retry: a generation that
-broke in the middle cannot be sent again unseen.
+Handles one request at a time, its limits and its errors. Does not retry: part of a broken answer was already shown.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
@@ -21,7 +20,7 @@ from hybridindex.llm.refusals import NOT_YET, refusal_of
 from hybridindex.rag.choices import count_of, first_choice, logprobs_of, text_of
 from hybridindex.rag.records import Piece
 
-__all__ = ["Finished", "Generator", "OpenAIGenerator", "Prompt"]
+__all__ = ["Finished", "Generator", "OpenAIGenerator", "Prompt", "Sampling"]
 
 _CHAT = "/v1/chat/completions"
 #: Longest prompt and longest generated text, in characters.
@@ -41,14 +40,14 @@ _NAMED = 12
 class Prompt:
     """What is asked of a generator."""
 
-    #: Name of the pipeline's step, for records and replays.
+    #: The pipeline's step, for records and replays.
     name: str
     text: str
     max_tokens: int
     stop: tuple[str, ...] = ()
     #: Whether the pieces' probabilities are needed.
     logprobs: bool = False
-    #: Whether the answer goes on where the text ends: never as a chat.
+    #: Whether the answer continues the text; never sent as a chat.
     append: bool = False
 
     def __post_init__(self) -> None:
@@ -80,6 +79,22 @@ class Generator(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a server chooses tokens."""
+
+    temperature: float = 0.0
+    #: None: the server's.
+    seed: int | None = 0
+    #: Fields of a request that are not OpenAI's, as the server takes them: vLLM's ``ignore_eos``.
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def fields(self) -> dict[str, Any]:
+        """Of a request's body."""
+        seed = {} if self.seed is None else {"seed": self.seed}
+        return {"temperature": self.temperature, **seed, **self.extra}
+
+
 class OpenAIGenerator:
     """A server's ``/v1/completions`` or ``/v1/chat/completions``, streamed. Any thread; close it once."""
 
@@ -90,9 +105,7 @@ class OpenAIGenerator:
         model: str = "",
         key: str | None = None,
         mode: Literal["chat", "completions"] = "chat",
-        temperature: float = 0.0,
-        seed: int | None = 0,
-        extra: Mapping[str, Any] | None = None,
+        sampling: Sampling | None = None,
         timeout_s: float = 120.0,
         idle_s: float = 30.0,
         clock: Callable[[], float] = time.perf_counter,
@@ -103,8 +116,8 @@ class OpenAIGenerator:
             url: of the server, with or without ``/v1``.
             model: as the server names it; empty: the only one that it serves, asked for once.
             key: an API key, sent as a bearer token.
-            extra: fields of a request that are not OpenAI's, as the server takes them: vLLM's ``ignore_eos``.
             mode: "chat" for models with a chat template, "completions" for plain text.
+            sampling: None: greedy, with seed 0.
             timeout_s: longest time of one generation. ``idle_s``: longest silence within it.
 
         Raises:
@@ -125,11 +138,11 @@ class OpenAIGenerator:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._model = model
         self._mode = mode
-        self._sampling = {"temperature": temperature, **({} if seed is None else {"seed": seed}), **(extra or {})}
+        self._sampling = (sampling or Sampling()).fields()
         self._timeout_s = timeout_s
         self._idle_s = idle_s
         self._clock = clock
-        # Encodings are refused: what a server sends is bounded as it is read. Proxies are not asked: it is near.
+        # No encodings: answers are bounded as they are read. No proxies: the server is near.
         headers = {"accept-encoding": "identity", **({} if key is None else {"authorization": f"Bearer {key}"})}
         self._client = httpx.Client(
             headers=headers,
@@ -209,7 +222,7 @@ class OpenAIGenerator:
                     raise GenerationError(f"{self._url} sent more than {_MAX_TEXT} characters; the answer is cut off")
                 logprobs = logprobs_of(choice)
                 if text or logprobs:
-                    # Without probabilities an event counts as a token: what servers send, but for bursts.
+                    # Without probabilities an event counts as one token; bursts are then counted too low.
                     tokens = len(logprobs) or 1
                     yield Piece(text=text, tokens=tokens, at_s=self._clock() - started, logprobs=logprobs)
                 reason = str(choice.get("finish_reason") or reason)

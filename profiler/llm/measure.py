@@ -1,8 +1,8 @@
 """Profiles an LLM behind an OpenAI-compatible server: throughput, TTFT and TPOT under rising concurrency.
 
-One run gives one point of mu(KV): the throughput at which more concurrency helps no more, at the KV-cache size that
-the server has now. Runs at other sizes add their points (:func:`merge_points`); vLLM's offline API sweeps sizes in
-:mod:`hybridindex.profiler.llm.offline`. Stores nothing.
+One run gives one point of mu(KV): the saturated throughput at the KV-cache size that the server has now. Runs at other
+sizes add their points (:func:`merge_points`); :mod:`hybridindex.profiler.llm.offline` sweeps sizes with vLLM's offline
+API. Stores nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ def profile_llm_server(
     url: str,
     request: LLMRequest | None = None,
     *,
-    model: str | None = None,
     key: str | None = None,
-    kv_cache_bytes: int | None = None,
-    n_devices: int = 1,
     timeout_s: float = 60.0,
     wait_s: float = 0.0,
     progress: Progress | None = None,
@@ -38,10 +35,7 @@ def profile_llm_server(
 
     Args:
         url: of an OpenAI-compatible server: vLLM, SGLang, llama.cpp.
-        model: which of those it serves; may be left out where it serves one.
         key: sent as a bearer token.
-        kv_cache_bytes: of one device, where the server's ``/metrics`` do not tell.
-        n_devices: that one engine's KV cache is spread over.
         timeout_s: bounds each request.
         wait_s: how long the server may still be starting.
         checkpoint: keeps finished levels until the measurement is complete.
@@ -51,16 +45,14 @@ def profile_llm_server(
         InvalidInputError: an argument is out of range, or the KV-cache size is not known.
     """
     request = request or LLMRequest()
-    if n_devices < 1 or (kv_cache_bytes is not None and kv_cache_bytes < 1):
-        raise InvalidInputError(f"kv_cache_bytes is {kv_cache_bytes}, n_devices {n_devices}; expected 1 or more")
 
     async def run() -> LLMMeasurement:
         connections = request.max_concurrency + 2
         async with LLMServer(url, key=key, timeout_s=timeout_s, connections=connections) as server:
             await server.wait_ready(wait_s)
-            served = await _choose_model(server, model)
-            state, unread = await _cache_state(server, required=kv_cache_bytes is None)
-            kv_bytes = _kv_bytes(server.url, state, kv_cache_bytes, n_devices)
+            served = await _choose_model(server, request.model)
+            state, unread = await _cache_state(server, required=request.kv_cache_bytes is None)
+            kv_bytes = _kv_bytes(server.url, state, request)
             run = LLMRun(server, served[0], served[1], kv_bytes, state, request, progress or (lambda *_: None))
             measured = await run.measure(checkpoint)
             return replace(measured, notes={**measured.notes, "metrics": unread}) if unread else measured
@@ -80,7 +72,7 @@ async def _choose_model(server: LLMServer, model: str | None) -> tuple[str, int 
 
 
 async def _cache_state(server: LLMServer, *, required: bool) -> tuple[CacheState | None, str]:
-    """What the server tells of its cache, and why it could not be read: nothing fails for metrics nobody needs."""
+    """The cache as the server reports it, and why it could not be read; an error only where it is ``required``."""
     try:
         return await server.cache_state(), ""
     except LLMServerError as error:
@@ -89,9 +81,11 @@ async def _cache_state(server: LLMServer, *, required: bool) -> tuple[CacheState
         return None, str(error)
 
 
-def _kv_bytes(url: str, state: CacheState | None, given: int | None, n_devices: int) -> int:
+def _kv_bytes(url: str, state: CacheState | None, request: LLMRequest) -> int:
     """KV-cache bytes over all devices and engines."""
-    each = given if given is not None else None if state is None else state.kv_bytes
+    each = request.kv_cache_bytes
+    if each is None and state is not None:
+        each = state.kv_bytes
     if each is None or each < 1:
         why = (
             "has no vLLM metrics; give --kv-cache-bytes (of llama.cpp: what llama-server -lv 4 logs as KV buffer size, "
@@ -102,7 +96,7 @@ def _kv_bytes(url: str, state: CacheState | None, given: int | None, n_devices: 
             "give them as --kv-cache-bytes"
         )
         raise InvalidInputError(f"kv_cache_bytes is not known: {url}/metrics {why}")
-    return each * n_devices * (1 if state is None else state.n_engines)
+    return each * request.n_devices * (1 if state is None else state.n_engines)
 
 
 def merge_points(measurements: Sequence[LLMMeasurement]) -> LLMProfile:

@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
+from hybridindex.cli.chat_parts import settings_of
 from hybridindex.cli.commands import chat as commands_chat
-from hybridindex.cli.commands.chat_parts import settings_of
 from hybridindex.cli.console import ExitCode
-from hybridindex.demo.documents import EMBEDDER
 from hybridindex.rag import embed
 from hybridindex.rag.documents import DocumentStore, write_documents
+from hybridindex.rag.embed import EMBEDDER
 from hybridindex.rag.periodic import PeriodicRetrieval
 from hybridindex.rag.pipelines import PIPELINES, run_pipeline
 from hybridindex.rag.records import Answer, Passage

@@ -228,7 +228,7 @@ def test_ctrl_c_during_a_command_says_so(cli, monkeypatch, as_json):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hybridindex.cli.main.examine", interrupted)
+    monkeypatch.setattr("hybridindex.cli.commands.doctor.examine", interrupted)
     answer = cli("doctor", *(["--json"] if as_json else []))
     assert answer.code == ExitCode.INTERRUPTED
     assert "KeyboardInterrupt: interrupted" in answer.err
@@ -280,7 +280,7 @@ def test_an_error_of_the_system_is_one_line(cli, monkeypatch, as_json):
     def full():
         raise OSError(28, "No space left on device", "somewhere")
 
-    monkeypatch.setattr("hybridindex.cli.main.examine", full)
+    monkeypatch.setattr("hybridindex.cli.commands.doctor.examine", full)
     answer = cli("doctor", *(["--json"] if as_json else []))
     assert answer.code == ExitCode.UNEXPECTED
     assert "No space left on device" in answer.err

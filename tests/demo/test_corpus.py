@@ -15,7 +15,8 @@ from hybridindex.demo.corpus import (
     wikipedia_leads,
     write_passages,
 )
-from hybridindex.demo.fetch import AptArchive, FetchError
+from hybridindex.demo.fetch import AptArchive
+from hybridindex.rag.wheels import FetchError
 from tests.demo.small_files import write_dictionary, write_wikipedia_wheel
 
 _SENTENCE = "This page explains how the small machine reads its first long line"

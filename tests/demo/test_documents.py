@@ -10,8 +10,9 @@ import pytest
 
 from hybridindex.demo.chunk import chunk_text
 from hybridindex.demo.dataset import SourceCount
-from hybridindex.demo.documents import EMBEDDER, TOKENIZER, demo_documents, repeated_title, write_demo_documents
+from hybridindex.demo.documents import demo_documents, repeated_title, write_demo_documents
 from hybridindex.rag.documents import DocumentStore
+from hybridindex.rag.embed import EMBEDDER, TOKENIZER
 from tests.demo.small_files import toy_embedder
 
 _LONG = " ".join(f"word{number} runs." for number in range(150))

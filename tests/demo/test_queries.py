@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridindex.demo.fetch import FetchError
 from hybridindex.demo.queries import (
     QUERY_SOURCES,
     QuerySource,
@@ -25,6 +24,7 @@ from hybridindex.demo.queries import (
     web_topics,
 )
 from hybridindex.errors import InvalidInputError
+from hybridindex.rag.wheels import FetchError
 from tests.demo.small_files import write_cast_wheel, write_fanout_wheel, write_pyserini_wheel
 
 

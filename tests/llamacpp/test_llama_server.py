@@ -13,7 +13,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -98,7 +98,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def test_it_is_measured(served: Served) -> None:
     with pytest.raises(InvalidInputError, match="KV buffer size"):
         profile_llm_server(served.url, SMALL)
-    measured = profile_llm_server(served.url, SMALL, kv_cache_bytes=64 << 20)
+    measured = profile_llm_server(served.url, replace(SMALL, kv_cache_bytes=64 << 20))
     assert measured.model == "small"
     for level in measured.levels:
         assert level.output_tokens == 6  # end of text was ignored
@@ -107,9 +107,9 @@ def test_it_is_measured(served: Served) -> None:
     assert [round(tokens / 16) for tokens, _ in measured.prefill] == [1]
     assert measured.notes["prompt_lengths_left_out"] == [2000]  # it told its context
     with pytest.raises(InvalidInputError, match=f"1000 \\+ 100 tokens; expected {CONTEXT} at most"):
-        profile_llm_server(served.url, LLMRequest(input_tokens=1000, output_tokens=100), kv_cache_bytes=64 << 20)
+        profile_llm_server(served.url, LLMRequest(input_tokens=1000, output_tokens=100, kv_cache_bytes=64 << 20))
     with pytest.raises(LLMServerError, match="serves small, not large"):
-        profile_llm_server(served.url, model="large")
+        profile_llm_server(served.url, LLMRequest(model="large"))
 
 
 @pytest.mark.parametrize("mode", ["chat", "completions"])

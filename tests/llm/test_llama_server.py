@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,17 +65,17 @@ def test_each_of_its_aliases_is_the_model_that_is_recorded(server: LLMDouble) ->
     ):
         generator.ready()
     with pytest.raises(LLMServerError, match="serves small, not large"):
-        profile_llm_server(server.url, SMALL, model="large", kv_cache_bytes=1000)
+        profile_llm_server(server.url, replace(SMALL, model="large", kv_cache_bytes=1000))
 
 
 def test_it_is_measured_by_an_alias_within_the_context_that_it_tells(server: LLMDouble) -> None:
     server.routes["/v1/completions"] = server.complete
-    measured = profile_llm_server(server.url, SMALL, model="tiny", kv_cache_bytes=1000)
+    measured = profile_llm_server(server.url, replace(SMALL, model="tiny", kv_cache_bytes=1000))
     assert measured.model == "small"
     assert measured.levels[0].kv_usage is None
     asked = len(server.completions)
     with pytest.raises(InvalidInputError, match=r"4000 \+ 100 tokens; expected 4096 at most"):
-        profile_llm_server(server.url, LLMRequest(input_tokens=4000, output_tokens=100), kv_cache_bytes=1000)
+        profile_llm_server(server.url, LLMRequest(input_tokens=4000, output_tokens=100, kv_cache_bytes=1000))
     assert len(server.completions) == asked
 
 
@@ -96,7 +97,7 @@ def test_a_crowd_that_fills_its_context_is_told_how_many_are_too_many(server: LL
     server.routes["/v1/completions"] = crowded
     why = r"at concurrency 2: .* within the answer: 'Context size has been exceeded\.' \(--max-concurrency 1 stops"
     with pytest.raises(LLMServerError, match=why):
-        profile_llm_server(server.url, SMALL, kv_cache_bytes=1000)
+        profile_llm_server(server.url, replace(SMALL, kv_cache_bytes=1000))
     server.routes["/v1/completions"] = full
     with (
         OpenAIGenerator(server.url, mode="completions") as generator,

@@ -1,9 +1,15 @@
-"""The tree itself: links resolve, every room is a declared package, imports point the way architecture.md says."""
+"""The tree itself: links, packages, who may import whom, no circles, folders that a reader can survey.
+
+docs/architecture.md tells the same in words; changing a table here is a decision (docs/adr).
+"""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,55 +17,108 @@ import pytest
 import hybridindex
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("profiler", "partitioner", "router", "migrations")
+#: Rooms that stand at the top of the repository and are linked into the package.
+TOP = ("profiler", "partitioner", "router", "migrations")
+#: Folders of source files.
+SOURCES = {".py", ".cpp", ".h", ".js", ".css", ".html"}
+MOST_FILES, MOST_AT_THE_ROOT = 16, 12
 
-#: room -> rooms of hybridindex it may import (besides itself, types, errors and paging).
+#: Shared by all rooms; they import nothing but each other.
+SHARED = {"types", "errors", "paging", "config", "extension", "online_fit", "answer_codec", "__version__"}
+#: Room -> the rooms that it may import.
 ALLOWED = {
     "index": set(),
     "tiers": {"index"},
     "store": {"migrations"},
     "migrations": {"store"},
     "partitioner": set(),
-    # Event streams of LLM servers, for all who talk to one.
     "llm": set(),
-    "profiler": {"index", "tiers", "llm"},
     "router": {"index", "tiers", "partitioner"},
-    # A daemon serves what the facade opens; it shares the binary answers with its clients, and nothing else.
-    "service": {"facade", "committed", "store", "router", "partitioner", "profiler", "tiers", "answers", "__version__"},
-    "client": {"answers"},
-    # Puts the daemon's routes into vLLM's server, whose arguments come from a plan; retrievers of other frameworks.
-    "integrations": {"service", "partitioner", "rag"},
-    # Pipelines know sessions, generators and stores by protocol: routers and clients come from outside.
+    "profiler": {"index", "tiers", "llm", "partitioner", "router"},
+    "plans": {"index", "partitioner", "profiler", "store", "tiers"},
+    "api": {"index", "tiers", "partitioner", "profiler", "router", "plans", "store"},
+    "refresh": {"index", "tiers", "partitioner", "profiler", "router", "plans", "store"},
+    "service": {"tiers", "partitioner", "router", "plans", "store", "api", "refresh"},
+    "client": set(),
     "rag": {"llm"},
-    # Virtual time: what the router decides is asked of its pure parts.
-    "simulator": {"partitioner", "router"},
+    # Puts the daemon's routes into vLLM's server, whose arguments come from a plan; retrievers of other frameworks.
+    "integrations": {"partitioner", "rag", "service"},
+    # What no server imports. Policies are those of the router and the refresh.
+    "studies": {"partitioner", "router", "plans", "refresh"},
+    "report": {"partitioner", "studies"},
+    "demo": {"partitioner", "profiler", "rag", "report", "tiers", "cli"},
 }
-SHARED = {"types", "errors", "paging", "extension", "running"}
-#: May import the daemon and its clients.
-ABOVE = {"cli", "service", "client", "integrations"}
+#: The command line alone imports everything.
+ABOVE = {"cli", "__main__", "old_paths"}
+
+#: Room -> its sub-rooms and files from the bottom up: each imports itself and what stands before it. "." are the files
+#: that have no entry of their own.
+ORDER = {
+    "index": ("codec", "storage", "faiss_files", "."),
+    "tiers": ("contract", "host", "paged", "shard", "."),
+    "router": ("batch", "lookahead", "devices", "."),
+    "partitioner": ("models", "."),
+    "profiler": (".", "llm"),
+    "service": (".", "observe", "http", "daemon"),
+    "rag": (".", "pipelines"),
+    "cli": (".", "commands", "main", "entry"),
+    "studies": ("hardware", "schedule", "simulator", "what_if"),
+}
+#: No I/O, clock, thread, randomness of their own.
 PURE = {"torch", "faiss", "sqlalchemy", "threading", "time", "random", "os", "subprocess"}
+PURE_FILES = (
+    "partitioner",
+    "router/batch/batching.py",
+    "router/lookahead/hotness.py",
+    "router/lookahead/grouping.py",
+    "hybridindex/refresh/drift.py",
+    "hybridindex/refresh/update_cycle.py",
+    "hybridindex/plans/replan.py",
+)
 
 
-def modules(room: str) -> list[Path]:
-    folder = ROOT / room if room in ROOMS else ROOT / "hybridindex" / room
-    found = sorted(folder.rglob("*.py"))
-    assert found
+@cache
+def files() -> dict[str, Path]:
+    """Module name -> file, of the whole product."""
+    found = {}
+    for path in [*(ROOT / "hybridindex").rglob("*.py"), *(p for room in TOP for p in (ROOT / room).rglob("*.py"))]:
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if parts[0] == "hybridindex" and parts[1] in TOP:
+            continue  # through a link
+        name = ".".join(parts if parts[0] == "hybridindex" else ("hybridindex", *parts))
+        found[name.removesuffix(".__init__")] = path
+    assert len(found) > 200
     return found
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def imports(name: str) -> frozenset[str]:
+    """What a module imports, anywhere in it and for types too: modules of ours by their own name."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(files()[name].read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} uses a relative import"
+            assert node.level == 0, f"{name} uses a relative import"
             module = node.module or ""
-            names |= {f"{module}.{alias.name}" for alias in node.names} if module == "hybridindex" else {module}
-    return names
+            for alias in node.names:
+                inner = f"{module}.{alias.name}"
+                names.add(inner if inner in files() or module == "hybridindex" else module)
+    return frozenset(names)
 
 
-@pytest.mark.parametrize("room", ROOMS)
+def room_of(name: str) -> str:
+    """ "hybridindex.router.batch.split" -> "router"."""
+    return name.split(".")[1] if "." in name else "__init__"
+
+
+def in_room(room: str) -> list[str]:
+    found = [name for name in files() if room_of(name) == room]
+    assert found, f"there is no {room}"
+    return found
+
+
+@pytest.mark.parametrize("room", TOP)
 def test_links_resolve_to_the_top_level_rooms(room):
     link = ROOT / "hybridindex" / room
     assert link.is_symlink()
@@ -68,42 +127,83 @@ def test_links_resolve_to_the_top_level_rooms(room):
 
 def test_declared_packages_are_the_folders_with_an_init():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["scikit-build"]["wheel"]["packages"]
-    assert declared == {"hybridindex": "hybridindex", **{f"hybridindex/{room}": room for room in ROOMS}}
-    for folder in declared.values():
-        for path in (ROOT / folder).rglob("*.py"):
-            assert (path.parent / "__init__.py").exists(), f"{path.parent} is no package"
+    assert declared == {"hybridindex": "hybridindex", **{f"hybridindex/{room}": room for room in TOP}}
+    for path in files().values():
+        assert (path.parent / "__init__.py").exists(), f"{path.parent} is no package"
 
 
-@pytest.mark.parametrize("room", ALLOWED)
-def test_arrows_point_the_right_way(room):
-    for path in modules(room):
-        for name in imports(path):
-            head, _, rest = name.partition(".")
-            if head in ROOMS:
-                pytest.fail(f"{path} imports the bare name {name}")
-            if head == "hybridindex" and rest:
-                target = rest.split(".")[0]
-                assert target in {room, *SHARED} | ALLOWED[room], f"{path} imports {name}"
+def test_every_room_has_its_arrows():
+    rooms = {room_of(name) for name in files()} - SHARED - ABOVE - {"__init__"}
+    assert rooms == set(ALLOWED)
 
 
-def test_nobody_but_the_command_line_imports_the_daemon_or_its_clients():
-    for path in (ROOT / "hybridindex").rglob("*.py"):
-        room = path.relative_to(ROOT / "hybridindex").parts[0]
-        if room not in ABOVE:
-            used = {name.split(".")[1] for name in imports(path) if name.startswith("hybridindex.")}
-            assert not used & {"service", "client"}, f"{path} imports {used & {'service', 'client'}}"
+@pytest.mark.parametrize("room", [*ALLOWED, *sorted(SHARED - {"__version__"})])
+def test_arrows_between_rooms_point_one_way(room):
+    may = {room, *SHARED} | ALLOWED.get(room, set())
+    for name in in_room(room):
+        for imported in imports(name):
+            assert imported.split(".")[0] not in TOP, f"{name} imports the bare name {imported}"
+            if imported.startswith("hybridindex."):
+                assert room_of(imported) in may, f"{name} imports {imported}"
 
 
-def test_partitioner_is_pure():
-    for path in modules("partitioner"):
-        used = {name.split(".")[0] for name in imports(path)} & PURE
-        assert not used, f"{path} imports {used}"
+def test_every_arrow_that_is_allowed_is_there():
+    for room, may in ALLOWED.items():
+        used = {room_of(imported) for name in in_room(room) for imported in imports(name)}
+        assert may <= used, f"{room} need not import {may - used}"
 
 
-@pytest.mark.parametrize("file", ["batching.py", "hotness.py", "grouping.py", "drift.py", "update_cycle.py"])
-def test_policies_of_the_router_are_pure(file):
-    used = {name.split(".")[0] for name in imports(ROOT / "router" / file)} & PURE
-    assert not used, f"router/{file} imports {used}"
+@pytest.mark.parametrize("room", ORDER)
+def test_sub_rooms_import_only_what_stands_below_them(room):
+    order = ORDER[room]
+
+    def place(name: str) -> int:
+        head = (*name.split(".")[2:], ".")[0]
+        return order.index(head if head in order else ".")
+
+    for entry in order:
+        assert entry == "." or any(name.split(".")[2:3] == [entry] for name in in_room(room)), f"{room} has no {entry}"
+    for name in in_room(room):
+        if files()[name].name == "__init__.py":
+            continue  # it exports what is below
+        for imported in imports(name):
+            if imported.startswith(f"hybridindex.{room}."):
+                assert place(imported) <= place(name), f"{name} imports {imported}"
+
+
+def test_files_import_each_other_in_no_circle():
+    done: set[str] = set()
+    under_way: list[str] = []
+
+    def visit(name: str) -> None:
+        if name in under_way:
+            pytest.fail("a circle: " + " -> ".join([*under_way[under_way.index(name) :], name]))
+        if name in done:
+            return
+        under_way.append(name)
+        for imported in sorted(imports(name)):
+            if imported in files():
+                visit(imported)
+        done.add(under_way.pop())
+
+    for name in files():
+        visit(name)
+
+
+@pytest.mark.parametrize("where", PURE_FILES)
+def test_what_decides_is_pure(where):
+    path = ROOT / where
+    for name in [name for name, file in files().items() if file == path or path in file.parents] or [where]:
+        used = {imported.split(".")[0] for imported in imports(name)} & PURE
+        assert not used, f"{name} imports {used}"
+
+
+def test_no_folder_holds_more_files_than_one_can_survey():
+    for top in ("hybridindex", *TOP):
+        for folder in [ROOT / top, *(p for p in (ROOT / top).rglob("*") if p.is_dir())]:
+            found = [p for p in folder.iterdir() if p.suffix in SOURCES]
+            assert len(found) <= MOST_FILES, f"{folder} holds {len(found)} files"
+    assert len(list((ROOT / "hybridindex").glob("*.py"))) <= MOST_AT_THE_ROOT
 
 
 def test_public_names():
@@ -139,9 +239,6 @@ HEAVY = {"faiss", "torch", "triton", "matplotlib", "fastapi", "uvicorn", "scipy.
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_importing_loads_nothing_heavy(module, heavy):
-    import subprocess
-    import sys
-
     code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert out.stdout.strip() == "[]"

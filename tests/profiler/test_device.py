@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 
 import numpy as np
 import pytest
 
+import hybridindex.profiler.device as device_module
 from hybridindex.errors import DeviceNotFoundError
 from hybridindex.profiler.device import time_device, time_transfers
+from hybridindex.profiler.request import ProfileRequest
 
 torch = pytest.importorskip("torch")
 
@@ -17,18 +20,22 @@ def order(index):
     return np.argsort(-index.list_sizes, kind="stable")
 
 
-def timed(index, name, queries, order, **options):
+@pytest.fixture(autouse=True)
+def _small_copies(monkeypatch):
+    monkeypatch.setattr(device_module, "TRANSFER_BYTES", (1 << 10, 1 << 16))
+
+
+def timed(index, name, queries, order, *, max_seconds=60.0, clock=time.perf_counter, **options):
     settings = {
         "nprobe": 6,
         "k": 3,
         "batches": (1, 4),
         "repeats": 2,
-        "max_seconds": 60.0,
-        "budget_bytes": 16 << 20,
-        "transfer_bytes": (1 << 10, 1 << 16),
+        "device_budget_bytes": 16 << 20,
         **options,
     }
-    return time_device(index, name, index.transform(queries), order, **settings)
+    request, x = ProfileRequest(**settings), index.transform(queries)
+    return time_device(index, name, x, order, request, max_seconds=max_seconds, clock=clock)
 
 
 def test_stand_in_scans_and_copies_are_timed_and_say_what_they_are(index, queries, order):
@@ -45,16 +52,17 @@ def test_stand_in_scans_and_copies_are_timed_and_say_what_they_are(index, querie
     assert len({s.coverage for s in timing.samples}) == 3
 
 
-def test_only_what_fits_the_budget_is_scanned(index, queries, order):
+def test_only_what_fits_the_budget_is_scanned(index, queries, order, monkeypatch):
+    monkeypatch.setattr(device_module, "TRANSFER_BYTES", (1 << 30,))
     # Two pages of 64 KiB beside the scratch.
-    timing = timed(index, "cpu", queries, order, budget_bytes=2 * 65536 + 32768, transfer_bytes=(1 << 30,))
+    timing = timed(index, "cpu", queries, order, device_budget_bytes=2 * 65536 + 32768)
     assert 0 < timing.notes["lists_loaded"] < index.nlist
     assert all(s.coverage <= timing.notes["coverage_loaded"] for s in timing.samples)
     assert max(t.nbytes for t in timing.transfers) <= 2 * 65536 + 32768
 
 
 def test_a_budget_below_one_page_gives_transfers_only(index, queries, order):
-    timing = timed(index, "cpu", queries, order, budget_bytes=100)
+    timing = timed(index, "cpu", queries, order, device_budget_bytes=100)
     assert timing.samples == ()
     assert timing.transfers
     assert timing.notes["lists_loaded"] == 0
@@ -77,10 +85,14 @@ def test_nothing_stays_behind(index, queries, order):
     assert set(threading.enumerate()) <= before
 
 
-def test_a_scan_that_fails_closes_the_device(index, queries, order):
+def test_a_scan_that_fails_closes_the_device(index, queries, order, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("it burns")
+
+    monkeypatch.setattr(device_module._DeviceBench, "run", fail)
     before = set(threading.enumerate())
-    with pytest.raises(Exception, match="k is 0"):
-        timed(index, "cpu", queries, order, k=0)
+    with pytest.raises(RuntimeError, match="it burns"):
+        timed(index, "cpu", queries, order)
     assert set(threading.enumerate()) <= before
 
 

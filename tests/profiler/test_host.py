@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import faiss
 import numpy as np
 import pytest
 
 from hybridindex.profiler.host import host_threads, time_host
+from hybridindex.profiler.request import ProfileRequest
 from hybridindex.profiler.work import work_of
 from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
 
@@ -31,17 +33,10 @@ def order(index):
     return np.argsort(-index.list_bytes, kind="stable")
 
 
-def timed(index, queries, order, scanner, **options):
-    settings = {
-        "nprobe": 4,
-        "k": 3,
-        "batches": (1, 4),
-        "coverages": (0.25, 0.5),
-        "repeats": 3,
-        "max_seconds": 60.0,
-        **options,
-    }
-    return time_host(index, scanner, index.transform(queries), order, **settings)
+def timed(index, queries, order, scanner, *, max_seconds=60.0, clock=time.perf_counter, **options):
+    settings = {"nprobe": 4, "k": 3, "batches": (1, 4), "coverages": (0.25, 0.5), "repeats": 3, **options}
+    request, x = ProfileRequest(**settings), index.transform(queries)
+    return time_host(index, scanner, x, order, request, max_seconds=max_seconds, clock=clock)
 
 
 def test_every_batch_and_coverage_is_timed_once_a_round(index, queries, order):
@@ -122,24 +117,6 @@ def test_two_rounds_of_the_smallest_batch_are_measured_whatever_they_take(index,
     assert timing.notes["batches"] == [1]
     assert timing.notes["rounds"] == 2
     assert timing.notes["rounds_wanted"] == 9
-
-
-def test_a_runner_is_timed_with_untransformed_queries(index, queries, order):
-    ran = []
-    timing = timed(
-        index,
-        queries,
-        order,
-        RecordingScanner(),
-        raw_queries=queries + 1,
-        runner=lambda x, nprobe: ran.append((x, nprobe)),
-    )
-    routed = [s for s in timing.samples if s.stage == "batch"]
-    assert [s.batch for s in routed] == [len(x) for x, _ in ran]
-    assert sum(s.batch == 4 for s in routed) == 3
-    assert all(nprobe == 4 for _, nprobe in ran)
-    assert all((x[:, None] == queries + 1).all(axis=2).any(axis=1).all() for x, _ in ran)
-    assert all(s.work_bytes > 0 and s.probes == s.batch * 4 for s in routed)
 
 
 def test_faiss_gets_its_own_thread_setting_back(index):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.profiler.open_loop import poisson_arrivals, run_open_loop
+from hybridindex.profiler.open_loop import PoissonLoad, poisson_arrivals, run_open_loop
 from hybridindex.router import Router
 from hybridindex.tiers.host.native_scanner import HostNativeScanner
 from tests.clustered import clustered, small_index
@@ -29,7 +29,7 @@ def test_arrivals_are_poisson():
 
 def test_every_request_is_counted(index):
     with Router(index) as router:
-        result = run_open_loop(router, clustered(50), rate=400, duration_s=0.5, slo_ms=60_000)
+        result = run_open_loop(router, clustered(50), PoissonLoad(rate=400, duration_s=0.5, slo_ms=60_000))
     assert result.n_requests == len(poisson_arrivals(400, 0.5, 0))
     assert result.n_failed == 0
     assert result.attainment == 1.0
@@ -43,7 +43,7 @@ def test_failures_count_against_attainment(index, monkeypatch):
 
     monkeypatch.setattr(HostNativeScanner, "scan_checked", broken)
     with Router(index) as router:
-        result = run_open_loop(router, clustered(50), rate=200, duration_s=0.3, slo_ms=60_000)
+        result = run_open_loop(router, clustered(50), PoissonLoad(rate=200, duration_s=0.3, slo_ms=60_000))
     assert result.n_failed == result.n_requests
     assert result.attainment == 0.0
 
@@ -51,4 +51,4 @@ def test_failures_count_against_attainment(index, monkeypatch):
 @pytest.mark.parametrize(("rate", "duration_s"), [(0, 1), (-1, 1), (10, 0), (float("nan"), 1), (0.001, 0.001)])
 def test_bad_loads_are_named(index, rate, duration_s):
     with Router(index) as router, pytest.raises(InvalidInputError, match=r"rate|duration_s"):
-        run_open_loop(router, clustered(5), rate=rate, duration_s=duration_s)
+        run_open_loop(router, clustered(5), PoissonLoad(rate=rate, duration_s=duration_s))

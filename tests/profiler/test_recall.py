@@ -114,13 +114,14 @@ def test_an_id_that_was_imported_twice_is_found_by_either_list(tmp_path):
         assert (rows == 0).all()
 
 
-def test_exhaustive_search_stops_in_time_but_not_before_the_minimum(index):
+def test_exhaustive_search_stops_in_time_but_not_before_the_minimum(index, monkeypatch):
     scanner = HostFaissScanner(index, threads=1)
     x = clustered(200, seed=3)
     ticking = iter(range(1000))
     late = search_exhaustively(index, scanner, x, 3, max_seconds=0.5, clock=lambda: float(next(ticking)))
     assert len(late.queries) == MIN_QUERIES
-    few = search_exhaustively(index, scanner, x, 3, max_seconds=60, max_queries=20)
+    monkeypatch.setattr(recall_module, "MAX_QUERIES", 20)
+    few = search_exhaustively(index, scanner, x, 3, max_seconds=60)
     assert len(few.queries) == 20
 
 

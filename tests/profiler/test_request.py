@@ -4,34 +4,17 @@ import numpy as np
 import pytest
 
 from hybridindex.errors import InvalidInputError, ProfileError
-from hybridindex.profiler.request import DEFAULT_BATCHES, check_request
+from hybridindex.profiler.request import DEFAULT_BATCHES, ProfileRequest
 
 
-def request(**changes):
-    values = {
-        "n_queries": 200,
-        "nlist": 32,
-        "default_nprobe": 8,
-        "nprobe": None,
-        "recall_target": None,
-        "k": 10,
-        "batches": None,
-        "coverages": (0.1, 0.5),
-        "repeats": 3,
-        "threads": None,
-        "devices": (),
-        "seed": 0,
-        "max_seconds": 60.0,
-        **changes,
-    }
-    return check_request(**values)
+def request(n_queries=200, **changes):
+    return ProfileRequest(**changes).for_index(n_queries, 32, 8)
 
 
 def test_defaults_are_filled_in():
     made = request()
     assert made.nprobe == 8
     assert made.batches == tuple(b for b in DEFAULT_BATCHES if b <= 100)
-    assert made.batches_too_large == tuple(b for b in DEFAULT_BATCHES if b > 100)
     assert request(recall_target=0.9).nprobe is None
 
 
@@ -69,6 +52,9 @@ def test_too_few_queries_say_how_many_there_are_and_should_be():
         ({"recall_target": "x"}, "recall_target holds 'x'; expected numbers"),
         ({"max_seconds": "x"}, "max_seconds holds 'x'; expected numbers"),
         ({"batches": 4}, "batches is 4; expected a list"),
+        ({"batches": None}, "batches is None; expected a list"),
+        ({"device_budget_bytes": 1.5}, "device_budget_bytes holds 1.5"),
+        ({"history_decay": "x"}, "history_decay holds 'x'"),
         ({"devices": "cuda:0"}, "devices is 'cuda:0'; expected a list of names"),
         ({"devices": None}, "devices is None; expected a list"),
         ({"devices": [0]}, r"devices are \(0,\); expected a list of names"),

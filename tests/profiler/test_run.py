@@ -10,18 +10,22 @@ import hybridindex.profiler.run as run_module
 from hybridindex.errors import DeviceError, DeviceNotFoundError, InvalidInputError, ProfileError, ProfileMismatchError
 from hybridindex.index import from_faiss
 from hybridindex.partitioner import make_plan
-from hybridindex.profiler import profile_index
+from hybridindex.partitioner.request import PlanRequest
+from hybridindex.profiler import ProfileRequest, profile_index
 from hybridindex.profiler.access import access_counts, split_halves
 from hybridindex.store import ControlStore
-from hybridindex.types import StageSample
 from tests.clustered import clustered, small_index
 
 QUICK = {"batches": (1, 4), "repeats": 2, "coverages": (0.2,), "threads": 1, "k": 5}
 
 
+def profiled(index, queries, *, progress=None, checkpoint=None, **asked):
+    return profile_index(index, queries, ProfileRequest(**asked), progress=progress, checkpoint=checkpoint)
+
+
 @pytest.fixture(scope="module")
 def profile(index, queries):
-    return profile_index(index, queries, nprobe=6, devices=["cpu"], device_budget_bytes=16 << 20, **QUICK)
+    return profiled(index, queries, nprobe=6, devices=["cpu"], device_budget_bytes=16 << 20, **QUICK)
 
 
 def test_a_profile_holds_what_was_measured_and_where(profile, index, queries):
@@ -49,12 +53,12 @@ def test_the_store_keeps_it_and_the_partitioner_plans_from_it(profile, tmp_path)
         kept = store.load_profile(store.save_profile(profile).id)
     assert replace(kept, id=None).stages == profile.stages
     assert kept.notes == profile.notes
-    plan = make_plan(kept, slo_ms=1000, device_budget_bytes=1 << 20)
+    plan = make_plan(kept, PlanRequest.resolve(slo_ms=1000, device_budget_bytes=1 << 20))
     assert plan.verdict == "feasible"
 
 
 def test_recall_target_chooses_the_smallest_nprobe(index, queries):
-    made = profile_index(index, queries, recall_target=0.9, **QUICK)
+    made = profiled(index, queries, recall_target=0.9, **QUICK)
     by_nprobe = {p.nprobe: p.recall for p in made.recall}
     assert by_nprobe[made.nprobe] >= 0.9
     assert all(recall < 0.9 for nprobe, recall in by_nprobe.items() if nprobe < made.nprobe)
@@ -63,12 +67,12 @@ def test_recall_target_chooses_the_smallest_nprobe(index, queries):
 
 
 def test_nprobe_defaults_to_the_index_s(index, queries):
-    assert profile_index(index, queries[:64], **QUICK).nprobe == index.nprobe
+    assert profiled(index, queries[:64], **QUICK).nprobe == index.nprobe
 
 
 def test_a_codec_of_the_host_skips_devices_and_says_so(tmp_path, queries):
     with small_index(tmp_path / "idx", codec="pqfs", metric="ip") as index:
-        made = profile_index(index, queries, devices=["cpu"], **QUICK)
+        made = profiled(index, queries, devices=["cpu"], **QUICK)
     assert "host only" in made.notes["device cpu"]["skipped"]
     assert made.transfers == ()
     assert {s.stage for s in made.stages} == {"coarse", "host_scan"}
@@ -80,7 +84,7 @@ def test_a_device_that_fails_is_left_out_and_the_rest_stays(index, queries, monk
 
     monkeypatch.setattr(run_module, "time_device", fail)
     with caplog.at_level(logging.WARNING):
-        made = profile_index(index, queries, devices=["cpu"], **QUICK)
+        made = profiled(index, queries, devices=["cpu"], **QUICK)
     assert made.notes["device cpu"] == {"skipped": "it burns"}
     assert "it burns" in caplog.text
     assert made.stages
@@ -95,48 +99,37 @@ def test_queries_are_transformed_before_they_are_measured(tmp_path):
     faiss.write_index(made, str(tmp_path / "made.faiss"))
     queries = clustered(80, seed=2)
     with from_faiss(tmp_path / "made.faiss", tmp_path / "idx") as index:
-        profile = profile_index(index, queries, nprobe=3, **QUICK)
+        profile = profiled(index, queries, nprobe=3, **QUICK)
         held = index.transform(queries[split_halves(80, 0)[1]])
         np.testing.assert_array_equal(profile.access.held_probes, index.quantize(held, 3)[0])
     assert (profile.dim, index.scan_dim) == (24, 10)
 
 
 def test_history_is_added_with_less_weight(profile, index, queries):
-    made = profile_index(index, queries, nprobe=6, history=profile, history_decay=0.5, **QUICK)
+    made = profiled(index, queries, nprobe=6, history=profile, history_decay=0.5, **QUICK)
     np.testing.assert_allclose(made.access.list_accesses, 1.5 * profile.access.list_accesses)
     assert made.notes["access"]["history"]["created_at"] == profile.created_at
 
 
 def test_history_of_another_index_is_refused(profile, index, queries):
     with pytest.raises(ProfileMismatchError, match="other"):
-        profile_index(index, queries, history=replace(profile, index_fingerprint="other"), **QUICK)
+        profiled(index, queries, history=replace(profile, index_fingerprint="other"), **QUICK)
 
 
-def test_batch_runner_extra_stages_and_notes_are_kept(index, queries):
-    sizes = []
-    embedded = StageSample(stage="embed", batch=1, seconds=0.1)
-    made = profile_index(
-        index,
-        queries,
-        batch_runner=lambda x, nprobe: sizes.append(len(x)),
-        extra_stages=[embedded],
-        notes={"source": "a log"},
-        **QUICK,
-    )
-    assert sorted(sizes) == sorted(s.batch for s in made.stages if s.stage == "batch") == [1, 1, 4, 4]
-    assert made.stages[-1] == embedded
+def test_notes_are_kept(index, queries):
+    made = profiled(index, queries, notes={"source": "a log"}, **QUICK)
     assert made.notes["source"] == "a log"
 
 
 def test_batches_larger_than_half_the_queries_are_noted(index, queries):
-    made = profile_index(index, queries, **{**QUICK, "batches": (1, 128)})
+    made = profiled(index, queries, **{**QUICK, "batches": (1, 128)})
     assert made.notes["batches_too_large"] == [128]
     assert {s.batch for s in made.stages} == {1}
 
 
 def test_progress_tells_every_stage(index, queries):
     told = []
-    profile_index(index, queries, progress=lambda stage, done, total: told.append((stage, done, total)), **QUICK)
+    profiled(index, queries, progress=lambda stage, done, total: told.append((stage, done, total)), **QUICK)
     assert list(dict.fromkeys(stage for stage, _, _ in told)) == ["recall", "access", "host"]
     assert all(0 <= done <= total for _, done, total in told)
 
@@ -151,7 +144,7 @@ def test_an_interrupted_profile_resumes_after_the_stages_it_finished(index, quer
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        profile_index(index, queries, progress=interrupt, **options)
+        profiled(index, queries, progress=interrupt, **options)
     assert path.exists()
 
     def not_again(*_args, **_options):
@@ -160,7 +153,7 @@ def test_an_interrupted_profile_resumes_after_the_stages_it_finished(index, quer
     finished = ["search_exhaustively", "sample_access", "time_host", "time_device"]
     for name in finished[: ["access", "host", "device cpu"].index(stage) + 2]:
         monkeypatch.setattr(run_module, name, not_again)
-    made = profile_index(index, queries, **options)
+    made = profiled(index, queries, **options)
     assert {s.stage for s in made.stages} == {"coarse", "host_scan", "device_scan"}
     assert made.access.held_probes.dtype == np.int32
     assert list(tmp_path.iterdir()) == []
@@ -174,9 +167,9 @@ def test_a_checkpoint_of_other_queries_is_not_used(index, queries, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        profile_index(index, queries, checkpoint=path, progress=interrupt, **QUICK)
+        profiled(index, queries, checkpoint=path, progress=interrupt, **QUICK)
     other = clustered(200, seed=77)
-    made = profile_index(index, other, checkpoint=path, **QUICK)
+    made = profiled(index, other, checkpoint=path, **QUICK)
     held = index.transform(other[split_halves(200, 0)[1]])
     np.testing.assert_array_equal(made.access.held_probes, index.quantize(held, index.nprobe)[0])
 
@@ -192,16 +185,16 @@ def test_a_checkpoint_of_other_queries_is_not_used(index, queries, tmp_path):
 )
 def test_unusable_queries_are_refused(index, queries, spoil, error, said):
     with pytest.raises(error, match=said):
-        profile_index(index, spoil(queries), **QUICK)
+        profiled(index, spoil(queries), **QUICK)
 
 
 def test_a_missing_device_is_named_before_anything_is_measured(index, queries):
     told = []
     with pytest.raises(DeviceNotFoundError, match="cuda:99"):
-        profile_index(index, queries, devices=["cuda:99"], progress=lambda *facts: told.append(facts), **QUICK)
+        profiled(index, queries, devices=["cuda:99"], progress=lambda *facts: told.append(facts), **QUICK)
     assert told == []
 
 
 def test_one_query_alone_is_refused_by_its_shape(index, queries):
     with pytest.raises(InvalidInputError, match=r"queries has shape \(24,\), one query; expected \(n, 24\)"):
-        profile_index(index, queries[0], **QUICK)
+        profiled(index, queries[0], **QUICK)

@@ -11,9 +11,9 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridindex.demo.fetch import FetchError
 from hybridindex.errors import InvalidInputError, MissingDependencyError
 from hybridindex.rag import embed
+from hybridindex.rag.wheels import FetchError
 from tests.demo.small_files import toy_embedder, toy_table, toy_tokenizer
 
 _TEXTS = st.lists(st.lists(st.sampled_from(["red", "blue", "green", "odd"]), max_size=6).map(" ".join), max_size=5)

@@ -12,7 +12,7 @@ import pytest
 
 from hybridindex.errors import GenerationError, InvalidInputError
 from hybridindex.llm.events import MAX_LINE_BYTES
-from hybridindex.rag.generator import Finished, OpenAIGenerator, Prompt
+from hybridindex.rag.generator import Finished, OpenAIGenerator, Prompt, Sampling
 from hybridindex.rag.pipelines import run_pipeline
 from tests.rag.test_pipelines import QUESTION, SAID
 
@@ -134,12 +134,16 @@ def test_counts_that_are_none_count_nothing(serve, usage):
 def test_a_completion_is_streamed(serve):
     event = {"choices": [{"text": " word", "finish_reason": "length", "logprobs": {"token_logprobs": [-1.0, -2.0]}}]}
     server = serve(lambda h, _: stream(h, event, DONE))
-    pieces, finished = collect(server.url, mode="completions", extra={"ignore_eos": True})
+    pieces, finished = collect(
+        server.url, mode="completions", sampling=Sampling(temperature=0.5, seed=None, extra={"ignore_eos": True})
+    )
     assert [(p.text, p.tokens, p.logprobs) for p in pieces] == [(" word", 2, (-1.0, -2.0))]
     assert finished.reason == "length"
     assert server.asked[0][0] == "/v1/completions"
     assert server.asked[0][1]["prompt"] == "what"
     assert server.asked[0][1]["ignore_eos"] is True
+    assert server.asked[0][1]["temperature"] == 0.5
+    assert "seed" not in server.asked[0][1]
 
 
 def test_what_goes_on_where_a_text_ends_is_never_a_chat(serve):

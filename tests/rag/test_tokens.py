@@ -11,12 +11,13 @@ import tokenizers
 
 from benchmarks.rag.answer_quality import periodic_likelihood
 from hybridindex.errors import InvalidInputError
-from hybridindex.rag.documents import DocumentStore, word_starts, write_documents
+from hybridindex.rag.documents import DocumentStore, write_documents
 from hybridindex.rag.embed import StaticEmbedder
 from hybridindex.rag.periodic import PeriodicRetrieval
 from hybridindex.rag.retriever import CenteredEmbedder, Retriever
 from hybridindex.rag.shift import shift_passage
 from hybridindex.rag.steps import Steps
+from hybridindex.rag.tokens import word_starts
 from tests.rag.test_periodic import CHUNKS, QUESTION, Overlap, retrieved, write
 from tests.rag.world import DIM, embedder, replay
 from tests.rag.world import documents as all_documents

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import tokenizers
 
 from hybridindex.rag.documents import DocumentStore
-from hybridindex.rag.generator import Finished, OpenAIGenerator, Prompt
+from hybridindex.rag.generator import Finished, OpenAIGenerator, Prompt, Sampling
 from hybridindex.rag.records import Piece
 from hybridindex.rag.retriever import RetrievalSession, Retriever, SessionSource
 from hybridindex.types import SearchResult
@@ -106,7 +106,9 @@ class Speaker:
         allowed = [self.tokenizer.token_to_id(token) for token in tokens]
         assert None not in allowed, tokens
         extra = {"allowed_token_ids": allowed}
-        return OpenAIGenerator(url, model="tiny", mode=self._mode, temperature=1.0, seed=3, extra=extra)
+        return OpenAIGenerator(
+            url, model="tiny", mode=self._mode, sampling=Sampling(temperature=1.0, seed=3, extra=extra)
+        )
 
     def generate(self, prompt: Prompt, /) -> Iterator[Piece | Finished]:
         self.asked.append(prompt)

@@ -62,7 +62,7 @@ def test_what_it_cannot_do_is_said(served: Served) -> None:
     from hybridindex.profiler.llm.measure import LLMRequest, profile_llm_server
 
     with pytest.raises(LLMServerError, match="serves tiny, not large"):
-        profile_llm_server(served.url, model="large")
+        profile_llm_server(served.url, LLMRequest(model="large"))
     with pytest.raises(InvalidInputError, match=f"expected {MAX_MODEL_LEN} at most"):
         profile_llm_server(served.url, LLMRequest(input_tokens=MAX_MODEL_LEN - 50, output_tokens=100))
 

@@ -1,18 +1,24 @@
-"""``hybridindex doctor``: what hardware, which libraries, what is missing and how to get it."""
+"""The command doctor: what hardware and libraries are here, what is missing and how to get it."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
+from hybridindex import __version__
+from hybridindex import open as open_index
+from hybridindex.cli.console import ExitCode, emit
+from hybridindex.cli.options import Json, StoreUrl
 from hybridindex.extension import import_error, native
 
-__all__ = ["Finding", "examine", "findings_table"]
+__all__ = ["Finding", "examine", "findings_table", "register"]
 
 State = Literal["ok", "note", "missing"]
 
@@ -143,3 +149,40 @@ def findings_table(findings: list[Finding]) -> Table:
         state = Text(finding.state, style=colours[finding.state])
         table.add_row(state, finding.what, finding.detail, finding.remedy)
     return table
+
+
+def _emit_gpu_report(index: Path | None, store: str | None, *, as_json: bool) -> None:
+    from hybridindex.cli.commands.doctor_gpu import examine_devices, report_of_devices
+
+    if index is None:
+        report = examine_devices()
+    else:
+        with open_index(index, verify="quick") as opened:
+            report = examine_devices(opened, store)
+    emit({"version": __version__, "gpu": report}, as_json=as_json, table=report_of_devices(report))
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command of this file."""
+
+    @app.command()
+    def doctor(
+        gpu: Annotated[
+            bool, typer.Option("--gpu", help="Examine the devices: memory, versions, scanners, measurements.")
+        ] = False,
+        index: Annotated[
+            Path | None, typer.Option("--index", metavar="INDEX", help="With --gpu: what its newest profile measured.")
+        ] = None,
+        store: StoreUrl = None,
+        json: Json = False,
+    ) -> None:
+        """Say what hardware and libraries are here, what is missing and how to get it."""
+        if gpu:
+            _emit_gpu_report(index, store, as_json=json)
+            return
+        if index is not None:
+            raise typer.BadParameter("--index needs --gpu: without it nothing is asked of an index")
+        findings = examine()
+        emit({"version": __version__, "findings": findings}, as_json=json, table=findings_table(findings))
+        if any(f.required and f.state == "missing" for f in findings):
+            raise typer.Exit(ExitCode.UNHEALTHY)

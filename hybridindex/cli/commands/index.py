@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,9 +11,21 @@ from rich.table import Table
 
 import hybridindex as hx
 from hybridindex.cli.console import CliProgress, emit, load_npy, parse_bytes, readable_bytes
+from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, Json
 
 __all__ = ["register"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutOptions:
+    """How vectors are kept and searched."""
+
+    nlist: Annotated[int | None, typer.Option(help="Number of lists; default about 4*sqrt(n).", min=1)] = None
+    metric: Annotated[str, typer.Option(help="ip or l2.")] = "ip"
+    codec: Annotated[str, typer.Option(help="flat, fp16, bf16, sq8, pq[M] or pqfs[M].")] = "flat"
+    normalize: Annotated[bool, typer.Option(help="Cosine: normalise vectors and queries (metric ip).")] = False
+    nprobe: Annotated[int | None, typer.Option(help="Default lists per query.", min=1)] = None
 
 
 def describe(index: hx.Index) -> dict[str, Any]:
@@ -47,17 +60,15 @@ def register(app: typer.Typer) -> None:
     """Adds the commands of this file."""
 
     @app.command()
+    @grouped
     def build(
         vectors: Annotated[Path, typer.Argument(metavar="VECTORS.npy", help="(n, d) float32.", show_default=False)],
         index: IndexPath,
-        nlist: Annotated[int | None, typer.Option(help="Number of lists; default about 4*sqrt(n).", min=1)] = None,
-        metric: Annotated[str, typer.Option(help="ip or l2.")] = "ip",
-        codec: Annotated[str, typer.Option(help="flat, fp16, bf16, sq8, pq[M] or pqfs[M].")] = "flat",
+        *,
+        layout: LayoutOptions,
         ids: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="(n,) int64 ids; default 0..n-1.")] = None,
-        normalize: Annotated[bool, typer.Option(help="Cosine: normalise vectors and queries (metric ip).")] = False,
-        nprobe: Annotated[int | None, typer.Option(help="Default lists per query.", min=1)] = None,
         memory: Annotated[str, typer.Option(help="Budget of anonymous memory.")] = "1GiB",
-        seed: Annotated[int | None, typer.Option(help="Of training; default the library's.")] = None,
+        seed: Annotated[int | None, typer.Option(help="Seed of training; default the library's.")] = None,
         json: Json = False,
     ) -> None:
         """Build an index from a .npy file, streaming, in bounded memory."""
@@ -71,11 +82,11 @@ def register(app: typer.Typer) -> None:
             hx.build(
                 load_npy(vectors, "VECTORS"),
                 index,
-                nlist=nlist,
-                metric=metric,  # type: ignore[arg-type]
-                codec=codec,
-                normalize=normalize,
-                nprobe=nprobe,
+                nlist=layout.nlist,
+                metric=layout.metric,  # type: ignore[arg-type]
+                codec=layout.codec,
+                normalize=layout.normalize,
+                nprobe=layout.nprobe,
                 memory_budget_bytes=parse_bytes(memory),
                 progress=progress,
                 **options,

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from typer.core import TyperGroup
 
 import hybridindex as hx
 from hybridindex.cli.console import CliProgress, emit, err, out, parse_bytes, readable_bytes, to_json
+from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import Devices, IndexPath, Json, StoreUrl
 from hybridindex.errors import InvalidInputError, LLMServerError
 from hybridindex.types import LLMMeasurement, LLMProfile
@@ -29,7 +31,7 @@ _STEP = re.compile(r"([A-Za-z][A-Za-z0-9_-]{0,63})=([0-9]{1,7}):([0-9]{1,7})")
 
 
 class _ProfileGroup(TyperGroup):
-    """``profile INDEX …`` means ``profile index INDEX …``: what the command was before it had a second subject."""
+    """``profile INDEX …`` means ``profile index INDEX …``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in (*self.commands, *ctx.help_option_names):
@@ -43,7 +45,7 @@ def profile_group(app: typer.Typer) -> typer.Typer:
         cls=_ProfileGroup, no_args_is_help=True, help="Measure an index (the default), or the LLM beside it."
     )
     app.add_typer(group, name="profile")
-    group.command(name="llm")(_profile_llm)
+    group.command(name="llm")(grouped(_profile_llm))
     return group
 
 
@@ -67,87 +69,65 @@ def chosen_llm(choice: str, control: ControlStore, hardware_fingerprint: str | N
         ) from error
 
 
-def _profile_llm(
-    url: Annotated[str | None, typer.Option(help="OpenAI-compatible server, such as http://127.0.0.1:8000.")] = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LLMOptions:
+    """Which LLM is measured: one behind a server, or one that vLLM runs offline."""
+
+    url: Annotated[str | None, typer.Option(help="OpenAI-compatible server, such as http://127.0.0.1:8000.")] = None
     vllm_offline: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Sweep KV-cache sizes with vLLM itself, a process each.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Which of the server's models; needed where it has several.")
-    ] = None,
+    ] = None
+    model: Annotated[str | None, typer.Option(help="Model to measure; needed where the server has several.")] = None
     kv_cache_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE[,SIZE…]", help="Per device; of a server, where its metrics do not tell.")
-    ] = None,
-    n_devices: Annotated[int, typer.Option(help="Devices that one engine's KV cache is spread over.", min=1)] = 1,
-    input_tokens: Annotated[int, typer.Option(help="Of a prompt with its passages.", min=1)] = 512,
-    output_tokens: Annotated[int, typer.Option(help="Of an answer.", min=1)] = 64,
-    step: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=IN:OUT", help="A further pipeline step to time. Repeat.")
-    ] = None,
-    max_concurrency: Annotated[int, typer.Option(help="Clients at once, at most.", min=1)] = 32,
-    requests: Annotated[int, typer.Option(help="Offline: requests at each size.", min=1)] = 64,
+        str | None,
+        typer.Option(metavar="SIZE[,SIZE…]", help="Per device; of a server where its metrics do not say it."),
+    ] = None
+    n_devices: Annotated[int, typer.Option(help="Devices that one engine's KV cache is spread over.", min=1)] = 1
     engine_arg: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Offline: argument of vllm.LLM. Repeat.")
-    ] = None,
-    max_seconds: Annotated[float, typer.Option(help="No request to a server begins that would end later.")] = 120.0,
-    timeout: Annotated[
-        float | None, typer.Option(help="Seconds for a request (60), or an offline point (300).")
-    ] = None,
-    wait: Annotated[float, typer.Option(help="Seconds that the server may still be starting.")] = 0.0,
+    ] = None
     api_key: Annotated[
-        str | None, typer.Option(envvar="HYBRIDINDEX_LLM_KEY", help="Better given by the environment.")
-    ] = None,
+        str | None, typer.Option(envvar="HYBRIDINDEX_LLM_KEY", help="API key; better set in the environment.")
+    ] = None
+    wait: Annotated[float, typer.Option(help="Seconds that the server may still be starting.")] = 0.0
+    timeout: Annotated[float | None, typer.Option(help="Seconds for a request (60), or an offline point (300).")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LLMLoadOptions:
+    """What the LLM is asked."""
+
+    input_tokens: Annotated[int, typer.Option(help="Tokens of a prompt with its passages.", min=1)] = 512
+    output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 64
+    step: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=IN:OUT", help="A further pipeline step to time. Repeat.")
+    ] = None
+    max_concurrency: Annotated[int, typer.Option(help="Clients at once, at most.", min=1)] = 32
+    requests: Annotated[int, typer.Option(help="Offline: requests at each size.", min=1)] = 64
+    max_seconds: Annotated[float, typer.Option(help="Server: no request begins that would end later.")] = 120.0
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0
+
+
+def _profile_llm(
+    *,
+    llm: LLMOptions,
+    load: LLMLoadOptions,
     index: Annotated[Path | None, typer.Option(metavar="INDEX", help="Store it beside this index.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.json", help="Write it there.")] = None,
     store: StoreUrl = None,
-    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
     json: Json = False,
 ) -> None:
     """Measure an LLM's throughput against its KV cache, TTFT, TPOT and step times; store them for plans."""
-    if (url is None) == (vllm_offline is None):
+    if (llm.url is None) == (llm.vllm_offline is None):
         raise InvalidInputError("--url and --vllm-offline: expected one of them")
-    sizes = tuple(parse_bytes(part) for part in kv_cache_bytes.split(",")) if kv_cache_bytes is not None else ()
+    sizes = tuple(parse_bytes(part) for part in llm.kv_cache_bytes.split(",")) if llm.kv_cache_bytes is not None else ()
     checkpoint = None if index is None else index / "llm.checkpoint"
     with _resumable(checkpoint), ExitStack() as stack:
-        # Before minutes of measuring: a store that cannot be written is said now.
+        # Opened before minutes of measuring: a store that cannot be written is refused now.
         control = _control(index, store, stack)
         progress = stack.enter_context(CliProgress(quiet=json))
-        if vllm_offline is not None:
-            from hybridindex.profiler.llm.offline import SweepRequest, sweep_kv_cache
-
-            sweep = SweepRequest(
-                model=vllm_offline,
-                kv_cache_bytes=sizes,
-                n_devices=n_devices,
-                input_tokens=input_tokens,
-                output_tokens=output_tokens,
-                n_requests=requests,
-                engine_args=dict(_engine_arg(word) for word in engine_arg or ()),
-                timeout_s=300.0 if timeout is None else timeout,
-                seed=seed,
-            )
-            measured = sweep_kv_cache(sweep, progress=progress, checkpoint=checkpoint)
-        else:
-            assert url is not None
-            measured = _measure_server(
-                url,
-                sizes,
-                {
-                    "input_tokens": input_tokens,
-                    "output_tokens": output_tokens,
-                    "max_concurrency": max_concurrency,
-                    "steps": dict(_step(word) for word in step or ()),
-                    "max_seconds": max_seconds,
-                    "seed": seed,
-                },
-                model=model,
-                key=api_key,
-                n_devices=n_devices,
-                timeout_s=60.0 if timeout is None else timeout,
-                wait_s=wait,
-                progress=progress,
-                checkpoint=checkpoint,
-            )
+        measure = _sweep_offline if llm.vllm_offline is not None else _measure_server
+        measured = measure(llm, load, sizes, progress, checkpoint)
         number = _keep(measured, control, output)
     payload = {"llm_id": number, **to_json(measured)}
     emit(payload, as_json=json, table=_table(measured, number))
@@ -155,7 +135,7 @@ def _profile_llm(
 
 @contextmanager
 def _resumable(checkpoint: Path | None) -> Iterator[None]:
-    """Says of an interrupted measurement that it goes on where it stopped."""
+    """After an interruption, says that the same command goes on where it stopped."""
     try:
         yield
     except (KeyboardInterrupt, LLMServerError):
@@ -165,15 +145,57 @@ def _resumable(checkpoint: Path | None) -> Iterator[None]:
         raise
 
 
-def _measure_server(url: str, sizes: tuple[int, ...], request: dict[str, Any], **options: Any) -> LLMMeasurement:
+def _sweep_offline(
+    llm: LLMOptions, load: LLMLoadOptions, sizes: tuple[int, ...], progress: CliProgress, checkpoint: Path | None
+) -> LLMMeasurement:
+    from hybridindex.profiler.llm.offline import SweepRequest, sweep_kv_cache
+
+    assert llm.vllm_offline is not None
+    sweep = SweepRequest(
+        model=llm.vllm_offline,
+        kv_cache_bytes=sizes,
+        n_devices=llm.n_devices,
+        input_tokens=load.input_tokens,
+        output_tokens=load.output_tokens,
+        n_requests=load.requests,
+        engine_args=dict(_engine_arg(word) for word in llm.engine_arg or ()),
+        timeout_s=300.0 if llm.timeout is None else llm.timeout,
+        seed=load.seed,
+    )
+    return sweep_kv_cache(sweep, progress=progress, checkpoint=checkpoint)
+
+
+def _measure_server(
+    llm: LLMOptions, load: LLMLoadOptions, sizes: tuple[int, ...], progress: CliProgress, checkpoint: Path | None
+) -> LLMMeasurement:
     from hybridindex.profiler.llm.measure import LLMRequest, profile_llm_server
 
+    assert llm.url is not None
     if len(sizes) > 1:
         raise InvalidInputError(
             f"--kv-cache-bytes names {len(sizes)} sizes; expected one: a running server has one, and a sweep needs "
             "--vllm-offline"
         )
-    return profile_llm_server(url, LLMRequest(**request), kv_cache_bytes=sizes[0] if sizes else None, **options)
+    request = LLMRequest(
+        model=llm.model,
+        kv_cache_bytes=sizes[0] if sizes else None,
+        n_devices=llm.n_devices,
+        input_tokens=load.input_tokens,
+        output_tokens=load.output_tokens,
+        max_concurrency=load.max_concurrency,
+        steps=dict(_step(word) for word in load.step or ()),
+        max_seconds=load.max_seconds,
+        seed=load.seed,
+    )
+    return profile_llm_server(
+        llm.url,
+        request,
+        key=llm.api_key,
+        timeout_s=60.0 if llm.timeout is None else llm.timeout,
+        wait_s=llm.wait,
+        progress=progress,
+        checkpoint=checkpoint,
+    )
 
 
 def _control(index: Path | None, store: str | None, stack: ExitStack) -> ControlStore | None:
@@ -255,25 +277,35 @@ def _in_words(note: Any) -> str:
     return ", ".join(map(str, note)) if isinstance(note, list) else str(note)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOptions:
+    """Memory of one device, and what the model takes of it."""
+
+    device_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of one device; default what CUDA reports.")
+    ] = None
+    kv_cache_bytes: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Of one device; default what the plan leaves of the LLM profile's."),
+    ] = None
+    model: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of safetensors; its weights count, over all devices.")
+    ] = None
+    model_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Weights and activations on one device, as vLLM logs them.")
+    ] = None
+
+
 def register(app: typer.Typer) -> None:
     """Adds the commands of this file that are not in a group."""
 
     @app.command(name="vllm-args")
+    @grouped
     def vllm_args(
         index: IndexPath,
         plan_id: Annotated[str, typer.Option("--plan", help="Plan id or 'latest'.")] = "latest",
-        device_memory: Annotated[
-            str | None, typer.Option(metavar="SIZE", help="Of one device; default what CUDA says.")
-        ] = None,
-        kv_cache_bytes: Annotated[
-            str | None, typer.Option(metavar="SIZE", help="Of one device; default what the plan's LLM profile leaves.")
-        ] = None,
-        model: Annotated[
-            Path | None, typer.Option(metavar="FOLDER", help="Of safetensors: its weights count, over all devices.")
-        ] = None,
-        model_bytes: Annotated[
-            str | None, typer.Option(metavar="SIZE", help="Weights and activations on one device, as vLLM logs them.")
-        ] = None,
+        *,
+        memory: MemoryOptions,
         device: Devices = None,
         args_only: Annotated[
             bool,
@@ -288,24 +320,24 @@ def register(app: typer.Typer) -> None:
         from hybridindex.plans.stored import load_plan
         from hybridindex.tiers.contract.devices import kind_here, resolve_device
 
-        if model is not None and model_bytes is not None:
+        if memory.model is not None and memory.model_bytes is not None:
             raise InvalidInputError("--model and --model-bytes: expected one of them")
-        weights = None if model is None else weight_bytes(model)
+        weights = None if memory.model is None else weight_bytes(memory.model)
         with hx.open(index, verify="quick") as opened, opened.store(store) as control:
             found = load_plan(opened, plan_id, control)
         if found is None:
             raise InvalidInputError("--plan is 'none'; expected a plan id or 'latest'")
         number, decided = found
-        cuda = kind_here() == "cuda" or device_memory is not None
+        cuda = kind_here() == "cuda" or memory.device_memory is not None
         devices = device or [f"cuda:{i}" if cuda else "cpu" for i in range(decided.n_devices)]
-        total = parse_bytes(device_memory) if device_memory else resolve_device(devices[0])[1].total_bytes
-        taken = parse_bytes(model_bytes) if model_bytes else None
+        total = parse_bytes(memory.device_memory) if memory.device_memory else resolve_device(devices[0])[1].total_bytes
+        taken = parse_bytes(memory.model_bytes) if memory.model_bytes else None
         if weights is not None:
             taken = -(-weights // decided.n_devices)
         share = share_with(
             decided,
             device_memory_bytes=total,
-            kv_cache_bytes=parse_bytes(kv_cache_bytes) if kv_cache_bytes else None,
+            kv_cache_bytes=parse_bytes(memory.kv_cache_bytes) if memory.kv_cache_bytes else None,
             model_bytes=taken,
         )
         notes = list(share.notes)
@@ -341,7 +373,9 @@ def register(app: typer.Typer) -> None:
             for note in notes:  # stdout is for vLLM
                 err.print(f"Note: {note}", highlight=False, soft_wrap=True)
         elif not json:
-            serve = shlex.join(["vllm", "serve", "MODEL" if model is None else str(model), *share.arguments()])
+            serve = shlex.join(
+                ["vllm", "serve", "MODEL" if memory.model is None else str(memory.model), *share.arguments()]
+            )
             _show_share(serve, notes, environment, beside)
 
 

@@ -1,4 +1,4 @@
-"""Commands that measure and decide, and what they left: profile, plan, explain, history, prune, report."""
+"""Commands about profiles and plans of this machine: profile, plan, explain, history, prune, report."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Group
 from rich.table import Table
 
 import hybridindex as hx
 from hybridindex.cli.commands import what_if
 from hybridindex.cli.commands.llm import chosen_llm, profile_group
 from hybridindex.cli.console import CliProgress, ExitCode, emit, load_npy, out, parse_bytes, readable_bytes, to_json
+from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import (
     KEPT,
-    Devices,
     IndexPath,
     Json,
     KeepEvents,
     KeepPlans,
     KeepProfiles,
     Key,
+    MachineOptions,
+    PlanOptions,
     QueriesPath,
     StoreUrl,
-    Threads,
+    WhatIfOptions,
 )
 from hybridindex.client.client import Client
 from hybridindex.errors import InvalidInputError, UnreachableError
-from hybridindex.plans.stored import applied_plans, load_plan, plan_summary
+from hybridindex.plans.current import applied_plans
+from hybridindex.plans.stored import load_plan, plan_summary
 from hybridindex.service.daemon_address import find_daemon
 from hybridindex.store.retention import Retention
 from hybridindex.types import Profile
 
-__all__ = ["index_info", "plan_summary", "register"]
-
-_WHAT_IF = "What if"
+__all__ = ["index_info", "register"]
 
 
 def profile_summary(profile: Profile) -> dict[str, Any]:
@@ -89,80 +89,43 @@ def register(app: typer.Typer) -> None:
     measuring = profile_group(app)
 
     @measuring.command(name="index")
+    @grouped
     def profile(
         index: IndexPath,
         queries: QueriesPath,
         nprobe: Annotated[int | None, typer.Option(help="Lists per query; default the index's.", min=1)] = None,
         recall: Annotated[float | None, typer.Option(help="Choose the smallest nprobe with this recall@k.")] = None,
         k: Annotated[int, typer.Option("-k", help="Neighbours per query.", min=1)] = 10,
-        threads: Threads = None,
-        device: Devices = None,
         max_seconds: Annotated[float, typer.Option(help="About how long to time stages.")] = 60.0,
-        seed: Annotated[int, typer.Option(help="Of the split into halves and of measured batches.")] = 0,
-        store: StoreUrl = None,
-        json: Json = False,
+        seed: Annotated[int, typer.Option(help="Seed of the split into halves and of measured batches.")] = 0,
+        *,
+        machine: MachineOptions,
     ) -> None:
         """Measure access skew, recall and latencies with calibration queries; store the profile."""
-        with hx.open(index) as opened, CliProgress(quiet=json) as progress:
+        with hx.open(index) as opened, CliProgress(quiet=machine.json) as progress:
             measured = opened.profile(
                 load_npy(queries, "--queries"),
                 nprobe,
                 recall=recall,
                 k=k,
-                threads=threads,
-                devices=device or (),
+                threads=machine.threads,
+                devices=machine.device or (),
                 max_seconds=max_seconds,
                 seed=seed,
-                store_url=store,
+                store_url=machine.store,
                 progress=progress,
                 checkpoint=index / "profile.checkpoint",
             )
         summary = profile_summary(measured)
-        emit(summary, as_json=json, table=_profile_table(summary))
+        emit(summary, as_json=machine.json, table=_profile_table(summary))
 
     @app.command()
+    @grouped
     def plan(
         index: IndexPath,
-        slo_ms: Annotated[float, typer.Option("--slo-ms", help="Latency target, queueing included.")],
-        budget: Annotated[
-            list[str] | None,
-            typer.Option("--budget", help="Bytes per device, e.g. 2GiB; once, or for each. Optional with --hardware."),
-        ] = None,
-        n_devices: Annotated[int, typer.Option("--n-devices", help="Devices to place on.", min=1)] = 1,
-        rate: Annotated[float | None, typer.Option(help="Requests per second to sustain.")] = None,
-        llm: Annotated[
-            str | None,
-            typer.Option(
-                metavar="FILE.json|latest|ID",
-                help="LLM profile: a file, or as profile llm stored. With --hardware also a model's name.",
-            ),
-        ] = None,
-        epsilon: Annotated[float, typer.Option(help="Queueing factor; 1 is the worst case.")] = 1.0,
-        percentile: Annotated[float, typer.Option(help="Of the SLO.")] = 90.0,
-        coverage: Annotated[float | None, typer.Option(help="Fix the fraction of lists instead of solving.")] = None,
-        slo_stage: Annotated[
-            str | None,
-            typer.Option(help="What the SLO bounds: search or ttft. Default search; with --hardware and --llm ttft."),
-        ] = None,
-        profile_id: Annotated[int | None, typer.Option("--profile", help="Profile id; default the newest.")] = None,
-        any_hardware: Annotated[bool, typer.Option("--any-hardware", help="Accept another machine's profile.")] = False,
-        hardware: Annotated[
-            str | None,
-            typer.Option(
-                metavar="NAMExN|FILE.jsonxN", help="Another machine, such as h100x8.", rich_help_panel=_WHAT_IF
-            ),
-        ] = None,
-        efficiency: Annotated[
-            float, typer.Option(help="Part of the peak rates that scans and LLM reach.", rich_help_panel=_WHAT_IF)
-        ] = 0.5,
-        host_speed: Annotated[
-            float, typer.Option(help="Host stages: so many times as fast as profiled.", rich_help_panel=_WHAT_IF)
-        ] = 1.0,
-        index_scale: Annotated[
-            float, typer.Option(help="Lists so many times as long.", rich_help_panel=_WHAT_IF)
-        ] = 1.0,
-        input_tokens: Annotated[int, typer.Option(help="Of a prompt.", rich_help_panel=_WHAT_IF)] = 1024,
-        output_tokens: Annotated[int, typer.Option(help="Of an answer.", rich_help_panel=_WHAT_IF)] = 256,
+        goal: PlanOptions,
+        machine: what_if.MachineToSuppose,
+        change: WhatIfOptions,
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
@@ -170,54 +133,36 @@ def register(app: typer.Typer) -> None:
 
         With --hardware: predict what another machine would do, and store nothing.
         """
-        if hardware is not None:
-            if n_devices != 1 or coverage is not None or (budget is not None and len(budget) > 1):
-                raise InvalidInputError(
-                    "--n-devices, --coverage or a second --budget with --hardware; expected the number of devices in "
-                    "--hardware, such as h100x8, and one --budget for all"
-                )
-            asked = what_if.Asked(
-                hardware=hardware,
-                llm=llm,
-                rate=rate,
-                slo_ms=slo_ms,
-                slo_stage=slo_stage,
-                budget=parse_bytes(budget[0]) if budget else None,
-                percentile=percentile,
-                epsilon=epsilon,
-                efficiency=efficiency,
-                host_speed=host_speed,
-                index_scale=index_scale,
-                input_tokens=input_tokens,
-                output_tokens=output_tokens,
-            )
-            _what_if(index, asked, profile_id, store, as_json=json)
+        if machine.hardware is not None:
+            what_if.forecast_machine(index, goal, machine, change, store, as_json=json)
             return
-        if (efficiency, host_speed, index_scale, input_tokens, output_tokens) != (0.5, 1.0, 1.0, 1024, 256):
+        if (machine, change) != (what_if.MachineToSuppose(), WhatIfOptions()):
             raise InvalidInputError(
                 "--efficiency, --host-speed, --index-scale, --input-tokens and --output-tokens are for another "
                 "machine; expected --hardware beside them"
             )
-        if not budget:
+        if not goal.budget:
             raise InvalidInputError("--budget is missing; expected bytes per device, e.g. 2GiB")
-        budgets = [parse_bytes(b) for b in budget]
+        budgets = [parse_bytes(b) for b in goal.budget]
         with hx.open(index) as opened, opened.store(store) as control:
             from hybridindex.profiler.hardware import hardware_info
 
-            here = None if any_hardware else hardware_info().fingerprint
-            measured = control.load_profile(profile_id, index_fingerprint=opened.fingerprint, hardware_fingerprint=here)
+            here = None if goal.any_hardware else hardware_info().fingerprint
+            measured = control.load_profile(
+                goal.profile_id, index_fingerprint=opened.fingerprint, hardware_fingerprint=here
+            )
             decided = opened.plan(
-                slo_ms,
+                goal.slo_ms,
                 budgets[0] if len(budgets) == 1 else budgets,
                 measured,
-                rate_qps=rate,
-                llm=chosen_llm(llm, control, here) if llm is not None else None,
-                n_devices=n_devices,
-                epsilon=epsilon,
-                percentile=percentile,
-                coverage=coverage,
-                slo_stage=slo_stage or "search",  # type: ignore[arg-type]
-                allow_other_hardware=any_hardware,
+                rate_qps=goal.rate,
+                llm=chosen_llm(goal.llm, control, here) if goal.llm is not None else None,
+                n_devices=goal.n_devices,
+                epsilon=goal.epsilon,
+                percentile=goal.percentile,
+                coverage=goal.coverage,
+                slo_stage=goal.slo_stage or "search",  # type: ignore[arg-type]
+                allow_other_hardware=goal.any_hardware,
             )
             assert measured.id is not None
             plan_id = control.save_plan(decided.to_record(), measured.id)
@@ -312,17 +257,6 @@ def register(app: typer.Typer) -> None:
         emit({"plan_id": number, "html": files.html, "pngs": files.pngs}, as_json=json, table=f"wrote {files.html}")
 
 
-def _what_if(index: Path, asked: what_if.Asked, profile_id: int | None, store: str | None, *, as_json: bool) -> None:
-    with hx.open(index, verify="quick") as opened, opened.store(store) as control:
-        # Any machine's profile: the machine that is asked about measured none.
-        measured = control.load_profile(profile_id, index_fingerprint=opened.fingerprint)
-        found, said = what_if.answer(asked, measured, control)
-    payload = {"profile_id": measured.id, "hardware": asked.hardware, "assumptions": said, **found.to_data()}
-    emit(payload, as_json=as_json, table=Group(*what_if.tables(found), *said))
-    if not found.feasible:
-        raise typer.Exit(ExitCode.INFEASIBLE)
-
-
 @contextmanager
 def _daemon(index: Path, key: str | None, store: str | None) -> Iterator[Client | None]:
     """A client of the daemon that serves ``index``; None where none runs, or another store is meant."""
@@ -350,7 +284,7 @@ def _stored_history(index: Path, store: str | None) -> dict[str, Any]:
             "current": None,
             "profiles": control.list_profiles(index_fingerprint=opened.fingerprint),
             "plans": control.list_plans(index_fingerprint=opened.fingerprint),
-            "applied": applied_plans(opened.fingerprint, control),
+            "applied": applied_plans(control, opened.fingerprint),
         }
 
 

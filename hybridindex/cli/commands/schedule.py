@@ -1,9 +1,9 @@
-"""Commands that plan past this machine: schedule a RAG pipeline, list hardware profiles."""
+"""The commands schedule (a RAG pipeline on given chips) and hardware (lists hardware profiles)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ from rich.console import Group
 from rich.table import Table
 
 from hybridindex.cli.console import ExitCode, emit
+from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import Json
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies import hardware
@@ -27,7 +28,7 @@ from hybridindex.studies.schedule import (
     read_schema,
     search,
 )
-from hybridindex.studies.schedule.explain import compare_with_next, limiting_stage, report_stages
+from hybridindex.studies.schedule.stage_report import compare_with_next, limiting_stage, report_stages
 
 __all__ = ["register"]
 
@@ -38,22 +39,31 @@ _KINDS: dict[str, Callable[[str], hardware.Chip | hardware.Server | hardware.Mod
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineChoice:
+    """Chips and retrieval servers that a schedule may use."""
+
+    chips: Annotated[int, typer.Option(help="Most chips in all.")] = 64
+    chip: Annotated[str, typer.Option(metavar="NAME|FILE.json", help="See hybridindex hardware.")] = "h100"
+    server: Annotated[str, typer.Option(metavar="NAME|FILE.json", help="Kind of retrieval servers.")] = "epyc-milan"
+    servers: Annotated[int | None, typer.Option(help="Retrieval servers; default as many as hold the chips.")] = None
+    charge_servers: Annotated[float, typer.Option(help="What one retrieval server costs, in chips.")] = 0.0
+    whole_servers: Annotated[
+        bool, typer.Option("--whole-servers", help="Count all chips of the retrieval servers, idle ones too.")
+    ] = False
+
+
 def register(app: typer.Typer) -> None:
     """Adds the commands of this file."""
 
     @app.command()
+    @grouped
     def schedule(
         schema: Annotated[str, typer.Argument(metavar="SCHEMA.yaml|CASE", help="A pipeline, or case1 to case4.")],
-        chips: Annotated[int, typer.Option(help="At most, in all.")] = 64,
-        chip: Annotated[str, typer.Option(metavar="NAME|FILE.json", help="See hybridindex hardware.")] = "h100",
-        server: Annotated[str, typer.Option(metavar="NAME|FILE.json", help="That retrieves.")] = "epyc-milan",
-        servers: Annotated[int | None, typer.Option(help="Default: as many as hold the chips.")] = None,
+        *,
+        machines: MachineChoice,
         max_ttft_ms: Annotated[float | None, typer.Option(help="Goal: time to first token.")] = None,
         max_tpot_ms: Annotated[float | None, typer.Option(help="Goal: time per token.")] = None,
-        charge_servers: Annotated[float, typer.Option(help="What one retrieval server costs, in chips.")] = 0.0,
-        whole_servers: Annotated[
-            bool, typer.Option("--whole-servers", help="Count all chips of the retrieval servers, idle ones too.")
-        ] = False,
         baseline: Annotated[
             bool, typer.Option("--baseline", help="Compare with an extended LLM system (RAGO, section 7.1).")
         ] = False,
@@ -70,12 +80,12 @@ def register(app: typer.Typer) -> None:
             raise InvalidInputError(f"--max-tpot-ms is {max_tpot_ms}; expected above 0")
         pipeline = _schema_of(schema)
         resources = Resources(
-            chip=hardware.chip(chip),
-            chips=chips,
-            server=hardware.server(server),
-            servers=servers,
-            server_cost_chips=charge_servers,
-            whole_servers=whole_servers,
+            chip=hardware.chip(machines.chip),
+            chips=machines.chips,
+            server=hardware.server(machines.server),
+            servers=machines.servers,
+            server_cost_chips=machines.charge_servers,
+            whole_servers=machines.whole_servers,
             largest_tpot_s=None if max_tpot_ms is None else max_tpot_ms / 1e3,
         )
         frontier, misses = _search(pipeline, resources)
@@ -141,7 +151,7 @@ def _schema_of(name: str) -> RAGSchema:
 
 
 def _search(pipeline: RAGSchema, resources: Resources) -> tuple[Frontier, list[str]]:
-    """The frontier, and which goals it misses."""
+    """The frontier, and the goals that it misses."""
     try:
         return search(pipeline, resources), []
     except InvalidInputError:

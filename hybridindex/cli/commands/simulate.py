@@ -1,37 +1,36 @@
-"""simulate: a server that need not exist, from a stored profile; policies side by side, every assumption said."""
+"""The command simulate: policies side by side on a server that need not exist, from a stored profile."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from hybridindex.cli.commands.llm import chosen_llm
 from hybridindex.cli.console import CliProgress, ExitCode, emit, out, parse_bytes, readable_bytes
-from hybridindex.cli.options import Json, StoreUrl
+from hybridindex.cli.option_groups import grouped
+from hybridindex.cli.options import Json, StoreUrl, WhatIfOptions
 from hybridindex.errors import InvalidInputError
 from hybridindex.store.control import ControlStore
+from hybridindex.types import LLMProfile
+
+if TYPE_CHECKING:
+    from hybridindex.studies.hardware import Chip
+    from hybridindex.studies.simulator import Inputs
+    from hybridindex.studies.simulator.arrivals import Workload
+    from hybridindex.studies.simulator.moving_load import DriftRules
 
 __all__ = ["register"]
 
 _MOST_DEVICES = 64
-#: Of a move, where nothing says how fast copies are.
+#: Speed of copies that refreshing makes, where nothing says it.
 _MOVE_BYTES_PER_S = 1e9
-
-
-def _open(profile: str, store: str | None) -> tuple[ControlStore, int | None]:
-    """The control store that ``--profile`` means, and the profile's id where it names one."""
-    if profile.isdecimal():
-        if store is None:
-            raise InvalidInputError(f"--profile is the id {profile}; say with --store where it is, or give an index")
-        return ControlStore.open(store), int(profile)
-    if store is None and not (Path(profile) / "control.sqlite").is_file():
-        raise InvalidInputError(f"--profile: {profile} has no control.sqlite; expected an index that was profiled")
-    return ControlStore.open(store or Path(profile) / "control.sqlite"), None
 
 
 def _devices(text: str) -> tuple[int, str | None]:
@@ -42,179 +41,264 @@ def _devices(text: str) -> tuple[int, str | None]:
     return int(match[2] or 1), match[1] or match[3]
 
 
-def _per_second(text: str, option: str) -> float:
+def _per_second(text: str | None, option: str) -> float | None:
+    if text is None:
+        return None
     nbytes = parse_bytes(text)
     if nbytes <= 0:
         raise InvalidInputError(f"{option} is {text}; expected bytes per second, such as 3350GB")
     return float(nbytes)
 
 
-def simulate(
-    profile: Annotated[
-        str,
-        typer.Option("--profile", metavar="INDEX|ID", help="An index with a profile, or a profile's id in --store."),
-    ],
-    rate: Annotated[float, typer.Option(help="Requests per second.")],
-    slo_ms: Annotated[float, typer.Option("--slo-ms", help="On TTFT; on the search where there is no LLM.")],
-    devices: Annotated[str, typer.Option(help="NAMExN, such as h100x8, or N like the profiled one.")] = "1",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """What is asked of the server, and how fast answers must be."""
+
+    rate: Annotated[float, typer.Option(help="Requests per second.")]
+    slo_ms: Annotated[float, typer.Option("--slo-ms", help="Bounds TTFT; the search where there is no LLM.")]
+    attainment: Annotated[float, typer.Option(help="Fraction of the requests that must meet the SLO.")] = 0.9
+    arrivals: Annotated[str, typer.Option(help="poisson, bursty, or a trace FILE.jsonl.")] = "poisson"
+    burstiness: Annotated[float, typer.Option(help="Bursty: rate while on over the mean rate.")] = 4.0
+    period_s: Annotated[float, typer.Option(help="Bursty: mean time from burst to burst.")] = 10.0
+    requests: Annotated[int, typer.Option(help="Requests simulated at each rate.")] = 20_000
+    seed: Annotated[int, typer.Option(help="Seed of arrivals and scatter.", min=0)] = 0
+
+    def workloads(self) -> Callable[[float], Workload]:
+        """The arrivals at any rate; reads a trace once."""
+        from hybridindex.studies.simulator import bursty, from_trace, poisson
+
+        if self.arrivals == "bursty":
+            return lambda rate: bursty(
+                rate, self.requests, burstiness=self.burstiness, period_s=self.period_s, seed=self.seed
+            )
+        if self.arrivals == "poisson":
+            return lambda rate: poisson(rate, self.requests, seed=self.seed)
+        return from_trace(Path(self.arrivals), limit=self.requests).at_rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """The simulated server: devices, LLM engines, batches."""
+
+    devices: Annotated[str, typer.Option(help="NAMExN, such as h100x8, or N like the profiled one.")] = "1"
     budget: Annotated[
-        str | None, typer.Option(help="Bytes of each device for an index; default its share of the KV cache.")
-    ] = None,
+        str | None, typer.Option(help="Bytes per device for the index; default its share of the KV cache.")
+    ] = None
     llm: Annotated[
         str | None, typer.Option(metavar="FILE.json|latest|ID", help="LLM profile of all devices together.")
-    ] = None,
-    kv_bytes_per_token: Annotated[float, typer.Option(help="Of the LLM; default that of an 8B model.")] = 131_072.0,
-    replicas: Annotated[int, typer.Option(help="Equal LLM engines that share devices and load.")] = 1,
-    policy: Annotated[list[str] | None, typer.Option("--policy", help="Repeat; default all.")] = None,
-    arrivals: Annotated[str, typer.Option(help="poisson, bursty, or a trace FILE.jsonl.")] = "poisson",
-    burstiness: Annotated[float, typer.Option(help="Bursty: rate while on over the mean rate.")] = 4.0,
-    period_s: Annotated[float, typer.Option(help="Bursty: mean time from burst to burst.")] = 10.0,
-    requests: Annotated[int, typer.Option(help="Simulated at each rate.")] = 20_000,
-    attainment: Annotated[float, typer.Option(help="Part of the requests that must meet the SLO.")] = 0.9,
-    find_rate: Annotated[bool, typer.Option(help="Also search each policy's SLO-compliant rate.")] = True,
-    max_batch: Annotated[int | None, typer.Option(help="Queries per batch; default all that wait.")] = None,
-    contention: Annotated[float, typer.Option(help="Scan and decode on one device: slow-down of each.")] = 0.0,
-    window_ms: Annotated[float, typer.Option(help="Generation before a search that lookahead uses.")] = 0.0,
-    overlap: Annotated[float, typer.Option(help="Part of a final query's lists that its draft names.")] = 0.8,
-    arena: Annotated[str, typer.Option(help="Bytes of all devices for lookahead and cache.")] = "0",
-    device_bandwidth: Annotated[str | None, typer.Option(help="Memory of a device, bytes/s: 3350GB.")] = None,
-    device_efficiency: Annotated[float, typer.Option(help="Part of the bandwidth that scans reach.")] = 0.5,
-    transfer_bandwidth: Annotated[str | None, typer.Option(help="Host to device, bytes/s.")] = None,
-    host_speed: Annotated[float, typer.Option(help="Host stages: so many times as fast as profiled.")] = 1.0,
-    index_scale: Annotated[float, typer.Option(help="Lists so many times as long.")] = 1.0,
+    ] = None
+    kv_bytes_per_token: Annotated[float, typer.Option(help="Of the LLM; default that of an 8B model.")] = 131_072.0
+    replicas: Annotated[int, typer.Option(help="Equal LLM engines that share devices and load.")] = 1
+    max_batch: Annotated[int | None, typer.Option(help="Queries per batch; default all that wait.")] = None
+    contention: Annotated[float, typer.Option(help="Slow-down of scan and decode that share a device.")] = 0.0
+
+    def budget_bytes(self, n_devices: int, llm: LLMProfile | None, chip: Chip | None) -> int:
+        """Bytes of each device for an index."""
+        if self.budget is not None:
+            return parse_bytes(self.budget)
+        if llm is not None:
+            return llm.kv_cache_bytes // n_devices
+        if chip is not None:
+            return int(chip.memory_bytes)
+        raise InvalidInputError(
+            "--budget is missing: without an LLM or a named device nothing says what an index may take"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookaheadOptions:
+    """What lookahead may use."""
+
+    window_ms: Annotated[float, typer.Option(help="Generation time before a search that lookahead may use.")] = 0.0
+    overlap: Annotated[float, typer.Option(help="Fraction of a final query's lists that its draft names.")] = 0.8
+    arena: Annotated[str, typer.Option(help="Bytes for lookahead and cache, over all devices.")] = "0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedOptions:
+    """Speeds of the devices and of copies to them."""
+
+    device_bandwidth: Annotated[str | None, typer.Option(help="Of a device's memory, bytes/s: 3350GB.")] = None
+    device_efficiency: Annotated[float, typer.Option(help="Fraction of the bandwidth that scans reach.")] = 0.5
+    transfer_bandwidth: Annotated[str | None, typer.Option(help="Bandwidth from host to device in bytes/s.")] = None
+
+    def bytes_per_s(self, chip: Chip | None) -> tuple[float | None, float | None]:
+        """Of device memory and of copies; from the named chip where no option says it."""
+        memory = _per_second(self.device_bandwidth, "--device-bandwidth")
+        copies = _per_second(self.transfer_bandwidth, "--transfer-bandwidth")
+        if chip is None:
+            return memory, copies
+        return memory or float(chip.memory_bytes_per_s), copies or float(chip.host_bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyOptions:
+    """What is compared, and what is drawn."""
+
+    policy: Annotated[list[str] | None, typer.Option("--policy", help="Repeat for several; default all.")] = None
+    find_rate: Annotated[bool, typer.Option(help="Also search each policy's SLO-compliant rate.")] = True
     drift: Annotated[
         float | None,
         typer.Option("--drift", metavar="SECONDS", help="The hot set moves then; ours with and without a refresher."),
-    ] = None,
-    drift_shift: Annotated[float, typer.Option(help="How far down the hot order, as a part of all lists.")] = 0.5,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it; needs the extra report.")] = None,
-    seed: Annotated[int, typer.Option(help="Of arrivals and scatter.", min=0)] = 0,
-    store: StoreUrl = None,
+    ] = None
+    drift_shift: Annotated[float, typer.Option(help="How far down the hot order, as a fraction of all lists.")] = 0.5
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it; needs the extra report.")] = None
+
+    def policies(self) -> tuple[str, ...]:
+        """Checked names."""
+        from hybridindex.studies.simulator import POLICIES
+
+        names = tuple(self.policy) if self.policy else POLICIES if self.drift is None else ("ours",)
+        if self.drift is not None and (names != ("ours",) or self.plot is not None):
+            raise InvalidInputError(
+                "--drift simulates ours alone, and draws nothing: give no other --policy and no --plot"
+            )
+        for name in names:
+            if name not in POLICIES:
+                raise InvalidInputError(f"--policy is {name!r}; expected one of {', '.join(POLICIES)}")
+        return names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileChoice:
+    """The profile that is simulated from."""
+
+    profile: Annotated[
+        str,
+        typer.Option("--profile", metavar="INDEX|ID", help="An index with a profile, or a profile's id in --store."),
+    ]
+    store: StoreUrl = None
+
+    def open(self) -> tuple[ControlStore, int | None]:
+        """The control store, and the profile's id where one is named."""
+        profile, store = self.profile, self.store
+        if profile.isdecimal():
+            if store is None:
+                raise InvalidInputError(
+                    f"--profile is the id {profile}; say with --store where it is, or give an index"
+                )
+            return ControlStore.open(store), int(profile)
+        if store is None and not (Path(profile) / "control.sqlite").is_file():
+            raise InvalidInputError(f"--profile: {profile} has no control.sqlite; expected an index that was profiled")
+        return ControlStore.open(store or Path(profile) / "control.sqlite"), None
+
+
+def simulate(
+    *,
+    profile: ProfileChoice,
+    load: LoadOptions,
+    server: ServerOptions,
+    lookahead: LookaheadOptions,
+    speeds: SpeedOptions,
+    change: WhatIfOptions,
+    study: StudyOptions,
     json: Json = False,
 ) -> None:
     """Predict TTFT, attainment and rates of policies. Exit status 10 when the first one misses the SLO."""
     from hybridindex.partitioner.analysis import analyse
     from hybridindex.studies.hardware import chip as named_chip
-    from hybridindex.studies.simulator import POLICIES, EngineRules, Inputs, bursty, from_trace, poisson
-    from hybridindex.studies.simulator.arrivals import Workload, check_number
+    from hybridindex.studies.simulator import EngineRules, Inputs
+    from hybridindex.studies.simulator.arrivals import check_number
     from hybridindex.studies.simulator.compare import compare_policies
-    from hybridindex.studies.simulator.drift import DriftRules
-    from hybridindex.studies.simulator.lookahead import LookaheadRules
-    from hybridindex.studies.simulator.machine import WhatIf, suppose
+    from hybridindex.studies.simulator.lookahead_replay import LookaheadRules
+    from hybridindex.studies.simulator.moving_load import DriftRules
+    from hybridindex.studies.simulator.other_machine import WhatIf, suppose
 
-    check_number("--slo-ms", slo_ms, above=0.0)
-    check_number("--rate", rate, above=0.0)
-    check_number("--window-ms", window_ms, least=0.0)
-    names = tuple(policy) if policy else POLICIES if drift is None else ("ours",)
-    if drift is not None and (names != ("ours",) or plot is not None):
-        raise InvalidInputError("--drift simulates ours alone, and draws nothing: give no other --policy and no --plot")
-    for name in names:
-        if name not in POLICIES:
-            raise InvalidInputError(f"--policy is {name!r}; expected one of {', '.join(POLICIES)}")
-    n_devices, chip_name = _devices(devices)
+    check_number("--slo-ms", load.slo_ms, above=0.0)
+    check_number("--rate", load.rate, above=0.0)
+    check_number("--window-ms", lookahead.window_ms, least=0.0)
+    names = study.policies()
+    n_devices, chip_name = _devices(server.devices)
     chip = None if chip_name is None else named_chip(chip_name)
-    control, profile_id = _open(profile, store)
+    control, profile_id = profile.open()
     with control:
         measured = control.load_profile(profile_id)
-        llm_profile = None if llm is None else chosen_llm(llm, control, None)
-    bandwidth = None if device_bandwidth is None else _per_second(device_bandwidth, "--device-bandwidth")
-    transfer = None if transfer_bandwidth is None else _per_second(transfer_bandwidth, "--transfer-bandwidth")
-    if chip is not None:
-        bandwidth = bandwidth or float(chip.memory_bytes_per_s)
-        transfer = transfer or float(chip.host_bytes_per_s)
-    if window_ms > 0 and transfer is None:
-        raise InvalidInputError(f"--window-ms is {window_ms:g}; give --transfer-bandwidth for what it may copy")
+        llm = None if server.llm is None else chosen_llm(server.llm, control, None)
+    bandwidth, transfer = speeds.bytes_per_s(chip)
+    if lookahead.window_ms > 0 and transfer is None:
+        raise InvalidInputError(
+            f"--window-ms is {lookahead.window_ms:g}; give --transfer-bandwidth for what it may copy"
+        )
     analysis, said = suppose(
-        analyse(measured, seed=seed),
+        analyse(measured, seed=load.seed),
         WhatIf(
             device_bandwidth=bandwidth,
-            device_efficiency=device_efficiency,
-            host_speed=host_speed,
-            index_scale=index_scale,
+            device_efficiency=speeds.device_efficiency,
+            host_speed=change.host_speed,
+            index_scale=change.index_scale,
         ),
     )
-    analysis = analysis.configured(page_bytes=analysis.curve.geometry.page_bytes, n_devices=n_devices)
-    if budget is not None:
-        budget_bytes = parse_bytes(budget)
-    elif llm_profile is not None:
-        budget_bytes = llm_profile.kv_cache_bytes // n_devices
-    elif chip is not None:
-        budget_bytes = int(chip.memory_bytes)
-    else:
-        raise InvalidInputError(
-            "--budget is missing: without an LLM or a named device nothing says what an index may take"
-        )
+    budget_bytes = server.budget_bytes(n_devices, llm, chip)
     inputs = Inputs(
-        analysis=analysis,
-        slo_s=slo_ms / 1e3,
-        rate=rate,
+        analysis=analysis.configured(page_bytes=analysis.curve.geometry.page_bytes, n_devices=n_devices),
+        slo_s=load.slo_ms / 1e3,
+        rate=load.rate,
         n_devices=n_devices,
         budget_bytes=budget_bytes,
-        llm=llm_profile,
-        kv_bytes_per_token=kv_bytes_per_token,
-        replicas=replicas,
-        rules=EngineRules(max_batch=max_batch),
+        llm=llm,
+        kv_bytes_per_token=server.kv_bytes_per_token,
+        replicas=server.replicas,
+        rules=EngineRules(max_batch=server.max_batch),
         lookahead=LookaheadRules(
-            window_s=window_ms / 1e3, bytes_per_s=transfer or 0.0, overlap=overlap, arena_bytes=parse_bytes(arena)
+            window_s=lookahead.window_ms / 1e3,
+            bytes_per_s=transfer or 0.0,
+            overlap=lookahead.overlap,
+            arena_bytes=parse_bytes(lookahead.arena),
         ),
-        contention=contention,
-        percentile=min(attainment * 100, 99.9),
-        seed=seed,
+        contention=server.contention,
+        percentile=min(load.attainment * 100, 99.9),
+        seed=load.seed,
     )
-    trace = None if arrivals in ("poisson", "bursty") else from_trace(Path(arrivals), limit=requests)
-
-    def workload(at: float) -> Workload:
-        if trace is not None:
-            return trace.at_rate(at)
-        if arrivals == "bursty":
-            return bursty(at, requests, burstiness=burstiness, period_s=period_s, seed=seed)
-        return poisson(at, requests, seed=seed)
-
+    workload = load.workloads()
     assumptions = [
         *said,
-        f"assumed: contention {contention:g}; {requests} requests, {arrivals} arrivals, one query each, seed {seed}",
+        f"assumed: contention {server.contention:g}; {load.requests} requests, {load.arrivals} arrivals, one query "
+        f"each, seed {load.seed}",
     ]
-    if llm_profile is not None:
+    if llm is not None:
         assumptions.append(
-            f"assumed: {kv_bytes_per_token:g} KV bytes per token, {replicas} equal engines; "
-            f"{'measured' if len(llm_profile.points) > 1 else 'linear'} LLM throughput against KV cache"
+            f"assumed: {server.kv_bytes_per_token:g} KV bytes per token, {server.replicas} equal engines; "
+            f"{'measured' if len(llm.points) > 1 else 'linear'} LLM throughput against KV cache"
         )
-    if drift is not None:
-        rules = DriftRules(at_s=drift, shift=drift_shift, bytes_per_s=transfer or _MOVE_BYTES_PER_S)
-        _follow(inputs, workload(rate), rules, [*assumptions, *rules.assumptions()], attainment, as_json=json)
+    if study.drift is not None:
+        rules = DriftRules(at_s=study.drift, shift=study.drift_shift, bytes_per_s=transfer or _MOVE_BYTES_PER_S)
+        assumptions += rules.assumptions()
+        _follow(inputs, workload(load.rate), rules, assumptions, load.attainment, as_json=json)
         return
     with CliProgress(quiet=json) as progress:
-        found = compare_policies(names, inputs, workload, attainment=attainment, find_rate=find_rate, progress=progress)
-    if plot is not None:
+        found = compare_policies(
+            names, inputs, workload, attainment=load.attainment, find_rate=study.find_rate, progress=progress
+        )
+    if study.plot is not None:
         from hybridindex.report.fig_simulate import draw_simulated
 
-        picture = draw_simulated(found, slo_ms=slo_ms)
+        picture = draw_simulated(found, slo_ms=load.slo_ms)
         assert picture.png is not None
-        plot.write_bytes(picture.png)
+        study.plot.write_bytes(picture.png)
     payload = {
         "profile_id": measured.id,
-        "rate": rate,
-        "slo_ms": slo_ms,
-        "attainment_goal": attainment,
+        "rate": load.rate,
+        "slo_ms": load.slo_ms,
+        "attainment_goal": load.attainment,
         "budget_bytes": budget_bytes,
         "assumptions": assumptions,
         "policies": [one.to_data() for one in found],
     }
-    emit(payload, as_json=json, table=_table(found, rate, slo_ms))
+    emit(payload, as_json=json, table=_table(found, load.rate, load.slo_ms))
     first = found[0]
     if not json:
         for sentence in assumptions:
             out.print(sentence, highlight=False, soft_wrap=True)
-    if not first.meets(attainment):
+    if not first.meets(load.attainment):
         if not json:
-            out.print(_nearest(first, rate), highlight=False, soft_wrap=True)
+            out.print(_nearest(first, load.rate), highlight=False, soft_wrap=True)
         raise typer.Exit(ExitCode.INFEASIBLE)
 
 
 def _follow(
-    inputs: Any, workload: Any, rules: Any, assumptions: list[str], attainment: float, *, as_json: bool
+    inputs: Inputs, workload: Workload, rules: DriftRules, assumptions: list[str], attainment: float, *, as_json: bool
 ) -> None:
-    from hybridindex.studies.simulator.follow import follow_drift
+    from hybridindex.studies.simulator.follow_drift import follow_drift
 
     found = follow_drift(inputs, workload, rules)
     table = Table(
@@ -276,4 +360,4 @@ def _ms(seconds: float) -> str:
 
 def register(app: typer.Typer) -> None:
     """Adds the command of this file."""
-    app.command()(simulate)
+    app.command()(grouped(simulate))

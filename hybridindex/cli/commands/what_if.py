@@ -1,4 +1,4 @@
-"""plan --hardware: what a machine that is not here would do with a profiled index. Prints; stores nothing."""
+"""``plan --hardware``: what a machine that is not here would do with a profiled index. Prints; stores nothing."""
 
 from __future__ import annotations
 
@@ -6,85 +6,115 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+from rich.console import Group
 from rich.table import Table
 
+import hybridindex as hx
 from hybridindex.cli.commands.llm import chosen_llm
-from hybridindex.cli.console import readable_bytes
+from hybridindex.cli.console import ExitCode, emit, parse_bytes, readable_bytes
+from hybridindex.cli.options import WHAT_IF, PlanOptions, WhatIfOptions
 from hybridindex.errors import InvalidInputError
 from hybridindex.store.control import ControlStore
 from hybridindex.studies.hardware import model, names
 from hybridindex.studies.what_if import CurvePoint, Fleet, Forecast, LLMService, Setting, forecast, parse_fleet
 from hybridindex.types import LLMProfile, Profile
 
-__all__ = ["Asked", "answer", "tables"]
+__all__ = ["MachineToSuppose", "forecast_machine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The options of one what-if question."""
+class MachineToSuppose:
+    """Another machine, and the LLM on it."""
 
-    hardware: str
-    llm: str | None
-    rate: float | None
-    slo_ms: float
-    slo_stage: str | None
-    budget: int | None
-    percentile: float
-    epsilon: float
-    efficiency: float
-    host_speed: float
-    index_scale: float
-    input_tokens: int
-    output_tokens: int
+    hardware: Annotated[
+        str | None,
+        typer.Option(metavar="NAMExN|FILE.jsonxN", help="Another machine, such as h100x8.", rich_help_panel=WHAT_IF),
+    ] = None
+    efficiency: Annotated[
+        float, typer.Option(help="Fraction of the peak rates that scans and the LLM reach.", rich_help_panel=WHAT_IF)
+    ] = 0.5
+    input_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.", rich_help_panel=WHAT_IF)] = 1024
+    output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.", rich_help_panel=WHAT_IF)] = 256
 
 
-def answer(asked: Asked, profile: Profile, control: ControlStore) -> tuple[Forecast, list[str]]:
-    """The forecast, and in words what was measured and what assumed."""
+def forecast_machine(
+    index: Path,
+    goal: PlanOptions,
+    machine: MachineToSuppose,
+    change: WhatIfOptions,
+    store: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Prints the forecast. Exit status 10 when the SLO cannot be met."""
+    if goal.n_devices != 1 or goal.coverage is not None or (goal.budget is not None and len(goal.budget) > 1):
+        raise InvalidInputError(
+            "--n-devices, --coverage or a second --budget with --hardware; expected the number of devices in "
+            "--hardware, such as h100x8, and one --budget for all"
+        )
+    with hx.open(index, verify="quick") as opened, opened.store(store) as control:
+        # A profile of any machine: the supposed one has measured none.
+        measured = control.load_profile(goal.profile_id, index_fingerprint=opened.fingerprint)
+        found, said = _answer(goal, machine, change, measured, control)
+    payload = {"profile_id": measured.id, "hardware": machine.hardware, "assumptions": said, **found.to_data()}
+    emit(payload, as_json=as_json, table=Group(*_tables(found), *said))
+    if not found.feasible:
+        raise typer.Exit(ExitCode.INFEASIBLE)
+
+
+def _answer(
+    goal: PlanOptions, machine: MachineToSuppose, change: WhatIfOptions, profile: Profile, control: ControlStore
+) -> tuple[Forecast, list[str]]:
+    """The forecast, and sentences that say what was measured and what is assumed."""
     from hybridindex.partitioner.analysis import analyse
-    from hybridindex.studies.simulator.machine import WhatIf, suppose
+    from hybridindex.studies.simulator.other_machine import WhatIf, suppose
 
-    fleet = parse_fleet(asked.hardware)
-    if asked.rate is None:
+    assert machine.hardware is not None
+    fleet = parse_fleet(machine.hardware)
+    if goal.rate is None:
         raise InvalidInputError("--rate is missing; a what-if needs the requests per second to plan for")
-    llm, service = _llm(asked, fleet, control)
+    llm, service = _llm(goal.llm, machine, fleet, control)
     analysis, said = suppose(
         analyse(profile),
         WhatIf(
             device_bandwidth=fleet.chip.memory_bytes_per_s,
-            device_efficiency=asked.efficiency,
-            host_speed=asked.host_speed,
-            index_scale=asked.index_scale,
+            device_efficiency=machine.efficiency,
+            host_speed=change.host_speed,
+            index_scale=change.index_scale,
         ),
     )
     page_bytes = analysis.curve.geometry.page_bytes
     whole = int(fleet.usable_bytes)
     beside = whole if llm is None else min(whole, llm.kv_cache_bytes // fleet.count)
+    budget = parse_bytes(goal.budget[0]) if goal.budget else None
     setting = Setting(
         analysis=analysis.configured(page_bytes=page_bytes, n_devices=fleet.count),
-        rate_qps=asked.rate,
-        slo_ms=asked.slo_ms,
+        rate_qps=goal.rate,
+        slo_ms=goal.slo_ms,
         n_devices=fleet.count,
-        budget_bytes=beside if asked.budget is None else min(asked.budget, whole),
+        budget_bytes=beside if budget is None else min(budget, whole),
         device_bytes=whole,
         llm=llm,
         service=service,
         llm_devices=1 if service is None else service.chips_per_engine,
-        slo_stage=_stage(asked.slo_stage, llm),
-        percentile=asked.percentile,
-        epsilon=asked.epsilon,
+        slo_stage=_stage(goal.slo_stage, llm),
+        percentile=goal.percentile,
+        epsilon=goal.epsilon,
     )
-    return forecast(setting), [*said, *_llm_words(llm, service, asked)]
+    return forecast(setting), [*said, *_llm_words(llm, service, machine.efficiency)]
 
 
 def _stage(stage: str | None, llm: LLMProfile | None) -> Any:
     return stage if stage is not None else "search" if llm is None else "ttft"
 
 
-def _llm(asked: Asked, fleet: Fleet, control: ControlStore) -> tuple[LLMProfile | None, LLMService | None]:
-    """A measured profile, or a model's by roofline. A file is a model's where it says ``parameters``."""
-    choice = asked.llm
+def _llm(
+    choice: str | None, machine: MachineToSuppose, fleet: Fleet, control: ControlStore
+) -> tuple[LLMProfile | None, LLMService | None]:
+    """A measured profile, or a model's by roofline. A file with ``parameters`` describes a model."""
     if choice is None:
         return None, None
     stored = choice == "latest" or choice.isdecimal()
@@ -99,9 +129,9 @@ def _llm(asked: Asked, fleet: Fleet, control: ControlStore) -> tuple[LLMProfile 
     service = LLMService(
         model=model(choice),
         fleet=fleet,
-        input_tokens=asked.input_tokens,
-        output_tokens=asked.output_tokens,
-        efficiency=asked.efficiency,
+        input_tokens=machine.input_tokens,
+        output_tokens=machine.output_tokens,
+        efficiency=machine.efficiency,
     )
     return service.profile(), service
 
@@ -114,7 +144,7 @@ def _is_model(file: str) -> bool:
     return isinstance(data, dict) and "parameters" in data
 
 
-def _llm_words(llm: LLMProfile | None, service: LLMService | None, asked: Asked) -> list[str]:
+def _llm_words(llm: LLMProfile | None, service: LLMService | None, efficiency: float) -> list[str]:
     if llm is None:
         return []
     if service is None:
@@ -123,14 +153,14 @@ def _llm_words(llm: LLMProfile | None, service: LLMService | None, asked: Asked)
         ]
     return [
         f"assumed: {service.model.name} in 16 bits on {service.engines} engines of {service.chips_per_engine} "
-        f"{service.fleet.chip.name}, kernels at {asked.efficiency:g} of the peak rates; {llm.input_tokens} prompt and "
+        f"{service.fleet.chip.name}, kernels at {efficiency:g} of the peak rates; {llm.input_tokens} prompt and "
         f"{llm.output_tokens} answer tokens: {llm.throughput_rps:.4g} requests/s with "
         f"{readable_bytes(llm.kv_cache_bytes)} of KV cache, first token after {llm.ttft_s * 1e3:.3g} ms"
     ]
 
 
-def tables(found: Forecast) -> list[Any]:
-    """For people: designs, curve, sensitivity, sentences."""
+def _tables(found: Forecast) -> list[Any]:
+    """Designs, curve, sensitivity, sentences."""
     setting = found.setting
     title = f"{setting.rate_qps:g} requests/s, {setting.slo_stage} p{setting.percentile:g} within {setting.slo_ms:g} ms"
     designs = Table("design", "meets", "req/s within SLO", "index", "coverage", "TTFT ms", "limited by", title=title)

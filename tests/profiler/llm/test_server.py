@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -130,7 +131,7 @@ def test_a_model_list_that_is_none_is_an_error(body: bytes, why: str) -> None:
 
 def test_another_models_name_is_refused_with_those_that_are_served() -> None:
     with LLMDouble() as double, pytest.raises(LLMServerError, match="serves tiny, not large"):
-        profile_llm_server(double.url, SMALL, model="large")
+        profile_llm_server(double.url, replace(SMALL, model="large"))
     two = send(b'{"data": [{"id": "a"}, {"id": "b"}]}')
     with LLMDouble({"/v1/models": two}) as double, pytest.raises(InvalidInputError, match="serves a, b: name one"):
         profile_llm_server(double.url, SMALL)
@@ -169,7 +170,7 @@ def test_without_vllm_metrics_the_kv_size_has_to_be_given(status: int) -> None:
         with pytest.raises(InvalidInputError, match="has no vLLM metrics; give --kv-cache-bytes"):
             profile_llm_server(double.url, SMALL)
         assert not double.completions
-        measured = profile_llm_server(double.url, SMALL, kv_cache_bytes=1000, n_devices=2)
+        measured = profile_llm_server(double.url, replace(SMALL, kv_cache_bytes=1000, n_devices=2))
     assert measured.profile.kv_cache_bytes == 2000
     assert measured.levels[0].kv_usage is None
     assert "metrics" not in measured.notes  # a server without them is no fault
@@ -199,7 +200,7 @@ def test_metrics_that_cannot_be_read_are_noted_where_the_size_is_given(make, why
         holder.append(double)
         with pytest.raises(LLMServerError, match=f"{why}.*with --kv-cache-bytes it is not needed"):
             profile_llm_server(double.url, SMALL)
-        measured = profile_llm_server(double.url, SMALL, kv_cache_bytes=1000)
+        measured = profile_llm_server(double.url, replace(SMALL, kv_cache_bytes=1000))
     assert measured.profile.kv_cache_bytes == 1000
     assert re.search(why, measured.notes["metrics"])
 

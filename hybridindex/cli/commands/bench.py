@@ -1,0 +1,76 @@
+"""The command bench: open-loop load on a router."""
+
+from __future__ import annotations
+
+import functools
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.table import Table
+
+import hybridindex as hx
+from hybridindex.cli.commands.search import choose_plan, open_router
+from hybridindex.cli.console import CliProgress, emit, load_npy, readable_bytes
+from hybridindex.cli.option_groups import grouped
+from hybridindex.cli.options import IndexPath, MachineOptions, QueriesPath, SearchOptions
+from hybridindex.profiler.open_loop import PoissonLoad, run_open_loop
+
+__all__ = ["register"]
+
+
+def _one_bar(progress: CliProgress, name: str, _stage: str, done: int, total: int | None) -> None:
+    progress(name, done, total)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command of this file."""
+
+    @app.command()
+    @grouped
+    def bench(
+        index: IndexPath,
+        queries: QueriesPath,
+        *,
+        rate: Annotated[list[float], typer.Option("--rate", help="Requests per second; repeat for several.")],
+        duration: Annotated[float, typer.Option(help="Seconds per rate.")] = 10.0,
+        slo_ms: Annotated[float | None, typer.Option("--slo-ms", help="Default the plan's.")] = None,
+        asked: SearchOptions,
+        seed: Annotated[int, typer.Option(help="Seed of the arrivals.")] = 0,
+        machine: MachineOptions,
+    ) -> None:
+        """Open-loop Poisson load of single queries: latency percentiles, attainment, hit rate."""
+        x = np.ascontiguousarray(load_npy(queries, "--queries"))
+        rows = []
+        with hx.open(index) as opened:
+            chosen = choose_plan(opened, asked.plan, machine.device, machine.store)
+            target = slo_ms if slo_ms is not None else chosen.request.slo_ms if chosen is not None else None
+            with (
+                open_router(opened, chosen, asked.budget, machine) as router,
+                CliProgress(quiet=machine.json) as progress,
+            ):
+                labels = [tier.label for tier in router.devices]
+                used = sum(tier.used_bytes for tier in router.devices)
+                for offered in rate:
+                    bar = functools.partial(_one_bar, progress, f"{offered:g}/s")
+                    load = PoissonLoad(
+                        rate=offered,
+                        duration_s=duration,
+                        k=asked.k,
+                        nprobe=asked.nprobe,
+                        slo_ms=target,
+                        seed=seed,
+                    )
+                    rows.append(run_open_loop(router, x, load, progress=bar))
+        table = Table(
+            "rate/s", "answered/s", "p50 ms", "p95 ms", "p99 ms", "attainment", "hit rate", "batch",
+            title=f"devices: {', '.join(labels) or 'none (host only)'}, {readable_bytes(used)} resident",
+        )  # fmt: skip
+        for row in rows:
+            met = "-" if row.attainment is None else f"{row.attainment:.1%}"
+            table.add_row(
+                f"{row.rate:g}", f"{row.achieved_rate:.1f}", f"{row.p50_ms:.2f}", f"{row.p95_ms:.2f}",
+                f"{row.p99_ms:.2f}", met, f"{row.hit_rate:.1%}", f"{row.mean_batch:.1f}",
+            )  # fmt: skip
+        payload = {"devices": labels, "resident_bytes": used, "slo_ms": target, "load": rows}
+        emit(payload, as_json=machine.json, table=table)

