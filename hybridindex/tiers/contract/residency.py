@@ -210,8 +210,8 @@ class ResidencyStore:
     def _append(self, pages: I32, list_log: I64, page_counts: I32) -> int:
         """Writes ``pages`` behind the log and returns where.
 
-        A full log is copied, without entries that are not needed any more, into one of twice that size: each entry is copied
-        once or twice on average. Older snapshots keep the log that they know.
+        A full log is copied without the entries that are not needed any more, into one of twice that size: each entry
+        is copied once or twice on average. Older snapshots keep the log that they know.
         """
         if self._logged + len(pages) > len(self._log):
             resident = np.flatnonzero(page_counts)
