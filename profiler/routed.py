@@ -15,12 +15,12 @@ from typing import cast
 
 import numpy as np
 
+from hybridindex.config import HealthPolicy
 from hybridindex.errors import InvalidInputError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.partitioner.analysis import analyse
 from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.router.devices.health import HealthPolicy
 from hybridindex.router.router import Router
 from hybridindex.tiers.host.host_scanner import HostScannerName
 from hybridindex.tiers.serving import TierChoice, tier_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
@@ -18,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from hybridindex import errors
+from hybridindex.config import parse_bytes
 from hybridindex.errors import InvalidInputError
 
 __all__ = [
@@ -155,24 +155,6 @@ class CliProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bars.stop()
-
-
-_UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**e for e, p in enumerate("KMGT", 1)}}
-_UNITS |= {f"{p}IB": 1024**e for e, p in enumerate("KMGT", 1)} | {p: 1024**e for e, p in enumerate("KMGT", 1)}
-
-
-def parse_bytes(text: str) -> int:
-    """ "2GiB", "512 MB", "1.5G" (binary) or plain bytes.
-
-    Raises:
-        InvalidInputError: not a size.
-    """
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
-    if match is None or match[2].upper() not in _UNITS:
-        raise InvalidInputError(
-            f"size is {text!r}; expected bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB, TB"
-        )
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def readable_bytes(nbytes: float) -> str:

@@ -28,6 +28,7 @@ from hybridindex.cli.commands import (
     refresh_schedule,
     schedule,
     search,
+    serve,
     simulate,
 )
 from hybridindex.cli.console import ExitCode, fail, show_json_error
@@ -45,7 +46,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (index, plan, search, bench, llm, daemon, schedule, chat, refresh_schedule, simulate, doctor, demo):
+_COMMANDS = (index, plan, search, bench, llm, serve, daemon, schedule, chat, refresh_schedule, simulate, doctor, demo)
+for commands in _COMMANDS:
     commands.register(app)
 
 

@@ -1,8 +1,8 @@
 """vLLM's endpoint plugin (``vllm.endpoint_plugins``): the daemon's routes under ``/hybridindex`` in vLLM's API server.
 
 The router opens when vLLM's engine runs: its KV cache has its size by then, and nothing is freed while it starts. vLLM
-loads the plugin only where ``VLLM_PLUGINS=hybridindex`` says so; what to serve is in the environment
-(:class:`PluginSettings`). vLLM's ``--api-key`` does not guard these routes: keys are our own.
+loads the plugin only where ``VLLM_PLUGINS=hybridindex`` says so; what to serve is in the environment and a settings
+file (:class:`PluginSettings`). vLLM's ``--api-key`` does not guard these routes: keys are our own.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from hybridindex.service.daemon_address import DaemonAddress
 from hybridindex.service.http.app import create_app
 from hybridindex.service.http.middleware import send_problem
 from hybridindex.service.http.problems import Problem
+from hybridindex.service.settings import Settings, Table, read_settings
 
 __all__ = ["PREFIX", "PluginSettings", "RouterPlugin", "ServiceBesideLLM"]
 
@@ -33,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 PREFIX = "/hybridindex"
 _VARIABLE = "HYBRIDINDEX_"
+#: Of a settings file.
+_VLLMS_OWN = {"host", "port", "uds", "tls_cert", "tls_key", "drain_timeout_s", "log_format", "traces", "refresh"}
 
 Scope = MutableMapping[str, Any]
 Asgi = Callable[[Scope, Any, Any], Awaitable[None]]
@@ -40,51 +43,44 @@ Asgi = Callable[[Scope, Any, Any], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
-    """What the environment says: ``HYBRIDINDEX_INDEX`` and so on, one variable a field."""
+    """What the environment says: ``HYBRIDINDEX_INDEX``, the settings file ``HYBRIDINDEX_CONFIG``, and what overrides
+    it (docs/vllm.md)."""
 
     index: Path
-    devices: tuple[str, ...] = ()
-    #: Bytes: one for all devices, or one each; empty: the plan's.
-    budget: tuple[int, ...] = ()
-    plan: str = "latest"
-    store: str | None = None
-    threads: int | None = None
-    #: Whether a device that vLLM has filled is tried again.
-    retry_open: bool = True
-    #: Key file; needed where others than this machine reach vLLM.
-    keys: Path | None = None
+    file: Settings
+    #: As tables of the file.
+    given: Table
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> PluginSettings:
-        """Raises InvalidInputError: a variable is missing or wrong, by name."""
+        """Raises InvalidInputError: a variable is missing or wrong, by name; or the file cannot be read."""
 
-        def words(name: str) -> tuple[str, ...]:
-            return tuple(word.strip() for word in environment.get(_VARIABLE + name, "").split(",") if word.strip())
+        def said(name: str) -> str | None:
+            return environment.get(_VARIABLE + name) or None
+
+        def words(name: str) -> tuple[str, ...] | None:
+            return tuple(word.strip() for word in (said(name) or "").split(",") if word.strip()) or None
 
         def whole(name: str) -> tuple[int, ...]:
-            if not all(word.isdecimal() for word in words(name)):
-                raise InvalidInputError(
-                    f"{_VARIABLE}{name} is {environment[_VARIABLE + name]!r}; expected whole numbers, with commas"
-                )
-            return tuple(int(word) for word in words(name))
+            found = words(name) or ()
+            if not all(word.isdecimal() for word in found):
+                raise InvalidInputError(f"{_VARIABLE}{name} is {said(name)!r}; expected whole numbers, with commas")
+            return tuple(int(word) for word in found)
 
-        if not environment.get(_VARIABLE + "INDEX"):
+        if (index := said("INDEX")) is None:
             raise InvalidInputError(f"{_VARIABLE}INDEX is missing; expected the index directory that vLLM shall serve")
-        threads = whole("THREADS")
-        retry = environment.get(_VARIABLE + "RETRY_OPEN", "1")
-        if retry not in ("0", "1"):
+        if (retry := said("RETRY_OPEN")) not in (None, "0", "1"):
             raise InvalidInputError(f"{_VARIABLE}RETRY_OPEN is {retry!r}; expected 0 or 1")
-        keys = environment.get(_VARIABLE + "KEYS")
-        return cls(
-            index=Path(environment[_VARIABLE + "INDEX"]),
-            devices=words("DEVICES"),
-            budget=whole("BUDGET"),
-            plan=environment.get(_VARIABLE + "PLAN", "latest"),
-            store=environment.get(_VARIABLE + "STORE"),
-            threads=threads[0] if threads else None,
-            retry_open=retry == "1",
-            keys=Path(keys) if keys else None,
-        )
+        router = {
+            "devices": words("DEVICES"),
+            "device_budget_bytes": whole("BUDGET") or None,
+            "threads": next(iter(whole("THREADS")), None),
+            "health": {"retry_open": None if retry is None else retry == "1"},
+        }
+        given = {"router": router, "plan": said("PLAN"), "store_url": said("STORE"), "key_file": said("KEYS")}
+        config = said("CONFIG")
+        file = Settings() if config is None else read_settings(Path(config))
+        return cls(index=Path(index), file=file, given=given)
 
     def config(self, host: str | None, uds: str | None) -> ServiceConfig:
         """The daemon's, for vLLM's address. Without a host vLLM listens on all of them.
@@ -92,17 +88,13 @@ class PluginSettings:
         Raises:
             InvalidInputError: a bad value, or other machines reach vLLM and there is no key file.
         """
-        return ServiceConfig(
-            host=None if uds else host or "0.0.0.0",  # noqa: S104 - what vLLM does, so that it is refused without keys
-            uds=Path(uds) if uds else None,
-            devices=self.devices,
-            device_budget_bytes=self.budget,
-            plan=self.plan,
-            threads=self.threads,
-            retry_open=self.retry_open,
-            key_file=self.keys,
-            store_url=self.store,
-        )
+        if unused := self.file.names() & _VLLMS_OWN:
+            _log.info("not used here, vLLM's server has its own: %s", ", ".join(sorted(unused)))
+        address = {
+            "host": False if uds else host or "0.0.0.0",  # noqa: S104 - what vLLM does, so that it is refused without keys
+            "uds": uds or False,
+        }
+        return self.file.without("refresh").build(ServiceConfig, {**self.given, **address})
 
 
 class ServiceBesideLLM(Service):
@@ -151,7 +143,7 @@ class RouterPlugin:
             raise InvalidInputError("--api-server-count is above 1; expected 1: one router sees the whole load")
         uds, port = getattr(args, "uds", None), getattr(args, "port", 8000)
         config = settings.config(getattr(args, "host", None), uds)
-        keyring = None if settings.keys is None else Keyring(settings.keys)
+        keyring = None if config.key_file is None else Keyring(config.key_file)
         async with contextlib.AsyncExitStack() as stack:
             address = DaemonAddress(settings.index)
             stack.callback(address.leave)

@@ -24,7 +24,7 @@ from hybridindex.partitioner.models.scan_models import (
     PaperScanModel,
     QueryParallelScanModel,
 )
-from hybridindex.partitioner.models.validate import HitRateError, HitRateValidation
+from hybridindex.partitioner.models.validate_hitrate import HitRateError, HitRateValidation
 from hybridindex.partitioner.plan import Plan, Verdict
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.partitioner.solver import SolverStep

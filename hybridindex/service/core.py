@@ -25,7 +25,6 @@ from hybridindex.plans.stored import load_plan, plan_summary, resume_plan
 from hybridindex.refresh.config import UpdateRecord
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.router.batch.stages import BatchReport
-from hybridindex.router.devices.health import HealthPolicy
 from hybridindex.router.router import Router
 from hybridindex.router.session import Session
 from hybridindex.service.admission import Admission
@@ -144,16 +143,9 @@ class Service:
         try:
             store = index.store(config.store_url)
             try:
-                found = resume_plan(index, config.plan, store, config.devices)
+                found = resume_plan(index, config.plan, store, config.router.devices)
                 plan_id, plan = found if found is not None else (None, None)
-                router = index.router(
-                    plan,
-                    config.devices,
-                    device_budget_bytes=config.budgets() if config.devices else None,
-                    threads=config.threads,
-                    health=HealthPolicy(retry_open=config.retry_open),
-                    pin_host_lists=config.pin_host_lists,
-                )
+                router = index.router(plan, config=config.router)
                 refresher = make_refresher(index, router, store) if make_refresher is not None else None
             except BaseException:
                 store.close()
@@ -383,7 +375,7 @@ class Service:
         if not self.router.devices:
             raise InvalidInputError("devices is empty: the daemon serves on the host alone; start it with --device")
         current = self.router.plan
-        devices = devices_of(self.index.ivf, len(self.router.devices), self.config.budgets())
+        devices = devices_of(self.index.ivf, len(self.router.devices), self.config.router.device_budget_bytes)
         plan, profile_id = plan_next(self.index.ivf, self.store, current, changes, devices)
         served = Served.by(current, self.router.residency.list_device)
         return propose(plan, current, served, reason="requested", bandwidth_share=bandwidth_share), profile_id

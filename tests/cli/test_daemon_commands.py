@@ -146,7 +146,7 @@ def test_serve_hands_on_what_its_devices_shall_do(cli, index_path, monkeypatch):
     told = []
 
     def serve(_path, config, **_options):
-        told.append((config.retry_open, config.pin_host_lists))
+        told.append((config.router.health.retry_open, config.router.pin_host_lists))
         return 0
 
     monkeypatch.setattr(run, "serve", serve)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from pathlib import Path
 
+from hybridindex.config import RouterConfig
 from hybridindex.index import verify
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.service.config import ServiceConfig
@@ -35,7 +36,9 @@ def restarted(path: Path, *, devices: tuple[str, ...] = ("cpu",), refresh: bool 
     verify(path)
     address = DaemonAddress(path)
     try:
-        service = Service.open(path, ServiceConfig(devices=devices), make_refresher=Refresher if refresh else None)
+        service = Service.open(
+            path, ServiceConfig(router=RouterConfig(devices=devices)), make_refresher=Refresher if refresh else None
+        )
         try:
             service.warm_up()
             service.store.check_invariants()

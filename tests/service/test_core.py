@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import hybridindex as hx
+from hybridindex.config import RouterConfig
 from hybridindex.errors import InvalidInputError, OverloadedError, ProfileError
 from hybridindex.plans.current import make_current
 from hybridindex.refresh.config import RefreshConfig
@@ -90,14 +91,14 @@ def test_a_fixed_coverage_and_a_new_target_contradict_each_other_and_solve_gives
 
 
 def test_without_devices_nothing_can_move(make_service, queries):
-    service = make_service(devices=())
+    service = make_service(router={"devices": ()})
     with pytest.raises(InvalidInputError, match="devices is empty"):
         service.repartition(apply=False)
     assert search(service, queries).ids.shape == (20, 10)
 
 
 def test_without_a_plan_the_target_has_to_be_given(make_service):
-    service = make_service(plan="none", device_budget_bytes=(16 << 20,))
+    service = make_service(plan="none", router={"device_budget_bytes": 16 << 20})
     with pytest.raises(InvalidInputError, match="slo_ms is missing"):
         service.repartition(apply=False)
     assert service.repartition(apply=True, slo_ms=50, coverage=0.2)["plan_id"] == 2
@@ -119,7 +120,7 @@ def test_devices_without_any_plan_say_what_is_missing(tmp_path):
 
     hx.build(clustered(500), tmp_path / "bare", nlist=8, metric="l2").close()
     with pytest.raises(ProfileError):
-        Service.open(tmp_path / "bare", ServiceConfig(devices=("cpu",)))
+        Service.open(tmp_path / "bare", ServiceConfig(router=RouterConfig(devices=("cpu",))))
     service = Service.open(tmp_path / "bare", ServiceConfig())
     assert service.plan()["plan"] is None
     service.close()
@@ -170,7 +171,7 @@ class Following(Refresher):
 
 
 def test_a_refresher_watches_proposes_and_applies(index_path, queries):
-    service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=Following)
+    service = Service.open(index_path, ServiceConfig(router=RouterConfig(devices=("cpu",))), make_refresher=Following)
     try:
         service.start()
         search(service, queries)
@@ -218,7 +219,7 @@ def test_an_observer_that_raises_costs_nobody_an_answer(service, queries):
 
 
 def test_a_named_deadline_reaches_the_router_and_the_daemons_own_does_not(make_service, queries):
-    service = make_service(devices=(), limits={"default_deadline_ms": 0.001})
+    service = make_service(router={"devices": ()}, limits={"default_deadline_ms": 0.001})
     # Time stands still, so that a deadline far too short for any scan has not passed when the search starts.
     service.clock = service.admission._clock = lambda: 7.0
     assert (search(service, queries, nprobe=24).nprobe_used == 24).all()

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from hybridindex.config import RouterConfig
 from hybridindex.errors import InvalidInputError
 from hybridindex.refresh.refresher import RefreshConfig, Refresher
 from hybridindex.service.config import ServiceConfig
@@ -23,7 +24,7 @@ def follow(index, router, store):
 
 @pytest.fixture
 def service(index_path):
-    service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=follow)
+    service = Service.open(index_path, ServiceConfig(router=RouterConfig(devices=("cpu",))), make_refresher=follow)
     service.start()
     yield service
     service.close()
@@ -52,14 +53,15 @@ def test_the_plan_that_is_stored_already_is_committed_and_not_stored_again(servi
 
 @pytest.mark.parametrize("refresh", [True, False])
 def test_a_restart_resumes_the_committed_plan(index_path, queries, refresh):
-    service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=follow)
+    config = ServiceConfig(router=RouterConfig(devices=("cpu",)))
+    service = Service.open(index_path, config, make_refresher=follow)
     service.start()
     committed = service.plan()["plan_id"]
     lists = service.router.plan.list_device
     # Stored later, tried and never committed.
     service.store.save_plan(service.index.plan(50, 4 << 20, coverage=0.9).to_record(), 1, trial=True)
     service.close()
-    again = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=follow if refresh else None)
+    again = Service.open(index_path, config, make_refresher=follow if refresh else None)
     try:
         again.start()
         assert again.plan()["plan_id"] == committed

@@ -28,7 +28,7 @@ from hybridindex.studies.schedule import (
     read_schema,
     search,
 )
-from hybridindex.studies.schedule.explain import compare_with_next, limiting_stage, report_stages
+from hybridindex.studies.schedule.stage_report import compare_with_next, limiting_stage, report_stages
 
 __all__ = ["register"]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hybridindex.studies.hardware import Chip
     from hybridindex.studies.simulator import Inputs
     from hybridindex.studies.simulator.arrivals import Workload
-    from hybridindex.studies.simulator.drift import DriftRules
+    from hybridindex.studies.simulator.moving_load import DriftRules
 
 __all__ = ["register"]
 
@@ -200,9 +200,9 @@ def simulate(
     from hybridindex.studies.simulator import EngineRules, Inputs
     from hybridindex.studies.simulator.arrivals import check_number
     from hybridindex.studies.simulator.compare import compare_policies
-    from hybridindex.studies.simulator.drift import DriftRules
-    from hybridindex.studies.simulator.lookahead import LookaheadRules
-    from hybridindex.studies.simulator.machine import WhatIf, suppose
+    from hybridindex.studies.simulator.lookahead_replay import LookaheadRules
+    from hybridindex.studies.simulator.moving_load import DriftRules
+    from hybridindex.studies.simulator.other_machine import WhatIf, suppose
 
     check_number("--slo-ms", load.slo_ms, above=0.0)
     check_number("--rate", load.rate, above=0.0)
@@ -298,7 +298,7 @@ def simulate(
 def _follow(
     inputs: Inputs, workload: Workload, rules: DriftRules, assumptions: list[str], attainment: float, *, as_json: bool
 ) -> None:
-    from hybridindex.studies.simulator.follow import follow_drift
+    from hybridindex.studies.simulator.follow_drift import follow_drift
 
     found = follow_drift(inputs, workload, rules)
     table = Table(

@@ -70,7 +70,7 @@ def _answer(
 ) -> tuple[Forecast, list[str]]:
     """The forecast, and sentences that say what was measured and what is assumed."""
     from hybridindex.partitioner.analysis import analyse
-    from hybridindex.studies.simulator.machine import WhatIf, suppose
+    from hybridindex.studies.simulator.other_machine import WhatIf, suppose
 
     assert machine.hardware is not None
     fleet = parse_fleet(machine.hardware)

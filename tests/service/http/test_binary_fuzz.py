@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hybridindex.answer_codec import ANSWER_TYPE, decode_answer
+from hybridindex.config import RouterConfig
 from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
 from tests.clustered import DIM, clustered
@@ -40,7 +41,8 @@ def served(planned_index, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzzed")
     limits = Limits(max_body_bytes=1 << 16, client_timeout_s=1.0, max_sessions=8)
     service = Service.open(
-        shutil.copytree(planned_index, folder / "idx"), ServiceConfig(devices=("cpu",), limits=limits)
+        shutil.copytree(planned_index, folder / "idx"),
+        ServiceConfig(router=RouterConfig(devices=("cpu",)), limits=limits),
     )
     try:
         with live(service) as port:
