@@ -23,6 +23,7 @@ __all__ = [
     "NotWritableError",
     "OutOfBudgetError",
     "OverloadedError",
+    "PlanConflictError",
     "ProfileError",
     "ProfileMismatchError",
     "RefreshError",
@@ -45,6 +46,10 @@ class HybridIndexError(Exception):
 
 class InvalidInputError(HybridIndexError, ValueError):
     """An argument is wrong. The message names the field, its value and what would be right."""
+
+
+class PlanConflictError(InvalidInputError):
+    """What is asked of the next plan contradicts the plan in force, or itself beside one. The message names both."""
 
 
 class DuplicateIdError(InvalidInputError):

@@ -19,6 +19,7 @@ from hybridindex.errors import (
     HybridIndexError,
     InvalidInputError,
     OverloadedError,
+    PlanConflictError,
     ProfileError,
     ServiceError,
     UnknownSessionError,
@@ -206,8 +207,11 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> HybridInde
         415: InvalidInputError,
         504: DeadlineExceededError,
     }
-    if status == 404 and str(problem.get("type", "")).endswith(":unknown-session"):
+    kind = str(problem.get("type", ""))
+    if status == 404 and kind.endswith(":unknown-session"):
         return UnknownSessionError(detail)
+    if status == 409 and kind.endswith(":plan-conflict"):
+        return PlanConflictError(detail)
     if status not in kinds:
         detail = f"{detail} (status {status}, request {problem.get('request_id', 'unknown')})"
     return kinds.get(status, ServiceError)(detail)

@@ -45,7 +45,7 @@ _WORDS = {
     403: "The key's role does not allow this",
     404: "No such session or plan",
     408: "The body did not come in time",
-    409: "No profile to plan from, queries are not kept, or a device has failed",
+    409: "No profile to plan from, a new target beside a fixed coverage, queries are not kept, or a device has failed",
     413: "Too large",
     415: "Media type not supported",
     429: "This client's share of the queue is full; see Retry-After-Ms",
@@ -181,5 +181,5 @@ def repartition(n_devices: int) -> dict[str, Any]:
             "coverage": {"oneOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"const": SOLVE}]},
             "bandwidth_share": {"type": "number", "minimum": MIN_BANDWIDTH_SHARE, "maximum": 1},
         },
-        {"apply": False, "slo_ms": 50},
+        {"apply": False, "slo_ms": 50, "coverage": SOLVE},
     )

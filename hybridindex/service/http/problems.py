@@ -17,6 +17,7 @@ from hybridindex.errors import (
     DeviceError,
     InvalidInputError,
     OverloadedError,
+    PlanConflictError,
     ProfileError,
     RefreshError,
     RouterClosedError,
@@ -100,6 +101,8 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(404, "unknown-session", "Unknown session", str(error), "session")
     if isinstance(error, AccessDeniedError):
         return Problem(401, "access-denied", "Access denied", str(error))
+    if isinstance(error, PlanConflictError):
+        return Problem(409, "plan-conflict", "Contradiction to the plan in force", str(error), "coverage")
     if isinstance(error, InvalidInputError):
         # Messages begin with the name of the field.
         named = _FIELD.match(str(error))

@@ -8,6 +8,7 @@ from hybridindex.partitioner.models import order_stats
 from hybridindex.partitioner.models.hitrate import MODEL_NAMES, HitRateName, distribution
 from hybridindex.partitioner.models.validate_hitrate import validate_hit_rate_models
 from hybridindex.partitioner.plan import make_plan
+from hybridindex.partitioner.request import PlanRequest
 from tests.partitioner.synthetic import make_profile
 
 
@@ -39,7 +40,11 @@ def test_a_plan_predicts_with_the_model_that_validates_best(best: HitRateName, s
     others = [score for name, score in scores.items() if name != best]
     assert scores[best] < 0.9 * min(others)
     assert validation.best == best
-    plan = make_plan(analysis.profile, slo_ms=2.0, device_budget_bytes=64 << 20, coverage=0.25, analysis=analysis)
+    plan = make_plan(
+        analysis.profile,
+        PlanRequest.resolve(slo_ms=2.0, device_budget_bytes=64 << 20, coverage=0.25),
+        analysis=analysis,
+    )
     assert plan.hit_rate_model == best
     curve = analysis.curve
     predicted = {name: distribution(curve, curve.at(16), name).expected_min(4) for name in MODEL_NAMES}
