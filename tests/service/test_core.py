@@ -195,7 +195,7 @@ def test_answers_have_one_shape_with_and_without_a_refresher(index_path, queries
 
     found = []
     for make in (None, Following):
-        service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=make)
+        service = Service.open(index_path, ServiceConfig(router=RouterConfig(devices=("cpu",))), make_refresher=make)
         try:
             search(service, queries)
             answer = service.repartition(apply=False, coverage=0.5)

@@ -17,6 +17,8 @@ from hybridindex.service.status import status_of
 from tests.service.conftest import ask
 from tests.service.test_core import search
 
+CONFIG = ServiceConfig(router=RouterConfig(devices=("cpu",)))
+
 
 def follow(index, router, store):
     return Refresher(index, router, store, RefreshConfig())
@@ -24,7 +26,7 @@ def follow(index, router, store):
 
 @pytest.fixture
 def service(index_path):
-    service = Service.open(index_path, ServiceConfig(router=RouterConfig(devices=("cpu",))), make_refresher=follow)
+    service = Service.open(index_path, CONFIG, make_refresher=follow)
     service.start()
     yield service
     service.close()
@@ -53,15 +55,14 @@ def test_the_plan_that_is_stored_already_is_committed_and_not_stored_again(servi
 
 @pytest.mark.parametrize("refresh", [True, False])
 def test_a_restart_resumes_the_committed_plan(index_path, queries, refresh):
-    config = ServiceConfig(router=RouterConfig(devices=("cpu",)))
-    service = Service.open(index_path, config, make_refresher=follow)
+    service = Service.open(index_path, CONFIG, make_refresher=follow)
     service.start()
     committed = service.plan()["plan_id"]
     lists = service.router.plan.list_device
     # Stored later, tried and never committed.
     service.store.save_plan(service.index.plan(50, 4 << 20, coverage=0.9).to_record(), 1, trial=True)
     service.close()
-    again = Service.open(index_path, config, make_refresher=follow if refresh else None)
+    again = Service.open(index_path, CONFIG, make_refresher=follow if refresh else None)
     try:
         again.start()
         assert again.plan()["plan_id"] == committed
@@ -73,18 +74,18 @@ def test_a_restart_resumes_the_committed_plan(index_path, queries, refresh):
 
 @pytest.mark.parametrize("refresh", [True, False])
 def test_what_is_stored_by_hand_afterwards_is_resumed(index_path, refresh):
-    service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=follow)
+    service = Service.open(index_path, CONFIG, make_refresher=follow)
     service.start()
     stored = service.store.save_plan(service.index.plan(50, 4 << 20, coverage=0.9).to_record(), 1)
     service.close()
-    again = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=follow if refresh else None)
+    again = Service.open(index_path, CONFIG, make_refresher=follow if refresh else None)
     assert again.plan_id == stored
     again.close()
 
 
 def test_what_a_daemon_without_a_refresh_applied_is_resumed_with_one(index_path):
     for make, coverage in ((follow, None), (None, 0.5), (follow, None)):
-        service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=make)
+        service = Service.open(index_path, CONFIG, make_refresher=make)
         service.start()
         if coverage is not None:
             applied = service.repartition(apply=True, coverage=coverage)["plan_id"]
