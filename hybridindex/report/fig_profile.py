@@ -73,22 +73,22 @@ def draw_access(analysis: Analysis) -> Picture:
         show_percent(axes)
         axes.legend(loc="lower right")
         png = drawing.png()
-    flatter = shares.at(_PAPER_SHARE, shares.fit_accesses) - shares.at(_PAPER_SHARE, shares.held_accesses)
+    excess = shares.at(_PAPER_SHARE, shares.fit_accesses) - shares.at(_PAPER_SHARE, shares.held_accesses)
     caption = (
         f"The hottest 20% of lists take {shares.at(_PAPER_SHARE, shares.held_accesses):.0%} of the accesses and "
         f"{shares.at(_PAPER_SHARE, shares.held_work):.0%} of the scan work of {held:,} held-back queries. The higher "
         f"the curve above the diagonal, the less memory a hit rate costs. Dotted: the {fit:,} queries that chose the "
-        f"order, {_apart(flatter)}; plans use the solid curves. The ticks at 20% are what the VectorLiteRAG paper "
+        f"order, {_apart(excess)}; plans use the solid curves. The ticks at 20% are what the VectorLiteRAG paper "
         "reports for its data."
     )
     return Picture(name="access", title="Access skew", caption=caption, png=png)
 
 
-def _apart(flatter: float) -> str:
-    points = abs(flatter) * 100
+def _apart(excess: float) -> str:
+    points = abs(excess) * 100
     if points < 0.05:
         return "where the same lists take as much"
-    return f"where the same lists take {points:.1f} points {'more' if flatter > 0 else 'less'}"
+    return f"where the same lists take {points:.1f} points {'more' if excess > 0 else 'less'}"
 
 
 def draw_recall(profile: Profile) -> Picture:

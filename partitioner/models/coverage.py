@@ -20,7 +20,7 @@ __all__ = ["CoverageCurve", "QueryWork", "build_coverage_curve", "code_size_of",
 
 #: Fewer held-back queries say nothing about batch minima.
 MIN_HELD_QUERIES = 8
-#: Of more held-back queries a random sample is used: the figures no longer change. ``n_held_total`` counts all.
+#: Held-back queries in use: a random sample of more gives the same figures. ``n_held_total`` counts all.
 MAX_HELD_QUERIES = 4096
 _TOUCH_CACHE = 64
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hybridindex.config import RouterConfig
 from hybridindex.index import verify
@@ -17,7 +18,7 @@ from tests.oracle import check_answer
 __all__ = ["BUILD", "NLIST", "NPROBE", "check_router", "restarted"]
 
 NLIST, NPROBE = 24, 6
-BUILD = {"metric": "l2", "nprobe": NPROBE}
+BUILD: dict[str, Any] = {"metric": "l2", "nprobe": NPROBE}
 
 
 def check_router(index, router) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError, ProfileError, ProfileMismatchError
@@ -17,6 +17,7 @@ from hybridindex.partitioner.placement import place_round_robin
 from hybridindex.partitioner.plan import Plan, Verdict, make_plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.types import AccessSample, LLMProfile
+from tests.examples import examples
 from tests.partitioner.synthetic import make_profile
 
 MIB = 1 << 20
@@ -53,7 +54,7 @@ def check_invariants(plan: Plan) -> None:
     assert math.isfinite(plan.max_sustainable_qps)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     slo_ms=st.floats(0.01, 100),
     budget=st.one_of(st.integers(0, 200_000), st.integers(0, 60 * MIB), st.integers(1 << 40, 1 << 50)),
@@ -75,7 +76,7 @@ def test_every_plan_keeps_its_promises(
         assert plan.device_bytes < kv
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     nlist=st.integers(1, 40),
     seed=st.integers(0, 99),
@@ -93,7 +94,7 @@ def test_odd_indexes_are_planned(nlist: int, seed: int, empty: float, skew: floa
     assert len(plan.explain().splitlines()) == 10
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(slo_ms=st.floats(0.2, 20), factor=st.floats(1, 5), budget=st.integers(0, 60 * MIB))
 def test_coverage_does_not_rise_with_the_slo(analysis: Analysis, slo_ms: float, factor: float, budget: int) -> None:
     tight = plan_for(analysis, slo_ms=slo_ms, rate_qps=1000.0, device_budget_bytes=budget)

@@ -4,13 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.partitioner.analysis import Analysis, analyse
 from hybridindex.partitioner.models.throughput import throughput_model
 from hybridindex.partitioner.solver import Problem, solve
 from hybridindex.types import LLMProfile
+from tests.examples import examples
 from tests.partitioner.synthetic import make_profile
 
 MS = 1e-3
@@ -29,7 +30,7 @@ def problem_for(analysis: Analysis, **changes: object) -> Problem:
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     tau_ms=st.floats(0.05, 50),
     factor=st.floats(1.0, 4.0),
@@ -46,7 +47,7 @@ def test_a_looser_target_never_takes_more_coverage(
         assert loose.count <= tight.count + 1
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(tau_ms=st.floats(0.3, 20), rate=st.one_of(st.none(), st.floats(1, 10_000)))
 def test_the_coverage_is_the_smallest_and_meets_its_bound(
     analysis: Analysis, tau_ms: float, rate: float | None
@@ -65,7 +66,7 @@ def test_the_coverage_is_the_smallest_and_meets_its_bound(
         assert solve(problem, solution.nearest_tau_s).feasible
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     kv_mib=st.integers(1, 200),
     top=st.floats(0, 20_000),
@@ -206,7 +207,7 @@ def test_the_accepted_batch_is_the_one_that_sustains_the_rate(
     assert {step.accepted_batch for step in refused.trace} == {0}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(tau_ms=st.floats(0.001, 1.0), rate=st.floats(1, 30_000))
 def test_the_nearest_target_is_met_and_just_below_is_not(analysis: Analysis, tau_ms: float, rate: float) -> None:
     problem = problem_for(analysis, rate_qps=rate)

@@ -92,13 +92,13 @@ def test_an_answer_that_a_device_s_thread_makes_on_the_host_is_waited_for(index,
     def broken(*_args, **_options):
         raise RuntimeError("it broke")
 
-    def join_within(thread, patience_s, may_leave):
+    def join_within(thread, limit_s, may_leave):
         def told():
             may = may_leave()
             asked.set()
             return may
 
-        return leaving.join_within(thread, patience_s, told)
+        return leaving.join_within(thread, limit_s, told)
 
     monkeypatch.setattr(device_queue, "join_within", join_within)
     monkeypatch.setattr(NativePageScanner, "scan", broken)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import DeadlineExceededError, OverloadedError
@@ -349,7 +349,6 @@ def test_nprobe_falls_to_the_floor_as_the_queue_fills_and_only_if_asked():
     asyncio.run(run())
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["send", "end", "cancel"]), st.sampled_from("abc"), st.integers(1, 6)),

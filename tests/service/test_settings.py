@@ -6,7 +6,8 @@ import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from types import UnionType
+from typing import Literal, Union, get_args, get_origin
 
 import pytest
 
@@ -30,7 +31,9 @@ BESIDE = {"tls_cert": {"tls_key": "k.pem"}, "tls_key": {"tls_cert": "c.pem"}}
 
 def other_value(entry):
     """A good value that is not the default, as a settings file has it."""
-    kinds = [kind for kind in get_args(entry.type) if kind is not type(None)] or [entry.type]
+    kinds = [entry.type]
+    if get_origin(entry.type) in (UnionType, Union):
+        kinds = [kind for kind in get_args(entry.type) if kind is not type(None)]
     if get_origin(entry.type) is Literal:
         return next(word for word in get_args(entry.type) if word != entry.default)
     if kinds[0] is bool:

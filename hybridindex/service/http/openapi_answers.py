@@ -1,6 +1,6 @@
 """Answers of the OpenAPI document: closed schemas, so that a test can check every answer against them.
 
-Schemas of dataclasses are derived from their fields. Of a refresher's status and updates only the type is said.
+Schemas of dataclasses are derived from their fields. A refresher's status and updates are only known to be objects.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.studies.schedule.costs.decoding import Decoding
-from hybridindex.studies.schedule.stage_pipeline import Subsystem
+from hybridindex.studies.schedule.stages.decoding import Decoding
+from hybridindex.studies.schedule.stages.stage_pipeline import Subsystem
 from hybridindex.types import F64
 
 __all__ = ["Frontier", "Incumbents", "Schedule"]
@@ -21,7 +21,7 @@ class Schedule:
 
     subsystems: tuple[Subsystem, ...]
     decoding: Decoding
-    #: For retrieval.
+    #: Servers for retrieval.
     servers: int
     #: Until the last request of a burst as large as the largest batch has its first token.
     ttft_s: float

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.hardware import Chip, Server
-from hybridindex.studies.schedule.schema import RAGSchema
-from hybridindex.studies.schedule.stage_pipeline import SIZES
+from hybridindex.studies.schedule.stages.schema import RAGSchema
+from hybridindex.studies.schedule.stages.stage_pipeline import SIZES
 
 __all__ = ["Resources", "retrieval_servers"]
 
@@ -21,10 +21,10 @@ class Resources:
     """Chips and servers, and the limits of a search."""
 
     chip: Chip
-    #: At most, in all.
+    #: Chips of all stages, at most.
     chips: int
     server: Server
-    #: For retrieval; None: one for every ``server.chips`` chips, more where the database needs them.
+    #: Servers for retrieval; None: one for every ``server.chips`` chips, more where the database needs them.
     servers: int | None = None
     #: Largest batch of a stage up to the first token; batches are powers of two.
     largest_batch: int = 128

@@ -20,7 +20,7 @@ class StageReport:
     chips: int
     batch: int
     how: str
-    #: Of one batch; of decoding: per token.
+    #: Milliseconds of one batch; in decoding, of one token.
     latency_ms: float
     #: Part of the subsystem's time that this stage takes at the schedule's throughput.
     busy: float

@@ -62,7 +62,7 @@ class EngineFit:
     #: Added where a batch has a host scan.
     fixed_s: float
     per_query_s: float
-    #: Of the engine's part, and of device scans where there were any.
+    #: Scatter of the engine's part, and of device scans where there were any.
     scatter: BatchScatter
     device_scatter: BatchScatter | None
     #: (levels,) float64 ascending, equally likely seconds from an arrival at an idle engine to its batch.

@@ -21,9 +21,9 @@ class Design:
 
     name: str
     refused: str = ""
-    #: With the lists that it keeps for the requested rate.
+    #: The design with the lists that it keeps for the requested rate.
     point: CurvePoint | None = None
-    #: With the lists that allow the highest rate within the SLO; a split may keep others than in ``point``.
+    #: The design with the lists that allow the highest rate within the SLO; a split may keep others than in ``point``.
     best: CurvePoint | None = None
 
     @property

@@ -36,7 +36,7 @@ class CurvePoint:
     device_bytes: int
     #: Mean, by bytes.
     hit_rate: float
-    #: At the requested rate and percentile; None where search or LLM do not sustain the rate.
+    #: TTFT at the requested rate and percentile; None where search or LLM do not sustain the rate.
     ttft_ms: float | None
     #: Requests/s within the SLO that search sustains, and that the LLM takes beside these bytes.
     search_qps: float

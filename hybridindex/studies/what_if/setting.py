@@ -25,7 +25,7 @@ INPUTS = ("rate", "slo", "hbm_bandwidth", "kv_memory", "skew", "host_latency")
 class Setting:
     """Machine, load and goal. Raises InvalidInputError, which names the field."""
 
-    #: Of the profile, scaled to ``n_devices`` of the machine in question.
+    #: Analysis of the profile, scaled to ``n_devices`` of the machine in question.
     analysis: Analysis
     rate_qps: float
     slo_ms: float

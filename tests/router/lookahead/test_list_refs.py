@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from hybridindex.router.lookahead.hotness import HotnessPolicy
 from hybridindex.router.lookahead.list_refs import ListRefs, SessionLists
+from tests.examples import examples
 
 NLIST = 12
 LISTS = st.lists(st.integers(0, NLIST - 1), max_size=6, unique=True)
@@ -113,9 +113,9 @@ class WithoutCache(ListRefsMachine):
 
 
 TestListRefs = ListRefsMachine.TestCase
-TestListRefs.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestListRefs.settings = examples(150, stateful_step_count=40)
 TestWithoutCache = WithoutCache.TestCase
-TestWithoutCache.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestWithoutCache.settings = examples(60, stateful_step_count=30)
 
 
 def test_a_session_joins_what_another_holds_but_not_what_the_plan_wants():

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from hybridindex.answer_codec import ANSWER_TYPE, decode_answer
@@ -24,13 +24,13 @@ from hybridindex.config import RouterConfig
 from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
 from tests.clustered import DIM, clustered
+from tests.examples import examples
 from tests.service.conftest import assert_same
 from tests.service.live import live
 
 RAW, NPY, JSON = "application/octet-stream", "application/x-npy", "application/json"
 QUERIES = clustered(4, seed=3)
-EXAMPLES = int(os.environ.get("HYBRIDINDEX_CONTRACT_EXAMPLES", "60"))
-_SETTINGS = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+_SETTINGS = examples(60, suppress_health_check=list(HealthCheck))
 #: Growth that a test of a few thousand requests may leave: allocators keep some.
 MOST_GROWTH_BYTES = 24 << 20
 

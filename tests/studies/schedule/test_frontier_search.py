@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.papers.schedule_burst import play_burst
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.hardware import chip, model, server
 from hybridindex.studies.schedule import RAGSchema, Resources, case, llm_extension, search
-from hybridindex.studies.schedule.costs.decoding import decodings
-from hybridindex.studies.schedule.costs.stage_costs import StageCosts
 from hybridindex.studies.schedule.placements import is_of_kind, placements
+from hybridindex.studies.schedule.stages.decoding import decodings
+from hybridindex.studies.schedule.stages.stage_costs import StageCosts
+from tests.examples import examples
 from tests.studies.schedule import naive
 
 XPU, MILAN = chip("xpu-c"), server("epyc-milan")
@@ -107,7 +108,7 @@ def test_times_of_the_frontier_are_those_of_playing_the_burst(large):
             assert schedule.ttft_s == pytest.approx(play_burst(groups, burst).max(), rel=0.15)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(chips=st.integers(2, 16), batch=st.sampled_from([1, 2, 4]), name=st.sampled_from(["llama3-1b", "llama3-8b"]))
 def test_more_chips_are_never_worse(chips, batch, name):
     schema = replace(SMALL, generative_llm=model(name))
@@ -119,7 +120,7 @@ def test_more_chips_are_never_worse(chips, batch, name):
         assert at_least.qps_per_chip >= schedule.qps_per_chip
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(faster=st.floats(1.0, 8.0), field=st.sampled_from(["flops_per_s", "memory_bytes_per_s", "link_bytes_per_s"]))
 def test_a_faster_chip_is_never_worse(faster, field):
     better = replace(XPU, **{field: getattr(XPU, field) * faster})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.papers.schedule_burst import play_burst
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.schedule.pareto import undominated
-from hybridindex.studies.schedule.stage_pipeline import SIZES, Run, before, no_stage, through
+from hybridindex.studies.schedule.stages.stage_pipeline import SIZES, Run, before, no_stage, through
 
 
 def run(batch, seconds, interval=None):
@@ -71,7 +71,6 @@ stages = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(group=st.lists(stages, min_size=1, max_size=4))
 def test_one_group_is_as_played(group):
     times, largest = times_of([group])
@@ -79,7 +78,6 @@ def test_one_group_is_as_played(group):
         assert times[size] == pytest.approx(play_burst([group], 1 << size).max())
 
 
-@settings(deadline=None)
 @given(apart=st.lists(stages, min_size=1, max_size=4))
 def test_stages_apart_with_growing_batches_are_as_played(apart):
     groups = [[one] for one in sorted(apart, key=lambda one: one.log2_batch)]
@@ -88,7 +86,6 @@ def test_stages_apart_with_growing_batches_are_as_played(apart):
         assert times[size] == pytest.approx(play_burst(groups, 1 << size).max())
 
 
-@settings(deadline=None)
 @given(apart=st.lists(stages, min_size=1, max_size=4))
 def test_stages_apart_are_never_later_than_said(apart):
     groups = [[one] for one in apart]
@@ -97,7 +94,6 @@ def test_stages_apart_are_never_later_than_said(apart):
         assert play_burst(groups, 1 << size).max() <= times[size] * (1 + 1e-9)
 
 
-@settings(deadline=None)
 @given(
     apart=st.lists(stages, min_size=2, max_size=4),
     slower=st.integers(0, 3),
@@ -117,7 +113,6 @@ def test_a_burst_that_no_batch_divides_is_refused():
         play_burst([[run(4, 1.0)]], 6)
 
 
-@settings(deadline=None)
 @given(
     rows=st.integers(1, 4).flatmap(
         lambda m: st.lists(st.lists(st.integers(0, 4), min_size=m, max_size=m), min_size=1, max_size=60)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.schedule import TreeLevel, case, tree_levels, tree_seconds
-from hybridindex.studies.schedule.costs.tree_scan import paper_levels, retrieval_seconds
+from hybridindex.studies.schedule.stages.tree_scan import paper_levels, retrieval_seconds
 
 SWEEP = {16: 45.08e-3, 32: 64.37e-3, 64: 128.24e-3, 256: 512.95e-3}
 
@@ -39,7 +39,6 @@ def test_a_level_takes_the_longer_of_computing_and_reading():
     assert tree_seconds(level, 8, servers=2, cores=4, memory_bytes_per_s=1e9) == pytest.approx(4.0)
 
 
-@settings(deadline=None)
 @given(
     batch=st.integers(1, 512),
     cores=st.integers(1, 128),
