@@ -36,7 +36,7 @@ ALLOWED = {
     "router": {"index", "tiers", "partitioner"},
     "profiler": {"index", "tiers", "llm", "partitioner", "router"},
     "plans": {"index", "partitioner", "profiler", "store", "tiers"},
-    "api": {"index", "tiers", "partitioner", "profiler", "router", "plans", "store"},
+    "api": {"index", "partitioner", "profiler", "router", "plans", "store"},
     "refresh": {"index", "tiers", "partitioner", "profiler", "router", "plans", "store", "api"},
     "service": {"tiers", "partitioner", "router", "plans", "store", "api", "refresh"},
     "client": set(),
