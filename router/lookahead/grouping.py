@@ -1,9 +1,8 @@
 """Which queries share a micro-batch, and which device gets it (TeleRAG, §4.2 and Appendix C). Pure.
 
 Alike queries probe the same lists, so a micro-batch of them moves and scans fewer unique bytes; a device that caches
-a micro-batch's lists already need not fetch them. Both choices are greedy, as in the paper. Covers the choices only:
-who waits for whom is the engine's business. :func:`group_by_arrival` and :func:`assign_round_robin` are what the two
-are compared with.
+a micro-batch's lists already need not fetch them. Both choices are greedy, as in the paper. :func:`group_by_arrival`
+and :func:`assign_round_robin` are the baselines.
 """
 
 from __future__ import annotations
