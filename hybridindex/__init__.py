@@ -18,7 +18,7 @@ from hybridindex.errors import HybridIndexError
 from hybridindex.old_paths import install as _find_old_paths
 from hybridindex.types import LLMProfile, Profile, SearchResult
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "HealthPolicy",

@@ -1,8 +1,7 @@
-"""Times whole routed batches, on the host alone and with lists on devices: what the stages, timed one by one, do not
-say.
+"""Times whole routed batches, on the host alone and with lists on devices; samples of stage ``batch``.
 
-Two things show only here: what routing itself costs, and how far host and device scans really overlap (a stand-in
-device shares the host's cores; a GPU shares its bus). The samples go into the profile as stage ``batch``.
+They show what stages timed one by one do not: the cost of routing, and how far host and device scans overlap (a
+stand-in device shares the host's cores; a GPU shares its bus).
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ apart.
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.common.measure import arguments, interleave, show, write
 from tests.partitioner.synthetic import make_profile
 
@@ -26,7 +28,7 @@ def main() -> None:
     slo_ms = host.predicted_latency_ms(16) * 1.2
     budget = int(profile.nbytes // 8)
 
-    def plan(tighter: float = 1.0, **options: float) -> object:
+    def plan(tighter: float = 1.0, **options: Any) -> object:
         return make_plan(
             profile,
             PlanRequest.resolve(slo_ms=slo_ms / tighter, device_budget_bytes=budget, n_devices=8, **options),

@@ -1,6 +1,6 @@
-"""vLLM's endpoint plugin (``vllm.endpoint_plugins``): the daemon's routes below ``/hybridindex`` of vLLM's API server.
+"""vLLM's endpoint plugin (``vllm.endpoint_plugins``): the daemon's routes under ``/hybridindex`` in vLLM's API server.
 
-The router opens when vLLM's engine runs: its KV cache is sized by then, and no memory is freed while it starts. vLLM
+The router opens when vLLM's engine runs: its KV cache has its size by then, and nothing is freed while it starts. vLLM
 loads the plugin only where ``VLLM_PLUGINS=hybridindex`` says so; what to serve is in the environment and a settings
 file (:class:`PluginSettings`). vLLM's ``--api-key`` does not guard these routes: keys are our own.
 """
@@ -22,7 +22,7 @@ from hybridindex.integrations.vllm import room_beside
 from hybridindex.service.auth import Keyring
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
-from hybridindex.service.daemon_address import Place
+from hybridindex.service.daemon_address import DaemonAddress
 from hybridindex.service.http.app import create_app
 from hybridindex.service.http.middleware import send_problem
 from hybridindex.service.http.problems import Problem
@@ -98,7 +98,7 @@ class PluginSettings:
 
 
 class ServiceBesideLLM(Service):
-    """A service whose sessions take their lookahead window from the engine beside it, where they name none."""
+    """A service whose sessions take the engine's lookahead window where they name none."""
 
     def open_session(self, client: str, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> str:
         live = ENGINE_LOAD.window_ms()
@@ -110,7 +110,7 @@ class ServiceBesideLLM(Service):
 
 @dataclass(slots=True)
 class RouterPlugin:
-    """What vLLM calls: routes first, then the state behind them. On its API server's event loop."""
+    """The plugin: vLLM first calls :meth:`attach_router`, then :meth:`init_state`. On its API server's event loop."""
 
     name: str = "hybridindex"
     required_tasks: tuple[Any, ...] | None = ("generate",)
@@ -118,7 +118,7 @@ class RouterPlugin:
     _stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
     def attach_router(self, app: Any) -> None:
-        """Adds ``/hybridindex`` to vLLM's application, and our end to its lifespan."""
+        """Adds ``/hybridindex`` to vLLM's application, and :meth:`close` to its lifespan."""
         app.mount(PREFIX, self._serve, name=self.name)
         around = app.router.lifespan_context
 
@@ -133,10 +133,10 @@ class RouterPlugin:
         app.router.lifespan_context = lifespan
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Opens index and router. Raises, which ends vLLM's start, where they cannot serve.
+        """Opens index and router.
 
         Raises:
-            HybridIndexError: the environment, the address, the index, the plan or the devices.
+            HybridIndexError: a bad environment, address, index, plan or device. It ends vLLM's start.
         """
         settings = PluginSettings.of(os.environ)
         if (getattr(args, "api_server_count", None) or 1) > 1:
@@ -145,9 +145,9 @@ class RouterPlugin:
         config = settings.config(getattr(args, "host", None), uds)
         keyring = None if config.key_file is None else Keyring(config.key_file)
         async with contextlib.AsyncExitStack() as stack:
-            place = Place(settings.index)
-            stack.callback(place.leave)
-            # Opening reads the whole index once and fills the arenas: the event loop stays free.
+            address = DaemonAddress(settings.index)
+            stack.callback(address.leave)
+            # On a thread: opening reads the whole index and fills the arenas.
             service = await asyncio.to_thread(_open_beside, settings.index, config)
             stack.push_async_callback(asyncio.to_thread, service.close)
             own = create_app(service, keyring=keyring)
@@ -157,7 +157,7 @@ class RouterPlugin:
             stack.callback(ENGINE_LOAD.detach)
             if not uds:
                 scheme = "https" if getattr(args, "ssl_certfile", None) else "http"
-                place.announce((f"{scheme}://{_host(config.host)}:{port}{PREFIX}",))
+                address.announce((f"{scheme}://{_host(config.host)}:{port}{PREFIX}",))
             self._app = own
             self._stack = stack.pop_all()
         _log.info("hybridindex serves %s below %s", settings.index, PREFIX)
@@ -168,7 +168,7 @@ class RouterPlugin:
         await self._stack.aclose()
 
     async def _serve(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Our application sees its own paths: what a role may do is decided by them."""
+        """Removes the prefix: our application checks roles by its own paths."""
         if scope["type"] != "http":
             return
         if self._app is None:
@@ -180,7 +180,7 @@ class RouterPlugin:
 
 
 def _open_beside(index: Path, config: ServiceConfig) -> Service:
-    """Opens the service and logs, for each device, what the index takes and what vLLM had left."""
+    """Opens the service and logs, for each device, what the index takes and what vLLM left free."""
     service = ServiceBesideLLM.open(index, config)
     for tier in service.router.devices:
         wanted = tier.capacity_bytes + tier.reserved_bytes

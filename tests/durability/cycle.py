@@ -29,6 +29,7 @@ def turn(path: Path, files: Path, keys: KeyFile, number: int) -> None:
             calibration, NPROBE, devices=["cpu"], max_seconds=0.05, checkpoint=path / "profile.checkpoint"
         )
         say("plan")
+        assert profile.id is not None
         with index.store() as store:
             store.save_plan(index.plan(50, 16 << 20, profile, coverage=0.3).to_record(), profile.id)
     say("start")

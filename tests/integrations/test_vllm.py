@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
@@ -43,7 +43,6 @@ def test_the_cache_is_what_the_profile_leaves_beside_the_index(plan: Plan) -> No
     ]
 
 
-@settings(deadline=None)
 @given(st.integers(9 * GIB, 40 * GIB), st.integers(0, GIB // 2), st.integers(0, 8 * GIB))
 def test_utilization_holds_with_the_index_already_there(plan: Plan, memory: int, context: int, lookahead: int) -> None:
     share = share_with(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -37,6 +36,7 @@ from hybridindex.refresh.update_cycle import (
     objection,
     worse,
 )
+from tests.examples import examples
 
 DRIFT = DriftPolicy(min_queries=20)
 POLICY = UpdatePolicy(verify_windows=2, verify_timeout_s=100.0, back_off_s=10.0, max_back_off_s=35.0)
@@ -329,4 +329,4 @@ class CycleMachine(RuleBasedStateMachine):
 
 
 TestCycleMachine = CycleMachine.TestCase
-TestCycleMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCycleMachine.settings = examples(150, stateful_step_count=40)

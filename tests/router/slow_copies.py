@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def pace(seconds, nbytes=1_000_000):
     """An estimator that nothing teaches any better."""
     pace = PaceEstimator()
     pace.observe(nbytes, seconds)
-    pace.observe = lambda *_: None
+    pace.observe = lambda *_: None  # type: ignore[method-assign]
     return pace
 
 
@@ -83,8 +84,8 @@ class Slow:
 @contextmanager
 def slow(index, *, longest_s=1e3, **options):
     """``longest_s``: tests end waits themselves, however slow the machine is."""
-    options = {"devices": ["cpu"], "device_budget_bytes": 32 << 20, "cache_fraction": 0} | options
-    with pytest.MonkeyPatch.context() as patched, Router(index, **options) as router:
+    every: dict[str, Any] = {"devices": ["cpu"], "device_budget_bytes": 32 << 20, "cache_fraction": 0} | options
+    with pytest.MonkeyPatch.context() as patched, Router(index, **every) as router:
         patched.setattr("hybridindex.router.lookahead.wait_for_loads._LONGEST_S", longest_s)
         slow = Slow(router)
         try:

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from hybridindex.config import RouterConfig
@@ -23,6 +23,7 @@ from hybridindex.router import Router
 from hybridindex.router.devices.opening import device_budgets
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
+from tests.examples import examples
 from tests.oracle import check_answer
 
 CODECS = ["flat", "fp16", "sq8", "pq8"]
@@ -53,7 +54,7 @@ def check(index, queries, k, nprobe, result):
     assert (result.nprobe_used == nprobe).all()
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 10_000),
     fraction=st.sampled_from([0.0, 0.2, 0.6, 1.0]),
@@ -225,7 +226,9 @@ def test_failed_device_degrades_to_the_host_and_is_counted(index, monkeypatch, c
         check(index, queries, 10, 8, router.search(queries, 10, 8))
         monkeypatch.undo()
         check(index, queries, 10, 8, router.search(queries, 10, 8))
-        assert router.stats().device_fallbacks == 1
+        stats = router.stats()
+        assert stats.device_fallbacks == 1
+        assert stats.host_work_bytes == 2 * stats.device_work_bytes > 0, "two of three searches were the host's"
         assert router.residency.n_resident == 0
         assert not router.devices[0].usable
         assert caplog.text.count("fell off the bus") == 1
@@ -280,7 +283,7 @@ def test_close_joins_every_thread_and_answers_what_waits(index):
     futures = [router.submit(clustered(2, seed=i), 5, 8) for i in range(50)]
     router.close()
     router.close()
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
     for i, future in enumerate(futures):
         check(index, clustered(2, seed=i), 5, 8, future.result(0))
     with pytest.raises(RouterClosedError):
@@ -393,7 +396,7 @@ def test_bad_construction(index):
     plan = hand_made_plan(index, np.full(NLIST, -1))
     foreign = hand_made_plan(index, np.full(NLIST, -1))
     foreign.index_fingerprint = "another"
-    before = threading.active_count()
+    before = set(threading.enumerate())
     for error, options, words in [
         (DeviceNotFoundError, {"devices": ["gpu"], "device_budget_bytes": 1}, "cuda:N"),
         (DeviceNotFoundError, {"devices": ["cuda:99"], "device_budget_bytes": 1}, "cuda:99"),
@@ -410,4 +413,4 @@ def test_bad_construction(index):
             Router(index, **options)
         assert words in str(raised.value)
         assert isinstance(raised.value, HybridIndexError)
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before

@@ -13,6 +13,7 @@ from hybridindex.refresh.refresher import RefreshConfig, Refresher
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
 from hybridindex.service.http.problems import PROBLEM_TYPE
+from hybridindex.service.status import status_of
 from tests.service.conftest import ask
 from tests.service.test_core import search
 
@@ -42,8 +43,8 @@ def test_it_plans_from_what_it_saw_and_before_that_from_the_profile(service, que
     assert proposed["n_queries"] > 0
     applied = service.repartition(apply=True, coverage=0.5)
     assert service.router.plan.coverage == pytest.approx(0.5)
-    json.dumps([early, proposed, applied, service.status(), service.plan(), service.history()], allow_nan=False)
-    assert service.status()["refresher"]["requests"] == 40
+    json.dumps([early, proposed, applied, status_of(service), service.plan(), service.history()], allow_nan=False)
+    assert status_of(service)["refresher"]["requests"] == 40
 
 
 def test_the_plan_that_is_stored_already_is_committed_and_not_stored_again(service):
@@ -80,6 +81,17 @@ def test_what_is_stored_by_hand_afterwards_is_resumed(index_path, refresh):
     again = Service.open(index_path, CONFIG, make_refresher=follow if refresh else None)
     assert again.plan_id == stored
     again.close()
+
+
+def test_what_a_daemon_without_a_refresh_applied_is_resumed_with_one(index_path):
+    for make, coverage in ((follow, None), (None, 0.5), (follow, None)):
+        service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=make)
+        service.start()
+        if coverage is not None:
+            applied = service.repartition(apply=True, coverage=coverage)["plan_id"]
+        resumed = service.plan()["plan_id"]
+        service.close()
+    assert resumed == applied == 2
 
 
 def test_a_change_during_another_is_refused_with_retry_after(service, queries):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError, ProfileError
 from hybridindex.store import ControlStore
 from hybridindex.store.retention import Pruned, Retention
+from tests.examples import examples
 from tests.store.conftest import make_profile
 
 RECORD = {"data": {"verdict": "feasible"}, "arrays": {}}
@@ -112,7 +113,7 @@ def test_wrong_limits_are_named(field, value):
         Retention(**{field: value})
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["save", "renew", "current"])), min_size=1, max_size=12),
     st.integers(1, 3),

@@ -4,16 +4,17 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import ProfileError
 from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.models.coverage import build_coverage_curve, code_size_of, count_grid
+from tests.examples import examples
 from tests.partitioner.synthetic import make_profile
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.integers(0, 1000), st.integers(1, 90), st.integers(0, 300))
 def test_hits_at_any_prefix_equal_a_plain_count(seed: int, nlist: int, count: int) -> None:
     profile = make_profile(nlist=nlist, n=40, nprobe=5, seed=seed, batches=(1, 4), repeats=1, empty_share=0.2)
@@ -85,6 +86,14 @@ def test_variance_peaks_near_half_and_is_profiled_there(analysis: Analysis) -> N
     curve = analysis.curve
     near = int(np.argmin(np.abs(curve.mean - 0.5)))
     assert curve.sigma2_max == pytest.approx(curve.variance[near], rel=0.2)
+
+
+def test_effective_probes_count_what_weighs() -> None:
+    """As many as there are where lists are equal; hardly more than one where one list outweighs the others."""
+    curve = build_coverage_curve(make_profile(nlist=32, nprobe=5, list_sizes=np.full(32, 100)))
+    assert curve.effective_probes == pytest.approx(5.0)
+    uneven = make_profile(nlist=32, nprobe=32, list_sizes=np.array([100_000] + [100] * 31))
+    assert build_coverage_curve(uneven).effective_probes == pytest.approx(103_100**2 / (100_000**2 + 31 * 100**2))
 
 
 def test_too_few_held_queries_are_refused() -> None:

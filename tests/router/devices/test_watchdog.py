@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hybridindex.router import HealthPolicy
+from hybridindex.router.devices.watchdog import Watchdog
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from tests.clustered import NLIST, hand_made_plan, small_index
 from tests.router.devices.test_health import QUERIES, WAIT_S, open_router, search, try_again
@@ -71,6 +72,26 @@ def test_a_scan_that_does_not_end_keeps_nobody_waiting(index, stuck, monkeypatch
         assert search(router, index) == 1
         assert device_queue._pace.line() is not None
         router.check_invariants()
+
+
+def test_a_look_that_fails_is_not_the_watchdogs_last(index, stuck, monkeypatch, caplog):
+    looks = []
+    look = Watchdog._look
+
+    def broken(self, lane):
+        looks.append(lane)
+        if len(looks) == 1:
+            raise RuntimeError("the lane is in two minds")
+        look(self, lane)
+
+    monkeypatch.setattr(Watchdog, "_look", broken)
+    with closing(open_router(index, HealthPolicy(judge="all", stuck_s=0.2))) as router:
+        try:
+            check(index, QUERIES, 10, 8, router.submit(QUERIES, 10, 8).result(WAIT_S))
+        finally:
+            stuck.set()
+    assert "could not be watched" in caplog.text
+    assert looks[1:]
 
 
 def test_an_answer_that_was_taken_over_may_close_nothing_that_waits_for_it(index, stuck):

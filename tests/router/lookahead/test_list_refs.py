@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from hybridindex.router.lookahead.hotness import HotnessPolicy
 from hybridindex.router.lookahead.list_refs import ListRefs, SessionLists
+from tests.examples import examples
 
 NLIST = 12
 LISTS = st.lists(st.integers(0, NLIST - 1), max_size=6, unique=True)
@@ -56,7 +56,10 @@ class ListRefsMachine(RuleBasedStateMachine):
     def join(self, lists, which):
         if self.open:
             session = self.open[which % len(self.open)]
+            before = session.lists.copy()
             self.refs.join(session, [i for i in lists if i in self.resident])
+            assert not (session.lists - before) & self.pinned
+            assert session.lists >= (set(lists) & self.resident) - self.pinned
 
     @rule(which=st.integers(0, 10))
     def end(self, which):
@@ -110,6 +113,20 @@ class WithoutCache(ListRefsMachine):
 
 
 TestListRefs = ListRefsMachine.TestCase
-TestListRefs.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestListRefs.settings = examples(150, stateful_step_count=40)
 TestWithoutCache = WithoutCache.TestCase
-TestWithoutCache.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestWithoutCache.settings = examples(60, stateful_step_count=30)
+
+
+def test_a_session_joins_what_another_holds_but_not_what_the_plan_wants():
+    refs = ListRefs(np.full(NLIST, 10), HotnessPolicy())
+    first, second = SessionLists(), SessionLists()
+    assert refs.landed(first, [1, 2]) == []
+    refs.pin([1])
+    refs.join(second, [1, 2, 3])
+    assert (first.lists, second.lists) == ({1, 2}, {2})
+    # The plan gives list 1 up: its first holder still wants it, list 2 is both sessions'.
+    refs.pin([])
+    assert refs.release(first) == []
+    assert np.flatnonzero(refs.cached).tolist() == [1]
+    assert np.flatnonzero(refs.wanted()).tolist() == [1, 2]

@@ -6,13 +6,14 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.router import Router
 from hybridindex.router.batch.deadline import PaceEstimator
 from hybridindex.router.lookahead.wait_for_loads import choose_wait
 from tests.clustered import NLIST, clustered, small_index
+from tests.examples import examples
 from tests.router.slow_copies import NPROBE, SOON_S, Gate, one_batch, pace, slow, submitted, until
 from tests.router.test_router import check
 
@@ -23,7 +24,7 @@ def index(tmp_path_factory):
         yield index
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     data=st.lists(st.tuples(st.floats(0, 2), st.integers(0, 1000)), max_size=8),
     others=st.tuples(st.integers(0, 2000), st.integers(0, 2000)),

@@ -2,13 +2,12 @@
 
 What the document allows and what it forbids is sent; no answer is 500, every status, type, header and body is one that
 the document names, what it forbids is refused, and nothing is answered without a key. Bodies that no document can
-describe are in ``test_binary_fuzz.py``. ``HYBRIDINDEX_CONTRACT_EXAMPLES`` sets the number of examples per route.
+describe are in ``test_binary_fuzz.py``. The profile ``deep`` sends many more.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import shutil
 from collections import Counter
 
@@ -29,9 +28,13 @@ from hybridindex.service.auth import KeyFile, Keyring
 from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
 from tests.clustered import DIM
+from tests.examples import examples
 from tests.service.live import live
 
-EXAMPLES = int(os.environ.get("HYBRIDINDEX_CONTRACT_EXAMPLES", "10"))
+pytestmark = pytest.mark.hypothesis
+
+#: Per route.
+EXAMPLES = examples(10).max_examples
 
 
 def _rows(n: int) -> np.ndarray:
@@ -98,7 +101,7 @@ class InterpreterFlawError(Exception):
 
 def failures(document, port, key, **config):
     """What schemathesis complains of, once each, and how many requests of each status it sent."""
-    generation = {"max-examples": EXAMPLES, "deterministic": "HYBRIDINDEX_CONTRACT_EXAMPLES" not in os.environ}
+    generation = {"max-examples": EXAMPLES, "deterministic": EXAMPLES <= 10}
     settings = schemathesis.Config.from_dict(
         {
             "seed": 1,
