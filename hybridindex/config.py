@@ -336,13 +336,14 @@ class SearchParams:
     min_nprobe: int = 1
 
     def __post_init__(self) -> None:
-        # Only numpy's numbers are replaced: a search makes one of these.
-        if check_count("k", self.k, MAX_K) is not self.k:
-            _set(self, "k", int(self.k))
-        if self.nprobe is not None and check_count("nprobe", self.nprobe) is not self.nprobe:
-            _set(self, "nprobe", int(self.nprobe))
-        if check_count("min_nprobe", self.min_nprobe) is not self.min_nprobe:
-            _set(self, "min_nprobe", int(self.min_nprobe))
+        k, nprobe, least = self.k, self.nprobe, self.min_nprobe
+        plain = type(k) is type(least) is int and (nprobe is None or type(nprobe) is int)
+        # The way of nearly all searches: each makes one of these, so that functions would cost.
+        if not (plain and 0 < k <= MAX_K and least > 0 and (nprobe is None or nprobe > 0)):
+            _set(self, "k", check_count("k", k, MAX_K))
+            if nprobe is not None:
+                _set(self, "nprobe", check_count("nprobe", nprobe))
+            _set(self, "min_nprobe", check_count("min_nprobe", least))
         if self.deadline_ms is not None:
             _set(self, "deadline_ms", check_milliseconds("deadline_ms", self.deadline_ms))
 

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Slot:
-    """A batch's leave to be under way. Given back once, by its end or when a part of it was taken over."""
+    """Permission for one batch to be in flight. Given back once: at its end, or when the host takes over a part."""
 
     __slots__ = ("_held",)
 
@@ -318,7 +318,7 @@ class Engine:
     ) -> I64:
         """Takes those out of ``requests`` that wait for lists on their way; the rows of the batch that are left."""
         left = np.ones(len(batch), dtype=np.bool_)
-        # Who waits stands behind what stays in the batch.
+        # A search that waits is scanned after what stays in the batch.
         staying_bytes = 0
         # First those that stay in any case.
         for may_wait, number in sorted((request.may_wait, number) for number, request in enumerate(batch.requests)):
@@ -326,7 +326,7 @@ class Engine:
             own = probes[rows, : request.nprobe]
             request.may_wait = False
             if may_wait and self._wait_for_loads.takes(request, own, list_device, staying_bytes, self.submit):
-                # At once: what fails from here on is no matter of its any more.
+                # At once: a failure from here on must not reach it.
                 requests.remove(request)
                 left[rows] = False
             else:

@@ -92,7 +92,7 @@ class Router:
         self.on_batch: list[Callable[[BatchReport], None]] = []
         self._tiers: list[Tier] = []
         owners: list[PageOwner] = []
-        # Not a method: the store must not keep a closed router, and its arenas, alive.
+        # A method would let the store keep a closed router, and its arenas, alive.
         self._residency = ResidencyStore(index.nlist, lambda device, pages: owners[device].free(pages))
         self._host = open_host_scanner(index, threads=config.threads, name=config.host_scanner)
         self._close_lock = threading.Lock()

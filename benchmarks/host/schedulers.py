@@ -25,7 +25,6 @@ from benchmarks.common.replay import DeviceReplay
 from benchmarks.device.targets import SCHEDULERS_TARGET_MS
 from hybridindex.paging import PageGeometry
 from hybridindex.router.lookahead.grouping import (
-    assign_by_residency,
     assign_greedily,
     assign_round_robin,
     group_by_arrival,
@@ -65,7 +64,8 @@ def times(sizes: Sequence[tuple[int, int]] = SIZES, repeats: int = 31) -> list[d
         groups = group_queries(queries, GROUP)
 
         def assign(groups: I64, probes: I64 = probes, device: np.ndarray = list_device, m: int = n_devices) -> I64:
-            return assign_by_residency(probes, groups, resident_on(device, m), list_bytes)
+            n_groups = int(groups.max()) + 1
+            return assign_greedily(overlap_bytes(probes, groups, n_groups, resident_on(device, m), list_bytes))
 
         def both(queries: F32 = queries, assign: Callable[[I64], I64] = assign) -> I64:
             return assign(group_queries(queries, GROUP))

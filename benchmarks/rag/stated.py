@@ -25,8 +25,7 @@ import numpy as np
 from benchmarks.common.data import benchmark_cache, benchmark_dataset
 from benchmarks.common.measure import arguments, show, write
 from hybridindex.api import open_index
-from hybridindex.cli.commands.search import choose_plan
-from hybridindex.cli.options import MachineOptions
+from hybridindex.cli.routers import choose_plan
 from hybridindex.rag.chunk_time import ChunkTimeModel
 from hybridindex.rag.documents import DOCUMENTS_FILE, DocumentStore
 from hybridindex.rag.embed import load_embedder
@@ -167,7 +166,7 @@ def main() -> None:
             runs = [run for run in runs if run.pipeline in PIPELINES]
         else:
             runs = pair_runs(options.runs, embedder.token_starts, *pace)
-        plan = choose_plan(index, "latest", MachineOptions())
+        plan = choose_plan(index, "latest")
         with index.router(
             plan=None, devices=[options.device], device_budget_bytes=options.budget_mb << 20, cache_fraction=0
         ) as router:

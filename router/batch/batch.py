@@ -1,7 +1,7 @@
-"""A batch in flight: requests side by side, their running top-k, and who is still waited for.
+"""A batch in flight: its requests, their running top-k, and which parts have not reported.
 
-Parts of the batch finish on different threads. A request is answered the moment the last part of its last query is
-merged; nobody waits for the batch. Scanning and threads are :mod:`hybridindex.router.engine`'s business.
+Parts of the batch finish on different threads. A request is answered as soon as the last part of its last query is
+merged; it does not wait for the batch. :mod:`hybridindex.router.engine` scans.
 """
 
 from __future__ import annotations

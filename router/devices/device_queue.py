@@ -1,8 +1,8 @@
 """A device's queue of batch parts, and the thread that scans them one after the other.
 
-Whatever the device does, each part is answered once: by the device, or by the host, to which a part goes when the scan
-fails, when the device is slow, or when somebody takes it over because its scan does not end. Who decides that is
-:mod:`hybridindex.router.devices.health`.
+Each part is answered once, by the device or by the host. It goes to the host when the scan fails, when the device is
+slow (:mod:`hybridindex.router.devices.health`), or when the scan does not end
+(:mod:`hybridindex.router.devices.watchdog`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class DeviceQueue:
         self._queue.put(task)
 
     def waiting(self) -> list[DeviceTask]:
-        """Parts that nobody has answered or begun to, oldest first; the first may be under the device's scan."""
+        """Parts that were not answered or taken over, oldest first. The device may be scanning the first."""
         with self._lock:
             return [task for task, taken in self._open.items() if not taken]
 

@@ -1,9 +1,8 @@
-"""Slow devices: they are found, the host serves what they hold, and they come back when a scan is fast again.
+"""Finds slow devices; the host serves their lists until a trial scan is fast again.
 
-What a device took for a part is held against what the host takes for it. Answers do not depend on it: a slow device
-keeps its lists, and batches are split as if the host had them. Scans that do not end are
-:mod:`hybridindex.router.devices.watchdog`'s business, errors :mod:`hybridindex.router.devices.device_queue`', and
-when a trial is due :mod:`hybridindex.router.devices.recovery`'s.
+The time of a device's scan is compared with what the host takes. Answers do not depend on it: a slow device keeps its
+lists, and batches are split as if the host had them. Beside it: :mod:`hybridindex.router.devices.watchdog` for scans
+that do not end, ``device_queue`` for errors, ``recovery`` for when a trial is due.
 """
 
 from __future__ import annotations

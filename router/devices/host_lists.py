@@ -1,8 +1,8 @@
 """Which lists lie in page-locked host memory: the hottest that the plan in force leaves on the host.
 
-Chosen anew with each plan, when that has been placed, off the query path: what is still right stays, the rest makes way
-for what is missing. The host scans the mapped file as ever; whoever finds a list moved away goes through the staging
-buffers. How copies on their way are spared is :mod:`hybridindex.tiers.paged.pinned`'s business.
+Chosen anew after each plan was placed, off the query path: lists that are still right stay, the others are replaced.
+The host scans the mapped file as ever; a load whose list is not there goes through the staging buffers.
+:mod:`hybridindex.tiers.paged.pinned` keeps pages that copies under way still read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a router opens on its devices: a tier for each, with an arena for the plan's lists and for sessions.
 
-What happens to a device that has no room then is the tier's business; whether it is tried again, the health policy's.
+The health policy says whether a device without room is tried again; the tier does it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def device_budgets(plan: Plan | None, config: RouterConfig) -> tuple[int, ...]:
     """The budget of each device: what was given, or the plan's.
 
     Raises:
-        InvalidInputError: the plan is for another number of devices, or nobody says a budget.
+        InvalidInputError: the plan is for another number of devices, or no budget is given.
     """
     devices, given = config.devices, config.device_budget_bytes
     if not devices:

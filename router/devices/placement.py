@@ -1,7 +1,7 @@
-"""Placement: what a plan wants on devices gets there, and comes back when it was lost or found no room.
+"""Placement: brings a plan's lists to the devices, again after a device lost them or had no room.
 
-Owner of the lock under which lists move for a plan. What sessions and the cache hold is :mod:`router.lookahead`'s
-business, how bytes move the tiers'; answers never depend on either.
+Owns the lock under which lists move for a plan. :mod:`hybridindex.router.lookahead` keeps what sessions and the cache
+hold; the tiers move bytes. Answers depend on neither.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Placement:
         self._host_lists = host_lists
         self._stuck_s = stuck_s
         self._lock = threading.Lock()
-        #: One for each change that waits for the lock: what only comes back gives way.
+        #: One for each change of plan that waits for the lock. Restoring lists stops for it.
         self._waiting: list[None] = []
         #: No list moves for a plan any more.
         self._settled = False
@@ -134,7 +134,7 @@ class Placement:
             pass
 
     def _gives_way(self) -> bool:
-        """Whether what was to come back is left to a change that waits, or to nobody any more."""
+        """Whether restoring stops: a change of plan waits, or no list moves any more."""
         return self._settled or bool(self._waiting)
 
     # With the lock held
@@ -168,7 +168,7 @@ class Placement:
         _log.warning("pages of dropped lists are still read after %g s", _RECLAIM_TIMEOUT_S)
 
     def _wait_for(self, load: Future[LoadReport]) -> None:
-        """Waits until a load has ended; once nothing is to move any more, not for ever."""
+        """Waits until a load has ended; after :meth:`settle` at most ``stuck_s``."""
         waited_s, look_s = 0.0, min(LOOK_S, self._stuck_s / 4)
         while waited_s < self._stuck_s:
             try:

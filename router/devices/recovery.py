@@ -1,8 +1,7 @@
-"""What was lost comes back: a thread tries failed and slow devices again, with back-off, and says when to look for
-lists that are missing.
+"""A thread that tries failed and slow devices again, with back-off, and brings lists of the plan that are missing.
 
-How a device is tried, and when the next trial is due, is :class:`hybridindex.tiers.contract.tier.Tier`'s business;
-for slow ones also :mod:`hybridindex.router.devices.health`'s.
+:class:`hybridindex.tiers.contract.tier.Tier` says how a device is tried and when; for slow ones
+:mod:`hybridindex.router.devices.health` scans.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Recovery:
                 _log.exception("missing lists could not be brought")
 
     def try_failed(self) -> None:
-        """Tries each failed device whose time has come, and waits for the outcome, but not for ever."""
+        """Tries each failed device whose next trial is due, and waits for the outcome, for a bounded time."""
         for tier in self._tiers:
             going_on = self._trials.pop(tier.ordinal, None)
             if going_on is None and not tier.retry_due(self._clock()):

@@ -1,7 +1,4 @@
-"""What the bytes of each device's arena are in use for: the plan, sessions, the cache. A reading for people.
-
-Why a list is on a device is :mod:`hybridindex.router.lookahead.list_refs`'s business.
-"""
+"""What the bytes of each device's arena are used for: the plan, sessions, the cache. For status pages and metrics."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The watchdog: what a stuck device does not answer, the host does.
+"""The watchdog: the host answers what a stuck device does not.
 
-A scan on a device cannot be called back. It keeps its lease until it ends, whenever that is, and its answer is dropped;
-who waits for it gets the host's. What slow means, and how a device comes back, is
-:mod:`hybridindex.router.devices.health`'s business.
+A scan on a device cannot be cancelled. It keeps its lease until it ends, and its answer is dropped: the host scans its
+part. :mod:`hybridindex.router.devices.health` says what slow means and how a device comes back.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Which queries share a micro-batch, and which device gets it (TeleRAG, §4.2 and Appendix C). Pure.
 
 Alike queries probe the same lists, so a micro-batch of them moves and scans fewer unique bytes; a device that caches
-a micro-batch's lists already need not fetch them. Both choices are greedy, as in the paper. Covers the choices only:
-who waits for whom is the engine's business. :func:`group_by_arrival` and :func:`assign_round_robin` are what the two
-are compared with.
+a micro-batch's lists already need not fetch them. Both choices are greedy, as in the paper. :func:`group_by_arrival`
+and :func:`assign_round_robin` are the baselines.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.types import F32, F64, I64
 
 __all__ = [
-    "assign_by_residency",
     "assign_greedily",
     "assign_round_robin",
     "group_by_arrival",
@@ -151,16 +149,6 @@ def assign_greedily(overlap: F64) -> I64:
         device_of[group] = device
         taken[device] += 1
     return device_of
-
-
-def assign_by_residency(probes: I64, group_of: I64, resident: npt.NDArray[np.bool_], list_bytes: I64) -> I64:
-    """:func:`assign_greedily` by :func:`overlap_bytes`: each group goes where most of its bytes are, in equal quotas.
-
-    Raises:
-        InvalidInputError: there are groups and no device.
-    """
-    n_groups = int(group_of.max()) + 1 if len(group_of) else 0
-    return assign_greedily(overlap_bytes(probes, group_of, n_groups, resident, list_bytes))
 
 
 def assign_round_robin(n_groups: int, n_devices: int) -> I64:

@@ -1,8 +1,7 @@
-"""Which lists stay on a device because they were used: decayed hotness and eviction (TeleRAG, Appendix C, Eq. 6). Pure.
+"""The cache: which used lists stay on a device. Decayed hotness and eviction (TeleRAG, Appendix C, Eq. 6). Pure.
 
-Covers the arithmetic of the cache alone: arrays in, arrays out. Who holds lists, which pages they lie in and when they
-move is the business of :mod:`hybridindex.router.lookahead.prefetch` and of the tiers. The paper moves the survivors
-together after each batch; lists lie in pages here, so survivors stay where they are.
+The arithmetic of the cache alone: arrays in, arrays out. :mod:`hybridindex.router.lookahead.prefetch` moves lists. The
+paper moves the survivors together after each batch; lists lie in pages here, so survivors stay where they are.
 """
 
 from __future__ import annotations

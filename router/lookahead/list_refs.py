@@ -1,8 +1,7 @@
-"""Why lists are on devices: a plan wants them, sessions hold them, or they stay because they were used (TeleRAG, §4.2).
+"""Why each list is on a device: a plan wants it, sessions hold it, or it is cached because it was used (TeleRAG, §4.2).
 
-One account over the arenas of all devices. It says which lists may go and which go first; moving bytes and publishing
-snapshots is :mod:`hybridindex.router.lookahead.prefetch`'s business. No threads here: the owner calls under its own
-lock.
+One account over the arenas of all devices. It says which lists may be evicted, and in which order;
+:mod:`hybridindex.router.lookahead.prefetch` moves bytes and publishes. Not thread-safe: its owner locks.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class SessionLists:
 
 
 class ListRefs:
-    """Pinned, held and cached lists; cached ones are neither of the others. A resident list that is none is dropped."""
+    """Pinned, held and cached lists; a cached one is neither of the others. A resident list that is none is dropped."""
 
     def __init__(self, list_bytes: I64, cache: HotnessPolicy | None) -> None:
         """
@@ -73,7 +72,7 @@ class ListRefs:
                 self._hold(session, list_id)
 
     def landed(self, session: SessionLists, lists: Iterable[int]) -> list[int]:
-        """``lists`` came for ``session``; those that nobody wants any more, to be dropped."""
+        """``lists`` have landed for ``session``. Returns those to drop: no plan, session or cache wants them."""
         lists = list(lists)
         if self._cache is not None:
             self._hotness = start_hotness(self._hotness, np.array(lists, dtype=np.int64), self._cache)
@@ -90,7 +89,7 @@ class ListRefs:
         return drops
 
     def release(self, session: SessionLists) -> list[int]:
-        """Ends a session; the lists that nobody wants any more, to be dropped."""
+        """Ends a session. Returns the lists to drop: no plan, session or cache wants them."""
         session.closed = True
         drops = []
         for list_id in session.lists:
@@ -118,7 +117,7 @@ class ListRefs:
         session.lists.add(list_id)
 
     def _keep(self, list_id: int) -> bool:
-        """Caches a list that nobody holds, where there is a cache and no plan wants it; False: it may go."""
+        """Caches a list that no session holds, if there is a cache and no plan wants it. False: it may be dropped."""
         if self._pinned[list_id]:
             return True
         self._cached[list_id] = self._cache is not None
@@ -129,7 +128,7 @@ class ListRefs:
     def pin(self, lists: Iterable[int]) -> None:
         """A plan owns exactly these lists from now on, also those that a session's copy is still bringing.
 
-        Who held one of them still does when a later plan gives it up.
+        Sessions that held one of them still do when a later plan gives it up.
         """
         pinned = np.fromiter(lists, dtype=np.int64)
         self._pinned[:] = False
@@ -201,6 +200,6 @@ class ListRefs:
         held[list(self._sessions)] = True
         assert not (held & self._cached).any(), "a held list is cached"
         assert not (self._pinned & self._cached).any(), "a list of the plan is cached"
-        assert all(self._sessions.values()), "a list is held by nobody"
+        assert all(self._sessions.values()), "a list is held by no session"
         for list_id, sessions in self._sessions.items():
             assert all(list_id in session.lists for session in sessions)

@@ -1,8 +1,8 @@
-"""Lookahead: which lists to move for a draft query, where to, and what has to go for them (TeleRAG, §4.1 and §4.2).
+"""Lookahead: which lists to move for a draft query, to which device, and what to evict for them (TeleRAG, §4.1, §4.2).
 
-:func:`choose_lists` is pure. :class:`Lookahead` owns the thread that quantizes drafts and moves what they want; who
-holds a list is in :mod:`hybridindex.router.lookahead.list_refs`. Moving bytes is
-:mod:`hybridindex.tiers.paged.device_tier`'s business; answers never depend on what has landed.
+:func:`choose_lists` is pure. :class:`Lookahead` owns the thread that quantizes drafts and queues loads.
+:mod:`hybridindex.router.lookahead.list_refs` knows why a list is resident, :mod:`hybridindex.tiers.paged.device_tier`
+moves bytes. Answers never depend on what has landed.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Lookahead:
             self._jobs.put(probed)
 
     def release(self, session: SessionLists) -> None:
-        """Ends a session: lists that nobody else holds are cached, or leave once their last reader is done."""
+        """Ends a session: lists that no other session holds are cached, or leave after their last reader."""
         with self._lock:
             drops = self._refs.release(session) + self._beyond_share()
             self._drop(drops)
@@ -225,7 +225,7 @@ class Lookahead:
         for job in jobs:
             if isinstance(job, SessionLists):
                 self.release(job)
-        # What waited is one round: a decision takes as long as it has lists, whoever asks.
+        # All that waited is one round of the cache: a round costs the same for one search as for many.
         used = [job for job in jobs if isinstance(job, np.ndarray)]
         if used:
             with self._lock:
@@ -351,7 +351,7 @@ class Lookahead:
             drops = self._refs.landed(session, report.loaded)
             # Another session's lookahead brought these first.
             self._refs.join(session, report.present)
-            # Under the lock: nobody may adopt or share a list between the decision and the drop.
+            # Under the lock: no plan or session may take a list between the decision and the drop.
             self._drop(drops + self._beyond_share())
         self._stats.add(
             lookahead_lists=len(report.loaded),
@@ -373,7 +373,7 @@ class Lookahead:
         return beyond
 
     def _free(self, tier: DeviceTier) -> int:
-        """Bytes of pages that nobody has, nor is about to take."""
+        """Bytes of free pages that no load is about to take."""
         # Claims first: a page that is taken between the two reads counts against us, not for us.
         claimed = tier.unclaimed_bytes + self._reserved[tier.ordinal]
         return max(0, tier.arena.pages.n_free * tier.geometry.page_bytes - claimed)

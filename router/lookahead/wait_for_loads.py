@@ -1,10 +1,9 @@
 """A session's search waits for lists on their way to a device where that is faster (TeleRAG, Appendix B).
 
-The paper's second case moves more than fits behind generation, where what this saves the search is worth waiting for.
-Its budget decides which lists set out (:mod:`hybridindex.partitioner.lookahead_budget`); here it is decided, when the
-search
-comes, for how many of them it waits: by then it is known which lists it probes and which of them are still to land.
-A search that waits is in no batch and holds nothing. Answers do not depend on it.
+The paper's second case moves more bytes than fit behind generation, if the search saves more than it waits. The budget
+(:mod:`hybridindex.partitioner.lookahead_budget`) decides which lists are sent. This module decides, when the search
+comes, for how many of them it waits: its probes are known then, and which of them have not landed. A search that waits
+is in no batch and holds neither slot nor lease. Answers do not depend on it.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _LEAST_GAIN_S = 1e-3
 _LEAST_GAIN = 0.1
 #: Longest wait, whatever is predicted.
 _LONGEST_S = 1.0
-#: One search in so many that would wait begins at once: what is believed of a host that scans nothing any more is never
-#: put right otherwise.
+#: One search in so many that would wait begins at once. Otherwise the host would scan nothing, and a wrong estimate of
+#: its pace would never be corrected.
 _BEGIN_ANYWAY = 16
 
 
@@ -168,7 +167,7 @@ class WaitForLoads:
             self._changed.notify()
 
     def _published(self, loads: Mapping[int, tuple[int, I32]]) -> None:
-        """Lists landed. Called by whoever published them, so mostly for nobody."""
+        """Lists landed. Called on the thread that published them; mostly no search waits."""
         for ordinal, _ in loads.values():
             if ordinal in self._routes:
                 self._routes[ordinal].landed_s = time.monotonic()

@@ -10,10 +10,10 @@ import typer
 from rich.table import Table
 
 import hybridindex as hx
-from hybridindex.cli.commands.search import choose_plan, open_router
 from hybridindex.cli.console import CliProgress, emit, load_npy, readable_bytes
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, MachineOptions, QueriesPath, SearchOptions
+from hybridindex.cli.routers import choose_plan, open_router
 from hybridindex.profiler.open_loop import PoissonLoad, run_open_loop
 
 __all__ = ["register"]
@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
         x = np.ascontiguousarray(load_npy(queries, "--queries"))
         rows = []
         with hx.open(index) as opened:
-            chosen = choose_plan(opened, asked.plan, machine)
+            chosen = choose_plan(opened, asked.plan, machine.device or (), machine.store)
             target = slo_ms if slo_ms is not None else chosen.request.slo_ms if chosen is not None else None
             with (
                 open_router(opened, chosen, asked.budget, machine) as router,

@@ -1,4 +1,4 @@
-"""The command search, and the plan and router that other commands share with it."""
+"""The command search."""
 
 from __future__ import annotations
 
@@ -10,28 +10,13 @@ import typer
 from rich.table import Table
 
 import hybridindex as hx
-from hybridindex.cli.console import emit, err, load_npy, parse_bytes
+from hybridindex.cli.console import emit, err, load_npy
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, MachineOptions, QueriesPath, SearchOptions
+from hybridindex.cli.routers import choose_plan, open_router
 from hybridindex.errors import InvalidInputError
-from hybridindex.partitioner.plan import Plan
-from hybridindex.plans.stored import resume_plan
-from hybridindex.router.router import Router
 
-__all__ = ["choose_plan", "open_router", "register"]
-
-
-def choose_plan(index: hx.Index, choice: str, machine: MachineOptions) -> Plan | None:
-    """The plan that ``--plan`` names; see :func:`hybridindex.plans.stored.resume_plan`."""
-    with index.store(machine.store) as control:
-        found = resume_plan(index, choice, control, tuple(machine.device or ()))
-    return None if found is None else found[1]
-
-
-def open_router(index: hx.Index, plan: Plan | None, budget: str | None, machine: MachineOptions) -> Router:
-    """A router with ``budget`` bytes on each device; None: the plan's."""
-    nbytes = None if budget is None else parse_bytes(budget)
-    return index.router(plan, machine.device or (), threads=machine.threads, device_budget_bytes=nbytes)
+__all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +38,9 @@ def register(app: typer.Typer) -> None:
         x = load_npy(queries, "--queries")
         with (
             hx.open(index) as opened,
-            open_router(opened, choose_plan(opened, asked.plan, machine), asked.budget, machine) as router,
+            open_router(
+                opened, choose_plan(opened, asked.plan, machine.device or (), machine.store), asked.budget, machine
+            ) as router,
         ):
             result = router.search(np.asarray(x), asked.k, asked.nprobe)
             labels = [tier.label for tier in router.devices]

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.router.lookahead.grouping import (
-    assign_by_residency,
     assign_greedily,
     assign_round_robin,
     group_by_arrival,
@@ -121,7 +120,8 @@ def test_a_group_goes_where_its_lists_are():
     probes = np.array([[2, 3, 4], [3, -1, -1], [0, 1, 4], [1, 4, -1]])
     resident = resident_on(list_device, 2)
     assert resident.tolist() == [[True, True, False, False, False], [False, False, True, True, False]]
-    assert assign_by_residency(probes, np.array([0, 0, 1, 1]), resident, np.full(5, 64)).tolist() == [1, 0]
+    overlap = overlap_bytes(probes, np.array([0, 0, 1, 1]), 2, resident, np.full(5, 64))
+    assert assign_greedily(overlap).tolist() == [1, 0]
 
 
 def test_the_baselines_look_at_nothing():
@@ -133,7 +133,8 @@ def test_the_baselines_look_at_nothing():
 def test_nothing_to_assign_is_nothing():
     empty = np.empty((0, 4), dtype=np.int64)
     none = np.empty(0, dtype=np.int64)
-    assert assign_by_residency(empty, none, np.ones((2, 3), bool), np.ones(3, np.int64)).tolist() == []
+    overlap = overlap_bytes(empty, none, 0, np.ones((2, 3), bool), np.ones(3, np.int64))
+    assert assign_greedily(overlap).tolist() == []
 
 
 def test_nonsense_is_refused():
