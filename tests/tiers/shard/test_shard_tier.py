@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from contextlib import closing
 
@@ -352,6 +353,41 @@ def test_a_shard_that_failed_meanwhile_is_not_published(index):
 
 
 # Closing
+
+
+def test_a_load_that_rests_ends_at_once_when_hurried(index):
+    clock = itertools.count(0.0, 1000.0)  # a build seems to take so long that the rest would last for days
+    tier, store = open_tier(index, clock=lambda: next(clock))
+    rest, resting = tier._builder._rest, threading.Event()
+
+    def noted(seconds):
+        resting.set()
+        rest(seconds)
+
+    tier._builder._rest = noted
+    with closing(tier):
+        load = tier.load([3, 5], store, bandwidth_share=0.001)
+        assert resting.wait(30)
+        tier.hurry()
+        assert sorted(load.result(30).loaded) == [3, 5]
+
+
+def test_closing_lets_every_shard_go(index, monkeypatch):
+    closed, close = [], StandInShard.close
+
+    def noted(shard):
+        closed.append(shard)
+        close(shard)
+
+    monkeypatch.setattr(StandInShard, "close", noted)
+    tier, store = open_tier(index)
+    tier.load([3, 5], store).result(30)
+    shards = [entry.shard for entry in tier._pages._entries.values()]
+    lease = store.lease()  # what somebody still reads goes too: nobody scans any more
+    tier.close()
+    assert shards
+    assert all(any(shard is each for each in closed) for shard in shards)
+    lease.release()
 
 
 def test_closing_ends_loads_and_refuses_more(index):
