@@ -95,7 +95,7 @@ def test_every_probed_row_is_compared_once_with_its_query(n, p, room, heavy_from
     assert sorted(found) == sorted(expected)
 
 
-@pytest.mark.parametrize("sizes", [SIZES, np.ones(10, np.int64), np.full(10, 400)], ids=["mixed", "tiny", "long"])
+@pytest.mark.parametrize("sizes", [SIZES, np.ones(10, np.int64), np.full(10, 390)], ids=["mixed", "tiny", "long"])
 @pytest.mark.parametrize("centroid_bytes", [0, 64])
 def test_what_a_tile_takes_fits_the_scratch(sizes, centroid_bytes):
     probes = np.tile(np.arange(len(sizes)), (300, 1))
