@@ -24,10 +24,12 @@ from tests.clustered import small_index
     ],
 )
 def test_the_scanner_is_the_one_asked_for(tmp_path, codec, name, kind):
-    with small_index(tmp_path / "i", codec=codec, n=600) as index:
-        with closing(open_host_scanner(index, threads=2, name=name)) as scanner:
-            assert type(scanner) is kind
-            assert scanner.threads == 2
+    with (
+        small_index(tmp_path / "i", codec=codec, n=600) as index,
+        closing(open_host_scanner(index, threads=2, name=name)) as scanner,
+    ):
+        assert type(scanner) is kind
+        assert scanner.threads == 2
 
 
 def test_what_cannot_be_is_refused(tmp_path):
