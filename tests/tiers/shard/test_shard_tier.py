@@ -172,6 +172,24 @@ def test_more_than_the_device_has_free_is_refused_with_both_numbers(index, monke
     open_tier(index)[0].close()
 
 
+def test_a_tier_without_room_serves_after_the_first_trial_that_finds_it(index, monkeypatch, caplog):
+    now, free = [100.0], [600_000]
+    monkeypatch.setattr(shard_tier, "available_bytes", lambda _device: free[0])
+    tier, store = open_tier(index, wanted_bytes=1 << 20, without_room="retry", clock=lambda: now[0])
+    with closing(tier):
+        assert tier.load([3], store).result(60).loaded == ()
+        assert [tier.retry_due(at) for at in (100.9, 101.0)] == [False, True]
+        assert not tier.recover().result(60), "there is still no room"
+        free[0] = None
+        assert tier.recover().result(60)
+        free[0] = 0
+        tier.fail(RuntimeError("something else"))
+        assert tier.recover().result(60), "its memory was taken before"
+        assert caplog.text.count("600,000 are free") == 1
+        assert tier.load([3], store).result(60).loaded == (3,)
+        check_scan(index, tier, store, [3])
+
+
 # The old shard and the new one
 
 
