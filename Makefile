@@ -11,12 +11,19 @@ unexport PYTHONDONTWRITEBYTECODE
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard hybridindex/native/*/*)
 SANITIZE := build/sanitize
 FUZZ_SECONDS ?= 30
+# Worker processes: one a core, four at most. A worker that is done takes tests from the others; neighbours, which share
+# fixtures, stay together.
+PARALLEL := -n logical --maxprocesses=4 --dist=worksteal
+# Rooms whose tests often need no folder: those tests are marked pure.
+PURE := -m pure tests/packaging/test_layout.py $(addprefix tests/,partitioner plans refresh report router store tiers/contract)
 
-.PHONY: help demo test test-vllm test-ecosystem chromium lint wheel-check sanitize fuzz bench figures clean
+.PHONY: help demo check test deep test-vllm test-ecosystem chromium lint wheel-check sanitize fuzz bench figures clean
 
 help:
 	@echo "make demo         real text, real queries: build, profile, plan, serve, report (build/demo)"
-	@echo "make test         install into .venv and run the whole test suite"
+	@echo "make check        before a commit: ruff, mypy, the tests without I/O; a minute"
+	@echo "make test         install into .venv and run the whole test suite in parallel; PYTEST_ARGS narrows it"
+	@echo "make deep         the property tests with ten times the examples"
 	@echo "make chromium     install the browser that tests of the page need, where this is root on Debian or Ubuntu"
 	@echo "make test-vllm    beside a real vLLM on the CPU, in build/vllm (2.5 GB): plugins, profiling; or NOT VERIFIED"
 	@echo "make test-ecosystem  the retrievers in LangChain, LlamaIndex and Haystack, in build/ecosystem (400 MB); or NOT VERIFIED"
@@ -45,18 +52,20 @@ $(VENV)/.demo: $(BIN)/python $(SOURCES)
 demo: $(VENV)/.demo
 	$(BIN)/hybridindex demo --output build/demo
 
-# In two processes, for two cores: what starts processes and waits for them is about half of it. All else is in the
-# other half, so that no new folder is forgotten.
-BESIDE := tests/cli tests/durability tests/refresh tests/service
 test: $(VENV)/.test
-ifdef PYTEST_ARGS
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
-else
-	@mkdir -p build
-	$(BIN)/python -m pytest $(BESIDE) > build/test-beside.log 2>&1 & beside=$$!; \
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(BESIDE)); status=$$?; \
-	wait $$beside || status=1; cat build/test-beside.log; exit $$status
-endif
+	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+
+# The property tests alone, with ten times the examples. Hours rather than minutes.
+deep: $(VENV)/.test
+	$(BIN)/python -m pytest $(PARALLEL) -m hypothesis --hypothesis-profile=deep --timeout=7200 $(PYTEST_ARGS)
+
+# Before a commit. Types are checked beside the tests.
+check: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy & types=$$!; \
+	$(BIN)/python -m pytest --hypothesis-profile=quick $(PURE); status=$$?; \
+	wait $$types && exit $$status
 
 # Without a browser the tests of the page are skipped and say so: never a reason to fail here.
 chromium:

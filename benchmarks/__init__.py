@@ -1,1 +1,10 @@
-"""Benchmarks: ``python -m benchmarks.NAME --json FILE``. Both sides in one run, interleaved; medians and spread."""
+"""Benchmarks: ``python -m benchmarks.ROOM.NAME --json FILE``. Both sides run interleaved; medians and spread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["ROOT"]
+
+#: The checkout: where processes that import benchmarks start.
+ROOT = Path(__file__).resolve().parents[1]

@@ -1,4 +1,4 @@
-"""Runs every benchmark, each in a process of its own: ``python -m benchmarks.all --output DIR``."""
+"""Runs every benchmark in its own process: ``python -m benchmarks.all --output DIR``."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+#: ``ROOM.NAME``; the results go to ``NAME.json``.
 NAMES = (
-    "split_probes",
-    "solver",
-    "router_overhead",
-    "host_scan",
-    "device_tier",
-    "early_dispatch",
-    "recall_qps",
-    "hit_rate",
-    "latency",
-    "exactness",
-    "schedulers",
-    "lookahead_replay",
-    "drift",
-    "drift_trace",
-    "repartition_cycle",
-    "schedule_figures",
+    "host.split_probes",
+    "host.solver",
+    "host.router_overhead",
+    "host.host_scan",
+    "device.tier",
+    "host.early_dispatch",
+    "host.recall_qps",
+    "host.hit_rate",
+    "host.latency",
+    "host.exactness",
+    "host.schedulers",
+    "rag.lookahead_replay",
+    "service.drift",
+    "service.drift_trace",
+    "service.repartition_cycle",
+    "papers.schedule_figures",
 )
 
 
@@ -33,7 +34,8 @@ def main() -> None:
     args = parser.parse_args()
     failed = []
     for name in NAMES:
-        command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(args.output / f"{name}.json")]
+        file = args.output / f"{name.partition('.')[2]}.json"
+        command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(file)]
         if subprocess.run(command, check=False).returncode:
             failed.append(name)
     if failed:

@@ -22,7 +22,7 @@ SloStage = Literal["search", "ttft"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """The arguments of :func:`hybridindex.partitioner.plan.make_plan`, resolved."""
+    """What :func:`hybridindex.partitioner.plan.make_plan` decides for. :meth:`resolve` checks the values."""
 
     slo_ms: float
     #: Bytes per device.
@@ -61,6 +61,18 @@ class PlanRequest:
         unscannable: str = "",
     ) -> PlanRequest:
         """Check every argument and spell budgets out per device.
+
+        Args:
+            slo_ms: bound on search including its queueing (or on TTFT, see ``slo_stage``), at ``percentile``.
+            device_budget_bytes: bytes of each device: one number for all, or one per device.
+            rate_qps: offered load; with ``llm`` the smaller of it and what the LLM takes counts.
+            epsilon: queueing time over batch time (Eq. 3); 1 is the paper's worst case.
+            coverage: fix the fraction of lists instead of solving for it.
+            slo_stage: "search", or "ttft" = search + ``llm.ttft_s``.
+            scratch_bytes: scan scratch per device, inside the budget; by default what the arena sets aside.
+            fixed_bytes: what the tier takes of each budget besides lists and that default scratch.
+            scannable: False where no device tier scans this codec: everything stays on the host.
+            unscannable: why not, for the reason.
 
         Raises:
             InvalidInputError: naming the argument, its value and what would be right.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 
 from hybridindex.index import build
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import DEFAULT_PAGE_BYTES, scratch_for_budget
-from hybridindex.types import F32, I64
+from hybridindex.partitioner.plan import Plan
+from hybridindex.types import F32, I64, Metric
 
 DIM = 24
 NLIST = 32
@@ -26,19 +28,24 @@ def clustered(n: int, dim: int = DIM, *, n_centers: int = 60, seed: int = 0, off
 
 
 def small_index(
-    path: Path, *, codec: str = "flat", metric: str = "l2", n: int = 3000, dim: int = DIM, nlist: int = NLIST, **options
+    path: Path,
+    *,
+    codec: str = "flat",
+    metric: Metric = "l2",
+    n: int = 3000,
+    dim: int = DIM,
+    nlist: int = NLIST,
+    **options,
 ) -> IVFIndex:
     """An index over :func:`clustered` data; nprobe 8."""
     options.setdefault("nprobe", min(8, nlist))
     return build(clustered(n, dim, seed=1), path, nlist=nlist, metric=metric, codec=codec, **options)
 
 
-def hand_made_plan(
-    index: IVFIndex, list_device: np.ndarray, *, n_devices: int = 1, budget: int = 64 << 20
-) -> SimpleNamespace:
+def hand_made_plan(index: IVFIndex, list_device: np.ndarray, *, n_devices: int = 1, budget: int = 64 << 20) -> Plan:
     """What the router reads of a plan, with a placement chosen by the test."""
     resident: I64 = np.flatnonzero(list_device >= 0)
-    return SimpleNamespace(
+    plan = SimpleNamespace(
         index_fingerprint=index.fingerprint,
         n_devices=n_devices,
         nprobe=index.nprobe,
@@ -50,3 +57,4 @@ def hand_made_plan(
         list_device=list_device.astype(np.int16),
         resident_lists=resident,
     )
+    return cast("Plan", plan)

@@ -19,6 +19,7 @@ from hybridindex.index import IVFIndex, build
 from hybridindex.types import F32
 from tests.clustered import clustered
 from tests.durability.launcher import Launcher
+from tests.examples import PROFILES
 
 # Without a GPU, triton kernels run in triton's interpreter, on CPU tensors. Triton reads this once, when it is
 # imported; nothing here has imported it yet. With a GPU they are compiled, and tests run them there. A GPU's own node
@@ -27,9 +28,17 @@ if not any(Path("/dev").glob("nvidia*")) and not Path("/proc/driver/nvidia").exi
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-# How long an example takes says something of the machine alone.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+# No deadline: how long an example takes says something of the machine alone.
+for _name, _number in PROFILES.items():
+    hypothesis.settings.register_profile(_name, max_examples=_number, deadline=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as pure what no fixture gives a folder or a server: such a test opens no index, store or daemon."""
+    for item in items:
+        if not {"tmp_path", "tmp_path_factory", "postgresql_server"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("pure")
 
 
 def clustered_vectors(n: int, dim: int, *, seed: int = 0, clusters: int = 12) -> F32:
@@ -80,6 +89,7 @@ def planned_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("planned") / "idx"
     with hx.build(clustered(2500, seed=1), path, nlist=24, metric="l2", nprobe=6) as index:
         profile = index.profile(clustered(300, seed=2), 6, max_seconds=1)
+        assert profile.id is not None
         plan = index.plan(50, 16 << 20, profile, coverage=0.3)
         with index.store() as store:
             store.save_plan(plan.to_record(), profile.id)

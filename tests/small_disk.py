@@ -16,7 +16,7 @@ __all__ = ["small_disk"]
 def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
     """``folder``, made here, as a file system of that size of its own."""
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", folder]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", str(folder)]
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("cannot mount a small file system")
     try:

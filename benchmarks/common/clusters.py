@@ -81,6 +81,7 @@ def faiss_ivf(vectors: F32, lists: I64, centres: F32, codec: str, metric: Metric
     code = faiss.METRIC_INNER_PRODUCT if metric == "ip" else faiss.METRIC_L2
     quantizer = faiss.IndexFlat(dim, code)
     quantizer.add(centres)
+    ivf: Any
     if codec == "flat":
         ivf = faiss.IndexIVFFlat(quantizer, dim, nlist, code)
     elif codec == "sq8":

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from benchmarks import ROOT
 from hybridindex.demo.corpus import DatasetName
 from hybridindex.demo.dataset import Dataset
 from hybridindex.demo.load import load_dataset
@@ -14,9 +15,9 @@ __all__ = ["benchmark_cache", "benchmark_dataset"]
 
 
 def benchmark_cache() -> Path:
-    """``HYBRIDINDEX_CACHE`` if set, else ``build/cache`` beside this folder."""
+    """``HYBRIDINDEX_CACHE`` if set, else ``build/cache`` of the checkout."""
     configured = os.environ.get("HYBRIDINDEX_CACHE")
-    return Path(configured) if configured else Path(__file__).resolve().parent.parent / "build" / "cache"
+    return Path(configured) if configured else ROOT / "build" / "cache"
 
 
 def benchmark_dataset(name: DatasetName = "full") -> Dataset:

@@ -54,7 +54,7 @@ def require_passive() -> None:
 
 def _module_arguments() -> list[str]:
     spec = sys.modules["__main__"].__spec__
-    assert spec is not None, "run benchmarks as python -m benchmarks.NAME"
+    assert spec is not None, "run benchmarks as python -m benchmarks.ROOM.NAME"
     return [spec.name, *sys.argv[1:]]
 
 

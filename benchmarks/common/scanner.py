@@ -15,7 +15,7 @@ def host_scanner(ivf: IVFIndex, threads: int) -> Any:
     try:
         from hybridindex.tiers.host.native_scanner import HostNativeScanner as Scanner
     except ImportError:
-        from hybridindex.tiers.host.faiss_scanner import HostFaissScanner as Scanner
+        from hybridindex.tiers.host.faiss_scanner import HostFaissScanner as Scanner  # type: ignore[assignment]
 
         sys.stderr.write("no native scanner: faiss stands in for ours, so every ratio is about 1\n")
     return Scanner(ivf, threads=threads)

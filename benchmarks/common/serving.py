@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import ROOT
 from hybridindex.types import F32
 
 __all__ = ["Spent", "Taken", "daemon", "planned_index", "read_spent", "read_taken", "sorted_clusters"]
@@ -76,9 +77,8 @@ def read_spent(pid: int) -> Spent:
 def daemon(path: Path, *words: str, log: Path | None = None) -> Iterator[tuple[int, int]]:
     """This module as a daemon on a free port of the loopback; gives (pid, port). ``log``: where its log goes."""
     command = [sys.executable, "-m", "benchmarks.common.serving", str(path), *words]
-    root = Path(__file__).resolve().parent.parent
     with (log or Path(os.devnull)).open("w") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=root)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT)
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -109,6 +109,7 @@ def planned_index(
         calibration = sorted_clusters(400, dim, n_centres=n_centres // 4, seed=2)
         # Copies are timed: sessions name the time that theirs may take.
         profile = index.profile(calibration, nprobe, devices=["cpu"], max_seconds=2)
+        assert profile.id is not None
         plan = index.plan(50, budget_bytes, profile, coverage=0.3)
         with index.store() as store:
             store.save_plan(plan.to_record(), profile.id)
@@ -126,6 +127,7 @@ def _refresher(index: Any, router: Any, store: Any) -> Any:
 
 
 def main() -> None:
+    from hybridindex.config import RouterConfig
     from hybridindex.service.config import Limits, ServiceConfig
     from hybridindex.service.daemon import serve
 
@@ -137,9 +139,8 @@ def main() -> None:
     parser.add_argument("--refresh", action="store_true")
     parser.add_argument("--limits", type=json.loads, default={}, help="a JSON object")
     args = parser.parse_args()
-    config = ServiceConfig(
-        port=0, devices=tuple(args.device), key_file=args.keys, threads=args.threads, limits=Limits(**args.limits)
-    )
+    router = RouterConfig(devices=args.device, threads=args.threads)
+    config = ServiceConfig(port=0, router=router, key_file=args.keys, limits=Limits(**args.limits))
     serve(
         args.index,
         config,

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import ROOT
 from hybridindex.types import F32
 
 __all__ = ["DAY_S", "TRACE", "Arrival", "queries_of_arrival", "read_trace"]
 
 #: Beside the checkout; not part of the repository.
-TRACE = Path(__file__).resolve().parents[2] / "shared" / "data" / "ragpulse" / "days0-3.jsonl"
+TRACE = ROOT.parent / "shared" / "data" / "ragpulse" / "days0-3.jsonl"
 DAY_S = 86_400
 #: Passage ids are below.
 N_PASSAGES = 8302

@@ -27,6 +27,7 @@ import numpy as np
 
 from benchmarks.common.clusters import import_lists, make_clusters, make_queries
 from benchmarks.common.measure import Attempts, arguments, show, write
+from benchmarks.device.reclaim import reclaim_into
 from benchmarks.device.targets import BESIDE_TARGET
 
 LOADS = ("memory", "matmul")
@@ -236,10 +237,7 @@ def main() -> None:
         wanted = int(index.list_bytes.sum()) + index.ivf.nlist * 65_536
         tiers = [DeviceTier(index.ivf, name, 0, budget_bytes=wanted + (64 << 20), wanted_bytes=wanted) for _ in "ab"]
         with closing(tiers[0]), closing(tiers[1]):
-            stores = [
-                ResidencyStore(index.ivf.nlist, lambda _device, pages, tier=tier: tier.arena.pages.free(pages))
-                for tier in tiers
-            ]
+            stores = [ResidencyStore(index.ivf.nlist, reclaim_into(tier)) for tier in tiers]
             tiers[0].pin_lists(range(index.ivf.nlist))
             tiers[1].load(range(index.ivf.nlist), stores[1]).result()
             queries = make_queries(data.centres, 16, "low")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.common.measure import Attempts, arguments, interleave, ratio_of_medians, show, write
+from benchmarks.device.reclaim import reclaim_into
 from benchmarks.device.targets import BANDWIDTH_TARGET, PLAN_TARGET
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def main() -> None:
                 attempts(f"copies, pinned: {pin}"),
                 closing(DeviceTier(index, name, 0, budget_bytes=wanted + (64 << 20), wanted_bytes=wanted)) as tier,
             ):
-                store = ResidencyStore(index.nlist, lambda _device, pages, tier=tier: tier.arena.pages.free(pages))
+                store = ResidencyStore(index.nlist, reclaim_into(tier))
                 label = tier.label
                 with attempts(f"prefetch, pinned: {pin}"):
                     prefetched.append(prefetch(index, tier, store, repeats=repeats, pin=pin))

@@ -37,6 +37,7 @@ from hybridindex.index.codec import DeviceCodec
 from hybridindex.paging import PageGeometry, scratch_for_budget
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from hybridindex.tiers.paged.triton_scanner import TritonScanner, Workspace
 from hybridindex.types import F32, I64, Metric
@@ -96,10 +97,8 @@ class ResidentLists:
         kind = {"f32": torch.float32, "bf16": torch.bfloat16}[self.codec.kind]
         return self.arena.data.view(-1).view(kind).view(-1, self.scan_dim)
 
-    def scanner(self, scratch_bytes: int) -> TorchScanner:
-        made: Any = TorchScanner
-        if not TritonScanner.unsupported(self.arena):
-            made = TritonScanner
+    def scanner(self, scratch_bytes: int) -> PageScanner:
+        made: type[PageScanner] = TorchScanner if TritonScanner.unsupported(self.arena) else TritonScanner
         return made(*self.scanner_arguments(scratch_bytes))
 
     def scanner_arguments(self, scratch_bytes: int) -> tuple[Any, ...]:
@@ -146,8 +145,9 @@ def wrong_answers(lists: ResidentLists, queries: F32, probes: I64, distances: F3
     for x, probed, found, at in zip(queries, probes, distances, ids, strict=True):
         every, names = [], []
         for i in probed:
-            pages = lists.residency.list_pages[i].astype(np.int64)
-            where = (pages[:, None] * per_page + np.arange(per_page)).ravel()[: lists.list_sizes[i]]
+            pages = lists.residency.list_pages[i]
+            assert pages is not None
+            where = (pages.astype(np.int64)[:, None] * per_page + np.arange(per_page)).ravel()[: lists.list_sizes[i]]
             rows = lists.rows[where].double().cpu().numpy()
             every.append(rows @ x if lists.metric == "ip" else ((rows - x) ** 2).sum(axis=1))
             names.append(i << 32 | np.arange(len(rows)))
@@ -167,7 +167,8 @@ def seconds_of(run: Callable[[int], object], device: Any, repeats: int) -> float
     taken = []
     for turn in range(-TURNS, repeats):
         if device.type == "cuda":
-            before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            event: Any = torch.cuda.Event
+            before, after = event(enable_timing=True), event(enable_timing=True)
             before.record()
             run(turn % TURNS)
             after.record()
@@ -216,7 +217,7 @@ def measure(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch_byt
     dense = seconds_of(lambda turn: (on_device[turn] @ rows.T).topk(K, dim=1), device, max(2, repeats // 4))
     kernels, graph, graph_reason = None, None, ""
     if isinstance(scanner, TritonScanner) and (prepared := prepare(lists, batches, scratch_bytes)):
-        kernels = seconds_of(lambda turn: prepared[turn].again(), device, repeats)
+        kernels = seconds_of(replay(prepared), device, repeats)
         graph, graph_reason = graph_seconds(prepared, device, repeats)
     return {
         "codec": lists.codec.kind,
@@ -277,6 +278,11 @@ def prepare(lists: ResidentLists, batches: list[Any], scratch_bytes: int) -> lis
             return []
         prepared.append(own)
     return prepared
+
+
+def replay(prepared: list[RepeatableWorkspace]) -> Callable[[int], None]:
+    """Launches the batch of a turn again."""
+    return lambda turn: prepared[turn].again()
 
 
 def graph_seconds(prepared: list[RepeatableWorkspace], device: Any, repeats: int) -> tuple[float | None, str]:

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.measure import arguments, show, write
-from benchmarks.device.scan import BYTES, SCAN_NPROBE, TURNS, ResidentLists, make_batch, make_lists, prepare, seconds_of
+from benchmarks.device.scan import BYTES, TURNS, ResidentLists, make_batch, make_lists, prepare, replay, seconds_of
+from benchmarks.device.targets import SCAN_NPROBE
 from hybridindex.paging import scratch_for_budget
 from hybridindex.tiers.paged import triton_scanner as device_triton
 
@@ -75,7 +76,7 @@ def sweep(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch_bytes
     device = lists.arena.device
 
     def timed() -> float:
-        return seconds_of(lambda turn: prepared[turn].again(), device, repeats)
+        return seconds_of(replay(prepared), device, repeats)
 
     found = []
     for rows, cols, warps, registers in itertools.product(ROWS, COLS, WARPS, REGISTERS):
@@ -118,8 +119,8 @@ def sweep_heavy(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch
         try:
             with heavy_from(lists.codec.kind, members):
                 prepared = prepare(lists, batches, scratch_bytes)
-            before = seconds_of(lambda turn: in_use[turn].again(), lists.arena.device, repeats)
-            taken = seconds_of(lambda turn, made=prepared: made[turn].again(), lists.arena.device, repeats)
+            before = seconds_of(replay(in_use), lists.arena.device, repeats)
+            taken = seconds_of(replay(prepared), lists.arena.device, repeats)
         except Exception as error:  # noqa: BLE001 - one setting less
             row["error"] = repr(error)[:200]
             continue

@@ -60,9 +60,12 @@ _TICK_S, _GRACE_S = 0.5, 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One benchmark: module ``benchmarks.NAME``, which writes ``--json`` whenever it has a new row."""
+    """One benchmark, which writes ``--json`` whenever it has a new row."""
 
+    #: Its key in the results.
     name: str
+    #: ``ROOM.NAME``, as in ``python -m benchmarks.ROOM.NAME``.
+    module: str
     #: Longer on the machine that it is for means that something hangs.
     limit_s: float
     needs: tuple[str, ...] = ("torch",)
@@ -77,12 +80,12 @@ class Part:
 PARTS = {
     part.name: part
     for part in (
-        Part(name="device_scan", limit_s=240),
-        Part(name="device_swap", limit_s=60, needs=()),
-        Part(name="schedulers", limit_s=60, needs=(), options=("--times",)),
-        Part(name="device_copy", limit_s=180, needs=("torch", "faiss")),
-        Part(name="device_beside", limit_s=210, needs=("torch", "faiss")),
-        Part(name="device_router", limit_s=330, needs=("torch", "faiss")),
+        Part(name="device_scan", module="device.scan", limit_s=240),
+        Part(name="device_swap", module="device.swap", limit_s=60, needs=()),
+        Part(name="schedulers", module="host.schedulers", limit_s=60, needs=(), options=("--times",)),
+        Part(name="device_copy", module="device.copy", limit_s=180, needs=("torch", "faiss")),
+        Part(name="device_beside", module="device.beside", limit_s=210, needs=("torch", "faiss")),
+        Part(name="device_router", module="device.router", limit_s=330, needs=("torch", "faiss")),
     )
 }
 
@@ -177,7 +180,7 @@ def measure(names: Sequence[str], run: Run, folder: Path, end_s: float) -> None:
         def note(status: str, name: str = name, file: Path = file, start: float = start) -> None:
             run.note(name, status, file, time.monotonic() - start)
 
-        command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(file), *part.options]
+        command = [sys.executable, "-m", f"benchmarks.{part.module}", "--json", str(file), *part.options]
         status = "interrupted"
         try:
             status = run_part(command, min(part.limit_s, left), note, file)

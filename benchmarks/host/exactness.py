@@ -17,9 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.measure import arguments, show, write
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.types import F32, Metric, SearchResult
 from tests.clustered import clustered, hand_made_plan
 from tests.oracle import check_answer
 
+METRICS: tuple[Metric, ...] = ("ip", "l2")
 CODECS = ("flat", "fp16", "sq8", "pq8", "pqfs16")
 
 
@@ -33,7 +36,7 @@ def _placement(rng: np.random.Generator, nlist: int, n_devices: int) -> np.ndarr
     return np.where(placed, rng.integers(0, n_devices, nlist), -1)
 
 
-def _compare(index, queries, k, nprobe, result) -> int:  # type: ignore[no-untyped-def]
+def _compare(index: IVFIndex, queries: F32, k: int, nprobe: int, result: SearchResult) -> int:
     """1 when the answer differs from plain IVF search."""
     transformed = index.transform(queries)
     probes, coarse = index.quantize(transformed, nprobe)
@@ -45,7 +48,7 @@ def _compare(index, queries, k, nprobe, result) -> int:  # type: ignore[no-untyp
         ptr = faiss.swig_ptr
         index.open_faiss().search_preassigned_c(
             len(queries), ptr(transformed), k, ptr(probes), ptr(coarse), ptr(distances), ptr(ids), False,
-            faiss.SearchParametersIVF(nprobe=nprobe),
+            faiss.SearchParametersIVF(nprobe=nprobe),  # type: ignore[call-arg]
         )  # fmt: skip
         same = all(set(a) == set(b) for a, b in zip(ids, result.ids, strict=True))
         found = ids >= 0
@@ -70,7 +73,7 @@ def main() -> None:
     deadline = time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory() as folder:
         while time.monotonic() < deadline:
-            codec, metric = str(rng.choice(CODECS)), str(rng.choice(["ip", "l2"]))
+            codec, metric = str(rng.choice(CODECS)), METRICS[rng.integers(2)]
             dim, nlist = int(rng.choice([16, 32, 96])), int(rng.choice([1, 7, 64, 200]))
             n = int(rng.integers(1500, 6000))
             x = clustered(n, dim, seed=int(rng.integers(1 << 30)))
@@ -95,7 +98,7 @@ def main() -> None:
     raise SystemExit(1 if counts["differences"] or swapping["differences"] else 0)
 
 
-def _swap_under_load(index, rng, counts) -> None:  # type: ignore[no-untyped-def]
+def _swap_under_load(index: IVFIndex, rng: np.random.Generator, counts: dict[str, int]) -> None:
     from hybridindex.router import Router
 
     plans = [hand_made_plan(index, _placement(rng, index.nlist, 2), n_devices=2) for _ in range(4)]

@@ -16,10 +16,11 @@ import numpy as np
 
 from benchmarks.common.data import benchmark_dataset
 from benchmarks.common.measure import arguments, show, write
+from hybridindex.partitioner.models.hitrate import HitRateName, expected_min_hit_rate
 
 BATCHES = (1, 4, 16, 64)
 COVERAGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-MODELS = ("empirical", "beta", "beta_binomial")
+MODELS: tuple[HitRateName, ...] = ("empirical", "beta", "beta_binomial")
 N_CALIBRATION = 4000
 N_BATCHES = 2000
 
@@ -37,7 +38,6 @@ def main() -> None:
     args = arguments(__doc__, _options)
     import hybridindex as hx
     from hybridindex.partitioner import analyse
-    from hybridindex.partitioner.models.hitrate import expected_min_hit_rate
 
     data = benchmark_dataset(args.dataset)
     raw = np.asarray(data.vectors())
@@ -61,7 +61,7 @@ def main() -> None:
                     probes, _ = index.ivf.quantize(index.ivf.transform(np.ascontiguousarray(queries[test])), nprobe)
                     work = index.list_bytes[probes]
                     total = work.sum(axis=1)
-                    errors: dict[str, list[float]] = {name: [] for name in (*MODELS, "chosen")}
+                    errors: dict[str, list[float]] = {what: [] for what in (*MODELS, "chosen")}
                     for coverage in COVERAGES:
                         count = int(np.ceil(coverage * nlist))
                         hot = np.zeros(nlist, dtype=bool)
@@ -76,8 +76,8 @@ def main() -> None:
                                 point[name] = predicted
                             errors["chosen"].append(errors[analysis.hit_rates.best][-1])
                             points.append({**point, "measured": measured, "chosen": analysis.hit_rates.best})
-                    for name, values in errors.items():
-                        shown = f"chosen ({analysis.hit_rates.best})" if name == "chosen" else name
+                    for what, values in errors.items():
+                        shown = f"chosen ({analysis.hit_rates.best})" if what == "chosen" else what
                         summary.append((space, source, shown, float(np.median(values)), float(np.max(values))))
     show(f"smallest hit rate of a batch, expected: {data.name}, nlist {nlist}, nprobe {nlist // 16}",
          ("space", "queries", "model", "median error", "worst error"), summary)  # fmt: skip

@@ -88,7 +88,7 @@ def faiss_side(ivf: Any, pool: list[Batch], mode: int, threads: int) -> Callable
     import faiss
 
     ptr = faiss.swig_ptr
-    params = faiss.SearchParametersIVF(nprobe=pool[0].probes.shape[1])
+    params = faiss.SearchParametersIVF(nprobe=pool[0].probes.shape[1])  # type: ignore[call-arg]
 
     def run() -> tuple[F32, I64]:
         faiss.omp_set_num_threads(threads)

@@ -66,7 +66,7 @@ def systems(vectors: F32, lists: I64, centres: F32, ours: dict[str, Index], thre
         yield _ours(codec, index, threads)
     yield _faiss_flat(faiss_ivf(vectors, lists, centres, "flat", "ip"), threads)
     yield _faiss_fast_scan(vectors, lists, centres, threads)
-    key = xxhash.xxh3_64_hexdigest(vectors)
+    key = xxhash.xxh3_64_hexdigest(vectors.data)
     yield _faiss_hnsw(vectors, key, threads)
     if find_spec("hnswlib") is not None:
         yield _hnswlib(vectors, key, threads)
@@ -91,7 +91,7 @@ def _faiss_flat(ivf: Any, threads: int) -> System:
     import faiss
 
     def at(nprobe: int) -> Answer:
-        params = faiss.SearchParametersIVF(nprobe=nprobe)
+        params = faiss.SearchParametersIVF(nprobe=nprobe)  # type: ignore[call-arg]
         return lambda x: ivf.search(x, K, params=params)[1]
 
     return System(
@@ -111,8 +111,8 @@ def _faiss_fast_scan(vectors: F32, lists: I64, centres: F32, threads: int) -> Sy
     refined = faiss.IndexRefineFlat(ivf, faiss.swig_ptr(vectors))
 
     def at(nprobe: int, factor: int) -> Answer:
-        inner = faiss.SearchParametersIVF(nprobe=nprobe)
-        params = faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=inner)
+        inner = faiss.SearchParametersIVF(nprobe=nprobe)  # type: ignore[call-arg]
+        params = faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=inner)  # type: ignore[call-arg]
 
         def answer(x: F32) -> I64:
             ids: I64 = refined.search(x, K, params=params)[1]
@@ -146,7 +146,7 @@ def _faiss_hnsw(vectors: F32, key: str, threads: int) -> System:
         _keep(file, lambda part: faiss.write_index(index, str(part)))
 
     def at(ef: int) -> Answer:
-        params = faiss.SearchParametersHNSW(efSearch=ef)
+        params = faiss.SearchParametersHNSW(efSearch=ef)  # type: ignore[attr-defined]
         return lambda x: index.search(x, K, params=params)[1]
 
     return System(name=f"faiss HNSW{M}", points={f"ef={ef}": at(ef) for ef in EFS})
@@ -191,10 +191,10 @@ def _usearch(vectors: F32, key: str, threads: int) -> System:
     def at(ef: int) -> Answer:
         def answer(x: F32) -> I64:
             index.expansion_search = ef
-            if len(x) == 1:
-                return index.search(x[0], K, threads=1).keys.astype(np.int64)[None]
-            ids: I64 = index.search(x, K, threads=threads).keys.astype(np.int64)
-            return ids
+            one = len(x) == 1
+            found = index.search(x[0] if one else x, K, threads=1 if one else threads)
+            ids: I64 = found.keys.astype(np.int64)
+            return ids[None] if one else ids
 
         return answer
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import numpy as np
 
 from benchmarks.common.data import benchmark_dataset
 from benchmarks.common.measure import Timing, arguments, interleave, show, write
+from hybridindex.types import F32, I64
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -42,15 +45,22 @@ def measure(index: Any, routers: Any, handed: ThreadPoolExecutor, log: Any, npro
 
     router, faiss_router = routers
     ivf, ptr = index.ivf.open_faiss(), faiss.swig_ptr
-    params = faiss.SearchParametersIVF(nprobe=nprobe)
+    params = faiss.SearchParametersIVF(nprobe=nprobe)  # type: ignore[call-arg]
     rows = []
+
+    def handed_over(run: Callable[[], I64]) -> object:
+        return handed.submit(run).result()
+
+    def submitted(queries: F32) -> object:
+        return router.submit(queries, 10, nprobe).result()
+
     for batch in (1, 4, 16, 64, 256):
         rng = np.random.default_rng(batch)
         queries = np.ascontiguousarray(log[rng.integers(0, len(log), batch)])
 
         ivf.parallel_mode = 1 if batch == 1 else 3  # over probes; over queries
 
-        def bare(queries=queries, batch=batch):
+        def bare(queries: F32 = queries, batch: int = batch) -> I64:
             probes, coarse = index.ivf.quantize(queries, nprobe)
             distances = np.empty((batch, 10), np.float32)
             ids = np.empty((batch, 10), np.int64)
@@ -59,8 +69,9 @@ def measure(index: Any, routers: Any, handed: ThreadPoolExecutor, log: Any, npro
             )
             return ids
 
-        def routed(queries=queries):
-            return router.search(queries, 10, nprobe).ids
+        def routed(queries: F32 = queries) -> I64:
+            found: I64 = router.search(queries, 10, nprobe).ids
+            return found
 
         assert all(set(a) == set(b) for a, b in zip(bare(), routed(), strict=True)), "answers differ"
         timed = interleave(
@@ -68,9 +79,9 @@ def measure(index: Any, routers: Any, handed: ThreadPoolExecutor, log: Any, npro
                 "router": routed,
                 "bare": bare,
                 "bare again": bare,
-                "same scanner": lambda queries=queries: faiss_router.search(queries, 10, nprobe),
-                "bare, handed over": lambda bare=bare: handed.submit(bare).result(),
-                "router.submit": lambda queries=queries: router.submit(queries, 10, nprobe).result(),
+                "same scanner": partial(faiss_router.search, queries, 10, nprobe),
+                "bare, handed over": partial(handed_over, bare),
+                "router.submit": partial(submitted, queries),
             },
             repeats=repeats if batch <= 64 else repeats // 3,
             # Short calls are timed many at a time: a scheduling hiccup must not be the median.

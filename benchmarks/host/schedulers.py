@@ -13,6 +13,7 @@ import argparse
 import itertools
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--times", action="store_true", help="only the times at the paper's size: no data set is read")
 
 
-def times(sizes: Sequence[tuple[int, int]] = SIZES, repeats: int = 31) -> list[dict[str, object]]:
+def times(sizes: Sequence[tuple[int, int]] = SIZES, repeats: int = 31) -> list[dict[str, float]]:
     """Medians by (queries, devices); the A/A row is grouping against itself."""
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((4096, 768), dtype=np.float32)
@@ -66,12 +67,15 @@ def times(sizes: Sequence[tuple[int, int]] = SIZES, repeats: int = 31) -> list[d
         def assign(groups: I64, probes: I64 = probes, device: np.ndarray = list_device, m: int = n_devices) -> I64:
             return assign_by_residency(probes, groups, resident_on(device, m), list_bytes)
 
+        def both(queries: F32 = queries, assign: Callable[[I64], I64] = assign) -> I64:
+            return assign(group_queries(queries, GROUP))
+
         timed = interleave(
             {
-                "group": lambda q=queries: group_queries(q, GROUP),
-                "group (A/A)": lambda q=queries: group_queries(q, GROUP),
-                "assign": lambda g=groups: assign(g),
-                "both": lambda q=queries: assign(group_queries(q, GROUP)),
+                "group": partial(group_queries, queries, GROUP),
+                "group (A/A)": partial(group_queries, queries, GROUP),
+                "assign": partial(assign, groups),
+                "both": both,
             },
             repeats=repeats,
             calls=5,
@@ -82,9 +86,7 @@ def times(sizes: Sequence[tuple[int, int]] = SIZES, repeats: int = 31) -> list[d
     return rows
 
 
-def unique_bytes(
-    queries: F32, probes: I64, work: I64, rng: np.random.Generator, rounds: int
-) -> list[dict[str, object]]:
+def unique_bytes(queries: F32, probes: I64, work: I64, rng: np.random.Generator, rounds: int) -> list[dict[str, float]]:
     """Unique bytes per group against the order of arrival, over random batches; noise: another order of arrival."""
     anywhere = np.ones((1, len(work)), dtype=np.bool_)
     rows = []

@@ -9,6 +9,8 @@ apart.
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.common.measure import arguments, interleave, show, write
 from tests.partitioner.synthetic import make_profile
 
@@ -18,21 +20,19 @@ TARGET_MS = 50.0
 def main() -> None:
     args = arguments(__doc__)
     from hybridindex.partitioner import analyse, make_plan
+    from hybridindex.partitioner.request import PlanRequest
 
     profile = make_profile(nlist=65_536, n=4000, nprobe=128, seed=0)
     analysis = analyse(profile)
-    host = make_plan(profile, slo_ms=1e6, device_budget_bytes=0, coverage=0.0, analysis=analysis)
+    host = make_plan(profile, PlanRequest.resolve(slo_ms=1e6, device_budget_bytes=0, coverage=0.0), analysis=analysis)
     slo_ms = host.predicted_latency_ms(16) * 1.2
     budget = int(profile.nbytes // 8)
 
-    def plan(tighter: float = 1.0, **options: float) -> object:
+    def plan(tighter: float = 1.0, **options: Any) -> object:
         return make_plan(
             profile,
-            slo_ms=slo_ms / tighter,
-            device_budget_bytes=budget,
-            n_devices=8,
+            PlanRequest.resolve(slo_ms=slo_ms / tighter, device_budget_bytes=budget, n_devices=8, **options),
             analysis=analysis,
-            **options,  # type: ignore[arg-type]
         )
 
     rate = 16 / (slo_ms / 2e3)
@@ -45,7 +45,9 @@ def main() -> None:
             "infeasible: search a nearest SLO": lambda: plan(rate_qps=rate, tighter=1e3),
             "infeasible: rate 100x too high": lambda: plan(rate_qps=too_high),
             "place every list": lambda: make_plan(
-                profile, slo_ms=slo_ms, device_budget_bytes=1 << 40, n_devices=8, coverage=1.0, analysis=analysis
+                profile,
+                PlanRequest.resolve(slo_ms=slo_ms, device_budget_bytes=1 << 40, n_devices=8, coverage=1.0),
+                analysis=analysis,
             ),
             "statistics of the profile": lambda: analyse(profile),
         },

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from benchmarks.common.measure import arguments, interleave, show, write
@@ -21,7 +23,7 @@ def main() -> None:
         list_bytes = rng.integers(1000, 500_000, nlist)
         call = (probes, coarse, list_device, list_bytes, n_devices)
         timed = interleave(
-            {"native": lambda c=call: split_probes(*c), "numpy": lambda c=call: split_probes_reference(*c)},
+            {"native": partial(split_probes, *call), "numpy": partial(split_probes_reference, *call)},
             repeats=31,
             calls=10,
         )

@@ -44,7 +44,7 @@ from hybridindex.rag.documents import DOCUMENTS_FILE, DocumentStore
 from hybridindex.rag.embed import load_embedder
 from hybridindex.rag.generator import OpenAIGenerator, Sampling
 from hybridindex.rag.periodic import PeriodicRetrieval
-from hybridindex.rag.retriever import CenteredEmbedder, Retriever
+from hybridindex.rag.retriever import CenteredEmbedder, Embedder, Retriever
 
 PARTS = ("overlap", "staleness", "deadlines", "replay", "piperag", "larger", "windows", "quality")
 
@@ -151,7 +151,7 @@ def main() -> None:
 
         def staleness() -> dict[str, Any]:
             corpus = benchmark_dataset("demo")
-            views = {"static, centred": centered, "static": embedder}
+            views: dict[str, Embedder] = {"static, centred": centered, "static": embedder}
             if options.sentences is not None:
                 views["sentences"] = SentenceEmbedder(options.sentences)
             return similarities(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridindex.index.ivf import IVFIndex
+from hybridindex.api import Index
 from hybridindex.rag.documents import Document, DocumentStore
 from hybridindex.rag.retriever import RetrievalSession
 from hybridindex.router import Router
@@ -45,11 +45,11 @@ class _Repeated:
 
 
 @contextmanager
-def host_router(index: IVFIndex, factor: int = 1, devices: Sequence[str] = (), **options: Any) -> Iterator[Router]:
+def host_router(index: Index, factor: int = 1, devices: Sequence[str] = (), **options: Any) -> Iterator[Router]:
     """A router on one host thread, of a corpus ``factor`` times as large for the host.
 
     Args:
-        options: of :meth:`IVFIndex.router`.
+        options: of :meth:`Index.router`.
     """
     with index.router(None, devices, threads=1, **options) as router:
         if factor > 1:

@@ -284,8 +284,8 @@ def main() -> None:
             with hx.build(vectors, Path(folder) / space, nlist=nlist, metric="ip") as index:
                 pairs = Pairs(data, index, space)
                 log = np.asarray(data.log_queries)
-                log = pairs.quantize(data.centered(log) if space == "centred" else log, nlist // 16)
-                hot = np.argsort(-np.bincount(log.reshape(-1), minlength=nlist), kind="stable")
+                probes = pairs.quantize(data.centered(log) if space == "centred" else log, nlist // 16)
+                hot = np.argsort(-np.bincount(probes.reshape(-1), minlength=nlist), kind="stable")
                 found["curves"] += curves(pairs, hot, space)
                 if space == "raw":
                     continue

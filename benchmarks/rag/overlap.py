@@ -214,7 +214,7 @@ def _at_once_s(search: _Search, window_s: float, assumed: Assumed) -> float:
 
 def _waiting_s(search: _Search, window_s: float, assumed: Assumed) -> float:
     """Of one that waits for as many of the draft's lists as pay, as in the router (TeleRAG, Appendix B, case 2)."""
-    parts = np.linspace(0.0, 1.0, 21).tolist()
+    parts: list[float] = np.linspace(0.0, 1.0, 21).tolist()
     copied_s = _copied_s(search, assumed)
     return min(max(0.0, part * copied_s - window_s) + _scanned_s(search, part, assumed) for part in parts)
 

@@ -64,19 +64,23 @@ def balance(
 def in_time(answers: Sequence[PeriodicAnswer]) -> Rows:
     """Of searches beside a chunk: within its generation, as measured; nprobe; how generation was foretold."""
     chunks = [chunk for done in answers for chunk in done.chunks]
-    searched = [chunk for chunk in chunks if chunk.deadline_ms is not None and chunk.retrieval_s is not None]
+    searched = [
+        (chunk, chunk.deadline_ms, chunk.retrieval_s)
+        for chunk in chunks
+        if chunk.deadline_ms is not None and chunk.retrieval_s is not None
+    ]
     errors = [abs(c.window_s - c.generation_s) / c.generation_s for c in chunks if c.window_s]
     return {
         "searches": len(searched),
         "missed": sum(bool(chunk.missed) for chunk in chunks),
-        "within_window": float(np.mean([c.retrieval_s <= c.generation_s for c in searched])),
-        "waited_share": float(np.mean([c.waited_s > _AT_ONCE_S for c in searched])),
-        "waited_s": [c.waited_s for c in searched],
-        "nprobe_used": [c.nprobe_used for c in searched],
-        "retrieval_s": [c.retrieval_s for c in searched],
-        "deadline_s": [c.deadline_ms / 1e3 for c in searched],
-        "predicted_s": [c.window_s for c in searched],
-        "generation_s": [c.generation_s for c in searched],
+        "within_window": float(np.mean([s <= c.generation_s for c, _, s in searched])),
+        "waited_share": float(np.mean([c.waited_s > _AT_ONCE_S for c, _, _ in searched])),
+        "waited_s": [c.waited_s for c, _, _ in searched],
+        "nprobe_used": [c.nprobe_used for c, _, _ in searched],
+        "retrieval_s": [retrieval_s for _, _, retrieval_s in searched],
+        "deadline_s": [deadline_ms / 1e3 for _, deadline_ms, _ in searched],
+        "predicted_s": [c.window_s for c, _, _ in searched],
+        "generation_s": [c.generation_s for c, _, _ in searched],
         "chunk_time_error": {"median": float(np.median(errors)), "p95": float(np.quantile(errors, 0.95))},
     }
 

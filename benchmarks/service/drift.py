@@ -21,9 +21,9 @@ from benchmarks.common.clusters import Clusters, import_lists, make_clusters
 from benchmarks.common.measure import arguments, show, write
 from hybridindex.api import Index
 from hybridindex.partitioner.plan import Plan
+from hybridindex.plans.planner import Arenas
 from hybridindex.refresh.drift import DriftPolicy
 from hybridindex.refresh.planner import PlanningHere, PlanningMode, RenewOptions
-from hybridindex.refresh.proposal import Arenas
 from hybridindex.refresh.refresher import RefreshConfig, Refresher
 from hybridindex.types import F32, F64, I64
 

@@ -13,9 +13,10 @@ import select
 import socket
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
+
+from hybridindex.types import F32
 
 __all__ = ["Load", "closed_loop"]
 
@@ -32,8 +33,8 @@ class Load:
     cpu: float
 
 
-def request(path: str, query: Any) -> bytes:
-    """One binary search as it goes over the wire. ``query``: (d,) float32."""
+def request(path: str, query: F32) -> bytes:
+    """One binary search as it goes over the wire. ``query``: (d,)."""
     body = query.astype("<f4", copy=False).tobytes()
     head = (
         f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/octet-stream\r\n"

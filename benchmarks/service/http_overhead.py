@@ -112,7 +112,7 @@ def _cpu_s(pid: int) -> float:
 
 def _mean_batch(before: dict[str, Any], after: dict[str, Any]) -> float:
     """Queries per batch between two readings of a router's counters."""
-    return (after["queries"] - before["queries"]) / max(1, after["batches"] - before["batches"])
+    return float((after["queries"] - before["queries"]) / max(1, after["batches"] - before["batches"]))
 
 
 def saturate(router: Any, port: int, nprobe: int, callers: int, seconds: float) -> list[dict[str, float]]:

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import ROOT
 from benchmarks.common.measure import arguments, show, write
 from benchmarks.common.serving import daemon, planned_index, read_spent, read_taken, sorted_clusters
 from benchmarks.service.connection import request_bytes
@@ -145,8 +146,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
                 "batch": args.batch, "deadline_ms": args.deadline_ms, "tick_ms": args.tick_ms,
             }  # fmt: skip
             command = [sys.executable, "-m", "benchmarks.service.overload", "--generate", json.dumps(asked)]
-            root = Path(__file__).resolve().parent.parent
-            run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=root)
+            run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
     found: dict[str, Any] = json.loads(run.stdout)
     return found
 

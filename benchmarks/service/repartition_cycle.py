@@ -22,10 +22,10 @@ from benchmarks.service.drift import DIM, queries_of
 from hybridindex.api import Index
 from hybridindex.paging import PageGeometry
 from hybridindex.partitioner.plan import Plan
+from hybridindex.plans.planner import Arenas
 from hybridindex.refresh.drift import DriftPolicy
 from hybridindex.refresh.planner import RenewOptions
 from hybridindex.refresh.planner_process import PlanningProcess
-from hybridindex.refresh.proposal import Arenas
 from hybridindex.refresh.refresher import RefreshConfig, Refresher
 from hybridindex.types import F32
 
@@ -83,7 +83,7 @@ def cycle(index: Index, plan: Plan, recent: F32, served: F32, folder: Path, sett
         "total": total,
         "own_cpu": own,
         "bytes": last.proposal["bytes_to_move"],
-        "lists": last.proposal["n_lists_in"],
+        "lists": last.proposal["lists_to_move"],
         "hit_rate": (last.proposal["hit_rate_before"], last.proposal["hit_rate_after"]),
     }
 

@@ -25,13 +25,13 @@ from rich.progress import Progress
 
 from benchmarks.common.measure import arguments, show, write
 from benchmarks.common.serving import Taken, daemon, planned_index, read_taken, sorted_clusters
+from benchmarks.common.trace import TRACE
 from benchmarks.service.connection import Pool
 from benchmarks.service.soak_client import SESSION_TTL_S, Client
 from benchmarks.service.soak_load import MOST_K, Load, make_load, read_trace, synthetic_trace
 from benchmarks.service.soak_oracle import PoolOracle
 
 DIM, NLIST, NPROBE, MOST_NPROBE, POOL = 32, 64, 8, 24, 4096
-_TRACE = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "ragpulse" / "days0-3.jsonl"
 #: Growth over the second half that is not called a leak.
 MOST_GROWTH = 0.02
 
@@ -41,7 +41,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=480.0, help="in which they arrive")
     parser.add_argument("--vectors", type=int, default=40_000)
     parser.add_argument("--connections", type=int, default=64)
-    parser.add_argument("--trace", type=Path, default=_TRACE, help="RAGPulse; where it is missing, synthetic bursts")
+    parser.add_argument("--trace", type=Path, default=TRACE, help="RAGPulse; where it is missing, synthetic bursts")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, help="the daemon's log; default nowhere")
 

@@ -1,13 +1,23 @@
-"""Which plan is the current one, kept in the control store so that a restart resumes with it.
+"""The ledger: which plan of an index is the current one, kept in the control store so that a restart resumes it.
 
-A plan is saved before it serves; an event of kind :data:`COMMITTED` makes it the current one, in one transaction, when
-it has proved itself. A crash in between leaves the one before.
+A plan is stored before it serves. An event of kind :data:`PLAN_CURRENT` makes it the current one when it serves, in one
+transaction; a crash in between leaves the one before. What a restart resumes as "latest", with a refresh or without:
+
+=====================================================  ===================================================
+what happened last to the index                        "latest" is
+=====================================================  ===================================================
+a plan became the current one                          that plan, whenever it was stored
+a plan was stored, by hand or to be applied            that plan: it was meant to serve next
+a refresh stored a plan to try, and has not            the latest before that
+committed it
+nothing                                                none
+=====================================================  ===================================================
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -17,31 +27,51 @@ from hybridindex.profiler.check import check_profile
 from hybridindex.profiler.hardware import hardware_info
 
 if TYPE_CHECKING:
-    from hybridindex.api import Index
     from hybridindex.store.control import ControlStore
+    from hybridindex.store.records import StoredEvent
     from hybridindex.types import Profile
 
-__all__ = ["COMMITTED", "commit_plan", "last_commit", "last_committed_plan", "same_decision", "save_plan", "stored_as"]
+__all__ = [
+    "PLAN_CURRENT",
+    "HasFingerprint",
+    "applied_plans",
+    "current_plan",
+    "current_plan_id",
+    "latest_plan_id",
+    "make_current",
+    "same_decision",
+    "save_plan",
+    "stored_as",
+]
 
 #: Kind of the events that say which plan is current.
-COMMITTED = "plan_committed"
-#: Newest commits that are looked through; a store may hold several indexes.
-_MAX_COMMITS = 10_000
+PLAN_CURRENT = "plan_current"
 #: Newest plans of one profile that are compared with one.
 _MAX_COMPARED = 20
 
 
-def save_plan(store: ControlStore, plan: Plan, *, parent: Profile | None = None) -> tuple[Plan, int]:
+class HasFingerprint(Protocol):
+    """An index, for whom only needs its name."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+def save_plan(
+    store: ControlStore, plan: Plan, *, parent: Profile | None = None, trial: bool = False
+) -> tuple[Plan, int]:
     """Stores ``plan``, and its profile where that has no id yet; the plan with that profile, and the plan's id.
 
-    ``parent``: the stored profile that it was renewed from; see :meth:`ControlStore.save_profile`.
+    Args:
+        parent: the stored profile that it was renewed from; see :meth:`ControlStore.save_profile`.
+        trial: a refresh tries it: no restart resumes it before it is committed.
     """
     if plan.analysis.profile.id is None:
         profile = store.save_profile(plan.analysis.profile, parent=parent)
         plan = replace(plan, profile_id=profile.id, analysis=replace(plan.analysis, profile=profile))
     profile_id = plan.analysis.profile.id
     assert profile_id is not None
-    return plan, store.save_plan(plan.to_record(), profile_id)
+    return plan, store.save_plan(plan.to_record(), profile_id, trial=trial)
 
 
 def stored_as(store: ControlStore, plan: Plan) -> int | None:
@@ -57,8 +87,11 @@ def stored_as(store: ControlStore, plan: Plan) -> int | None:
     return None
 
 
-def commit_plan(store: ControlStore, plan: Plan, plan_id: int, *, verified: bool, why: str) -> None:
-    """Makes a saved plan the current one of its index."""
+def make_current(store: ControlStore, plan: Plan, plan_id: int, *, verified: bool, why: str) -> None:
+    """Makes a stored plan the current one of its index.
+
+    ``verified``: it served requests as well as it promised.
+    """
     facts = {
         "plan_id": plan_id,
         "profile_id": plan.profile_id,
@@ -66,31 +99,55 @@ def commit_plan(store: ControlStore, plan: Plan, plan_id: int, *, verified: bool
         "verified": verified,
         "why": why,
     }
-    store.record_event(COMMITTED, facts)
+    store.record_event(PLAN_CURRENT, facts)
 
 
-def last_commit(store: ControlStore, index_fingerprint: str) -> dict[str, Any] | None:
-    """What :func:`commit_plan` recorded last for this index."""
-    for event in store.list_events(kind=COMMITTED, limit=_MAX_COMMITS):
-        if event.payload["index_fingerprint"] == index_fingerprint:
-            return dict(event.payload)
-    return None
+def _events(store: ControlStore, index_fingerprint: str, limit: int) -> list[StoredEvent]:
+    """Newest first; only those that name a plan of this index."""
+    found = store.list_events(kind=PLAN_CURRENT, index_fingerprint=index_fingerprint, limit=limit)
+    # Asked for one index, the store also gives events that name none.
+    return [
+        event
+        for event in found
+        if event.payload.get("index_fingerprint") == index_fingerprint and isinstance(event.payload.get("plan_id"), int)
+    ]
 
 
-def last_committed_plan(store: ControlStore, index: Index, *, allow_other_hardware: bool = False) -> Plan | None:
-    """The plan that served last and had proved itself; None where none was ever committed for this index.
+def current_plan_id(store: ControlStore, index_fingerprint: str) -> int | None:
+    """The plan that :func:`make_current` named last for this index."""
+    return next((event.payload["plan_id"] for event in _events(store, index_fingerprint, 10)), None)
+
+
+def latest_plan_id(store: ControlStore, index_fingerprint: str) -> int | None:
+    """What a restart resumes, by the table above."""
+    stored = store.newest_plan(index_fingerprint)
+    event = next(iter(_events(store, index_fingerprint, 10)), None)
+    if event is not None and (stored is None or event.at > stored.created_at):
+        plan_id: int = event.payload["plan_id"]
+        return plan_id
+    return None if stored is None else stored.id
+
+
+def current_plan(store: ControlStore, index: HasFingerprint, *, allow_other_hardware: bool = False) -> Plan | None:
+    """The plan that :func:`make_current` named last; None where there is none for this index.
 
     Raises:
         ProfileMismatchError: it was made for another machine, unless that is allowed.
         ProfileError, StoreError: what is stored is incomplete or damaged.
     """
-    commit = last_commit(store, index.fingerprint)
-    if commit is None:
+    plan_id = current_plan_id(store, index.fingerprint)
+    if plan_id is None:
         return None
-    stored = store.load_plan(commit["plan_id"], index_fingerprint=index.fingerprint)
+    stored = store.load_plan(plan_id, index_fingerprint=index.fingerprint)
     profile = store.load_profile(stored.profile_id)
     check_profile(profile, index.fingerprint, hardware_info().fingerprint, allow_other_hardware=allow_other_hardware)
     return Plan.from_record(stored.record, profile)
+
+
+def applied_plans(store: ControlStore, index_fingerprint: str) -> list[dict[str, Any]]:
+    """Which plans of an index became the current one and when, oldest first; of the newest events alone."""
+    events = _events(store, index_fingerprint, 100)
+    return [{"at": event.at, "plan_id": event.payload["plan_id"]} for event in reversed(events)]
 
 
 def same_decision(one: Plan, other: Plan) -> bool:

@@ -1,8 +1,7 @@
-"""How long a thread that runs Python keeps the interpreter from others: the switch interval, for the time of a block.
+"""The switch interval of the GIL, for the time of a block: how long a thread that runs Python keeps others waiting.
 
-A search asks for the interpreter several times, and waits for up to an interval each time that another thread runs
-Python. The process has one interval, so whoever shortens it gives it back, and does not keep it while it only waits:
-threads that are busy by themselves would change places for nothing.
+A search takes the GIL several times, and waits for up to an interval each time that another thread runs Python. The
+process has one interval. Who shortens it restores it, also while it only waits: busy threads would switch for nothing.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["SHORT_S", "short_turns", "usual_turns"]
+__all__ = ["SHORT_S", "short_switch_interval", "usual_switch_interval"]
 
 #: A small part of a small search. A thread that ran Python beside searches did as much in a second as at 0.5 ms.
 SHORT_S = 0.00005
 
 
-class _Turns:
+class _SwitchInterval:
     """Owner of the interval. Any thread."""
 
     def __init__(self) -> None:
@@ -36,7 +35,7 @@ class _Turns:
                 sys.setswitchinterval(min(self._usual_s, SHORT_S))
             self._users += 1
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         with self._lock:
             self._users -= 1
             if not self._users:
@@ -44,14 +43,14 @@ class _Turns:
 
     @contextmanager
     def short(self) -> Iterator[None]:
-        """Others that wait for the interpreter get it after :data:`SHORT_S`; its usual interval is 5 ms."""
+        """Threads that wait for the GIL get it after :data:`SHORT_S`; its usual interval is 5 ms."""
         self.shorten()
         self._own.depth = self._depth() + 1
         try:
             yield
         finally:
             self._own.depth -= 1
-            self.give_back()
+            self.restore()
 
     @contextmanager
     def usual(self) -> Iterator[None]:
@@ -59,7 +58,7 @@ class _Turns:
         if not self._depth():
             yield
             return
-        self.give_back()
+        self.restore()
         try:
             yield
         finally:
@@ -70,6 +69,6 @@ class _Turns:
         return depth
 
 
-_turns = _Turns()
-short_turns = _turns.short
-usual_turns = _turns.usual
+_interval = _SwitchInterval()
+short_switch_interval = _interval.short
+usual_switch_interval = _interval.usual

@@ -1,10 +1,10 @@
 """Frozen dataclasses as bytes and back: JSON for what is small, raw memory for arrays. Never pickle.
 
-Many flat records of one class go by columns, numbers as arrays: JSON of a megabyte is one call that holds the
-interpreter for ten milliseconds.
+Many flat records of one class are sent by columns, numbers as arrays: a megabyte of JSON is one call that holds the
+GIL for ten milliseconds.
 
 A frame is a header (magic, JSON bytes, array bytes), the JSON, and the arrays one after another, each at a multiple of
-64 bytes. Only classes that the reader names are made again; what both sides know already goes by its name.
+64 bytes. Only classes that the reader names are built; an object that both sides have is sent by its name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from hybridindex.errors import InvalidInputError, RefreshError
 
-__all__ = ["MAX_FRAME_BYTES", "PlainBytes", "read_frame", "write_frame"]
+__all__ = ["MAX_FRAME_BYTES", "PipeCodec", "read_frame", "write_frame"]
 
 #: Largest frame that is read or written.
 MAX_FRAME_BYTES: Final = 8 << 30
@@ -36,8 +36,8 @@ _PLAIN: Final = frozenset((type(None), bool, int, float, str))
 _DTYPES: Final[Mapping[type[Any], type[np.generic]]] = {bool: np.bool_, int: np.int64, float: np.float64}
 
 
-class PlainBytes:
-    """Which classes may travel. Immutable; from any thread."""
+class PipeCodec:
+    """Encodes and decodes named classes. Immutable; from any thread."""
 
     def __init__(self, classes: Iterable[type[Any]]) -> None:
         """``classes``: dataclasses and string enums."""
@@ -84,7 +84,7 @@ class PlainBytes:
                 return {"map": [[tree(key), tree(item)] for key, item in obj.items()]}
             name = type(obj).__name__
             if self._classes.get(name) is not type(obj):
-                raise InvalidInputError(f"{type(obj).__qualname__} cannot travel as plain bytes")
+                raise InvalidInputError(f"{type(obj).__qualname__} cannot travel through the pipe")
             if isinstance(obj, StrEnum):
                 return {"enum": name, "value": obj.value}
             return {"class": name, "values": [tree(getattr(obj, f.name)) for f in dataclasses.fields(obj)]}

@@ -1,8 +1,8 @@
-"""Who makes the plan of an update: a process of its own, or the serving one.
+"""Makes the plan of an update, in a process of its own or in the serving one.
 
-Renewing a profile and planning hold the Python interpreter for a good part of their time, and searches wait for it.
-:class:`hybridindex.refresh.planner_process.PlanningProcess` therefore does both elsewhere; :class:`PlanningHere` does
-them on the calling thread, for places where no process may be started. Both give the same plan.
+Renewing a profile and planning hold the GIL for much of their time, and searches wait for it. Therefore
+:class:`hybridindex.refresh.planner_process.PlanningProcess` does both in another process. :class:`PlanningHere` works
+on the calling thread, where no process may be started. Both give the same plan.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hybridindex.partitioner.models.scan_models import (
     PaperScanModel,
     QueryParallelScanModel,
 )
-from hybridindex.partitioner.models.validate import HitRateError, HitRateValidation
+from hybridindex.partitioner.models.validate_hitrate import HitRateError, HitRateValidation
 from hybridindex.partitioner.plan import Plan, Verdict
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.partitioner.solver import SolverStep
+from hybridindex.plans.planner import Arenas, plan_again
+from hybridindex.plans.proposal import Comparison, Served, compare_plans
 from hybridindex.profiler.recent import renew_profile
-from hybridindex.refresh.pipe_codec import PlainBytes
-from hybridindex.refresh.proposal import Arenas, Served, compare_plans, plan_again
-from hybridindex.refresh.update_cycle import Comparison
+from hybridindex.refresh.pipe_codec import PipeCodec
 from hybridindex.types import (
     F32,
     I64,
@@ -44,13 +44,13 @@ from hybridindex.types import (
     TransferSample,
 )
 
-__all__ = ["PLAIN", "Planner", "PlanningHere", "PlanningMode", "RenewOptions"]
+__all__ = ["CODEC", "Planner", "PlanningHere", "PlanningMode", "RenewOptions"]
 
-#: Where plans are made. "process": in one of their own, started for each update.
+#: Where plans are made. "process": in a process that is started for each update.
 PlanningMode = Literal["process", "here"]
 
-#: What may travel between the serving process and the one that plans.
-PLAIN = PlainBytes(
+#: Classes that go through the pipe to the planning process and back.
+CODEC = PipeCodec(
     (
         *(AccessSample, HardwareInfo, LLMProfile, Profile, RecallPoint, StageSample, TransferSample),
         *(Analysis, CoverageCurve, PageGeometry, Plan, PlanRequest, QueryWork, SolverStep, Verdict),
@@ -91,28 +91,28 @@ class Planner(Protocol):
         """
 
     def solve(self, profile: Profile, request: PlanRequest, arenas: Arenas) -> Plan:
-        """See :func:`hybridindex.refresh.proposal.plan_again`; ``profile`` as :meth:`renew` gave it. Raises as it
+        """See :func:`hybridindex.plans.planner.plan_again`; ``profile`` as :meth:`renew` gave it. Raises as it
         does.
         """
 
     def weigh(self, plan: Plan, served: Served, bandwidth_share: float) -> tuple[Comparison, I64, I64]:
-        """See :func:`hybridindex.refresh.proposal.compare_plans`; ``plan`` as :meth:`solve` gave it."""
+        """See :func:`hybridindex.plans.proposal.compare_plans`; ``plan`` as :meth:`solve` gave it."""
 
     def stop(self) -> None:
-        """Ends the work that goes on, where that is possible."""
+        """Ends the running call, where that is possible."""
 
     def close(self) -> None:
-        """Lets go of everything; calling twice is harmless."""
+        """Frees everything; calling twice is harmless."""
 
 
 class PlanningHere:
-    """On the calling thread. Searches wait for the interpreter meanwhile, up to its switch interval of 5 ms."""
+    """On the calling thread. Meanwhile searches wait for the GIL, up to its switch interval of 5 ms each time."""
 
     def __init__(self, index: IVFIndex) -> None:
         self._index = index
 
     def prepare(self) -> None:
-        """There is nothing to wait for."""
+        """Nothing to wait for."""
 
     def renew(self, profile: Profile, queries: F32, options: RenewOptions) -> Profile:
         return renew_profile(
@@ -133,7 +133,7 @@ class PlanningHere:
         return compare_plans(plan, served, bandwidth_share=bandwidth_share)
 
     def stop(self) -> None:
-        """What goes on is finished."""
+        """The running call is finished."""
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to free."""

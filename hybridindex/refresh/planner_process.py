@@ -1,9 +1,9 @@
-"""The serving side of a process that plans: starts it, talks to it, bounds its time, ends it.
+"""Starts, calls, limits and ends the planning process; runs in the serving process.
 
 The process runs :mod:`hybridindex.refresh.planner_worker` with the interpreter and the module path of this one, so
 that it
-works inside any program, guarded main module or not. It is started for one update and ended with it: what it needs to
-start costs its own low priority time, and between updates no memory is held.
+works inside any program, also where the main module is not guarded. It is started for one update and ended with it: its
+start costs time of low priority only, and between updates it holds no memory.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from hybridindex.errors import HybridIndexError, RefreshError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.refresh.gil_switch import usual_turns
+from hybridindex.plans.planner import Arenas
+from hybridindex.plans.proposal import Comparison, Served
+from hybridindex.refresh.gil_switch import usual_switch_interval
 from hybridindex.refresh.pipe_codec import read_frame, write_frame
-from hybridindex.refresh.planner import PLAIN, RenewOptions
-from hybridindex.refresh.proposal import Arenas, Served
-from hybridindex.refresh.update_cycle import Comparison
+from hybridindex.refresh.planner import CODEC, RenewOptions
 from hybridindex.types import F32, I64, Profile
 
 __all__ = ["PlanningProcess"]
@@ -65,8 +65,8 @@ class PlanningProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
-                # Ctrl-C is the serving process's; it ends this one. Not a session of its own: where the kernel groups
-                # by session, a nice process counts for less only within its group.
+                # Ctrl-C goes to the serving process, which ends this one. No session of its own: where kernels group
+                # by session, niceness only counts within the group.
                 process_group=0,
                 env={**os.environ, **_ONE_THREAD, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": path},
             )
@@ -120,16 +120,16 @@ class PlanningProcess:
     def _call(self, message: Mapping[str, Any], known: Mapping[str, object] | None = None) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        parts = PLAIN.encode(message)
+        parts = CODEC.encode(message)
         try:
             write_frame(cast("RawIOBase", self._process.stdin), parts)
-            with usual_turns():
+            with usual_switch_interval():
                 frame = read_frame(cast("RawIOBase", self._process.stdout))
         except (OSError, RefreshError) as error:
             raise self._ended() from error
         if frame is None:
             raise self._ended()
-        answer = PLAIN.decode(*frame, known)
+        answer = CODEC.decode(*frame, known)
         if "error" in answer:
             kind = getattr(errors, answer["error"], None)
             known_kind = isinstance(kind, type) and issubclass(kind, HybridIndexError)
@@ -154,11 +154,11 @@ class PlanningProcess:
             self._process.kill()
 
     def stop(self) -> None:
-        """Kills the process: the call that goes on fails."""
+        """Kills the process: the running call fails."""
         self._kill("the refresher was closed")
 
     def close(self) -> None:
-        """Ends the process and waits for that, but not for long: a killed one needs a turn to die, and gets few."""
+        """Ends the process and waits a short while: at high niceness it takes time to get the processor and die."""
         self._timer.cancel()
         self._kill("the update is over")
         for stream in (self._process.stdin, self._process.stdout):

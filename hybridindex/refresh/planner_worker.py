@@ -1,9 +1,8 @@
-"""The process that plans: reads calls from standard input, answers on standard output, ends with its input.
+"""The planning process: reads calls from standard input, answers on standard output, ends with its input.
 
-Started by :mod:`hybridindex.refresh.planner_process`, as ``python -m hybridindex.refresh.planner_worker NICE``.
-Frames of
-:mod:`hybridindex.refresh.pipe_codec` both ways. It runs behind everything else on the machine, and ends at once when
-the serving process is gone, however that ended.
+:mod:`hybridindex.refresh.planner_process` starts it as ``python -m hybridindex.refresh.planner_worker NICE``. Both ways
+carry frames of :mod:`hybridindex.refresh.pipe_codec`. It has the lowest priority, and ends at once when the serving
+process is gone.
 """
 
 from __future__ import annotations
@@ -18,14 +17,19 @@ from io import FileIO
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hybridindex.partitioner.plan import Plan
-    from hybridindex.types import Profile
+    from hybridindex.partitioner.request import PlanRequest
+    from hybridindex.plans.planner import Arenas
+    from hybridindex.plans.proposal import Comparison, Served
+    from hybridindex.types import F32, I64, U8, AccessSample, Profile
 
 __all__ = ["main"]
 
 
 class _Calls:
-    """What one update has come to."""
+    """State of one update."""
 
     def __init__(self) -> None:
         self._profile: Profile | None = None
@@ -33,7 +37,7 @@ class _Calls:
 
     @property
     def known(self) -> dict[str, object]:
-        """What the other side has too."""
+        """Objects that the serving process has too."""
         return {} if self._profile is None else {"profile": self._profile}
 
     def answer(self, message: dict[str, Any]) -> Any:
@@ -51,14 +55,17 @@ class _Calls:
                 raise ValueError(f"no such call: {other}")
 
     def _prepare(self) -> None:
-        """Imports what the other calls need: most of the time that a process takes to begin."""
-        import hybridindex.profiler.recent
-        import hybridindex.refresh.proposal  # noqa: F401
+        """Imports what the other calls need, which takes most of the start."""
+        import hybridindex.plans.planner
+        import hybridindex.plans.proposal
+        import hybridindex.profiler.recent  # noqa: F401
         from hybridindex.index.faiss_model import require_faiss
 
         require_faiss()
 
-    def _renew(self, *, model: Any, profile: Profile, queries: Any, **options: Any) -> Any:
+    def _renew(
+        self, *, model: U8, profile: Profile, queries: F32, **options: Any
+    ) -> tuple[AccessSample, Mapping[str, Any], str]:
         from hybridindex.index.coarse import CoarseModel
         from hybridindex.profiler.recent import renew_profile
 
@@ -66,26 +73,26 @@ class _Calls:
         renewed = self._profile = renew_profile(profile, coarse, queries, **options)
         return renewed.access, renewed.notes, renewed.created_at
 
-    def _solve(self, **inputs: Any) -> Plan:
-        from hybridindex.refresh.proposal import plan_again
+    def _solve(self, *, request: PlanRequest, arenas: Arenas) -> Plan:
+        from hybridindex.plans.planner import plan_again
 
         assert self._profile is not None, "solve before renew"
-        plan = self._plan = plan_again(self._profile, **inputs)
-        # Caches are large, and filled again where they are needed.
+        plan = self._plan = plan_again(self._profile, request, arenas)
+        # Caches are large; the serving process fills its own.
         curve = replace(plan.analysis.curve, cell_cache={}, touch_cache={})
         return replace(plan, analysis=replace(plan.analysis, curve=curve))
 
-    def _weigh(self, *, served: Any, bandwidth_share: float) -> Any:
-        from hybridindex.refresh.proposal import compare_plans
+    def _weigh(self, *, served: Served, bandwidth_share: float) -> tuple[Comparison, I64, I64]:
+        from hybridindex.plans.proposal import compare_plans
 
         assert self._plan is not None, "weigh before solve"
         return compare_plans(self._plan, served, bandwidth_share=bandwidth_share)
 
 
 def _end_with(fd: int) -> None:
-    """Ends this process when nobody writes to ``fd`` any more."""
+    """Ends this process when the other side of ``fd`` is closed."""
     watch = select.poll()
-    watch.register(fd, 0)  # a hang-up is always told
+    watch.register(fd, 0)  # a hang-up is always reported
     watch.poll()
     os._exit(1)
 
@@ -95,7 +102,7 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.nice(int(sys.argv[1]))
     with contextlib.suppress(OSError, AttributeError):
-        # Longer turns, and never ahead of a thread that just woke up.
+        # Longer time slices, and never before a thread that just woke up.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     calls_in, answers_out = FileIO(os.dup(0)), FileIO(os.dup(1), "w")
     # Whatever a library prints goes to standard error, not between the frames.
@@ -103,15 +110,15 @@ def main() -> None:
     threading.Thread(target=_end_with, args=(calls_in.fileno(),), daemon=True).start()
 
     from hybridindex.refresh.pipe_codec import read_frame, write_frame
-    from hybridindex.refresh.planner import PLAIN
+    from hybridindex.refresh.planner import CODEC
 
     calls = _Calls()
     while (frame := read_frame(calls_in)) is not None:
         try:
-            answer = {"value": calls.answer(PLAIN.decode(*frame))}
+            answer = {"value": calls.answer(CODEC.decode(*frame))}
         except Exception as error:  # noqa: BLE001 - raised again on the other side
             answer = {"error": type(error).__name__, "text": str(error)}
-        write_frame(answers_out, PLAIN.encode(answer, calls.known))
+        write_frame(answers_out, CODEC.encode(answer, calls.known))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Keeps the served plan up to date: watches the load, makes a new plan in the background, applies and verifies it.
 
-The shell around :mod:`hybridindex.refresh.drift` (when), :mod:`hybridindex.refresh.update_cycle` (in which order) and
-:mod:`hybridindex.refresh.proposal` (what). Threads and clock are here; :mod:`hybridindex.refresh.updater` does the
-stages.
+Threads and clock are here. :mod:`hybridindex.refresh.drift` decides when, :mod:`hybridindex.refresh.update_cycle` in
+which order, and :mod:`hybridindex.plans.replan` what is asked for; :mod:`hybridindex.refresh.updater` does the stages.
 """
 
 from __future__ import annotations
@@ -15,28 +14,30 @@ from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridindex.errors import InvalidInputError, MissingDependencyError, ProfileError
-from hybridindex.plans.current import last_committed_plan
+from hybridindex.plans.proposal import Proposal
+from hybridindex.plans.replan import PlanChanges
 from hybridindex.refresh import drift
 from hybridindex.refresh.config import RefreshConfig, RefreshStatus, UpdateRecord, window_data
 from hybridindex.refresh.drift import DriftMonitor, Expectation, Window
-from hybridindex.refresh.proposal import Proposal
 from hybridindex.refresh.reservoir import QueryReservoir
 from hybridindex.refresh.timetable import timetable_of
-from hybridindex.refresh.updater import PlanUpdates, expect
+from hybridindex.refresh.updater import PlanUpdates, ServedIndex, expect
 from hybridindex.router.router import Router
 from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.types import F32
 
 if TYPE_CHECKING:
-    from hybridindex.api import Index
+    from apscheduler.schedulers.background import BackgroundScheduler
+
     from hybridindex.store.control import ControlStore
 
-__all__ = ["Proposal", "RefreshConfig", "RefreshStatus", "Refresher", "UpdateRecord", "last_committed_plan"]
+__all__ = ["PlanChanges", "Proposal", "RefreshConfig", "RefreshStatus", "Refresher", "UpdateRecord"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,14 +48,14 @@ _SHOWN_WINDOWS = 20
 class Refresher:
     """Watches one router and changes its plan. Close it before the router.
 
-    Threads: :meth:`observe` and :meth:`status` from any thread, they wait for nobody's work. :meth:`propose`,
-    :meth:`apply` and :meth:`step` take turns. :meth:`start` makes a scheduler thread and two workers; :meth:`close`
-    joins them.
+    Threads: :meth:`observe` and :meth:`status` may be called from any thread and never wait for an update.
+    :meth:`propose`, :meth:`apply` and :meth:`step` exclude each other. :meth:`start` makes a scheduler thread and two
+    workers; :meth:`close` joins them.
     """
 
     def __init__(
         self,
-        index: Index,
+        index: ServedIndex,
         router: Router,
         store: ControlStore | None,
         config: RefreshConfig | None = None,
@@ -65,7 +66,7 @@ class Refresher:
         Args:
             index: what the router serves.
             router: with a plan and at least one device.
-            store: where plans and events are recorded; the caller closes it afterwards. None: nowhere.
+            store: records plans and events; the caller closes it afterwards. None: nothing is recorded.
             clock: monotonic seconds.
 
         Raises:
@@ -89,7 +90,7 @@ class Refresher:
         self._observed: SimpleQueue[drift.DriftAction] = SimpleQueue()
         self._requests = self._observe_errors = self._triggers = 0
         self._windows: deque[Window] = deque(maxlen=_SHOWN_WINDOWS)
-        #: Held while an update, a proposal or a step goes on.
+        #: Held during an update, a proposal or a step.
         self._work = threading.Lock()
         self._updates = PlanUpdates(
             index,
@@ -101,15 +102,15 @@ class Refresher:
             on_served=self._expect_from_now,
             on_ended=self._update_ended,
         )
-        self._scheduler: Any = None
+        self._scheduler: BackgroundScheduler | None = None
         #: Stored rows that are followed, and why others are not.
         self._schedule: tuple[str, ...] = ()
         self._schedule_refused: tuple[str, ...] = ()
 
     # What callers do
 
-    def observe(self, queries: F32, latency_s: float, hit_rate: Any) -> None:
-        """Takes note of one served request. Never raises, waits for no work; what it cannot use is counted.
+    def observe(self, queries: F32, latency_s: float, hit_rate: npt.ArrayLike) -> None:
+        """Takes note of one served request. Never raises and never waits; requests it cannot use are counted.
 
         Args:
             queries: (n, dim) or (dim,) float32, as the user gave them.
@@ -139,7 +140,7 @@ class Refresher:
             for action in actions:
                 self._observed.put(action)
             self._reservoir.offer(queries, now_s)
-        except Exception:  # noqa: BLE001 - a caller's request was served; this must not fail it
+        except Exception:  # noqa: BLE001 - the request was served; this must not fail it
             with self._lock:
                 self._observe_errors += 1
                 first = self._observe_errors == 1
@@ -149,8 +150,7 @@ class Refresher:
     def offer(self, queries: F32) -> int:
         """Takes ``queries`` (n, dim) float32, finite, that were asked elsewhere or earlier, as if they came now.
 
-        They are part of what a plan is made from; windows of the load know nothing of them. Returns how many recent
-        queries are kept now.
+        Plans are made from them too; windows of the load do not count them. Returns how many recent queries are kept.
 
         Raises:
             ProfileError: queries are not kept (``reservoir_queries`` is 0).
@@ -163,18 +163,21 @@ class Refresher:
         return len(self._reservoir)
 
     def propose(
-        self, reason: str = "asked for", *, bandwidth_share: float | None = None, **request_changes: Any
+        self,
+        reason: str = "asked for",
+        changes: PlanChanges = PlanChanges(),  # noqa: B008 - a frozen value
+        *,
+        bandwidth_share: float | None = None,
     ) -> Proposal:
-        """Makes a plan from recent queries and says what it would bring. Applies nothing.
+        """Makes a plan from recent queries and says what it would bring. Does not apply it.
 
         Args:
             reason: why, for the records.
+            changes: other values than those of the served plan; see :mod:`hybridindex.plans.replan`.
             bandwidth_share: part of the time that its move may copy; None: as configured.
-            request_changes: other values than those the served plan was asked for; see
-                :data:`hybridindex.refresh.proposal.CHANGES`.
 
         Raises:
-            InvalidInputError: a change that is not known, or it or the share is out of its range.
+            InvalidInputError: a change or the share is out of its range, or contradicts a fixed coverage.
             ProfileError: too few recent queries are known.
             DeviceError: a device has failed.
             RouterClosedError: after :meth:`close`.
@@ -182,16 +185,16 @@ class Refresher:
         share = self._config.bandwidth_share if bandwidth_share is None else bandwidth_share
         check_share(share)
         with self._work:
-            return self._updates.propose(reason, request_changes, share)
+            return self._updates.propose(reason, changes, share)
 
     def apply(self, proposal: Proposal) -> UpdateRecord:
-        """Applies a proposal, whatever the gate says, and returns when its lists have moved.
+        """Applies a proposal, also one with an objection, and returns when its lists have moved.
 
-        The update is then ``verifying``: the next windows commit it or roll it back; :meth:`status` tells. A move that
+        The update is then ``verifying``: the next windows commit it or roll it back; see :meth:`status`. A move that
         fails is rolled back, and the record says so.
 
         Raises:
-            RefreshError: another update goes on, or another plan serves than the proposal was made for.
+            RefreshError: another update is running, or the plan in force is not the one that was proposed against.
             RouterClosedError: after :meth:`close`.
         """
         with self._work:
@@ -226,8 +229,8 @@ class Refresher:
     # Life
 
     def start(self) -> None:
-        """Commits the served plan to the store where it is another than the last one, and starts the schedule: the
-        looks at the clock, and the rows of the store. A row that makes no sense is logged, shown and left out.
+        """Makes the served plan the current one in the store, unless it is already, and starts the schedule: the tick
+        and the rows of the store. A row that makes no sense is logged, shown in the status and left out.
 
         Raises:
             MissingDependencyError: APScheduler is not installed.
@@ -246,7 +249,7 @@ class Refresher:
             if self._scheduler is not None:
                 return
             self._updates.commit_served()
-            # Two workers: while one carries out an update, the other finds that out and returns.
+            # Two workers: while one carries out an update, the other finds it busy and returns.
             scheduler = BackgroundScheduler(
                 timezone=UTC,
                 executors={"default": ThreadPoolExecutor(2)},
@@ -261,7 +264,7 @@ class Refresher:
             scheduler.start()
             self._scheduler = scheduler
 
-    def _add_schedule(self, scheduler: Any) -> None:
+    def _add_schedule(self, scheduler: BackgroundScheduler) -> None:
         if self._store is None:
             return
         now, followed, refused = datetime.now(UTC), [], []
@@ -286,16 +289,14 @@ class Refresher:
         self.step(f"schedule {name}")
 
     def stop(self) -> None:
-        """Begins no stage any more and gives up a plan that is being made. Returns at once, from any thread; close it
-        afterwards."""
+        """Begins no further stage and gives up a plan that is being made. Returns at once; from any thread. Call
+        :meth:`close` afterwards."""
         self._updates.stop()
 
     def close(self) -> None:
-        """Joins what was started. A plan that is being made is given up, a move that goes on is finished first, unless
-        the router is told to settle.
-
-        An update that was not committed keeps serving, and a restart resumes with the plan before. Closing twice is
-        harmless.
+        """Joins what was started. A plan that is being made is given up; a move is finished first, unless the router is
+        told to settle. A plan that was not committed keeps serving, and a restart resumes the one before. Closing twice
+        is harmless.
         """
         self.stop()
         with self._work:
@@ -315,9 +316,9 @@ class Refresher:
     # Steps
 
     def step(self, reason: str | None = None) -> None:
-        """Does what is due now, on the calling thread; the schedule calls it. Returns at once while work goes on.
+        """Does what is due now, on the calling thread; the schedule calls it. Returns at once while another call works.
 
-        ``reason``: also begins an update, unless one goes on or the last one failed a short while ago.
+        ``reason``: also begins an update, unless one is running or the last one failed a short while ago.
         """
         if not self._work.acquire(blocking=False):
             return
@@ -366,12 +367,12 @@ class Refresher:
 
     def _update_ended(self) -> None:
         with self._lock:
-            # Where nothing changed, who asked may ask again after a while.
+            # The plan did not change: a trigger may come again after the cool-down.
             if self._monitor.state is drift.DriftState.DRIFTING:
                 self._monitor.handle(drift.UpdateEnded(now_s=self._clock()))
 
     def check_invariants(self) -> None:
-        """Asserts what must hold while nothing goes on."""
+        """Asserts what must hold while no update runs."""
         with self._lock:
             self._monitor.check_invariants()
         self._updates.check_invariants()

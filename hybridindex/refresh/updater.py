@@ -1,7 +1,7 @@
 """Carries out updates of one router's plan: what :mod:`hybridindex.refresh.update_cycle` asks for, stage by stage.
 
-Moves, commits and records here. :mod:`hybridindex.refresh.planner` profiles and plans; when an update begins is
-:mod:`hybridindex.refresh.refresher`'s business.
+Moves, commits and records. :mod:`hybridindex.refresh.planner` profiles and plans;
+:mod:`hybridindex.refresh.refresher` decides when an update begins.
 """
 
 from __future__ import annotations
@@ -14,35 +14,55 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hybridindex.errors import DeviceError, ProfileError, RefreshError, RouterClosedError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.plans.current import commit_plan, last_commit, last_committed_plan, same_decision, save_plan, stored_as
+from hybridindex.plans.current import (
+    HasFingerprint,
+    current_plan,
+    current_plan_id,
+    make_current,
+    same_decision,
+    save_plan,
+    stored_as,
+)
+from hybridindex.plans.planner import Arenas
+from hybridindex.plans.proposal import Proposal, Served
+from hybridindex.plans.replan import PlanChanges, replan
 from hybridindex.refresh import update_cycle as cycle
 from hybridindex.refresh.config import RefreshConfig, UpdateRecord
 from hybridindex.refresh.drift import Expectation, Tick, Window, WindowClosed, predict_hit_rate
-from hybridindex.refresh.gil_switch import short_turns
+from hybridindex.refresh.gil_switch import short_switch_interval
 from hybridindex.refresh.planner import Planner, PlanningHere, RenewOptions
 from hybridindex.refresh.planner_process import PlanningProcess
-from hybridindex.refresh.proposal import Arenas, Proposal, Served, change_request
 from hybridindex.refresh.reservoir import QueryReservoir
 from hybridindex.refresh.update_cycle import CycleStage, Outcome, UpdateCycle
 from hybridindex.router.router import Router
 from hybridindex.types import F32, I64, Profile
 
 if TYPE_CHECKING:
-    from hybridindex.api import Index
+    from hybridindex.index.ivf import IVFIndex
     from hybridindex.store.control import ControlStore
 
-__all__ = ["PlanUpdates", "expect"]
+__all__ = ["PlanUpdates", "ServedIndex", "arenas_of", "expect"]
 
 _log = logging.getLogger(__name__)
 
 
+class ServedIndex(HasFingerprint, Protocol):
+    """What a refresh needs of a :class:`hybridindex.Index`."""
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def ivf(self) -> IVFIndex: ...
+
+
 def expect(plan: Plan, router: Router, config: RefreshConfig) -> Expectation:
-    """What ``plan`` promises with those of its lists that found room on the devices."""
+    """What ``plan`` promises, counting only its lists that fit on the devices."""
     lists: I64 = plan.resident_lists
     came = lists[router.residency.list_device[lists] >= 0]
     slo_ms, attainment = config.slo_ms, config.attainment
@@ -53,16 +73,24 @@ def expect(plan: Plan, router: Router, config: RefreshConfig) -> Expectation:
     )
 
 
+def arenas_of(router: Router) -> Arenas:
+    """Of the open devices."""
+    return Arenas(
+        scratch=tuple(tier.reserved_bytes for tier in router.devices),
+        room=tuple(tier.capacity_bytes + tier.reserved_bytes for tier in router.devices),
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class _Draft:
-    """The update that goes on."""
+    """The running update."""
 
     number: int
     reason: str
     base: Plan
     began_at: str
     base_plan_id: int | None
-    #: When the load began to be another, as far as is known: queries from before would blur the new one.
+    #: When the load began to change, if known: older queries would blur the new load.
     since_s: float | None = None
     profile: Profile | None = None
     plan: Plan | None = None
@@ -73,11 +101,11 @@ class _Draft:
 
 
 class PlanUpdates:
-    """At most one update at a time. The owner calls under one lock of its own; what is read without it is said."""
+    """At most one update at a time. The owner calls under one lock; members that may be read without it say so."""
 
     def __init__(
         self,
-        index: Index,
+        index: ServedIndex,
         router: Router,
         store: ControlStore | None,
         config: RefreshConfig,
@@ -90,8 +118,8 @@ class PlanUpdates:
         """
         Args:
             clock: monotonic seconds.
-            on_served: told what to expect when another plan serves, and since when.
-            on_ended: told when an update is over, whatever its outcome.
+            on_served: called when another plan serves, with what to expect of it and since when.
+            on_ended: called when an update is over, whatever its outcome.
         """
         self._index, self._router, self._store, self._config = index, router, store, config
         self._reservoir, self._clock = reservoir, clock
@@ -101,12 +129,12 @@ class PlanUpdates:
         self._proposals = self._updates = 0
         #: Windows of the plan that serves, to compare the next one with.
         self._windows: deque[Window] = deque(maxlen=config.drift.of_windows)
-        #: The plan that was told of last, and the row of its profile.
+        #: The plan that ``on_served`` was called for last, and the row of its profile.
         self._known = self._served()
         #: When the plan began to serve; its windows begin then or later.
         self._since_s = -math.inf
         self._profile_id: int | None = self._known.analysis.profile.id
-        #: No stage begins once it is set; from any thread.
+        #: Set from any thread: no further stage begins.
         self.closed = threading.Event()
         #: Set while a plan is made.
         self._planner: Planner | None = None
@@ -132,16 +160,16 @@ class PlanUpdates:
 
     # What begins and drives an update
 
-    def propose(self, reason: str, changes: Mapping[str, Any], bandwidth_share: float) -> Proposal:
-        """A plan from recent queries, applied by nobody yet; see
+    def propose(self, reason: str, changes: PlanChanges, bandwidth_share: float) -> Proposal:
+        """A plan from recent queries, not applied; see
         :meth:`hybridindex.refresh.refresher.Refresher.propose`.
         """
         self.refuse_closed()
         base = self._served()
-        request = change_request(base.request, changes)
+        request = replan(base.request, changes, None)
         seconds: dict[str, float] = {}
         try:
-            with short_turns():
+            with short_switch_interval():
                 with _timed(seconds, "profiling"):
                     profile = self._renew(base)
                 with _timed(seconds, "solving"):
@@ -170,11 +198,11 @@ class PlanUpdates:
         return self.last
 
     def request(self, reason: str, before: tuple[Window, ...] = (), *, since_s: float | None = None) -> None:
-        """Begins an update unless one goes on or the last one failed a short while ago.
+        """Begins an update unless one is running or the last one failed a short while ago.
 
         Args:
-            before: what to compare the new plan with; by default the last windows of the one that serves.
-            since_s: when the load began to be another, where that is known.
+            before: windows to compare the new plan with; by default the last ones of the plan in force.
+            since_s: when the load began to change, if known.
         """
         if self.stage is CycleStage.IDLE:
             self._begin(reason, since_s)
@@ -183,7 +211,7 @@ class PlanUpdates:
 
     def see(self, closed: WindowClosed) -> None:
         """A window closed."""
-        # One that began earlier was served by the plan before, in part at least.
+        # An earlier one was served, at least in part, by the plan before.
         if not closed.window.thin and closed.window.began_s >= self._since_s:
             self._windows.append(closed.window)
         self._carry_out(self._cycle.handle(closed))
@@ -191,21 +219,21 @@ class PlanUpdates:
     def tick(self) -> None:
         """Time went by."""
         if self.stage is CycleStage.IDLE and self._served() is not self._known:
-            # Somebody gave the router another plan.
+            # The router was given another plan directly.
             self.plan_id, self._profile_id = None, self._served().analysis.profile.id
             self._serve_now(self._served())
             self.commit_served()
         self._carry_out(self._cycle.handle(Tick(now_s=self._clock())))
 
     def stop(self) -> None:
-        """No stage begins any more, and a plan that is being made is given up; from any thread."""
+        """Begins no further stage and gives up a plan that is being made; from any thread."""
         self.closed.set()
         planner = self._planner
         if planner is not None:
             planner.stop()
 
     def interrupt(self) -> None:
-        """Nobody will drive the update that goes on any more."""
+        """The running update will not be continued."""
         if self._draft is not None:
             self.record("refresh_interrupted", {"update": self._number, "stage": str(self.stage)})
             self._draft = None
@@ -223,9 +251,9 @@ class PlanUpdates:
         return self._draft
 
     def _carry_out(self, actions: Sequence[cycle.CycleAction]) -> None:
-        """Does what the cycle asks for until it waits for something else."""
+        """Does what the cycle asks for, until it waits for time or windows."""
         waiting = deque(actions)
-        with short_turns():
+        with short_switch_interval():
             self._work_off(waiting)
 
     def _work_off(self, waiting: deque[cycle.CycleAction]) -> None:
@@ -304,11 +332,11 @@ class PlanUpdates:
         for tier in self._router.devices:
             if tier.failure is not None:
                 raise DeviceError(f"device {tier.label} has failed; its lists come back with it, not with a new plan")
-        if len(self._reservoir) < self._config.min_queries:  # before a process is started for them
+        if len(self._reservoir) < self._config.min_queries:  # before a process is started in vain
             raise self._too_few(len(self._reservoir))
         planner = self._start_planning()
         planner.prepare()
-        # Only now: of a load that has just become another, many queries came while the process began.
+        # Only now: after a change of the load, many new queries came while the process started.
         queries, span_s = self._recent(since_s)
         options = RenewOptions(
             n_hot=int(base.resident_lists.size),
@@ -320,8 +348,8 @@ class PlanUpdates:
         return planner.renew(base.analysis.profile, self._index.ivf.check_queries(queries), options)
 
     def _recent(self, since_s: float | None) -> tuple[F32, float]:
-        """(n, dim) queries and the seconds that they span: those since ``since_s``, or with so many before them that
-        they are enough; where that is not known, all.
+        """(n, dim) queries and the seconds that they span: those since ``since_s``, with older ones where they are too
+        few; all where ``since_s`` is None.
 
         Raises:
             ProfileError: too few are known.
@@ -343,7 +371,7 @@ class PlanUpdates:
 
     def _solve(self, profile: Profile, request: PlanRequest) -> Plan:
         assert self._planner is not None
-        return self._planner.solve(profile, request, Arenas.of(self._router))
+        return self._planner.solve(profile, request, arenas_of(self._router))
 
     def _start_planning(self) -> Planner:
         assert self._planner is None, "one plan is made at a time"
@@ -353,7 +381,7 @@ class PlanUpdates:
             self._planner = PlanningProcess(
                 self._index.ivf, timeout_s=self._config.planning_timeout_s, nice=self._config.planning_nice
             )
-        if self.closed.is_set():  # meanwhile: who closed may have found nothing to stop
+        if self.closed.is_set():  # stop() may have found no planner yet
             self._planner.stop()
         return self._planner
 
@@ -366,7 +394,9 @@ class PlanUpdates:
         self, plan: Plan, base: Plan, reason: str, seconds: Mapping[str, float], bandwidth_share: float
     ) -> Proposal:
         assert self._planner is not None
-        comparison, lists_in, lists_out = self._planner.weigh(plan, Served.by(self._router, base), bandwidth_share)
+        comparison, lists_in, lists_out = self._planner.weigh(
+            plan, Served.by(base, self._router.residency.list_device), bandwidth_share
+        )
         self._proposals += 1
         access = plan.analysis.profile.access
         return Proposal(
@@ -380,7 +410,7 @@ class PlanUpdates:
             lists_in=lists_in,
             lists_out=lists_out,
             bandwidth_share=bandwidth_share,
-            objection=comparison.objection(self._config.update),
+            objection=cycle.objection(comparison, self._config.update),
             stage_seconds=dict(seconds),
         )
 
@@ -393,10 +423,10 @@ class PlanUpdates:
                 self.commit_served()
                 draft.base_plan_id = self.plan_id
                 parent = replace(draft.base.analysis.profile, id=self._profile_id)
-                draft.plan, draft.plan_id = save_plan(self._store, draft.plan, parent=parent)
+                draft.plan, draft.plan_id = save_plan(self._store, draft.plan, parent=parent, trial=True)
 
     def _move(self, draft: _Draft) -> None:
-        """Brings the plan's lists."""
+        """Loads the plan's lists."""
         assert draft.plan is not None
         assert draft.proposal is not None
         before = sum(tier.n_failures for tier in self._router.devices)
@@ -405,7 +435,7 @@ class PlanUpdates:
             raise DeviceError("a device failed while lists moved to it")
 
     def _serve_now(self, plan: Plan) -> Expectation:
-        """``plan`` serves from now on: windows begin anew. What it promises with the lists that really came."""
+        """``plan`` serves from now on: windows begin anew. Returns what it promises with the lists that came."""
         expectation = expect(plan, self._router, self._config)
         self._since_s = self._clock()
         self._on_served(expectation, self._since_s)
@@ -414,27 +444,25 @@ class PlanUpdates:
         return expectation
 
     def commit_served(self) -> None:
-        """The plan that serves is the current one in the store, with a row of its own or that of the same decision."""
+        """Makes the plan that serves the current one in the store, under its own row or one of the same decision."""
         if self._store is None or self.plan_id is not None:
             return
         served = self._served()
-        commit = last_commit(self._store, self._index.fingerprint)
-        if commit is not None:
-            known = last_committed_plan(self._store, self._index, allow_other_hardware=True)
-            if known is not None and same_decision(known, served) and known.profile_id == served.profile_id:
-                self.plan_id = commit["plan_id"]
-                return
+        known = current_plan(self._store, self._index, allow_other_hardware=True)
+        if known is not None and same_decision(known, served) and known.profile_id == served.profile_id:
+            self.plan_id = current_plan_id(self._store, self._index.fingerprint)
+            return
         saved, plan_id = served, stored_as(self._store, served)
         if plan_id is None:
             saved, plan_id = save_plan(self._store, served)
-        commit_plan(self._store, saved, plan_id, verified=False, why="it served when the refresh began")
+        make_current(self._store, saved, plan_id, verified=False, why="it served when the refresh began")
         self.plan_id, self._profile_id = plan_id, saved.profile_id
 
     def _commit(self, draft: _Draft, *, verified: bool) -> None:
         if self._store is not None:
             assert draft.plan is not None
             assert draft.plan_id is not None
-            commit_plan(self._store, draft.plan, draft.plan_id, verified=verified, why=draft.reason)
+            make_current(self._store, draft.plan, draft.plan_id, verified=verified, why=draft.reason)
             self.plan_id, self._profile_id = draft.plan_id, draft.plan.profile_id
         draft.verified = verified
 
@@ -470,7 +498,7 @@ class PlanUpdates:
         )
 
     def record(self, kind: str, payload: Mapping[str, Any]) -> None:
-        """What is told but decides nothing: a store that does not take it stops no update."""
+        """Stores an event that decides nothing: a store that fails stops no update."""
         if self._store is None:
             return
         try:
@@ -480,7 +508,7 @@ class PlanUpdates:
             _log.exception("the control store did not take an event of kind %s", kind)
 
     def note_schedule_run(self, name: str) -> None:
-        """A stored row's time came; from any thread."""
+        """Notes that a row of the schedule ran; from any thread."""
         assert self._store is not None
         try:
             self._store.mark_schedule_run(name)
@@ -489,7 +517,7 @@ class PlanUpdates:
             _log.exception("the control store did not take the run of schedule %s", name)
 
     def check_invariants(self) -> None:
-        """Asserts what must hold while nothing goes on."""
+        """Asserts what must hold while no update runs."""
         self._cycle.check_invariants()
         assert (self._draft is None) == (self.stage is CycleStage.IDLE)
         assert self._planner is None

@@ -1,7 +1,6 @@
 """The service without HTTP: an index, its router and control store, sessions, admission, maybe a refresher.
 
-Searches are coroutines of one event loop; everything else is plain calls that may block, for a thread. HTTP is in
-``app.py``, the process in ``run.py``.
+Searches are coroutines of one event loop; all other calls may block and belong on a thread.
 """
 
 from __future__ import annotations
@@ -11,55 +10,62 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Literal, Protocol
 
 from hybridindex.api import Index, open_index
 from hybridindex.errors import HybridIndexError, InvalidInputError, OverloadedError, ProfileError
-from hybridindex.partitioner.plan import Plan
-from hybridindex.plans.current import last_commit
-from hybridindex.plans.stored import PLAN_APPLIED, applied_plans, load_plan, plan_difference, plan_summary, resume_plan
-from hybridindex.router.devices.health import HealthPolicy
+from hybridindex.plans.current import applied_plans, make_current
+from hybridindex.plans.planner import devices_of, plan_next
+from hybridindex.plans.proposal import Proposal, Served, propose
+from hybridindex.plans.replan import PlanChanges
+from hybridindex.plans.stored import load_plan, plan_summary, resume_plan
+from hybridindex.refresh.config import UpdateRecord
+from hybridindex.refresh.refresher import Refresher
+from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.router import Router
 from hybridindex.router.session import Session
 from hybridindex.service.admission import Admission
 from hybridindex.service.config import ServiceConfig
-from hybridindex.service.http.wire import SearchRequest
+from hybridindex.service.describe import describe
+from hybridindex.service.search_request import SearchRequest
 from hybridindex.service.sessions import SessionTable
-from hybridindex.service.status import Health, describe, health_of, status_of
 from hybridindex.service.warmup import warm_up
 from hybridindex.store.control import ControlStore
 from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.types import F32, SearchResult
 
-if TYPE_CHECKING:
-    from hybridindex.service.observe.traces import SearchTrace, Traces
-
-__all__ = ["Observation", "Refresher", "Service"]
+__all__ = ["Observation", "SearchTrace", "Service", "Traces"]
 
 _log = logging.getLogger(__name__)
 
-#: Larger bodies are checked and copied on a thread: the event loop serves others meanwhile.
+#: Larger queries are checked and copied on a thread, not on the event loop.
 _LARGE_BYTES = 1 << 20
 
 
-class Refresher(Protocol):
-    """What follows the workload, where there is one: watches searches, proposes plans, applies them."""
+class SearchTrace(Protocol):
+    """Records one search."""
 
-    def observe(self, queries: F32, latency_s: float, hit_rate: F32) -> None: ...
+    def asked(self, *, n: int, k: int, nprobe: int, plan_id: int | None, session_id: str | None) -> None: ...
 
-    def propose(self, reason: str, *, bandwidth_share: float | None, **changes: Any) -> Any: ...
+    def admitted(self) -> None: ...
 
-    def apply(self, proposal: Any) -> Any: ...
+    def on_batch(self, report: BatchReport) -> None: ...
 
-    def status(self) -> Any: ...
+    def answered(self, result: SearchResult) -> None: ...
 
-    def start(self) -> None: ...
 
-    def stop(self) -> None: ...
+class Traces(Protocol):
+    """Makes the spans of one service."""
 
-    def close(self) -> None: ...
+    def request(
+        self, method: str, headers: Mapping[bytes, bytes], request_id: str
+    ) -> AbstractContextManager[Callable[[str, int], None]]:
+        """Around one HTTP request; yields a function to be called at its end with the route and the status."""
+
+    def search(self) -> SearchTrace | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +78,7 @@ class Observation:
     result: SearchResult
     #: The queue was so full that nprobe was lowered.
     lowered: bool
-    #: Over the queries. Added up once for all who observe.
+    #: Over the queries; summed once for all observers.
     hit_rate_sum: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +91,7 @@ class Observation:
 
 
 class Service:
-    """One served index. Searching methods on one event loop, the others from any thread."""
+    """One served index. Searches on one event loop, other methods on any thread."""
 
     def __init__(
         self,
@@ -99,10 +105,7 @@ class Service:
         traces: Traces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes over index, router and store: :meth:`close` closes them, but not ``traces``.
-
-        ``clock``: monotonic seconds.
-        """
+        """:meth:`close` closes index, router and store, but not ``traces``. ``clock``: monotonic seconds."""
         self.index = index
         self.router = router
         self.store = store
@@ -140,21 +143,9 @@ class Service:
         try:
             store = index.store(config.store_url)
             try:
-                choice = config.plan
-                if make_refresher is not None and choice == "latest":
-                    # Stored last may be what a refresher was still trying when the daemon died.
-                    commit = last_commit(store, index.fingerprint)
-                    choice = choice if commit is None else str(commit["plan_id"])
-                found = resume_plan(index, choice, store, config.devices)
+                found = resume_plan(index, config.plan, store, config.router.devices)
                 plan_id, plan = found if found is not None else (None, None)
-                router = index.router(
-                    plan,
-                    config.devices,
-                    device_budget_bytes=config.budgets() if config.devices else None,
-                    threads=config.threads,
-                    health=HealthPolicy(retry_open=config.retry_open),
-                    pin_host_lists=config.pin_host_lists,
-                )
+                router = index.router(plan, config=config.router)
                 refresher = make_refresher(index, router, store) if make_refresher is not None else None
             except BaseException:
                 store.close()
@@ -167,7 +158,7 @@ class Service:
     # Searching, on the event loop
 
     async def search(self, request: SearchRequest, client: str, session_id: str | None = None) -> SearchResult:
-        """Waits for its turn and searches; within a session where one is named.
+        """Waits for its turn and searches, within a session where one is named.
 
         Raises:
             InvalidInputError: values that the router refuses.
@@ -208,7 +199,7 @@ class Service:
             nprobe = max(self.admission.nprobe_under_load(asked), min(asked, request.min_nprobe or 1))
             options: dict[str, Any] = {}
             if request.deadline_ms is not None and deadline_s is not None:
-                # A deadline that the client named may lower nprobe; the daemon's own only bounds the wait.
+                # The client's deadline may lower nprobe; the daemon's default only bounds the wait.
                 options["deadline_ms"] = max((deadline_s - entered) * 1e3, 1e-3)
                 options["min_nprobe"] = request.min_nprobe or 1
             if trace is not None:
@@ -253,7 +244,7 @@ class Service:
     # Sessions
 
     def open_session(self, client: str, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> str:
-        """A new session's name.
+        """Returns the new session's name.
 
         Raises:
             OverloadedError: too many are open, or the daemon drains. InvalidInputError, ProfileError: bad options.
@@ -267,7 +258,7 @@ class Service:
     def lookahead(
         self, session_id: str, client: str, drafts: F32, *, nprobe: int | None = None, budget_bytes: int | None = None
     ) -> None:
-        """Starts to move lists for ``drafts`` (n, d) float32; returns at once.
+        """Starts to copy lists for ``drafts`` (n, d) float32; returns at once.
 
         Raises:
             UnknownSessionError, InvalidInputError.
@@ -308,11 +299,8 @@ class Service:
 
     def _current_plan_id(self) -> int | None:
         """The committed one, where a refresher changes plans."""
-        if self.refresher is None:
-            return self.plan_id
-        status = self.refresher.status()
-        own: int | None = status.get("plan_id") if isinstance(status, Mapping) else getattr(status, "plan_id", None)
-        return own if own is not None else self.plan_id
+        own = None if self.refresher is None else self.refresher.status().plan_id
+        return self.plan_id if own is None else own
 
     def history(self) -> dict[str, Any]:
         """Stored plans of this index and when each was applied, in the order of saving."""
@@ -321,7 +309,7 @@ class Service:
             "current": self._current_plan_id(),
             "profiles": [describe(p) for p in self.store.list_profiles(index_fingerprint=fingerprint)],
             "plans": [describe(p) for p in self.store.list_plans(index_fingerprint=fingerprint)],
-            "applied": applied_plans(fingerprint, self.store),
+            "applied": applied_plans(self.store, fingerprint),
         }
 
     def repartition(
@@ -331,102 +319,80 @@ class Service:
         slo_ms: float | None = None,
         device_budget_bytes: int | tuple[int, ...] | None = None,
         rate_qps: float | None = None,
-        coverage: float | None = None,
+        coverage: float | Literal["solve"] | None = None,
         bandwidth_share: float | None = None,
     ) -> dict[str, Any]:
         """Plans anew, says what would change, and changes it where ``apply`` says so. Blocks while lists move.
 
-        What is not given stays as in the plan in force; ``bandwidth_share`` is 1, or the refresher's own where that
-        proposes and applies.
+        :mod:`hybridindex.plans.replan` says what stays as in the plan in force. ``bandwidth_share`` is 1, or the
+        refresher's own where that proposes and applies.
 
         Raises:
-            InvalidInputError: without devices, or a value out of range. ProfileError: nothing to plan from.
+            InvalidInputError: without devices, a value out of range, or one that contradicts a fixed coverage.
+            ProfileError: nothing to plan from.
             OverloadedError: another change is under way.
         """
         check_share(bandwidth_share)
         if not self._changing.acquire(blocking=False):
             raise OverloadedError("another change of the plan is under way", retry_after_s=5)
         try:
-            changes = {
-                "slo_ms": slo_ms,
-                "device_budget_bytes": device_budget_bytes,
-                "rate_qps": rate_qps,
-                "coverage": coverage,
-            }
-            given = {name: value for name, value in changes.items() if value is not None}
-            if (followed := self._follow(given, bandwidth_share, apply=apply)) is not None:
-                return followed
-            plan, profile_id = self._decide(given)
-            before = self.router.plan
-            answer: dict[str, Any] = {
+            changes = PlanChanges(
+                slo_ms=slo_ms, device_budget_bytes=device_budget_bytes, rate_qps=rate_qps, coverage=coverage
+            )
+            update: UpdateRecord | None = None
+            plan_id: int | None = None
+            proposal = self._propose_recent(changes, bandwidth_share)
+            if proposal is None:
+                proposal, profile_id = self._propose(changes, 1.0 if bandwidth_share is None else bandwidth_share)
+                if apply:
+                    plan_id = self._apply(proposal, profile_id)
+            elif apply:
+                assert self.refresher is not None
+                update = self.refresher.apply(proposal)
+                plan_id = update.plan_id
+            return {
                 "applied": apply,
-                "plan": plan_summary(plan),
-                "current": None if before is None else plan_summary(before),
-                **plan_difference(plan, before, self.router.residency.list_device, self.index.list_bytes),
+                **proposal.to_data(),
+                "plan_id": plan_id,
+                "unplaced_lists": self.router.stats().unplaced_lists if apply else None,
+                "update": None if update is None else update.to_data(),
             }
-            if apply:
-                answer["plan_id"] = self._apply(plan, profile_id, 1.0 if bandwidth_share is None else bandwidth_share)
-                answer["unplaced_lists"] = self.router.stats().unplaced_lists
-            return answer
         finally:
             self._changing.release()
 
-    def _follow(self, given: dict[str, Any], bandwidth_share: float | None, *, apply: bool) -> dict[str, Any] | None:
-        """The refresher's answer; None without one, or while it has seen too few searches to plan from."""
+    def _propose_recent(self, changes: PlanChanges, bandwidth_share: float | None) -> Proposal | None:
+        """From recent queries; None without a refresher, or while it has seen too few searches to plan from."""
         if self.refresher is None:
             return None
         try:
-            proposal = self.refresher.propose("requested", bandwidth_share=bandwidth_share, **given)
+            return self.refresher.propose("requested", changes, bandwidth_share=bandwidth_share)
         except ProfileError as error:
             _log.info("planning from the stored profile: %s", error)
             return None
-        applied = self.refresher.apply(proposal) if apply else None
-        return {"applied": apply, "proposal": describe(proposal), "outcome": describe(applied)}
 
-    def _decide(self, given: dict[str, Any]) -> tuple[Plan, int]:
+    def _propose(self, changes: PlanChanges, bandwidth_share: float) -> tuple[Proposal, int]:
+        """From the profile of the plan in force; and the id of that profile."""
         if not self.router.devices:
             raise InvalidInputError("devices is empty: the daemon serves on the host alone; start it with --device")
         current = self.router.plan
-        profile = current.analysis.profile if current is not None else None
-        if profile is None:
-            profile = self.store.load_profile(index_fingerprint=self.index.fingerprint)
-        if profile.id is None:
-            raise ProfileError("the profile of the plan in force is not stored; profile the index again")
-        if current is not None:
-            request = current.request
-            kept = {
-                "slo_ms": request.slo_ms,
-                "device_budget_bytes": request.budgets,
-                "rate_qps": request.rate_qps,
-                "llm": request.llm,
-                "epsilon": request.epsilon,
-                "percentile": request.percentile,
-                "slo_stage": request.slo_stage,
-                # A new target is solved for, even where the plan in force had its coverage fixed.
-                "coverage": None if "slo_ms" in given else request.coverage,
-            }
-            given = {**kept, **given}
-        elif "device_budget_bytes" not in given:
-            given["device_budget_bytes"] = self.config.budgets()
-        for name in ("slo_ms", "device_budget_bytes"):
-            if given.get(name) is None:
-                raise InvalidInputError(f"{name} is missing; without a plan in force it has to be given")
-        plan = self.index.plan(profile=profile, n_devices=len(self.router.devices), **given)
-        return plan, profile.id
+        devices = devices_of(self.index.ivf, len(self.router.devices), self.config.router.device_budget_bytes)
+        plan, profile_id = plan_next(self.index.ivf, self.store, current, changes, devices)
+        served = Served.by(current, self.router.residency.list_device)
+        return propose(plan, current, served, reason="requested", bandwidth_share=bandwidth_share), profile_id
 
-    def _apply(self, plan: Plan, profile_id: int, bandwidth_share: float) -> int:
-        plan_id = self.store.save_plan(plan.to_record(), profile_id)
-        self.router.apply_plan(plan, bandwidth_share=bandwidth_share)
+    def _apply(self, proposal: Proposal, profile_id: int) -> int:
+        plan_id = self.store.save_plan(proposal.plan.to_record(), profile_id)
+        self.router.apply_plan(proposal.plan, bandwidth_share=proposal.bandwidth_share)
         # It serves, whether or not the store takes the event: a restart resumes it as the one stored last.
         self.plan_id = plan_id
-        self.store.record_event(PLAN_APPLIED, {"plan_id": plan_id, "index": self.index.fingerprint})
+        make_current(self.store, proposal.plan, plan_id, verified=False, why=proposal.reason)
         return plan_id
 
     # State
 
     @property
     def slo_ms(self) -> float | None:
-        """What attainment is counted against: search latency, milliseconds."""
+        """The search latency that attainment is counted against, in milliseconds."""
         if self.config.slo_ms is not None:
             return self.config.slo_ms
         plan = self.router.plan
@@ -437,16 +403,8 @@ class Service:
         """Warmed up, and not about to stop."""
         return self._warm and not self.admission.draining and not self._closed
 
-    def status(self) -> dict[str, Any]:
-        """What is served, where lists are, what waits: plain values."""
-        return status_of(self)
-
-    def health(self) -> Health:
-        """What an operator should know, good or bad."""
-        return health_of(self)
-
     def warm_up(self) -> None:
-        """Searches through every tier; :attr:`ready` from then on. Blocks."""
+        """Searches through every tier, then sets :attr:`ready`. Blocks."""
         started = self.clock()
         tiers = warm_up(self.router, self.index.dim, self.index.nlist, stop=lambda: self.admission.draining)
         self._warm = True
@@ -457,26 +415,21 @@ class Service:
         if self.refresher is not None:
             self.refresher.start()
 
-    async def drain(self) -> None:
-        """Refuses new searches, and returns when those that were admitted are answered."""
-        self.admission.drain()
-        await self.admission.wait_idle()
-
     def stop_changes(self) -> None:
-        """Gives up a change of the plan that is being made or moved, and refuses others; searches go on. At once."""
+        """Stops a running change of the plan and refuses new ones; searches go on. Returns at once."""
         if self.refresher is not None:
             self.refresher.stop()
         self.router.settle()
 
     def close(self) -> None:
-        """Ends sessions, refresher, router, store and index. Answers what is queued. Closing twice is harmless."""
+        """Answers what is queued, then closes everything. Closing twice is harmless."""
         if self._closed:
             return
         self._closed = True
         self.admission.drain()
         self.stop_changes()
         self.sessions.close_all()
-        # Each is closed whatever the others do.
+        # An error of one must not keep the others open.
         for close in (*((self.refresher.close,) if self.refresher else ()), self.router.close, self.store.close):
             try:
                 close()

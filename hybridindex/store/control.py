@@ -144,8 +144,10 @@ class ControlStore:
         with self._transaction(self._engine) as session:
             return profiles.select_summaries(session, index_fingerprint=index_fingerprint)
 
-    def save_plan(self, record: Mapping[str, Any], profile_id: int) -> int:
+    def save_plan(self, record: Mapping[str, Any], profile_id: int, *, trial: bool = False) -> int:
         """Store a plan's record (see :class:`~hybridindex.store.records.PlanRecord`) and return its id.
+
+        ``trial``: a refresh tries it; see :meth:`newest_plan`.
 
         Raises:
             InvalidInputError: the record lacks a verdict or holds what is not stored; nothing is written.
@@ -154,7 +156,7 @@ class ControlStore:
         check_scalar(profile_id, "profile_id", int)
         at = self._now()
         with self._transaction(self._writer) as session:
-            return plans.insert_plan(session, record, profile_id, at, self.name)
+            return plans.insert_plan(session, record, profile_id, at, self.name, trial=trial)
 
     def load_plan(self, plan_id: int | None = None, *, index_fingerprint: str | None = None) -> StoredPlan:
         """The plan with that id, else the one saved last (of that index).
@@ -172,6 +174,11 @@ class ControlStore:
         """All plans (of that index), in the order of saving, without their records."""
         with self._transaction(self._engine) as session:
             return plans.select_plan_summaries(session, index_fingerprint=index_fingerprint)
+
+    def newest_plan(self, index_fingerprint: str) -> PlanSummary | None:
+        """The plan of an index that was saved last and not for a trial."""
+        with self._transaction(self._engine) as session:
+            return plans.select_newest_plan(session, index_fingerprint)
 
     def record_event(self, kind: str, payload: Mapping[str, Any]) -> int:
         """Store that something happened now, and return its id.

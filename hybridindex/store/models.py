@@ -9,7 +9,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, LargeBinary, MetaData, Text, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Double,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    Text,
+    UniqueConstraint,
+    false,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 __all__ = [
@@ -153,6 +164,8 @@ class PlanRow(Base):
     slo_ms: Mapped[float | None]
     coverage: Mapped[float | None]
     device_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    #: A refresh stored it to try it; whether it was committed is said by an event.
+    trial: Mapped[bool] = mapped_column(server_default=false())
     data: Mapped[_Json]
 
 

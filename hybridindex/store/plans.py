@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import insert, select, union_all
+from sqlalchemy import Select, insert, select, union_all
 from sqlalchemy.orm import Session
 
 from hybridindex.errors import InvalidInputError, ProfileError
@@ -18,10 +18,19 @@ from hybridindex.store.models import EventRow, PlanArrayRow, PlanRow, ProfileRow
 from hybridindex.store.profiles import refuse_mismatch
 from hybridindex.store.records import PlanSummary, StoredEvent, StoredPlan
 
-__all__ = ["insert_event", "insert_plan", "select_events", "select_plan", "select_plan_summaries"]
+__all__ = [
+    "insert_event",
+    "insert_plan",
+    "select_events",
+    "select_newest_plan",
+    "select_plan",
+    "select_plan_summaries",
+]
 
 
-def insert_plan(session: Session, record: Mapping[str, Any], profile_id: int, created_at: str, where: str) -> int:
+def insert_plan(
+    session: Session, record: Mapping[str, Any], profile_id: int, created_at: str, where: str, *, trial: bool
+) -> int:
     """Write a record and return its id.
 
     Raises:
@@ -46,6 +55,7 @@ def insert_plan(session: Session, record: Mapping[str, Any], profile_id: int, cr
         slo_ms=_number(_slo_ms(data)),
         coverage=_number(data.get("coverage")),
         device_bytes=_whole(data.get("device_bytes")),
+        trial=trial,
         data=data,
     )
     session.add(row)
@@ -105,11 +115,20 @@ def select_plan(session: Session, plan_id: int | None, index_fingerprint: str | 
 
 def select_plan_summaries(session: Session, *, index_fingerprint: str | None = None) -> list[PlanSummary]:
     """Summaries in the order of saving."""
+    query = _summaries(index_fingerprint).order_by(PlanRow.id)
+    return [PlanSummary(**row) for row in session.execute(query).mappings()]
+
+
+def select_newest_plan(session: Session, index_fingerprint: str) -> PlanSummary | None:
+    """The plan of an index that was saved last and not for a trial."""
+    query = _summaries(index_fingerprint).where(PlanRow.trial.is_(False)).order_by(PlanRow.id.desc()).limit(1)
+    return next((PlanSummary(**row) for row in session.execute(query).mappings()), None)
+
+
+def _summaries(index_fingerprint: str | None) -> Select[Any]:
     columns = [PlanRow.__table__.c[f.name] for f in fields(PlanSummary) if f.name != "index_fingerprint"]
     query = select(*columns, ProfileRow.index_fingerprint).join(ProfileRow, ProfileRow.id == PlanRow.profile_id)
-    if index_fingerprint is not None:
-        query = query.where(ProfileRow.index_fingerprint == index_fingerprint)
-    return [PlanSummary(**row) for row in session.execute(query.order_by(PlanRow.id)).mappings()]
+    return query if index_fingerprint is None else query.where(ProfileRow.index_fingerprint == index_fingerprint)
 
 
 def insert_event(session: Session, kind: str, payload: Mapping[str, Any], at: str) -> int:

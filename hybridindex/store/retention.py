@@ -1,9 +1,9 @@
 """Which rows of a control store may go: old plans, profiles and events, and never what a restart or a reason needs.
 
-Kept whatever the limits say: of each index, the plan that was committed last, the one applied last and the one stored
-last, and the events that say so; whatever plan the caller names; the profile of every plan that stays, and the profiles
-that it was renewed from. Rows go in one transaction. The file of a SQLite store keeps its size, its pages are used
-again.
+Kept whatever the limits say: of each index the current plan, the event that says so, and the plan stored last (not
+counting those that a refresh tries); the plans that the caller names; the profile of every plan that stays, and the
+profiles that it was renewed from. Rows go in one transaction. The file of a SQLite store keeps its size, its pages are
+used again.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
+from hybridindex.config import Setting
 from hybridindex.errors import InvalidInputError
 from hybridindex.store.models import Base, EventRow, HardwareRow, PlanRow, ProfileRow
 
 __all__ = ["Pruned", "Retention", "prune_rows"]
 
-#: Kinds of events that say which plan of an index is the current one, and where their payload names the index.
-_DECIDING = {"plan_committed": "index_fingerprint", "plan_applied": "index"}
+#: Kind of the events that say which plan of an index is current; :mod:`hybridindex.plans.current` writes them.
+_PLAN_CURRENT = "plan_current"
 #: Ids in one statement; SQLite and PostgreSQL bound their number.
 _CHUNK = 500
 
@@ -31,9 +32,9 @@ _CHUNK = 500
 class Retention:
     """How many of the newest rows stay: plans and profiles of each index, events of all."""
 
-    plans: int = 500
-    profiles: int = 100
-    events: int = 20_000
+    plans: Annotated[int, Setting(help="Newest plans of each index that stay.", flag="--keep-plans")] = 500
+    profiles: Annotated[int, Setting(help="Newest profiles of each index that stay.", flag="--keep-profiles")] = 100
+    events: Annotated[int, Setting(help="Newest events that stay.", flag="--keep-events")] = 20_000
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -56,13 +57,14 @@ class Pruned:
 
 def prune_rows(session: Session, retention: Retention, *, keep_plans: Collection[int], dry_run: bool) -> Pruned:
     """Deletes what the retention does not keep; ``dry_run``: only counts it."""
-    deciding, named = _deciding_events(session)
+    deciding, current = _current(session)
     plans = session.execute(
-        select(PlanRow.id, PlanRow.profile_id, ProfileRow.index_fingerprint)
+        select(PlanRow.id, PlanRow.profile_id, PlanRow.trial, ProfileRow.index_fingerprint)
         .join(ProfileRow, ProfileRow.id == PlanRow.profile_id)
         .order_by(PlanRow.id.desc())
     ).all()
-    kept_plans = _newest(((p.id, p.index_fingerprint) for p in plans), retention.plans) | named | set(keep_plans)
+    kept_plans = _newest(((p.id, p.index_fingerprint) for p in plans), retention.plans) | current | set(keep_plans)
+    kept_plans |= _newest(((p.id, p.index_fingerprint) for p in plans if not p.trial), 1)
     profiles = session.execute(
         select(ProfileRow.id, ProfileRow.index_fingerprint, ProfileRow.notes).order_by(ProfileRow.id.desc())
     ).all()
@@ -70,7 +72,8 @@ def prune_rows(session: Session, retention: Retention, *, keep_plans: Collection
     kept_profiles |= {p.profile_id for p in plans if p.id in kept_plans}
     # A parent has a smaller id than what was renewed from it: newest first, one pass finds the whole line.
     for profile in profiles:
-        parent = profile.notes.get("parent") if isinstance(profile.notes, dict) else None
+        renewed = profile.notes.get("renewed") if isinstance(profile.notes, dict) else None
+        parent = renewed.get("parent") if isinstance(renewed, dict) else None
         if profile.id in kept_profiles and isinstance(parent, int):
             kept_profiles.add(parent)
     events = session.scalars(select(EventRow.id).order_by(EventRow.id.desc()).offset(retention.events)).all()
@@ -86,21 +89,12 @@ def prune_rows(session: Session, retention: Retention, *, keep_plans: Collection
     return Pruned(plans=len(gone_plans), profiles=len(gone_profiles), events=len(gone_events))
 
 
-def _deciding_events(session: Session) -> tuple[set[int], set[int]]:
-    """The newest event of each deciding kind and index, and the plans that they name."""
-    events: set[int] = set()
-    plans: set[int] = set()
-    seen: set[tuple[str, Any]] = set()
-    query = select(EventRow.id, EventRow.kind, EventRow.data).where(EventRow.kind.in_(_DECIDING))
-    for event in session.execute(query.order_by(EventRow.id.desc())):
-        index = event.data.get(_DECIDING[event.kind])
-        if (event.kind, index) in seen:
-            continue
-        seen.add((event.kind, index))
-        events.add(event.id)
-        if isinstance(plan_id := event.data.get("plan_id"), int):
-            plans.add(plan_id)
-    return events, plans
+def _current(session: Session) -> tuple[set[int], set[int]]:
+    """The newest event of each index that names its current plan, and those plans."""
+    newest = select(func.max(EventRow.id)).where(EventRow.kind == _PLAN_CURRENT).group_by(EventRow.index_fingerprint)
+    events = session.execute(select(EventRow.id, EventRow.data).where(EventRow.id.in_(newest))).all()
+    plans = {event.data.get("plan_id") for event in events}
+    return {event.id for event in events}, {plan_id for plan_id in plans if isinstance(plan_id, int)}
 
 
 def _newest(rows: Iterable[tuple[int, str]], count: int) -> set[int]:

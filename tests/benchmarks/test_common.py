@@ -8,8 +8,15 @@ import json
 import pytest
 
 import hybridindex
+from benchmarks.all import NAMES
 from benchmarks.common.measure import Attempts, environment, show, write_json
+from benchmarks.device.tier import PARTS
 from hybridindex.tiers.contract import driver
+
+
+def test_every_listed_benchmark_is_a_module():
+    modules = [f"benchmarks.{name}" for name in (*NAMES, *(part.module for part in PARTS.values()))]
+    assert [name for name in modules if importlib.util.find_spec(name) is None] == []
 
 
 def test_a_wide_table_keeps_its_figures_in_a_pipe(capsys):

@@ -62,7 +62,9 @@ def test_a_part_that_does_not_heed_the_signal_is_killed(tmp_path, monkeypatch):
 
 def test_what_is_missing_or_out_of_time_is_said_and_nothing_started(monkeypatch, tmp_path):
     monkeypatch.setitem(
-        device_tier.PARTS, "device_scan", Part(name="device_scan", limit_s=9, needs=("no_such_package",))
+        device_tier.PARTS,
+        "device_scan",
+        Part(name="device_scan", module="device.scan", limit_s=9, needs=("no_such_package",)),
     )
     run = Run(tmp_path / "all.json")
     measure(["device_scan", "device_swap"], run, tmp_path, time.monotonic())
@@ -92,14 +94,14 @@ def test_a_killed_run_leaves_its_rows_and_no_process(tmp_path):
     file, pid = tmp_path / "all.json", tmp_path / "pid"
     driver = f"""
 import os, pathlib, sys, time
-from benchmarks.common.measure import measure as common
+from benchmarks.common import measure as common
 from benchmarks.device import tier as device_tier
 from benchmarks.device.tier import Run, run_part
 device_tier._TICK_S = 0.02
 part = pathlib.Path({str(tmp_path / "part.json")!r})
 script = '''
 import os, pathlib, sys, time
-from benchmarks.common.measure import measure as common
+from benchmarks.common import measure as common
 common.arguments("a part")
 pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))
 pathlib.Path({str(tmp_path / "part.json")!r}).write_text('{{"stand_in": true, "complete": false, "rows": []}}')

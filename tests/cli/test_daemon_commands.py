@@ -31,8 +31,12 @@ def test_commands_find_the_daemon_of_an_index(cli, running):
         assert word in shown.out
     assert cli("repartition", index, "--coverage", 0.5, "--apply", "--json").json["plan_id"] == 2
     assert cli("status", index, "--json").json["plan_id"] == 2
-    assert cli("repartition", index, "--slo-ms", 0.0001, "--json").code == ExitCode.INFEASIBLE
+    assert cli("repartition", index, "--slo-ms", 0.0001, "--coverage", "solve", "--json").code == ExitCode.INFEASIBLE
     assert cli("repartition", index, "--slo-ms", -1, "--json").code == ExitCode.BAD_INPUT
+    for words in (("--slo-ms", 40), ("--coverage", "most")):
+        refused = cli("repartition", index, *words, "--json")
+        assert refused.code == ExitCode.BAD_INPUT
+        assert "coverage is" in refused.json["error"]["message"]
     assert cli("drain", index).code == 0
     assert process.wait() == 0
     gone = cli("status", index, "--json")
@@ -92,6 +96,11 @@ def test_without_a_daemon_repartition_plans_for_the_next_one(cli, index_path):
     assert dry.code == 0, dry.err
     assert dry.json["bytes_to_move"] > 0
     assert not dry.json["applied"]
+    refused = cli("repartition", index_path, "--slo-ms", 40, "--json")
+    assert refused.code == ExitCode.BAD_INPUT
+    assert "coverage is 0.3, fixed by the plan in force, so slo_ms 40" in refused.json["error"]["message"]
+    assert cli("repartition", index_path, "--slo-ms", 40, "--coverage", "solve", "--json").json["plan"]["slo_ms"] == 40
+    assert "to move" in cli("repartition", index_path, "--coverage", 0.5).out
     assert len(cli("history", index_path, "--json").json["plans"]) == 1
     assert cli("repartition", index_path, "--coverage", 0.5, "--apply", "--json").json["plan_id"] == 2
     assert len(cli("history", index_path, "--json").json["plans"]) == 2
@@ -138,7 +147,7 @@ def test_serve_hands_on_what_its_devices_shall_do(cli, index_path, monkeypatch):
     told = []
 
     def serve(_path, config, **_options):
-        told.append((config.retry_open, config.pin_host_lists))
+        told.append((config.router.health.retry_open, config.router.pin_host_lists))
         return 0
 
     monkeypatch.setattr(run, "serve", serve)

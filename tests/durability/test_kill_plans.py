@@ -85,8 +85,8 @@ MOVE = [
     (Point(name="stored, nothing moved", target="hybridindex.router.router:Router.apply_plan", when="before"), 2),
     (Point(name="lists copied, not published", target=RESIDENCY, when="before"), 2),
     (Point(name="lists published", target=RESIDENCY, when="after"), 2),
-    (Point(name="moved, not recorded", target=RECORD, when="before", having="plan_applied"), 2),
-    (Point(name="recorded, not answered", target=RECORD, when="after", having="plan_applied"), 2),
+    (Point(name="moved, not recorded", target=RECORD, when="before", having="plan_current"), 2),
+    (Point(name="recorded, not answered", target=RECORD, when="after", having="plan_current"), 2),
 ]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hybridindex as hx
-from hybridindex.plans.current import last_commit
+from hybridindex.plans.current import current_plan_id
 from hybridindex.store import ControlStore
 from tests.clustered import clustered
 from tests.durability.points import Point
@@ -32,10 +32,10 @@ POINTS = [
         False,
     ),
     (Point(name="swapped, not verified", target="hybridindex.router.router:Router.apply_plan", when="after"), False),
-    (Point(name="verified, not committed", target=f"{UPDATE}:commit_plan", when="before"), False),
+    (Point(name="verified, not committed", target=f"{UPDATE}:make_current", when="before"), False),
     (Point(name="commit not finished", target="hybridindex.store.plans:insert_event", when="after",
-           having="plan_committed"), False),
-    (Point(name="committed", target=f"{UPDATE}:commit_plan", when="after"), True),
+           having="plan_current"), False),
+    (Point(name="committed", target=f"{UPDATE}:make_current", when="after"), True),
 ]  # fmt: skip
 #: The refresher commits the row of what it finds serving, then stores what it makes.
 BASE, NEW = 1, 2
@@ -73,8 +73,9 @@ def test_a_killed_refresh(launcher, followed, tmp_path, point, new):
     assert child.wait() == -signal.SIGKILL, child.log
     with ControlStore.open(followed / "control.sqlite") as store:
         fingerprint = store.list_plans()[0].index_fingerprint
-        committed = last_commit(store, fingerprint)["plan_id"]
-    with restarted(followed, refresh=True) as service:
-        assert service.plan_id == committed == (NEW if new else BASE)
-        wanted = service.router.plan.resident_lists
-        assert (service.router.residency.list_device[wanted] >= 0).all()
+        committed = current_plan_id(store, fingerprint)
+    for refresh in (False, True):
+        with restarted(followed, refresh=refresh) as service:
+            assert service.plan_id == committed == (NEW if new else BASE)
+            wanted = service.router.plan.resident_lists
+            assert (service.router.residency.list_device[wanted] >= 0).all()

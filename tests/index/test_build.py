@@ -9,13 +9,14 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from hybridindex.errors import DuplicateIdError, InvalidInputError
 from hybridindex.index import IVFIndex, build, open_index
 from hybridindex.index.build import default_nlist, default_nprobe
 from tests.conftest import clustered_vectors
+from tests.examples import examples
 
 CODECS = ["flat", "fp16", "bf16", "sq8", "pq", "pqfs", "pq4", "pqfs16"]
 METRICS = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
@@ -45,7 +46,7 @@ def test_search_equals_faiss_with_the_same_model(make_index: Callable[..., IVFIn
     np.testing.assert_array_equal(np.sort(all_ids(index)), np.arange(600) * 3 + 7)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     n=st.integers(1, 120),
     dim=st.integers(1, 9),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import (
@@ -51,7 +51,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_flipped_byte_anywhere_is_noticed(built: Path, name: str) -> None:
     raw = (built / name).read_bytes()
 
-    @settings(max_examples=60, deadline=None)
     @given(st.integers(0, len(raw) - 1), st.integers(1, 255))
     def check(position: int, mask: int) -> None:
         changed = bytearray(raw)

@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.integrations.vllm import check_fit, room_beside, share_with
 from hybridindex.partitioner.plan import Plan, make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.types import LLMProfile
 from tests.partitioner.synthetic import make_profile
 
@@ -21,7 +22,7 @@ LLM = LLMProfile(kv_cache_bytes=40 * GIB, throughput_rps=50.0, points=((4 * GIB,
 
 def plan_of(**changes: Any) -> Plan:
     arguments: dict[str, Any] = {"slo_ms": 50, "device_budget_bytes": 8 * GIB, "coverage": 0.5}
-    return make_plan(make_profile(), **{**arguments, **changes})
+    return make_plan(make_profile(), PlanRequest.resolve(**{**arguments, **changes}))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,6 @@ def test_the_cache_is_what_the_profile_leaves_beside_the_index(plan: Plan) -> No
     ]
 
 
-@settings(deadline=None)
 @given(st.integers(9 * GIB, 40 * GIB), st.integers(0, GIB // 2), st.integers(0, 8 * GIB))
 def test_utilization_holds_with_the_index_already_there(plan: Plan, memory: int, context: int, lookahead: int) -> None:
     share = share_with(

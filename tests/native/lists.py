@@ -29,7 +29,7 @@ class Lists:
 
     @property
     def dim(self) -> int:
-        return self.rows.shape[1]
+        return int(self.rows.shape[1])
 
     @property
     def code_size(self) -> int:
@@ -54,7 +54,8 @@ class Lists:
             "keep_max": metric == "ip",
             "kernels": kernels,
         }
-        return _native.ListScanner(**(arguments | changes))
+        native: Any = _native
+        return native.ListScanner(**(arguments | changes))
 
 
 def _encode(values: F32, code: str, scale: F32, offset: F32) -> tuple[U8, F32]:
@@ -90,8 +91,8 @@ def make_lists(
         duplicates: the share of rows that are copies of another.
     """
     n = sum(sizes)
-    values = rng.integers(-6, 7, (n, dim)) if exact else rng.standard_normal((n, dim))
-    values = (values + centre).astype(np.float32)
+    drawn = rng.integers(-6, 7, (n, dim)) if exact else rng.standard_normal((n, dim))
+    values: F32 = (drawn + centre).astype(np.float32)
     if n and duplicates:
         copies = rng.random(n) < duplicates
         values[copies] = values[rng.integers(0, n, int(copies.sum()))]

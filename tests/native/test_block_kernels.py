@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex import _native
+from tests.examples import examples
 from tests.native.lists import CODES, check, make_lists, make_probes, make_queries, scan
 
 KERNELS = _native.kernels_here()
@@ -24,7 +25,7 @@ def test_portable_kernels_run_everywhere_and_the_best_come_first():
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("kernels", KERNELS)
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     dim=st.sampled_from(DIMS),
     sizes=st.lists(st.sampled_from([0, 1, 2, 15, 16, 17, 31, 33, 100, 250]), min_size=1, max_size=6),
@@ -46,7 +47,7 @@ def test_whole_numbers_are_answered_to_the_bit(kernels, code, metric, dim, sizes
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("code", CODES)
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     dim=st.sampled_from(DIMS),
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=5),
@@ -159,7 +160,7 @@ def _same_to_the_bit(lists, metric, queries, probes, k):
 @needs_tiles
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("code", ["f32", "f16", "bf16"])
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     dim=st.sampled_from([1, 16, 33, 48, 100, 384]),
     sizes=st.lists(st.sampled_from([0, 5, 16, 300, 1000]), min_size=1, max_size=4),

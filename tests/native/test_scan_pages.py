@@ -7,10 +7,11 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex import _native
+from tests.examples import examples
 from tests.native.lists import CODES, check, make_lists, make_probes, make_queries, scan
 from tests.native.pages import paged, scan_arguments, scan_pages
 
@@ -26,7 +27,7 @@ ALONE = _native.ThreadPool(0)
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("kernels", KERNELS)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     dim=st.sampled_from(DIMS),
     sizes=st.lists(st.sampled_from([0, 1, 2, 15, 16, 17, 33, 100, 250]), min_size=1, max_size=6),
@@ -52,7 +53,7 @@ def test_whole_numbers_are_answered_to_the_bit(
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("kernels", KERNELS)
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     dim=st.sampled_from(DIMS),
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=5),
@@ -256,7 +257,6 @@ _INDEX_ARRAYS = ("list_ids", "sizes", "page_starts", "pages", "member_starts", "
 
 
 @pytest.mark.parametrize("code", CODES)
-@settings(max_examples=60, deadline=None)
 @given(
     faults=st.lists(
         st.tuples(

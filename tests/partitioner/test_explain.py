@@ -2,14 +2,19 @@ from __future__ import annotations
 
 import pytest
 
+from hybridindex.paging import format_bytes
 from hybridindex.partitioner.analysis import Analysis
-from hybridindex.partitioner.explain import format_bytes
 from hybridindex.partitioner.plan import make_plan
+from hybridindex.partitioner.request import PlanRequest
 
 
 @pytest.mark.parametrize("slo_ms", [0.01, 1.2, 100.0])
 def test_ten_lines_say_what_from_what_and_what_would_change_it(analysis: Analysis, slo_ms: float) -> None:
-    plan = make_plan(analysis.profile, slo_ms=slo_ms, device_budget_bytes=20 << 20, rate_qps=300, analysis=analysis)
+    plan = make_plan(
+        analysis.profile,
+        PlanRequest.resolve(slo_ms=slo_ms, device_budget_bytes=20 << 20, rate_qps=300),
+        analysis=analysis,
+    )
     lines = plan.explain().splitlines()
     assert len(lines) == 10
     assert plan.verdict.value in lines[0]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
@@ -44,7 +44,6 @@ def test_a_dead_link_moves_nothing() -> None:
     assert budget.nbytes == 0
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     bandwidth=st.floats(1, 1e4),
     t_llm=st.floats(0, 5),

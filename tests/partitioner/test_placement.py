@@ -4,17 +4,18 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.placement import choose_hottest, place_lpt, place_round_robin
+from tests.examples import examples
 
 LISTS = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 9)), max_size=60)
 CAPACITY = st.lists(st.integers(0, 60), min_size=1, max_size=5)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(LISTS, CAPACITY, st.sampled_from([place_lpt, place_round_robin]))
 def test_no_device_exceeds_its_pages_and_no_room_is_refused(lists, capacity, place) -> None:  # type: ignore[no-untyped-def]
     work = np.array([w for w, _ in lists], dtype=np.float64)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError, ProfileError, ProfileMismatchError
@@ -17,6 +17,7 @@ from hybridindex.partitioner.placement import place_round_robin
 from hybridindex.partitioner.plan import Plan, Verdict, make_plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.types import AccessSample, LLMProfile
+from tests.examples import examples
 from tests.partitioner.synthetic import make_profile
 
 MIB = 1 << 20
@@ -24,7 +25,7 @@ MIB = 1 << 20
 
 def plan_for(analysis: Analysis, **arguments: Any) -> Plan:
     asked: dict[str, Any] = {"slo_ms": 2.0, "device_budget_bytes": 64 * MIB, **arguments}
-    return make_plan(analysis.profile, analysis=analysis, **asked)
+    return make_plan(analysis.profile, PlanRequest.resolve(**asked), analysis=analysis)
 
 
 def check_invariants(plan: Plan) -> None:
@@ -53,7 +54,7 @@ def check_invariants(plan: Plan) -> None:
     assert math.isfinite(plan.max_sustainable_qps)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     slo_ms=st.floats(0.01, 100),
     budget=st.one_of(st.integers(0, 200_000), st.integers(0, 60 * MIB), st.integers(1 << 40, 1 << 50)),
@@ -75,7 +76,7 @@ def test_every_plan_keeps_its_promises(
         assert plan.device_bytes < kv
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     nlist=st.integers(1, 40),
     seed=st.integers(0, 99),
@@ -88,12 +89,12 @@ def test_odd_indexes_are_planned(nlist: int, seed: int, empty: float, skew: floa
     profile = make_profile(
         nlist=nlist, n=60, nprobe=4, seed=seed, skew=skew, empty_share=empty, batches=(1, 4), repeats=2
     )
-    plan = make_plan(profile, slo_ms=slo_ms, device_budget_bytes=budget, rate_qps=100.0)
+    plan = make_plan(profile, PlanRequest.resolve(slo_ms=slo_ms, device_budget_bytes=budget, rate_qps=100.0))
     check_invariants(plan)
     assert len(plan.explain().splitlines()) == 10
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(slo_ms=st.floats(0.2, 20), factor=st.floats(1, 5), budget=st.integers(0, 60 * MIB))
 def test_coverage_does_not_rise_with_the_slo(analysis: Analysis, slo_ms: float, factor: float, budget: int) -> None:
     tight = plan_for(analysis, slo_ms=slo_ms, rate_qps=1000.0, device_budget_bytes=budget)
@@ -125,7 +126,7 @@ def test_work_not_bytes_is_shared_out_over_devices() -> None:
     profile = dataclasses.replace(profile, access=access)
     # Pages of 8 vectors: no two lists take equally many.
     arguments: dict[str, Any] = {"device_budget_bytes": 64 * MIB, "n_devices": 2, "page_bytes": 4096}
-    plan = make_plan(profile, slo_ms=2.0, coverage=1.0, **arguments)
+    plan = make_plan(profile, PlanRequest.resolve(slo_ms=2.0, coverage=1.0, **arguments))
     assert (plan.list_device >= 0).all()
 
     def most_loaded(device: np.ndarray) -> float:
@@ -263,7 +264,9 @@ def test_a_record_of_another_index_or_machine_is_refused(analysis: Analysis) -> 
 
 
 def test_plans_do_not_depend_on_a_shared_analysis(analysis: Analysis) -> None:
-    alone = make_plan(analysis.profile, slo_ms=1.3, device_budget_bytes=64 * MIB, page_bytes=8192, n_devices=2)
+    alone = make_plan(
+        analysis.profile, PlanRequest.resolve(slo_ms=1.3, device_budget_bytes=64 * MIB, page_bytes=8192, n_devices=2)
+    )
     shared = plan_for(analysis, slo_ms=1.3, page_bytes=8192, n_devices=2)
     assert alone.to_record()["data"] == shared.to_record()["data"]
 
@@ -299,7 +302,7 @@ def test_bad_arguments_are_refused_by_name(analysis: Analysis, field: str, argum
 def test_a_profile_without_scan_timings_is_refused(analysis: Analysis) -> None:
     bare = dataclasses.replace(analysis.profile, stages=())
     with pytest.raises(ProfileError):
-        make_plan(bare, slo_ms=1, device_budget_bytes=0)
+        make_plan(bare, PlanRequest.resolve(slo_ms=1, device_budget_bytes=0))
 
 
 def test_device_time_is_shared_by_devices() -> None:
@@ -309,16 +312,19 @@ def test_device_time_is_shared_by_devices() -> None:
 
 
 def test_a_codec_that_devices_cannot_scan_stays_on_the_host(analysis: Analysis) -> None:
-    plan = make_plan(analysis.profile, slo_ms=0.5, device_budget_bytes=1 << 30, scannable=False, analysis=analysis)
+    plan = make_plan(
+        analysis.profile,
+        PlanRequest.resolve(slo_ms=0.5, device_budget_bytes=1 << 30, scannable=False),
+        analysis=analysis,
+    )
     assert plan.resident_lists.size == 0
     assert plan.device_bytes == 0
     assert "no device tier scans this codec" in plan.reason
     said = make_plan(
         analysis.profile,
-        slo_ms=0.5,
-        device_budget_bytes=1 << 30,
-        scannable=False,
-        unscannable="faiss-gpu is not installed",
+        PlanRequest.resolve(
+            slo_ms=0.5, device_budget_bytes=1 << 30, scannable=False, unscannable="faiss-gpu is not installed"
+        ),
         analysis=analysis,
     )
     assert "host only: faiss-gpu is not installed" in said.reason
@@ -372,7 +378,7 @@ def test_numpy_numbers_and_arrays_are_taken(analysis: Analysis) -> None:
 
 def test_a_profile_must_be_one() -> None:
     with pytest.raises(InvalidInputError, match="profile is 5"):
-        make_plan(5, slo_ms=1.0, device_budget_bytes=0)  # type: ignore[arg-type]
+        make_plan(5, PlanRequest.resolve(slo_ms=1.0, device_budget_bytes=0))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("batch", [math.nan, 1.5, 0, "4", True])

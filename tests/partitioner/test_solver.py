@@ -4,13 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.partitioner.analysis import Analysis, analyse
 from hybridindex.partitioner.models.throughput import throughput_model
 from hybridindex.partitioner.solver import Problem, solve
 from hybridindex.types import LLMProfile
+from tests.examples import examples
 from tests.partitioner.synthetic import make_profile
 
 MS = 1e-3
@@ -29,7 +30,7 @@ def problem_for(analysis: Analysis, **changes: object) -> Problem:
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     tau_ms=st.floats(0.05, 50),
     factor=st.floats(1.0, 4.0),
@@ -46,7 +47,7 @@ def test_a_looser_target_never_takes_more_coverage(
         assert loose.count <= tight.count + 1
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(tau_ms=st.floats(0.3, 20), rate=st.one_of(st.none(), st.floats(1, 10_000)))
 def test_the_coverage_is_the_smallest_and_meets_its_bound(
     analysis: Analysis, tau_ms: float, rate: float | None
@@ -54,10 +55,10 @@ def test_the_coverage_is_the_smallest_and_meets_its_bound(
     problem = problem_for(analysis, rate_qps=rate)
     solution = solve(problem, tau_ms * MS)
     if solution.feasible:
-        step = problem.prefix_step(solution.count, tau_ms * MS, with_device=True, measured_too=True)
+        step = problem.prefix_step(solution.count, tau_ms * MS, measured_too=True)
         assert step.accepted
         if solution.count > 0:
-            below = problem.prefix_step(solution.count - 1, tau_ms * MS, with_device=True, measured_too=True)
+            below = problem.prefix_step(solution.count - 1, tau_ms * MS, measured_too=True)
             assert not below.accepted
         took = analysis.latency.quantile(analysis.curve, analysis.curve.at(solution.count), solution.batch, 90.0)
         assert took <= tau_ms * MS
@@ -65,7 +66,7 @@ def test_the_coverage_is_the_smallest_and_meets_its_bound(
         assert solve(problem, solution.nearest_tau_s).feasible
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     kv_mib=st.integers(1, 200),
     top=st.floats(0, 20_000),
@@ -81,7 +82,7 @@ def test_the_fixed_point_holds_beside_an_llm(
     )
     problem = problem_for(analysis, llm=llm)
     solution = solve(problem, tau_ms * MS)
-    nbytes = problem.device_bytes(int(analysis.curve.prefix_pages[solution.count]))
+    nbytes = problem.prefix_bytes(solution.count)
     assert nbytes < kv_mib << 20
     if solution.feasible:
         assert solution.rate_qps == llm.at(nbytes) > 0
@@ -122,12 +123,12 @@ def test_rounding_down_is_enough_where_rounding_up_is_not(analysis: Analysis) ->
 
     count = next(c for c in range(curve.nlist) if three_fit(c))
     assert count > 0
-    step = problem.prefix_step(count, tau_s, with_device=True, measured_too=False)
+    step = problem.prefix_step(count, tau_s, measured_too=False)
     assert (step.batch_down, step.batch_up) == (3, 4)
     assert step.latency_up_s > tau_s
     assert step.latency_down_s <= step.bound_down_s == 3 / rate
     assert step.accepted
-    assert not problem.prefix_step(count - 1, tau_s, with_device=True, measured_too=False).accepted
+    assert not problem.prefix_step(count - 1, tau_s, measured_too=False).accepted
     assert solve(problem, tau_s).count <= count
 
 
@@ -206,7 +207,7 @@ def test_the_accepted_batch_is_the_one_that_sustains_the_rate(
     assert {step.accepted_batch for step in refused.trace} == {0}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(tau_ms=st.floats(0.001, 1.0), rate=st.floats(1, 30_000))
 def test_the_nearest_target_is_met_and_just_below_is_not(analysis: Analysis, tau_ms: float, rate: float) -> None:
     problem = problem_for(analysis, rate_qps=rate)
@@ -216,7 +217,7 @@ def test_the_nearest_target_is_met_and_just_below_is_not(analysis: Analysis, tau
         assert solve(problem, solution.nearest_tau_s).feasible
         # At an edge: just below, the same lists do not meet it (timings are ragged, so not at every point below).
         below = np.linspace(max(0.97 * solution.nearest_tau_s, 0.999 * tau_ms * MS), solution.nearest_tau_s, 40)[:-1]
-        steps = [problem.prefix_step(solution.count, t, with_device=True, measured_too=True) for t in below]
+        steps = [problem.prefix_step(solution.count, t, measured_too=True) for t in below]
         assert not all(step.accepted for step in steps)
 
 

@@ -10,6 +10,7 @@ import hybridindex.profiler.run as run_module
 from hybridindex.errors import DeviceError, DeviceNotFoundError, InvalidInputError, ProfileError, ProfileMismatchError
 from hybridindex.index import from_faiss
 from hybridindex.partitioner import make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.profiler import ProfileRequest, profile_index
 from hybridindex.profiler.access import access_counts, split_halves
 from hybridindex.store import ControlStore
@@ -52,7 +53,7 @@ def test_the_store_keeps_it_and_the_partitioner_plans_from_it(profile, tmp_path)
         kept = store.load_profile(store.save_profile(profile).id)
     assert replace(kept, id=None).stages == profile.stages
     assert kept.notes == profile.notes
-    plan = make_plan(kept, slo_ms=1000, device_budget_bytes=1 << 20)
+    plan = make_plan(kept, PlanRequest.resolve(slo_ms=1000, device_budget_bytes=1 << 20))
     assert plan.verdict == "feasible"
 
 

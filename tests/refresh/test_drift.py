@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
@@ -242,7 +242,6 @@ def test_pooled_windows_are_one_window_of_all_requests():
     assert pool_windows(()) is None
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["serve", "tick", "end"]), st.floats(0, 30), st.booleans(), st.floats(0, 1)),

@@ -18,8 +18,8 @@ from hybridindex.errors import (
     RouterClosedError,
     StoreError,
 )
-from hybridindex.plans.current import same_decision
-from hybridindex.refresh.refresher import RefreshConfig, Refresher, last_committed_plan
+from hybridindex.plans.current import current_plan, same_decision
+from hybridindex.refresh.refresher import RefreshConfig, Refresher
 from hybridindex.refresh.update_cycle import CycleStage, Outcome
 from tests.moving_load import moving_queries
 from tests.refresh.world import CONFIG, FAST_S, LATE_S
@@ -71,7 +71,7 @@ def test_a_stage_that_fails_leaves_the_old_plan_serving(make_world, index, plan,
     assert status.back_off_s > 0
     assert world.router.stats().unplaced_lists == 0
     assert set(world.router.residency.resident_lists()) == {i for i in plan.resident_lists if index.list_sizes[i]}
-    assert same_decision(last_committed_plan(world.store, index), plan)
+    assert same_decision(current_plan(world.store, index), plan)
     world.answers_are_right()
 
     world.now += 1000.0
@@ -86,15 +86,15 @@ def test_a_store_that_fails_keeps_the_old_plan(make_world, index, plan, monkeypa
     """Saving the served plan, the new one, and the commit, in turn."""
     world = make_world()
     world.refresher._updates.commit_served()
-    target = "hybridindex.refresh.updater.save_plan" if stage == "moving" else "hybridindex.refresh.updater.commit_plan"
-    breaking(monkeypatch, target, StoreError("injected"))
+    name = "save_plan" if stage == "moving" else "make_current"
+    breaking(monkeypatch, f"hybridindex.refresh.updater.{name}", StoreError("injected"))
     world.serve(2, seed=4, moved=True, latency_s=LATE_S)
     world.serve(2, seed=5, moved=True)
     status = world.refresher.status()
     assert status.updates == {"rolled_back": 1}
     assert f"{stage} failed: StoreError: injected" in status.last_update.why
     assert world.router.plan is plan
-    assert same_decision(last_committed_plan(world.store, index), plan)
+    assert same_decision(current_plan(world.store, index), plan)
 
 
 def test_a_roll_back_that_fails_is_tried_until_it_works(make_world, plan, monkeypatch):
@@ -244,7 +244,7 @@ def test_the_schedule_updates_and_close_joins(make_world, plan):
     assert not world.refresher.status().running
     assert world.refresher.status().stage is CycleStage.VERIFYING
     assert [e["stage"] for e in world.events("refresh_interrupted")] == ["verifying"]
-    assert same_decision(last_committed_plan(world.store, world.index), plan), "nothing was verified"
+    assert same_decision(current_plan(world.store, world.index), plan), "nothing was verified"
     assert inside >= before
     world.refresher.observe(queries[0], 0.1, 0.5)
     assert world.refresher.status().requests == 220

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from hybridindex.refresh.gil_switch import short_turns, usual_turns
+from hybridindex.refresh.gil_switch import short_switch_interval, usual_switch_interval
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def usual_s():
 
 
 def test_two_blocks_leave_the_interpreter_as_it_was(usual_s):
-    one, other = short_turns(), short_turns()
+    one, other = short_switch_interval(), short_switch_interval()
     one.__enter__()
     other.__enter__()
     assert sys.getswitchinterval() < usual_s
@@ -29,8 +29,8 @@ def test_two_blocks_leave_the_interpreter_as_it_was(usual_s):
 
 
 def test_who_waits_gives_the_interval_back_for_that_time(usual_s):
-    with short_turns():
-        with usual_turns():
+    with short_switch_interval():
+        with usual_switch_interval():
             assert sys.getswitchinterval() == usual_s
         assert sys.getswitchinterval() < usual_s
 
@@ -39,16 +39,16 @@ def test_who_waits_takes_nothing_from_others(usual_s):
     inside, leave = threading.Event(), threading.Event()
 
     def work():
-        with short_turns():
+        with short_switch_interval():
             inside.set()
             leave.wait(60)
 
     worker = threading.Thread(target=work)
     worker.start()
     assert inside.wait(60)
-    with usual_turns():
+    with usual_switch_interval():
         assert sys.getswitchinterval() < usual_s
-    with short_turns(), usual_turns():
+    with short_switch_interval(), usual_switch_interval():
         assert sys.getswitchinterval() < usual_s
     leave.set()
     worker.join(60)
@@ -56,6 +56,6 @@ def test_who_waits_takes_nothing_from_others(usual_s):
 
 def test_an_interval_that_is_shorter_already_stays(usual_s):
     sys.setswitchinterval(1e-6)
-    with short_turns():
+    with short_switch_interval():
         assert sys.getswitchinterval() == pytest.approx(1e-6)
     sys.setswitchinterval(usual_s)

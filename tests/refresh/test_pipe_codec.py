@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError, RefreshError
-from hybridindex.refresh.pipe_codec import PlainBytes, read_frame, write_frame
+from hybridindex.refresh.pipe_codec import PipeCodec, read_frame, write_frame
 
 
 class Colour(StrEnum):
@@ -32,7 +32,7 @@ class Stranger:
     one: int
 
 
-PLAIN = PlainBytes((Pair, Colour))
+CODEC = PipeCodec((Pair, Colour))
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(
     SCALARS | st.just(Colour.RED),
@@ -66,12 +66,12 @@ class OneByte(io.RawIOBase):
 
 def frame_of(value, known=None):
     stream = OneByte()
-    write_frame(stream, PLAIN.encode(value, known))
+    write_frame(stream, CODEC.encode(value, known))
     return stream
 
 
 def back(value, known=None):
-    return PLAIN.decode(*read_frame(frame_of(value, known)), known)
+    return CODEC.decode(*read_frame(frame_of(value, known)), known)
 
 
 @given(VALUES)
@@ -105,20 +105,20 @@ def test_what_both_sides_know_goes_by_its_name():
     found = back((big, 2), {"big": big})
     assert found[0] is big
     with pytest.raises(RefreshError, match="big"):
-        PLAIN.decode(*read_frame(frame_of(big, {"big": big})))
+        CODEC.decode(*read_frame(frame_of(big, {"big": big})))
 
 
 @pytest.mark.parametrize("value", [Stranger(one=1), object(), b"x", {1, 2}, np.array([None]), (Stranger(one=1),) * 3])
 def test_other_classes_do_not_travel(value):
     with pytest.raises(InvalidInputError, match="cannot travel"):
-        PLAIN.encode({"value": value})
+        CODEC.encode({"value": value})
 
 
 def test_a_class_that_the_reader_does_not_name_is_not_made():
-    written = PlainBytes((Stranger,)).encode(Stranger(one=1))
+    written = PipeCodec((Stranger,)).encode(Stranger(one=1))
     stream = OneByte(b"".join(written))
     with pytest.raises(RefreshError, match="Stranger"):
-        PLAIN.decode(*read_frame(stream))
+        CODEC.decode(*read_frame(stream))
 
 
 def test_damaged_frames_are_refused():
@@ -134,9 +134,9 @@ def test_damaged_frames_are_refused():
     text, body = read_frame(OneByte(data))
     for wrong in (text[:-1], b"[]", text.replace(b"<i8", b"|O8"), text.replace(b"Pair", b"Peer")):
         with pytest.raises(RefreshError, match="damaged frame"):
-            PLAIN.decode(wrong, body)
+            CODEC.decode(wrong, body)
     with pytest.raises(RefreshError, match="damaged frame"):
-        PLAIN.decode(text, body[:8])
+        CODEC.decode(text, body[:8])
     rows = bytes(frame_of((Pair(one=1, two="x"),) * 2).data)
     text, body = read_frame(OneByte(rows))
     for wrong in (
@@ -146,4 +146,4 @@ def test_damaged_frames_are_refused():
     ):
         assert wrong != text
         with pytest.raises(RefreshError, match="damaged frame"):
-            PLAIN.decode(wrong, body)
+            CODEC.decode(wrong, body)

@@ -17,11 +17,12 @@ import pytest
 import hybridindex.refresh.planner_process
 from hybridindex.errors import ProfileError, RefreshError
 from hybridindex.partitioner.plan import Plan
+from hybridindex.plans.planner import Arenas
+from hybridindex.plans.proposal import Served
 from hybridindex.refresh.gil_switch import SHORT_S
 from hybridindex.refresh.pipe_codec import write_frame
-from hybridindex.refresh.planner import PLAIN, PlanningHere, RenewOptions
+from hybridindex.refresh.planner import CODEC, PlanningHere, RenewOptions
 from hybridindex.refresh.planner_process import PlanningProcess
-from hybridindex.refresh.proposal import Arenas, Served
 from hybridindex.refresh.update_cycle import CycleStage, Outcome
 from tests.moving_load import moving_queries
 from tests.refresh.world import CONFIG, LATE_S, NPROBE
@@ -244,7 +245,7 @@ worker.main()
 def test_a_process_that_works_ends_with_its_input():
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", BUSY, "0"], stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0) as worker:
-        write_frame(worker.stdin, PLAIN.encode({"call": "anything"}))
+        write_frame(worker.stdin, CODEC.encode({"call": "anything"}))
         assert worker.stderr.readline() == b"busy\n"
         worker.stdin.close()
         try:

@@ -13,9 +13,10 @@ from hybridindex.errors import (
     RefreshError,
 )
 from hybridindex.partitioner.plan import make_plan
-from hybridindex.plans.current import COMMITTED, same_decision
+from hybridindex.partitioner.request import PlanRequest
+from hybridindex.plans.current import PLAN_CURRENT, current_plan, same_decision
+from hybridindex.plans.replan import PlanChanges
 from hybridindex.refresh.drift import DriftState
-from hybridindex.refresh.refresher import last_committed_plan
 from hybridindex.refresh.update_cycle import CycleStage, Outcome
 from tests.moving_load import moving_queries
 from tests.refresh.world import BUDGET, CONFIG, FAST_S, LATE_S, NPROBE, fresh_hit_rate
@@ -44,7 +45,7 @@ def test_a_hot_set_that_moves_is_followed(make_world, index, profile, plan):
     fresh_profile = dataclasses.replace(
         profile, access=index_access(index, moving_queries(800, seed=6, moved=True)), id=None
     )
-    fresh = make_plan(fresh_profile, slo_ms=50, device_budget_bytes=BUDGET, coverage=0.2)
+    fresh = make_plan(fresh_profile, PlanRequest.resolve(slo_ms=50, device_budget_bytes=BUDGET, coverage=0.2))
     unseen = moving_queries(1000, seed=7, moved=True)
     best, stale = fresh_hit_rate(index, fresh, unseen), fresh_hit_rate(index, plan, unseen)
     followed = fresh_hit_rate(index, world.router.plan, unseen)
@@ -71,10 +72,10 @@ def test_everything_is_recorded(make_world):
     ]  # fmt: skip
     (proposal,) = world.events("refresh_proposal")
     assert proposal["worthwhile"]
-    assert proposal["hit_rate_gain"] > 0.2
+    assert proposal["gain"]["hit_rate"] > 0.2
     (ended,) = world.events("refresh_ended")
     assert ended["outcome"] == "committed"
-    first, second = world.events(COMMITTED)
+    first, second = world.events(PLAN_CURRENT)
     assert (first["verified"], second["verified"]) == (False, True)
     assert ended["plan_id"] == second["plan_id"] == world.refresher.status().plan_id
     assert world.store.load_plan(second["plan_id"]).profile_id == second["profile_id"]
@@ -95,19 +96,19 @@ def test_a_stationary_load_never_triggers(make_world, plan, latency_s):
 
 def test_a_restart_resumes_with_what_was_committed(make_world, index, plan):
     world = make_world()
-    assert last_committed_plan(world.store, index) is None
+    assert current_plan(world.store, index) is None
     world.serve(2, seed=4, moved=True, latency_s=LATE_S)
     uncommitted = world.router.plan
     assert uncommitted is not plan
-    assert same_decision(last_committed_plan(world.store, index), plan), "it has not proved itself"
+    assert same_decision(current_plan(world.store, index), plan), "it has not proved itself"
     world.serve(2, seed=5, moved=True)
-    resumed = last_committed_plan(world.store, index)
+    resumed = current_plan(world.store, index)
     assert same_decision(resumed, uncommitted)
     assert resumed.predicted_latency_ms(4) == uncommitted.predicted_latency_ms(4)
 
     again = make_world(plan=resumed)
     again.refresher.start()
-    assert len(again.events(COMMITTED)) == 2, "the same plan is not committed twice"
+    assert len(again.events(PLAN_CURRENT)) == 2, "the same plan is not committed twice"
     assert again.refresher.status().plan_id == world.refresher.status().plan_id
     again.answers_are_right()
 
@@ -118,8 +119,8 @@ def test_a_plan_of_another_machine_is_not_resumed_with(make_world, index, plan, 
     elsewhere = dataclasses.replace(plan.analysis.profile.hardware, fingerprint="elsewhere")
     monkeypatch.setattr("hybridindex.plans.current.hardware_info", lambda: elsewhere)
     with pytest.raises(ProfileMismatchError, match="elsewhere"):
-        last_committed_plan(world.store, index)
-    assert same_decision(last_committed_plan(world.store, index, allow_other_hardware=True), plan)
+        current_plan(world.store, index)
+    assert same_decision(current_plan(world.store, index, allow_other_hardware=True), plan)
 
 
 def test_a_worse_plan_is_rolled_back(make_world, index, plan):
@@ -138,7 +139,7 @@ def test_a_worse_plan_is_rolled_back(make_world, index, plan):
     assert "hit rate" in last.why
     assert world.router.plan is plan
     assert not world.router.stats().unplaced_lists
-    assert same_decision(last_committed_plan(world.store, index), plan)
+    assert same_decision(current_plan(world.store, index), plan)
     assert world.refresher.status().back_off_s > 0
     world.answers_are_right()
 
@@ -171,28 +172,39 @@ def test_a_proposal_moves_nothing_and_says_what_it_would_bring(make_world, plan)
 def test_a_proposal_may_change_the_request_but_not_the_devices(make_world):
     world = make_world(store=False)
     world.serve(1, seed=12)
-    proposal = world.refresher.propose("fewer lists", coverage=0.1, slo_ms=80.0)
+    proposal = world.refresher.propose("fewer lists", PlanChanges(coverage=0.1, percentile=80.0))
     assert proposal.plan.coverage < proposal.base.coverage
-    assert proposal.plan.request.slo_ms == 80.0
+    assert proposal.plan.request.percentile == 80.0
     assert proposal.plan.request.budgets == proposal.base.request.budgets
     assert not proposal.worthwhile
     world.refresher.apply(proposal)
     world.serve(2, seed=13)
     assert world.refresher.status().updates == {"committed": 1}, "less was promised, and less was kept"
-    with pytest.raises(InvalidInputError, match="n_devices cannot be changed"):
-        world.refresher.propose("more", n_devices=2)
-    with pytest.raises(InvalidInputError, match="slo_ms"):
-        world.refresher.propose("never", slo_ms=-1)
+    with pytest.raises(InvalidInputError, match="percentile"):
+        world.refresher.propose("never", PlanChanges(percentile=-1))
 
 
-def test_plans_stay_within_the_open_arenas(make_world):
-    world = make_world(store=False, lookahead_bytes=0)
+def test_a_new_target_is_solved_for_and_a_fixed_coverage_has_to_be_given_up_for_it(make_world):
+    world = make_world(store=False)
+    world.serve(1, seed=12)
+    with pytest.raises(InvalidInputError, match=r"coverage is 0\.2, fixed by the plan in force, so slo_ms 0\.01"):
+        world.refresher.propose("faster", PlanChanges(slo_ms=0.01))
+    proposal = world.refresher.propose("slower", PlanChanges(slo_ms=5000.0, coverage="solve"))
+    assert proposal.plan.request.coverage is None
+    assert proposal.plan.request.slo_ms == 5000.0
+    assert proposal.plan.coverage == 0, "the host alone meets it"
+
+
+def test_plans_stay_within_the_open_arenas(make_world, index, profile):
+    roomy = index.plan(50, 1 << 40, profile, coverage=0.2)
+    world = make_world(store=False, lookahead_bytes=0, plan=roomy)
     world.serve(1, seed=12)
     arena = world.router.devices[0].arena.nbytes
-    proposal = world.refresher.propose("everything", coverage=1.0, device_budget_bytes=1 << 40)
+    proposal = world.refresher.propose("everything", PlanChanges(coverage=1.0))
     geometry = world.router.devices[0].geometry
     pages = geometry.pages_for(world.index.list_sizes[proposal.plan.resident_lists]).sum()
-    assert pages * geometry.page_bytes <= arena
+    assert 0 < pages * geometry.page_bytes <= arena
+    assert proposal.plan.coverage < 1
     assert proposal.plan.request.budgets == (1 << 40,)
     world.refresher.apply(proposal)
     assert world.router.stats().unplaced_lists == 0
@@ -245,4 +257,14 @@ def test_a_plan_that_somebody_else_applied_is_the_one_to_watch(make_world, index
     status = world.refresher.status()
     assert status.predicted_hit_rate == pytest.approx(other.predicted_hit_rate)
     assert status.drift_state is DriftState.COOLING_DOWN
-    assert same_decision(last_committed_plan(world.store, index), other)
+    assert same_decision(current_plan(world.store, index), other)
+
+
+def test_the_old_name_of_the_current_plan_works_and_warns():
+    import hybridindex.refresh
+
+    with pytest.warns(DeprecationWarning, match="current_plan"):
+        found = hybridindex.refresh.last_committed_plan
+    assert found is current_plan
+    with pytest.raises(AttributeError, match="nothing"):
+        hybridindex.refresh.nothing  # noqa: B018

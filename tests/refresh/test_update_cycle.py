@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.plans.proposal import Comparison
 from hybridindex.refresh.drift import DriftPolicy, Expectation, HitRatePrediction, Tick, Window, WindowClosed
 from hybridindex.refresh.update_cycle import (
     Chosen,
     CollectProfile,
     Commit,
     Committed,
-    Comparison,
     CycleStage,
     Ended,
     Failed,
@@ -34,8 +33,10 @@ from hybridindex.refresh.update_cycle import (
     UpdatePolicy,
     Weigh,
     Weighed,
+    objection,
     worse,
 )
+from tests.examples import examples
 
 DRIFT = DriftPolicy(min_queries=20)
 POLICY = UpdatePolicy(verify_windows=2, verify_timeout_s=100.0, back_off_s=10.0, max_back_off_s=35.0)
@@ -161,20 +162,20 @@ def test_what_worse_means():
     ],
 )
 def test_what_is_not_worth_its_move_is_declined(changes, policy, word):
-    objection = dataclasses.replace(BETTER, **changes).objection(dataclasses.replace(POLICY, **policy))
-    assert word in objection
+    why = objection(dataclasses.replace(BETTER, **changes), dataclasses.replace(POLICY, **policy))
+    assert word in why
     cycle = UpdateCycle(dataclasses.replace(POLICY, **policy), DRIFT)
     cycle.handle(Requested(now_s=0.0, reason="drift"))
     cycle.handle(Profiled(now_s=0.0))
     cycle.handle(Solved(now_s=0.0))
     (ended,) = work(cycle.handle(Weighed(now_s=0.0, comparison=dataclasses.replace(BETTER, **changes))))
-    assert (ended.outcome, ended.why) == (Outcome.DECLINED, objection)
+    assert (ended.outcome, ended.why) == (Outcome.DECLINED, why)
     assert work(cycle.handle(Requested(now_s=0.0, reason="no back-off"))) == [CollectProfile()]
 
 
 def test_latency_alone_can_speak_for_a_plan():
     same_hits = dataclasses.replace(BETTER, hit_rate_after=0.4, latency_ms_after=5.0)
-    assert same_hits.objection(POLICY) == ""
+    assert objection(same_hits, POLICY) == ""
     assert same_hits.latency_gain == pytest.approx(4 / 9)
 
 
@@ -328,4 +329,4 @@ class CycleMachine(RuleBasedStateMachine):
 
 
 TestCycleMachine = CycleMachine.TestCase
-TestCycleMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCycleMachine.settings = examples(150, stateful_step_count=40)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hybridindex.partitioner.plan import Plan, make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.report import ReportFiles, write_report
 from hybridindex.types import Profile, RecallPoint, TransferSample
 from tests.partitioner.synthetic import make_profile
@@ -53,12 +54,12 @@ def full_profile() -> Profile:
 
 @pytest.fixture(scope="session")
 def bare_plan(bare_profile: Profile) -> Plan:
-    return make_plan(bare_profile, slo_ms=0.8, device_budget_bytes=12 << 20, rate_qps=300.0)
+    return make_plan(bare_profile, PlanRequest.resolve(slo_ms=0.8, device_budget_bytes=12 << 20, rate_qps=300.0))
 
 
 @pytest.fixture(scope="session")
 def full_plan(full_profile: Profile) -> Plan:
-    return make_plan(full_profile, slo_ms=0.8, device_budget_bytes=12 << 20, rate_qps=300.0)
+    return make_plan(full_profile, PlanRequest.resolve(slo_ms=0.8, device_budget_bytes=12 << 20, rate_qps=300.0))
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import pytest
 
 from hybridindex.errors import MissingDependencyError, ProfileMismatchError
 from hybridindex.partitioner.plan import Plan, make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.report import ReportFiles, write_report
 from hybridindex.report import write as write_module
 from hybridindex.types import Profile
@@ -155,7 +156,7 @@ def test_profile_with_nothing_but_full_scans_and_few_queries(tmp_path: Path, bar
     access = dataclasses.replace(bare_profile.access, held_probes=bare_profile.access.held_probes[:9])
     stages = tuple(s for s in bare_profile.stages if s.stage == "host_scan" and s.coverage == 0)
     profile = dataclasses.replace(bare_profile, access=access, stages=stages)
-    plan = make_plan(profile, slo_ms=5.0, device_budget_bytes=0)
+    plan = make_plan(profile, PlanRequest.resolve(slo_ms=5.0, device_budget_bytes=0))
     files = write_report(tmp_path, index_info=INDEX_INFO, profile=profile, plan=plan)
     assert {png.stem for png in files.pngs} == {"slo-bytes", "access", "latency-fit"}
     assert read(files.html).text.count("Not measured.") == 5
@@ -172,7 +173,7 @@ def test_profile_with_nothing_but_full_scans_and_few_queries(tmp_path: Path, bar
     ids=["too-fast", "too-slow", "overload", "fixed"],
 )
 def test_extreme_plans_are_drawn(tmp_path: Path, bare_profile: Profile, asked: dict[str, float]) -> None:
-    plan = make_plan(bare_profile, **asked)  # type: ignore[arg-type]
+    plan = make_plan(bare_profile, PlanRequest.resolve(**asked))  # type: ignore[arg-type]
     files = write_report(tmp_path, index_info=INDEX_INFO, profile=bare_profile, plan=plan)
     assert plan.verdict.value in read(files.html).text
     assert tmp_path / "slo-bytes.png" in files.pngs

@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def pace(seconds, nbytes=1_000_000):
     """An estimator that nothing teaches any better."""
     pace = PaceEstimator()
     pace.observe(nbytes, seconds)
-    pace.observe = lambda *_: None
+    pace.observe = lambda *_: None  # type: ignore[method-assign]
     return pace
 
 
@@ -51,10 +52,10 @@ class Slow:
     def __init__(self, router):
         self.router = router
         self.gate = Gate(router.devices[0])
-        patience = router._patience
-        patience._host_pace = patience._host_line = pace(100.0)
-        patience._device_pace = pace(1e-3)
-        for route in patience._routes.values():
+        wait_for_loads = router._wait_for_loads
+        wait_for_loads._host_pace = wait_for_loads._host_line = pace(100.0)
+        wait_for_loads._device_pace = pace(1e-3)
+        for route in wait_for_loads._routes.values():
             route.pace = pace(1.0)
 
     def fly(self, session, query, **options):
@@ -64,11 +65,11 @@ class Slow:
         return landed
 
     def until_a_search_waits(self):
-        until(lambda: self.router._patience._waiting)
+        until(lambda: self.router._wait_for_loads._waiting)
 
     @property
     def route(self):
-        return self.router._patience._routes[0]
+        return self.router._wait_for_loads._routes[0]
 
     @property
     def flights(self):
@@ -83,8 +84,8 @@ class Slow:
 @contextmanager
 def slow(index, *, longest_s=1e3, **options):
     """``longest_s``: tests end waits themselves, however slow the machine is."""
-    options = {"devices": ["cpu"], "device_budget_bytes": 32 << 20, "cache_fraction": 0} | options
-    with pytest.MonkeyPatch.context() as patched, Router(index, **options) as router:
+    every: dict[str, Any] = {"devices": ["cpu"], "device_budget_bytes": 32 << 20, "cache_fraction": 0} | options
+    with pytest.MonkeyPatch.context() as patched, Router(index, **every) as router:
         patched.setattr("hybridindex.router.lookahead.wait_for_loads._LONGEST_S", longest_s)
         slow = Slow(router)
         try:

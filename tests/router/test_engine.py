@@ -181,7 +181,7 @@ def test_close_waits_for_a_search_on_its_callers_thread(index, monkeypatch):
         search = pool.submit(router.search, clustered(2))
         assert entered.wait(WAIT_S)
         closing = pool.submit(router.close)
-        while not router._closed:
+        while not router._searcher.closed:
             threading.Event().wait(0.001)
         assert not closing.done()
         resume.set()

@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 
 import hybridindex as hx
-from hybridindex.errors import InvalidInputError, OverloadedError, ProfileError
-from hybridindex.plans.stored import PLAN_APPLIED
+from hybridindex.config import RouterConfig
+from hybridindex.errors import InvalidInputError, OverloadedError, PlanConflictError, ProfileError
+from hybridindex.plans.current import make_current
+from hybridindex.refresh.config import RefreshConfig
+from hybridindex.refresh.refresher import Refresher
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
-from hybridindex.service.http.wire import SearchRequest
+from hybridindex.service.search_request import SearchRequest
+from hybridindex.service.status import status_of
 from tests.service.conftest import assert_same, held_engine
 
 
@@ -56,7 +60,7 @@ def test_a_restart_resumes_the_plan_that_was_applied_last(make_service, index_pa
     assert again.plan_id == applied
     assert again.router.plan.coverage == pytest.approx(0.5)
     # Taking it back applies the one before, which is then the latest although it was stored first.
-    again.store.record_event(PLAN_APPLIED, {"plan_id": 1, "index": again.index.fingerprint})
+    make_current(again.store, again.router.plan, 1, verified=False, why="taken back")
     again.close()
     third = make_service()
     assert third.plan_id == 1
@@ -75,15 +79,26 @@ def test_values_out_of_range_are_named(service):
     assert len(service.store.list_plans()) == 1
 
 
+def test_a_fixed_coverage_and_a_new_target_contradict_each_other_and_solve_gives_it_up(service):
+    both = {"slo_ms": 40, "coverage": 0.6}
+    for asked in ({"slo_ms": 40}, {"device_budget_bytes": 8 << 20}, both):
+        with pytest.raises(PlanConflictError, match="coverage is 0.[36].* " + next(iter(asked))):
+            service.repartition(apply=False, **asked)
+    solved = service.repartition(apply=True, slo_ms=40, coverage="solve")
+    assert solved["plan"]["slo_ms"] == 40
+    assert service.router.plan.request.coverage is None
+    assert service.repartition(apply=False, slo_ms=30)["plan"]["slo_ms"] == 30
+
+
 def test_without_devices_nothing_can_move(make_service, queries):
-    service = make_service(devices=())
+    service = make_service(router={"devices": ()})
     with pytest.raises(InvalidInputError, match="devices is empty"):
         service.repartition(apply=False)
     assert search(service, queries).ids.shape == (20, 10)
 
 
 def test_without_a_plan_the_target_has_to_be_given(make_service):
-    service = make_service(plan="none", device_budget_bytes=(16 << 20,))
+    service = make_service(plan="none", router={"device_budget_bytes": 16 << 20})
     with pytest.raises(InvalidInputError, match="slo_ms is missing"):
         service.repartition(apply=False)
     assert service.repartition(apply=True, slo_ms=50, coverage=0.2)["plan_id"] == 2
@@ -105,7 +120,7 @@ def test_devices_without_any_plan_say_what_is_missing(tmp_path):
 
     hx.build(clustered(500), tmp_path / "bare", nlist=8, metric="l2").close()
     with pytest.raises(ProfileError):
-        Service.open(tmp_path / "bare", ServiceConfig(devices=("cpu",)))
+        Service.open(tmp_path / "bare", ServiceConfig(router=RouterConfig(devices=("cpu",))))
     service = Service.open(tmp_path / "bare", ServiceConfig())
     assert service.plan()["plan"] is None
     service.close()
@@ -130,56 +145,68 @@ def test_searches_go_on_while_a_plan_is_applied(service, queries):
     changer.join()
 
 
-class Following:
-    """A refresher that plans through the index; what a real one does, without its clock."""
+class Following(Refresher):
+    """Says what it was told."""
 
     def __init__(self, index, router, store) -> None:
-        self.index, self.router, self.store = index, router, store
+        super().__init__(index, router, store, RefreshConfig(planning="here", min_queries=16, tick_s=3600))
         self.seen: list[tuple[int, float, float]] = []
-        self.started = self.closed = False
+        self.calls: list[str] = []
 
     def observe(self, queries, latency_s, hit_rate) -> None:
         self.seen.append((len(queries), latency_s, float(hit_rate.mean())))
-
-    def propose(self, reason, *, bandwidth_share, **changes):
-        assert bandwidth_share is None
-        return {"reason": reason, "plan": self.index.plan(50, 16 << 20, self.router.plan.analysis.profile, **changes)}
-
-    def apply(self, proposal):
-        self.router.apply_plan(proposal["plan"])
-        return "committed"
-
-    def status(self):
-        return {"state": "steady", "seen": len(self.seen)}
+        super().observe(queries, latency_s, hit_rate)
 
     def start(self) -> None:
-        self.started = True
+        self.calls.append("start")
+        super().start()
 
     def stop(self) -> None:
-        self.stopped = True
+        self.calls.append("stop")
+        super().stop()
 
     def close(self) -> None:
-        assert self.stopped
-        self.closed = True
+        self.calls.append("close")
+        super().close()
 
 
 def test_a_refresher_watches_proposes_and_applies(index_path, queries):
-    service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=Following)
+    service = Service.open(index_path, ServiceConfig(router=RouterConfig(devices=("cpu",))), make_refresher=Following)
     try:
         service.start()
         search(service, queries)
         assert [seen[0] for seen in service.refresher.seen] == [20]
-        assert service.status()["refresher"] == {"state": "steady", "seen": 1}
+        assert status_of(service)["refresher"]["requests"] == 1
         answer = service.repartition(apply=False, coverage=0.5)
-        assert answer["proposal"]["reason"] == "requested"
-        assert answer["proposal"]["plan"]["coverage"] == pytest.approx(0.5)
+        assert answer["reason"] == "requested"
+        assert answer["n_queries"] == 20
+        assert answer["plan"]["coverage"] == pytest.approx(0.5)
         assert service.router.plan.coverage != pytest.approx(0.5)
-        assert service.repartition(apply=True, coverage=0.5)["outcome"] == "committed"
+        assert service.repartition(apply=True, coverage=0.5)["update"]["stage"] == "verifying"
         assert service.router.plan.coverage == pytest.approx(0.5)
     finally:
         service.close()
-    assert service.refresher.started
-    assert service.refresher.closed
+    assert service.refresher.calls[:3] == ["start", "stop", "close"]
+
+
+def test_answers_have_one_shape_with_and_without_a_refresher(index_path, queries):
+    def shape(value):
+        return {k: shape(v) for k, v in value.items()} if isinstance(value, dict) else type(value)
+
+    found = []
+    for make in (None, Following):
+        service = Service.open(index_path, ServiceConfig(router=RouterConfig(devices=("cpu",))), make_refresher=make)
+        try:
+            search(service, queries)
+            answer = service.repartition(apply=False, coverage=0.5)
+            unknown = {name for name, value in answer.items() if value is None}
+            known = {"number", "created_at", "n_queries", "worthwhile", "objection"}
+            assert unknown - {"move_s"} == {"plan_id", "unplaced_lists", "update"} | (known if make is None else set())
+            parts = ("plan", "current", "gain", "lists_to_move", "bytes_to_move", "lists_to_drop", "hit_rate_after")
+            found.append((set(answer), [shape(answer[part]) for part in parts]))
+        finally:
+            service.close()
+    assert found[0] == found[1]
 
 
 def test_an_observer_that_raises_costs_nobody_an_answer(service, queries):
@@ -192,7 +219,7 @@ def test_an_observer_that_raises_costs_nobody_an_answer(service, queries):
 
 
 def test_a_named_deadline_reaches_the_router_and_the_daemons_own_does_not(make_service, queries):
-    service = make_service(devices=(), limits={"default_deadline_ms": 0.001})
+    service = make_service(router={"devices": ()}, limits={"default_deadline_ms": 0.001})
     # Time stands still, so that a deadline far too short for any scan has not passed when the search starts.
     service.clock = service.admission._clock = lambda: 7.0
     assert (search(service, queries, nprobe=24).nprobe_used == 24).all()
@@ -218,11 +245,11 @@ def test_sessions_wait_without_threads(service, queries):
 
     async def run(opened):
         names = [service.open_session("me") for _ in range(n)]
-        threads, batches = threading.active_count(), service.router.stats().batches
+        threads, batches = set(threading.enumerate()), service.router.stats().batches
         waiting = [asyncio.create_task(service.search(request, "me", name)) for name in names]
         # The engine's thread holds one of them.
         await until(lambda: service.router._engine._waiting.qsize() >= n - 1)
-        assert threading.active_count() == threads
+        assert set(threading.enumerate()) <= threads
         opened.set()
         for result in await asyncio.gather(*waiting):
             assert_same(result, expected)

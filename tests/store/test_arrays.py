@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -34,7 +34,6 @@ def npy(array: npt.NDArray[Any], **options: Any) -> bytes:
     return stream.getvalue()
 
 
-@settings(deadline=None)
 @given(ARRAYS, st.booleans())
 def test_round_trip_keeps_values_shape_and_type(array: npt.NDArray[Any], transpose: bool) -> None:
     given_array = array.T if transpose else array
@@ -46,7 +45,6 @@ def test_round_trip_keeps_values_shape_and_type(array: npt.NDArray[Any], transpo
     np.testing.assert_array_equal(back, given_array)
 
 
-@settings(deadline=None)
 @given(ARRAYS, st.data())
 def test_damaged_blob_is_refused_or_means_the_same(array: npt.NDArray[Any], data: st.DataObject) -> None:
     blob = bytearray(encode_array(array))
@@ -60,7 +58,6 @@ def test_damaged_blob_is_refused_or_means_the_same(array: npt.NDArray[Any], data
         np.testing.assert_array_equal(back, array)
 
 
-@settings(deadline=None)
 @given(ARRAYS, st.data())
 def test_short_or_long_blob_is_refused(array: npt.NDArray[Any], data: st.DataObject) -> None:
     blob = encode_array(array)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError, StoreError
@@ -19,7 +19,6 @@ LEAVES = st.none() | st.booleans() | st.integers(1 - 2**64, 2**64 - 1) | st.floa
 VALUES = st.recursive(LEAVES, lambda v: st.lists(v, max_size=3) | st.dictionaries(KEYS, v, max_size=3), max_leaves=8)
 
 
-@settings(deadline=None)
 @given(VALUES)
 def test_round_trip_through_strict_json(value: Any) -> None:
     text = json.dumps(to_json(value, "x"), allow_nan=False)

@@ -22,6 +22,7 @@ from filelock import FileLock
 from sqlalchemy import create_engine, inspect, text
 
 from hybridindex.errors import StoreError, StoreLockedError, StoreVersionError
+from hybridindex.plans.current import applied_plans, current_plan_id, latest_plan_id
 from hybridindex.store import ControlStore
 from hybridindex.store.engine import Location, locate, make_engine
 from hybridindex.store.migrate import SCRIPTS, alembic_config, upgrade_store
@@ -345,6 +346,7 @@ def test_read_only_directory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
 MANY = """
 import sys
+from hybridindex.plans.current import applied_plans, current_plan_id, latest_plan_id
 from hybridindex.store import ControlStore
 template, address, number = sys.argv[1:]
 with ControlStore.open(template) as store:
@@ -377,6 +379,7 @@ def test_several_processes_create_and_fill_one_store(
 KILLED_WRITE = """
 import os, signal, sys
 from sqlalchemy import event
+from hybridindex.plans.current import applied_plans, current_plan_id, latest_plan_id
 from hybridindex.store import ControlStore
 from hybridindex.store.models import LatencySampleRow
 store = ControlStore.open(sys.argv[1])
@@ -443,3 +446,99 @@ def test_threads_may_open_stores_at_the_same_time(tmp_path: Path) -> None:
         assert store.revision == HEAD
         store.record_event("x", {})
         store.close()
+
+
+def store_of_the_fourth_version(store_url: str, folder: Path, events: list[tuple[str, dict[str, Any]]]) -> None:
+    """With profiles 1 and (renewed from it) 2, plans 1 to 4 of index "a" (2 is the first of the renewed profile), and
+    ``events``."""
+    fourth = folder / "fourth"
+    shutil.copytree(SCRIPTS, fourth, ignore=shutil.ignore_patterns("__pycache__", "000[5-9]*"))
+    assert upgrade(store_url, fourth) == "0004"
+    location = locate(store_url)
+    prefix = "" if location.path else "hybridindex."
+    facts = "'a', 1, 'ip', 'flat', 8, 9, 4, 2, 1, 'native', 1, 'PASSIVE', 0, 0"
+    engine = make_engine(location, busy_timeout_s=5, migrating=True)
+    with engine.begin() as connection:
+        connection.execute(text(f"INSERT INTO {prefix}hardware (fingerprint, digest, data) VALUES ('h', 'd', '{{}}')"))
+        for notes in ({}, {"renewed": {"parent": 1}}):
+            connection.execute(
+                text(
+                    f"INSERT INTO {prefix}profiles (created_at, index_fingerprint, hardware_id, metric, codec, dim, "
+                    "count, nlist, nprobe, k, scanner, threads, omp_wait_policy, load_average, seed, notes) "
+                    f"VALUES ('2026-01-01', {facts}, :notes)"
+                ),
+                {"notes": json.dumps(notes)},
+            )
+        for profile_id in (1, 2, 2, 1):
+            connection.execute(
+                text(
+                    f"INSERT INTO {prefix}plans (profile_id, created_at, verdict, data) "
+                    "VALUES (:profile_id, '2026-01-01T00:00:00.000000+00:00', 'feasible', '{}')"
+                ),
+                {"profile_id": profile_id},
+            )
+        for number, (kind, payload) in enumerate(events, start=1):
+            connection.execute(
+                text(
+                    f"INSERT INTO {prefix}events (at, kind, data, index_fingerprint) VALUES (:at, :kind, :data, :named)"
+                ),
+                {
+                    "at": f"2026-02-{number:02}T00:00:00.000000+00:00",
+                    "kind": kind,
+                    "data": json.dumps(payload),
+                    "named": payload.get("index", payload.get("index_fingerprint")),
+                },
+            )
+    engine.dispose()
+
+
+APPLIED = ("plan_applied", {"plan_id": 1, "index": "a"})
+COMMITTED = (
+    "plan_committed",
+    {"plan_id": 4, "profile_id": 1, "index_fingerprint": "a", "verified": True, "why": "it drifted"},
+)
+
+
+@pytest.mark.parametrize("events", [(APPLIED, COMMITTED), (COMMITTED, APPLIED)])
+def test_both_kinds_of_plan_events_become_one_and_the_newer_is_current(
+    store_url: str, tmp_path: Path, events: tuple[tuple[str, dict[str, Any]], ...]
+) -> None:
+    other = ("plan_applied", {"plan_id": 3, "index": "b"})
+    store_of_the_fourth_version(store_url, tmp_path, [*events, ("device_failed", {"index": "a"}), other])
+    with ControlStore.open(store_url) as store:
+        assert store.revision == HEAD
+        assert current_plan_id(store, "a") == latest_plan_id(store, "a") == events[1][1]["plan_id"]
+        found = store.list_events()
+        assert [(e.id, e.at[:10], e.kind) for e in reversed(found)] == [
+            (1, "2026-02-01", "plan_current"),
+            (2, "2026-02-02", "plan_current"),
+            (3, "2026-02-03", "device_failed"),
+            (4, "2026-02-04", "plan_current"),
+        ]
+        by_plan = {e.payload.get("plan_id"): dict(e.payload) for e in found}
+        assert by_plan[4] == COMMITTED[1]
+        assert by_plan[1] == {
+            "plan_id": 1, "profile_id": 1, "index_fingerprint": "a", "verified": False, "why": "asked for",
+        }  # fmt: skip
+        assert [e["plan_id"] for e in applied_plans(store, "a")] == [e["plan_id"] for _, e in events]
+
+
+@pytest.mark.parametrize(("named", "newest"), [((), 4), ((2,), 4)])
+def test_plans_that_an_old_refresh_was_trying_are_known(
+    store_url: str, tmp_path: Path, named: tuple[int, ...], newest: int
+) -> None:
+    """Plan 2 is the first of a renewed profile: a trial unless an event names it. Plan 3 was made by hand from it."""
+    store_of_the_fourth_version(
+        store_url, tmp_path, [("plan_committed", {"plan_id": n, "index_fingerprint": "a"}) for n in named]
+    )
+    location = locate(store_url)
+    with ControlStore.open(store_url) as store:
+        summary = store.newest_plan("a")
+        assert summary is not None
+        assert summary.id == newest
+    engine = make_engine(location, busy_timeout_s=5, migrating=True)
+    with engine.connect() as connection:
+        table = f"{'' if location.path else 'hybridindex.'}plans"
+        trials = connection.execute(text(f"SELECT id FROM {table} WHERE trial")).scalars().all()
+    engine.dispose()
+    assert trials == [n for n in (2,) if n not in named]

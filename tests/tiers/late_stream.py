@@ -7,11 +7,12 @@ that is published too early all show as wrong bytes. It fails and gets lost on d
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 
 class LateStream:
     def __init__(self):
-        self.pending = deque()
+        self.pending: deque[Any] = deque()
         self.n_launched = 0
         self.n_done = 0
         #: Raise from the next launch, after starting so many of its copies.

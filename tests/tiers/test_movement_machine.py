@@ -12,7 +12,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
@@ -27,6 +26,7 @@ from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
 from hybridindex.tiers.paged.loading import ListLoad, LoadPath
 from hybridindex.tiers.paged.pinned import PinnedMemory
 from tests.clustered import NLIST, small_index
+from tests.examples import examples
 from tests.tiers.late_stream import LateStream
 
 PAGE_BYTES = 1024
@@ -277,9 +277,7 @@ def test_any_order_of_moves_leases_and_failures(index, monkeypatch):
     from hypothesis.stateful import run_state_machine_as_test
 
     monkeypatch.setattr(MovementMachine, "index", index)
-    run_state_machine_as_test(
-        MovementMachine, settings=settings(max_examples=80, stateful_step_count=40, deadline=None)
-    )
+    run_state_machine_as_test(MovementMachine, settings=examples(80, stateful_step_count=40))
 
 
 def test_readers_never_see_other_bytes_while_lists_come_and_go(index):

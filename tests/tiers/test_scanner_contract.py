@@ -8,7 +8,7 @@ import faiss
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
@@ -23,6 +23,7 @@ from hybridindex.tiers.paged.triton_scanner import TritonScanner
 from hybridindex.tiers.serving import tier_of
 from hybridindex.tiers.shard.shard_tier import ShardTier
 from tests.clustered import DIM, NLIST, clustered, small_index
+from tests.examples import examples
 from tests.oracle import candidate_distances, check_answer
 from tests.tiers.triton_here import require_triton
 
@@ -153,7 +154,7 @@ def probes_of(index, queries, nprobe):
 
 
 @over_all
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     n=st.integers(1, 9), nprobe=st.integers(1, NLIST), k=st.sampled_from([1, 3, 10, 200]), seed=st.integers(0, 10_000)
 )

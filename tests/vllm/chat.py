@@ -7,5 +7,5 @@ from hybridindex.rag import embed
 from tests.rag.world import embedder
 
 if __name__ == "__main__":
-    embed.load_embedder = lambda _folder: embedder()
+    embed.load_embedder = lambda wheel_folder: embedder()
     run()

@@ -83,7 +83,8 @@ def _write_weights(path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def drawn(rows: int, columns: int, scale: float = 1.0) -> torch.Tensor:
-        return (torch.randn(rows, columns, generator=generator) * scale * columns**-0.5).to(torch.bfloat16)
+        values: torch.Tensor = torch.randn(rows, columns, generator=generator) * scale * columns**-0.5
+        return values.to(torch.bfloat16)
 
     hidden, inner = 256, 688
     one = torch.ones(hidden, dtype=torch.bfloat16)

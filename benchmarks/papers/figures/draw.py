@@ -42,7 +42,7 @@ def draw(file: Path, panels: Sequence[Panel], *, columns: int = 3) -> Path:
     from matplotlib import pyplot as plt
 
     # Text as text, and the same bytes for the same numbers.
-    look = {"svg.fonttype": "none", "svg.hashsalt": file.stem, "font.size": 8}
+    look: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": file.stem, "font.size": 8}
     with plt.rc_context(look):
         _write(file, panels, columns, plt)
     # Trailing blanks of the writer are none of the picture's business.

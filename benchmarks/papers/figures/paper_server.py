@@ -26,9 +26,10 @@ import numpy as np
 from benchmarks.papers.figures.published import number, numbers
 from hybridindex.partitioner.analysis import Analysis, analyse
 from hybridindex.partitioner.plan import Plan, make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.studies.hardware import model
 from hybridindex.studies.simulator import EngineRules, Inputs, System, Unservable, build_system, fit_llm, poisson
-from hybridindex.studies.simulator.llm import generate
+from hybridindex.studies.simulator.llm_server import generate
 from hybridindex.studies.what_if import LLMService, parse_fleet
 from hybridindex.types import AccessSample, HardwareInfo, LLMProfile, Profile, StageSample
 
@@ -246,11 +247,13 @@ class Panel:
         profile = replace(self.profile, ttft_s=0.0)
         return make_plan(
             self.analysis.profile,
-            slo_ms=self.search_slo_s * 1e3,
-            device_budget_bytes=profile.kv_cache_bytes // self.gpus,
-            llm=profile,
-            n_devices=self.gpus,
-            percentile=self.percentile,
+            PlanRequest.resolve(
+                slo_ms=self.search_slo_s * 1e3,
+                device_budget_bytes=profile.kv_cache_bytes // self.gpus,
+                llm=profile,
+                n_devices=self.gpus,
+                percentile=self.percentile,
+            ),
             analysis=self.analysis,
         )
 

@@ -9,6 +9,7 @@ from benchmarks.papers.figures.paper_server import NU, ORCAS_1K_S, PAPER, Panel,
 from benchmarks.papers.figures.published import numbers
 from hybridindex.partitioner.analysis import analyse
 from hybridindex.partitioner.plan import make_plan
+from hybridindex.partitioner.request import PlanRequest
 
 __all__ = ["TableTwo", "fit_table_2", "table_2_lists"]
 
@@ -33,10 +34,7 @@ def table_2_lists(host_s: float, nu: float = NU) -> tuple[float, ...]:
     plans = [
         make_plan(
             analysis.profile,
-            slo_ms=slo,
-            device_budget_bytes=llm.kv_cache_bytes // 8,
-            llm=llm,
-            n_devices=8,
+            PlanRequest.resolve(slo_ms=slo, device_budget_bytes=llm.kv_cache_bytes // 8, llm=llm, n_devices=8),
             analysis=analysis,
         )
         for slo in numbers(PAPER, "table2_slo")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -298,10 +299,10 @@ def _figure_14() -> Iterator[Claim]:
 
 def _figure_15() -> Iterator[Claim]:
     for llm in ("llama3-8b", "llama3-70b"):
+        panel = Panel(index="ORCAS 2K", llm=llm)
         for name, lengths in (("input_tokens", (512, 1024, 2048)), ("output_tokens", (128, 256, 512))):
-            rates = tuple(
-                compliant(replace(Panel(index="ORCAS 2K", llm=llm), **{name: tokens}), "ours") for tokens in lengths
-            )
+            changed: list[dict[str, Any]] = [{name: tokens} for tokens in lengths]
+            rates = tuple(compliant(replace(panel, **change), "ours") for change in changed)
             yield Claim(
                 figure="Figure 15",
                 what=f"rate within the SLO, {llm}, {name.replace('_', ' ')} {' '.join(map(str, lengths))}",

@@ -1,35 +1,28 @@
-"""Commands around a daemon: serve, status, repartition, drain, keys.
+"""Commands around a running daemon: status, repartition, drain; and keys.
 
-All but ``serve`` and ``keys`` talk to a running daemon: the one of the index directory, or the one at ``--url``.
+All but ``keys`` talk to a running daemon: the one of the index directory, or the one at ``--url``.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.live import Live
 from rich.table import Table
 
 import hybridindex as hx
-from hybridindex.cli.console import ExitCode, emit, err, out, parse_bytes, readable_bytes
-from hybridindex.cli.options import KEPT, Devices, Json, KeepEvents, KeepPlans, KeepProfiles, Key, StoreUrl, Threads
+from hybridindex.cli.console import ExitCode, emit, err, out, parse_bytes, readable_bytes, to_json
+from hybridindex.cli.options import Json, Key, StoreUrl
 from hybridindex.client.client import Client
 from hybridindex.errors import InvalidInputError, UnreachableError
-from hybridindex.plans.stored import load_plan, plan_difference, plan_summary
+from hybridindex.plans.current import latest_plan_id
+from hybridindex.plans.replan import SOLVE, PlanChanges
+from hybridindex.plans.stored import load_plan
 from hybridindex.service.auth import KeyFile
-from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.daemon_address import find_daemon
-from hybridindex.store.retention import Retention
-
-if TYPE_CHECKING:
-    from hybridindex.refresh.refresher import Refresher
-    from hybridindex.router.router import Router
-    from hybridindex.store.control import ControlStore
 
 __all__ = ["register"]
 
@@ -85,195 +78,67 @@ def _status_table(status: dict[str, Any]) -> Table:
 
 def _repartition_table(answer: dict[str, Any]) -> Table:
     table = Table("", "now", "then", title="applied" if answer["applied"] else "dry run; --apply does it")
-    if "plan" not in answer:
-        for name, value in answer["proposal"].items():
-            table.add_row(name.replace("_", " "), "", str(value))
-        return table
     then, now = answer["plan"], answer["current"] or {}
-    rows = (
+    for title, name, show in (
         ("verdict", "verdict", str),
         ("SLO", "slo_ms", lambda v: f"{v:g} ms"),
         ("lists on devices", "n_resident", lambda v: f"{v:,}"),
         ("device bytes", "device_bytes", readable_bytes),
-        ("predicted latency", "predicted_latency_ms", lambda v: f"{v:.2f} ms"),
-        ("predicted hit rate", "predicted_hit_rate", lambda v: f"{v:.1%}"),
-    )
-    for title, name, show in rows:
+    ):
         table.add_row(title, show(now[name]) if now.get(name) is not None else "-", show(then[name]))
-    moves = f"{answer['lists_to_move']:,} lists, {readable_bytes(answer['bytes_to_move'])}"
-    table.add_row("to move", "", moves)
+    for title, name, show in (
+        ("predicted latency", "latency_ms", lambda v: f"{v:.2f} ms"),
+        ("predicted hit rate", "hit_rate", lambda v: f"{v:.1%}"),
+    ):
+        table.add_row(title, *("-" if (v := answer[f"{name}_{w}"]) is None else show(v) for w in ("before", "after")))
+    gain = answer["gain"]
+    took = "" if answer["move_s"] is None else f", about {answer['move_s']:.2g} s"
+    table.add_row("to move", "", f"{answer['lists_to_move']:,} lists, {readable_bytes(answer['bytes_to_move'])}{took}")
     table.add_row("to drop", "", f"{answer['lists_to_drop']:,} lists")
-    if answer["gain"]:
-        gain = answer["gain"]
-        words = f"{gain['latency_ms']:+.2f} ms faster, hit rate {gain['hit_rate']:+.1%}"
-        table.add_row(f"gain at batch {gain['batch']}", "", words)
+    faster = "-" if gain["latency_ms"] is None else f"{gain['latency_ms']:+.2f} ms faster"
+    table.add_row(f"gain at batch {gain['batch']}", "", f"{faster}, hit rate {gain['hit_rate']:+.1%}")
+    if answer["n_queries"] is not None:
+        table.add_row("from", "", f"{answer['n_queries']:,} recent queries")
+    if answer["objection"]:
+        table.add_row("objection", "", answer["objection"])
+    if answer["update"] is not None:
+        table.add_row("update", "", f"{answer['update']['number']}, {answer['update']['stage']}")
     return table
 
 
-def _plan_offline(index: Path, store: str | None, changes: dict[str, Any], *, apply: bool) -> dict[str, Any]:
-    """The same decision against the control store: what the next daemon would load."""
-    import numpy as np
+def _plan_offline(
+    index: Path, store: str | None, changes: PlanChanges, bandwidth_share: float, *, apply: bool
+) -> dict[str, Any]:
+    """The same proposal against the control store and empty devices: what the next daemon would load."""
+    from hybridindex.plans.planner import devices_of, plan_next
+    from hybridindex.plans.proposal import Served, propose
+    from hybridindex.tiers.contract.copy_queue import check_share
 
-    if changes.pop("bandwidth_share", None) is not None:
-        err.print("no daemon runs: --bandwidth-share has no meaning", highlight=False)
+    check_share(bandwidth_share)
     with hx.open(index, verify="quick") as opened, opened.store(store) as control:
-        stored = control.list_plans(index_fingerprint=opened.fingerprint)
+        stored = latest_plan_id(control, opened.fingerprint) is not None
         found = load_plan(opened, "latest", control) if stored else None
-        current = found[1] if found is not None else None
-        profile = current.analysis.profile if current is not None else None
-        if profile is None:
-            profile = control.load_profile(index_fingerprint=opened.fingerprint)
-        if current is not None:
-            request = current.request
-            changes = {
-                "slo_ms": request.slo_ms,
-                "device_budget_bytes": request.budgets,
-                "rate_qps": request.rate_qps,
-                "llm": request.llm,
-                "epsilon": request.epsilon,
-                "percentile": request.percentile,
-                "slo_stage": request.slo_stage,
-                "n_devices": request.n_devices,
-                **changes,
-            }
-        for name in ("slo_ms", "device_budget_bytes"):
-            if changes.get(name) is None:
-                raise InvalidInputError(f"{name} is missing; no plan is stored to take it from")
-        plan = opened.plan(profile=profile, **changes)
-        nowhere = np.full(opened.nlist, -1, dtype=np.int16)
-        answer = {
-            "applied": apply,
-            "plan": plan_summary(plan),
-            "current": None if current is None else plan_summary(current),
-            **plan_difference(plan, current, nowhere, opened.list_bytes),
-        }
-        if apply:
-            assert profile.id is not None
-            answer["plan_id"] = control.save_plan(plan.to_record(), profile.id)
-    return answer
+        current = None if found is None else found[1]
+        devices = devices_of(opened.ivf, 1 if current is None else current.n_devices)
+        plan, profile_id = plan_next(opened.ivf, control, current, changes, devices)
+        served = Served.nowhere(current, opened.nlist)
+        proposal = propose(plan, current, served, reason="requested", bandwidth_share=bandwidth_share)
+        plan_id = control.save_plan(plan.to_record(), profile_id) if apply else None
+    known = {"applied": apply, "plan_id": plan_id, "unplaced_lists": None, "update": None}
+    return {**proposal.to_data(), **known}
 
 
-def _make_refresher(index: hx.Index, router: Router, store: ControlStore, *, keep_queries: int) -> Refresher:
-    from hybridindex.refresh.refresher import RefreshConfig, Refresher
-
-    return Refresher(index, router, store, RefreshConfig(reservoir_queries=keep_queries))
+def _coverage(text: str | None) -> float | Literal["solve"] | None:
+    if text is None or text == SOLVE:
+        return SOLVE if text else None
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInputError(f"--coverage is {text!r}; expected a fraction of lists, or {SOLVE!r}") from None
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands of this file."""
-
-    @app.command()
-    def serve(
-        index: Annotated[Path, typer.Argument(metavar="INDEX", help="Index directory.", show_default=False)],
-        host: Annotated[str, typer.Option(help="Address; beyond this machine only with --keys.")] = "127.0.0.1",
-        port: Annotated[int, typer.Option(help="0: any free one.")] = 8080,
-        uds: Annotated[Path | None, typer.Option("--uds", metavar="PATH", help="Also listen on a unix socket.")] = None,
-        tcp: Annotated[bool, typer.Option("--tcp/--no-tcp", help="Listen on TCP.")] = True,
-        device: Devices = None,
-        budget: Annotated[
-            list[str] | None, typer.Option("--budget", help="Bytes per device; default the plan's.")
-        ] = None,
-        plan: Annotated[str, typer.Option("--plan", help="Plan id, 'latest' or 'none'.")] = "latest",
-        slo_ms: Annotated[float | None, typer.Option("--slo-ms", help="For attainment; default the plan's.")] = None,
-        threads: Threads = None,
-        keys: Annotated[
-            Path | None, typer.Option("--keys", metavar="FILE", help="API keys; made by: hybridindex keys add.")
-        ] = None,
-        tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE.pem")] = None,
-        tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE.pem")] = None,
-        queue: Annotated[int, typer.Option(help="Queries that may wait.")] = Limits().queue_queries,
-        max_queries: Annotated[int, typer.Option(help="Per request.")] = Limits().max_queries,
-        max_k: Annotated[int, typer.Option("--max-k")] = Limits().max_k,
-        max_nprobe: Annotated[int | None, typer.Option("--max-nprobe")] = None,
-        max_body: Annotated[str, typer.Option("--max-body", help="Bytes of a request's body.")] = "16MiB",
-        max_sessions: Annotated[int, typer.Option("--max-sessions")] = Limits().max_sessions,
-        session_ttl: Annotated[float, typer.Option(help="Seconds; unused sessions end.")] = Limits().session_ttl_s,
-        deadline_ms: Annotated[
-            float, typer.Option("--deadline-ms", help="Longest wait for a search to start, where none is asked for.")
-        ] = 30_000.0,
-        retry_open: Annotated[
-            bool,
-            typer.Option(
-                "--retry-open/--no-retry-open",
-                help="A device without room at the start is tried again, and takes its budget when there is room.",
-            ),
-        ] = True,
-        pin_host_lists: Annotated[
-            str, typer.Option("--pin-host-lists", help="Bytes of page-locked memory for lists that sessions may fetch.")
-        ] = "0",
-        overload_min_nprobe: Annotated[
-            int | None, typer.Option("--overload-min-nprobe", help="Lower nprobe down to this under overload.")
-        ] = None,
-        refresh: Annotated[
-            bool,
-            typer.Option(
-                "--refresh/--no-refresh",
-                help="Watch the load and change the plan when it drifts; resumes the last committed plan.",
-            ),
-        ] = False,
-        keep_queries: Annotated[
-            int,
-            typer.Option("--keep-queries", help="Recent queries that --refresh keeps, in memory; 0: none.", min=0),
-        ] = 4096,
-        keep_plans: KeepPlans = KEPT.plans,
-        keep_profiles: KeepProfiles = KEPT.profiles,
-        keep_events: KeepEvents = KEPT.events,
-        drain_timeout: Annotated[float, typer.Option(help="Seconds for requests in flight at the end.")] = 30.0,
-        log_format: Annotated[str, typer.Option("--log-format", help="text or json.")] = "text",
-        traces: Annotated[
-            bool | None,
-            typer.Option(
-                "--traces/--no-traces",
-                help="OpenTelemetry by OTLP over HTTP, as OTEL_* says; default: where that names a collector.",
-                show_default=False,
-            ),
-        ] = None,
-        store: StoreUrl = None,
-        json: Json = False,
-    ) -> None:
-        """Serve an index over HTTP until SIGTERM, Ctrl-C or drain; resume its latest plan.
-
-        Log lines go to standard error. With --json, one object with pid and addresses is printed once it listens.
-        """
-        config = ServiceConfig(
-            host=host if tcp else None,
-            port=port,
-            uds=uds,
-            devices=tuple(device or ()),
-            device_budget_bytes=tuple(parse_bytes(b) for b in budget or ()),
-            retry_open=retry_open,
-            pin_host_lists=parse_bytes(pin_host_lists),
-            plan=plan,
-            slo_ms=slo_ms,
-            threads=threads,
-            limits=Limits(
-                max_body_bytes=parse_bytes(max_body),
-                max_k=max_k,
-                max_nprobe=max_nprobe,
-                max_queries=max_queries,
-                max_sessions=max_sessions,
-                session_ttl_s=session_ttl,
-                queue_queries=queue,
-                default_deadline_ms=deadline_ms,
-                overload_min_nprobe=overload_min_nprobe,
-            ),
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            key_file=keys,
-            store_url=store,
-            retention=Retention(plans=keep_plans, profiles=keep_profiles, events=keep_events),
-            drain_timeout_s=drain_timeout,
-            log_format=log_format,  # type: ignore[arg-type]
-            traces=traces,
-        )
-        from hybridindex.service.daemon import serve as run_daemon
-
-        def announce(urls: tuple[str, ...]) -> None:
-            emit({"pid": os.getpid(), "urls": urls}, as_json=json)
-            out.file.flush()
-
-        make = partial(_make_refresher, keep_queries=keep_queries) if refresh else None
-        run_daemon(index, config, make_refresher=make, on_listening=announce)
 
     @app.command()
     def status(
@@ -301,7 +166,10 @@ def register(app: typer.Typer) -> None:
         slo_ms: Annotated[float | None, typer.Option("--slo-ms", help="Default: the current plan's.")] = None,
         budget: Annotated[list[str] | None, typer.Option("--budget", help="Bytes per device.")] = None,
         rate: Annotated[float | None, typer.Option("--rate", help="Requests per second to sustain.")] = None,
-        coverage: Annotated[float | None, typer.Option(help="Fix the fraction of lists.")] = None,
+        coverage: Annotated[
+            str | None,
+            typer.Option(metavar="FRACTION|solve", help="Fix the fraction of lists, or solve for it again."),
+        ] = None,
         bandwidth_share: Annotated[
             float | None, typer.Option("--bandwidth-share", help="Part of the time that may go into copying.")
         ] = None,
@@ -313,25 +181,26 @@ def register(app: typer.Typer) -> None:
         """Plan anew: predicted latency, bytes to move, gain. --apply moves the difference while searches go on.
 
         Without a running daemon, the plan is made (and with --apply stored) for the next one. Exit status 10 when the
-        SLO cannot be met.
+        SLO cannot be met. What is not given stays; a fixed coverage is given up by --coverage solve.
         """
         budgets = [parse_bytes(b) for b in budget or ()]
-        asked = {
-            "slo_ms": slo_ms,
-            "device_budget_bytes": budgets[0] if len(budgets) == 1 else budgets or None,
-            "rate_qps": rate,
-            "coverage": coverage,
-            "bandwidth_share": bandwidth_share,
-        }
-        changes = {name: value for name, value in asked.items() if value is not None}
+        changes = PlanChanges(
+            slo_ms=slo_ms,
+            device_budget_bytes=budgets[0] if len(budgets) == 1 else budgets or None,
+            rate_qps=rate,
+            coverage=_coverage(coverage),
+        )
         if url is None and index is not None and find_daemon(index) is None:
-            answer = _plan_offline(index, store, changes, apply=apply)
+            if bandwidth_share is not None:
+                err.print("no daemon runs: --bandwidth-share only says how long the move would take", highlight=False)
+            share = 1.0 if bandwidth_share is None else bandwidth_share
+            answer = to_json(_plan_offline(index, store, changes, share, apply=apply))
             err.print("no daemon runs; compared with empty devices", highlight=False)
         else:
             with _connect(index, url, key, _CHANGE_TIMEOUT_S) as client:
-                answer = client.repartition(apply=apply, **changes)
+                answer = client.repartition(apply=apply, bandwidth_share=bandwidth_share, **changes.given())
         emit(answer, as_json=json, table=_repartition_table(answer))
-        if answer.get("plan", {}).get("verdict") == "infeasible":
+        if answer["plan"]["verdict"] == "infeasible":
             raise typer.Exit(ExitCode.INFEASIBLE)
 
     @app.command()

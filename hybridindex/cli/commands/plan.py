@@ -1,4 +1,4 @@
-"""Commands that measure and decide, and what they left: profile, plan, explain, history, prune, report."""
+"""Commands about profiles and plans of this machine: profile, plan, explain, history, prune, report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from hybridindex.cli.options import (
 )
 from hybridindex.client.client import Client
 from hybridindex.errors import InvalidInputError, UnreachableError
-from hybridindex.plans.stored import applied_plans, load_plan, plan_summary
+from hybridindex.plans.current import applied_plans
+from hybridindex.plans.stored import load_plan, plan_summary
 from hybridindex.service.daemon_address import find_daemon
 from hybridindex.store.retention import Retention
 from hybridindex.types import Profile
@@ -96,7 +97,7 @@ def register(app: typer.Typer) -> None:
         recall: Annotated[float | None, typer.Option(help="Choose the smallest nprobe with this recall@k.")] = None,
         k: Annotated[int, typer.Option("-k", help="Neighbours per query.", min=1)] = 10,
         max_seconds: Annotated[float, typer.Option(help="About how long to time stages.")] = 60.0,
-        seed: Annotated[int, typer.Option(help="Of the split into halves and of measured batches.")] = 0,
+        seed: Annotated[int, typer.Option(help="Seed of the split into halves and of measured batches.")] = 0,
         *,
         machine: MachineOptions,
     ) -> None:
@@ -283,7 +284,7 @@ def _stored_history(index: Path, store: str | None) -> dict[str, Any]:
             "current": None,
             "profiles": control.list_profiles(index_fingerprint=opened.fingerprint),
             "plans": control.list_plans(index_fingerprint=opened.fingerprint),
-            "applied": applied_plans(opened.fingerprint, control),
+            "applied": applied_plans(control, opened.fingerprint),
         }
 
 

@@ -1,7 +1,6 @@
-"""What the OpenAPI document says of answers: a closed schema for each, so that a test can hold every answer to it.
+"""Answers of the OpenAPI document: closed schemas, so that a test can check every answer against them.
 
-What a refresher tells (its status, proposals, outcomes) is its own; of that only the type is said. Bodies are in
-``openapi.py``.
+Schemas of dataclasses are derived from their fields. A refresher's status and updates are only known to be objects.
 """
 
 from __future__ import annotations
@@ -20,26 +19,6 @@ from hybridindex.service.observe.series import Sample
 from hybridindex.service.status import Check
 from hybridindex.store.records import PlanSummary, ProfileSummary
 
-__all__ = [
-    "DRAINING",
-    "EVENTS",
-    "HEALTH",
-    "PLAN",
-    "PLANS",
-    "RECENT",
-    "REPARTITIONED",
-    "SEARCHED",
-    "SERIES",
-    "SESSION_OPENED",
-    "SESSION_STATS",
-    "STARTED",
-    "STATUS",
-    "STORED_PLAN",
-    "TRADEOFF",
-    "answer",
-    "closed",
-]
-
 Schema = dict[str, Any]
 
 _INTEGER: Schema = {"type": "integer"}
@@ -48,7 +27,6 @@ _NUMBER: Schema = {"type": "number"}
 _SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
 _TEXT: Schema = {"type": "string"}
 _YES: Schema = {"type": "boolean"}
-#: Something whose form is not the daemon's to promise.
 _ANY_OBJECT: Schema = {"type": "object"}
 
 
@@ -73,7 +51,7 @@ def _array(items: Schema) -> Schema:
 
 
 def _described(kind: Any) -> Schema:
-    """The schema of what :func:`hybridindex.service.status.describe` makes of a value of this type."""
+    """The schema of what :func:`hybridindex.service.describe.describe` makes of a value of type ``kind``."""
     if get_origin(kind) is Mapping:
         return {"type": "object", "additionalProperties": _described(get_args(kind)[1])}
     if get_origin(kind) in (Union, types.UnionType):
@@ -102,16 +80,6 @@ def _plan_summary() -> Schema:
         }
     )
 
-
-_GAIN = closed(
-    {
-        "latency_ms": _nullable(_NUMBER),
-        "hit_rate": _NUMBER,
-        "device_bytes": _INTEGER,
-        "batch": _COUNT,
-    },
-    optional=("latency_ms", "hit_rate", "device_bytes", "batch"),
-)
 
 SEARCHED: Schema = {
     "description": "Neighbours, best first. An empty place has id -1 and a null distance.",
@@ -162,26 +130,33 @@ PLANS = answer(
     "Stored plans in the order of saving, and when each was applied",
 )
 REPARTITIONED = answer(
-    {
-        "oneOf": [
-            closed(
-                {
-                    "applied": _YES,
-                    "plan": _plan_summary(),
-                    "current": _nullable(_plan_summary()),
-                    "lists_to_move": _COUNT,
-                    "bytes_to_move": _COUNT,
-                    "lists_to_drop": _COUNT,
-                    "gain": _GAIN,
-                    "plan_id": _INTEGER,
-                    "unplaced_lists": _COUNT,
-                },
-                optional=("plan_id", "unplaced_lists"),
+    closed(
+        {
+            "applied": _YES,
+            "plan_id": _nullable(_INTEGER),
+            "unplaced_lists": _nullable(_COUNT),
+            "update": _nullable(_ANY_OBJECT),
+            "number": _nullable(_COUNT),
+            "reason": _TEXT,
+            "created_at": _nullable(_TEXT),
+            "n_queries": _nullable(_COUNT),
+            "plan": _plan_summary(),
+            "current": _nullable(_plan_summary()),
+            **dict.fromkeys(("hit_rate_before", "hit_rate_after"), _SHARE),
+            **dict.fromkeys(("latency_ms_before", "latency_ms_after"), _nullable(_NUMBER)),
+            "gain": closed(
+                {"latency_ms": _nullable(_NUMBER), "hit_rate": _NUMBER, "device_bytes": _INTEGER, "batch": _COUNT}
             ),
-            closed({"applied": _YES, "proposal": _ANY_OBJECT, "outcome": _nullable(_ANY_OBJECT)}),
-        ]
-    },
-    "What changes, or would; the second form where a refresher proposes",
+            **dict.fromkeys(("lists_to_move", "bytes_to_move", "lists_to_drop"), _COUNT),
+            "move_s": _nullable(_NUMBER),
+            "bandwidth_share": _NUMBER,
+            "worthwhile": _nullable(_YES),
+            "objection": _nullable(_TEXT),
+            "stage_seconds": {"type": "object", "additionalProperties": _NUMBER},
+        }
+    ),
+    "What changes, or would. Null: plan_id, unplaced_lists and update of a dry run; update, number, created_at, "
+    "n_queries, worthwhile and objection where no refresh plans from recent queries; current without a plan",
 )
 STATUS = answer(
     closed(
@@ -259,9 +234,9 @@ SERIES = answer(
 EVENTS = answer(
     closed({"events": _array(closed({"id": _COUNT, "at": _TEXT, "kind": _TEXT, "payload": _ANY_OBJECT}))}),
     "The newest events, oldest first",
-    {"events": [{"id": 3, "at": "2026-01-05T10:00:00+00:00", "kind": "plan_applied", "payload": {"plan_id": 2}}]},
+    {"events": [{"id": 3, "at": "2026-01-05T10:00:00+00:00", "kind": "plan_current", "payload": {"plan_id": 2}}]},
 )
-_POINT = closed({f.name: _NUMBER for f in fields(TradeoffPoint)})
+_POINT = _described(TradeoffPoint)
 TRADEOFF = answer(
     _nullable(
         closed(

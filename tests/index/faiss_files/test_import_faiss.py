@@ -8,12 +8,13 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import CorruptIndexError, HybridIndexError, InvalidInputError, UnsupportedIndexError
 from hybridindex.index import IVFIndex, from_faiss, open_index, to_faiss
 from tests.conftest import clustered_vectors
+from tests.examples import examples
 
 X = clustered_vectors(700, 16)
 QUERIES = X[::50] + np.float32(0.1)
@@ -233,7 +234,7 @@ def serialized() -> dict[str, bytes]:
     }
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60, derandomize=True)
 @given(st.data())
 def test_truncated_files_are_errors_not_crashes(
     tmp_path_factory: pytest.TempPathFactory, serialized: dict[str, bytes], data: st.DataObject
@@ -247,7 +248,7 @@ def test_truncated_files_are_errors_not_crashes(
     assert not (path / "i").exists()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60, derandomize=True)
 @given(st.data())
 def test_damaged_files_import_or_are_errors(
     tmp_path_factory: pytest.TempPathFactory, serialized: dict[str, bytes], data: st.DataObject

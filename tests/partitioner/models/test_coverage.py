@@ -4,16 +4,17 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import ProfileError
 from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.models.coverage import build_coverage_curve, code_size_of, count_grid
+from tests.examples import examples
 from tests.partitioner.synthetic import make_profile
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.integers(0, 1000), st.integers(1, 90), st.integers(0, 300))
 def test_hits_at_any_prefix_equal_a_plain_count(seed: int, nlist: int, count: int) -> None:
     profile = make_profile(nlist=nlist, n=40, nprobe=5, seed=seed, batches=(1, 4), repeats=1, empty_share=0.2)

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
@@ -37,7 +37,6 @@ def test_median_is_within_a_fifth_of_the_truth_at_coverages_never_timed(
     assert high == pytest.approx(np.quantile(truth, 0.9), rel=0.25)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     batch=st.integers(1, 300),
     counts=st.tuples(st.integers(0, 256), st.integers(0, 256)),

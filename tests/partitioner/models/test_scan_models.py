@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import ProfileError
@@ -139,7 +139,6 @@ MODELS: list[HostScanModel] = [
 MODELS.append(CalibratedScanModel(base=MODELS[0], log2_batches=np.array([0.0, 6.0]), factors=np.array([1.0, 0.7])))
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     model=st.sampled_from(MODELS),
     batch=st.integers(1, 128),

@@ -8,6 +8,7 @@ import pytest
 from hybridindex.errors import InvalidInputError, ProfileError
 from hybridindex.partitioner.models.transfer import fit_transfers
 from hybridindex.partitioner.plan import make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.types import Profile, TransferSample
 
 
@@ -52,7 +53,7 @@ def test_a_profile_without_copies_is_refused() -> None:
 
 def test_a_plan_says_what_a_session_should_move(profile: Profile) -> None:
     timed = dataclasses.replace(profile, transfers=tuple(copies(1e-5, 1e7)))
-    plan = make_plan(timed, slo_ms=50, device_budget_bytes=1 << 30, coverage=0.1)
+    plan = make_plan(timed, PlanRequest.resolve(slo_ms=50, device_budget_bytes=1 << 30, coverage=0.1))
     share = 1 << 30
     sizes = [plan.lookahead_budget(window, share_bytes=share).nbytes for window in (0.001, 10.0, 1000.0, 1e6)]
     assert sizes == sorted(sizes)
@@ -65,4 +66,6 @@ def test_a_plan_says_what_a_session_should_move(profile: Profile) -> None:
     with pytest.raises(InvalidInputError, match="window_ms"):
         plan.lookahead_budget(-1, share_bytes=share)
     with pytest.raises(ProfileError, match="copies"):
-        make_plan(profile, slo_ms=50, device_budget_bytes=1 << 30).lookahead_budget(5, share_bytes=share)
+        make_plan(profile, PlanRequest.resolve(slo_ms=50, device_budget_bytes=1 << 30)).lookahead_budget(
+            5, share_bytes=share
+        )

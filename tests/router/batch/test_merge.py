@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.router.batch import merge as merge_module
 from hybridindex.router.batch.merge import empty_topk, finish_topk, merge_topk, merge_topk_reference
+from tests.examples import examples
 
 
 @st.composite
@@ -45,7 +46,7 @@ def everything_sorted(n, k, keep_max, made):
     return distances, ids
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(parts())
 def test_merging_part_by_part_equals_sorting_everything(case):
     n, k, keep_max, made = case
@@ -58,7 +59,7 @@ def test_merging_part_by_part_equals_sorting_everything(case):
         np.testing.assert_array_equal(distances, expected[0])
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(parts())
 def test_finishing_a_whole_answer_equals_merging_it_into_nothing(case):
     n, k, keep_max, made = case

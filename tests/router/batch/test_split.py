@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.router.batch import split as split_module
 from hybridindex.router.batch.split import HOST, ProbeSplit, split_probes, split_probes_reference
+from tests.examples import examples
 
 
 @st.composite
@@ -29,7 +30,7 @@ def test_native_kernel_is_built():
     assert split_module.native is not None
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(batches())
 def test_native_equals_reference(batch):
     native, reference = split_probes(*batch), split_probes_reference(*batch)
@@ -45,7 +46,7 @@ def test_native_equals_reference(batch):
     np.testing.assert_allclose(native.hit_rate, reference.hit_rate, rtol=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(batches())
 def test_every_probe_goes_to_exactly_one_tier(batch):
     probes, coarse, list_device, list_bytes, _n_devices = batch

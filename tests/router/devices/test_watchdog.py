@@ -38,12 +38,12 @@ def stuck(monkeypatch):
 
 def test_a_scan_that_does_not_end_keeps_nobody_waiting(index, stuck, monkeypatch, caplog):
     with closing(open_router(index, HealthPolicy(judge="all", stuck_s=0.2))) as router:
-        [tier], [lane] = router.devices, router._engine._lanes
+        [tier], [device_queue] = router.devices, router._engine._device_queues
         try:
             futures = []
             for n_stuck in (1, 2, 2):  # the third waits for its turn: two batches are under way
                 futures.append(router.submit(QUERIES[len(futures) :], 10, 8))
-                while len(lane.waiting()) < n_stuck and tier.usable:
+                while len(device_queue.waiting()) < n_stuck and tier.usable:
                     threading.Event().wait(0.001)
             for i, future in enumerate(futures):
                 check(index, QUERIES[i:], 10, 8, future.result(WAIT_S))
@@ -63,14 +63,14 @@ def test_a_scan_that_does_not_end_keeps_nobody_waiting(index, stuck, monkeypatch
             stuck.set()
         assert router._residency.wait_reclaimed(dropped.version, WAIT_S)
         assert tier.used_bytes == 0
-        while lane.taken_over:
+        while device_queue.taken_over:
             threading.Event().wait(0.001)
         assert [r.levelname for r in caplog.records].count("ERROR") == 1, "an answer that came late was used"
-        assert lane._pace.line() is None, "what was given up was taken for a scan's time"
+        assert device_queue._pace.line() is None, "what was given up was taken for a scan's time"
         try_again(router, monkeypatch)
         router.apply_plan(hand_made_plan(index, np.zeros(NLIST)))
         assert search(router, index) == 1
-        assert lane._pace.line() is not None
+        assert device_queue._pace.line() is not None
         router.check_invariants()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
@@ -17,6 +17,7 @@ from hybridindex.router.lookahead.grouping import (
     overlap_bytes,
     resident_on,
 )
+from tests.examples import examples
 
 
 @st.composite
@@ -27,7 +28,7 @@ def query_batches(draw):
     return queries * np.float32(draw(st.sampled_from([1.0, 1e-3, 1e17])))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(query_batches(), st.integers(1, 9), st.sampled_from([group_queries, lambda q, m: group_by_arrival(len(q), m)]))
 def test_every_query_is_in_one_group_and_all_groups_but_the_last_are_full(queries, size, group):
     group_of = group(queries, size)
@@ -54,7 +55,6 @@ def tightest_first(queries, size):
     return groups + ([free] if free else [])
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 24), st.integers(2, 6), st.sampled_from([0.0, 1000.0]))
 def test_the_tightest_group_is_made_first(seed, n, size, offset):
     queries = np.random.default_rng(seed).standard_normal((n, 6)).astype(np.float32)
@@ -80,7 +80,7 @@ def overlaps(draw):
     return rng.integers(0, draw(st.sampled_from([1, 3, 1000])), size=(n_groups, n_devices)).astype(np.float64)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(overlaps())
 def test_quotas_are_equal_and_no_group_would_rather_change_to_a_free_place(overlap):
     n_groups, n_devices = overlap.shape
@@ -101,7 +101,7 @@ def test_the_largest_overlap_is_served_first():
     assert assign_greedily(overlap).tolist() == [1, 0, 0, 1]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(0, 6), st.integers(1, 20), st.integers(1, 4))
 def test_overlap_counts_each_list_of_a_group_once(seed, n, width, nlist, n_devices):
     rng = np.random.default_rng(seed)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.router.lookahead.hotness import HotnessPolicy, lists_to_evict, make_room, next_round, start_hotness
+from tests.examples import examples
 
 
 @st.composite
@@ -27,7 +28,7 @@ def is_coldest_part(evicted, hotness, candidates, list_bytes):
     return evicted.tolist() == [i for _, i in ranked[: len(evicted)]]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(caches(), st.integers(0, 4000))
 def test_what_goes_to_fit_the_share_suffices_and_is_the_coldest(cache, share):
     hotness, cached, protected, list_bytes = cache
@@ -41,7 +42,7 @@ def test_what_goes_to_fit_the_share_suffices_and_is_the_coldest(cache, share):
         assert left + int(list_bytes[evicted[-1]]) > share
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(caches(), st.integers(0, 4000), st.integers(0, 1000))
 def test_room_is_made_from_the_coldest_and_what_lacks_is_said(cache, needed, free):
     hotness, cached, protected, list_bytes = cache
@@ -87,7 +88,6 @@ def test_neither_function_writes_to_its_input():
     assert hotness.tolist() == [1.0, 1.0]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=60), st.floats(2.0, 100.0, width=32)
 )

@@ -11,13 +11,14 @@ import sys
 import httpx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from hybridindex.answer_codec import ANSWER_TYPE, decode_answer
 from hybridindex.service.auth import KeyFile, Keyring
 from hybridindex.service.http.app import create_app
 from hybridindex.service.http.problems import PROBLEM_TYPE
+from tests.examples import examples
 from tests.service.conftest import ask, assert_same, held_engine, talk
 
 RAW = {"content-type": "application/octet-stream"}
@@ -402,7 +403,7 @@ def test_the_openapi_document_describes_every_route_and_its_examples_work(servic
         assert ask(service, "POST", path, json={**example, **body}).status_code in (200, 201)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.binary(max_size=400),
     st.sampled_from(["application/octet-stream", "application/x-npy", "application/json", "", "x/y; q"]),

@@ -2,13 +2,12 @@
 
 What the document allows and what it forbids is sent; no answer is 500, every status, type, header and body is one that
 the document names, what it forbids is refused, and nothing is answered without a key. Bodies that no document can
-describe are in ``test_binary_fuzz.py``. ``HYBRIDINDEX_CONTRACT_EXAMPLES`` sets the number of examples per route.
+describe are in ``test_binary_fuzz.py``. The profile ``deep`` sends many more.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import shutil
 from collections import Counter
 
@@ -23,14 +22,19 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.engine import events, from_schema
 
+from hybridindex.config import RouterConfig
 from hybridindex.refresh.refresher import RefreshConfig, Refresher
 from hybridindex.service.auth import KeyFile, Keyring
 from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
 from tests.clustered import DIM
+from tests.examples import examples
 from tests.service.live import live
 
-EXAMPLES = int(os.environ.get("HYBRIDINDEX_CONTRACT_EXAMPLES", "10"))
+pytestmark = pytest.mark.hypothesis
+
+#: Per route.
+EXAMPLES = examples(10).max_examples
 
 
 def _rows(n: int) -> np.ndarray:
@@ -58,7 +62,7 @@ def served(planned_index, tmp_path_factory):
     limits = Limits(max_sessions=10_000, max_body_bytes=1 << 20)
     service = Service.open(
         shutil.copytree(planned_index, folder / "idx"),
-        ServiceConfig(devices=("cpu",), limits=limits),
+        ServiceConfig(router=RouterConfig(devices=("cpu",)), limits=limits),
         make_refresher=lambda *parts: Refresher(*parts, RefreshConfig(planning="here", tick_s=3600)),
     )
     try:
@@ -97,7 +101,7 @@ class InterpreterFlawError(Exception):
 
 def failures(document, port, key, **config):
     """What schemathesis complains of, once each, and how many requests of each status it sent."""
-    generation = {"max-examples": EXAMPLES, "deterministic": "HYBRIDINDEX_CONTRACT_EXAMPLES" not in os.environ}
+    generation = {"max-examples": EXAMPLES, "deterministic": EXAMPLES <= 10}
     settings = schemathesis.Config.from_dict(
         {
             "seed": 1,

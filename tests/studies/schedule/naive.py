@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from hybridindex.studies.schedule.costs.decoding import decodings
-from hybridindex.studies.schedule.costs.stages import StageCosts, stage_names
+from hybridindex.studies.schedule.costs.stage_costs import StageCosts, stage_names
 from hybridindex.studies.schedule.placements import placements
 from hybridindex.studies.schedule.resources import retrieval_servers
 
@@ -61,7 +61,7 @@ def frontier(schema, resources):
                         cost = max(least, sum(chips) + decode_chips) + servers * resources.server_cost_chips
                         found = _pipelines(costs, resources, placement, chips, again)
                         points += [(ttft, min(rate, max(rates)) / cost) for ttft, rate in found]
-    best = []
+    best: list[tuple[float, float]] = []
     for ttft, value in sorted(points, key=lambda p: (p[0], -p[1])):
         if not best or value > best[-1][1]:
             best.append((ttft, value))

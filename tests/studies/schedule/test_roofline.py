@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
@@ -111,7 +111,6 @@ def test_no_way_is_beaten_by_another(xpu, llm):
                 )
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     sequences=st.integers(1, 64),
     tokens=st.integers(1, 2048),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hybridindex.partitioner.plan import make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.studies.what_if.designs import designs_of
 from hybridindex.studies.what_if.residents import best_split, curve_of, least_split, split_residents
 
@@ -43,12 +44,14 @@ def test_the_least_split_meets_the_goal_and_one_list_less_does_not(residents, se
 def test_a_plan_for_the_same_goal_takes_about_the_same_bytes(residents, setting):
     plan = make_plan(
         setting.analysis.profile,
-        slo_ms=setting.slo_ms,
-        device_budget_bytes=setting.budget_bytes,
-        rate_qps=setting.rate_qps,
-        llm=setting.llm,
-        n_devices=8,
-        slo_stage="ttft",
+        PlanRequest.resolve(
+            slo_ms=setting.slo_ms,
+            device_budget_bytes=setting.budget_bytes,
+            rate_qps=setting.rate_qps,
+            llm=setting.llm,
+            n_devices=8,
+            slo_stage="ttft",
+        ),
         analysis=setting.analysis,
     )
     assert plan.feasible

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.paged.arena import PageAllocator
+from tests.examples import examples
 
 NLIST = 12
 
@@ -79,7 +79,7 @@ class ResidencyMachine(RuleBasedStateMachine):
             assert self.pages.n_free == 30 - used
 
 
-ResidencyMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+ResidencyMachine.TestCase.settings = examples(60, stateful_step_count=40)
 test_residency = ResidencyMachine.TestCase
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from hybridindex.paging import PageGeometry
 from hybridindex.tiers.paged.arena import PageAllocator, PageArena, page_runs
+from tests.examples import examples
 
 N_PAGES = 24
 
@@ -46,7 +46,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert self.pages.n_free == N_PAGES - len(self.owned)
 
 
-AllocatorMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+AllocatorMachine.TestCase.settings = examples(60, stateful_step_count=40)
 test_allocator = AllocatorMachine.TestCase
 
 

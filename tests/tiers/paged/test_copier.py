@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import DeviceError, InvalidInputError
@@ -37,7 +37,6 @@ def read(arena, pages, n_rows):
     return arena.data.numpy()[pages].reshape(-1, 4)[:n_rows]
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), late=st.booleans(), sizes=st.lists(st.integers(1, 8), min_size=1, max_size=12))
 def test_what_was_sent_arrives_through_any_pages(data, late, sizes):
     """Several sends in flight, more than there are buffers; each list's pages in any order; some lists pinned."""

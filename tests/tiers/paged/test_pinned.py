@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.paging import PageGeometry
@@ -157,7 +157,6 @@ def test_a_host_that_refuses_keeps_the_hottest_in_what_it_gave(monkeypatch):
     check(memory, sizes, (0, 1))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     rounds=st.lists(st.lists(st.tuples(st.integers(0, 15), st.booleans()), max_size=10), min_size=1, max_size=8),
     limit_pages=st.integers(1, 12),

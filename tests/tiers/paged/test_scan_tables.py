@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import OutOfBudgetError
 from hybridindex.tiers.paged.scan_tables import GROUP, Cutting, Selection, make_tables, pairs_of_probes
+from tests.examples import examples
 
 SIZES = np.array([0, 1, 4, 5, 23, 40, 0, 17, 8, 3], dtype=np.int64)
 ROWS_PER_PAGE = 4
@@ -51,7 +52,7 @@ def compared(tables, pairs):
     return done
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(
     n=st.integers(1, 40),
     p=st.integers(1, 10),

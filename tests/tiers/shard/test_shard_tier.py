@@ -8,7 +8,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from hybridindex.errors import DeviceError, InvalidInputError, OutOfBudgetError, RouterClosedError
@@ -18,6 +18,7 @@ from hybridindex.tiers.shard import shard_tier
 from hybridindex.tiers.shard.scanner import ShardSource, StandInShard
 from hybridindex.tiers.shard.shard_tier import ShardTier
 from tests.clustered import NLIST, clustered, small_index
+from tests.examples import examples
 from tests.oracle import check_answer
 
 BUDGET = 4 << 20
@@ -115,7 +116,7 @@ def test_lists_that_do_not_fit_are_skipped_and_the_next_one_is_tried(index):
         tier.check_invariants()
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     budget=st.one_of(st.integers(0, 60_000), st.integers(60_000, 300_000)),
     loads=st.lists(st.lists(st.integers(0, NLIST - 1), max_size=12), min_size=1, max_size=4),

@@ -362,8 +362,7 @@ function drawDrift() {
 }
 
 const SAID = {
-  plan_applied: (p) => `Plan #${p.plan_id} applied`,
-  plan_committed: (p) => `Plan #${p.plan_id} committed${p.why ? `: ${p.why}` : ""}`,
+  plan_current: (p) => `Plan #${p.plan_id} is the current one${p.verified ? ", verified" : ""}${p.why ? `: ${p.why}` : ""}`,
   refresh_trigger: (p) => `Drift: ${p.reason}`,
   refresh_proposal: (p) => `Proposal: hit rate ${percent(p.hit_rate_before)} → ${percent(p.hit_rate_after)}, ${ms(p.latency_ms_before)} → ${ms(p.latency_ms_after)}, ${bytes(p.bytes_to_move)} to move${p.objection ? `; objection: ${p.objection}` : ""}`,
   refresh_stage: (p) => `Update #${p.update}: ${words(p.source)} → ${words(p.target)}${p.why ? ` (${p.why})` : ""}`,
@@ -413,51 +412,37 @@ function drawForm() {
 
 function wanted() {
   const asked = {};
-  for (const input of $("repartition-form").querySelectorAll("input"))
+  for (const input of $("repartition-form").querySelectorAll("input[type=number]"))
     if (input.value !== "") {
       const value = Number(input.value) * (SCALE[input.name] ?? 1);
       asked[input.name] = input.name === "device_budget_bytes" ? Math.round(value) : value;
     }
+  if ($("repartition-form").elements.solve.checked) asked.coverage = "solve";
   return asked;
 }
 
-// The two answers of the daemon, with and without a refresher, as one.
-function outcomeOf(said) {
-  const p = said.proposal;
-  if (!p) return { next: said.plan, before: said.current, lists_in: said.lists_to_move, lists_out: said.lists_to_drop, bytes: said.bytes_to_move, objection: "", unplaced: said.unplaced_lists, plan_id: said.plan_id };
-  const { comparison: c } = p;
-  return {
-    next: { ...p.plan, predicted_latency_ms: c.latency_ms_after, predicted_hit_rate: c.hit_rate_after },
-    before: { ...p.base, predicted_latency_ms: c.latency_ms_before, predicted_hit_rate: c.hit_rate_before },
-    lists_in: p.lists_in.length, lists_out: p.lists_out.length, bytes: c.bytes_to_move, move_s: c.move_s, objection: p.objection, record: said.outcome, plan_id: said.outcome?.plan_id,
-  };
-}
-
-function showProposal(said) {
-  const o = outcomeOf(said), { next, before } = o;
-  const pair = (name, read, better) => {
-    const a = before && read(before), b = read(next);
-    return [[name], [before ? better(a) : "–", "n"], [better(b), "n"]];
-  };
-  const met = next.verdict === "feasible";
-  const gain = before ? before.predicted_latency_ms - next.predicted_latency_ms : null;
+function showProposal(o) {
+  const next = o.plan, before = o.current;
+  const row = (name, a, b, show) => [[name], [a == null ? "–" : show(a), "n"], [show(b), "n"]];
+  const pair = (name, field, show) => row(name, before?.[field], next[field], show);
+  const met = next.verdict === "feasible", gain = o.gain.latency_ms;
   const facts = [
     el("p", { class: met ? "good" : "bad" }, el("strong", {}, `Predicted to ${met ? "meet" : "miss"} the SLO of ${ms(next.slo_ms)}`), `: ${next.reason}`),
     table([["prediction"], ["now", "n"], ["proposed", "n"]], [
-      pair(`latency, batch of ${next.batch}`, (p) => p.predicted_latency_ms, ms), pair("hit rate", (p) => p.predicted_hit_rate, percent), pair("coverage", (p) => p.coverage, percent),
-      pair("device bytes", (p) => p.device_bytes, bytes), pair("most requests within the target", (p) => p.max_sustainable_qps, rate),
+      row(`latency, batch of ${o.gain.batch}`, o.latency_ms_before, o.latency_ms_after, ms), row("hit rate", o.hit_rate_before, o.hit_rate_after, percent), pair("coverage", "coverage", percent),
+      pair("device bytes", "device_bytes", bytes), pair("most requests within the target", "max_sustainable_qps", rate),
     ]),
-    el("p", {}, el("strong", {}, "To move: "), `${lists(o.lists_in)}, ${bytes(o.bytes)}${o.move_s == null ? "" : `, about ${round(o.move_s)} s`}; to leave: ${lists(o.lists_out)}. `,
-      el("strong", {}, "Gain: "), gain == null ? "no plan to compare with" : `${gain >= 0 ? "" : "−"}${ms(Math.abs(gain))} of predicted latency`),
+    el("p", {}, el("strong", {}, "To move: "), `${lists(o.lists_to_move)}, ${bytes(o.bytes_to_move)}${o.move_s == null ? "" : `, about ${round(o.move_s)} s`}; to leave: ${lists(o.lists_to_drop)}. `,
+      el("strong", {}, "Gain: "), gain == null ? "unknown" : `${gain >= 0 ? "" : "−"}${ms(Math.abs(gain))} of predicted latency`),
   ];
   if (o.objection) facts.push(el("p", { class: "bad" }, `The refresher would not do it: ${o.objection}.`));
-  if (met === false && next.nearest_slo_ms != null) facts.push(el("p", {}, `The nearest SLO that could be met: ${ms(next.nearest_slo_ms)}.`));
-  if (said.applied) {
-    const stage = o.record ? `${words(o.record.outcome ?? o.record.stage)}${o.record.why ? `: ${o.record.why}` : ""}` : o.unplaced ? `${lists(o.unplaced)} found no room` : "every list has its place";
+  if (!met && next.nearest_slo_ms != null) facts.push(el("p", {}, `The nearest SLO that could be met: ${ms(next.nearest_slo_ms)}.`));
+  if (o.applied) {
+    const u = o.update;
+    const stage = u ? `${words(u.outcome ?? u.stage)}${u.why ? `: ${u.why}` : ""}` : o.unplaced_lists ? `${lists(o.unplaced_lists)} found no room` : "every list has its place";
     facts.unshift(el("p", { class: "good" }, el("strong", {}, `Applied as plan #${o.plan_id ?? "?"}`), `; ${stage}.`));
   }
   $("repartition-said").replaceChildren(...facts);
-  return o;
 }
 
 async function repartition(apply) {
@@ -467,8 +452,8 @@ async function repartition(apply) {
   $("repartition-said").replaceChildren(el("p", {}, apply ? "Moving lists …" : "Planning …"));
   try {
     const said = await ask("v1/repartition", { ...asked, apply });
-    page.proposed = { asked, outcome: showProposal(said) };
-    if (apply) page.proposed = null;
+    showProposal(said);
+    page.proposed = apply ? null : { asked, said };
     page.eventsAt = 0;
   } catch (error) {
     page.proposed = null;
@@ -481,10 +466,15 @@ async function repartition(apply) {
 }
 
 $("repartition-form").addEventListener("submit", (event) => { event.preventDefault(); repartition(false); });
-$("repartition-form").addEventListener("input", () => { page.proposed = null; $("apply").disabled = true; });
+$("repartition-form").addEventListener("input", () => {
+  const { coverage, solve } = $("repartition-form").elements;
+  coverage.disabled = solve.checked;
+  page.proposed = null;
+  $("apply").disabled = true;
+});
 $("apply").addEventListener("click", () => {
-  const o = page.proposed.outcome;
-  $("confirm-words").textContent = `To move to devices: ${lists(o.lists_in)}, ${bytes(o.bytes)}; to leave: ${lists(o.lists_out)}. Predicted latency ${ms(o.next.predicted_latency_ms)}, hit rate ${percent(o.next.predicted_hit_rate)}, verdict ${o.next.verdict}.${o.objection ? ` Objection: ${o.objection}.` : ""}`;
+  const o = page.proposed.said;
+  $("confirm-words").textContent = `To move to devices: ${lists(o.lists_to_move)}, ${bytes(o.bytes_to_move)}; to leave: ${lists(o.lists_to_drop)}. Predicted latency ${ms(o.latency_ms_after)}, hit rate ${percent(o.hit_rate_after)}, verdict ${o.plan.verdict}.${o.objection ? ` Objection: ${o.objection}.` : ""}`;
   $("confirm").showModal();
 });
 $("confirm-no").addEventListener("click", () => $("confirm").close());

@@ -1,0 +1,103 @@
+"""Makes plans: the next one of an index, and one within arenas that are open already.
+
+Every plan that is not a study's is made here, for a request of :func:`hybridindex.plans.replan.replan`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hybridindex.errors import ProfileError
+from hybridindex.partitioner.plan import Plan, make_plan
+from hybridindex.partitioner.request import PlanRequest
+from hybridindex.plans.replan import PlanChanges, PlanDevices, replan
+from hybridindex.profiler.check import check_profile
+from hybridindex.profiler.hardware import hardware_info
+from hybridindex.types import Profile
+
+if TYPE_CHECKING:
+    from hybridindex.index.ivf import IVFIndex
+    from hybridindex.store.control import ControlStore
+
+__all__ = ["Arenas", "devices_of", "plan_again", "plan_index", "plan_next"]
+
+
+def devices_of(ivf: IVFIndex, n_devices: int, device_budget_bytes: int | tuple[int, ...] | None = None) -> PlanDevices:
+    """Devices of the kind that this machine has, and how they would hold the lists of ``ivf``."""
+    from hybridindex.tiers.contract.devices import kind_here
+    from hybridindex.tiers.serving import tier_of
+
+    choice = tier_of(ivf, kind_here())
+    return PlanDevices(
+        n_devices=n_devices,
+        device_budget_bytes=device_budget_bytes,
+        page_bytes=choice.page_bytes,
+        fixed_bytes=choice.fixed_bytes,
+        scannable=choice.tier != "host",
+        unscannable=choice.reason,
+    )
+
+
+def plan_index(
+    ivf: IVFIndex,
+    profile: Profile,
+    changes: PlanChanges,
+    devices: PlanDevices,
+    *,
+    current: PlanRequest | None = None,
+    allow_other_hardware: bool = False,
+) -> Plan:
+    """The plan of an index that :func:`hybridindex.plans.replan.replan` asks for.
+
+    Raises:
+        ProfileMismatchError: ``profile`` is of another index, or of another machine and that is not allowed.
+        InvalidInputError: see :func:`hybridindex.plans.replan.replan`.
+        ProfileError: the profile is too small or incomplete.
+    """
+    here = hardware_info().fingerprint
+    check_profile(profile, ivf.fingerprint, here, allow_other_hardware=allow_other_hardware)
+    return make_plan(profile, replan(current, changes, devices))
+
+
+def plan_next(
+    ivf: IVFIndex, store: ControlStore, current: Plan | None, changes: PlanChanges, devices: PlanDevices
+) -> tuple[Plan, int]:
+    """The next plan from the stored profile of ``current``, or without a plan from the newest profile of the index;
+    and the id of that profile.
+
+    Raises:
+        ProfileError: there is no profile, or it is not stored. And as :func:`plan_index`.
+    """
+    if current is None:
+        profile = store.load_profile(index_fingerprint=ivf.fingerprint)
+    else:
+        profile = current.analysis.profile
+    if profile.id is None:
+        raise ProfileError("the profile of the plan in force is not stored; profile the index again")
+    request = None if current is None else current.request
+    return plan_index(ivf, profile, changes, devices, current=request), profile.id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arenas:
+    """Bytes of the open arenas, by device."""
+
+    scratch: tuple[int, ...]
+    #: Scratch included.
+    room: tuple[int, ...]
+
+
+def plan_again(profile: Profile, request: PlanRequest, arenas: Arenas) -> Plan:
+    """What ``request`` asks for, decided from ``profile`` within the open arenas, which keep their size.
+
+    The plan keeps the request's own budgets, so that a router opened with it later has room for lookahead again. Its
+    reason says where the arenas are smaller.
+    """
+    within = tuple(min(pair) for pair in zip(request.budgets, arenas.room, strict=True))
+    plan = make_plan(profile, replace(request, budgets=within, scratch=arenas.scratch))
+    if plan.request == request:
+        return plan
+    small = any(have < asked for have, asked in zip(arenas.room, request.budgets, strict=True))
+    note = f"; decided for open arenas of {sum(arenas.room):,} bytes, scratch included" if small else ""
+    return replace(plan, request=request, reason=plan.reason + note)

@@ -1,0 +1,180 @@
+"""A new plan beside the one in force: what changing to it would bring, and what it would move. Nothing moves here.
+
+The daemon, the command line, the page and the refresh show one :class:`Proposal`. Computes of values only, so that
+another process can do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.errors import ProfileError
+from hybridindex.partitioner.models.transfer import fit_transfers
+from hybridindex.partitioner.plan import Plan
+from hybridindex.plans.stored import plan_summary
+from hybridindex.types import I64, Profile
+
+__all__ = ["Comparison", "Proposal", "Served", "compare_plans", "propose"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Served:
+    """What a new plan is compared with."""
+
+    #: (m,) int64, and (nlist,) int16 with -1 = host: as the plan in force decided.
+    resident_lists: I64
+    list_device: npt.NDArray[np.int16]
+    #: (nlist,) int16: where lists really are.
+    present: npt.NDArray[np.int16]
+
+    @classmethod
+    def by(cls, plan: Plan | None, present: npt.ArrayLike) -> Self:
+        """``plan`` None: the host scans everything."""
+        there = np.asarray(present, dtype=np.int16)
+        return cls(
+            resident_lists=np.empty(0, dtype=np.int64) if plan is None else plan.resident_lists,
+            list_device=there if plan is None else plan.list_device,
+            present=there,
+        )
+
+    @classmethod
+    def nowhere(cls, plan: Plan | None, nlist: int) -> Self:
+        """By devices that are still empty."""
+        empty = np.full(nlist, -1, dtype=np.int16)
+        return cls(resident_lists=cls.by(plan, empty).resident_lists, list_device=empty, present=empty)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two plans on the profile of the new one, and what it takes to go from one to the other."""
+
+    hit_rate_before: float
+    hit_rate_after: float
+    #: Of a batch, at the SLO's percentile.
+    latency_ms_before: float
+    latency_ms_after: float
+    #: Page bytes to copy; lists that a device already holds cost nothing.
+    bytes_to_move: int
+    #: None: copies were never timed.
+    move_s: float | None
+
+    @property
+    def hit_rate_gain(self) -> float:
+        return self.hit_rate_after - self.hit_rate_before
+
+    @property
+    def latency_gain(self) -> float:
+        """Fraction by which the predicted latency falls; negative where it rises."""
+        before = self.latency_ms_before
+        return (before - self.latency_ms_after) / before if before > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Proposal:
+    """A plan that could be applied, and what is known of it. None: it was not asked."""
+
+    reason: str
+    #: What would serve, and what serves; None: the host alone.
+    plan: Plan = field(repr=False)
+    base: Plan | None = field(repr=False)
+    comparison: Comparison
+    #: (m,) int64 list ids that come to a device, or to another one, hottest first; and that leave, ascending.
+    lists_in: I64 = field(repr=False)
+    lists_out: I64 = field(repr=False)
+    #: Part of the time that its move may copy.
+    bandwidth_share: float
+    #: Number of the proposal in its refresher, from 1, and when it was made (ISO 8601, UTC).
+    number: int | None = None
+    created_at: str | None = None
+    #: Recent queries that it rests on.
+    n_queries: int | None = None
+    #: Why the refresh would decline it by itself; empty where it is worth its move.
+    objection: str | None = None
+    #: Stage -> seconds that it took.
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def worthwhile(self) -> bool | None:
+        return None if self.objection is None else not self.objection
+
+    @property
+    def bytes_to_move(self) -> int:
+        return self.comparison.bytes_to_move
+
+    def to_data(self) -> dict[str, Any]:
+        """JSON-able; lists by number only."""
+        both = self.comparison
+        before = 0 if self.base is None else self.base.device_bytes
+        return {
+            "number": self.number,
+            "reason": self.reason,
+            "created_at": self.created_at,
+            "n_queries": self.n_queries,
+            "plan": plan_summary(self.plan),
+            "current": None if self.base is None else plan_summary(self.base),
+            "hit_rate_before": both.hit_rate_before,
+            "hit_rate_after": both.hit_rate_after,
+            "latency_ms_before": both.latency_ms_before,
+            "latency_ms_after": both.latency_ms_after,
+            "gain": {
+                "latency_ms": both.latency_ms_before - both.latency_ms_after,
+                "hit_rate": both.hit_rate_gain,
+                "device_bytes": before - self.plan.device_bytes,
+                "batch": max(1, self.plan.batch),
+            },
+            "lists_to_move": int(self.lists_in.size),
+            "bytes_to_move": both.bytes_to_move,
+            "lists_to_drop": int(self.lists_out.size),
+            "move_s": both.move_s,
+            "bandwidth_share": self.bandwidth_share,
+            "worthwhile": self.worthwhile,
+            "objection": self.objection,
+            "stage_seconds": dict(self.stage_seconds),
+        }
+
+
+def propose(plan: Plan, base: Plan | None, served: Served, *, reason: str, bandwidth_share: float) -> Proposal:
+    """``plan`` beside ``base``, made without a refresh."""
+    comparison, lists_in, lists_out = compare_plans(plan, served, bandwidth_share=bandwidth_share)
+    return Proposal(
+        reason=reason,
+        plan=plan,
+        base=base,
+        comparison=comparison,
+        lists_in=lists_in,
+        lists_out=lists_out,
+        bandwidth_share=bandwidth_share,
+    )
+
+
+def compare_plans(plan: Plan, base: Served, *, bandwidth_share: float) -> tuple[Comparison, I64, I64]:
+    """``plan`` against ``base`` on ``plan``'s own profile; the lists that would come, hottest first, and leave."""
+    curve, latency = plan.analysis.curve, plan.analysis.latency
+    old = curve.of_lists(base.resident_lists)
+    batch, percentile = max(1, plan.batch), plan.request.percentile
+    wanted = plan.resident_lists[plan.analysis.profile.list_sizes[plan.resident_lists] > 0]
+    lists_in = wanted[base.present[wanted] != plan.list_device[wanted]]
+    nbytes = int(curve.pages_by_rank[curve.rank[lists_in]].sum()) * curve.geometry.page_bytes
+    comparison = Comparison(
+        hit_rate_before=float(old.hit_rate.mean()),
+        hit_rate_after=plan.predicted_hit_rate,
+        latency_ms_before=latency.predict(curve, old, batch, percentile).seconds * 1e3,
+        latency_ms_after=plan.predicted_latency_ms(batch, percentile),
+        bytes_to_move=nbytes,
+        move_s=_move_s(plan.analysis.profile, nbytes, bandwidth_share),
+    )
+    lists_out = np.flatnonzero((base.list_device >= 0) & (plan.list_device < 0))
+    return comparison, lists_in, lists_out
+
+
+def _move_s(profile: Profile, nbytes: int, bandwidth_share: float) -> float | None:
+    try:
+        transfer = fit_transfers(profile.transfers, pinned=False)
+    except ProfileError:
+        return None
+    return nbytes / transfer.bytes_per_s / bandwidth_share

@@ -1,0 +1,92 @@
+"""Every row of the ledger's table: what a restart resumes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.plans.current import PLAN_CURRENT, current_plan_id, latest_plan_id
+from hybridindex.plans.stored import load_plan
+from hybridindex.store import ControlStore
+from tests.store.conftest import make_profile
+
+RECORD = {"data": {"verdict": "feasible"}, "arrays": {}}
+
+
+@pytest.fixture
+def store(tmp_path):
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def clock():
+        nonlocal now
+        now += timedelta(microseconds=1)
+        return now
+
+    with ControlStore.open(tmp_path / "control.sqlite", clock=clock) as store:
+        yield store
+
+
+@pytest.fixture
+def stored(store):
+    """``stored(trial=False, index="a")``: a new plan's id."""
+
+    def save(*, trial=False, index="a"):
+        profile = store.save_profile(make_profile(index_fingerprint=index))
+        return store.save_plan(RECORD, profile.id, trial=trial)
+
+    return save
+
+
+def make_current(store, plan_id, index="a"):
+    store.record_event(PLAN_CURRENT, {"plan_id": plan_id, "index_fingerprint": index})
+
+
+def test_nothing_is_the_latest_of_an_empty_store(store):
+    assert latest_plan_id(store, "a") is None
+    assert current_plan_id(store, "a") is None
+
+
+def test_what_became_current_last_is_the_latest_whenever_it_was_stored(store, stored):
+    one, other = stored(), stored()
+    assert latest_plan_id(store, "a") == other
+    for plan in (other, one, other, one):
+        make_current(store, plan)
+        assert latest_plan_id(store, "a") == current_plan_id(store, "a") == plan
+
+
+def test_what_is_stored_later_is_the_latest_but_not_current(store, stored):
+    make_current(store, one := stored())
+    later = stored()
+    assert (latest_plan_id(store, "a"), current_plan_id(store, "a")) == (later, one)
+
+
+def test_a_trial_is_the_latest_only_once_it_was_committed(store, stored):
+    first = stored()
+    trial = stored(trial=True)
+    assert latest_plan_id(store, "a") == first
+    make_current(store, first)
+    assert latest_plan_id(store, "a") == first
+    make_current(store, trial)
+    assert latest_plan_id(store, "a") == trial
+    make_current(store, first)
+    assert latest_plan_id(store, "a") == first, "it was taken back"
+
+
+def test_each_index_has_its_own(store, stored):
+    one, other = stored(), stored(index="b")
+    make_current(store, one)
+    make_current(store, other, "b")
+    store.record_event(PLAN_CURRENT, {"plan_id": 99})
+    assert (latest_plan_id(store, "a"), latest_plan_id(store, "b")) == (one, other)
+
+
+class Named:
+    fingerprint = "a"
+
+
+def test_a_choice_that_is_no_id_is_named(store):
+    with pytest.raises(InvalidInputError, match="'newest'"):
+        load_plan(Named(), "newest", store)
+    assert load_plan(Named(), "none", store) is None
