@@ -48,6 +48,7 @@ def test_second_round_moves_only_what_is_missing(index):
         session.lookahead(query, nprobe=4).result(30)
         assert session.stats.bytes_moved == first.bytes_moved
         session.lookahead(query, nprobe=9).result(30)
+        assert session.stats.lookaheads == 3
         assert session.stats.lists_moved == 9 - (index.list_sizes[router._index.quantize(query, 9)[0]] == 0).sum()
 
 
