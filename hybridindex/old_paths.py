@@ -40,14 +40,15 @@ RENAMED = {
     f"{_SIMULATOR}.serve": f"{_SIMULATOR}.system",
     f"{_SIMULATOR}.served": f"{_SIMULATOR}.engine_fit",
     f"{_SIMULATOR}.stages": f"{_SIMULATOR}.stage_table",
-    f"{_SCHEDULE}.decoding": f"{_SCHEDULE}.costs.decoding",
+    f"{_SCHEDULE}.decoding": f"{_SCHEDULE}.stages.decoding",
     f"{_SCHEDULE}.explain": f"{_SCHEDULE}.stage_report",
-    f"{_SCHEDULE}.iterative": f"{_SCHEDULE}.costs.decode_slowdown",
-    f"{_SCHEDULE}.pipeline": f"{_SCHEDULE}.stage_pipeline",
-    f"{_SCHEDULE}.retrieval": f"{_SCHEDULE}.costs.tree_scan",
-    f"{_SCHEDULE}.roofline": f"{_SCHEDULE}.costs.roofline",
+    f"{_SCHEDULE}.iterative": f"{_SCHEDULE}.stages.decode_slowdown",
+    f"{_SCHEDULE}.pipeline": f"{_SCHEDULE}.stages.stage_pipeline",
+    f"{_SCHEDULE}.retrieval": f"{_SCHEDULE}.stages.tree_scan",
+    f"{_SCHEDULE}.roofline": f"{_SCHEDULE}.stages.roofline",
+    f"{_SCHEDULE}.schema": f"{_SCHEDULE}.stages.schema",
     f"{_SCHEDULE}.search": f"{_SCHEDULE}.frontier_search",
-    f"{_SCHEDULE}.stages": f"{_SCHEDULE}.costs.stage_costs",
+    f"{_SCHEDULE}.stages": f"{_SCHEDULE}.stages.stage_costs",
 }
 
 

@@ -26,6 +26,7 @@ from benchmarks.common.data import benchmark_cache, benchmark_dataset
 from benchmarks.common.measure import arguments, show, write
 from hybridindex.api import open_index
 from hybridindex.cli.commands.search import choose_plan
+from hybridindex.cli.options import MachineOptions
 from hybridindex.rag.chunk_time import ChunkTimeModel
 from hybridindex.rag.documents import DOCUMENTS_FILE, DocumentStore
 from hybridindex.rag.embed import load_embedder
@@ -166,7 +167,7 @@ def main() -> None:
             runs = [run for run in runs if run.pipeline in PIPELINES]
         else:
             runs = pair_runs(options.runs, embedder.token_starts, *pace)
-        plan = choose_plan(index, "latest", None, None)
+        plan = choose_plan(index, "latest", MachineOptions())
         with index.router(
             plan=None, devices=[options.device], device_budget_bytes=options.budget_mb << 20, cache_fraction=0
         ) as router:

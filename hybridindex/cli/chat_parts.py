@@ -16,10 +16,10 @@ from typing import Annotated, Any
 import typer
 
 import hybridindex as hx
-from hybridindex.cli.commands.search import choose_plan
 from hybridindex.errors import GenerationError, MissingDependencyError
 from hybridindex.llm.refusals import NOT_YET
 from hybridindex.plans.llm_profiles import find_llm_measurement
+from hybridindex.plans.stored import resume_plan
 from hybridindex.rag.chunk_time import ChunkTimeModel
 from hybridindex.rag.documents import DocumentsInfo, DocumentStore
 from hybridindex.rag.generator import OpenAIGenerator
@@ -136,8 +136,9 @@ def open_source(owned: contextlib.ExitStack, index: Path, texts: DocumentStore, 
         return client
     opened = owned.enter_context(hx.open(index))
     texts.check_index(opened.fingerprint)
-    chosen = choose_plan(opened, config.plan, list(config.router.devices), config.store_url)
-    return owned.enter_context(opened.router(chosen, config=config.router))
+    with opened.store(config.store_url) as control:
+        found = resume_plan(opened, config.plan, control, config.router.devices)
+    return owned.enter_context(opened.router(None if found is None else found[1], config=config.router))
 
 
 def open_embedder(info: DocumentsInfo, cache: Path) -> Embedder:

@@ -75,8 +75,8 @@ def build(
 
     Args:
         vectors: (n, dim) float32 array or memory map; the path of a ``.npy`` file of one; or an iterable of (n_i, dim)
-            float32 chunks or of (chunk, ids) pairs. Other float types are refused: convert them, so that nobody is
-            surprised by a silent loss of precision.
+            float32 chunks or of (chunk, ids) pairs. Other float types are refused: convert them, so that no
+            precision is lost silently.
         path: the index directory: new, empty, or an index.
         nlist: number of lists; ``None`` takes about 4*sqrt(n).
         metric: "ip" (inner product; k-means is spherical, as faiss does) or "l2" (squared Euclidean distance).

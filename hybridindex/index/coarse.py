@@ -1,7 +1,7 @@
-"""The coarse quantizer of an index, alone: for a process that chooses lists and scans none.
+"""The coarse quantizer of an index alone: for a process that chooses lists and scans none.
 
-It is made from the bytes of ``model.faiss`` that an open index has mapped, so it stays that of the generation which
-serves, whatever lies in the directory now.
+It is made from the bytes of ``model.faiss`` that an open index has mapped, so it stays that of the generation that
+serves, whatever the directory holds now.
 """
 
 from __future__ import annotations

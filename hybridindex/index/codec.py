@@ -64,7 +64,7 @@ class DeviceCodec:
     """How a device turns one stored row into floats.
 
     ``f32``: the row is dim float32. ``f16``: dim IEEE halves. ``bf16``: dim bfloat16. ``sq8``: dim bytes, value =
-    vmin + vdiff*(byte+0.5)/255. With ``by_residual`` the list's centroid is added afterwards.
+    vmin + vdiff*(byte+0.5)/255 = offset + scale*byte. With ``by_residual`` the list's centroid is added afterwards.
     """
 
     kind: DeviceKind
@@ -76,6 +76,16 @@ class DeviceCodec:
     vmin: F32 = field(default_factory=lambda: np.empty(0, np.float32))
     #: (dim,) float32, host; empty unless sq8.
     vdiff: F32 = field(default_factory=lambda: np.empty(0, np.float32))
+
+    @property
+    def scale(self) -> F32:
+        """(dim,) float32; empty unless sq8."""
+        return self.vdiff / np.float32(255)
+
+    @property
+    def offset(self) -> F32:
+        """(dim,) float32; empty unless sq8."""
+        return self.vmin + self.vdiff * np.float32(0.5 / 255)
 
 
 def parse_codec(name: str, dim: int) -> CodecSpec:

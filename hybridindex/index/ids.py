@@ -1,4 +1,4 @@
-"""Are ids unique? Answered for any number of them in bounded anonymous memory."""
+"""Finding repeated ids, for any number of ids, in bounded anonymous memory."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""An opened index: read-only, mapped, thread-safe. Knows nothing of plans, tiers or queries' futures.
-
-Opening, building, importing and exporting live in sibling modules; this class only answers questions about one
-generation that has been opened.
-"""
+"""An opened index: one generation, read-only, mapped, thread-safe. Knows nothing of plans, tiers or queries."""
 
 from __future__ import annotations
 
@@ -53,7 +49,7 @@ class IVFIndex:
 
     Threading: every method may be called from several threads at once. Arrays it hands out are shared and read-only.
     A rebuild of the directory does not disturb an open index: it keeps what it mapped. After :meth:`close`, methods
-    raise; views and the faiss index that were handed out stay valid as long as somebody holds them.
+    raise; views and the faiss index that were handed out stay valid as long as they are held.
     """
 
     def __init__(

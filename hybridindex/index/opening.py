@@ -220,7 +220,7 @@ def _converted(blocks: IVFIndex) -> IVFIndex:
 
 
 class _OvertakenError(Exception):
-    """Somebody else committed a generation first; never leaves this module."""
+    """Another process committed a generation first; never leaves this module."""
 
 
 def _converted_aside(blocks: IVFIndex) -> IVFIndex:

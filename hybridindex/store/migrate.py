@@ -26,7 +26,6 @@ from filelock import FileLock, Timeout
 from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 
-import hybridindex.migrations
 from hybridindex.errors import StoreError, StoreLockedError, StoreVersionError
 from hybridindex.store.engine import PG_SCHEMA, Location, make_engine, writing
 from hybridindex.store.faults import store_fault, translated
@@ -34,7 +33,7 @@ from hybridindex.store.faults import store_fault, translated
 __all__ = ["SCRIPTS", "alembic_config", "upgrade_store"]
 
 #: Folder of ``env.py`` and ``versions/``.
-SCRIPTS: Final = Path(hybridindex.migrations.__file__ or "").parent
+SCRIPTS: Final = Path(__file__).parents[1] / "migrations"
 #: Marks a SQLite file as ours ("hybx"); ``file(1)`` shows it.
 APPLICATION_ID: Final = 0x68796278
 #: Key of the advisory lock, of the same letters.

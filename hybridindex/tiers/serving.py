@@ -1,7 +1,4 @@
-"""Which tier and which scanner serve a codec on a device, and why: for those who open, who plan, and who ask.
-
-Decides by codec and device alone; whether a budget has room for anything is the tier's business.
-"""
+"""Which tier and which scanner serve a codec on a device, and why. Decides by codec and device alone, not by budget."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_what_is_stored_by_hand_afterwards_is_resumed(index_path, refresh):
 
 def test_what_a_daemon_without_a_refresh_applied_is_resumed_with_one(index_path):
     for make, coverage in ((follow, None), (None, 0.5), (follow, None)):
-        service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=make)
+        service = Service.open(index_path, CONFIG, make_refresher=make)
         service.start()
         if coverage is not None:
             applied = service.repartition(apply=True, coverage=coverage)["plan_id"]

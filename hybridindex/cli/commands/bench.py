@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
         x = np.ascontiguousarray(load_npy(queries, "--queries"))
         rows = []
         with hx.open(index) as opened:
-            chosen = choose_plan(opened, asked.plan, machine.device, machine.store)
+            chosen = choose_plan(opened, asked.plan, machine)
             target = slo_ms if slo_ms is not None else chosen.request.slo_ms if chosen is not None else None
             with (
                 open_router(opened, chosen, asked.budget, machine) as router,

@@ -6,6 +6,7 @@ All but ``keys`` talk to a running daemon: the one of the index directory, or th
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from rich.table import Table
 
 import hybridindex as hx
 from hybridindex.cli.console import ExitCode, emit, err, out, parse_bytes, readable_bytes, to_json
+from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import Json, Key, StoreUrl
 from hybridindex.client.client import Client
 from hybridindex.errors import InvalidInputError, UnreachableError
@@ -36,6 +38,35 @@ Url = Annotated[
 KeyPath = Annotated[Path, typer.Argument(metavar="FILE", help="Key file.", show_default=False)]
 #: Longest time of a plan change: lists travel meanwhile.
 _CHANGE_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetOptions:
+    """What the next plan is asked for."""
+
+    slo_ms: Annotated[float | None, typer.Option("--slo-ms", help="Default: the current plan's.")] = None
+    budget: Annotated[list[str] | None, typer.Option("--budget", help="Bytes per device.")] = None
+    rate: Annotated[float | None, typer.Option("--rate", help="Requests per second to sustain.")] = None
+    coverage: Annotated[
+        str | None, typer.Option(metavar="FRACTION|solve", help="Fix the fraction of lists, or solve for it again.")
+    ] = None
+
+    def changes(self) -> PlanChanges:
+        """Raises InvalidInputError where ``coverage`` is no number."""
+        budgets = [parse_bytes(b) for b in self.budget or ()]
+        coverage: float | Literal["solve"] | None = None
+        try:
+            if self.coverage is not None:
+                coverage = SOLVE if self.coverage == SOLVE else float(self.coverage)
+        except ValueError:
+            expected = f"expected a fraction of lists, or {SOLVE!r}"
+            raise InvalidInputError(f"--coverage is {self.coverage!r}; {expected}") from None
+        return PlanChanges(
+            slo_ms=self.slo_ms,
+            device_budget_bytes=budgets[0] if len(budgets) == 1 else budgets or None,
+            rate_qps=self.rate,
+            coverage=coverage,
+        )
 
 
 def _connect(index: Path | None, url: str | None, key: str | None, timeout_s: float = 10.0) -> Client:
@@ -128,15 +159,6 @@ def _plan_offline(
     return {**proposal.to_data(), **known}
 
 
-def _coverage(text: str | None) -> float | Literal["solve"] | None:
-    if text is None or text == SOLVE:
-        return SOLVE if text else None
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidInputError(f"--coverage is {text!r}; expected a fraction of lists, or {SOLVE!r}") from None
-
-
 def register(app: typer.Typer) -> None:
     """Adds the commands of this file."""
 
@@ -160,16 +182,12 @@ def register(app: typer.Typer) -> None:
                     live.update(_status_table(client.status()))
 
     @app.command()
+    @grouped
     def repartition(
         index: Index = None,
         apply: Annotated[bool, typer.Option("--apply", help="Do it; otherwise only say what would change.")] = False,
-        slo_ms: Annotated[float | None, typer.Option("--slo-ms", help="Default: the current plan's.")] = None,
-        budget: Annotated[list[str] | None, typer.Option("--budget", help="Bytes per device.")] = None,
-        rate: Annotated[float | None, typer.Option("--rate", help="Requests per second to sustain.")] = None,
-        coverage: Annotated[
-            str | None,
-            typer.Option(metavar="FRACTION|solve", help="Fix the fraction of lists, or solve for it again."),
-        ] = None,
+        *,
+        asked: TargetOptions,
         bandwidth_share: Annotated[
             float | None, typer.Option("--bandwidth-share", help="Part of the time that may go into copying.")
         ] = None,
@@ -183,13 +201,7 @@ def register(app: typer.Typer) -> None:
         Without a running daemon, the plan is made (and with --apply stored) for the next one. Exit status 10 when the
         SLO cannot be met. What is not given stays; a fixed coverage is given up by --coverage solve.
         """
-        budgets = [parse_bytes(b) for b in budget or ()]
-        changes = PlanChanges(
-            slo_ms=slo_ms,
-            device_budget_bytes=budgets[0] if len(budgets) == 1 else budgets or None,
-            rate_qps=rate,
-            coverage=_coverage(coverage),
-        )
+        changes = asked.changes()
         if url is None and index is not None and find_daemon(index) is None:
             if bandwidth_share is not None:
                 err.print("no daemon runs: --bandwidth-share only says how long the move would take", highlight=False)

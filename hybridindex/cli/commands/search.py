@@ -13,31 +13,19 @@ import hybridindex as hx
 from hybridindex.cli.console import emit, err, load_npy, parse_bytes
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, MachineOptions, QueriesPath, SearchOptions
-from hybridindex.errors import InvalidInputError, ProfileMismatchError
+from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.plan import Plan
-from hybridindex.plans.stored import load_plan
-from hybridindex.profiler.hardware import hardware_info
+from hybridindex.plans.stored import resume_plan
 from hybridindex.router.router import Router
 
 __all__ = ["choose_plan", "open_router", "register"]
 
 
-def choose_plan(index: hx.Index, choice: str, devices: list[str] | None, store: str | None) -> Plan | None:
-    """The plan that ``--plan`` names. Without devices it only gives nprobe, so "latest" may be missing: None."""
-    with index.store(store) as control:
-        if choice == "latest" and not devices and not control.list_plans(index_fingerprint=index.fingerprint):
-            return None
-        found = load_plan(index, choice, control)
-    if found is None:
-        return None
-    number, plan = found
-    here = hardware_info().fingerprint
-    if devices and plan.hardware_fingerprint != here:
-        raise ProfileMismatchError(
-            f"plan {number} was made from a profile of machine {plan.hardware_fingerprint}, this is machine {here}; "
-            "run profile and plan here"
-        )
-    return plan
+def choose_plan(index: hx.Index, choice: str, machine: MachineOptions) -> Plan | None:
+    """The plan that ``--plan`` names; see :func:`hybridindex.plans.stored.resume_plan`."""
+    with index.store(machine.store) as control:
+        found = resume_plan(index, choice, control, tuple(machine.device or ()))
+    return None if found is None else found[1]
 
 
 def open_router(index: hx.Index, plan: Plan | None, budget: str | None, machine: MachineOptions) -> Router:
@@ -65,9 +53,7 @@ def register(app: typer.Typer) -> None:
         x = load_npy(queries, "--queries")
         with (
             hx.open(index) as opened,
-            open_router(
-                opened, choose_plan(opened, asked.plan, machine.device, machine.store), asked.budget, machine
-            ) as router,
+            open_router(opened, choose_plan(opened, asked.plan, machine), asked.budget, machine) as router,
         ):
             result = router.search(np.asarray(x), asked.k, asked.nprobe)
             labels = [tier.label for tier in router.devices]

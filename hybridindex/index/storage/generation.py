@@ -44,7 +44,7 @@ _GENERATION = re.compile(r"gen-([0-9]{6,12})")
 #: Files that an index directory may hold beside its generations.
 _NEIGHBOURS = re.compile(r"\.lock|CURRENT\.new|control\.sqlite.*|profile\.checkpoint.*")
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-#: The name itself is wrong, whoever writes there.
+#: The name itself is wrong, for any writer.
 _BAD_NAME = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EILSEQ}
 
 

@@ -1,5 +1,5 @@
-// Rows against the queries that probe them, a block at a time: through a filter where that pays, exactly where it does
-// not. Which rows, in what order and on which thread is the caller's business.
+// Compares rows with the queries that probe them, a block at a time: through a filter where that is faster, else exactly.
+// The caller decides which rows, in what order and on which thread.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -1,7 +1,7 @@
 """Closing in bounded time: a thread whose scan or copy never ends is left behind, with the memory it may still use.
 
-Nothing on a device can be called back, so memory under a scan or a copy that goes on is never freed. Our threads are
-daemons, and hold what they use: what is left behind goes when they end, or with the process.
+Work on a device cannot be cancelled, so memory under a running scan or copy is never freed. Our threads are daemons and
+hold what they use: it is freed when they end, or with the process.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable
 
 __all__ = ["LOOK_S", "join_within"]
 
-#: Longest time between two looks at what does not end.
+#: Longest time between two checks.
 LOOK_S = 0.25
 
 
 def join_within(thread: threading.Thread, limit_s: float | None, may_leave: Callable[[], bool] = lambda: True) -> bool:
-    """Joins a thread; False where it is to be left behind.
+    """Joins a thread; False when it did not end in time and is left behind.
 
     Args:
-        limit_s: None: it ends. Else it is left after so long. Counted in looks and not by the clock: a process that
-            was stopped for a while gives nobody up.
-        may_leave: asked then at each look; while it is False the thread is waited for.
+        limit_s: longest wait; None: no limit. Counted in checks, not by the clock: a process that was stopped for a
+            while does not give up for that.
+        may_leave: asked at each check after the limit; while it is False, the wait goes on.
     """
     if limit_s is None:
         thread.join()

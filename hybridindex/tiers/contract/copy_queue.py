@@ -1,6 +1,6 @@
 """The order in which moves get their turns: foreground before background, and background at its share of the time.
 
-Pure: no thread, no clock; times are arguments. A move gives way between two steps, which are a buffer each.
+Pure: no thread, no clock; times are arguments. A move sends one buffer per step, and can be overtaken between steps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CopyQueue(Generic[M]):
     def next(self, now_s: float, *, hurry: bool = False) -> tuple[M | None, float | None]:
         """The move whose turn it is; or None and the seconds to rest; or None and None when nothing waits.
 
-        ``hurry``: nobody rests any more.
+        ``hurry``: background moves do not rest any more.
         """
         if self._foreground:
             return self._foreground[0], None

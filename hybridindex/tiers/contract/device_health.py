@@ -1,7 +1,7 @@
 """Whether a device works, when a failed or slow one may be tried again, and the trial itself.
 
-:class:`DeviceHealth` is pure: times are arguments. :class:`TierHealth` is what tiers of any kind do with it. Who asks,
-how often, and what slow is, is decided above.
+:class:`DeviceHealth` is pure: times are arguments. :class:`TierHealth` adds a tier's clock and log. Callers decide how
+often to ask and what counts as slow.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _LONGEST_DELAY_S = 60.0
 class DeviceHealth:
     """Failed or not, and the back-off: 1, 2, 4 ... 60 s after the failure and after each trial that failed.
 
-    A device that fails again within the longest delay of its recovery goes on with the next delay: one that fails at
-    every use is not tried every second. Thread-safe.
+    A device that fails again within 60 s of its recovery continues with the next delay, so that one that fails at every
+    use is not tried every second. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class DeviceHealth:
         self._retry_at_s = 0.0
         self._delay_s = _FIRST_DELAY_S
         self._recovered_at_s = float("-inf")
-        #: Failures of a working or slow device, becoming slow among them, and trials of a failed one.
+        #: Failures (becoming slow included), and trials of a failed device.
         self.n_failures = 0
         self.n_probes = 0
 
@@ -46,11 +46,11 @@ class DeviceHealth:
 
     @property
     def slow(self) -> bool:
-        """Whether it failed by being slow, and in no worse way since."""
+        """Whether it is only slow: it failed in no other way since."""
         return isinstance(self._failure, DeviceSlowError)
 
     def fail(self, error: BaseException, now_s: float) -> bool:
-        """Marks as failed, or as slow by a :class:`DeviceSlowError`; False when it was no better already."""
+        """Marks as failed, or as slow by a :class:`DeviceSlowError`; False when it was already so or worse."""
         with self._lock:
             if self._failure is not None and (not self.slow or isinstance(error, DeviceSlowError)):
                 return False
@@ -71,7 +71,7 @@ class DeviceHealth:
             return self._failure is not None and not self._probing and now_s >= self._retry_at_s
 
     def begin_probe(self) -> bool:
-        """Takes the right to try; False when there is nothing to try, or somebody does."""
+        """Starts a trial; False when the device has not failed or another trial is running."""
         with self._lock:
             if self._failure is None or self._probing:
                 return False
@@ -89,7 +89,7 @@ class DeviceHealth:
                 self._put_off(now_s)
 
     def retire(self) -> None:
-        """Ends the trials of a device that can never work: that is no failure, which may pass."""
+        """Ends the trials of a device that can never work."""
         with self._lock:
             self._failure, self._probing = None, False
 
@@ -120,12 +120,12 @@ class Probe:
 
 
 class TierHealth(DeviceHealth):
-    """The health of one tier's device, by the tier's clock and said in the log. Thread-safe."""
+    """The health of one tier's device, with its clock and log messages. Thread-safe."""
 
     def __init__(self, label: Callable[[], str], clock: Callable[[], float]) -> None:
         """
         Args:
-            label: what the log calls the device; one that was busy may get another.
+            label: the device's name in the log; it may change when a busy device becomes free.
             clock: seconds, monotonic.
         """
         super().__init__()
@@ -143,12 +143,12 @@ class TierHealth(DeviceHealth):
         trial: Callable[[], None] | None,
         never: Callable[[BaseException], bool] = lambda _: False,
     ) -> Probe | None:
-        """The move that tries the device; None where nothing is to be tried, or somebody does.
+        """The move that tries the device; None when it has not failed or another trial is running.
 
         Args:
             attempt: tries a failed device; raises what is wrong.
-            trial: tries a slow one instead; None: it is taken to be well.
-            never: whether what was wrong will never pass. Then no trial is due any more.
+            trial: tries a slow one instead; None: it counts as recovered.
+            never: whether an error is permanent. Then no trial is due any more.
         """
 
         def ended(error: BaseException | None) -> None:
@@ -159,7 +159,7 @@ class TierHealth(DeviceHealth):
             if error is None:
                 _log.warning("device %s works again after %d trial(s)", self._label(), self.n_probes)
             else:
-                # The failure itself was logged as an error; a trial that fails is nothing new.
+                # Debug only: the failure itself was logged as an error.
                 _log.debug("device %s does not work yet: %r", self._label(), error)
 
         if not self.begin_probe():

@@ -63,7 +63,7 @@ def resolve_device(name: str) -> tuple[torch.device, DeviceInfo]:
 
     Raises:
         DeviceNotFoundError: the name is not "cpu" or "cuda:N", or there is no such GPU.
-        DeviceBusyError: the GPU is there and lets nobody in.
+        DeviceBusyError: the GPU exists but no context can be opened on it.
         MissingDependencyError: torch is not installed.
     """
     require_torch()
@@ -109,7 +109,7 @@ def busy_device(name: str) -> tuple[torch.device, DeviceInfo]:
 def available_bytes(device: torch.device) -> int | None:
     """Bytes that could be allocated on ``device`` right now; None for the stand-in, whose memory is the host's.
 
-    What torch holds for this process and nobody uses is counted in: it gives that back before it gives up.
+    Memory that torch caches unused for this process counts as free: torch releases it before it fails.
     """
     if device.type != "cuda":
         return None
@@ -120,7 +120,7 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def give_back_cached(device: torch.device) -> None:
-    """Returns to ``device`` what torch holds there for this process and nobody uses."""
+    """Releases the memory of ``device`` that torch caches unused for this process."""
     if device.type == "cuda":
         import torch
 

@@ -6,6 +6,8 @@ CUDA's own answer needs a context, which takes memory itself. The library comes 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 __all__ = ["driver_version", "free_bytes_outside"]
 
@@ -20,37 +22,37 @@ class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
-def free_bytes_outside(uuid: str, library: str = _NVML) -> int | None:
-    """Free bytes of the GPU with that UUID (with or without its "GPU-"); None where the driver does not tell."""
+@contextmanager
+def _opened(library: str) -> Iterator[ctypes.CDLL | None]:
+    """The library, ready for questions; None where there is no driver."""
     try:
         nvml = ctypes.CDLL(library)
     except OSError:
-        return None
+        yield None
+        return
     if nvml.nvmlInit_v2() != 0:
-        return None
+        yield None
+        return
     try:
-        handle = ctypes.c_void_p()
-        name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-        if nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)) != 0:
-            return None
-        memory = _Memory()
-        if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) != 0:
-            return None
-        return int(memory.free)
+        yield nvml
     finally:
         nvml.nvmlShutdown()
+
+
+def free_bytes_outside(uuid: str, library: str = _NVML) -> int | None:
+    """Free bytes of the GPU with that UUID (with or without its "GPU-"); None where the driver does not tell."""
+    with _opened(library) as nvml:
+        handle, memory = ctypes.c_void_p(), _Memory()
+        name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+        if nvml is None or nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)) != 0:
+            return None
+        return int(memory.free) if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0 else None
 
 
 def driver_version(library: str = _NVML) -> str | None:
     """Version of the NVIDIA driver; None where there is none."""
-    try:
-        nvml = ctypes.CDLL(library)
-    except OSError:
-        return None
-    if nvml.nvmlInit_v2() != 0:
-        return None
-    try:
+    with _opened(library) as nvml:
         text = ctypes.create_string_buffer(_VERSION_BYTES)
-        return text.value.decode() if nvml.nvmlSystemGetDriverVersion(text, _VERSION_BYTES) == 0 else None
-    finally:
-        nvml.nvmlShutdown()
+        if nvml is None or nvml.nvmlSystemGetDriverVersion(text, _VERSION_BYTES) != 0:
+            return None
+        return text.value.decode()

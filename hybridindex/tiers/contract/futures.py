@@ -1,4 +1,4 @@
-"""Completing a future on a thread that must go on: what its callbacks raise is theirs."""
+"""Completing futures on a thread that must go on: what their callbacks raise is logged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def done(result: _T) -> Future[_T]:
 
 
 def settle(future: Future[_T], result: _T) -> None:
-    """Sets the result; even SystemExit from a callback ends nothing. One that was given up stays as it is."""
+    """Sets the result, unless the future is done. Even SystemExit from a callback does not end the thread."""
     if future.done():
         return
     try:
@@ -30,7 +30,7 @@ def settle(future: Future[_T], result: _T) -> None:
 
 
 def fail(future: Future[Any], error: BaseException) -> None:
-    """Sets the error, likewise."""
+    """Sets the error, as :func:`settle`."""
     if future.done():
         return
     try:

@@ -1,7 +1,4 @@
-"""The scanner protocol: what every tier that scans inverted lists promises.
-
-One contract suite (``tests/tiers/test_scanner_contract.py``) runs over every implementation.
-"""
+"""The protocol of scanners of inverted lists. ``tests/tiers/test_scanner_contract.py`` tests every implementation."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Residency: the versioned map list -> device and pages, read through leases and replaced by one reference.
+"""Residency: the versioned map list -> device and pages. Searches read it through leases; writers replace it.
 
 A query batch leases one snapshot and reads nothing newer. Pages that a newer snapshot no longer names are given back
-when the last lease on any older snapshot ends, and not before. Who decides what becomes resident: plans and lookahead,
-above.
+when the last lease on any older snapshot ends, and not before.
 
-**Leases do not wait for publishing.** The next snapshot is built under a lock of writers; the lock that leases take is
-held only while the reference changes and readers are counted. A snapshot is a few arrays of numbers: copying them lets
-the interpreter go, which copying an array of objects does not.
+**Leases do not wait for publishing.** Writers build the next snapshot under a lock of their own. The lock that leases
+take is held only while the reference changes and readers are counted. A snapshot is a few arrays of numbers: numpy
+releases the GIL while it copies them, which it does not for arrays of objects.
 """
 
 from __future__ import annotations
@@ -131,7 +130,7 @@ class ResidencyStore:
         #: Threads that are giving pages back right now.
         self._giving_back = 0
         self._reclaim = reclaim
-        #: Called with the loads of each publication, after it, by whoever published; must not block, nor raise.
+        #: Called with the loads of each publication, after it, by the publishing thread; must neither block nor raise.
         self.listeners: list[Callable[[Mapping[int, tuple[int, I32]]], None]] = []
         self._readers: dict[int, int] = {}
         #: (first version that no longer names them, pages by device), ascending versions.
@@ -211,8 +210,8 @@ class ResidencyStore:
     def _append(self, pages: I32, list_log: I64, page_counts: I32) -> int:
         """Writes ``pages`` behind the log and returns where.
 
-        A full log is copied without what nobody needs any more, into one of twice the size that is left: each entry is
-        copied once or twice in its life, on average. Older snapshots keep the log that they know.
+        A full log is copied without the entries that are not needed any more, into one of twice that size: each entry
+        is copied once or twice on average. Older snapshots keep the log that they know.
         """
         if self._logged + len(pages) > len(self._log):
             resident = np.flatnonzero(page_counts)
@@ -289,7 +288,7 @@ class ResidencyStore:
 
 
 def _frozen(array: npt.NDArray[_T]) -> npt.NDArray[_T]:
-    """A view that nobody writes through."""
+    """A read-only view."""
     view = array.view()
     view.flags.writeable = False
     return view

@@ -12,7 +12,7 @@ import numpy as np
 
 from hybridindex.tiers.contract.protocol import IdFilter, OnDone
 from hybridindex.tiers.contract.validate import allowed_ids, check_filter, check_scan, check_threads
-from hybridindex.tiers.host.openmp import adopt_openmp_threads, openmp_threads
+from hybridindex.tiers.host.openmp import OpenMpThreads, openmp_threads
 from hybridindex.types import F32, I32, I64
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ __all__ = ["HostFaissScanner"]
 _SLICE_QUERIES_PER_THREAD = 4
 
 
-class HostFaissScanner:
+class HostFaissScanner(OpenMpThreads):
     """Scans probed lists on the CPU through faiss.
 
     Thread-safe: faiss CPU indexes may be read from several threads, and every call passes its own parameters.
@@ -43,7 +43,7 @@ class HostFaissScanner:
         # Over queries and probes: with faiss's default, 0, search_preassigned runs on one thread.
         self._ivf.parallel_mode = 2
         self._list_bytes = index.list_bytes
-        self.threads: int = requested or openmp_threads()
+        self.threads = requested or openmp_threads()
         #: Unfiltered search parameters by number of probes, at most nlist of them.
         self._params: dict[int, Any] = {}
 
@@ -138,15 +138,6 @@ class HostFaissScanner:
         work = np.where(probes >= 0, self._list_bytes[probes], 0).sum(axis=1)
         order = np.argsort(work, kind="stable").astype(np.int32)
         return [order[start : start + slice_rows] for start in range(0, len(order), slice_rows)]
-
-    def adopt_thread(self) -> int:
-        """Gives the calling thread this scanner's thread count, for quantization too: OpenMP keeps it per thread.
-        Returns what it was; a thread that is not ours gets it back with :meth:`give_back_thread`."""
-        return adopt_openmp_threads(self.threads)
-
-    def give_back_thread(self, before: int) -> None:
-        """Undoes :meth:`adopt_thread`."""
-        adopt_openmp_threads(before)
 
     def close(self) -> None:
         """Nothing to end: the threads are OpenMP's."""

@@ -1,4 +1,4 @@
-"""Which scanner serves the host: our own where it can, faiss's for everything else."""
+"""Which scanner serves the host: our native one where it supports the index, faiss's for everything else."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The host tier of our own: list-major. The bytes of a list are read once per batch and compared with all queries that
-probe it; a query is complete the moment its last list is scanned. ``native/list_scan.cpp`` does the work.
+"""The native host scanner: list-major. The bytes of a list are read once per batch and compared with all queries that
+probe it; a query is complete when its last list is scanned. ``native/scan/list_scan.cpp`` does the work.
 
-sq8 codes are compared as whole numbers first; whatever these cannot rule out by a proven bound is decoded and compared
-exactly.
+sq8 codes are compared as integers first; pairs that a proven bound cannot rule out are decoded and compared exactly.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from hybridindex.extension import native
 from hybridindex.index.source import find_unusable
 from hybridindex.tiers.contract.protocol import IdFilter, OnDone
 from hybridindex.tiers.contract.validate import check_filter, check_scan, check_threads
-from hybridindex.tiers.host.openmp import adopt_openmp_threads, openmp_threads
+from hybridindex.tiers.host.openmp import OpenMpThreads, openmp_threads
 from hybridindex.types import F32, I64
 
 if TYPE_CHECKING:
@@ -26,10 +25,9 @@ __all__ = ["HostNativeScanner"]
 
 #: A filter becomes a bitmap up to this many bits per id that it names, and is searched as a sorted array beyond.
 _MAX_BITS_PER_ID = 512
-_NO_FLOATS = np.empty(0, np.float32)
 
 
-class HostNativeScanner:
+class HostNativeScanner(OpenMpThreads):
     """Scans probed lists on the CPU, on its own threads and the caller's.
 
     Thread-safe; concurrent scans share the threads. Reads the mapped lists where they lie: no second copy.
@@ -65,10 +63,6 @@ class HostNativeScanner:
         assert codec is not None
         self.threads = check_threads(threads) or openmp_threads()
         self._index = index
-        scale = offset = _NO_FLOATS
-        if codec.kind == "sq8":
-            scale = codec.vdiff / np.float32(255)
-            offset = codec.vmin + codec.vdiff * np.float32(0.5 / 255)
         centroids = index.centroids if codec.by_residual else np.empty((0, codec.dim), np.float32)
         try:
             self._scanner: Any = native.ListScanner(
@@ -76,8 +70,8 @@ class HostNativeScanner:
                 index.extents(),
                 codec.kind,
                 codec.dim,
-                scale,
-                offset,
+                codec.scale,
+                codec.offset,
                 centroids,
                 index.metric == "ip",
                 kernels,
@@ -135,14 +129,6 @@ class HostNativeScanner:
             queries, probes, distances, ids, self._pool, bitmap, in_order, None if on_done is None else report
         )
         return distances, ids
-
-    def adopt_thread(self) -> int:
-        """Gives the calling thread this scanner's thread count in faiss, which quantizes; returns what it was."""
-        return adopt_openmp_threads(self.threads)
-
-    def give_back_thread(self, before: int) -> None:
-        """Undoes :meth:`adopt_thread`."""
-        adopt_openmp_threads(before)
 
     def close(self) -> None:
         """Ends the threads. Closing twice is harmless; scanning afterwards is not possible."""

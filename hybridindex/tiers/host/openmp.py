@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["adopt_openmp_threads", "openmp_threads"]
+__all__ = ["OpenMpThreads", "adopt_openmp_threads", "openmp_threads"]
 
 
 def openmp_threads() -> int:
@@ -20,3 +20,18 @@ def adopt_openmp_threads(threads: int) -> int:
     if before != threads:
         faiss.omp_set_num_threads(threads)
     return before
+
+
+class OpenMpThreads:
+    """Lends a scanner's thread count to faiss on the threads that call it: for quantization, too."""
+
+    #: Threads of one scan, the calling one included.
+    threads: int
+
+    def adopt_thread(self) -> int:
+        """Gives the calling thread this scanner's thread count in faiss; returns what it was."""
+        return adopt_openmp_threads(self.threads)
+
+    def give_back_thread(self, before: int) -> None:
+        """Undoes :meth:`adopt_thread`."""
+        adopt_openmp_threads(before)

@@ -1,9 +1,7 @@
-"""The arena: one plain device allocation cut into fixed-size pages, and the allocator of those pages.
+"""The arena: one device allocation cut into fixed-size pages, and the allocator of those pages.
 
-It knows bytes and pages, not lists: which list is where is :mod:`hybridindex.tiers.contract.residency`'s business,
-and when a
-page may be given back is decided there. The arena never grows or shrinks, so a co-tenant never sees device memory
-freed.
+It knows bytes and pages, not lists; :mod:`hybridindex.tiers.contract.residency` decides when a page is given back. The
+arena never grows or shrinks, so a co-tenant never sees device memory freed.
 """
 
 from __future__ import annotations

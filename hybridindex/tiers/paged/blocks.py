@@ -1,7 +1,6 @@
-"""Blocks of host memory, cut into pages that are handed out in runs: the room that pinned lists lie in.
+"""Blocks of host memory for pinned lists, cut into pages that are handed out in runs.
 
-Page-locking takes long, so a block is kept until the end and its pages are used again. What lies in them, and when
-they may be written again, is :mod:`hybridindex.tiers.paged.pinned`'s business.
+Page-locking takes long, so a block is kept until the end and its pages are used again.
 """
 
 from __future__ import annotations

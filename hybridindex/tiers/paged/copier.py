@@ -1,18 +1,16 @@
-"""The copier of one device: a copy stream, a ring of page-locked staging buffers, and a ticket per buffer sent.
+"""The copier of one device: a copy stream, a ring of page-locked staging buffers, and a ticket for each send.
 
-It moves bytes into pages that its caller owns. Which lists move, and when they are published, is
-:mod:`hybridindex.tiers.paged.loading`'s business.
+It moves bytes into pages that its caller owns. :mod:`hybridindex.tiers.paged.loading` decides which lists move and
+publishes them.
 
-**Order between copy and scan.** A list is published only after the host has seen its copy's event done; the mover
-waits for it, on a blocking event. The other way, publishing at once and letting every scan wait for an event on its own
-stream, would save some tens of microseconds between landing and being found, and would put an event into every
-snapshot and a wait into every scanner. With ours a leased page is simply there, whoever reads it on whatever stream,
-and the query path knows no event. The way back needs none either: a page is reused after the last lease on it, and a
-lease ends when its scan's answers are on the host.
+**Order between copy and scan.** A list is published only after the mover has seen its copy's event done; it waits on a
+blocking event. Publishing at once and letting every scan wait for an event on its own stream would save some tens of
+microseconds, but would put an event into every snapshot and a wait into every scanner. Page reuse needs no event
+either: a page is reused after the last lease on it, and a lease ends when its scan's answers are on the host.
 
-**Runs.** Lists lie in a staging buffer as they lie in the arena, in whole pages. So pages that follow each other in
-both are one copy, across lists too; the padding costs less (at most a page a list) than another launch. Scattered pages
-are a copy per run: one scatter per buffer would need a bounce buffer on the device, out of the budget, and saves little
+**Runs.** Lists lie in a staging buffer as they lie in the arena, in whole pages. Pages that follow each other in both
+are one copy, across lists too; the padding, at most a page a list, costs less than another launch. Scattered pages are
+one copy per run: one scatter per buffer would need a bounce buffer on the device, out of the budget, and saves little
 where filling the buffer takes longer than launching.
 """
 
@@ -69,7 +67,7 @@ class CopyStats:
     runs: int = 0
     #: Time in which bytes travelled: the device's clock, or the host's on the stand-in.
     busy_s: float = 0.0
-    #: How often, and how long, the mover found every staging buffer on its way.
+    #: How often, and how long, the mover waited because every staging buffer was in use.
     waits: int = 0
     wait_s: float = 0.0
     #: (bytes, seconds) of the last sends, for a fit of latency + bytes / bandwidth.
@@ -77,7 +75,7 @@ class CopyStats:
 
 
 class Ticket:
-    """One send on its way. What goes wrong comes through it."""
+    """One send in progress, and its error."""
 
     __slots__ = ("error", "launched", "mark", "n_runs", "nbytes", "reads")
 
@@ -89,7 +87,7 @@ class Ticket:
         #: Whether a copy may have been started.
         self.launched = False
         #: Pinned memory that it copies from stays as it is while the ticket is kept. What a failed send may still read
-        #: goes to pages that nobody uses.
+        #: goes to pages that are kept out of use.
         self.reads: list[HostPages] = []
 
     @property
@@ -103,7 +101,7 @@ class Ticket:
             return True
         try:
             return self.mark is not None and self.mark.done()
-        except Exception:  # noqa: BLE001 - a lost device, reported by whoever waits for the ticket, tells nothing
+        except Exception:  # noqa: BLE001 - a lost device; the ticket's waiter reports it
             return False
 
 
@@ -143,7 +141,7 @@ class Copier:
         if stream is None:
             send_bytes = min(send_bytes, _DIRECT_BYTES)
         self.send_pages = max(1, send_bytes // page_bytes)
-        #: Sends that can be on their way at once.
+        #: Most sends in progress at once.
         self.depth = _N_BUFFERS
         self._ring = StagingRing(
             n_buffers=_N_BUFFERS,
@@ -170,7 +168,7 @@ class Copier:
 
     @property
     def kept_pages(self) -> int:
-        """Pages that nobody uses because a failed copy may still write them."""
+        """Pages kept out of use because a failed copy may still write them."""
         return sum(len(pages) for pages in self._kept)
 
     @property
@@ -184,7 +182,7 @@ class Copier:
         """Starts to copy ``writes``, at most :attr:`most_pages` pages, and returns while they travel. At most
         :attr:`send_pages` of them go through a buffer, being of no pinned list.
 
-        Waits only where every staging buffer is on its way. Mapped lists are read before it returns; pinned memory must
+        Waits only when every staging buffer is in use. Mapped lists are read before it returns; pinned memory must
         stay as it is until the ticket is done. Raises nothing: errors come through the ticket.
         """
         ticket = Ticket(sum(len(write.pages) for write in writes) * self._arena.geometry.page_bytes)
@@ -221,7 +219,7 @@ class Copier:
         copies = merge_runs(self._arena.data, placed)
         ticket.n_runs = len(copies)
         ticket.launched = True
-        # What a failed launch may still read goes to pages that nobody uses: its buffer can be filled again.
+        # What a failed launch may still copy goes to pages that are kept out of use: its buffer can be filled again.
         ticket.mark = stream.launch(copies)
         if buffer is not None:
             buffer.mark = ticket.mark
@@ -273,15 +271,15 @@ class Copier:
     def probe(self) -> None:
         """Writes a free page and reads it back.
 
-        The stream keeps its order: once this write is known to be there, no earlier copy is on its way, and the kept
-        pages are free again.
+        The stream keeps its order: once this write is done, no earlier copy is in progress, and the kept pages are
+        free again.
 
         Raises:
             DeviceError: no page is free to try, or other bytes came back.
             what else the device raises.
         """
         arena = self._arena
-        # A kept page will do: what may still write it comes before this write.
+        # A kept page can be used: what may still write it comes before this write.
         own = None if self._kept else arena.pages.allocate(1)
         page = self._kept[0][:1] if self._kept else own
         if page is None:
@@ -318,7 +316,7 @@ class Copier:
             assert not np.isin(np.concatenate(self._kept), self._arena.pages.free_pages()).any(), "a kept page is free"
 
     def close(self) -> None:
-        """Waits for what is on its way, so that the arena's memory can go; lets the ring go."""
+        """Waits for copies in progress, so that the arena can be freed, and frees the ring."""
         if self._stream is not None:
             try:
                 self._stream.drain()

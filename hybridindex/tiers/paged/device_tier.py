@@ -1,8 +1,7 @@
-"""One device's tier: its arena, its budget, its mover thread and its state.
+"""The paged tier of one device: its arena, its budget and its page scanner.
 
-Lists get here by :meth:`DeviceTier.load` (asynchronous, on the mover thread) and leave by dropping them from the
-residency. What should be resident is decided above; answers never depend on it. How a list travels is
-:mod:`hybridindex.tiers.paged.loading`'s and :mod:`hybridindex.tiers.paged.copier`'s business.
+Lists are brought by :meth:`DeviceTier.load` (asynchronous, on the mover thread) and leave by dropping them from the
+residency. Callers decide what should be resident; answers never depend on it.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
 from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.tiers.contract.devices import available_bytes, busy_device, give_back_cached, resolve_device
-from hybridindex.tiers.contract.mover_tier import MoverTier
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
-from hybridindex.tiers.contract.tier import LoadReport, WithoutRoom
+from hybridindex.tiers.contract.tier import LoadReport, Tier, WithoutRoom
 from hybridindex.tiers.paged.arena import PageAllocator, PageArena
 from hybridindex.tiers.paged.copier import DEFAULT_STAGING_BYTES, CopyStats, open_copier
 from hybridindex.tiers.paged.kernel_choice import choose_scanner
@@ -41,7 +39,7 @@ class PagedMemory:
     scratch_bytes: int | None = None
     #: Most bytes of a page.
     page_bytes: int = DEFAULT_PAGE_BYTES
-    #: Host memory for copies on their way; taken with the first copy, none on the stand-in.
+    #: Host memory for copies in progress; taken with the first copy, none on the stand-in.
     staging_bytes: int = DEFAULT_STAGING_BYTES
     #: Lists in page-locked memory that tiers share; it stays the caller's. None: the tier has its own.
     pinned: PinnedMemory | None = None
@@ -50,11 +48,8 @@ class PagedMemory:
 _DEFAULT_MEMORY = PagedMemory()
 
 
-class DeviceTier(MoverTier[ListLoad]):
-    """Owner of one device's arena.
-
-    Threads: every method may be called from any thread; the mover thread alone writes pages. ``close`` joins it.
-    """
+class DeviceTier(Tier):
+    """Owner of one device's arena; the mover thread alone writes its pages."""
 
     def __init__(
         self,
@@ -82,7 +77,7 @@ class DeviceTier(MoverTier[ListLoad]):
 
         Raises:
             OutOfBudgetError: more is needed than the device has free.
-            DeviceBusyError: the device lets nobody in.
+            DeviceBusyError: no context can be opened on the device.
             DeviceNotFoundError, DeviceError, MissingDependencyError.
         """
         super().__init__(ordinal, budget_bytes, without_room, clock)
@@ -155,7 +150,6 @@ class DeviceTier(MoverTier[ListLoad]):
 
     @property
     def pages(self) -> PageAllocator:
-        """To whom retired pages go back."""
         return self.arena.pages
 
     @property
@@ -164,7 +158,6 @@ class DeviceTier(MoverTier[ListLoad]):
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of pages in use, readers of older snapshots and :attr:`kept_bytes` included."""
         return (self.arena.pages.n_pages - self.arena.pages.n_free) * self.geometry.page_bytes
 
     @property
@@ -176,27 +169,24 @@ class DeviceTier(MoverTier[ListLoad]):
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that were copied to the device since it was opened."""
         return self._copier.stats.nbytes
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of the arena."""
         return self.arena.nbytes
 
     @property
     def reserved_bytes(self) -> int:
-        """Scratch."""
         return self.scratch_bytes
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of pages out of use since a copy failed that may still write them; free after a recovery."""
+        """Bytes of pages that a failed copy may still write; free after a recovery."""
         return self._copier.kept_pages * self.geometry.page_bytes
 
     @property
     def host_bytes(self) -> int:
-        """Host memory taken for copies: staging buffers and pinned lists, unless these are shared with others."""
+        """Of staging buffers and pinned lists; pinned lists that others share do not count."""
         return self._copier.staging_bytes + (0 if self._shares_pinned else self._pinned.nbytes)
 
     @property
@@ -221,11 +211,6 @@ class DeviceTier(MoverTier[ListLoad]):
     # Scan
 
     def scanner(self, residency: Residency) -> PageScanner:
-        """A scanner over this device's lists of one leased snapshot.
-
-        Raises:
-            DeviceError: the device failed, or cannot scan this index.
-        """
         self._refuse_unusable()
         assert self._codec is not None
         kind = self._scanner_kind
@@ -243,20 +228,10 @@ class DeviceTier(MoverTier[ListLoad]):
         *,
         bandwidth_share: float | None = None,
     ) -> Future[LoadReport]:
-        """Queues the copy of ``lists``, in order, and returns at once. What does not fit is skipped, never split.
+        """See :meth:`hybridindex.tiers.contract.tier.Tier.load`. Lists that do not fit are skipped, never split.
 
-        Lists become visible to new leases a buffer at a time.
-
-        Args:
-            lists: list ids.
-            store: where they are published.
-            cancelled: asked before each list and each buffer; what has landed stays, the rest is skipped.
-            bandwidth_share: None: a foreground move. 0 < share <= 1: a background move; it gives way to foreground
-                moves between buffers, and copies for that share of the time.
-
-        Raises:
-            InvalidInputError: ``bandwidth_share`` is out of range.
-            RouterClosedError: the tier is closed.
+        Lists become visible to new leases a buffer at a time. A background move gives way to foreground moves between
+        buffers. When a load is cancelled, what has landed stays and the rest is skipped.
         """
         check_share(bandwidth_share)
         load = ListLoad(
@@ -281,7 +256,7 @@ class DeviceTier(MoverTier[ListLoad]):
         return report
 
     def check_invariants(self) -> None:
-        """Asserts what must hold at any time: the budget, and pages that are free or have an owner."""
+        """Asserts that the budget holds, and that every page is free or has an owner."""
         self.arena.pages.check_invariants()
         assert self.arena.nbytes + (self.scratch_bytes if self.arena.nbytes else 0) <= self.budget_bytes
         self._copier.check_invariants()

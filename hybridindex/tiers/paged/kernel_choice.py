@@ -1,8 +1,7 @@
-"""Which scanner reads a tier's pages: the fastest that the arena's device and codec take, and that a trial passed.
+"""Which scanner reads a tier's pages: the fastest one that takes the arena's device and codec, and that passed a trial.
 
-The trial is made when the tier opens: before anyone waits, and while another scanner can still be taken. A scan over
-the arena's empty pages compiles and launches each kernel, and takes the scratch that stays. Which tier serves a codec
-is :mod:`hybridindex.tiers.serving`'s business.
+The trial is made when the tier opens, while another scanner can still be chosen. It scans the arena's empty pages: this
+compiles and launches each kernel, and takes the scratch memory that stays.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ __all__ = ["choose_page_scanner", "choose_scanner", "try_scanner"]
 _log = logging.getLogger(__name__)
 
 _K = 10
-#: Queries and k of the scans: each list is probed by one, and by as many as matrix products are worth it for; k up to
-#: each power of two at which the selection changes, as far as answers of searches commonly go. Nobody's first search
-#: then waits for the compiler.
+#: Queries and k of the scans: each list is probed by one query, and by enough for matrix products; k up to each power
+#: of two at which the selection changes, in the common range. No search then waits for the compiler.
 _SCANS = ((1, _K), (8, _K), (1, 32), (1, 64), (1, 128))
 
 
@@ -79,7 +77,7 @@ def choose_scanner(
 def try_scanner(
     kind: type[PageScanner], index: IVFIndex, codec: DeviceCodec, arena: PageArena, ordinal: int, scratch_bytes: int
 ) -> None:
-    """Scans lists as if they were in the arena's first pages, which nobody has written or reads yet.
+    """Scans lists as if they were in the arena's first pages, which are neither written nor read yet.
 
     Raises:
         OutOfBudgetError: the device has no room for the scratch.

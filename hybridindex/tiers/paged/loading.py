@@ -1,7 +1,7 @@
 """One load request, from the first page taken to its report: a state machine that sends one buffer per step.
 
 It decides what goes into which buffer and publishes lists whose bytes have landed. It starts no thread and reads no
-clock: who steps which load when is :mod:`hybridindex.tiers.contract.copy_queue`' and the tier's business.
+clock.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ListLoad:
             lists: list ids in the order in which they are wanted; one that is named twice is present the second time.
             store: where they are published.
             cancelled: whether the lists are wanted no more; asked before each list and each buffer.
-            depth: most buffers on their way; 0: each is waited for, so that a step's time is its copy's.
+            depth: most buffers in progress; 0: each is waited for, so that a step's time is its copy's.
         """
         self._store = store
         self._index = path.index
@@ -107,7 +107,7 @@ class ListLoad:
         self._too_large: list[int] = []
         self._nbytes = 0
         self.future: Future[LoadReport] = Future()
-        # Bytes on their way cannot be called back: who cancels the future only stops waiting.
+        # A copy in progress cannot be stopped: cancelling the future only ends the wait.
         self.future.set_running_or_notify_cancel()
 
     def step(self) -> bool:
@@ -186,7 +186,7 @@ class ListLoad:
             self._sending = None
 
     def _take_next(self) -> _Sending | None:
-        """The next list that has a place, with its pages; what has none is put down on the way."""
+        """The next list that gets pages; those before it that get none are noted."""
         for list_id in self._waiting:
             self.unclaimed_pages -= self._claims.pop(list_id, 0)
             size = int(self._index.list_sizes[list_id])
@@ -225,7 +225,7 @@ class ListLoad:
     # Landing
 
     def _land(self, limit: int) -> None:
-        """Publishes what has landed, after waiting until at most ``limit`` buffers are on their way."""
+        """Publishes what has landed, after waiting until at most ``limit`` buffers are in progress."""
         while self._on_their_way and (len(self._on_their_way) > limit or self._on_their_way[0].ticket.done):
             self._copier.finish(self._on_their_way[0].ticket)
             self._landed.update(self._on_their_way.popleft().complete)

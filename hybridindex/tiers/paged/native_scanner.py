@@ -1,7 +1,7 @@
 """Scan of resident lists in the stand-in device's RAM with our native kernels: each page is read once per batch.
 
-The inner loops are those of the host scan (:mod:`hybridindex.tiers.host.native_scanner`): the same row has the same
-distance on both, to the bit. Filtered scans are left to :class:`hybridindex.tiers.paged.torch_scanner.TorchScanner`.
+The inner loops are those of the host scan (:mod:`hybridindex.tiers.host.native_scanner`): a row has the same distance
+on both, to the bit. :class:`hybridindex.tiers.paged.torch_scanner.TorchScanner` makes filtered scans.
 """
 
 from __future__ import annotations
@@ -43,12 +43,7 @@ class NativePageScanner(PageScanner):
         scratch_bytes: int,
     ) -> None:
         super().__init__(index, codec, arena, residency, ordinal, scratch_bytes)
-        none = np.empty(0, np.float32)
-        scale, offset = none, none
-        if codec.kind == "sq8":
-            scale = codec.vdiff / np.float32(255)
-            offset = codec.vmin + codec.vdiff * np.float32(0.5 / 255)
-        self._scale, self._offset = scale, offset
+        self._scale, self._offset = codec.scale, codec.offset
 
     def _scan(self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None) -> tuple[F32, I64]:
         if filter_ids is not None:

@@ -41,7 +41,7 @@ class PageScanner(ABC):
         self._residency = residency
         self._ordinal = ordinal
         self._scratch_bytes = scratch_bytes
-        #: Why this kernel scans and not a faster one; empty where none is faster. Set by who chose it.
+        #: Why this kernel scans and not a faster one; empty where none is faster. Set by the tier.
         self.passed_over = ""
 
     @property

@@ -1,11 +1,10 @@
-"""Lists in page-locked host memory, cut into the arena's pages: what a device can fetch at the bus's full speed.
+"""Lists in page-locked host memory, cut into the arena's pages: a device can fetch them at the bus's full speed.
 
-A copy beside the mapped file and not the mapping itself: registering a read-only file mapping with CUDA depends on the
-kernel, the driver and the file system, and packed pages merge into longer copies. Which lists are worth the memory is
-decided above. The memory is the host's and no part of a device budget.
+They are copies of the mapped file: registering a read-only file mapping with CUDA depends on the kernel, the driver and
+the file system, and packed pages merge into longer copies. The memory is the host's and no part of a device budget.
 
-**Lists come and go while devices fetch them.** A list's pages are written again when nobody refers to its
-:class:`PinnedList` any more: who looked it up does, and so does every copy on its way.
+Lists come and go while devices fetch them. A list's pages are reused when nothing refers to its :class:`PinnedList` any
+more: whoever looked it up does, and every copy in progress.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class PinReport:
     reason: str = ""
     #: Lists that the limit had no room for.
     left_out: tuple[int, ...] = ()
-    #: Lists that have room once copies on their way are done with what lies there.
+    #: Lists that will have room once copies in progress have read what lies there.
     late: tuple[int, ...] = ()
 
 
@@ -96,11 +95,11 @@ class PinnedMemory:
         self._lock = threading.Lock()
         self._blocks = Blocks(geometry.page_bytes, block_bytes, page_locked=page_locked, limit_bytes=limit_bytes)
         self._lists: dict[int, PinnedList] = {}
-        #: Pages of lists that were dropped, until nobody refers to these.
+        #: Pages of dropped lists that are still referred to.
         self._leaving: list[tuple[weakref.ref[PinnedList], tuple[Run, ...]]] = []
 
     def find(self, list_id: int) -> PinnedList | None:
-        """Where a list lies. Takes no lock: whoever changes what is there holds it for long."""
+        """Where a list lies. Takes no lock: writers hold it for long."""
         return self._lists.get(list_id)
 
     @property
@@ -109,7 +108,7 @@ class PinnedMemory:
         return self._blocks.nbytes
 
     def add_all(self, lists: Iterable[int], codes_of: Callable[[int], U8], cancelled: Callable[[], bool]) -> PinReport:
-        """Copies lists beside what is there, one after the other; ends where the host refuses memory."""
+        """Adds copies of lists, one after the other; ends when the host refuses memory."""
         pinned: list[int] = []
         left_out: list[int] = []
         reason = ""
@@ -137,7 +136,7 @@ class PinnedMemory:
         """Has the first of ``lists`` that fit there, and no others: those go, and what is missing is copied.
 
         Args:
-            lists: ids in the order in which they are wanted; one that does not fit makes way for those behind it.
+            lists: ids in the order in which they are wanted; one that does not fit is left out, and later ones may fit.
             n_pages: of each.
             cancelled: asked before each block and each copy; nothing goes before all blocks are there.
         """
@@ -168,7 +167,7 @@ class PinnedMemory:
             )
 
     def clear(self) -> None:
-        """Lets the memory go. No copy may be on its way."""
+        """Frees the memory. No copy may be in progress."""
         with self._lock:
             self._lists.clear()
             self._leaving.clear()
@@ -228,7 +227,7 @@ class PinnedMemory:
         self._leaving.append((weakref.ref(dropped), dropped.runs))
 
     def _take_back(self) -> None:
-        """Frees the pages of dropped lists that nobody refers to any more."""
+        """Frees the pages of dropped lists that are not referred to any more."""
         leaving, self._leaving = self._leaving, []
         for reference, runs in leaving:
             if reference() is None:

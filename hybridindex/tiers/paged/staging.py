@@ -1,7 +1,6 @@
-"""The ring of staging buffers, and how pages that lie somewhere on the host become as few copies as possible.
+"""The ring of staging buffers, and merging pages on the host into as few copies as possible.
 
-Buffers are page-locked host memory, outside the device budget. Streams, tickets and failures are
-:mod:`hybridindex.tiers.paged.copier`'s business.
+Buffers are page-locked host memory, outside the device budget.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class StagingBuffer:
     n_filled: int = 0
 
     def fill(self, n_pages: int, codes: U8) -> HostPages:
-        """Puts ``codes`` (rows, code_size), which take ``n_pages`` pages, behind what is there."""
+        """Puts ``codes`` (rows, code_size), which take ``n_pages`` pages, behind what is filled."""
         flat = codes.reshape(-1)
         rows = self.data[self.n_filled : self.n_filled + n_pages].view(-1)
         np.copyto(rows[: len(flat)].numpy(), flat)
@@ -58,7 +57,7 @@ class StagingRing:
         return sum(buffer.data.numel() for buffer in self._buffers)
 
     def next(self) -> StagingBuffer:
-        """The buffer whose turn it is; its last copies may still be on their way.
+        """The buffer whose turn it is; its last copies may still be in progress.
 
         Raises:
             DeviceError: the host has no such memory left.
@@ -82,7 +81,7 @@ class StagingRing:
             raise DeviceError(f"the host has no {needed:,} bytes of page-locked memory for staging: {error}") from error
 
     def clear(self) -> None:
-        """Lets the memory go. No copy may be on its way."""
+        """Frees the memory. No copy may be in progress."""
         self._buffers = []
 
 

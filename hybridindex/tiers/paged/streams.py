@@ -1,7 +1,6 @@
-"""Copy streams: where copies between host and device queue up, and marks that tell how far they are.
+"""Copy streams: copies between host and device, and marks that tell when they are done.
 
-Only how copies are started and awaited. What is copied, and through which buffers, is
-:mod:`hybridindex.tiers.paged.copier`'s business. The stand-in has no stream: its copies are done when they return.
+The stand-in has no stream: its copies are done when they return.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ class CopyStream(Protocol):
 
 
 class CudaStream:
-    """A stream of its own, so that copies neither wait for scans nor make them wait. Made with the first launch: the
-    device may take nobody before."""
+    """A stream of its own, so that copies and scans do not wait for each other. Made at the first launch: the device
+    may be busy before."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -61,7 +60,7 @@ class CudaStream:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             started = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            # Blocking: whoever waits sleeps, and leaves the core to the host scan.
+            # Blocking: the waiting thread sleeps and leaves its core to the host scan.
             ended = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
             started.record(self._stream)
             for target, source in copies:

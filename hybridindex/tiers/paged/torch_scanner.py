@@ -1,7 +1,6 @@
 """Scan of resident lists with torch: list by list, each list's rows against all queries that probe it.
 
-Runs on any torch device. It reads pages through one leased snapshot and keeps its temporary buffers inside the scratch
-budget by cutting queries and rows into tiles. Moving lists is :mod:`hybridindex.tiers.paged.device_tier`'s business.
+Runs on any torch device. Temporary buffers stay inside the scratch budget: queries and rows are cut into tiles.
 """
 
 from __future__ import annotations
@@ -121,8 +120,8 @@ class TorchScanner(PageScanner):
             decoded = codes.view(torch.bfloat16).float()
         else:
             assert codec.kind == "sq8"
-            scale = torch.from_numpy(codec.vdiff / np.float32(255.0)).to(codes.device)
-            offset = torch.from_numpy(codec.vmin + codec.vdiff * np.float32(0.5 / 255.0)).to(codes.device)
+            scale = torch.from_numpy(codec.scale).to(codes.device)
+            offset = torch.from_numpy(codec.offset).to(codes.device)
             decoded = codes.float().mul_(scale).add_(offset)
         assert decoded.shape[1] == dim
         if codec.by_residual:

@@ -1,8 +1,7 @@
 """The Triton kernels of the device scan: distances of a page to the queries that probe it, and the best of each query.
 
 Importing this module imports triton, and triton decides then whether to compile or to interpret (``TRITON_INTERPRET``).
-What the tables mean is said in :mod:`hybridindex.tiers.paged.scan_tables`; launching is
-:mod:`hybridindex.tiers.paged.triton_scanner`'s business.
+:mod:`hybridindex.tiers.paged.scan_tables` explains the tables; :mod:`hybridindex.tiers.paged.triton_scanner` launches.
 
 All tables, queries, distances and keys lie in one scratch block, seen as int32 (``ints``), float32 (``floats``) and
 int64 (``keys``). Arguments that start with ``at_`` are element offsets into these, multiples of 16, so that one
@@ -203,7 +202,7 @@ def select_best(
     query, chunk = tl.program_id(0), tl.program_id(1)
     start = tl.load(ints + at_starts + query) + chunk * CHUNK
     end = tl.load(ints + at_starts + query + 1)
-    # The first chunk runs even when it is empty: somebody must write the empty places.
+    # The first chunk runs even when it is empty: it writes the empty places.
     if (start < end) | (chunk == 0):
         at = start + tl.arange(0, CHUNK)
         live = at < end

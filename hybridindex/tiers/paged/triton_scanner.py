@@ -1,9 +1,9 @@
 """Scan of resident lists on a GPU with our Triton kernels: list-major, each page is read once per batch.
 
-Two phases. Distances of every (query, row) pair go to the scratch, 4 bytes each, which is little beside the rows they
-come from; then each query's best are selected, level by level. Only the (n, k) answer comes back. The kernels are
-:mod:`hybridindex.tiers.paged.triton_kernels`, their tables :mod:`hybridindex.tiers.paged.scan_tables`. Filtered scans
-are left to :class:`hybridindex.tiers.paged.torch_scanner.TorchScanner`, which answers the same.
+Two phases. The distance of every (query, row) pair goes to the scratch, 4 bytes each, which is little beside the rows;
+then each query's best are selected, level by level. Only the (n, k) answer is copied back. The kernels are in
+:mod:`hybridindex.tiers.paged.triton_kernels`, their tables in :mod:`hybridindex.tiers.paged.scan_tables`.
+:class:`hybridindex.tiers.paged.torch_scanner.TorchScanner` makes filtered scans.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _VALUES_PER_THREAD = 96
 _THREADS = 128
 _MAX_ROWS = 64
 #: Registers of a light program's thread: four programs fit a multiprocessor of 65,536 then, instead of two or three,
-#: and all their loads are under way together. At 384 and 768 dimensions hardly a value leaves the registers for it.
+#: and all their loads are in flight together. At 384 and 768 dimensions hardly a value leaves the registers for it.
 _LIGHT_REGISTERS = 128
 #: Elements that a section of the scratch is aligned to; triton then reads it in 16-byte pieces.
 _ALIGNED = 16
@@ -210,12 +210,8 @@ class Workspace:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         #: What was compiled for this device, by kernel and constants.
         self._compiled: dict[tuple[Any, ...], Any] = {}
-        #: (2, dim) float32 scale and offset of sq8, as device_torch computes them; empty for other codecs.
-        self.constants: F32 = np.empty((0, codec.dim), np.float32)
-        if codec.kind == "sq8":
-            self.constants = np.stack(
-                (codec.vdiff / np.float32(255.0), codec.vmin + codec.vdiff * np.float32(0.5 / 255.0))
-            )
+        #: (2, dim) float32 scale and offset of sq8; empty for other codecs.
+        self.constants: F32 = np.stack((codec.scale, codec.offset))
 
     @property
     def _on_cuda(self) -> bool:

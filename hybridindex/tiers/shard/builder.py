@@ -1,8 +1,7 @@
-"""Building a device's next shard and putting it in the place of the one that is there.
+"""Building a device's next shard and replacing the current one.
 
-Beside the old one where the budget has room for both; else the old one goes first and the host serves meanwhile.
-Publishing the new lists and dropping the old ones is one step of the residency. Threads, failures and trials are
-:mod:`hybridindex.tiers.shard.shard_tier`'s business.
+The new shard is built beside the old one where the budget has room for both; else the old one goes first and the host
+serves meanwhile. The residency publishes the new lists and drops the old ones in one step.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _NO_LISTS = np.empty(0, np.int64)
 
 @dataclass(slots=True, eq=False)
 class ShardLoad:
-    """A move of one step: lists that come beside what is there, and who waits for them."""
+    """A move of one step: the lists to add, and the future of the report."""
 
     lists: Sequence[int]
     store: ResidencyStore
@@ -77,7 +76,7 @@ class ShardBuilder:
         Args:
             ledger: whose shards these are.
             clock: seconds, monotonic.
-            rest: waits so many seconds, or less where nobody rests any more.
+            rest: waits so many seconds, or less once the tier hurries.
         """
         self._index = index
         self._device = device
@@ -141,7 +140,7 @@ class ShardBuilder:
         )
 
     def _choose(self, missing: Sequence[int], held: I64) -> tuple[list[int], list[int]]:
-        """Those that fit beside what is here, in order, and those that never would."""
+        """Those that fit beside the resident ones, in order, and those that never would."""
         capacity = self.capacity_bytes
         room = capacity - int(self.list_bytes[held].sum())
         chosen, too_large = [], []

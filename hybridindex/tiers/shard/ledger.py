@@ -1,7 +1,7 @@
-"""The account of one device's shards: which are there, what they take, and which lists of each are still named.
+"""The account of one device's shards: which exist, how many bytes they take, and which of their lists are still named.
 
-A residency names lists by pages; a list of a shard has one, whose number says the shard and the list. When the last
-page of a shard comes back, no snapshot and no lease can reach it, and its memory goes.
+A residency names lists by pages. A list of a shard has one page, whose number encodes the shard and the list. When the
+last page of a shard comes back, no snapshot and no lease can reach it, and its memory is freed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ShardLedger:
                 if not entry.n_named:
                     emptied.append((slot, entry))
         for slot, entry in emptied:
-            # Accounted for until its memory is really free; nobody else can reach it.
+            # Accounted for until its memory is really free; nothing else can reach it.
             assert entry.shard is not None
             entry.shard.close()
             with self._lock:

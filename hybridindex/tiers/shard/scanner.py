@@ -1,8 +1,8 @@
-"""A shard: a faiss IVF index of one device that holds only the lists resident there, and the scan of it.
+"""A shard: a faiss IVF index on one device that holds only the lists resident there, and the scan of it.
 
 For codecs that the paged tier does not decode. A shard never changes: other lists mean another shard
 (:mod:`hybridindex.tiers.shard.builder`). Codes move, ids do not: faiss answers with (list, row) positions, which the
-host turns into ids. How a GPU holds one is :mod:`hybridindex.tiers.shard.gpu`'s business.
+host turns into ids. :mod:`hybridindex.tiers.shard.gpu` holds shards on a GPU.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FaissShard(Protocol):
         ...
 
     def close(self) -> None:
-        """Lets the memory go. Nobody may search any more."""
+        """Frees the memory. No search may follow."""
         ...
 
 

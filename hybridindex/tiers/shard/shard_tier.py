@@ -2,8 +2,7 @@
 
 A shard cannot change list by list: other lists mean a new shard, which the mover thread builds
 (:mod:`hybridindex.tiers.shard.builder`), and an old one lives until its last lease ends
-(:mod:`hybridindex.tiers.shard.ledger`). Lookahead and the cache move single lists, so they leave such a device alone.
-Here are the device's budget, its mover thread and its state.
+(:mod:`hybridindex.tiers.shard.ledger`). Lookahead and the cache move single lists, so they do not use such a device.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from hybridindex.index.faiss_model import faiss_message
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.tiers.contract.devices import available_bytes, resolve_device
-from hybridindex.tiers.contract.mover_tier import MoverTier
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
-from hybridindex.tiers.contract.tier import LoadReport, WithoutRoom
+from hybridindex.tiers.contract.tier import LoadReport, Tier, WithoutRoom
 from hybridindex.tiers.shard.builder import ShardBuilder, ShardLoad
 from hybridindex.tiers.shard.gpu import GpuShard
 from hybridindex.tiers.shard.ledger import ShardLedger
@@ -28,11 +26,8 @@ from hybridindex.tiers.shard.scanner import ShardScanner, StandInShard
 __all__ = ["ShardTier"]
 
 
-class ShardTier(MoverTier[ShardLoad]):
-    """Owner of one device's shards.
-
-    Threads: every method may be called from any thread; the mover thread alone builds. ``close`` joins it.
-    """
+class ShardTier(Tier):
+    """Owner of one device's shards; the mover thread alone builds them."""
 
     def __init__(
         self,
@@ -114,7 +109,6 @@ class ShardTier(MoverTier[ShardLoad]):
 
     @property
     def pages(self) -> ShardLedger:
-        """To whom retired pages go back: the account of shards."""
         return self._pages
 
     @property
@@ -133,7 +127,6 @@ class ShardTier(MoverTier[ShardLoad]):
 
     @property
     def capacity_bytes(self) -> int:
-        """What the budget has besides the codec tables and scratch."""
         return self._builder.capacity_bytes
 
     @property
@@ -141,24 +134,9 @@ class ShardTier(MoverTier[ShardLoad]):
         """Codec tables and scratch."""
         return self.fixed_bytes
 
-    @property
-    def kept_bytes(self) -> int:
-        """None: a shard that fails goes at once."""
-        return 0
-
-    @property
-    def host_bytes(self) -> int:
-        """None that lasts: what a new shard is made of goes when it is built."""
-        return 0
-
     # Scan
 
     def scanner(self, residency: Residency) -> ShardScanner:
-        """A scanner over this device's lists of one leased snapshot.
-
-        Raises:
-            DeviceError: the device failed, or cannot scan this index.
-        """
         self._refuse_unusable()
         lists = residency.resident_lists(self.ordinal)
         # All that one snapshot names here is of one shard: they are published together.
@@ -176,20 +154,10 @@ class ShardTier(MoverTier[ShardLoad]):
         *,
         bandwidth_share: float | None = None,
     ) -> Future[LoadReport]:
-        """Queues a shard of what is here and of ``lists``, in order, as far as they fit; returns at once.
+        """See :meth:`hybridindex.tiers.contract.tier.Tier.load`. A new shard holds these lists and the resident ones.
 
-        All its lists become visible to new leases at once.
-
-        Args:
-            lists: list ids.
-            store: where they are published.
-            cancelled: asked before each list; a cancelled shard is not published.
-            bandwidth_share: None, or the part of the time in which lists are copied, 0 < share <= 1. The last step,
-                from the host to a GPU, is one.
-
-        Raises:
-            InvalidInputError: ``bandwidth_share`` is out of range.
-            RouterClosedError: the tier is closed.
+        All become visible to new leases at once. A cancelled shard is not published. The last step, from the host to a
+        GPU, is one, whatever the share.
         """
         check_share(bandwidth_share)
         load = ShardLoad(
@@ -220,7 +188,7 @@ class ShardTier(MoverTier[ShardLoad]):
         self._builder.try_empty()
 
     def check_invariants(self) -> None:
-        """Asserts what must hold at any time: the budget, and shards that somebody can reach."""
+        """Asserts that the budget holds, and that every shard can be reached."""
         assert self.used_bytes <= self.budget_bytes
         self._pages.check_invariants()
 
