@@ -13,8 +13,10 @@ import pytest
 from hybridindex.errors import InvalidInputError, RouterClosedError, RouterError
 from hybridindex.paging import scratch_for_budget
 from hybridindex.router import Router
+from hybridindex.tiers.paged.arena import PageArena
 from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
 from tests.router.test_router import check
+from tests.stuck import Stuck
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,7 @@ def test_second_round_moves_only_what_is_missing(index):
         session.lookahead(query, nprobe=4).result(30)
         assert session.stats.bytes_moved == first.bytes_moved
         session.lookahead(query, nprobe=9).result(30)
+        assert session.stats.lookaheads == 3
         assert session.stats.lists_moved == 9 - (index.list_sizes[router._index.quantize(query, 9)[0]] == 0).sum()
 
 
@@ -215,8 +218,6 @@ def test_what_no_search_used_leaves_the_cache_first(index):
 
 def test_pages_of_a_copy_on_its_way_are_counted_once(index, monkeypatch):
     """What is free beside it is enough for the next draft: nothing cached has to go."""
-    from hybridindex.tiers.paged.arena import PageArena
-
     sizes = index.list_sizes
     first, second, third = (np.flatnonzero(sizes)[at : at + 4] for at in (0, 4, 8))
     budget = arena_of(index, 12)
@@ -346,8 +347,6 @@ def test_a_plan_adopts_lists_that_a_session_brought(index):
 
 def test_a_plan_keeps_lists_that_a_session_was_still_bringing(index, monkeypatch):
     """The copy is held in the middle; the plan comes; the session ends; the plan's lists stay."""
-    from hybridindex.tiers.paged.arena import PageArena
-
     write, started, go_on = PageArena.write, threading.Event(), threading.Event()
 
     def held(self, pages, codes):
@@ -423,6 +422,31 @@ def test_a_lookahead_callback_may_not_wait_for_its_own_thread(index, what):
         assert "own thread" in refused[0]
         router.apply_plan(plan)
         check(index, clustered(4), 10, 8, router.search(clustered(4), 10, 8))
+
+
+def test_a_callback_on_the_thread_that_moves_lists_may_not_close_the_router(index):
+    refused = []
+    with (
+        Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router,
+        Stuck(PageArena, "write") as write,
+        router.session() as session,
+    ):
+
+        def close(_future):
+            try:
+                router.close()
+            except Exception as error:  # noqa: BLE001 - shown below
+                refused.append((threading.current_thread().name, error))
+
+        moving = session.lookahead(clustered(1), nprobe=4)
+        assert write.begun.wait(30)
+        moving.add_done_callback(close)
+        write.go_on.set()
+        moving.result(30)
+        session.lookahead(clustered(1, seed=2), nprobe=4).result(30)
+    [(thread, error)] = refused
+    assert thread.startswith("hybridindex-mover")
+    assert isinstance(error, RouterError)
 
 
 def test_lists_that_landed_before_a_load_failed_stay_the_sessions(index, monkeypatch):

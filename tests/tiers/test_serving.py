@@ -6,10 +6,13 @@ from contextlib import closing
 
 import faiss
 import pytest
+import torch
 
 from hybridindex.paging import DEFAULT_PAGE_BYTES, shard_page_bytes
+from hybridindex.tiers import serving
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.tiers.serving import codec_service, open_device_tier, tier_of
+from hybridindex.tiers.shard.gpu import GpuShard
 from hybridindex.tiers.shard.scanner import model_bytes
 from hybridindex.tiers.shard.shard_tier import ShardTier
 from tests.clustered import small_index
@@ -59,3 +62,13 @@ def test_fast_scan_says_why_it_stays_on_the_host():
         assert service.scanner == "host"
         assert "scanned together" in service.reason
     assert codec_service("pq8", "cpu").scanner == "faiss"
+
+
+def test_of_codecs_without_a_page_kernel_a_gpu_serves_pq_alone(monkeypatch):
+    monkeypatch.setattr(serving, "resolve_device", lambda _name: (torch.device("cuda:0"), None))
+    monkeypatch.setattr(serving, "gpu_unsupported", lambda: "")
+    assert (codec_service("pq8", "cuda:0").scanner, codec_service("pq8", "cuda:0").reason) == (GpuShard.name, "")
+    other = codec_service("faiss:IVF32,SQ4", "cuda:0")
+    assert (other.scanner, other.reason) == ("host", "faiss-gpu is used for pq alone")
+    monkeypatch.setattr(serving, "gpu_unsupported", lambda: "faiss-gpu is not installed")
+    assert codec_service("pq8", "cuda:0").reason == "faiss-gpu is not installed"

@@ -101,6 +101,7 @@ def test_routed_batches_say_what_routing_costs(analysis: Analysis, coverage: flo
         for b in (1, 4, 16, 64)
     )
     model = fit_latency_model(dataclasses.replace(analysis.profile, stages=analysis.profile.stages + routed), curve)
+    assert not any("merging" in note for note in model.notes), "routed batches have it in them"
     for batch in (1, 8, 32):
         expected = 2 * float(np.median(latency.parts(curve, work, batch).total())) + 5e-4 + 2e-5 * batch
         assert float(np.median(model.parts(curve, work, batch).total())) == pytest.approx(expected, rel=0.05)
@@ -120,6 +121,7 @@ def test_merging_counts_where_devices_answer(analysis: Analysis) -> None:
     merged = fit_latency_model(dataclasses.replace(analysis.profile, stages=analysis.profile.stages + merge), curve)
     assert merged.parts(curve, curve.at(20), 4).merge_s == pytest.approx(1e-4)
     assert merged.parts(curve, curve.at(0), 4).merge_s == 0
+    assert not any("merging" in note for note in merged.notes)
 
 
 def test_bad_arguments_are_refused(analysis: Analysis) -> None:

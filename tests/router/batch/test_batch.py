@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hybridindex.config import SearchParams
 from hybridindex.router.batch.batch import Batch, FutureReply, Request
 from hybridindex.router.batch.split import split_probes_reference
 
@@ -19,7 +20,7 @@ PROBES = [[[0, 2], [1, -1]], [[2, -1]], [[-1, -1]]]
 def begin(probes=PROBES):
     """(batch, its split, the requests' futures, the batches that finished)."""
     requests = [
-        Request(queries=np.zeros((len(own), 4), np.float32), k=k, nprobe=2, reply=FutureReply())
+        Request(queries=np.zeros((len(own), 4), np.float32), params=SearchParams(k=k), nprobe=2, reply=FutureReply())
         for k, own in zip(K, probes, strict=False)
     ]
     batch, finished = Batch(requests, keep_max=False), []
@@ -88,6 +89,7 @@ def test_a_failure_reaches_only_those_without_an_answer_and_no_later_scan_answer
 
 
 def test_a_failure_before_the_split_reaches_everybody():
-    requests = [Request(queries=np.zeros((1, 4), np.float32), k=1, nprobe=1, reply=FutureReply()) for _ in range(2)]
+    query = np.zeros((1, 4), np.float32)
+    requests = [Request(queries=query, params=SearchParams(), nprobe=1, reply=FutureReply()) for _ in range(2)]
     Batch(requests, keep_max=False).fail(RuntimeError("no room"))
     assert [str(request.reply.future.exception(0)) for request in requests] == ["no room"] * 2

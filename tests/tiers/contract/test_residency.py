@@ -129,6 +129,33 @@ def test_pages_of_several_devices_go_back_to_their_own():
     assert not store.current.holds(0, -1, loads[0][1])
 
 
+def test_pages_count_as_free_when_they_were_given_back_and_not_before():
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(_device, _pages):
+        begun.set()
+        assert go_on.wait(30)
+
+    store = ResidencyStore(3, slow)
+    store.publish({1: (0, np.array([0], np.int32))})
+    dropper = threading.Thread(target=store.publish, args=({}, [1]))
+    dropper.start()
+    assert begun.wait(30)
+    assert not store.wait_reclaimed(store.current.version, 0)
+    go_on.set()
+    assert store.wait_reclaimed(store.current.version, 30)
+    dropper.join(30)
+
+
+def test_who_listens_is_told_what_came():
+    store, told = ResidencyStore(3, lambda *_: None), []
+    store.listeners.append(told.append)
+    loads = {1: (0, np.array([0], np.int32))}
+    store.publish(loads)
+    store.publish({}, drops=[1])
+    assert told == [loads, {}]
+
+
 def test_second_copy_of_a_list_gives_its_pages_back():
     freed = []
     store = ResidencyStore(3, lambda device, pages: freed.append((device, pages.tolist())))

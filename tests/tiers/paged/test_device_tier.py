@@ -350,6 +350,29 @@ def test_closing_does_not_wait_for_a_background_move_that_rests(index):
     assert load.result(0).skipped
 
 
+def test_a_background_move_that_rests_goes_on_at_once_when_hurried(index):
+    clock = itertools.count(0.0, 1000.0)
+    tier, store = open_tier(index, page_bytes=1024, staging_bytes=3 * 2048, clock=lambda: next(clock))
+    with closing(tier):
+        load = tier.load(full_lists(index), store, bandwidth_share=0.001)
+        while tier.copy_stats.sends == 0:
+            pass
+        tier.hurry()
+        assert list(load.result(30).loaded) == full_lists(index)
+
+
+def test_closing_leaves_behind_what_does_not_end(index, held_write):
+    started, go_on, _ = held_write
+    tier, store = open_tier(index)
+    load = tier.load(full_lists(index), store)
+    assert started.wait(30)
+    assert tier.close(0.01) is False
+    with pytest.raises(DeviceError, match="a move does not end"):
+        load.result(0)
+    go_on.set()
+    assert tier.close(30)
+
+
 def test_pinned_lists_go_without_staging_and_a_refusing_host_is_said(index, stream, monkeypatch, caplog):
     lists = full_lists(index)
     tier, store = open_tier(index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -93,6 +94,26 @@ def test_every_probed_row_is_compared_once_with_its_query(n, p, room, heavy_from
         for row in range(SIZES[i])
     ]
     assert sorted(found) == sorted(expected)
+
+
+@pytest.mark.parametrize("sizes", [SIZES, np.ones(10, np.int64), np.full(10, 390)], ids=["mixed", "tiny", "long"])
+@pytest.mark.parametrize("centroid_bytes", [0, 64])
+def test_what_a_tile_takes_fits_the_scratch(sizes, centroid_bytes):
+    probes = np.tile(np.arange(len(sizes)), (300, 1))
+    room = 24_000
+    cut = replace(cutting(room), longest_list=int(sizes.max()), centroid_bytes=centroid_bytes)
+    pairs = pairs_of_probes(probes, sizes, ROWS_PER_PAGE, cut.longest_stretch(1))
+    tiles = list(cut.tiles(pairs))
+    assert len(tiles) > 1
+    for start, end in tiles:
+        tables = make_tables(
+            pairs.part(start, end), *scattered_pages(sizes, np.random.default_rng(0)), ROWS_PER_PAGE, 9
+        )
+        numbers = 2 * len(tables.page) + 5 * len(tables.list) + 2 * len(tables.query) + tables.n_slots
+        starts = cut.selection.starts(tables.query_slot)
+        places = starts[1][-1] + (starts[2][-1] if len(starts) > 2 else 0)
+        own = cut.query_bytes * tables.n_queries + centroid_bytes * len(tables.list)
+        assert 4 * numbers + 8 * places + own <= room
 
 
 def test_items_of_one_page_follow_each_other():

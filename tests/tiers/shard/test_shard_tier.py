@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from contextlib import closing
 
@@ -170,6 +171,24 @@ def test_more_than_the_device_has_free_is_refused_with_both_numbers(index, monke
     with pytest.raises(OutOfBudgetError, match=r"600,000 are free"):
         open_tier(index, wanted_bytes=1 << 20)
     open_tier(index)[0].close()
+
+
+def test_a_tier_without_room_serves_after_the_first_trial_that_finds_it(index, monkeypatch, caplog):
+    now, free = [100.0], [600_000]
+    monkeypatch.setattr(shard_tier, "available_bytes", lambda _device: free[0])
+    tier, store = open_tier(index, wanted_bytes=1 << 20, without_room="retry", clock=lambda: now[0])
+    with closing(tier):
+        assert tier.load([3], store).result(60).loaded == ()
+        assert [tier.retry_due(at) for at in (100.9, 101.0)] == [False, True]
+        assert not tier.recover().result(60), "there is still no room"
+        free[0] = None
+        assert tier.recover().result(60)
+        free[0] = 0
+        tier.fail(RuntimeError("something else"))
+        assert tier.recover().result(60), "its memory was taken before"
+        assert caplog.text.count("600,000 are free") == 1
+        assert tier.load([3], store).result(60).loaded == (3,)
+        check_scan(index, tier, store, [3])
 
 
 # The old shard and the new one
@@ -353,6 +372,41 @@ def test_a_shard_that_failed_meanwhile_is_not_published(index):
 
 
 # Closing
+
+
+def test_a_load_that_rests_ends_at_once_when_hurried(index):
+    clock = itertools.count(0.0, 1000.0)  # a build seems to take so long that the rest would last for days
+    tier, store = open_tier(index, clock=lambda: next(clock))
+    rest, resting = tier._builder._rest, threading.Event()
+
+    def noted(seconds):
+        resting.set()
+        rest(seconds)
+
+    tier._builder._rest = noted
+    with closing(tier):
+        load = tier.load([3, 5], store, bandwidth_share=0.001)
+        assert resting.wait(30)
+        tier.hurry()
+        assert sorted(load.result(30).loaded) == [3, 5]
+
+
+def test_closing_lets_every_shard_go(index, monkeypatch):
+    closed, close = [], StandInShard.close
+
+    def noted(shard):
+        closed.append(shard)
+        close(shard)
+
+    monkeypatch.setattr(StandInShard, "close", noted)
+    tier, store = open_tier(index)
+    tier.load([3, 5], store).result(30)
+    shards = [entry.shard for entry in tier._pages._entries.values()]
+    lease = store.lease()  # what somebody still reads goes too: nobody scans any more
+    tier.close()
+    assert shards
+    assert all(any(shard is each for each in closed) for shard in shards)
+    lease.release()
 
 
 def test_closing_ends_loads_and_refuses_more(index):

@@ -1,0 +1,40 @@
+"""The host's scanner is the one that was named, or the native one where it can."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from hybridindex.errors import InvalidInputError, UnsupportedIndexError
+from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
+from hybridindex.tiers.host.host_scanner import open_host_scanner
+from hybridindex.tiers.host.native_scanner import HostNativeScanner
+from tests.clustered import small_index
+
+
+@pytest.mark.parametrize(
+    ("codec", "name", "kind"),
+    [
+        ("flat", "auto", HostNativeScanner),
+        ("flat", "native", HostNativeScanner),
+        ("flat", "faiss", HostFaissScanner),
+        ("pq8", "auto", HostFaissScanner),
+        ("pq8", "faiss", HostFaissScanner),
+    ],
+)
+def test_the_scanner_is_the_one_asked_for(tmp_path, codec, name, kind):
+    with (
+        small_index(tmp_path / "i", codec=codec, n=600) as index,
+        closing(open_host_scanner(index, threads=2, name=name)) as scanner,
+    ):
+        assert type(scanner) is kind
+        assert scanner.threads == 2
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    with small_index(tmp_path / "i", codec="pq8", n=600) as index:
+        with pytest.raises(UnsupportedIndexError, match="native host scanner cannot"):
+            open_host_scanner(index, name="native")
+        with pytest.raises(InvalidInputError, match="host_scanner is 'gpu'"):
+            open_host_scanner(index, name="gpu")
