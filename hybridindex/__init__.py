@@ -13,6 +13,7 @@
 
 from hybridindex.api import Index, build, from_faiss
 from hybridindex.api import open_index as open  # noqa: A004 - hx.open, as in io.open
+from hybridindex.config import HealthPolicy, RouterConfig, SearchParams
 from hybridindex.errors import HybridIndexError
 from hybridindex.old_paths import install as _find_old_paths
 from hybridindex.types import LLMProfile, Profile, SearchResult
@@ -20,10 +21,13 @@ from hybridindex.types import LLMProfile, Profile, SearchResult
 __version__ = "0.2.0"
 
 __all__ = [
+    "HealthPolicy",
     "HybridIndexError",
     "Index",
     "LLMProfile",
     "Profile",
+    "RouterConfig",
+    "SearchParams",
     "SearchResult",
     "__version__",
     "build",

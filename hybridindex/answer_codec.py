@@ -1,8 +1,8 @@
-"""The binary form of a search answer: what the daemon sends and its clients read.
+"""The binary form of a search answer, which the daemon sends and its clients read.
 
-Little-endian, no padding: a header of 16 bytes (magic ``HIXA``, version, n, k; the last three uint32), then ids
-(n, k) int64, distances (n, k) float32, nprobe_used (n,) int32, hit_rate (n,) float32. Its length follows from the
-header, and a body of any other length is refused.
+Little-endian, no padding: a header of 16 bytes (magic ``HIXA``, then version, n, k as uint32), ids (n, k) int64,
+distances (n, k) float32, nprobe_used (n,) int32, hit_rate (n,) float32. The header determines the length; a body of any
+other length is refused.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def encode_answer(result: SearchResult) -> bytes:
 
 
 def decode_answer(body: bytes) -> SearchResult:
-    """The arrays of an answer; they read from ``body`` without a copy.
+    """An answer whose arrays view ``body`` without a copy.
 
     Raises:
-        InvalidInputError: not such an answer, another version, or a wrong length.
+        InvalidInputError: ``body`` is no such answer, of another version, or of a wrong length.
     """
     if len(body) < _HEADER.size:
         raise InvalidInputError(f"answer has {len(body)} bytes; expected a header of {_HEADER.size} at least")

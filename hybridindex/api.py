@@ -10,20 +10,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
+from hybridindex.config import RouterConfig, RouterOptions
 from hybridindex.errors import InvalidInputError
 from hybridindex.types import F32, I64, LLMProfile, Metric, Profile
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
     from hybridindex.partitioner.plan import Plan
-    from hybridindex.router.devices.health import HealthPolicy
     from hybridindex.router.router import Router
     from hybridindex.store.control import ControlStore
-    from hybridindex.tiers.host.host_scanner import HostScannerName
 
 __all__ = ["Index", "Progress", "build", "from_faiss", "open_index"]
 
@@ -246,36 +245,24 @@ class Index:
     def router(
         self,
         plan: Plan | None = None,
-        devices: Sequence[str] = (),
+        devices: Sequence[str] | None = None,
         *,
-        device_budget_bytes: int | Sequence[int] | None = None,
-        lookahead_bytes: int | None = None,
-        max_batch: int | None = None,
-        threads: int | None = None,
-        early_dispatch: bool = True,
-        host_scanner: HostScannerName = "auto",
-        cache_fraction: float = 0.5,
-        health: HealthPolicy | None = None,
-        pin_host_lists: int = 0,
-        wait_for_lists: bool = True,
+        config: RouterConfig | None = None,
+        **settings: Unpack[RouterOptions],
     ) -> Router:
-        """Starts serving; see :class:`hybridindex.router.Router`. A context manager; close it before the index."""
+        """Starts serving; see :class:`hybridindex.router.Router`. A context manager; close it before the index.
+
+        Args:
+            plan: what to keep on the devices; None: nothing.
+            devices: "cuda:N", or "cpu" for the stand-in device in RAM; default the configuration's.
+            config: default :class:`hybridindex.config.RouterConfig`'s own.
+            settings: fields of ``config``, which they and ``devices`` override.
+        """
         from hybridindex.router.router import Router
 
+        config = config or RouterConfig()
         router = Router(
-            self._ivf,
-            plan=plan,
-            devices=devices,
-            device_budget_bytes=device_budget_bytes,
-            lookahead_bytes=lookahead_bytes,
-            max_batch=max_batch,
-            threads=threads,
-            early_dispatch=early_dispatch,
-            host_scanner=host_scanner,
-            cache_fraction=cache_fraction,
-            health=health,
-            pin_host_lists=pin_host_lists,
-            wait_for_lists=wait_for_lists,
+            self._ivf, plan=plan, config=config, devices=config.devices if devices is None else devices, **settings
         )
         if plan is not None and (measured := plan.analysis.profile.scanner) != router.host_scanner:
             _log.warning(

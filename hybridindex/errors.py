@@ -1,43 +1,4 @@
-"""Every error that hybridindex raises on purpose, and nothing else.
-
-The tree::
-
-    HybridIndexError
-    ├── InvalidInputError (also ValueError)   the caller's argument is wrong; names field, value, what would be right
-    │   └── DuplicateIdError
-    ├── IndexFormatError                      an index directory or faiss file cannot be used
-    │   ├── CorruptIndexError                 bytes differ from the checksums, or a file is short
-    │   └── UnsupportedIndexError             foreign file, newer format, not an IVF index, metric we do not serve
-    ├── BuildError                            a build stopped; the old generation is intact
-    │   ├── DiskFullError
-    │   └── NotWritableError
-    ├── StoreError                            the control store cannot be used
-    │   ├── StoreLockedError
-    │   └── StoreVersionError                 written by a newer hybridindex
-    ├── ProfileError                          a profile is missing, incomplete or too small
-    │   └── ProfileMismatchError              it belongs to another index or machine
-    ├── DeviceError                           a device cannot be used
-    │   ├── DeviceBusyError                   it takes nobody now; later it may
-    │   ├── DeviceNotFoundError
-    │   ├── DeviceSlowError                   internal to routing: it takes longer than the host would
-    │   └── OutOfBudgetError                  internal to placement: pages or scratch exceed the budget
-    ├── MissingDependencyError                an extra is not installed; names the extra
-    ├── LLMServerError                        an LLM cannot be reached or measured; names address and what came back
-    ├── RouterError
-    │   ├── RouterClosedError
-    │   └── RefreshError                      an update of the plan cannot be made now
-    ├── DocumentStoreError                    a document store is missing, foreign, damaged, or of another index
-    ├── GenerationError                       an LLM cannot be reached, refused, or answered what cannot be read
-    ├── TraceError                            a trace cannot be read, or holds other steps than a pipeline asks for
-    └── ServiceError                          a daemon cannot serve the request, or cannot be reached
-        ├── AccessDeniedError                 no key, a wrong one, or one without the role
-        ├── DeadlineExceededError             the deadline passed before work started
-        ├── OverloadedError                   the queue is full, or the daemon drains; says when to come again
-        ├── UnknownSessionError               never opened, closed, expired, or another client's
-        └── UnreachableError                  nobody answers at the daemon's address
-
-"Infeasible" is a verdict of a plan, never an exception.
-"""
+"""Every error that hybridindex raises on purpose. "Infeasible" is a verdict of a plan, never an exception."""
 
 from __future__ import annotations
 
@@ -62,6 +23,7 @@ __all__ = [
     "NotWritableError",
     "OutOfBudgetError",
     "OverloadedError",
+    "PlanConflictError",
     "ProfileError",
     "ProfileMismatchError",
     "RefreshError",
@@ -86,6 +48,10 @@ class InvalidInputError(HybridIndexError, ValueError):
     """An argument is wrong. The message names the field, its value and what would be right."""
 
 
+class PlanConflictError(InvalidInputError):
+    """What is asked of the next plan contradicts the plan in force, or itself beside one. The message names both."""
+
+
 class DuplicateIdError(InvalidInputError):
     """The same id was given to two vectors."""
 
@@ -99,19 +65,19 @@ class CorruptIndexError(IndexFormatError):
 
 
 class UnsupportedIndexError(IndexFormatError):
-    """A foreign file, a newer format version, or an index kind that is not served."""
+    """A foreign file, a newer format version, or an index kind or metric that is not served."""
 
 
 class BuildError(HybridIndexError):
-    """A build stopped before its generation was committed."""
+    """A build stopped before its generation was committed; the previous generation is intact."""
 
 
 class DiskFullError(BuildError):
-    """The file system had no room; the previous generation is untouched."""
+    """The file system is full."""
 
 
 class NotWritableError(BuildError):
-    """The place may not be written to."""
+    """The directory cannot be written."""
 
 
 class StoreError(HybridIndexError):
@@ -139,7 +105,7 @@ class DeviceError(HybridIndexError):
 
 
 class DeviceBusyError(DeviceError):
-    """The device exists and takes nobody now: no memory for a context, or it is another process's alone."""
+    """The device exists and cannot be used now: no memory for a context, or another process holds it exclusively."""
 
 
 class DeviceNotFoundError(DeviceError):
@@ -147,24 +113,27 @@ class DeviceNotFoundError(DeviceError):
 
 
 class DeviceSlowError(DeviceError):
-    """A device answers, or may still, but takes clearly longer than the host would. What it holds is intact."""
+    """Internal to routing: a device takes clearly longer than the host would. Its lists are intact."""
 
 
 class OutOfBudgetError(DeviceError):
-    """Pages or scratch would exceed the byte budget of a device."""
+    """Internal to placement: pages or scratch would exceed the byte budget of a device."""
 
 
 class MissingDependencyError(HybridIndexError, ImportError):
-    """An optional package is needed; the message names the extra that brings it."""
+    """An optional package is not installed; the message names the extra that contains it."""
 
 
-class LLMServerError(HybridIndexError):
-    """An LLM server cannot be reached, answers wrongly or too slowly, or an LLM engine cannot be run."""
-
+class _HTTPStatusError(HybridIndexError):
     def __init__(self, message: str, *, status: int | None = None) -> None:
-        """``status``: of the HTTP answer that refused; 0 where nobody accepted the connection."""
+        """``status``: of the HTTP answer that refused; 0 where nothing accepted the connection."""
         super().__init__(message)
         self.status = status
+
+
+class LLMServerError(_HTTPStatusError):
+    """An LLM cannot be measured: its server cannot be reached, answers wrongly or too slowly, or its engine cannot run.
+    The message names the address and the answer."""
 
 
 class RouterError(HybridIndexError):
@@ -176,24 +145,19 @@ class RouterClosedError(RouterError):
 
 
 class RefreshError(RouterError):
-    """An update of the plan cannot be made now: another one goes on, or it rests on a plan that serves no more."""
+    """The plan cannot be updated now: another update is running, or the update's old plan serves no longer."""
 
 
 class DocumentStoreError(HybridIndexError):
     """A document store is missing, foreign, damaged, or was written for another index."""
 
 
-class GenerationError(HybridIndexError):
-    """An LLM server cannot be reached, refused the request, or answered something that cannot be read."""
-
-    def __init__(self, message: str, *, status: int | None = None) -> None:
-        """``status``: of the HTTP answer that refused; 0 where nobody accepted the connection."""
-        super().__init__(message)
-        self.status = status
+class GenerationError(_HTTPStatusError):
+    """An LLM server cannot be reached, refused the request, or sent an answer that cannot be read."""
 
 
 class TraceError(HybridIndexError):
-    """A trace cannot be read, or holds other steps than the pipeline that replays it asks for."""
+    """A trace cannot be read, or has other steps than the pipeline that replays it."""
 
 
 class ServiceError(HybridIndexError):
@@ -201,7 +165,7 @@ class ServiceError(HybridIndexError):
 
 
 class AccessDeniedError(ServiceError):
-    """There is no key, it is wrong or revoked, or its role does not allow the call."""
+    """There is no API key, it is wrong or revoked, or its role does not allow the call."""
 
 
 class DeadlineExceededError(ServiceError):
@@ -209,7 +173,7 @@ class DeadlineExceededError(ServiceError):
 
 
 class OverloadedError(ServiceError):
-    """The queue is full, or the daemon drains. Nothing was done; the same request may be sent again."""
+    """The queue is full, or the daemon drains. Nothing was done: the request can be sent again after a while."""
 
     def __init__(self, message: str, *, retry_after_s: float, own_share: bool = False) -> None:
         """``own_share``: only this client's part of the queue is full."""
@@ -223,4 +187,4 @@ class UnknownSessionError(ServiceError):
 
 
 class UnreachableError(ServiceError):
-    """Nobody answers at the daemon's address."""
+    """Nothing answers at the daemon's address."""

@@ -1,4 +1,4 @@
-"""The native extension, or the reason why it is not there. Callers have a numpy or torch path for the second case."""
+"""The native extension, or the reason why it is missing; callers then use numpy or torch."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["MOVED", "install"]
+__all__ = ["MOVED", "RENAMED", "install"]
 
 #: Old module, or package with all that is in it -> where it is now.
 MOVED = {
@@ -26,6 +26,28 @@ MOVED = {
     "hybridindex.partitioner.schedule": "hybridindex.studies.schedule",
     "hybridindex.partitioner.what_if": "hybridindex.studies.what_if",
     "hybridindex.simulator": "hybridindex.studies.simulator",
+}
+_SIMULATOR, _SCHEDULE = "hybridindex.studies.simulator", "hybridindex.studies.schedule"
+#: Module of a moved package that has another name there -> that name.
+RENAMED = {
+    f"{_SIMULATOR}.drift": f"{_SIMULATOR}.moving_load",
+    f"{_SIMULATOR}.follow": f"{_SIMULATOR}.follow_drift",
+    f"{_SIMULATOR}.llm": f"{_SIMULATOR}.llm_server",
+    f"{_SIMULATOR}.lookahead": f"{_SIMULATOR}.lookahead_replay",
+    f"{_SIMULATOR}.machine": f"{_SIMULATOR}.other_machine",
+    f"{_SIMULATOR}.queries": f"{_SIMULATOR}.query_pool",
+    f"{_SIMULATOR}.retrieval": f"{_SIMULATOR}.engine_loop",
+    f"{_SIMULATOR}.serve": f"{_SIMULATOR}.system",
+    f"{_SIMULATOR}.served": f"{_SIMULATOR}.engine_fit",
+    f"{_SIMULATOR}.stages": f"{_SIMULATOR}.stage_table",
+    f"{_SCHEDULE}.decoding": f"{_SCHEDULE}.costs.decoding",
+    f"{_SCHEDULE}.explain": f"{_SCHEDULE}.stage_report",
+    f"{_SCHEDULE}.iterative": f"{_SCHEDULE}.costs.decode_slowdown",
+    f"{_SCHEDULE}.pipeline": f"{_SCHEDULE}.stage_pipeline",
+    f"{_SCHEDULE}.retrieval": f"{_SCHEDULE}.costs.tree_scan",
+    f"{_SCHEDULE}.roofline": f"{_SCHEDULE}.costs.roofline",
+    f"{_SCHEDULE}.search": f"{_SCHEDULE}.frontier_search",
+    f"{_SCHEDULE}.stages": f"{_SCHEDULE}.costs.stage_costs",
 }
 
 
@@ -53,7 +75,8 @@ def new_path(name: str) -> str | None:
     """Where the module ``name`` of version 0.1 is now; None for any other name."""
     for old, new in MOVED.items():
         if name == old or name.startswith(f"{old}."):
-            return new + name[len(old) :]
+            path = new + name[len(old) :]
+            return RENAMED.get(path, path)
     return None
 
 

@@ -1,7 +1,7 @@
-"""Running estimates of times that are seen one by one: a line that fades, and how far from it the slowest lie.
+"""Running estimates of observed times: a line fitted with decay, and quantiles of recent values.
 
-Pure but for their own state, and cheap enough for every search: no arrays, no fits over a history. What is done with
-them is in ``router.deadline`` (host scans) and ``rag.chunk_time`` (generation).
+Cheap enough for every search: no arrays, no fit over a history. Used for host scans under a deadline and for the time
+of generation steps.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ __all__ = ["FadingLine", "RecentValues"]
 
 
 class FadingLine:
-    """y = a + b·x by least squares, b never below 0; an observation is worth ``keep`` of the next. One thread."""
+    """y = a + b·x by least squares, b >= 0; each observation weighs ``keep`` times the next one. Not thread-safe."""
 
     def __init__(self, keep: float = 0.8, *, through_origin: float = 0.0) -> None:
         """
         Args:
-            through_origin: how far the slope is drawn to that of the line from the origin to the mean of the points:
-                steady where these are few or of one size, when a free slope may be anything. 0: not at all, 1: it is
-                the slope of the best line through the origin, and only the height is free.
+            through_origin: weight that pulls the slope towards that of the line from the origin to the mean of the
+                points. It steadies the slope where points are few or of one size. 0: no pull; 1: the slope of the best
+                line through the origin, with a free height.
 
         Raises:
             InvalidInputError: ``keep`` not in (0, 1], ``through_origin`` not in [0, 1].
@@ -35,8 +35,8 @@ class FadingLine:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def observe(self, x: float, y: float) -> None:
-        """Takes one point into account."""
-        # Means and central sums, updated in place: plain sums of squares would cancel.
+        """Adds one point."""
+        # Means and central sums, updated in place: plain sums of squares would lose digits by cancellation.
         self._weight = self._keep * self._weight + 1.0
         share = 1.0 / self._weight
         dx, dy = x - self._x, y - self._y
@@ -61,7 +61,7 @@ class FadingLine:
 
 
 class RecentValues:
-    """The last ``size`` values, and their order. One thread."""
+    """Quantiles of the last ``size`` values. Not thread-safe."""
 
     def __init__(self, size: int = 64) -> None:
         self._values: deque[float] = deque(maxlen=size)
@@ -70,22 +70,20 @@ class RecentValues:
         return len(self._values)
 
     def add(self, value: float) -> None:
-        """Takes one value in; the oldest leaves."""
+        """Adds one value; drops the oldest of more than ``size``."""
         self._values.append(value)
 
     def upper(self, share: float) -> float | None:
-        """The least of the values that at most ``1 - share`` of them exceed; None while there are none.
+        """The smallest value that at most ``1 - share`` of the values exceed; None while there are none.
 
-        The largest of 20 counts in full at a share of 0.95; of 21, it is left out.
+        At a share of 0.95 that is the largest of 20 values, and the second largest of 21.
         """
-        if not self._values:
-            return None
-        ordered = sorted(self._values)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        return self._at(share, sorted(self._values))
 
     def lower(self, share: float) -> float | None:
-        """The greatest of the values that at most ``1 - share`` of them fall below; None while there are none."""
-        if not self._values:
-            return None
-        ordered = sorted(self._values, reverse=True)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        """The largest value that at most ``1 - share`` of the values fall below; None while there are none."""
+        return self._at(share, sorted(self._values, reverse=True))
+
+    @staticmethod
+    def _at(share: float, ordered: list[float]) -> float | None:
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None

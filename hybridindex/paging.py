@@ -1,6 +1,6 @@
-"""Page arithmetic shared by those who plan device memory (partitioner) and those who own it (tiers).
+"""Page and byte arithmetic, for the partitioner, which plans device memory, and the tiers, which own it.
 
-Pure numbers; what a page holds and who may write to it is the arena's business (:mod:`hybridindex.tiers.paged.arena`).
+:mod:`hybridindex.tiers.paged.arena` decides what a page holds and who may write to it.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import numpy as np
 from hybridindex.errors import InvalidInputError
 from hybridindex.types import I64
 
-__all__ = ["DEFAULT_PAGE_BYTES", "PageGeometry", "scratch_for_budget", "shard_page_bytes"]
+__all__ = ["DEFAULT_PAGE_BYTES", "PageGeometry", "format_bytes", "scratch_for_budget", "shard_page_bytes"]
 
 DEFAULT_PAGE_BYTES = 65_536
 _MAX_SCRATCH_BYTES = 64 << 20
-#: faiss-gpu interleaves codes by so many rows.
+#: Rows of codes that faiss-gpu interleaves.
 _SHARD_ROWS = 32
-#: What a device hands out memory in.
+#: Unit in which a device allocates memory.
 _ALLOCATION_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageGeometry:
-    """How rows of codes fill pages. A page holds whole rows, so that a list's pages can be scanned one by one."""
+    """Rows of codes in pages. A page holds whole rows, so that each page of a list can be scanned alone."""
 
     code_size: int
     rows_per_page: int
 
     @classmethod
     def for_code_size(cls, code_size: int, page_bytes: int = DEFAULT_PAGE_BYTES) -> PageGeometry:
-        """Pages of at most ``page_bytes`` bytes, but of one row at least.
+        """Pages of at most ``page_bytes`` bytes, but of at least one row.
 
         Raises:
             InvalidInputError: ``code_size`` or ``page_bytes`` is below 1.
@@ -53,12 +53,22 @@ class PageGeometry:
 
 
 def scratch_for_budget(budget_bytes: int) -> int:
-    """Bytes of a device budget set aside for the scan's temporary buffers."""
+    """Bytes of a device budget that are reserved for the scan's temporary buffers."""
     return min(_MAX_SCRATCH_BYTES, budget_bytes // 8)
 
 
 def shard_page_bytes(code_size: int) -> int:
-    """Unit in which a list of a shard takes device memory: whole groups of rows as faiss-gpu interleaves them, and a
-    whole number of allocation units, so that a list never takes more than its pages."""
+    """Page bytes of a shard: whole groups of rows as faiss-gpu interleaves them, and whole allocation units, so that a
+    list never takes more than its pages."""
     rows = _SHARD_ROWS * (_ALLOCATION_BYTES // math.gcd(_ALLOCATION_BYTES, _SHARD_ROWS * code_size))
     return rows * code_size
+
+
+def format_bytes(nbytes: float) -> str:
+    """1536 -> "1.50 KiB"."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.2f} {unit}"
+        value /= 1024
+    return f"{value:.2f} TiB"

@@ -1,7 +1,7 @@
-"""The shared nouns: what was measured, asked and answered. Data only; no I/O, no threads, no torch, no SQL.
+"""Values that rooms exchange: measurements and answers. Data only; no I/O, threads, torch or SQL.
 
-Rooms exchange these values. What a *plan* is lives in :mod:`hybridindex.partitioner.plan`; where a list *is* lives in
-:mod:`hybridindex.tiers.contract.residency`. Arrays inside frozen dataclasses are treated as read-only by everybody.
+Plans are in :mod:`hybridindex.partitioner.plan`, residency in :mod:`hybridindex.tiers.contract.residency`. Treat arrays
+in frozen dataclasses as read-only.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class SearchResult:
     ids: I64
     #: (n, k) float32; +inf (l2) or -inf (ip) in empty places; best first, ties by id.
     distances: F32
-    #: (n,) int32: lists that were really probed per query. Lower than asked only under a deadline, or where an
-    #: approximate coarse quantizer found fewer.
+    #: (n,) int32: lists probed per query. Lower than requested only under a deadline, or where an approximate coarse
+    #: quantizer found fewer.
     nprobe_used: I32
     #: (n,) float32: fraction of each query's scan work (bytes) that resident lists served.
     hit_rate: F32
@@ -64,7 +64,7 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareInfo:
-    """The machine a profile was measured on. ``fingerprint`` covers what changes speed, not load."""
+    """The machine a profile was measured on. ``fingerprint`` covers what changes its speed, not its load."""
 
     fingerprint: str
     cpu_model: str
@@ -73,16 +73,16 @@ class HardwareInfo:
     memory_bytes: int
     #: One line per device: name and memory; empty without a GPU.
     devices: tuple[str, ...] = ()
-    #: Package name -> version, of what takes part in a measurement.
+    #: Package name -> version, of packages that take part in a measurement.
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessSample:
-    """Which lists the calibration queries probe: the sparse joint hit/miss matrix, split in two halves.
+    """Lists that the calibration queries probe: the sparse joint hit/miss matrix, split in two halves.
 
-    The hot order is chosen on ``fit``; means, variances and coverage curves are estimated on ``held``:
-    figures from the same half would flatter.
+    The hot order is chosen on ``fit``; means, variances and coverage curves are estimated on ``held``. Estimates on the
+    half that chose the order would be too good.
     """
 
     #: (n_fit, nprobe) int32 list ids, -1 = none.
@@ -95,7 +95,7 @@ class AccessSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSample:
-    """One timed run of one stage on one batch, with the work that it did."""
+    """One timed run of one stage on one batch, and its work."""
 
     stage: Stage
     #: Number of queries in the batch.
@@ -105,11 +105,11 @@ class StageSample:
     probes: int = 0
     #: Code bytes scanned, summed over queries.
     work_bytes: int = 0
-    #: Code bytes of the query with the most work.
+    #: Code bytes scanned for the query with the most work.
     max_work_bytes: int = 0
-    #: Code bytes of the union of the scanned lists.
+    #: Code bytes of the distinct lists that were scanned.
     unique_bytes: int = 0
-    #: Fraction of lists that were masked as resident (0 = everything on the host).
+    #: Fraction of lists that were masked as resident; 0 = all lists on the host.
     coverage: float = 0.0
     #: Smallest hit rate (by bytes) of the batch's queries under that mask.
     min_hit_rate: float = 0.0
@@ -129,7 +129,7 @@ class TransferSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallPoint:
-    """Quality at one nprobe against the same index searched with nprobe = nlist: what probing fewer lists loses."""
+    """Quality at one nprobe, against a search of the same index with nprobe = nlist."""
 
     nprobe: int
     recall: float
@@ -140,11 +140,11 @@ class RecallPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMProfile:
-    """What the LLM can do with how much KV cache.
+    """Throughput of the LLM against its KV-cache bytes.
 
     ``points`` are measured (KV-cache bytes, requests/s) pairs, per device group, at ``input_tokens``/``output_tokens``.
-    With a single point, throughput is scaled linearly with the remaining bytes (VectorLiteRAG, Algorithm 1, line 5),
-    which is not conservative for convex curves.
+    With one point, throughput is proportional to the bytes left (VectorLiteRAG, Algorithm 1, line 5), which overstates
+    a convex curve.
     """
 
     #: KV-cache bytes, summed over devices, when no index is resident.
@@ -164,8 +164,8 @@ class LLMProfile:
 class LLMLevel:
     """A closed loop of requests to an LLM: ``concurrency`` clients, each sends its next request after an answer.
 
-    Times in seconds; medians and 90th percentiles over the requests. Offline runs have no clients and no such times:
-    there ``concurrency`` is the number of requests given at once, and times are 0.
+    Times in seconds; medians and 90th percentiles over the requests. In offline runs ``concurrency`` is the number of
+    requests given at once, and times are 0.
     """
 
     concurrency: int
@@ -182,19 +182,19 @@ class LLMLevel:
     #: Whole request.
     latency_p50_s: float = 0.0
     latency_p90_s: float = 0.0
-    #: Largest part of the KV cache that was seen in use, 0..1; None where the engine does not tell.
+    #: Largest observed part of the KV cache in use, 0..1; None where the engine does not report it.
     kv_usage: float | None = None
-    #: Requests that the engine threw out of the KV cache and began anew; None where it does not tell.
+    #: Requests that the engine evicted from the KV cache and restarted; None where it does not report them.
     preemptions: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMMeasurement:
-    """What was measured about one LLM on one machine, with the profile that a plan takes from it."""
+    """Measurements of one LLM on one machine, and the profile that a plan uses."""
 
     #: ISO 8601, UTC.
     created_at: str
-    #: Fingerprint and devices of the machine that measured; the LLM's, where it runs there.
+    #: Fingerprint of the machine that measured; the LLM's machine where it runs there.
     hardware_fingerprint: str
     model: str
     #: "server": closed loops over HTTP. "offline": vLLM's own loop, one engine per KV-cache size.
@@ -204,15 +204,15 @@ class LLMMeasurement:
     levels: tuple[LLMLevel, ...]
     #: (prompt tokens, median TTFT in seconds) of single requests.
     prefill: tuple[tuple[int, float], ...] = ()
-    #: (KV-cache bytes, why) of points that the engine did not run.
+    #: (KV-cache bytes, reason) of points that the engine refused.
     refused: tuple[tuple[int, str], ...] = ()
-    #: KV-cache tokens, what ended a run early, and other facts worth keeping.
+    #: KV-cache tokens, why a run ended early, and other facts.
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Everything that was measured about one index on one machine, at one nprobe."""
+    """All measurements of one index on one machine at one nprobe."""
 
     #: Row id in the control store; ``None`` until stored.
     id: int | None = None
@@ -241,7 +241,7 @@ class Profile:
     stages: tuple[StageSample, ...]
     transfers: tuple[TransferSample, ...] = ()
     recall: tuple[RecallPoint, ...] = ()
-    #: Free-form facts worth keeping beside the numbers (data source, notes on load).
+    #: Other facts about the measurement (data source, notes on load).
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     @property

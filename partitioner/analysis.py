@@ -1,4 +1,4 @@
-"""Everything that follows from a profile alone: computed once, shared by every plan, curve and picture."""
+"""What follows from a profile alone: computed once, shared by every plan, curve and picture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry
 from hybridindex.partitioner.models.coverage import CoverageCurve, build_coverage_curve
 from hybridindex.partitioner.models.latency import LatencyModel, fit_latency_model
-from hybridindex.partitioner.models.validate import HitRateValidation, validate_hit_rate_models
+from hybridindex.partitioner.models.validate_hitrate import HitRateValidation, validate_hit_rate_models
 from hybridindex.types import Profile
 
 __all__ = ["Analysis", "analyse"]
@@ -27,24 +27,17 @@ class Analysis:
 
     def configured(self, *, page_bytes: int, n_devices: int) -> Analysis:
         """The same statistics for another page size and number of devices."""
-        analysis = self
-        if analysis.latency.n_devices != n_devices:
-            latency = dataclasses.replace(analysis.latency, n_devices=n_devices)
-            analysis = dataclasses.replace(analysis, latency=latency)
-        geometry = PageGeometry.for_code_size(analysis.curve.geometry.code_size, page_bytes)
-        if geometry != analysis.curve.geometry:
-            pages = geometry.pages_for(self.profile.list_sizes[self.curve.order])
+        latency, curve = self.latency, self.curve
+        if latency.n_devices != n_devices:
+            latency = dataclasses.replace(latency, n_devices=n_devices)
+        geometry = PageGeometry.for_code_size(curve.geometry.code_size, page_bytes)
+        if geometry != curve.geometry:
+            pages = geometry.pages_for(self.profile.list_sizes[curve.order])
             prefix = np.concatenate(([0], np.cumsum(pages)))
             curve = dataclasses.replace(
-                analysis.curve,
-                geometry=geometry,
-                pages_by_rank=pages,
-                prefix_pages=prefix,
-                cell_cache={},
-                touch_cache={},
+                curve, geometry=geometry, pages_by_rank=pages, prefix_pages=prefix, cell_cache={}, touch_cache={}
             )
-            analysis = dataclasses.replace(analysis, curve=curve)
-        return analysis
+        return dataclasses.replace(self, latency=latency, curve=curve)
 
 
 def analyse(profile: Profile, *, page_bytes: int = DEFAULT_PAGE_BYTES, seed: int = 0) -> Analysis:

@@ -1,32 +1,19 @@
-"""A plan in ten lines for a person: what was decided, from what, and what would change it."""
+"""Ten lines that tell a person what a plan decided, from what, and what would change it."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
+from hybridindex.paging import format_bytes
+from hybridindex.partitioner.decision import Decision
 from hybridindex.partitioner.models.throughput import throughput_model
-from hybridindex.partitioner.plan import problem_of
-from hybridindex.partitioner.solver import Solution, solve
+from hybridindex.partitioner.solver import Solution, problem_of, solve
 
-if TYPE_CHECKING:
-    from hybridindex.partitioner.plan import Plan
-
-__all__ = ["explain_plan", "format_bytes"]
+__all__ = ["explain_plan"]
 
 
-def format_bytes(nbytes: float) -> str:
-    """1536 -> "1.50 KiB"."""
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.2f} {unit}"
-        value /= 1024
-    return f"{value:.2f} TiB"
-
-
-def explain_plan(plan: Plan) -> str:
-    """Ten lines, in plain words."""
+def explain_plan(plan: Decision) -> str:
+    """Ten lines of plain words."""
     request, curve, latency = plan.request, plan.analysis.curve, plan.analysis.latency
     profile = plan.analysis.profile
     batch = plan.batch
@@ -71,7 +58,7 @@ def explain_plan(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _in_words(plan: Plan, solution: Solution) -> str:
+def _in_words(plan: Decision, solution: Solution) -> str:
     curve = plan.analysis.curve
     nbytes = curve.device_bytes(solution.count)
     nbytes += sum(plan.request.scratch) if nbytes else 0
@@ -79,7 +66,7 @@ def _in_words(plan: Plan, solution: Solution) -> str:
     return f"{format_bytes(nbytes)} ({solution.count / curve.nlist:.1%} of lists){verdict}"
 
 
-def _other_slo(plan: Plan) -> str:
+def _other_slo(plan: Decision) -> str:
     problem = problem_of(plan.analysis, plan.request)
     half, double = (solve(problem, plan.tau_s * factor) for factor in (0.5, 2.0))
     return f"Another SLO: half of it would take {_in_words(plan, half)}, twice {_in_words(plan, double)}." + (
@@ -87,7 +74,7 @@ def _other_slo(plan: Plan) -> str:
     )
 
 
-def _other_budget(plan: Plan) -> str:
+def _other_budget(plan: Decision) -> str:
     if plan.feasible:
         spare = sum(plan.request.budgets) - plan.device_bytes
         return f"Another budget: {format_bytes(spare)} are spare; down to {format_bytes(plan.device_bytes)} this holds."

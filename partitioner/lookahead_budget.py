@@ -1,7 +1,7 @@
 """How many bytes to move ahead of a search, and how many lists a search may probe before its deadline.
 
-TeleRAG's prefetch budget (Appendix B) on a *measured* miss curve, and PipeRAG's nprobe under a deadline. Which lists
-move is the router's business.
+TeleRAG's prefetch budget (Appendix B) on a *measured* miss curve, and PipeRAG's nprobe under a deadline. The router
+chooses which lists move.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ class LookaheadBudget:
     """Bytes to move for one lookahead, and why."""
 
     nbytes: int
-    #: ``overlap``: what fits behind generation. ``beyond``: going on past it pays. ``share``: the arena's share binds.
-    #: ``all``: nothing is left to move.
+    #: What limits it. ``overlap``: what fits behind generation. ``beyond``: more than that, because it pays.
+    #: ``share``: the arena's share. ``all``: nothing is left to move.
     case: Literal["overlap", "beyond", "share", "all"]
-    #: Predicted generation (or transfer, if longer) plus retrieval, with this budget and with none.
+    #: Predicted seconds of generation (or transfer, if longer) plus retrieval, with this budget and with none.
     total_s: float
     total_without_s: float
     #: Bytes that fit behind generation: bandwidth * t_LLM.
     overlap_bytes: int
-    #: TeleRAG's Eq. 7, where the derivative of the miss rate is replaced by its decrement; for comparison.
+    #: TeleRAG's Eq. 7, for comparison: it replaces the derivative of the miss rate by its decrement.
     eq7_bytes: int
 
 
 def miss_curve_of(curve: CoverageCurve, resident_bytes: int = 0) -> MissCurve:
-    """Miss rate by bytes against page bytes moved in hot order, when ``resident_bytes`` of it are there already.
+    """Miss rate by bytes against page bytes moved in hot order, after the first ``resident_bytes``.
 
-    A draft query knows better than the hot order which lists come next: real misses fall at least as fast.
+    A draft query names the next lists better than the hot order does, so real misses fall at least as fast.
     """
     nbytes = curve.prefix_pages[curve.grid].astype(np.float64) * curve.geometry.page_bytes
     nbytes, first = np.unique(nbytes[::-1], return_index=True)
@@ -87,13 +87,13 @@ def lookahead_budget(
 ) -> LookaheadBudget:
     """Bytes that minimise max(t_LLM, b / bandwidth) + max(t_host(b), t_device(b)), never above the arena's share.
 
-    Up to b0 = bandwidth * t_LLM moving is free, so b0 is the least worth taking (case 1 of TeleRAG's Appendix B),
-    unless the device is the slower side. Beyond it the objective is piecewise linear on the measured curve, so its
-    minimum lies at a knot or where host and device take equally long; all of them are tried.
+    Up to b0 = bandwidth * t_LLM copies hide behind generation, so b0 is the minimum (case 1 of TeleRAG's Appendix B)
+    unless the device is slower than the host. Beyond b0 the objective is piecewise linear on the measured curve: its
+    minimum lies at a knot, or where host and device take equally long. All of these are tried.
 
     Args:
-        host_scan_s: seconds to scan everything on the host; falls in proportion to the miss rate.
-        device_scan_s: seconds to scan everything on the device; grows with the hit rate.
+        host_scan_s: seconds to scan everything on the host; scaled by the miss rate.
+        device_scan_s: seconds to scan everything on the device; scaled by the hit rate.
         share_bytes: bytes of the arena that lookahead may use.
 
     Raises:
@@ -160,7 +160,7 @@ def deadline_nprobe(predict_s: Callable[[int], float], window_s: float, *, min_n
     """Largest nprobe whose predicted latency fits the window; never below ``min_nprobe`` (PipeRAG).
 
     Args:
-        predict_s: seconds at an nprobe, under the present load and residency; must not decrease.
+        predict_s: seconds at an nprobe under the present load and residency; must not fall as nprobe grows.
         window_s: seconds left; may be negative.
 
     Raises:
@@ -172,7 +172,7 @@ def deadline_nprobe(predict_s: Callable[[int], float], window_s: float, *, min_n
         raise InvalidInputError("window_s is NaN; give seconds")
     if predict_s(max_nprobe) <= window_s:
         return max_nprobe
-    low, high = min_nprobe, max_nprobe  # high does not fit; low is the floor, fitting or not
+    low, high = min_nprobe, max_nprobe  # high does not fit; low fits or is the floor
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if predict_s(middle) <= window_s else (low, middle)

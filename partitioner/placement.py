@@ -1,7 +1,7 @@
-"""Which device holds which resident list. One copy of each list; every device keeps to its own number of pages.
+"""Which device holds which resident list: one copy of each list, within each device's own number of pages.
 
-Covers the choice under a page limit, and two ways of spreading: round robin by size (VectorLiteRAG IV-A4) and longest
-processing time first on access work. Does not move bytes and does not decide how many lists are wanted.
+Covers the choice under a page limit and two ways of spreading: round robin by size (VectorLiteRAG IV-A4), and longest
+processing time first (LPT) on access work. Moves no bytes; does not decide how many lists are wanted.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ I16 = npt.NDArray[np.int16]
 
 __all__ = ["PlacementResult", "choose_hottest", "place_lpt", "place_round_robin"]
 
-#: Lists placed one by one before the rest is dealt out in rows.
+#: Lists that are placed one by one; the others are dealt out in rows.
 _HEAD_LISTS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlacementResult:
-    """Devices of the lists asked for, in the order in which they were given."""
+    """Devices of the lists, in the order in which they were given."""
 
     #: (m,) int16 device of each list, -1 where none had room.
     device: I16
@@ -41,18 +41,18 @@ class PlacementResult:
 
     @property
     def imbalance(self) -> float:
-        """Largest share of work over the even share; 1 is perfect."""
+        """Work of the most loaded device over the even share; 1 is perfect."""
         total = float(self.work.sum())
         return float(self.work.max()) * self.work.size / total if total > 0 else 1.0
 
 
 def choose_hottest(pages: I64, limit_pages: int, largest_list_pages: int) -> I64:
-    """Places (m,) int64, ascending, of the lists that fit: hottest first, skipping those that do not, and going on.
+    """Ranks (m,) int64, ascending, of the lists that fit: hottest first, skipping those that do not fit.
 
     Args:
         pages: (n,) int64 pages of each candidate in hot order.
         limit_pages: pages of all devices together.
-        largest_list_pages: pages of the roomiest device; a larger list fits nowhere.
+        largest_list_pages: pages of the largest device; a larger list fits nowhere.
     """
     chosen: list[I64] = []
     candidates = np.flatnonzero(pages <= min(limit_pages, largest_list_pages))
@@ -67,7 +67,7 @@ def choose_hottest(pages: I64, limit_pages: int, largest_list_pages: int) -> I64
 
 
 def place_lpt(work: F64, pages: I64, capacity_pages: Sequence[int]) -> PlacementResult:
-    """Heaviest work first, each to the least loaded device that has room; a list that fits nowhere stays unplaced.
+    """LPT: heaviest work first, each to the least loaded device with room; a list that fits nowhere is not placed.
 
     Args:
         work: (m,) float64 access work of each list.
@@ -86,7 +86,7 @@ def place_lpt(work: F64, pages: I64, capacity_pages: Sequence[int]) -> Placement
 
 
 def _lpt_loop(work: F64, pages: I64, capacity: list[int]) -> list[int]:
-    """Devices of lists that come heaviest first."""
+    """Devices of lists that are given heaviest first."""
     room = list(capacity)
     heap = [(0.0, d) for d in range(len(room))]
     devices: list[int] = []
@@ -109,10 +109,10 @@ def _lpt_loop(work: F64, pages: I64, capacity: list[int]) -> list[int]:
 
 
 def _place_large(work: F64, pages: I64, room: list[int], order: I64) -> I16 | None:
-    """The heaviest lists one by one, the long light tail dealt out in serpentine rows; ``None`` if a device overflows.
+    """LPT for the heaviest lists, serpentine rows (0..n-1, n-1..0) for the others; ``None`` if a device overflows.
 
-    Loads differ by at most one list after the head, and a serpentine adds at most the tail's heaviest list, so the
-    balance is that of the plain loop up to one light list, in a fraction of its time.
+    After the heaviest lists, loads differ by at most one list. Serpentine rows add at most the heaviest of the others.
+    So the balance is that of LPT up to one light list, in a fraction of the time.
     """
     n = len(room)
     placed = np.empty(order.size, dtype=np.int16)
@@ -129,7 +129,7 @@ def _place_large(work: F64, pages: I64, room: list[int], order: I64) -> I16 | No
 
 
 def place_round_robin(work: F64, pages: I64, capacity_pages: Sequence[int]) -> PlacementResult:
-    """The paper's splitter: largest list first, devices in turn; a full device is passed over."""
+    """The splitter of VectorLiteRAG IV-A4: largest list first, devices in turn; a full device is skipped."""
     room = _capacities(capacity_pages)
     n = len(room)
     order = np.argsort(-pages, kind="stable")

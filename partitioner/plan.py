@@ -1,203 +1,48 @@
 """A plan: which lists become resident where, decided from one profile for one target. Not yet applied to anything.
 
-Covers :func:`make_plan`, the :class:`Plan` it returns, its predictions and its record form. The explanation in words
-is in :mod:`hybridindex.partitioner.explain`.
+Covers :func:`make_plan` and the :class:`Plan` it returns, with its record form. Predictions are in
+:mod:`hybridindex.partitioner.decision`, the explanation in words in :mod:`hybridindex.partitioner.explain`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hybridindex.errors import InvalidInputError, ProfileMismatchError
 from hybridindex.partitioner.analysis import Analysis, analyse
-from hybridindex.partitioner.lookahead_budget import LookaheadBudget, lookahead_budget, miss_curve_of
+from hybridindex.partitioner.decision import Decision, Verdict
+from hybridindex.partitioner.explain import explain_plan
 from hybridindex.partitioner.models.coverage import QueryWork
-from hybridindex.partitioner.models.hitrate import distribution
-from hybridindex.partitioner.models.throughput import throughput_model
-from hybridindex.partitioner.models.transfer import fit_transfers
 from hybridindex.partitioner.placement import choose_hottest, place_lpt
-from hybridindex.partitioner.request import PlanRequest, check_batch
-from hybridindex.partitioner.solver import Problem, Solution, SolverStep, solve
+from hybridindex.partitioner.request import PlanRequest
+from hybridindex.partitioner.solver import Problem, Solution, SolverStep, problem_of, solve
 from hybridindex.partitioner.sustain import max_sustainable_qps, self_consistent_epsilon
 from hybridindex.types import I64, Profile
 
-__all__ = ["Plan", "Verdict", "make_plan", "problem_of"]
+__all__ = ["Plan", "Verdict", "make_plan"]
 
 RECORD_VERSION = 3
-#: Fields of a plan that a record keeps as they are.
-_PLAIN_FIELDS = (
-    "reason",
-    "profile_id",
-    "index_fingerprint",
-    "hardware_fingerprint",
-    "nlist",
-    "nprobe",
-    "k",
-    "coverage",
-    "coverage_bytes_fraction",
-    "device_bytes",
-    "page_bytes",
-    "n_unplaced",
-    "imbalance",
-    "predicted_hit_rate",
-    "tau_s",
-    "batch",
-    "rate_qps",
-    "max_sustainable_qps",
-    "epsilon_solved",
-    "coverage_at_epsilon_solved",
-    "nearest_slo_ms",
-    "hit_rate_model",
-    "host_model",
-)
-
-
-class Verdict(StrEnum):
-    """Whether the target can be met. Equal to its plain string."""
-
-    FEASIBLE = "feasible"
-    INFEASIBLE = "infeasible"
+#: Fields of a plan that a record converts, keeps as arrays, or computes again; it keeps the others as they are.
+_CONVERTED_FIELDS = {"verdict", "request", "device_bytes_each", "hit_rate_errors", "host_model_errors", "trace"}
+_PLAIN_FIELDS = [
+    f.name
+    for f in dataclasses.fields(Decision)
+    if f.name not in _CONVERTED_FIELDS | {"resident_lists", "list_device", "analysis", "_work"}
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Plan:
-    """A decision with its inputs. An infeasible plan is the best effort within the budget, and can be routed."""
-
-    verdict: Verdict
-    #: One sentence: why this verdict, and every cap that took effect.
-    reason: str
-    request: PlanRequest
-    profile_id: int | None
-    index_fingerprint: str
-    hardware_fingerprint: str
-    nlist: int
-    nprobe: int
-    k: int
-    #: Fractions of lists and of code bytes that are resident.
-    coverage: float
-    coverage_bytes_fraction: float
-    #: Total over devices: pages of the resident lists, and scratch where anything is resident.
-    device_bytes: int
-    #: Bytes per device, the same way.
-    device_bytes_each: tuple[int, ...]
-    page_bytes: int
-    #: (m,) int64 list ids, hottest first.
-    resident_lists: I64
-    #: (nlist,) int16 device of each list, -1 = host.
-    list_device: npt.NDArray[np.int16]
-    #: Lists that were wanted but fit on no device.
-    n_unplaced: int
-    #: Most loaded device's access work over the even share.
-    imbalance: float
-    #: Mean hit rate by bytes.
-    predicted_hit_rate: float
-    #: What search may take once queueing is set aside, and the batch size that it runs at.
-    tau_s: float
-    batch: int
-    #: Requests/s the plan was solved for; ``None`` when neither rate nor LLM was given.
-    rate_qps: float | None
-    #: Highest requests/s that measured batch sizes sustain within tau_s (and beside the LLM, what it takes).
-    max_sustainable_qps: float
-    #: Epsilon that the batching model gives for this plan, and the coverage solved with it; ``None`` without a rate.
-    epsilon_solved: float | None
-    coverage_at_epsilon_solved: float | None
-    #: Smallest SLO that could be met with the same budget; ``None`` when feasible, or when no SLO can.
-    nearest_slo_ms: float | None
-    trace: tuple[SolverStep, ...]
-    #: Hit-rate model in use, and (median, worst) absolute error of each on unseen queries.
-    hit_rate_model: str
-    hit_rate_errors: Mapping[str, tuple[float, float]]
-    #: Host scan model in use, and the median relative error of each on unseen samples.
-    host_model: str
-    host_model_errors: Mapping[str, float]
-    analysis: Analysis = field(repr=False)
-    _work: QueryWork = field(repr=False)
-
-    @property
-    def coverage_bytes(self) -> float:
-        """Fraction of code bytes that are resident."""
-        return self.coverage_bytes_fraction
-
-    @property
-    def feasible(self) -> bool:
-        return self.verdict is Verdict.FEASIBLE
-
-    @property
-    def n_devices(self) -> int:
-        return self.request.n_devices
-
-    def predicted_min_hit_rate(self, batch: int) -> float:
-        """E[smallest hit rate by bytes in a batch], by the model that validated best (Eq. 2).
-
-        Raises:
-            InvalidInputError: ``batch`` is no integer >= 1.
-        """
-        check_batch(batch)
-        model = distribution(self.analysis.curve, self._work, self.analysis.hit_rates.best)
-        return min(model.expected_min(batch), self.predicted_hit_rate)
-
-    def predicted_min_hit_rate_quantile(self, batch: int, probability: float) -> float:
-        """The hit rate that every query of a batch reaches with ``probability``."""
-        if not 0.0 < probability <= 1.0:
-            raise InvalidInputError(f"probability is {probability}; give a value in (0, 1]")
-        model = distribution(self.analysis.curve, self._work, self.analysis.hit_rates.best)
-        return model.min_quantile(batch, probability)
-
-    def predicted_latency_ms(self, batch: int, percentile: float | None = None) -> float:
-        """Milliseconds of one routed batch, without queueing: the median, or another percentile.
-
-        Raises:
-            InvalidInputError: ``batch`` is no integer >= 1, or ``percentile`` not between 0 and 100.
-        """
-        check_batch(batch)
-        return self.analysis.latency.predict(self.analysis.curve, self._work, batch, percentile).seconds * 1e3
-
-    def lookahead_budget(self, window_ms: float, *, share_bytes: int, batch: int = 1) -> LookaheadBudget:
-        """Bytes that a session should move ahead of its search while the LLM generates for ``window_ms``.
-
-        Args:
-            window_ms: generation time that copies can hide behind; see ``LLMProfile.generation_s``.
-            share_bytes: most bytes of the arena that lookahead may take.
-            batch: queries that will share the search.
-
-        Raises:
-            InvalidInputError: a negative window or share, or ``batch`` below 1.
-            ProfileError: the profile has no timed copies.
-        """
-        check_batch(batch)
-        if not (math.isfinite(window_ms) and window_ms >= 0):
-            raise InvalidInputError(f"window_ms is {window_ms}; give a finite number of milliseconds >= 0")
-        analysis, curve = self.analysis, self.analysis.curve
-        transfer = fit_transfers(analysis.profile.transfers, pinned=False)
-        nothing = curve.of_lists(np.empty(0, dtype=np.int64))
-        everything = curve.of_lists(np.arange(curve.nlist, dtype=np.int64))
-        own = sum(self.device_bytes_each) - sum(
-            s for s, used in zip(self.request.scratch, self.device_bytes_each, strict=True) if used
-        )
-        return lookahead_budget(
-            bandwidth_bytes_per_s=transfer.bytes_per_s,
-            t_llm_s=window_ms / 1e3,
-            miss_curve=miss_curve_of(curve, resident_bytes=own),
-            host_scan_s=float(analysis.latency.parts(curve, nothing, batch).host_s.mean()),
-            device_scan_s=float(analysis.latency.parts(curve, everything, batch).device_s.mean()),
-            share_bytes=share_bytes,
-        )
-
-    def extrapolated(self, batch: int) -> bool:
-        """True when predictions at ``batch`` go beyond what was measured."""
-        return self.analysis.latency.extrapolated(batch)
+class Plan(Decision):
+    """A decision that can be explained in words and stored."""
 
     def explain(self) -> str:
         """Ten lines: what was decided, from what, and what would change it."""
-        from hybridindex.partitioner.explain import explain_plan
-
         return explain_plan(self)
 
     def to_record(self) -> dict[str, Any]:
@@ -264,25 +109,11 @@ def make_plan(profile: Profile, request: PlanRequest, *, analysis: Analysis | No
     return _decide(base.configured(page_bytes=request.page_bytes, n_devices=request.n_devices), request)
 
 
-def problem_of(analysis: Analysis, request: PlanRequest) -> Problem:
-    """The solver's view of a request."""
-    pages = request.capacity_pages(analysis.curve.geometry.page_bytes)
-    return Problem(
-        curve=analysis.curve,
-        latency=analysis.latency,
-        percentile=request.percentile,
-        rate_qps=request.rate_qps,
-        llm=throughput_model(request.llm) if request.llm is not None else None,
-        scratch_bytes=sum(s for s, p in zip(request.scratch, pages, strict=True) if p > 0),
-        limit_pages=sum(pages),
-    )
-
-
 def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
     curve = analysis.curve
     problem = problem_of(analysis, request)
     capacity = request.capacity_pages(curve.geometry.page_bytes)
-    # At or below 0 the LLM alone breaks the SLO; the smallest positive target then finds the best effort.
+    # Where the LLM alone breaks the SLO nothing is left for search: the smallest positive target finds the best effort.
     tau_s = max(request.search_slo_s, 1e-12) / (1.0 + request.epsilon)
     solution = solve(problem, tau_s) if request.coverage is None else None
     wanted, notes = _wanted(problem, request, solution, capacity)
@@ -304,7 +135,7 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
     )
     if problem.llm is not None and problem.llm.extrapolated(sum(each)):
         notes.extend(problem.llm.unmeasured(sum(each)))
-    final = problem.step(work, int(resident.size), sum(each), tau_s, with_device=True, measured_too=True)
+    final = problem.step(work, int(resident.size), sum(each), tau_s, measured_too=True)
     met = final.accepted and request.search_slo_s > 0
     trace = (*(solution.trace if solution is not None else ()), final)
     batch = final.accepted_batch or final.batch_up
@@ -352,20 +183,17 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
 def _wanted(
     problem: Problem, request: PlanRequest, solution: Solution | None, capacity: tuple[int, ...]
 ) -> tuple[I64, list[str]]:
-    """Places in hot order (m,) int64, ascending, of the lists to load, and the caps that took effect."""
+    """Ranks in hot order (m,) int64, ascending, of the lists to load; and the caps that took effect."""
     curve = problem.curve
     notes: list[str] = []
-    limit = problem.limit_pages
-    if problem.llm is not None:
-        left = problem.llm.total_bytes - problem.scratch_bytes - 1
-        limit = min(limit, max(left, 0) // curve.geometry.page_bytes)
+    limit = problem.most_pages
     if solution is not None and solution.feasible:
         return np.arange(solution.count, dtype=np.int64), notes
     if solution is None:
         assert request.coverage is not None
         target = min(curve.nlist, math.ceil(request.coverage * curve.nlist - 1e-9))
     else:
-        # Best effort: what the solver found useful; where memory was the limit, also colder lists that still fit.
+        # Best effort: the lists that the solver found useful and, where memory was the limit, colder ones that fit.
         target = solution.count if solution.count < problem.cap_count() else curve.useful_count()
     if int(curve.prefix_pages[target]) <= limit:
         chosen = np.arange(target, dtype=np.int64)
@@ -374,7 +202,7 @@ def _wanted(
         if solution is None:
             notes.append(
                 f"coverage {request.coverage:g} asks for {target} lists and "
-                f"{problem.device_bytes(int(curve.prefix_pages[target]))} bytes; memory caps it at {chosen.size} lists"
+                f"{problem.prefix_bytes(target)} bytes; memory caps it at {chosen.size} lists"
             )
     if limit == 0:
         notes.append(
@@ -409,7 +237,7 @@ def _reason(
             f"in batches of {final.accepted_batch}",
             None,
         )
-    # The solver's own nearest is the one that a new plan is sure to reach; a hair more absorbs rounding.
+    # A new plan is sure to meet the solver's own nearest target. The factor absorbs rounding.
     nearest_tau = solution.nearest_tau_s if solution is not None else None
     if nearest_tau is None:
         nearest_tau = problem.nearest_tau(work, device_bytes)

@@ -1,12 +1,12 @@
 """Algorithm 1 of VectorLiteRAG, corrected: the fewest hot lists with which search meets its latency target.
 
-Searches over prefixes of the hot order, whose memory is the page bytes of *those* lists. Does not place lists on
-devices. Three corrections: the printed update overshoots (we bisect with the midpoint for the smallest coverage rho
-with infer(mu(rho)) <= rho); a rounded-down batch of 0 has no branch of its own; throughput falls with real bytes.
+Searches over prefixes of the hot order. Their memory is the page bytes of *those* lists. Places no list on a device.
+Three corrections: the printed update overshoots, so we bisect for the smallest coverage rho with
+infer(mu(rho)) <= rho; a batch that rounds down to 0 has no branch of its own; throughput falls with real bytes.
 
-A batch size B is accepted at rho when its latency meets the bound of its branch, and ``infer(mu(rho)) <= rho`` holds
-exactly when one of the branches accepts rho, because latency on the host never rises with rho. So one test of rho
-costs two latency predictions instead of an inner search.
+A batch size B is accepted at rho when its latency meets the bound of its branch. Latency on the host never rises with
+rho, so infer(mu(rho)) <= rho holds exactly when one branch accepts rho. One test of rho therefore costs two latency
+predictions instead of an inner search.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from typing import Any
 
 import numpy as np
 
+from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.models.coverage import CoverageCurve, QueryWork
 from hybridindex.partitioner.models.latency import LatencyModel
-from hybridindex.partitioner.models.throughput import ThroughputModel
+from hybridindex.partitioner.models.throughput import ThroughputModel, throughput_model
+from hybridindex.partitioner.request import PlanRequest
 
-__all__ = ["Problem", "Solution", "SolverStep", "solve"]
+__all__ = ["Problem", "Solution", "SolverStep", "problem_of", "solve"]
 
-#: Batches are not followed beyond this; at such sizes latency is a straight line.
+#: Largest batch that is tried; latency is a straight line long before.
 MAX_BATCH = 1 << 24
-#: A target is raised by so little that it lies above a limit which it must pass.
+#: Relative step that puts a target above a limit which it must exceed.
 _HAIR = 1e-6
-#: Prefixes that the nearest target is sought among.
+#: Prefixes that are tried for the nearest target, and its relative precision.
 _NEAREST_PREFIXES = 8
-#: Relative width to which the nearest target is narrowed down.
 _NEAREST_PRECISION = 1e-2
 _LARGEST_TAU_S = 1e7
 
@@ -39,23 +40,23 @@ _LARGEST_TAU_S = 1e7
 class SolverStep:
     """One coverage tried."""
 
-    #: Lists resident, as a number and as a fraction.
+    #: Resident lists, as a number and as a fraction.
     count: int
     coverage: float
     #: Device bytes with pages and scratch.
     device_bytes: int
     #: Requests/s to serve; ``None`` when no rate is known.
     rate_qps: float | None
-    #: ceil(tau mu), its latency and bound tau.
+    #: ceil(tau mu), its latency, and its bound tau.
     batch_up: int
     latency_up_s: float
     bound_up_s: float
-    #: floor(tau mu), its mean latency and bound B / mu; 0 and NaN where that branch is undefined or the same.
+    #: floor(tau mu), its mean latency, and its bound B / mu; 0 and NaN where that branch is undefined or the same.
     batch_down: int
     latency_down_s: float
     bound_down_s: float
     accepted: bool
-    #: The batch size that was accepted: ``batch_up`` before ``batch_down``; 0 when refused.
+    #: The batch size that was accepted, ``batch_up`` if both are; 0 when refused.
     accepted_batch: int
 
     def to_data(self) -> list[Any]:
@@ -92,19 +93,19 @@ class Solution:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
-    """What coverage is solved for. Pure; every method is a function of its arguments. Timings are remembered."""
+    """What coverage is solved for. Every method is a function of its arguments; timings are cached."""
 
     curve: CoverageCurve
     latency: LatencyModel
     percentile: float
-    #: Offered load; caps what the LLM could take. Both ``None``: solve for one query at a time.
+    #: Offered load, and the LLM's throughput: the smaller counts. Both ``None``: solve for one query at a time.
     rate_qps: float | None
     llm: ThroughputModel | None
-    #: Scan scratch of all devices together, taken once anything is resident.
+    #: Scan scratch of all devices, taken once anything is resident.
     scratch_bytes: int
-    #: Pages that all devices hold together.
+    #: Pages that all devices hold.
     limit_pages: int
-    _timings: dict[tuple[int, int, bool], tuple[float, float]] = field(init=False, repr=False, default_factory=dict)
+    _timings: dict[tuple[int, int], tuple[float, float]] = field(init=False, repr=False, default_factory=dict)
     _works: dict[int, QueryWork] = field(init=False, repr=False, default_factory=dict)
 
     def work_at(self, count: int) -> QueryWork:
@@ -114,28 +115,28 @@ class Problem:
             work = self._works[count] = self.curve.at(count)
         return work
 
-    def timing(self, work: QueryWork, batch: int, *, with_device: bool = True) -> tuple[float, float]:
-        """(seconds at the SLO's percentile, mean seconds) of batches; predicted once per prefix and batch."""
+    def timing(self, work: QueryWork, batch: int) -> tuple[float, float]:
+        """(seconds at the SLO's percentile, mean seconds) of a batch; predicted once per prefix and batch size."""
         if work.prefix is None:
-            return self.latency.both(self.curve, work, batch, self.percentile, with_device=with_device)
-        key = (work.prefix, batch, with_device)
+            return self.latency.both(self.curve, work, batch, self.percentile)
+        key = (work.prefix, batch)
         known = self._timings.get(key)
         if known is None:
-            known = self.latency.both(self.curve, work, batch, self.percentile, with_device=with_device)
-            self._timings[key] = known
+            known = self._timings[key] = self.latency.both(self.curve, work, batch, self.percentile)
         return known
 
     def at_rate(self, rate_qps: float) -> Problem:
-        """The same resident sets under another offered load alone. Shares what it remembers: no timing depends on it.
-
-        Not for use beside another thread.
+        """The same resident sets under another offered load, without the LLM. Shares the caches: no timing depends on
+        the load. Not thread-safe.
         """
         other = replace(self, rate_qps=rate_qps, llm=None)
         object.__setattr__(other, "_timings", self._timings)
         object.__setattr__(other, "_works", self._works)
         return other
 
-    def device_bytes(self, pages: int) -> int:
+    def prefix_bytes(self, count: int) -> int:
+        """Device bytes of the first ``count`` lists: pages, and scratch where there are any."""
+        pages = int(self.curve.prefix_pages[count])
         return pages * self.curve.geometry.page_bytes + self.scratch_bytes if pages > 0 else 0
 
     def rate_at(self, device_bytes: int) -> float | None:
@@ -143,37 +144,35 @@ class Problem:
         rates = [r for r in (self.rate_qps, self.llm.at(device_bytes) if self.llm else None) if r is not None]
         return min(rates) if rates else None
 
+    @property
+    def most_pages(self) -> int:
+        """Pages that lists may take: the devices' limit and, beside an LLM, what leaves it some KV cache."""
+        if self.llm is None:
+            return self.limit_pages
+        left = self.llm.total_bytes - self.scratch_bytes - 1
+        return min(self.limit_pages, max(left, 0) // self.curve.geometry.page_bytes)
+
     def cap_count(self) -> int:
-        """Longest prefix that fits the page limit and, beside an LLM, leaves it some KV cache."""
-        pages = self.limit_pages
-        if self.llm is not None:
-            left = self.llm.total_bytes - self.scratch_bytes - 1
-            pages = min(pages, max(left, 0) // self.curve.geometry.page_bytes)
-        return int(np.searchsorted(self.curve.prefix_pages, pages, side="right")) - 1
+        """Longest prefix that fits :attr:`most_pages`."""
+        return int(np.searchsorted(self.curve.prefix_pages, self.most_pages, side="right")) - 1
 
-    def step(
-        self, work: QueryWork, count: int, device_bytes: int, tau_s: float, *, with_device: bool, measured_too: bool
-    ) -> SolverStep:
-        """Test one resident set: INFERPARTITION's two branches, asked as "is this coverage enough?".
+    def step(self, work: QueryWork, count: int, device_bytes: int, tau_s: float, *, measured_too: bool) -> SolverStep:
+        """Test one resident set with the two branches of INFERPARTITION: is this coverage enough?
 
-        Rounding up: B = ceil(tau mu) within tau. Rounding down: B = floor(tau mu) within tau at the SLO's percentile,
-        and within B / mu on average, so that the rate is sustained. ``measured_too`` also tries measured batch sizes
-        below: on-demand batching settles there when they sustain the rate.
+        Rounded up, B = ceil(tau mu) must stay within tau. Rounded down, B = floor(tau mu) must stay within tau at the
+        SLO's percentile and within B / mu on average, so that the rate is sustained. ``measured_too`` also tries the
+        measured batch sizes below: on-demand batching settles there when they sustain the rate.
         """
         rate = self.rate_at(device_bytes)
-
-        def timing(batch: int) -> tuple[float, float]:
-            return self.timing(work, batch, with_device=with_device)
-
         expected = min(tau_s * rate, float(MAX_BATCH)) if rate is not None else 0.0
         up = max(1, math.ceil(expected - 1e-9))
         down = math.floor(expected + 1e-9)
-        latency_up, mean_up = timing(up)
+        latency_up, mean_up = self.timing(work, up)
         sustained = rate is None or rate <= 0 or mean_up <= up / rate
         accepted = up if latency_up <= tau_s and sustained else 0
         latency_down = bound_down = math.nan
         if rate is not None and rate > 0 and 1 <= down < up:
-            slowest, latency_down = timing(down)
+            slowest, latency_down = self.timing(work, down)
             bound_down = down / rate
             if not accepted and slowest <= tau_s and latency_down <= bound_down:
                 accepted = down
@@ -181,7 +180,7 @@ class Problem:
             for batch in self.latency.host.batches:
                 if batch >= down:
                     break
-                slowest, mean = timing(batch)
+                slowest, mean = self.timing(work, batch)
                 if slowest <= tau_s and mean <= batch / rate:
                     accepted = down = batch
                     latency_down, bound_down = mean, batch / rate
@@ -203,17 +202,15 @@ class Problem:
             accepted_batch=accepted,
         )
 
-    def prefix_step(self, count: int, tau_s: float, *, with_device: bool, measured_too: bool = False) -> SolverStep:
+    def prefix_step(self, count: int, tau_s: float, *, measured_too: bool = False) -> SolverStep:
         """:meth:`step` for the first ``count`` lists of the hot order."""
-        nbytes = self.device_bytes(int(self.curve.prefix_pages[count]))
-        work = self.work_at(count)
-        return self.step(work, count, nbytes, tau_s, with_device=with_device, measured_too=measured_too)
+        return self.step(self.work_at(count), count, self.prefix_bytes(count), tau_s, measured_too=measured_too)
 
     def nearest_tau(self, work: QueryWork, device_bytes: int, least_s: float = 0.0) -> float | None:
         """Smallest latency target >= ``least_s`` that ``work``'s resident set meets; ``None`` when none can be met.
 
-        :meth:`step` accepts a sustained batch B from max(latency(B), (B - 1) / mu) on: without end when B was
-        measured, otherwise below (B + 1) / mu. So the smallest sustained batch decides, measured or not.
+        :meth:`step` accepts a sustained batch B for targets from max(latency(B), (B - 1) / mu) on: for all larger ones
+        when B was measured, otherwise below (B + 1) / mu. So the smallest sustained batch decides, measured or not.
         """
         rate = self.rate_at(device_bytes)
         if rate is not None and rate <= 0 and self.llm is not None:
@@ -235,7 +232,7 @@ class Problem:
         found = [first]
         low = max(0, math.floor(min(least_s * rate, float(MAX_BATCH))) - 1)
         high = low + 1
-        # A batch that fills for longer than the best target so far cannot improve on it.
+        # A batch that takes longer to fill than the best target so far cannot improve on it.
         while high <= MAX_BATCH and (high - 1) / rate < first and not settles(high):
             low, high = high, high * 4
         if high <= MAX_BATCH and (high - 1) / rate < first:
@@ -244,22 +241,36 @@ class Problem:
                 low, high = (low, middle) if settles(middle) else (middle, high)
             found.append(target(high))
         for tau_s in sorted(t for t in found if t <= _LARGEST_TAU_S):
-            if self.step(work, 0, device_bytes, tau_s, with_device=True, measured_too=True).accepted:
+            if self.step(work, 0, device_bytes, tau_s, measured_too=True).accepted:
                 return tau_s
         return None
+
+
+def problem_of(analysis: Analysis, request: PlanRequest) -> Problem:
+    """What a request asks of the solver."""
+    pages = request.capacity_pages(analysis.curve.geometry.page_bytes)
+    return Problem(
+        curve=analysis.curve,
+        latency=analysis.latency,
+        percentile=request.percentile,
+        rate_qps=request.rate_qps,
+        llm=throughput_model(request.llm) if request.llm is not None else None,
+        scratch_bytes=sum(s for s, p in zip(request.scratch, pages, strict=True) if p > 0),
+        limit_pages=sum(pages),
+    )
 
 
 def solve(problem: Problem, tau_s: float) -> Solution:
     """Smallest hot prefix whose latency meets ``tau_s``; the most useful one when none does. Never raises.
 
-    Latency need not fall with coverage all the way: the device's own time rises, and the first resident list already
-    brings the cost of a second tier. So prefixes are tried upwards on a coarse grid, and the first that meets the
-    target is narrowed down to a list.
+    Latency need not fall with coverage: the device's own time rises, and the first resident list brings the cost of a
+    second tier. So prefixes are tried upwards on a coarse grid. The first that meets the target is narrowed down to a
+    list.
     """
     trace: list[SolverStep] = []
 
     def attempt(count: int) -> SolverStep:
-        trace.append(problem.prefix_step(count, tau_s, with_device=True, measured_too=True))
+        trace.append(problem.prefix_step(count, tau_s, measured_too=True))
         return trace[-1]
 
     refused = -1
@@ -286,7 +297,7 @@ def solve(problem: Problem, tau_s: float) -> Solution:
             trace=tuple(trace),
         )
     count, nearest_tau_s = _nearest(problem, tried, tau_s)
-    step = problem.prefix_step(count, tau_s, with_device=True)
+    step = problem.prefix_step(count, tau_s)
     trace.append(step)
     return Solution(
         count=count,
@@ -301,7 +312,7 @@ def solve(problem: Problem, tau_s: float) -> Solution:
 
 
 def _prefixes(problem: Problem) -> list[int]:
-    """Counts to try, ascending from 0 to all that fit and are ever probed: denser where the hot lists are."""
+    """Counts to try, ascending from 0 to all lists that fit and are ever probed; denser among the hottest."""
     most = min(problem.cap_count(), problem.curve.useful_count())
     if most < 1:
         return [0]
@@ -310,26 +321,25 @@ def _prefixes(problem: Problem) -> list[int]:
 
 
 def _nearest(problem: Problem, counts: list[int], tau_s: float) -> tuple[int, float | None]:
-    """The prefix that meets the smallest target from ``tau_s`` on, and that target; None when no target can be met.
+    """The prefix that meets the smallest target from ``tau_s`` on, and that target.
 
-    Then the rate is too high for all of them, and the prefix is the one that sustains the most. Few of ``counts`` are
-    looked at, the ends among them: the target is near to the best, and met by a prefix that :func:`solve` tries.
+    When the rate is too high for every prefix: the one that sustains the most, and ``None``. Tries few of ``counts``,
+    both ends included: the target is near the best, and is met by a prefix that :func:`solve` tries.
     """
     places = np.unique(np.round(np.linspace(0, len(counts) - 1, _NEAREST_PREFIXES)).astype(int))
     works = {counts[place]: problem.work_at(counts[place]) for place in places.tolist()}
     targets: dict[int, float] = {}
     for count, work in works.items():
-        nbytes = problem.device_bytes(int(problem.curve.prefix_pages[count]))
-        nearest_s = problem.nearest_tau(work, nbytes, tau_s)
+        nearest_s = problem.nearest_tau(work, problem.prefix_bytes(count), tau_s)
         if nearest_s is not None:
             targets[count] = nearest_s
     if targets:
         winner = min(targets, key=lambda count: targets[count])
-        # Timings that do not rise evenly with the batch may be met earlier: down to the next edge.
+        # Timings that do not rise evenly with the batch may allow a smaller target: bisect down to the next edge.
         low, high = tau_s, targets[winner]
         while high > low * (1.0 + _NEAREST_PRECISION):
             middle = math.sqrt(low * high)
-            met = problem.prefix_step(winner, middle, with_device=True, measured_too=True).accepted
+            met = problem.prefix_step(winner, middle, measured_too=True).accepted
             low, high = (low, middle) if met else (middle, high)
         return winner, high
     batch = max(problem.latency.max_batch, 1)
@@ -348,21 +358,13 @@ def _why(problem: Problem, step: SolverStep, cap: int, tau_s: float) -> str:
             f"more than the {tau_s * 1e3:.3g} ms that search may take"
         )
     if cap == 0:
-        return (
-            f"the device budget holds no list, and the host alone takes {step.latency_up_s * 1e3:.3g} ms "
-            f"at batch {step.batch_up} where {tau_s * 1e3:.3g} ms are allowed"
-        )
-    if step.count < min(cap, problem.curve.useful_count()):
-        return (
-            f"more than {step.count} resident lists do not make it faster; with them search takes "
-            f"{step.latency_up_s * 1e3:.3g} ms at batch {step.batch_up} where {tau_s * 1e3:.3g} ms are allowed"
-        )
-    if cap < problem.curve.useful_count():
-        return (
-            f"the device memory holds {cap} of {problem.curve.nlist} lists; with them search takes "
-            f"{step.latency_up_s * 1e3:.3g} ms at batch {step.batch_up} where {tau_s * 1e3:.3g} ms are allowed"
-        )
+        what = "the device budget holds no list, and the host alone"
+    elif step.count < min(cap, problem.curve.useful_count()):
+        what = f"more than {step.count} resident lists do not make it faster; with them search"
+    elif cap < problem.curve.useful_count():
+        what = f"the device memory holds {cap} of {problem.curve.nlist} lists; with them search"
+    else:
+        what = "even with every useful list resident search"
     return (
-        f"even with every useful list resident search takes {step.latency_up_s * 1e3:.3g} ms "
-        f"at batch {step.batch_up} where {tau_s * 1e3:.3g} ms are allowed"
+        f"{what} takes {step.latency_up_s * 1e3:.3g} ms at batch {step.batch_up} where {tau_s * 1e3:.3g} ms are allowed"
     )

@@ -1,18 +1,34 @@
-"""What more or fewer device bytes would bring under one plan's request: predicted latency and rate along the hot order.
+"""What other device bytes, or another SLO, would bring under one plan's request: curves for people to look at.
 
-The curve behind a plan's choice, for people to look at. Choosing is :mod:`hybridindex.partitioner.solver`'s business.
+:mod:`hybridindex.partitioner.solver` chooses a point on them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hybridindex.partitioner.plan import Plan, problem_of
+from hybridindex.partitioner.analysis import Analysis
+from hybridindex.partitioner.decision import Decision, Verdict
+from hybridindex.partitioner.request import PlanRequest
+from hybridindex.partitioner.solver import problem_of, solve
 from hybridindex.partitioner.sustain import max_sustainable_qps
 
-__all__ = ["Tradeoff", "TradeoffPoint", "tradeoff_of"]
+__all__ = ["SloPoint", "Tradeoff", "TradeoffPoint", "slo_curve", "tradeoff_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SloPoint:
+    """What one SLO would take."""
+
+    slo_ms: float
+    verdict: Verdict
+    coverage: float
+    #: Pages and scratch of all devices.
+    device_bytes: int
+    batch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +44,7 @@ class TradeoffPoint:
     #: One routed batch of the plan's size: the median, and at the SLO's percentile.
     median_ms: float
     latency_ms: float
-    #: Most requests/s that measured batch sizes sustain within the latency target; 0 when none does.
+    #: Highest requests/s that measured batch sizes sustain within the latency target; 0 when none does.
     max_qps: float
 
 
@@ -40,17 +56,38 @@ class Tradeoff:
     chosen: TradeoffPoint
     batch: int
     percentile: float
-    #: The plan's latency target once queueing is set aside, its SLO, and the bytes that the devices have.
+    #: The plan's latency target without queueing, its SLO, and the bytes of all devices.
     target_ms: float
     slo_ms: float
     budget_bytes: int
     rate_qps: float | None
 
 
-def tradeoff_of(plan: Plan, *, points: int = 20) -> Tradeoff:
+def slo_curve(analysis: Analysis, request: PlanRequest, slos_ms: Sequence[float]) -> list[SloPoint]:
+    """Solve ``request`` again for each SLO; everything else stays."""
+    configured = analysis.configured(page_bytes=request.page_bytes, n_devices=request.n_devices)
+    problem = problem_of(configured, request)
+    spent_s = request.slo_ms / 1e3 - request.search_slo_s
+    points = []
+    for slo_ms in slos_ms:
+        solution = solve(problem, max(slo_ms / 1e3 - spent_s, 1e-12) / (1.0 + request.epsilon))
+        met = solution.feasible and slo_ms / 1e3 > spent_s
+        points.append(
+            SloPoint(
+                slo_ms=float(slo_ms),
+                verdict=Verdict.FEASIBLE if met else Verdict.INFEASIBLE,
+                coverage=solution.count / configured.curve.nlist,
+                device_bytes=problem.prefix_bytes(solution.count),
+                batch=solution.batch,
+            )
+        )
+    return points
+
+
+def tradeoff_of(plan: Decision, *, points: int = 20) -> Tradeoff:
     """About ``points`` prefixes of the hot order, from none to all that are ever probed, whether they fit or not.
 
-    Takes some ten predictions per point.
+    Takes about ten predictions per point.
     """
     curve = plan.analysis.curve
     problem = problem_of(plan.analysis, plan.request)
@@ -59,7 +96,7 @@ def tradeoff_of(plan: Plan, *, points: int = 20) -> Tradeoff:
     def point(lists: int | None) -> TradeoffPoint:
         work = curve.of_lists(plan.resident_lists) if lists is None else problem.work_at(lists)
         count = len(plan.resident_lists) if lists is None else lists
-        nbytes = plan.device_bytes if lists is None else problem.device_bytes(int(curve.prefix_pages[lists]))
+        nbytes = plan.device_bytes if lists is None else problem.prefix_bytes(lists)
         return TradeoffPoint(
             coverage=count / curve.nlist,
             device_bytes=nbytes,

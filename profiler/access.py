@@ -28,13 +28,13 @@ __all__ = [
     "split_halves",
 ]
 
-#: Weight of what earlier profiles counted. Yesterday alone predicts worse than everything so far, so it is not small.
+#: Weight of what earlier profiles counted. Not small: the last day alone predicts worse than all days.
 DEFAULT_DECAY = 0.5
 _CHUNK_QUERIES = 1024
 
 
 class Quantizer(Protocol):
-    """What names a query's lists: an open index, or its coarse model alone."""
+    """Maps queries to lists: an open index, or its coarse model alone."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -50,13 +50,13 @@ class Quantizer(Protocol):
 
 
 class SkewRow(TypedDict):
-    """What the hottest lists take. Shares are of all accesses (probes) or of all work (code bytes scanned)."""
+    """Share of accesses (probes) and of work (code bytes scanned) that falls on the hottest lists."""
 
     #: Fraction of lists.
     lists: float
     #: Fraction of the index's code bytes that these lists hold.
     bytes: float
-    #: In-sample: on the queries that chose the order. Flatters.
+    #: On the queries that chose the order: too optimistic.
     accesses_fit: float
     work_fit: float
     #: On the other half of the queries.
@@ -65,7 +65,7 @@ class SkewRow(TypedDict):
 
 
 class SampleSizeRow(TypedDict):
-    """What a smaller calibration sample would have got wrong; medians over random samples, worst coverage each."""
+    """Error of a smaller calibration sample: the median over random samples of the worst coverage."""
 
     #: Fraction of the calibration queries.
     fraction: float
@@ -95,8 +95,8 @@ def hot_order(list_accesses: F64) -> I64:
 def smooth(previous: F64, fresh: F64, *, decay: float = DEFAULT_DECAY, scale: float = 1.0) -> F64:
     """Counts cumulated over profiles: ``fresh + decay * scale * previous``, each (nlist,) float64.
 
-    ``previous`` may itself be smoothed: a profile that lies n profiles back weighs decay^n. ``scale`` makes the two
-    comparable where they were counted at different nprobe. A larger sample weighs more, as it should.
+    ``previous`` may itself be smoothed: a profile that lies n profiles back weighs decay^n. ``scale`` makes counts at
+    different nprobe comparable. A larger sample weighs more.
 
     Raises:
         InvalidInputError: ``decay`` outside 0..1, ``scale`` not positive, or different numbers of lists.
@@ -149,7 +149,7 @@ def sample_access(
 
 
 def skew_summary(profile: Profile, fractions: Sequence[float] = (0.05, 0.1, 0.2, 0.5)) -> list[SkewRow]:
-    """What the hottest lists take: by count as in the paper (Fig. 5), and by bytes, which is the work."""
+    """Shares of the hottest lists: of accesses as in the paper (Fig. 5), and of bytes, which is the work."""
     access, nlist, list_bytes = profile.access, profile.nlist, profile.list_bytes
     order = hot_order(access.list_accesses)
     fit, held = access_counts(access.fit_probes, nlist), access_counts(access.held_probes, nlist)
@@ -180,7 +180,7 @@ def sample_size_error(
 ) -> list[SampleSizeRow]:
     """Error of the coverage curve (share of scanned bytes on the hottest lists) against the calibration sample's size.
 
-    A sample of m queries is treated as a profile would treat it: half of it orders the lists, half estimates the curve.
+    As in a profile, half of a sample orders the lists and half estimates the curve.
     The paper finds 0.5 % of the queries enough. Samples have four queries at least; ``n_queries`` says how many.
     """
     nlist = len(list_bytes)

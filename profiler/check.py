@@ -1,4 +1,4 @@
-"""Whether a profile may be used here: it must be of this index and, unless said otherwise, of this machine."""
+"""Refuses profiles of another index or, unless allowed, of another machine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ __all__ = ["check_profile"]
 def check_profile(
     profile: Profile, index_fingerprint: str, hardware_fingerprint: str, *, allow_other_hardware: bool = False
 ) -> None:
-    """Refuses a profile of another index or machine, by name.
-
+    """
     Raises:
-        ProfileMismatchError: names both fingerprints and what to do.
+        ProfileMismatchError: another index or machine; names both fingerprints and what to do.
     """
     which = "the profile" if profile.id is None else f"profile {profile.id}"
     if profile.index_fingerprint != index_fingerprint:

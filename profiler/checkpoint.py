@@ -1,7 +1,7 @@
 """Finished stages of an interrupted profile, in one ``.npz`` file (no pickle), so that the next attempt resumes.
 
-A checkpoint belongs to one key: index, machine, queries and parameters. Another key's, or a damaged one, is not used
-and gets overwritten. Losing a checkpoint costs time only, so failures to write one are logged and not raised.
+A checkpoint belongs to one key: index, machine, queries and parameters. One of another key, or a damaged one, is
+overwritten. Losing a checkpoint only costs time, so failures to write one are logged, not raised.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Checkpoint:
             _log.warning("no checkpoint at %s: %s; an interrupted profile would start anew", self._path, error)
 
     def remove(self) -> None:
-        """The profile is complete: nothing is left to resume."""
+        """To be called when the profile is complete."""
         if self._path is None:
             return
         for path in (self._path, self._beside(self._path)):

@@ -1,7 +1,7 @@
 """Times one device: scans of resident lists, and host-to-device copies. Opens a small arena of its own and closes it.
 
-On a GPU copies are timed pinned and not. The stand-in device is main memory: its copies are plain memory copies, and
-its label says what it is.
+On a GPU copies are timed from pinned and from ordinary memory. The stand-in device is main memory, so its copies are
+plain memory copies; its label says what it is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Clock = Callable[[], float]
 
 #: Sizes of timed copies; those above the budget are left out.
 TRANSFER_BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
-#: Share of the loaded lists that a scan may use: different work at the same batch size.
+#: Shares of the loaded lists that scans use, for different work at the same batch size.
 _LOADED_SHARES = (1.0, 0.5, 0.2)
 #: A batch size whose first runs took more than this share of the time is the largest.
 _WARM_UP_SHARE = 0.25
@@ -115,7 +115,7 @@ def time_device(
             "stand_in": info.stand_in,
             "lists_loaded": n_loaded,
             "coverage_loaded": n_loaded / index.nlist,
-            # The whole way of a list to the device: allocation, staging, publication.
+            # Of loading lists as the product does: allocation, staging, publication.
             "load_bytes": report.nbytes,
             "load_seconds": load_seconds,
             "batches": warm,
@@ -129,7 +129,7 @@ def time_device(
 
 
 class _DeviceBench:
-    """What one timed scan needs. Not thread-safe."""
+    """Runs timed scans. Not thread-safe."""
 
     def __init__(
         self,

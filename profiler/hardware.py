@@ -1,7 +1,4 @@
-"""The machine that is measured, and what on it can spoil a measurement. Reads; changes nothing.
-
-Setting ``OMP_WAIT_POLICY`` is the entry points' business: it must happen before faiss loads.
-"""
+"""Describes this machine, and warns of what distorts timings on it. Changes nothing."""
 
 from __future__ import annotations
 
@@ -69,7 +66,7 @@ def omp_wait_policy(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def measurement_warnings(policy: str, load: float, cores: int) -> list[str]:
-    """What makes timings taken now doubtful, in sentences; also logged."""
+    """Sentences on what distorts timings taken now; also logged."""
     found = []
     if policy != "PASSIVE":
         found.append(

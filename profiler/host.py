@@ -1,7 +1,7 @@
-"""Times the host: coarse quantization and list scan apart, by batch size, and scans of what a hot set leaves over.
+"""Times the host by batch size: coarse quantization, list scans, and scans of the lists outside a hot set.
 
-Every timed run becomes one sample with the work that it did; fits and quantiles are the partitioner's. Runs on the
-calling thread, which should have the machine for itself.
+Every timed run becomes one sample with the work that it did; the partitioner fits them. Runs on the calling thread,
+which should have the machine for itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HostTiming:
 
 @contextmanager
 def host_threads(scanner: HostScanner) -> Iterator[None]:
-    """Quantize and scan with the scanner's threads on this thread, and give faiss its own setting back afterwards."""
+    """Sets faiss's threads to the scanner's on this thread, and back afterwards."""
     faiss = require_faiss()
     before = int(faiss.omp_get_max_threads())
     faiss.omp_set_num_threads(scanner.threads)
@@ -66,7 +66,7 @@ def time_host(
 ) -> HostTiming:
     """Measures in rounds: each round times every (batch size, coverage) once, in random order, on queries drawn anew.
 
-    So drift of the machine's speed spreads evenly, and no run finds its lists in cache because another just read them.
+    So a change of the machine's speed affects all alike, and no run finds its lists in cache because of another one.
     Batch sizes of which two rounds would not fit ``max_seconds`` are left out, the smallest excepted, and noted.
 
     Args:
@@ -131,7 +131,7 @@ def _choose_batches(
 
 
 class _HostBench:
-    """What one timed run needs. Not thread-safe."""
+    """Runs timed batches. Not thread-safe."""
 
     def __init__(
         self,

@@ -1,9 +1,8 @@
 """Recall and NDCG against nprobe, and the smallest nprobe that reaches a target.
 
-The reference is the same index searched at nprobe = nlist: what nprobe changes. Loss by the codec itself is not part
-of it. A vector is found at an nprobe exactly when its list is probed (it then ranks as in the reference), so one
-exhaustive search gives the figures of every nprobe; where a fast-scan codec codes residuals, whose distances move by up
-to 2 % with the probed set, they are close approximations.
+The reference is the same index searched at nprobe = nlist, so loss by the codec does not count. A vector is found at an
+nprobe exactly when its list is probed, so one exhaustive search gives the figures of every nprobe. For fast-scan codecs
+of residuals, whose distances change by up to 2 % with the probed set, they are close approximations.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from hybridindex.types import F32, F64, I64, RecallPoint
 
 __all__ = ["Reference", "recall_at", "recall_grid", "recommend_nprobe", "search_exhaustively"]
 
-#: To choose nprobe by: fewer queries say nothing about a second digit, more than ``MAX_QUERIES`` hardly more.
+#: Queries to choose nprobe by: fewer leave the second digit open, more than ``MAX_QUERIES`` add little.
 MIN_QUERIES = 32
 MAX_QUERIES = 512
 _CHUNK_BYTES = 64 << 20

@@ -1,10 +1,9 @@
 """Renews a profile's accesses from recent queries; its timings stay, because the machine and the lists did.
 
-Two choices are made by cross-validation within the half that orders the lists. What earlier queries counted is added
-with a weight: after a shift of the load old counts mislead, without one they help, and yesterday alone predicts worse
-than all days. And *near misses*, the lists just beyond nprobe, may count in part: the next query that resembles this
-one probes them, so a few hundred queries order the lists as well as twice as many would. Where the same queries come
-again and again, they do not. (A kernel estimate of density, over the ranks of the coarse quantizer.)
+Cross-validation within the half that orders the lists makes two choices. First, the weight of earlier counts: after a
+shift of the load they mislead, otherwise they help. Second, whether *near misses*, the lists just beyond nprobe, count
+in part: similar queries will probe them, so a few hundred queries order the lists as well as twice as many would,
+except where the same queries come again and again. (A kernel density estimate over the coarse quantizer's ranks.)
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from hybridindex.types import F32, F64, I32, I64, Profile
 
 __all__ = ["DECAYS", "Counting", "choose_counting", "near_counts", "renew_profile"]
 
-#: Weights of the past that are tried, per query: a past of ten times as many queries counts as much at 0.1.
+#: Weights of earlier counts that are tried; ten times as many earlier queries count as much at 0.1.
 DECAYS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 #: Near misses are the ranks up to so many times nprobe.
 _NEAR = 2
@@ -30,7 +29,7 @@ _NEAR = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counting:
-    """How recent queries and those before become one count of accesses."""
+    """How earlier and recent queries are counted together."""
 
     #: Weight of what was counted before, 0..1.
     decay: float

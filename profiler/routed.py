@@ -1,8 +1,7 @@
-"""Times whole routed batches, on the host alone and with lists on devices: what the stages, timed one by one, do not
-say.
+"""Times whole routed batches, on the host alone and with lists on devices; samples of stage ``batch``.
 
-Two things show only here: what routing itself costs, and how far host and device scans really overlap (a stand-in
-device shares the host's cores; a GPU shares its bus). The samples go into the profile as stage ``batch``.
+They show what stages timed one by one do not: the cost of routing, and how far host and device scans overlap (a
+stand-in device shares the host's cores; a GPU shares its bus).
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import cast
 
 import numpy as np
 
+from hybridindex.config import HealthPolicy
 from hybridindex.errors import InvalidInputError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.partitioner.analysis import analyse
 from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.router.devices.health import HealthPolicy
 from hybridindex.router.router import Router
 from hybridindex.tiers.host.host_scanner import HostScannerName
 from hybridindex.tiers.serving import TierChoice, tier_of

@@ -1,7 +1,4 @@
-"""How much work probes are, and probes under a mask. Pure numpy.
-
-The router splits probes with a kernel of its own; here a mask is applied between timed runs, where speed is no matter.
-"""
+"""The work of probes, and probes under a mask. Pure numpy: it runs between timed runs, where speed does not matter."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeWork:
-    """What a batch of probes asks to scan; the fields of :class:`hybridindex.types.StageSample`."""
+    """Work of a batch of probes; fields of :class:`hybridindex.types.StageSample`."""
 
     probes: int
     work_bytes: int

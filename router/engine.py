@@ -18,21 +18,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from hybridindex.config import RouterConfig
 from hybridindex.errors import RouterClosedError
-from hybridindex.index.ivf import IVFIndex
 from hybridindex.router.batch.batch import Batch, BlockingReply, Request
 from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT, fits
-from hybridindex.router.batch.deadline import PaceEstimator, nprobe_for_deadline
+from hybridindex.router.batch.deadline import nprobe_for_deadline
+from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.split import HOST, ProbePart, ProbeSplit, split_probes
 from hybridindex.router.batch.stages import COARSE, HOST_SCAN, SPLIT, BatchReport, StageTime
-from hybridindex.router.batch.stats import StatsCounter
-from hybridindex.router.devices.device_queue import DeviceLane, DeviceTask
-from hybridindex.router.devices.health import HealthPolicy, HealthWatch
+from hybridindex.router.devices.device_queue import DeviceQueue, DeviceTask
+from hybridindex.router.devices.health import HealthWatch
 from hybridindex.router.devices.watchdog import Watchdog
-from hybridindex.router.lookahead.wait_for_loads import Patience
-from hybridindex.tiers.contract.residency import Residency, ResidencyStore
-from hybridindex.tiers.contract.tier import Tier
-from hybridindex.tiers.host.host_scanner import HostScanner
+from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
+from hybridindex.tiers.contract.residency import Residency
 from hybridindex.types import F32, I32, I64, SearchResult
 
 __all__ = ["Engine"]
@@ -57,40 +55,30 @@ class _Slot:
 
 
 class Engine:
-    """Owner of the request queue, of the engine thread and of the devices' lanes. ``submit`` from any thread."""
+    """Owner of the request queue, of its thread and of the device queues. ``submit`` from any thread."""
 
     def __init__(
         self,
-        index: IVFIndex,
-        host: HostScanner,
-        tiers: Sequence[Tier],
-        residency: ResidencyStore,
-        stats: StatsCounter,
-        pace: PaceEstimator,
-        device_pace: PaceEstimator,
-        patience: Patience,
-        *,
-        max_batch: int | None = None,
-        early_dispatch: bool = True,
-        listeners: Sequence[Callable[[BatchReport], None]] = (),
-        health: HealthPolicy,
+        parts: RouterParts,
+        wait_for_loads: WaitForLoads,
+        config: RouterConfig,
+        listeners: Sequence[Callable[[BatchReport], None]],
     ) -> None:
         """
         Args:
-            pace, device_pace: told what scans take, on the host and on devices.
-            patience: asked which searches wait for lists on their way.
+            wait_for_loads: asked which searches wait for lists on their way.
             listeners: told about every batch after it has ended; the owner may change what it holds.
         """
-        self._index = index
-        self._host = host
-        self._tiers = tiers
-        self._residency = residency
-        self._stats = stats
-        self._pace = pace
-        self._patience = patience
+        self._index = index = parts.index
+        self._host = parts.host
+        self._tiers = parts.tiers
+        self._residency = parts.residency
+        self._stats = parts.stats
+        self._pace = parts.host_pace
+        self._wait_for_loads = wait_for_loads
         #: Most queries in one batch; None: everything that waits (a small cap causes backlogs).
-        self._max_batch = max_batch
-        self._early_dispatch = early_dispatch
+        self._max_batch = config.max_batch
+        self._early_dispatch = config.early_dispatch
         self._listeners = listeners
         self._numbers = itertools.count(1)
         #: (nlist + 1,) int64 bytes per list; the last entry, where probe -1 lands, is 0.
@@ -111,9 +99,11 @@ class Engine:
         self._stand_in: threading.Thread | None = None
         self._close_lock = threading.Lock()
         self._closed = False
-        self._lanes = [DeviceLane(tier, residency, self._fall_back, device_pace) for tier in tiers]
-        self.health = HealthWatch(health, self._lanes, host, pace, residency, stats, index.list_bytes)
-        self._watchdog = Watchdog(self._lanes, self.health, self._fall_back)
+        self._device_queues = [
+            DeviceQueue(tier, parts.residency, self._fall_back, parts.device_pace) for tier in parts.tiers
+        ]
+        self.health = HealthWatch(config.health, self._device_queues, parts)
+        self._watchdog = Watchdog(self._device_queues, self.health, self._fall_back)
         self._thread = threading.Thread(target=self._run, name="hybridindex-engine", daemon=True)
         self._thread.start()
 
@@ -182,17 +172,17 @@ class Engine:
         # For good: after this no caller runs a batch.
         self._turn.acquire()
         left: set[int] = set()
-        for lane in self._lanes:
+        for device_queue in self._device_queues:
             # All had the time that the first one took.
-            if not lane.close(0 if left else self.health.policy.stuck_s):
-                left.add(lane.tier.ordinal)
+            if not device_queue.close(0 if left else self.health.policy.stuck_s):
+                left.add(device_queue.tier.ordinal)
         self._watchdog.close()
         return left
 
     def owns_current_thread(self) -> bool:
         """Whether a callback or one of our own threads asks: waiting for an answer there would wait forever."""
         own = threading.current_thread() is self._thread or self._watchdog.owns_current_thread()
-        return own or any(lane.owns_current_thread() for lane in self._lanes)
+        return own or any(device_queue.owns_current_thread() for device_queue in self._device_queues)
 
     # Engine thread
 
@@ -283,7 +273,7 @@ class Engine:
             # A deadline waits for all that follows the choice of nprobe, the report too where the caller does the work.
             took_s = time.perf_counter() - chosen_s
             self._pace.observe(host_part.total_bytes, took_s)
-            self._patience.note_host(host_part.total_bytes, took_s)
+            self._wait_for_loads.note_host(host_part.total_bytes, took_s)
 
     def _start(
         self, requests: list[Request], residency: Residency, slot: _Slot, finished: Callable[[Batch], None]
@@ -320,7 +310,7 @@ class Engine:
             if part.device == HOST:
                 host_part = part
             else:
-                self._lanes[part.device].put(DeviceTask(batch, part, residency, slot.give_back))
+                self._device_queues[part.device].put(DeviceTask(batch, part, residency, slot.give_back))
         return batch, host_part, quantized_s
 
     def _leave_out_waiting(
@@ -335,7 +325,7 @@ class Engine:
             request, rows = batch.requests[number], batch.rows_of(number)
             own = probes[rows, : request.nprobe]
             request.may_wait = False
-            if may_wait and self._patience.takes(request, own, list_device, staying_bytes, self.submit):
+            if may_wait and self._wait_for_loads.takes(request, own, list_device, staying_bytes, self.submit):
                 # At once: what fails from here on is no matter of its any more.
                 requests.remove(request)
                 left[rows] = False
@@ -359,7 +349,7 @@ class Engine:
         for number, request in enumerate(batch.requests):
             probes[batch.rows_of(number), request.nprobe :] = -1
         # A floor as high as what was asked for leaves nothing to lower.
-        lowerable = [r.deadline_s is not None and r.min_nprobe < r.nprobe for r in batch.requests]
+        lowerable = [r.deadline_s is not None and r.params.min_nprobe < r.nprobe for r in batch.requests]
         if not any(lowerable):
             return
         miss_bytes = self._miss_bytes(probes, list_device)
@@ -375,7 +365,7 @@ class Engine:
                 total - int(own.sum()),
                 request.deadline_s - now,
                 self._pace,
-                request.min_nprobe,
+                request.params.min_nprobe,
                 request.nprobe,
             )
             if nprobe < request.nprobe:

@@ -8,19 +8,20 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from hybridindex.config import SearchParams, check_bytes
 from hybridindex.errors import RouterClosedError
 from hybridindex.router.batch.batch import FutureReply, Reply
 from hybridindex.router.batch.loop_reply import LoopReply
+from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.stages import BatchReport
-from hybridindex.router.lookahead.list_refs import Holder
+from hybridindex.router.lookahead.list_refs import SessionLists
+from hybridindex.router.lookahead.prefetch import Lookahead
+from hybridindex.router.searcher import Searcher
 from hybridindex.types import I64, SearchResult
-
-if TYPE_CHECKING:
-    from hybridindex.router.router import Router
 
 __all__ = ["Session", "SessionStats"]
 
@@ -47,10 +48,14 @@ class SessionStats:
 class Session:
     """Made by :meth:`hybridindex.router.Router.session`. Methods may be called from several threads; close once."""
 
-    def __init__(self, router: Router, lookahead_bytes: int) -> None:
-        self._router = router
+    def __init__(self, searcher: Searcher, lookahead: Lookahead, parts: RouterParts, lookahead_bytes: int) -> None:
+        """``lookahead_bytes``: most bytes that it moves, over all its rounds."""
+        self._searcher = searcher
+        self._prefetcher = lookahead
+        self._stats = parts.stats
+        self._device_list_bytes = parts.device_list_bytes
         self._lookahead_bytes = lookahead_bytes
-        self._holder = Holder()
+        self._lists = SessionLists()
         self._lock = threading.Lock()
         self._n_lookaheads = 0
         self._used: set[int] = set()
@@ -62,7 +67,7 @@ class Session:
         #: Lookaheads that have not landed.
         self._moving: list[Future[None]] = []
         # A session that is dropped without close() must not hold its pages for ever.
-        self._dropped = weakref.finalize(self, router._abandon_lookahead, self._holder)
+        self._dropped = weakref.finalize(self, lookahead.abandon, self._lists)
 
     def lookahead(
         self, draft_queries: Any, *, nprobe: int | None = None, budget_bytes: int | None = None
@@ -83,9 +88,10 @@ class Session:
             RouterClosedError: the session or its router is closed.
         """
         self._check_open()
-        moving = self._router._start_lookahead(
-            self._holder, draft_queries, nprobe, self._lookahead_bytes if budget_bytes is None else budget_bytes
-        )
+        self._searcher.refuse_closed()
+        budget = self._lookahead_bytes if budget_bytes is None else check_bytes("budget_bytes", budget_bytes)
+        nprobe = self._searcher.nprobe if nprobe is None else self._searcher.check_nprobe(nprobe)
+        moving = self._prefetcher.prefetch(self._lists, self._searcher.prepare(draft_queries, own=True), nprobe, budget)
         with self._lock:
             self._n_lookaheads += 1
             self._moving = [*(before for before in self._moving if not before.done()), moving]
@@ -106,15 +112,8 @@ class Session:
         predicted to take in all; a deadline is heeded.
         """
         self._check_open()
-        result = self._router._search(
-            queries,
-            k,
-            nprobe,
-            deadline_ms=deadline_ms,
-            min_nprobe=min_nprobe,
-            on_probes=self._note_probes,
-            may_wait=self._may_wait(),
-        )
+        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        result = self._searcher.search(queries, params, self._note_probes, may_wait=self._may_wait())
         self._note_result(result)
         return result
 
@@ -138,7 +137,8 @@ class Session:
             RouterClosedError: the session or its router is closed.
         """
         reply = FutureReply(self._note_result)
-        self._submit(reply, queries, k, nprobe, deadline_ms, min_nprobe, on_batch)
+        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        self._submit(reply, queries, params, on_batch)
         return reply.future
 
     async def asearch(
@@ -152,31 +152,17 @@ class Session:
         on_batch: Callable[[BatchReport], None] | None = None,
     ) -> SearchResult:
         """:meth:`submit` for asyncio; raises what it raises."""
-        reply = LoopReply(self._router._mailboxes.of_running_loop(), self._note_result)
-        self._submit(reply, queries, k, nprobe, deadline_ms, min_nprobe, on_batch)
+        reply = LoopReply(self._searcher.mailboxes.of_running_loop(), self._note_result)
+        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        self._submit(reply, queries, params, on_batch)
         return await reply.future
 
     def _submit(
-        self,
-        reply: Reply,
-        queries: Any,
-        k: int,
-        nprobe: int | None,
-        deadline_ms: float | None,
-        min_nprobe: int,
-        on_batch: Callable[[BatchReport], None] | None,
+        self, reply: Reply, queries: Any, params: SearchParams, on_batch: Callable[[BatchReport], None] | None
     ) -> None:
         self._check_open()
-        self._router._submit(
-            reply,
-            queries,
-            k,
-            nprobe,
-            deadline_ms=deadline_ms,
-            min_nprobe=min_nprobe,
-            on_probes=self._note_probes,
-            on_batch=on_batch,
-            may_wait=self._may_wait(),
+        self._searcher.submit(
+            reply, queries, params, on_probes=self._note_probes, on_batch=on_batch, may_wait=self._may_wait()
         )
 
     def _may_wait(self) -> bool:
@@ -196,26 +182,30 @@ class Session:
         probed = set(lists.tolist())
         with self._lock:
             self._probed |= probed
-            fresh = (probed & self._holder.lists) - self._used
+            fresh = (probed & self._lists.lists) - self._used
             self._used |= fresh
         if fresh:
-            self._router._stats.add(lookahead_used_lists=len(fresh))
-        self._router._note_use(lists)
+            self._stats.add(lookahead_used_lists=len(fresh))
+        self._prefetcher.note_use(lists)
 
     @property
     def stats(self) -> SessionStats:
         with self._lock:
             return SessionStats(
                 lookaheads=self._n_lookaheads,
-                lists_moved=self._holder.lists_moved,
-                bytes_moved=self._holder.bytes_moved,
-                lists_skipped=self._holder.lists_skipped,
+                lists_moved=self._lists.lists_moved,
+                bytes_moved=self._lists.bytes_moved,
+                lists_skipped=self._lists.lists_skipped,
                 lists_used=len(self._used),
-                bytes_used=self._router._device_bytes_of(self._used),
-                bytes_wasted=self._router._device_bytes_of(self._holder.brought - self._probed),
+                bytes_used=self._bytes_of(self._used),
+                bytes_wasted=self._bytes_of(self._lists.brought - self._probed),
                 searches=self._n_searches,
                 hit_rate=self._hit_rates / self._n_queries if self._n_queries else 0.0,
             )
+
+    def _bytes_of(self, lists: set[int]) -> int:
+        """On a device."""
+        return int(self._device_list_bytes[list(lists)].sum())
 
     def _check_open(self) -> None:
         if self._closed:
@@ -225,7 +215,7 @@ class Session:
         """Cancels what still moves; its lists may stay cached, or leave. Closing twice is harmless."""
         self._closed = True
         if self._dropped.detach() is not None:
-            self._router._end_lookahead(self._holder)
+            self._prefetcher.release(self._lists)
 
     def __enter__(self) -> Session:
         return self

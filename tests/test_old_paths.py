@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from hybridindex.old_paths import MOVED
+from hybridindex.old_paths import MOVED, RENAMED
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +34,14 @@ def test_an_old_path_gives_the_same_objects_and_warns(old, new):
 def test_a_module_of_an_old_package_is_found_too():
     with pytest.warns(DeprecationWarning, match="simulator is now"):
         import_module("hybridindex.simulator")
-    with pytest.warns(DeprecationWarning, match="is now hybridindex.studies.simulator.serve"):
+    with pytest.warns(DeprecationWarning, match="is now hybridindex.studies.simulator.system"):
         module = import_module("hybridindex.simulator.serve")
-    assert module.simulate is import_module("hybridindex.studies.simulator.serve").simulate
+    assert module.simulate is import_module("hybridindex.studies.simulator.system").simulate
+
+
+@pytest.mark.parametrize("new", RENAMED.values())
+def test_a_renamed_module_is_there(new):
+    import_module(new)
 
 
 @pytest.mark.parametrize("name", ["hybridindex.simulators", "hybridindex.nothing", "hybridindex.partitioner.nothing"])

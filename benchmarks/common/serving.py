@@ -127,6 +127,7 @@ def _refresher(index: Any, router: Any, store: Any) -> Any:
 
 
 def main() -> None:
+    from hybridindex.config import RouterConfig
     from hybridindex.service.config import Limits, ServiceConfig
     from hybridindex.service.daemon import serve
 
@@ -138,9 +139,8 @@ def main() -> None:
     parser.add_argument("--refresh", action="store_true")
     parser.add_argument("--limits", type=json.loads, default={}, help="a JSON object")
     args = parser.parse_args()
-    config = ServiceConfig(
-        port=0, devices=tuple(args.device), key_file=args.keys, threads=args.threads, limits=Limits(**args.limits)
-    )
+    router = RouterConfig(devices=args.device, threads=args.threads)
+    config = ServiceConfig(port=0, router=router, key_file=args.keys, limits=Limits(**args.limits))
     serve(
         args.index,
         config,

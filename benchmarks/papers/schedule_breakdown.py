@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hybridindex.studies.schedule.costs.decoding import decodings
 from hybridindex.studies.schedule.costs.roofline import powers_of_two
-from hybridindex.studies.schedule.costs.stages import RETRIEVAL, StageCosts, stage_names
+from hybridindex.studies.schedule.costs.stage_costs import RETRIEVAL, StageCosts, stage_names
 from hybridindex.studies.schedule.resources import Resources, retrieval_servers
 from hybridindex.studies.schedule.schema import RAGSchema
 

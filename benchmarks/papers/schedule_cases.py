@@ -20,9 +20,9 @@ from hybridindex.studies.schedule import (
     tree_seconds,
 )
 from hybridindex.studies.schedule.costs.decoding import decodings
-from hybridindex.studies.schedule.costs.retrieval import paper_levels
 from hybridindex.studies.schedule.costs.roofline import Cost, decode_costs
-from hybridindex.studies.schedule.costs.stages import StageCosts
+from hybridindex.studies.schedule.costs.stage_costs import StageCosts
+from hybridindex.studies.schedule.costs.tree_scan import paper_levels
 
 __all__ = ["HOSTS", "PAPER", "section_5"]
 

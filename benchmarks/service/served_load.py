@@ -15,7 +15,7 @@ import numpy as np
 
 from hybridindex.router import Router
 from hybridindex.router.batch.stages import COARSE, HOST_SCAN, MERGE, SPLIT, BatchReport
-from hybridindex.studies.simulator.served import Served
+from hybridindex.studies.simulator.engine_fit import Served
 from hybridindex.types import F32, F64, SearchResult
 
 __all__ = ["Recorded", "serve_recorded"]

@@ -104,8 +104,8 @@ class _Check:
 
     def __init__(self, index: Any, profile: Any, test: Any, args: argparse.Namespace, coverage: float) -> None:
         from hybridindex.studies.simulator import Inputs, build_system
-        from hybridindex.studies.simulator.queries import pool_of
-        from hybridindex.studies.simulator.stages import stage_table
+        from hybridindex.studies.simulator.query_pool import pool_of
+        from hybridindex.studies.simulator.stage_table import stage_table
 
         self.index, self.test, self.args, self.coverage = index, test, args, coverage
         self.plan = index.plan(1e6, 1 << 30, profile, coverage=coverage)
@@ -124,7 +124,7 @@ class _Check:
 
     def rows(self) -> list[dict[str, Any]]:
         from hybridindex.studies.simulator import poisson, simulate
-        from hybridindex.studies.simulator.served import fit_engine
+        from hybridindex.studies.simulator.engine_fit import fit_engine
 
         args = self.args
         loads = args.load or [0.3, 0.5, 0.7, 0.85]
@@ -173,8 +173,8 @@ class _Check:
     def _run(self, before: Recorded, judged: Recorded, after: Recorded, engine: Any, slo_s: float) -> dict[str, Any]:
         """One judged load: measured, predicted with the engine of its neighbours, predicted from the profile alone."""
         from hybridindex.studies.simulator import Workload, simulate
+        from hybridindex.studies.simulator.engine_fit import fit_engine
         from hybridindex.studies.simulator.outcome import quantiles
-        from hybridindex.studies.simulator.served import fit_engine
 
         served = judged.served
         search = served.done_s - served.arrivals

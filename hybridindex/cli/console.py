@@ -1,9 +1,8 @@
-"""What commands print and how they exit: tables for people, one JSON object for programs, progress on stderr."""
+"""Output and exit statuses of commands: tables for people, one JSON object for programs, progress on stderr."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
@@ -18,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from hybridindex import errors
+from hybridindex.config import parse_bytes
 from hybridindex.errors import InvalidInputError
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "show_json_error",
 ]
 
-# Names, paths, errors and reasons are printed as they are: "hybridindex[gpu]" is no markup.
+# No markup: names, paths and errors may hold square brackets, as "hybridindex[gpu]" does.
 out = Console(markup=False)
 err = Console(stderr=True, markup=False)
 
@@ -82,7 +82,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
 
 
 def to_json(value: Any) -> Any:
-    """Plain JSON values out of dataclasses, numpy values and paths; non-finite numbers become null."""
+    """Dataclasses, numpy values and paths as plain JSON values; non-finite numbers become null."""
     if is_dataclass(value) and not isinstance(value, type):
         return to_json(asdict(value))
     if isinstance(value, Mapping):
@@ -109,12 +109,12 @@ def emit(payload: Any, *, as_json: bool, table: Any = None) -> None:
 
 
 def show_json_error(kind: str, message: str, code: ExitCode) -> None:
-    """One JSON object with what went wrong, on stdout."""
+    """Prints one JSON object with the error on stdout."""
     sys.stdout.write(json.dumps({"error": {"type": kind, "message": message, "exit_code": int(code)}}) + "\n")
 
 
 def fail(error: BaseException, *, as_json: bool) -> int:
-    """Says what went wrong, once, and returns the exit status."""
+    """Prints an error and returns its exit status."""
     code = exit_code_of(error)
     message = "interrupted; nothing half-made was left" if isinstance(error, KeyboardInterrupt) else str(error)
     kind = type(error).__name__
@@ -142,7 +142,7 @@ class CliProgress:
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
         if stage not in self._tasks:
-            for earlier in self._tasks.values():  # one that never learnt its total would run on
+            for earlier in self._tasks.values():  # a bar without a total would keep running
                 self._bars.stop_task(earlier)
             self._tasks[stage] = self._bars.add_task(stage, total=total)
         self._bars.update(self._tasks[stage], completed=done, total=total)
@@ -155,24 +155,6 @@ class CliProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bars.stop()
-
-
-_UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**e for e, p in enumerate("KMGT", 1)}}
-_UNITS |= {f"{p}IB": 1024**e for e, p in enumerate("KMGT", 1)} | {p: 1024**e for e, p in enumerate("KMGT", 1)}
-
-
-def parse_bytes(text: str) -> int:
-    """ "2GiB", "512 MB", "1.5G" (binary) or plain bytes.
-
-    Raises:
-        InvalidInputError: not a size.
-    """
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
-    if match is None or match[2].upper() not in _UNITS:
-        raise InvalidInputError(
-            f"size is {text!r}; expected bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB, TB"
-        )
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def readable_bytes(nbytes: float) -> str:

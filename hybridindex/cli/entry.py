@@ -1,4 +1,4 @@
-"""The console script: sets what must be set before faiss is loaded, and answers Ctrl-C while modules still load.
+"""The console script: sets the environment before faiss loads, and handles Ctrl-C while modules still load.
 
 Everything else is in :mod:`hybridindex.cli.main`.
 """
@@ -14,9 +14,8 @@ _INTERRUPTED = 130
 
 
 def run() -> None:
-    """Entry point. Ctrl-C during start-up is one line and exit status 130, as it is later on."""
-    # Spinning OpenMP threads on a busy machine make every timing meaningless. An entry point may decide this; the
-    # library only warns.
+    """Entry point. Ctrl-C during start-up prints one line and exits with 130, as it does later."""
+    # Spinning OpenMP threads distort timings on a busy machine. Only entry points set this; the library warns.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         from hybridindex.cli.main import run as run_command

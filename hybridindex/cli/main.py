@@ -1,4 +1,4 @@
-"""The command ``hybridindex``: a thin second client of the library.
+"""The command ``hybridindex``: composes the commands, and turns errors into exit statuses.
 
 Exit statuses are in :class:`hybridindex.cli.console.ExitCode`. Every command takes ``--json``.
 """
@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-# Before anything loads faiss: spinning OpenMP threads on a busy machine make every timing meaningless. An entry point
-# may decide this; the library only warns.
+# Must be set before faiss loads: spinning OpenMP threads distort timings on a busy machine. Only entry points set it;
+# the library warns.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from hybridindex import HybridIndexError, __version__
@@ -28,6 +28,7 @@ from hybridindex.cli.commands import (
     refresh_schedule,
     schedule,
     search,
+    serve,
     simulate,
 )
 from hybridindex.cli.console import ExitCode, fail, show_json_error
@@ -45,7 +46,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (index, plan, search, bench, llm, daemon, schedule, chat, refresh_schedule, simulate, doctor, demo):
+_COMMANDS = (index, plan, search, bench, llm, serve, daemon, schedule, chat, refresh_schedule, simulate, doctor, demo)
+for commands in _COMMANDS:
     commands.register(app)
 
 
@@ -58,7 +60,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass

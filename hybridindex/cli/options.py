@@ -55,11 +55,9 @@ PlanChoice = Annotated[
 ]
 Key = Annotated[
     str | None,
-    typer.Option(
-        "--key", envvar="HYBRIDINDEX_KEY", help="API key; better given by the environment.", show_default=False
-    ),
+    typer.Option("--key", envvar="HYBRIDINDEX_KEY", help="API key; better set in the environment.", show_default=False),
 ]
-#: Defaults of the next three.
+#: Defaults of the next three options.
 KEPT = Retention()
 KeepPlans = Annotated[int, typer.Option("--keep-plans", help="Newest plans of each index that stay.", min=1)]
 KeepProfiles = Annotated[int, typer.Option("--keep-profiles", help="Newest profiles of each index that stay.", min=1)]
@@ -101,11 +99,11 @@ class PlanOptions:
         str | None,
         typer.Option(
             metavar="FILE.json|latest|ID",
-            help="LLM profile: a file, or as profile llm stored. With --hardware also a model's name.",
+            help="LLM profile: a file, or one that profile llm stored. With --hardware also the name of a model.",
         ),
     ] = None
     epsilon: Annotated[float, typer.Option(help="Queueing factor; 1 is the worst case.")] = 1.0
-    percentile: Annotated[float, typer.Option(help="Of the SLO.")] = 90.0
+    percentile: Annotated[float, typer.Option(help="Percentile of latencies that the SLO bounds.")] = 90.0
     coverage: Annotated[float | None, typer.Option(help="Fix the fraction of lists instead of solving.")] = None
     slo_stage: Annotated[
         str | None,
@@ -124,6 +122,8 @@ class WhatIfOptions:
     """How a supposed machine and index differ from the profiled ones."""
 
     host_speed: Annotated[
-        float, typer.Option(help="Host stages: so many times as fast as profiled.", rich_help_panel=WHAT_IF)
+        float, typer.Option(help="Host stages so many times as fast as profiled.", rich_help_panel=WHAT_IF)
     ] = 1.0
-    index_scale: Annotated[float, typer.Option(help="Lists so many times as long.", rich_help_panel=WHAT_IF)] = 1.0
+    index_scale: Annotated[
+        float, typer.Option(help="Lists so many times as long as profiled.", rich_help_panel=WHAT_IF)
+    ] = 1.0

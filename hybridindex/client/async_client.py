@@ -1,4 +1,7 @@
-"""The client for asyncio: :mod:`hybridindex.client.client`, awaited."""
+"""The client for asyncio. Tries again where that is safe; :mod:`hybridindex.client.retry` says when.
+
+``client.py``, the blocking client, is generated from this file by ``python -m tests.client.blocking``.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,11 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any, TypeVar
 
-from hybridindex.client.messages import (
-    Address,
-    Call,
-    close_session_call,
-    drain_call,
-    error_of,
-    lookahead_call,
-    open_session_call,
-    plan_call,
-    plans_call,
-    recent_call,
-    repartition_call,
-    search_call,
-    session_call,
-    status_call,
-)
+import hybridindex.client.messages as messages
+import hybridindex.client.transport as transports
 from hybridindex.client.retry import Attempts, RetryPolicy
-from hybridindex.client.transport import (
-    RequestMaker,
-    check_timeout,
-    load_httpx,
-    never_sent,
-    time_limit,
-    transport_options,
-    unreachable,
-)
 from hybridindex.errors import UnknownSessionError
 from hybridindex.types import SearchResult
 
@@ -74,18 +53,18 @@ class AsyncClient:
         Raises:
             InvalidInputError, MissingDependencyError.
         """
-        self._httpx = load_httpx()
-        self._address = Address.parse(url)
-        self._timeout_s = check_timeout(timeout_s)
+        self._httpx = transports.load_httpx()
+        self._address = messages.Address.parse(url)
+        self._timeout_s = transports.check_timeout(timeout_s)
         self._retry = retry or RetryPolicy()
         self._sleep = sleep
         if transport is None:
-            transport = self._httpx.AsyncHTTPTransport(**transport_options(self._address, verify))
+            transport = self._httpx.AsyncHTTPTransport(**transports.transport_options(self._address, verify))
         self._transport = transport
-        self._request = RequestMaker(self._address, key)
+        self._request = transports.RequestMaker(self._address, key)
 
-    async def _send(self, asked: Call[T]) -> T:
-        attempts = Attempts(self._retry, time_limit(asked, self._timeout_s))
+    async def _send(self, asked: messages.Call[T]) -> T:
+        attempts = Attempts(self._retry, transports.time_limit(asked, self._timeout_s))
         while True:
             left_s = attempts.remaining_s()
             try:
@@ -93,10 +72,10 @@ class AsyncClient:
                 body: bytes = await answer.aread()
                 await answer.aclose()
             except self._httpx.TransportError as error:
-                failed = unreachable(error, self._address)
-                pause = attempts.pause_after(failed, repeatable=asked.repeatable or never_sent(error))
+                failed = transports.unreachable(error, self._address)
+                pause = attempts.pause_after(failed, repeatable=asked.repeatable or transports.never_sent(error))
             else:
-                failure = error_of(answer.status_code, answer.headers, body)
+                failure = messages.error_of(answer.status_code, answer.headers, body)
                 if failure is None:
                     return asked.read(body)
                 pause = attempts.pause_after(failure, repeatable=True)
@@ -112,27 +91,30 @@ class AsyncClient:
         min_nprobe: int | None = None,
     ) -> SearchResult:
         """As :meth:`hybridindex.router.Router.search`, over the network. A deadline bounds retries as well."""
-        asked = search_call(queries, None, k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        asked = messages.search_call(queries, None, k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
         return await self._send(asked)
 
     async def session(
-        self, *, lookahead_bytes: int | None = None, window_ms: float | None = None
+        self,
+        *,
+        lookahead_bytes: int | None = None,
+        window_ms: float | None = None,
     ) -> AsyncRemoteSession:
         """Opens a retrieval session; see :meth:`hybridindex.router.Router.session`. A context manager."""
-        asked = open_session_call(lookahead_bytes=lookahead_bytes, window_ms=window_ms)
+        asked = messages.open_session_call(lookahead_bytes=lookahead_bytes, window_ms=window_ms)
         return AsyncRemoteSession(self, await self._send(asked))
 
     async def status(self) -> dict[str, Any]:
         """What is served, where lists are, what waits."""
-        return await self._send(status_call())
+        return await self._send(messages.status_call())
 
     async def plan(self, plan_id: int | str | None = None) -> dict[str, Any]:
         """The plan in force; or a stored one, by its id or "latest"."""
-        return await self._send(plan_call(plan_id))
+        return await self._send(messages.plan_call(plan_id))
 
     async def plans(self) -> dict[str, Any]:
         """Stored and applied plans."""
-        return await self._send(plans_call())
+        return await self._send(messages.plans_call())
 
     async def repartition(self, *, apply: bool = False, **changes: Any) -> dict[str, Any]:
         """Plans anew; moves lists only where ``apply`` says so. Needs a key with the role admin.
@@ -140,19 +122,19 @@ class AsyncClient:
         Args:
             changes: slo_ms, device_budget_bytes, rate_qps, coverage, bandwidth_share.
         """
-        return await self._send(repartition_call(apply=apply, changes=changes))
+        return await self._send(messages.repartition_call(apply=apply, changes=changes))
 
     async def upload_queries(self, queries: Any) -> dict[str, Any]:
-        """Gives (n, d) float32 queries of late to the refresh, to plan from. Needs a key with the role admin.
+        """Gives recent (n, d) float32 queries to the refresh, to plan from. Needs a key with the role admin.
 
         Raises:
             ProfileError: the daemon keeps no queries.
         """
-        return await self._send(recent_call(queries))
+        return await self._send(messages.recent_call(queries))
 
     async def drain(self) -> None:
         """Lets the daemon finish and stop. Needs a key with the role admin."""
-        await self._send(drain_call())
+        await self._send(messages.drain_call())
 
     async def close(self) -> None:
         """Closes the connections. Closing twice is harmless."""
@@ -161,9 +143,7 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
 
@@ -177,7 +157,7 @@ class AsyncRemoteSession:
 
     async def lookahead(self, drafts: Any, *, nprobe: int | None = None, budget_bytes: int | None = None) -> None:
         """Starts moving the lists that ``drafts`` (d,) or (n, d) float32 would probe; does not wait for them."""
-        await self._client._send(lookahead_call(drafts, self._name, nprobe=nprobe, budget_bytes=budget_bytes))
+        await self._client._send(messages.lookahead_call(drafts, self._name, nprobe=nprobe, budget_bytes=budget_bytes))
 
     async def search(
         self,
@@ -189,12 +169,14 @@ class AsyncRemoteSession:
         min_nprobe: int | None = None,
     ) -> SearchResult:
         """As :meth:`AsyncClient.search`, within the session."""
-        asked = search_call(queries, self._name, k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        asked = messages.search_call(
+            queries, self._name, k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe
+        )
         return await self._client._send(asked)
 
     async def stats(self) -> dict[str, Any]:
         """What lookahead did so far."""
-        return await self._client._send(session_call(self._name))
+        return await self._client._send(messages.session_call(self._name))
 
     async def close(self) -> None:
         """Ends it; one that is over already is no error."""
@@ -202,12 +184,10 @@ class AsyncRemoteSession:
             self._closed = True
             # Unknown: it expired, or an earlier attempt of this very call ended it.
             with contextlib.suppress(UnknownSessionError):
-                await self._client._send(close_session_call(self._name))
+                await self._client._send(messages.close_session_call(self._name))
 
     async def __aenter__(self) -> AsyncRemoteSession:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()

@@ -1,4 +1,4 @@
-"""The blocking client. Tries again where that is safe; :mod:`hybridindex.client.retry` says when."""
+"""The blocking client. Generated from ``async_client.py``, which is the file to edit."""
 
 from __future__ import annotations
 
@@ -6,35 +6,11 @@ import contextlib
 import ssl
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, TypeVar
 
-from hybridindex.client.messages import (
-    Address,
-    Call,
-    close_session_call,
-    drain_call,
-    error_of,
-    lookahead_call,
-    open_session_call,
-    plan_call,
-    plans_call,
-    recent_call,
-    repartition_call,
-    search_call,
-    session_call,
-    status_call,
-)
+import hybridindex.client.messages as messages
+import hybridindex.client.transport as transports
 from hybridindex.client.retry import Attempts, RetryPolicy
-from hybridindex.client.transport import (
-    RequestMaker,
-    check_timeout,
-    load_httpx,
-    never_sent,
-    time_limit,
-    transport_options,
-    unreachable,
-)
 from hybridindex.errors import UnknownSessionError
 from hybridindex.types import SearchResult
 
@@ -74,18 +50,18 @@ class Client:
         Raises:
             InvalidInputError, MissingDependencyError.
         """
-        self._httpx = load_httpx()
-        self._address = Address.parse(url)
-        self._timeout_s = check_timeout(timeout_s)
+        self._httpx = transports.load_httpx()
+        self._address = messages.Address.parse(url)
+        self._timeout_s = transports.check_timeout(timeout_s)
         self._retry = retry or RetryPolicy()
         self._sleep = sleep
         if transport is None:
-            transport = self._httpx.HTTPTransport(**transport_options(self._address, verify))
+            transport = self._httpx.HTTPTransport(**transports.transport_options(self._address, verify))
         self._transport = transport
-        self._request = RequestMaker(self._address, key)
+        self._request = transports.RequestMaker(self._address, key)
 
-    def _send(self, asked: Call[T]) -> T:
-        attempts = Attempts(self._retry, time_limit(asked, self._timeout_s))
+    def _send(self, asked: messages.Call[T]) -> T:
+        attempts = Attempts(self._retry, transports.time_limit(asked, self._timeout_s))
         while True:
             left_s = attempts.remaining_s()
             try:
@@ -93,10 +69,10 @@ class Client:
                 body: bytes = answer.read()
                 answer.close()
             except self._httpx.TransportError as error:
-                failed = unreachable(error, self._address)
-                pause = attempts.pause_after(failed, repeatable=asked.repeatable or never_sent(error))
+                failed = transports.unreachable(error, self._address)
+                pause = attempts.pause_after(failed, repeatable=asked.repeatable or transports.never_sent(error))
             else:
-                failure = error_of(answer.status_code, answer.headers, body)
+                failure = messages.error_of(answer.status_code, answer.headers, body)
                 if failure is None:
                     return asked.read(body)
                 pause = attempts.pause_after(failure, repeatable=True)
@@ -112,25 +88,30 @@ class Client:
         min_nprobe: int | None = None,
     ) -> SearchResult:
         """As :meth:`hybridindex.router.Router.search`, over the network. A deadline bounds retries as well."""
-        asked = search_call(queries, None, k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        asked = messages.search_call(queries, None, k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
         return self._send(asked)
 
-    def session(self, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> RemoteSession:
+    def session(
+        self,
+        *,
+        lookahead_bytes: int | None = None,
+        window_ms: float | None = None,
+    ) -> RemoteSession:
         """Opens a retrieval session; see :meth:`hybridindex.router.Router.session`. A context manager."""
-        asked = open_session_call(lookahead_bytes=lookahead_bytes, window_ms=window_ms)
+        asked = messages.open_session_call(lookahead_bytes=lookahead_bytes, window_ms=window_ms)
         return RemoteSession(self, self._send(asked))
 
     def status(self) -> dict[str, Any]:
         """What is served, where lists are, what waits."""
-        return self._send(status_call())
+        return self._send(messages.status_call())
 
     def plan(self, plan_id: int | str | None = None) -> dict[str, Any]:
         """The plan in force; or a stored one, by its id or "latest"."""
-        return self._send(plan_call(plan_id))
+        return self._send(messages.plan_call(plan_id))
 
     def plans(self) -> dict[str, Any]:
         """Stored and applied plans."""
-        return self._send(plans_call())
+        return self._send(messages.plans_call())
 
     def repartition(self, *, apply: bool = False, **changes: Any) -> dict[str, Any]:
         """Plans anew; moves lists only where ``apply`` says so. Needs a key with the role admin.
@@ -138,19 +119,19 @@ class Client:
         Args:
             changes: slo_ms, device_budget_bytes, rate_qps, coverage, bandwidth_share.
         """
-        return self._send(repartition_call(apply=apply, changes=changes))
+        return self._send(messages.repartition_call(apply=apply, changes=changes))
 
     def upload_queries(self, queries: Any) -> dict[str, Any]:
-        """Gives (n, d) float32 queries of late to the refresh, to plan from. Needs a key with the role admin.
+        """Gives recent (n, d) float32 queries to the refresh, to plan from. Needs a key with the role admin.
 
         Raises:
             ProfileError: the daemon keeps no queries.
         """
-        return self._send(recent_call(queries))
+        return self._send(messages.recent_call(queries))
 
     def drain(self) -> None:
         """Lets the daemon finish and stop. Needs a key with the role admin."""
-        self._send(drain_call())
+        self._send(messages.drain_call())
 
     def close(self) -> None:
         """Closes the connections. Closing twice is harmless."""
@@ -159,9 +140,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -175,7 +154,7 @@ class RemoteSession:
 
     def lookahead(self, drafts: Any, *, nprobe: int | None = None, budget_bytes: int | None = None) -> None:
         """Starts moving the lists that ``drafts`` (d,) or (n, d) float32 would probe; does not wait for them."""
-        self._client._send(lookahead_call(drafts, self._name, nprobe=nprobe, budget_bytes=budget_bytes))
+        self._client._send(messages.lookahead_call(drafts, self._name, nprobe=nprobe, budget_bytes=budget_bytes))
 
     def search(
         self,
@@ -187,12 +166,14 @@ class RemoteSession:
         min_nprobe: int | None = None,
     ) -> SearchResult:
         """As :meth:`Client.search`, within the session."""
-        asked = search_call(queries, self._name, k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        asked = messages.search_call(
+            queries, self._name, k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe
+        )
         return self._client._send(asked)
 
     def stats(self) -> dict[str, Any]:
         """What lookahead did so far."""
-        return self._client._send(session_call(self._name))
+        return self._client._send(messages.session_call(self._name))
 
     def close(self) -> None:
         """Ends it; one that is over already is no error."""
@@ -200,12 +181,10 @@ class RemoteSession:
             self._closed = True
             # Unknown: it expired, or an earlier attempt of this very call ended it.
             with contextlib.suppress(UnknownSessionError):
-                self._client._send(close_session_call(self._name))
+                self._client._send(messages.close_session_call(self._name))
 
     def __enter__(self) -> RemoteSession:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

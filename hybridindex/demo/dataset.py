@@ -8,14 +8,13 @@ the raw space is what you want to look at.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hybridindex.demo.queries import LOG, Pair, session_numbers
-from hybridindex.errors import InvalidInputError
 from hybridindex.rag.embed import center
 from hybridindex.types import F32, I64
 
@@ -87,12 +86,10 @@ class Dataset:
     name: str
     count: int
     passages_path: Path  # UTF-8, one passage per line
-    offsets_path: Path  # (count + 1,) int64 byte offsets of the lines
     vectors_path: Path  # (count, 256) float32 .npy, raw unit vectors
     mean: F32  # (256,) mean of the raw vectors
     queries: Mapping[str, QuerySet]
     pairs: PairSet
-    conversations_path: Path
     sources: tuple[SourceCount, ...]  # in the order of the passages
     notes: tuple[str, ...]  # to be shown to the user: what is missing, whose terms apply
 
@@ -134,29 +131,3 @@ class Dataset:
         with self.passages_path.open(encoding="utf-8", newline="\n") as file:
             for line in file:
                 yield line[:-1]
-
-    def texts(self, ids: Sequence[int] | I64) -> list[str]:
-        """The passages of these ids. Raises InvalidInputError for an id that is not a row of this dataset."""
-        offsets = np.load(self.offsets_path, mmap_mode="r", allow_pickle=False)
-        found: list[str] = []
-        with self.passages_path.open("rb") as file:
-            for row in (int(i) for i in ids):
-                if not 0 <= row < self.count:
-                    raise InvalidInputError(
-                        f"ids: {row} is not a passage of {self.name}; expected 0 to {self.count - 1}"
-                    )
-                file.seek(int(offsets[row]))
-                found.append(file.read(int(offsets[row + 1] - offsets[row]) - 1).decode("utf-8"))
-        return found
-
-    def source_of(self, row: int) -> str:
-        """The name of the source that passage ``row`` comes from."""
-        for source in self.sources:
-            if row < source.passages:
-                return source.name
-            row -= source.passages
-        raise InvalidInputError(f"row: beyond the {self.count} passages of {self.name}")
-
-    def conversations(self) -> list[list[str]]:
-        """Conversations of two and more turns (TREC CAsT)."""
-        return [list(turns) for turns in json.loads(self.conversations_path.read_text(encoding="utf-8"))]

@@ -1,7 +1,7 @@
 """The demo's texts as a document store beside its index, and the embedder that its queries need.
 
-Which passage continues which is told from the titles that the chunker repeats (:mod:`hybridindex.demo.chunk`): the
-files of passages have no ends of documents.
+The files of passages do not mark the ends of documents, so the titles that the chunker repeats
+(:mod:`hybridindex.demo.chunk`) tell which passage continues which.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Layout of a cache directory (safe to delete as a whole or in parts; what is miss
 
     downloads/   wheels, apt's private lists and packages
     text/        one file of passages per source
-    datasets/    demo/ and full/: passages.txt, offsets.npy, vectors.npy, mean.npy
-    queries/     texts and vectors per collection, draft/final pairs, conversations
+    datasets/    demo/ and full/: passages.txt, vectors.npy, mean.npy
+    queries/     texts and vectors per collection, draft/final pairs
 
 One process at a time works in a cache directory (a file lock); others wait. Anonymous memory stays under about 500 MB
 whatever the dataset: text and vectors go to disk as they are made.
@@ -17,7 +17,6 @@ import errno
 import itertools
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,7 +32,6 @@ from hybridindex.demo.queries import (
     QUERY_SOURCES,
     QUERY_WHEELS,
     open_topics,
-    read_conversations,
     read_pairs,
     read_queries,
 )
@@ -107,12 +105,10 @@ class _Preparation:
             name=name,
             count=int(text["passages"]),
             passages_path=folder / "passages.txt",
-            offsets_path=folder / "offsets.npy",
             vectors_path=vectors_path,
             mean=mean,
             queries=queries,
             pairs=pairs,
-            conversations_path=self._cache_dir / "queries" / "conversations.json",
             sources=tuple(
                 SourceCount(name=source, passages=passages, licence=licence)
                 for source, passages, licence in text["sources"]
@@ -124,18 +120,16 @@ class _Preparation:
 
     def _passages(self, name: DatasetName, folder: Path, *, refresh: bool) -> dict[str, Any]:
         """The seal of the dataset's passages: facts ``passages``, ``sources``, ``notes``."""
-        path, offsets_path = folder / "passages.txt", folder / "offsets.npy"
+        path = folder / "passages.txt"
         recipe = {"text_recipe": TEXT_RECIPE, "sources": [source.name for source in sources_of(name)]}
         sealed = cache.check(path, recipe)
         retry = refresh and sealed is not None and bool(sealed["notes"])
-        if sealed is not None and not retry and cache.check(offsets_path, {"text": sealed["xxh3"]}) is not None:
+        if sealed is not None and not retry:
             return sealed
         files, notes = self._source_files(name)
-        offsets, sources = _concatenate([path for _, path in files], path)
+        sources = _concatenate([path for _, path in files], path)
         counted = [[source.name, count, source.licence] for (source, _), count in zip(files, sources, strict=True)]
-        sealed = cache.seal(path, recipe, passages=len(offsets) - 1, sources=counted, notes=notes)
-        _save_array(offsets_path, offsets, {"text": sealed["xxh3"]})
-        return sealed
+        return cache.seal(path, recipe, passages=sum(sources), sources=counted, notes=notes)
 
     def _source_files(self, name: DatasetName) -> tuple[list[tuple[TextSource, Path]], list[str]]:
         apt = AptArchive(self._cache_dir / "downloads" / "apt")
@@ -211,7 +205,7 @@ class _Preparation:
     def _queries(self) -> tuple[dict[str, QuerySet], PairSet]:
         folder = self._cache_dir / "queries"
         names = [f"{source.name}{end}" for source in QUERY_SOURCES for end in (".txt", ".npy")]
-        names += ["pairs.json", "pairs.drafts.npy", "pairs.finals.npy", "conversations.json"]
+        names += ["pairs.json", "pairs.drafts.npy", "pairs.finals.npy"]
         seals = {name: cache.check(folder / name, _QUERY_RECIPE) for name in names}
         if any(seal is None for seal in seals.values()):
             self._make_queries(folder)
@@ -250,8 +244,6 @@ class _Preparation:
         _save_text(folder / "pairs.json", json.dumps(pairs, ensure_ascii=False, indent=0), len(pairs))
         self._save_vectors(folder / "pairs.drafts.npy", [draft for draft, _, _ in pairs], "drafts")
         self._save_vectors(folder / "pairs.finals.npy", [final for _, final, _ in pairs], "finals")
-        conversations = read_conversations(convrewriting)
-        _save_text(folder / "conversations.json", json.dumps(conversations, ensure_ascii=False), len(conversations))
 
     def _save_vectors(self, path: Path, texts: list[str], name: str) -> None:
         vectors = np.empty((len(texts), DIM), dtype=np.float32)
@@ -261,24 +253,20 @@ class _Preparation:
         _save_array(path, vectors, _QUERY_RECIPE, count=len(texts))
 
 
-def _concatenate(files: list[Path], path: Path) -> tuple[np.ndarray[Any, np.dtype[np.int64]], list[int]]:
-    """Write the distinct lines of ``files`` to ``path``; returns their byte offsets and how many each file gave."""
+def _concatenate(files: list[Path], path: Path) -> list[int]:
+    """Write the distinct lines of ``files`` to ``path``; returns how many each file gave."""
     seen: set[int] = set()
-    offsets, counts = [0], []
+    counts = []
     with cache.atomic_path(path) as temporary, temporary.open("wb") as out:
         for file in files:
-            before = len(offsets)
-            for line in _lines(file):
-                if (key := xxhash.xxh3_64_intdigest(line)) not in seen:
-                    seen.add(key)
-                    offsets.append(offsets[-1] + out.write(line))
-            counts.append(len(offsets) - before)
-    return np.array(offsets, dtype=np.int64), counts
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        yield from file
+            before = len(seen)
+            with file.open("rb") as lines:
+                for line in lines:
+                    if (key := xxhash.xxh3_64_intdigest(line)) not in seen:
+                        seen.add(key)
+                        out.write(line)
+            counts.append(len(seen) - before)
+    return counts
 
 
 def _save_array(path: Path, array: np.ndarray[Any, Any], recipe: dict[str, Any], **facts: Any) -> None:

@@ -24,8 +24,8 @@ __all__ = ["HybridIndexRetriever"]
 
 @component
 class HybridIndexRetriever:
-    """Documents with the index's scores, and ``id``, ``source`` and ``nprobe_used`` as meta. The inner retriever stays
-    the caller's to close. Any thread or event loop. It holds an open index, so pipelines with it are not serialised."""
+    """Documents with the index's scores, and ``id``, ``source`` and ``nprobe_used`` as meta. The caller closes
+    the inner retriever. Any thread or event loop. It holds an open index: pipelines cannot be serialised."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class HybridIndexRetriever:
         """
         Args:
             top_k: documents per query; None: the inner retriever's.
-            deadline_ms: time in which a search should be answered; nprobe may fall to ``min_nprobe`` for it.
+            deadline_ms: time limit of a search; nprobe may fall to ``min_nprobe`` to meet it.
         """
         self._retriever = retriever
         self._top_k = top_k

@@ -25,14 +25,13 @@ __all__ = ["HybridIndexRetriever"]
 
 
 class HybridIndexRetriever(BaseRetriever):
-    """Documents with ``id``, ``score``, ``source`` and ``nprobe_used`` as metadata. The inner retriever stays the
-    caller's to close. Any thread or event loop."""
+    """Documents with ``id``, ``score``, ``source`` and ``nprobe_used`` as metadata. The caller closes the
+    inner retriever. Any thread or event loop."""
 
-    #: What embeds, searches and reads texts.
     retriever: Retriever
     #: Documents per query; None: the inner retriever's.
     k: int | None = None
-    #: Time in which the search should be answered, and the floor that nprobe may fall to for it.
+    #: Time limit of a search, and the floor to which nprobe may fall to meet it.
     deadline_ms: float | None = None
     min_nprobe: int = 1
 

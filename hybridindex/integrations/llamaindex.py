@@ -25,8 +25,8 @@ __all__ = ["HybridIndexRetriever"]
 
 
 class HybridIndexRetriever(BaseRetriever):
-    """Nodes with the index's scores, and ``id``, ``source`` and ``nprobe_used`` as metadata. The inner retriever stays
-    the caller's to close. Any thread or event loop."""
+    """Nodes with the index's scores, and ``id``, ``source`` and ``nprobe_used`` as metadata. The caller
+    closes the inner retriever. Any thread or event loop."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class HybridIndexRetriever(BaseRetriever):
         """
         Args:
             k: nodes per query; None: the inner retriever's.
-            deadline_ms: time in which a search should be answered; nprobe may fall to ``min_nprobe`` for it.
+            deadline_ms: time limit of a search; nprobe may fall to ``min_nprobe`` to meet it.
         """
         self._retriever = retriever
         self._k = k
@@ -64,7 +64,7 @@ class HybridIndexRetriever(BaseRetriever):
 
 def _node(passage: Passage) -> NodeWithScore:
     metadata = {"id": passage.id, "source": passage.source, "nprobe_used": passage.nprobe_used}
-    # Numbers of probes are nothing for a model to read or to embed.
+    # A model should neither read nor embed these numbers.
     hidden = ["id", "nprobe_used"]
     node = TextNode(
         id_=str(passage.id),

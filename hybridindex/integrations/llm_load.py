@@ -1,6 +1,6 @@
-"""What an LLM engine in the same process tells while it serves, and the lookahead window that follows from it.
+"""The load of an LLM engine in the same process, and the lookahead window that follows from it.
 
-One process serves one engine and one router, so there is one :data:`ENGINE_LOAD`; it keeps nothing until a router is
+A process has one engine and one router, so there is one :data:`ENGINE_LOAD`. It records nothing until a router is
 attached.
 """
 
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 __all__ = ["ENGINE_LOAD", "EngineLoad", "LoadReading"]
 
-#: Weight of a newly finished request; about the last twenty count.
+#: Weight of a newly finished request: the mean covers about the last twenty.
 _SHARE = 0.1
-#: Windows are rounded down to a tenth of themselves: budgets are remembered by window.
+#: Windows are rounded down to powers of this: budgets are cached by window.
 _STEP = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReading:
-    """At one moment. Seconds are means over recently finished requests."""
+    """One reading. Seconds are means over recently finished requests."""
 
     #: Requests that finished since a router was attached.
     n_finished: int = 0
@@ -31,7 +31,7 @@ class LoadReading:
     ttft_s: float = 0.0
     #: From arrival to the last token.
     generation_s: float = 0.0
-    #: What a session takes that names no window and no bytes; None before the first request finished.
+    #: For sessions that name no window and no bytes; None before the first request finished.
     window_ms: float | None = None
 
 
@@ -48,7 +48,7 @@ class EngineLoad:
 
     @property
     def wanted(self) -> bool:
-        """Whether a router reads this; without one nothing need be told."""
+        """Whether a router reads this; without one, nothing is recorded."""
         return self._wanted
 
     def attach(self) -> None:
@@ -73,7 +73,7 @@ class EngineLoad:
                 self._n_finished += 1
 
     def window_ms(self) -> float | None:
-        """Generation time that a session's copies can hide behind; None before the first request finished."""
+        """Generation time that can hide a session's copies; None before the first request finished."""
         with self._lock:
             seconds = self._generation_s
         if not seconds > 0:

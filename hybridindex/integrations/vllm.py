@@ -1,12 +1,12 @@
-"""How vLLM and a plan share devices: engine arguments, the order of starting, and whether everything fits. Pure.
+"""How vLLM and a plan share devices: engine arguments, and whether everything fits. Pure.
 
 vLLM (0.20 to 0.33) decides its memory once, at its start:
 
-- it demands ``free >= total * gpu_memory_utilization``, also when the bytes of the KV cache are given;
-- without those bytes it measures what is left, and aborts where free memory *grew* meanwhile (vllm#56830).
+- it requires ``free >= total * gpu_memory_utilization``, also when the bytes of the KV cache are given;
+- without those bytes it measures what is left, and aborts if free memory *grew* meanwhile (vllm#56830).
 
-So both arguments are given: a utilization that holds whether the index is there already or not, and the bytes, which
-make the second measurement unnecessary.
+So both arguments are given: a utilization that holds with the index loaded or not, and the bytes, so that vLLM does not
+measure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["DEFAULT_CONTEXT_BYTES", "EngineShare", "check_fit", "room_beside", "
 
 #: The CUDA context of the process that holds the index, and its libraries.
 DEFAULT_CONTEXT_BYTES = 768 << 20
-#: What a router keeps for lookahead beside the plan's lists, where its budget has room.
+#: What a router keeps for lookahead beside the plan's lists, if its budget has room.
 _DEFAULT_LOOKAHEAD_BYTES = 256 << 20
 #: vLLM's own default.
 _MAX_UTILIZATION = 0.92
@@ -38,9 +38,9 @@ class EngineShare:
     kv_cache_memory_bytes: int | None
     #: None where the device's memory is not known, as on a CPU.
     gpu_memory_utilization: float | None
-    #: What the router may come to hold on each device, lookahead included.
+    #: The most that the router holds on each device, lookahead included.
     index_bytes: tuple[int, ...]
-    #: What was left out of the account, or lies beyond what was measured.
+    #: What was not counted, or is beyond the measured range.
     notes: tuple[str, ...]
 
     def arguments(self) -> list[str]:
@@ -66,13 +66,13 @@ def share_with(
 
     Args:
         device_memory_bytes: of one device, all of it; None: not known, then only the KV cache is computed.
-        kv_cache_bytes: of one device; default what the plan's LLM profile has left beside the index.
+        kv_cache_bytes: of one device; default: what the plan's LLM profile leaves beside the index.
         model_bytes: weights and activations that vLLM puts on one device, as its log says.
         context_bytes: what the router's process takes beside its budget.
-        lookahead_bytes: as the router is given them.
+        lookahead_bytes: the router's.
 
     Raises:
-        InvalidInputError: it does not fit, with all numbers; or nothing tells what vLLM should get.
+        InvalidInputError: it does not fit (names all numbers), or vLLM's share is not known.
     """
     notes: list[str] = []
     index_bytes = tuple(
@@ -126,11 +126,7 @@ def share_with(
 def check_fit(
     device_memory_bytes: int, *, index_bytes: int, context_bytes: int, kv_bytes: int | None, model_bytes: int | None
 ) -> None:
-    """Refuses shares of one device that are more than the device has.
-
-    Raises:
-        InvalidInputError: with all numbers.
-    """
+    """Raises InvalidInputError, with all numbers, where the shares of one device exceed its memory."""
     parts = {
         "the index with scratch and lookahead": index_bytes,
         "its process": context_bytes,
@@ -150,11 +146,11 @@ def check_fit(
 
 
 def room_beside(free_bytes: int, *, index_bytes: int, context_bytes: int | None) -> tuple[str, bool]:
-    """What a device has for the index where vLLM runs already: in words with all numbers, and whether it suffices.
+    """Memory for the index on a device where vLLM runs: all numbers in words, and whether it is enough.
 
     Args:
-        free_bytes: when the index's process had its context.
-        context_bytes: None: not known; vLLM's process had one there already, or the driver does not tell.
+        free_bytes: after the index's process got its context.
+        context_bytes: None: not known, as vLLM's process had one before, or the driver does not tell.
     """
     context = context_bytes or 0
     process = "its process an unknown part" if context_bytes is None else f"its process {context}"

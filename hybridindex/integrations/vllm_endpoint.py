@@ -1,8 +1,8 @@
-"""vLLM's endpoint plugin (``vllm.endpoint_plugins``): the daemon's routes below ``/hybridindex`` of vLLM's API server.
+"""vLLM's endpoint plugin (``vllm.endpoint_plugins``): the daemon's routes under ``/hybridindex`` in vLLM's API server.
 
-The router opens when vLLM's engine runs: its KV cache is sized by then, and no memory is freed while it starts. vLLM
-loads the plugin only where ``VLLM_PLUGINS=hybridindex`` says so; what to serve is in the environment
-(:class:`PluginSettings`). vLLM's ``--api-key`` does not guard these routes: keys are our own.
+The router opens when vLLM's engine runs: its KV cache has its size by then, and nothing is freed while it starts. vLLM
+loads the plugin only where ``VLLM_PLUGINS=hybridindex`` says so; what to serve is in the environment and a settings
+file (:class:`PluginSettings`). vLLM's ``--api-key`` does not guard these routes: keys are our own.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from hybridindex.integrations.vllm import room_beside
 from hybridindex.service.auth import Keyring
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
-from hybridindex.service.daemon_address import Place
+from hybridindex.service.daemon_address import DaemonAddress
 from hybridindex.service.http.app import create_app
 from hybridindex.service.http.middleware import send_problem
 from hybridindex.service.http.problems import Problem
+from hybridindex.service.settings import Settings, Table, read_settings
 
 __all__ = ["PREFIX", "PluginSettings", "RouterPlugin", "ServiceBesideLLM"]
 
@@ -33,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 PREFIX = "/hybridindex"
 _VARIABLE = "HYBRIDINDEX_"
+#: Of a settings file.
+_VLLMS_OWN = {"host", "port", "uds", "tls_cert", "tls_key", "drain_timeout_s", "log_format", "traces", "refresh"}
 
 Scope = MutableMapping[str, Any]
 Asgi = Callable[[Scope, Any, Any], Awaitable[None]]
@@ -40,51 +43,44 @@ Asgi = Callable[[Scope, Any, Any], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
-    """What the environment says: ``HYBRIDINDEX_INDEX`` and so on, one variable a field."""
+    """What the environment says: ``HYBRIDINDEX_INDEX``, the settings file ``HYBRIDINDEX_CONFIG``, and what overrides
+    it (docs/vllm.md)."""
 
     index: Path
-    devices: tuple[str, ...] = ()
-    #: Bytes: one for all devices, or one each; empty: the plan's.
-    budget: tuple[int, ...] = ()
-    plan: str = "latest"
-    store: str | None = None
-    threads: int | None = None
-    #: Whether a device that vLLM has filled is tried again.
-    retry_open: bool = True
-    #: Key file; needed where others than this machine reach vLLM.
-    keys: Path | None = None
+    file: Settings
+    #: As tables of the file.
+    given: Table
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> PluginSettings:
-        """Raises InvalidInputError: a variable is missing or wrong, by name."""
+        """Raises InvalidInputError: a variable is missing or wrong, by name; or the file cannot be read."""
 
-        def words(name: str) -> tuple[str, ...]:
-            return tuple(word.strip() for word in environment.get(_VARIABLE + name, "").split(",") if word.strip())
+        def said(name: str) -> str | None:
+            return environment.get(_VARIABLE + name) or None
+
+        def words(name: str) -> tuple[str, ...] | None:
+            return tuple(word.strip() for word in (said(name) or "").split(",") if word.strip()) or None
 
         def whole(name: str) -> tuple[int, ...]:
-            if not all(word.isdecimal() for word in words(name)):
-                raise InvalidInputError(
-                    f"{_VARIABLE}{name} is {environment[_VARIABLE + name]!r}; expected whole numbers, with commas"
-                )
-            return tuple(int(word) for word in words(name))
+            found = words(name) or ()
+            if not all(word.isdecimal() for word in found):
+                raise InvalidInputError(f"{_VARIABLE}{name} is {said(name)!r}; expected whole numbers, with commas")
+            return tuple(int(word) for word in found)
 
-        if not environment.get(_VARIABLE + "INDEX"):
+        if (index := said("INDEX")) is None:
             raise InvalidInputError(f"{_VARIABLE}INDEX is missing; expected the index directory that vLLM shall serve")
-        threads = whole("THREADS")
-        retry = environment.get(_VARIABLE + "RETRY_OPEN", "1")
-        if retry not in ("0", "1"):
+        if (retry := said("RETRY_OPEN")) not in (None, "0", "1"):
             raise InvalidInputError(f"{_VARIABLE}RETRY_OPEN is {retry!r}; expected 0 or 1")
-        keys = environment.get(_VARIABLE + "KEYS")
-        return cls(
-            index=Path(environment[_VARIABLE + "INDEX"]),
-            devices=words("DEVICES"),
-            budget=whole("BUDGET"),
-            plan=environment.get(_VARIABLE + "PLAN", "latest"),
-            store=environment.get(_VARIABLE + "STORE"),
-            threads=threads[0] if threads else None,
-            retry_open=retry == "1",
-            keys=Path(keys) if keys else None,
-        )
+        router = {
+            "devices": words("DEVICES"),
+            "device_budget_bytes": whole("BUDGET") or None,
+            "threads": next(iter(whole("THREADS")), None),
+            "health": {"retry_open": None if retry is None else retry == "1"},
+        }
+        given = {"router": router, "plan": said("PLAN"), "store_url": said("STORE"), "key_file": said("KEYS")}
+        config = said("CONFIG")
+        file = Settings() if config is None else read_settings(Path(config))
+        return cls(index=Path(index), file=file, given=given)
 
     def config(self, host: str | None, uds: str | None) -> ServiceConfig:
         """The daemon's, for vLLM's address. Without a host vLLM listens on all of them.
@@ -92,21 +88,17 @@ class PluginSettings:
         Raises:
             InvalidInputError: a bad value, or other machines reach vLLM and there is no key file.
         """
-        return ServiceConfig(
-            host=None if uds else host or "0.0.0.0",  # noqa: S104 - what vLLM does, so that it is refused without keys
-            uds=Path(uds) if uds else None,
-            devices=self.devices,
-            device_budget_bytes=self.budget,
-            plan=self.plan,
-            threads=self.threads,
-            retry_open=self.retry_open,
-            key_file=self.keys,
-            store_url=self.store,
-        )
+        if unused := self.file.names() & _VLLMS_OWN:
+            _log.info("not used here, vLLM's server has its own: %s", ", ".join(sorted(unused)))
+        address = {
+            "host": False if uds else host or "0.0.0.0",  # noqa: S104 - what vLLM does, so that it is refused without keys
+            "uds": uds or False,
+        }
+        return self.file.without("refresh").build(ServiceConfig, {**self.given, **address})
 
 
 class ServiceBesideLLM(Service):
-    """A service whose sessions take their lookahead window from the engine beside it, where they name none."""
+    """A service whose sessions take the engine's lookahead window where they name none."""
 
     def open_session(self, client: str, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> str:
         live = ENGINE_LOAD.window_ms()
@@ -118,7 +110,7 @@ class ServiceBesideLLM(Service):
 
 @dataclass(slots=True)
 class RouterPlugin:
-    """What vLLM calls: routes first, then the state behind them. On its API server's event loop."""
+    """The plugin: vLLM first calls :meth:`attach_router`, then :meth:`init_state`. On its API server's event loop."""
 
     name: str = "hybridindex"
     required_tasks: tuple[Any, ...] | None = ("generate",)
@@ -126,7 +118,7 @@ class RouterPlugin:
     _stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
     def attach_router(self, app: Any) -> None:
-        """Adds ``/hybridindex`` to vLLM's application, and our end to its lifespan."""
+        """Adds ``/hybridindex`` to vLLM's application, and :meth:`close` to its lifespan."""
         app.mount(PREFIX, self._serve, name=self.name)
         around = app.router.lifespan_context
 
@@ -141,21 +133,21 @@ class RouterPlugin:
         app.router.lifespan_context = lifespan
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Opens index and router. Raises, which ends vLLM's start, where they cannot serve.
+        """Opens index and router.
 
         Raises:
-            HybridIndexError: the environment, the address, the index, the plan or the devices.
+            HybridIndexError: a bad environment, address, index, plan or device. It ends vLLM's start.
         """
         settings = PluginSettings.of(os.environ)
         if (getattr(args, "api_server_count", None) or 1) > 1:
             raise InvalidInputError("--api-server-count is above 1; expected 1: one router sees the whole load")
         uds, port = getattr(args, "uds", None), getattr(args, "port", 8000)
         config = settings.config(getattr(args, "host", None), uds)
-        keyring = None if settings.keys is None else Keyring(settings.keys)
+        keyring = None if config.key_file is None else Keyring(config.key_file)
         async with contextlib.AsyncExitStack() as stack:
-            place = Place(settings.index)
-            stack.callback(place.leave)
-            # Opening reads the whole index once and fills the arenas: the event loop stays free.
+            address = DaemonAddress(settings.index)
+            stack.callback(address.leave)
+            # On a thread: opening reads the whole index and fills the arenas.
             service = await asyncio.to_thread(_open_beside, settings.index, config)
             stack.push_async_callback(asyncio.to_thread, service.close)
             own = create_app(service, keyring=keyring)
@@ -165,7 +157,7 @@ class RouterPlugin:
             stack.callback(ENGINE_LOAD.detach)
             if not uds:
                 scheme = "https" if getattr(args, "ssl_certfile", None) else "http"
-                place.announce((f"{scheme}://{_host(config.host)}:{port}{PREFIX}",))
+                address.announce((f"{scheme}://{_host(config.host)}:{port}{PREFIX}",))
             self._app = own
             self._stack = stack.pop_all()
         _log.info("hybridindex serves %s below %s", settings.index, PREFIX)
@@ -176,7 +168,7 @@ class RouterPlugin:
         await self._stack.aclose()
 
     async def _serve(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Our application sees its own paths: what a role may do is decided by them."""
+        """Removes the prefix: our application checks roles by its own paths."""
         if scope["type"] != "http":
             return
         if self._app is None:
@@ -188,7 +180,7 @@ class RouterPlugin:
 
 
 def _open_beside(index: Path, config: ServiceConfig) -> Service:
-    """Opens the service and logs, for each device, what the index takes and what vLLM had left."""
+    """Opens the service and logs, for each device, what the index takes and what vLLM left free."""
     service = ServiceBesideLLM.open(index, config)
     for tier in service.router.devices:
         wanted = tier.capacity_bytes + tier.reserved_bytes

@@ -1,7 +1,7 @@
-"""vLLM's stat logger plugin (``vllm.stat_logger_plugins``): feeds generation times and load to the router beside it.
+"""vLLM's stat logger plugin (``vllm.stat_logger_plugins``): gives generation times and load to the router.
 
 vLLM loads it in its API server's process, wherever hybridindex is installed, unless ``VLLM_PLUGINS`` names others. It
-only copies a few numbers per engine step, and nothing at all until a router is attached.
+copies a few numbers per engine step, and none until a router is attached.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["LoadLogger"]
 
 
 class LoadLogger(StatLoggerBase):  # type: ignore[misc, unused-ignore]
-    """One per engine; ``record`` is called once per step, on the event loop."""
+    """One per engine. vLLM calls ``record`` once per step, on the event loop."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self._engine_index = engine_index

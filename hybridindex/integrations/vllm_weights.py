@@ -1,7 +1,6 @@
-"""Bytes of a model's weights, from its folder of safetensors files: before vLLM has ever run, and could log them.
+"""Bytes of a model's weights, as stored in its safetensors files.
 
-Weights as they are stored. What vLLM converts at its start (another dtype, quantization) and what it takes beside them
-(activations, CUDA graphs) is in its log alone.
+Only vLLM's log tells the size after conversion (another dtype, quantization), and of activations and CUDA graphs.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from hybridindex.errors import InvalidInputError
 __all__ = ["weight_bytes"]
 
 _INDEX: Final = "model.safetensors.index.json"
-#: The largest models name some hundred thousand tensors in theirs.
+#: The index of the largest models names some hundred thousand tensors.
 _MAX_INDEX_BYTES: Final = 64 << 20
 
 
 def weight_bytes(folder: Path) -> int:
-    """Of the files that the folder's index names; without an index, of all safetensors files in it.
+    """Of the files in the folder's index; without an index, of all its safetensors files.
 
     Raises:
-        InvalidInputError: no folder, one without such files, or an index that is damaged or names a missing file.
+        InvalidInputError: no folder, no such files, or an index that is damaged or names a missing file.
     """
     if not folder.is_dir():
         raise InvalidInputError(
@@ -32,7 +31,7 @@ def weight_bytes(folder: Path) -> int:
         )
     index = folder / _INDEX
     try:
-        # Some folders hold the same weights twice, in files of another layout: the index says which are loaded.
+        # Some folders hold the weights twice, in two layouts: the index says which are loaded.
         names = _named(index) if index.exists() else {path.name for path in folder.glob("*.safetensors")}
         total = sum((folder / name).stat().st_size for name in names)
     except FileNotFoundError as error:

@@ -1,1 +1,1 @@
-"""What clients of OpenAI-compatible servers share: event streams. The clients are in ``rag`` and ``profiler``."""
+"""What the clients of OpenAI-compatible servers in ``rag`` and ``profiler`` share: event streams, models, refusals."""

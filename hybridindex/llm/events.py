@@ -1,6 +1,6 @@
-"""Server-sent events of an OpenAI-compatible server: JSON objects out of bytes as they come, within bounds.
+"""Reads the server-sent events of an OpenAI-compatible server: bytes in, JSON objects out, within limits.
 
-Knows the framing alone: what an event says, connections and clocks are its callers'. They also name the error.
+Callers have the connection, interpret events and choose the error class.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hybridindex.errors import HybridIndexError, LLMServerError
 
 __all__ = ["MAX_ANSWER_BYTES", "MAX_LINE_BYTES", "EventReader", "events_of", "parse_object", "shown"]
 
-#: A line holds one event; a whole answer of some thousand tokens takes about a megabyte.
+#: A line holds one event; an answer of some thousand tokens takes about a megabyte.
 MAX_LINE_BYTES = 1 << 20
 MAX_ANSWER_BYTES = 16 << 20
 _SHOWN = 120
@@ -21,7 +21,7 @@ _FIELDS = (b"", b"event", b"id", b"retry")
 
 
 class EventReader:
-    """Takes bytes in any portions and gives whole events. One per answer; not thread-safe."""
+    """Takes bytes in portions and returns whole events. One per answer; not thread-safe."""
 
     def __init__(
         self,
@@ -30,21 +30,21 @@ class EventReader:
         max_line_bytes: int = MAX_LINE_BYTES,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
-        """``error``: raised where the answer is no stream of events or is too long."""
+        """``error``: raised where the answer is too long or no stream of events."""
         self._error = error
         self._max_line_bytes = max_line_bytes
         self._max_answer_bytes = max_answer_bytes
         self._rest = b""
         self._data: list[bytes] = []
         self._n_bytes = 0
-        #: The server said ``[DONE]``: the answer is whole, and what follows is not read.
+        #: The server sent ``[DONE]``: the answer is complete, and the rest is not read.
         self.done = False
 
     def feed(self, portion: bytes) -> list[dict[str, Any]]:
         """The events that ``portion`` completes.
 
         Raises:
-            HybridIndexError: of the kind given; a line or the answer is too long, or an event is no JSON object.
+            HybridIndexError: a line or the answer is too long, or an event is no JSON object.
         """
         self._n_bytes += len(portion)
         if self._n_bytes > self._max_answer_bytes:
@@ -60,7 +60,7 @@ class EventReader:
         return [event for event in events if event is not None]
 
     def end(self) -> list[dict[str, Any]]:
-        """The event that the end of the answer completes: some servers leave out the empty line behind the last.
+        """The last event: some servers send no empty line after it.
 
         Raises:
             HybridIndexError: as :meth:`feed`.
@@ -98,11 +98,7 @@ def events_of(portions: Iterable[bytes], reader: EventReader) -> Iterator[dict[s
 
 
 def parse_object(body: bytes, what: str, error: type[HybridIndexError] = LLMServerError) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        HybridIndexError: of the kind given; ``what`` is something else.
-    """
+    """A JSON object. Raises ``error`` where ``what`` is none."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
@@ -113,7 +109,7 @@ def parse_object(body: bytes, what: str, error: type[HybridIndexError] = LLMServ
 
 
 def shown(value: object) -> str:
-    """A little of what a server sent, for a message: one line, and no control characters."""
+    """The start of what a server sent, for messages: one line without control characters."""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * _SHOWN]).split())
     return repr(line[:_SHOWN] + "…" if len(line) > _SHOWN else line)

@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server means when it refuses, in words. Reads statuses and bodies; raises nothing."""
+"""Errors of OpenAI-compatible servers in words, from status and body. Raises nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hybridindex.llm.events import shown
 
 __all__ = ["NOT_YET", "message_of", "refusal_of"]
 
-#: Statuses of a server that may answer later: nobody listens, or it loads.
+#: Statuses of a server that may answer later: 0, nothing listens; 503, it loads.
 NOT_YET = (0, 503)
 
 _WORDS = {
@@ -22,13 +22,13 @@ _WORDS = {
 
 
 def refusal_of(where: str, status: int, body: bytes) -> str:
-    """One line: the address, what the status means, and what the server says about it."""
+    """One line: the address, the status in words, and the server's message."""
     said = shown(message_of(_parsed(body))) if body.strip() else "nothing more"
     return f"{where} {_WORDS.get(status, 'failed')} (status {status}): {said}"
 
 
 def message_of(said: object) -> object:
-    """The message within an error, where it lies as OpenAI's, vLLM's and llama.cpp's servers lay it; else all of it."""
+    """The message in an error of OpenAI's, vLLM's or llama.cpp's server; otherwise all of ``said``."""
     for name in ("error", "message", "detail"):
         if isinstance(said, dict) and name in said:
             said = said[name]

@@ -1,6 +1,6 @@
-"""LLM measurements in the control store: events of kind :data:`LLM_PROFILED`, written once, merged when a plan asks.
+"""LLM measurements in the control store: events of kind :data:`LLM_PROFILED`, merged when a plan needs a profile.
 
-An event is enough: a measurement is a few kilobytes of plain values that no query looks into.
+They need no table: a measurement is a few kilobytes of plain values that no query looks into.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import InvalidInputError, PlanConflictError
 from hybridindex.paging import DEFAULT_PAGE_BYTES
 from hybridindex.partitioner.request import PlanRequest, SloStage
 from hybridindex.types import LLMProfile
@@ -48,7 +48,7 @@ _DECIDING: Final = ("slo_ms", "device_budget_bytes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChanges:
-    """What a user asks for now; None: nothing. The values are checked by :func:`replan`."""
+    """What a user asks for now; None: nothing. :func:`replan` checks the values."""
 
     slo_ms: float | None = None
     device_budget_bytes: int | Sequence[int] | None = None
@@ -62,20 +62,19 @@ class PlanChanges:
 
     def given(self) -> dict[str, Any]:
         """What is asked for, by name."""
-        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        return _given(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanDevices:
-    """What the configuration gives: devices, and how their tier stores lists."""
+    """What the configuration gives: devices, and how their tier stores lists; see :meth:`PlanRequest.resolve`."""
 
     n_devices: int = 1
-    #: Budgets where neither the user nor a plan in force says any.
+    #: Where neither the user nor a plan in force says any.
     device_budget_bytes: int | Sequence[int] | None = None
     page_bytes: int = DEFAULT_PAGE_BYTES
-    #: What the tier takes of each budget besides lists and scratch.
+    scratch_bytes: int | Sequence[int] | None = None
     fixed_bytes: int = 0
-    #: Whether the tier can scan the codec, and why not.
     scannable: bool = True
     unscannable: str = ""
 
@@ -88,65 +87,42 @@ def replan(current: PlanRequest | None, changes: PlanChanges, devices: PlanDevic
         devices: None: those of ``current``, as they are open.
 
     Raises:
-        InvalidInputError: a value that is missing, out of its range, or in contradiction to a fixed coverage.
+        InvalidInputError: a value is missing or out of its range.
+        PlanConflictError: an SLO or budget beside a fixed coverage.
     """
-    given = changes.given()
-    coverage = _coverage(current, given)
-    if current is not None:
-        given = {**_kept(current), **given}
-    if devices is not None:
-        configured = devices.device_budget_bytes
-        if configured is not None:
-            given.setdefault("device_budget_bytes", configured)
-        given.update(
-            n_devices=devices.n_devices,
-            page_bytes=devices.page_bytes,
-            fixed_bytes=devices.fixed_bytes,
-            scannable=devices.scannable,
-            unscannable=devices.unscannable,
-        )
-    else:
-        assert current is not None, "without a plan in force somebody has to say which devices"
-        given.update(
+    asked = changes.given()
+    if devices is None:
+        assert current is not None, "without a plan in force, the devices have to be given"
+        devices = PlanDevices(
             n_devices=current.n_devices,
             page_bytes=current.page_bytes,
             scratch_bytes=current.scratch,
             scannable=current.scannable,
             unscannable=current.unscannable,
         )
+    values = {**_given(devices), **({} if current is None else _kept(current)), **asked}
     for name in _DECIDING:
-        if name not in given:
+        if name not in values:
             raise InvalidInputError(f"{name} is missing; without a plan in force it has to be given")
-    return PlanRequest.resolve(**{**given, "coverage": coverage})
+    if isinstance(coverage := values.get("coverage"), str):
+        if coverage != SOLVE:
+            raise InvalidInputError(f"coverage is {coverage!r}; give a fraction of lists in [0, 1], or {SOLVE!r}")
+        values["coverage"] = None
+    request = PlanRequest.resolve(**values)
+    new = [f"{name} {asked[name]!r}" for name in _DECIDING if name in asked]
+    if current is not None and request.coverage is not None and new:
+        whose = "" if "coverage" in asked else ", fixed by the plan in force"
+        raise PlanConflictError(
+            f"coverage is {request.coverage!r}{whose}, so {' and '.join(new)} would not decide the placement; give "
+            f"coverage {SOLVE!r} with it, or change coverage alone"
+        )
+    return request
+
+
+def _given(values: PlanChanges | PlanDevices) -> dict[str, Any]:
+    return {f.name: value for f in fields(values) if (value := getattr(values, f.name)) is not None}
 
 
 def _kept(current: PlanRequest) -> dict[str, Any]:
-    return {
-        "slo_ms": current.slo_ms,
-        "device_budget_bytes": current.budgets,
-        "rate_qps": current.rate_qps,
-        "llm": current.llm,
-        "epsilon": current.epsilon,
-        "percentile": current.percentile,
-        "slo_stage": current.slo_stage,
-    }
-
-
-def _coverage(current: PlanRequest | None, given: dict[str, Any]) -> float | None:
-    """By the table above."""
-    asked = given.get("coverage")
-    if isinstance(asked, str):
-        if asked != SOLVE:
-            raise InvalidInputError(f"coverage is {asked!r}; give a fraction of lists in [0, 1], or {SOLVE!r}")
-        return None
-    if current is None:
-        return asked
-    fixed, whose = (asked, "") if asked is not None else (current.coverage, ", fixed by the plan in force")
-    new = [name for name in _DECIDING if name in given]
-    if fixed is not None and new:
-        said = " and ".join(f"{name} {given[name]!r}" for name in new)
-        raise InvalidInputError(
-            f"coverage is {fixed!r}{whose}, so {said} would not decide the placement; give coverage {SOLVE!r} with it, "
-            "or change coverage alone"
-        )
-    return fixed
+    same = ("slo_ms", "rate_qps", "llm", "epsilon", "percentile", "coverage", "slo_stage")
+    return {"device_budget_bytes": current.budgets, **{name: getattr(current, name) for name in same}}

@@ -1,7 +1,7 @@
-"""One thread beside an answer that is written, for the searches that hide behind it.
+"""One background thread for the searches of an answer that is being generated.
 
-Unlike an executor's, nobody waits for it: an answer that fails ends at once, whatever is searched meanwhile. It stays
-one thread for all searches of an answer, since OpenMP keeps a pool for every thread that ever searched.
+Unlike an executor's thread, nobody waits for it, so an answer that fails ends at once. All searches of an answer share
+the thread, because OpenMP keeps a pool for every thread that ever searched.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 
 class Beside(Generic[T]):
-    """A context manager, entered once. Work is done in order; leaving the block waits for none of it."""
+    """A context manager, entered once. Work runs in order; leaving the block does not wait for it."""
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[tuple[Callable[[], T], Future[T]] | None] = queue.SimpleQueue()
-        # A daemon: a search that is still on its way must not hold up the end of the process either.
+        # A daemon thread: a running search must not delay the end of the process.
         self._thread = threading.Thread(target=self._run, name="hybridindex-piperag", daemon=True)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
@@ -36,7 +36,7 @@ class Beside(Generic[T]):
             work, future = asked
             try:
                 future.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - the one who waits for the future gets it
+            except BaseException as error:  # noqa: BLE001 - raised where the future is waited for
                 future.set_exception(error)
             del work, future, asked
 

@@ -1,7 +1,7 @@
-"""What the events of a streamed completion say: text, probabilities, counts of tokens.
+"""Reads events of streamed chats and completions: text, probabilities, token counts.
 
-Covers OpenAI's chats and completions as servers really send them. Everything raises GenerationError for what cannot be
-read. Framing is :mod:`hybridindex.llm.events`'s.
+Accepts what servers really send; everything raises GenerationError for what cannot be read.
+:mod:`hybridindex.llm.events` does the framing.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["count_of", "first_choice", "logprobs_of", "text_of"]
 
 
 def count_of(event: dict[str, Any], name: str) -> int:
-    """Tokens by an event's usage; 0 where it has none, or nonsense."""
+    """A token count of an event's usage; 0 where it is missing or wrong."""
     usage = event.get("usage")
     count = usage.get(name) if isinstance(usage, dict) else None
     return count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 0
 
 
 def first_choice(event: dict[str, Any]) -> dict[str, Any] | None:
-    """None where an event has none, as the last one with the usage."""
+    """None where an event has none, such as the last one with the usage."""
     if "error" in event:
         raise GenerationError(f"the server gave up: {shown(message_of(event))}")
     choices = event.get("choices")
@@ -38,7 +38,7 @@ def first_choice(event: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def text_of(choice: dict[str, Any], chat: bool) -> str:
-    """Of a chat's or of a completion's choice; empty where there is none."""
+    """Text of a choice; empty where there is none."""
     delta = choice.get("delta")
     text = (delta.get("content") if isinstance(delta, dict) else None) if chat else choice.get("text")
     if text is not None and not isinstance(text, str):
@@ -47,7 +47,7 @@ def text_of(choice: dict[str, Any], chat: bool) -> str:
 
 
 def logprobs_of(choice: dict[str, Any]) -> tuple[float, ...]:
-    """Of a chat's and of a completion's choice; empty where there are none."""
+    """Log probabilities of a choice; empty where there are none."""
     found = choice.get("logprobs")
     if not isinstance(found, dict):
         return ()

@@ -1,9 +1,8 @@
-"""How long the next chunk will take to generate: the window that a retrieval can hide in (PipeRAG, §3.2, S3).
+"""Predicts how long the next chunk takes to generate: the window that hides a retrieval (PipeRAG, §3.2, S3).
 
-The first token's time is a line in the tokens that the server has not seen yet, the time per token one in the sequence
-length (O2: attention grows with it), fitted to what was seen lately: old chunks fade, so the model follows the LLM's
-load. A retrieval counts on the shortest of such chunks, not on the average one; what nprobe fits into it is the
-router's matter (``router.deadline``). Pure but for its own state.
+The time of the first token is linear in the tokens that the server has not cached, the time per token in the sequence
+length (O2: attention grows with it). Old chunks fade, so the model follows the LLM's load. A retrieval gets the window
+of the shortest such chunks, not of the average one; the router chooses the nprobe that fits. Pure but for its state.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from hybridindex.types import LLMMeasurement
 
 __all__ = ["ChunkTimeModel"]
 
-#: Of chunks, should take as long as a retrieval counts on.
+#: Fraction of chunks that take at least the predicted least time.
 _AS_LONG = 0.95
 
 
@@ -21,18 +20,18 @@ class ChunkTimeModel:
     """Learns from chunks as they are generated. One thread."""
 
     def __init__(self, keep: float = 0.8) -> None:
-        """``keep``: worth of a chunk beside the one after it."""
-        # Of one chunk, the first with a long prompt, the next one's could not be told without.
+        """``keep``: weight of a chunk relative to the one after it."""
+        # Without the prior, one chunk (the first, with a long prompt) would not predict the next.
         self._first = FadingLine(keep, through_origin=0.02)
         self._per_token = FadingLine(keep)
-        #: Seconds over the predicted ones, of chunks that the lines had not seen.
+        #: Measured over predicted seconds, of chunks that the lines had not seen.
         self._ratios = RecentValues()
 
     @classmethod
     def of_measurement(cls, measurement: LLMMeasurement, keep: float = 0.8) -> ChunkTimeModel:
-        """Knows what single requests took when the LLM was measured; chunks that come weigh more, one by one.
+        """Starts from single requests of a measurement; later chunks weigh more, one by one.
 
-        A measurement without such times (vLLM's offline loop has none) teaches nothing.
+        A measurement without such times (vLLM's offline loop has none) adds nothing.
         """
         model = cls(keep)
         for length, first_token_s in measurement.prefill:
@@ -46,14 +45,14 @@ class ChunkTimeModel:
     def observe(
         self, length: int, tokens: int, first_token_s: float, seconds: float, *, unseen: int | None = None
     ) -> None:
-        """One chunk: ``tokens`` generated after a prompt of ``length`` tokens, of which the server's cache of what came
-        before lacks ``unseen``; None: all."""
+        """One chunk: ``tokens`` generated after a prompt of ``length`` tokens, ``unseen`` of which are not in the
+        server's prefix cache; None: all."""
         predicted = self.predict_s(length, tokens, unseen=unseen)
         if predicted:
             self._ratios.add(seconds / predicted)
         self._first.observe(length if unseen is None else unseen, first_token_s)
         if tokens > 1:
-            # Half of the chunk's own tokens stand before the average one.
+            # The average token has half of the chunk's tokens before it.
             self._per_token.observe(length + tokens / 2, (seconds - first_token_s) / (tokens - 1))
 
     def predict_s(self, length: int, tokens: int, *, unseen: int | None = None) -> float | None:
@@ -65,9 +64,9 @@ class ChunkTimeModel:
         return first + max(0, tokens - 1) * (per_token or 0.0)
 
     def predict_least_s(self, length: int, tokens: int, *, unseen: int | None = None) -> float | None:
-        """Seconds that 95 % of such chunks take or exceed: what a retrieval may count on.
+        """Seconds that 95 % of such chunks take or exceed, by the errors of the last predictions.
 
-        From how far the last chunks were from what was predicted for them; never more than :meth:`predict_s`.
+        Never more than :meth:`predict_s`.
         """
         predicted = self.predict_s(length, tokens, unseen=unseen)
         if predicted is None:

@@ -1,8 +1,8 @@
 """The document store: texts of passages under the ids of an index, in one SQLite file that serving only reads.
 
-Every passage has the places where its tokens start and the passage that follows it in its document, so that PipeRAG
-can shift results (:mod:`hybridindex.rag.shift`). The file also says how queries must be embedded. Does not embed, and
-does not search: an index does.
+Every passage has the offsets of its tokens and the id of the passage that follows it in its document, so that PipeRAG
+can shift results (:mod:`hybridindex.rag.shift`). The file also says how queries must be embedded. Embeds and searches
+nothing.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ class Document:
     source: str = ""
     #: Id of the passage that follows in the same document.
     successor: int | None = None
-    #: Characters at the start that repeat a title; left out where the passage continues another.
+    #: Characters at the start that repeat a title; shifts leave them out.
     lead: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentsInfo:
-    """What a store says of itself."""
+    """Facts about a store."""
 
     count: int
     index_fingerprint: str
-    #: Name of what embedded the passages.
+    #: Name of the embedder of the passages.
     embedder: str
     dim: int
     #: (dim,) float32 to subtract from a query's unit vector before it is normalised again; None: nothing.
     mean: F32 | None
-    #: Name of what found the passages' tokens; empty: not known, as of stores of older make.
+    #: Name of the tokenizer of the passages; empty: not known, as in older stores.
     tokenizer: str
 
 
@@ -101,7 +101,7 @@ def write_documents(
     draft.unlink(missing_ok=True)
     try:
         with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as db:
-            # Nobody reads the draft: it needs no journal, and is synced as a whole.
+            # Nobody reads the draft, so it needs no journal; it is synced as a whole.
             db.executescript(
                 "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
                 "CREATE TABLE about (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;"
@@ -155,7 +155,7 @@ def _rows(
 
 
 def _starts_dtype(text: str) -> str:
-    """Two bytes a token where they are enough: offsets are otherwise longer than their texts."""
+    """Two bytes a token where they are enough; four would be larger than the text."""
     return "<u2" if len(text) < 1 << 16 else "<u4"
 
 

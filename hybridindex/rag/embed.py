@@ -1,7 +1,7 @@
-"""Text to vectors with a static table: look up every token's row, take the mean, normalise.
+"""Text to vectors with a static table: the normalised mean of the tokens' rows.
 
-Weights and tokenizer are those of wordllama (MIT), read as data from an installed package or from its wheel; the
-package itself is not imported, so its dependencies are not needed. 256 dimensions, about 10,000 passages a second on
+Weights and tokenizer are wordllama's (MIT), read as data from an installed package or its wheel; the package itself is
+not imported, so its dependencies are not needed. 256 dimensions, about 10,000 passages a second on
 two cores. Embeds and centres; caches nothing.
 """
 

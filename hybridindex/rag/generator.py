@@ -1,7 +1,6 @@
-"""Generators: any server with OpenAI's completions interface, read piece by piece as it generates.
+"""Generators: streaming clients of servers with OpenAI's completions interface.
 
-Covers one request at a time, its limits and its errors. Does not choose prompts and does not retry: a generation that
-broke in the middle cannot be sent again unseen.
+Handles one request at a time, its limits and its errors. Does not retry: part of a broken answer was already shown.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ _NAMED = 12
 class Prompt:
     """What is asked of a generator."""
 
-    #: Name of the pipeline's step, for records and replays.
+    #: The pipeline's step, for records and replays.
     name: str
     text: str
     max_tokens: int
     stop: tuple[str, ...] = ()
     #: Whether the pieces' probabilities are needed.
     logprobs: bool = False
-    #: Whether the answer goes on where the text ends: never as a chat.
+    #: Whether the answer continues the text; never sent as a chat.
     append: bool = False
 
     def __post_init__(self) -> None:
@@ -143,7 +142,7 @@ class OpenAIGenerator:
         self._timeout_s = timeout_s
         self._idle_s = idle_s
         self._clock = clock
-        # Encodings are refused: what a server sends is bounded as it is read. Proxies are not asked: it is near.
+        # No encodings: answers are bounded as they are read. No proxies: the server is near.
         headers = {"accept-encoding": "identity", **({} if key is None else {"authorization": f"Bearer {key}"})}
         self._client = httpx.Client(
             headers=headers,
@@ -223,7 +222,7 @@ class OpenAIGenerator:
                     raise GenerationError(f"{self._url} sent more than {_MAX_TEXT} characters; the answer is cut off")
                 logprobs = logprobs_of(choice)
                 if text or logprobs:
-                    # Without probabilities an event counts as a token: what servers send, but for bursts.
+                    # Without probabilities an event counts as one token; bursts are then counted too low.
                     tokens = len(logprobs) or 1
                     yield Piece(text=text, tokens=tokens, at_s=self._clock() - started, logprobs=logprobs)
                 reason = str(choice.get("finish_reason") or reason)

@@ -1,11 +1,11 @@
-"""PipeRAG (Jiang et al. 2024): retrieval again and again while an answer is written, hidden behind the writing.
+"""PipeRAG (Jiang et al. 2024): periodic retrieval that runs while an answer is generated.
 
-While a chunk of the answer is generated, the next chunk's passages are searched with what was there before it: a query
-window that is stale by one chunk. The results are shifted by as much. nprobe is what fits the chunk's generation time,
-chosen by the router under its load and residency. Works with decoder-only models, by prompting anew for each chunk or
-by inserting passages; the paper's model has them in cross attention instead.
+While a chunk is generated, the next chunk's passages are searched with a query window that is stale by one chunk; the
+results are shifted by as much. The router chooses the nprobe that fits the chunk's generation time, its load and its
+residency. Works with decoder-only models, by a new prompt for each chunk or by inserting passages; the paper's model
+has them in cross attention instead.
 
-Tokens of windows and shifts are the document store's, those of the interval are the LLM's.
+Windows and shifts count the document store's tokens, the interval the LLM's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hybridindex.rag.tokens import TokenStarts, word_starts
 
 __all__ = ["ChunkReport", "PeriodicAnswer", "PeriodicRetrieval", "Schedule", "round_trip_ms"]
 
-#: A deadline below this says "the floor": zero would be no deadline.
+#: Least deadline; it means min_nprobe. Zero would mean no deadline.
 _LEAST_DEADLINE_MS = 1.0
 
 
@@ -81,7 +81,7 @@ class PeriodicAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodicRetrieval:
-    """How an answer is written. Immutable; :meth:`run` may be called from several threads, each with its own steps."""
+    """How an answer is generated. :meth:`run` may be called from several threads, each with its own steps."""
 
     schedule: Schedule = Schedule.PIPELINED
     #: Tokens between retrievals, m': the size of a chunk, and the staleness of a query.
@@ -91,11 +91,10 @@ class PeriodicRetrieval:
     max_tokens: int = 256
     #: Floor of nprobe under a deadline.
     min_nprobe: int = 1
-    #: Part of the shortest generation time to be expected that a retrieval may take.
+    #: Fraction of the shortest expected generation time that a retrieval may take.
     margin: float = 0.95
-    #: "replace": each chunk is prompted with its passages alone, before all text. "insert": the first passages stay in
-    #: front, the newest stand within the text, before its last ``behind`` tokens; the server's cache of what comes
-    #: before them stays good.
+    #: "replace": each chunk's prompt has its passages before all text. "insert": the first passages stay in front, the
+    #: newest stand before the last ``behind`` tokens of the text; the server's prefix cache stays valid up to there.
     placement: Literal["replace", "insert"] = "replace"
     behind: int = 128
     shift: bool = True
@@ -120,12 +119,11 @@ class PeriodicRetrieval:
         """Writes an answer to the steps' question.
 
         Args:
-            model: what earlier answers taught about generation times. Without it the first search has no deadline.
+            model: generation times of earlier answers. Without it the first search has no deadline.
 
         Raises:
-            InvalidInputError: as :meth:`fitted`. GenerationError, ServiceError, DocumentStoreError. A search in the
-            background that came too late or was refused ends nothing: the chunk's report says so. One that is not over
-            when the answer fails is not waited for.
+            InvalidInputError: as :meth:`fitted`. GenerationError, ServiceError, DocumentStoreError. A background
+            search that was late or refused raises nothing; the chunk's report says so.
         """
         plan = self.fitted(steps.retriever)
         if plan.network_ms is None:
@@ -167,7 +165,7 @@ class PeriodicRetrieval:
         context = "" if passages is first else context_of(passages)
         if not context or not text:
             return head + text
-        # What stands last is what the model goes on with: that must be its own text.
+        # The model continues what stands last, which must be its own text.
         tail = tail_of(text, self.starts_of(text), self.behind)
         return f"{head}{text[: len(text) - len(tail)].rstrip()}\n\n{context}\n\n{tail.lstrip()}"
 
@@ -181,7 +179,7 @@ class PeriodicRetrieval:
 
 
 class _Run:
-    """One answer in the making."""
+    """The state of one answer."""
 
     def __init__(
         self, plan: PeriodicRetrieval, steps: Steps, model: ChunkTimeModel, beside: Beside[list[Passage]]
@@ -191,7 +189,7 @@ class _Run:
         self._model = model
         self._beside = beside
         self._text = ""
-        #: What the server has seen last: a prompt, and what it wrote after it.
+        #: What the server has cached: the last prompt and its completion.
         self._known = ""
         self._first: list[Passage] = []
         self._passages = self._first
@@ -256,8 +254,8 @@ class _Run:
 
         def deadline_ms(_embed_s: float) -> float:
             assert window is not None
-            # Embedding is over by now: what is left is for the network, coarse quantization and the scan. The router
-            # keeps to it as well as it can; the margin is for reading passages.
+            # Embedding is done; the rest is for the network, coarse quantization and the scan. The margin is for
+            # reading passages.
             started, seconds = window
             left_s = seconds * plan.margin - (steps.now() - started)
             return max(_LEAST_DEADLINE_MS, left_s * 1e3 - (plan.network_ms or 0.0))

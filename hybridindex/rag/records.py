@@ -1,4 +1,4 @@
-"""What a pipeline saw and did: passages, pieces of generated text, events, and the answer. Data only."""
+"""Records of a pipeline's run: passages, pieces of generated text, events, the answer. Data only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Answer", "Event", "Generated", "LookedAhead", "Passage", "Piece", "R
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """One answer of a search, with its text where a document store has it."""
+    """One result of a search, with its text where a document store has it."""
 
     id: int
     #: Inner product or squared distance, as the index has it.
@@ -22,7 +22,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Some tokens of a generation, as they came."""
+    """Some tokens of a generation, as they arrived."""
 
     text: str
     tokens: int
@@ -43,7 +43,7 @@ class Generated:
     #: Of the prompt, and generated; 0 where the server did not say.
     prompt_tokens: int
     completion_tokens: int
-    #: SHA-256 of the prompt, hexadecimal: tells whether a replay had the same one.
+    #: SHA-256 of the prompt, hexadecimal, to compare with a replay's.
     prompt_sha256: str
     max_tokens: int
     #: Seconds from the start of the pipeline.
@@ -56,7 +56,7 @@ class Generated:
 
     @property
     def tokens(self) -> int:
-        """What the server counted, else what came: tokens without text, and bursts, are not seen in pieces."""
+        """The server's count, else the pieces', which miss tokens without text and bursts."""
         return self.completion_tokens or sum(piece.tokens for piece in self.pieces)
 
     @property
@@ -67,12 +67,12 @@ class Generated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookedAhead:
-    """Draft texts whose lists were asked for."""
+    """A lookahead: draft texts whose lists were requested."""
 
     name: str
     texts: tuple[str, ...]
     started_s: float
-    #: Embedding and the call; the lists travel afterwards.
+    #: Of embedding and the call; the lists are copied afterwards.
     seconds: float
 
 
@@ -104,7 +104,7 @@ class Answer:
     pipeline: str
     question: str
     text: str
-    #: What the answer was written from, best first, each once.
+    #: Passages that the answer was generated from, best first, each once.
     passages: tuple[Passage, ...]
     #: In the order of their starts.
     events: tuple[Event, ...]

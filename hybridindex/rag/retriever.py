@@ -1,6 +1,6 @@
 """From texts to passages: an embedder, a source of retrieval sessions, and a document store.
 
-A router and a daemon's client are both a :class:`SessionSource`; nothing here knows which one it has.
+A router and a daemon's client are both a :class:`SessionSource`.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ class SessionSource(Protocol):
 
 
 class CenteredEmbedder:
-    """An embedder whose unit vectors have the passages' mean subtracted and are normalised again. Any thread, if the
-    embedder within takes any."""
+    """Subtracts the passages' mean from an embedder's vectors and normalises them. As thread-safe as the embedder."""
 
     def __init__(self, embedder: Embedder, mean: F32) -> None:
         """``mean``: (d,) float32, as :class:`hybridindex.rag.documents.DocumentsInfo` has it."""
@@ -93,7 +92,7 @@ class CenteredEmbedder:
 
 
 class Retriever:
-    """Owns nothing: source, embedder and documents stay the caller's. Any thread, if these take any."""
+    """Owns neither source, embedder nor documents. As thread-safe as they are."""
 
     def __init__(
         self,
@@ -113,10 +112,9 @@ class Retriever:
             documents: None: passages have no text, only ids and scores.
             k: passages per query text.
             nprobe: lists per query; None: the router's.
-            window_ms: generation time that lookahead can hide behind; or ``lookahead_bytes``; neither: as the router
-                likes.
-            dim: of the index; None: the documents', else what the source says, where it can be asked now. Embeddings
-                are checked against it once, here.
+            window_ms: generation time that hides lookahead; or ``lookahead_bytes``; neither: the router's default.
+            dim: of the index; None: the documents', else what the source says, where it answers now. Embeddings are
+                checked against it once, here.
 
         Raises:
             InvalidInputError: a bad k or nprobe, or embeddings of another dimension than the documents or ``dim``.
@@ -141,7 +139,7 @@ class Retriever:
             )
 
     def token_starts(self, given: TokenStarts | None = None) -> TokenStarts:
-        """What counts the tokens of the document store: ``given``, or the embedder's own tokens, or words.
+        """The tokenizer of the document store: ``given``, or the embedder's own, or words.
 
         Raises:
             InvalidInputError: the store's tokens are others. DocumentStoreError: a damaged file.
@@ -226,7 +224,7 @@ class Retriever:
 
 
 def _dim_of(source: SessionSource) -> int | None:
-    """Dimensions of the index that is searched; None where the source does not tell, or is out of reach."""
+    """Dimensions of the searched index; None where the source does not say or does not answer."""
     ask = getattr(source, "status", None)
     if not callable(ask):
         return getattr(source, "dim", None)

@@ -1,6 +1,6 @@
-"""SHIFT of PipeRAG (§3.2, S1): results of a stale query window, moved on by what was generated since.
+"""SHIFT of PipeRAG (§3.2, S1): moves results of a stale query window on by the text that was generated since.
 
-Tokens are the document store's, not the LLM's: what was generated is counted with the store's tokenizer.
+Tokens are the document store's, not the LLM's.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def _tokens(stored: StoredPassage, first_char: int) -> list[str]:
 def shift_passage(documents: DocumentStore, passage_id: int, staleness: int) -> str:
     """The passage without its first ``staleness`` tokens, and with as many of what follows it in its document.
 
-    As long as the passage, in tokens, where the document goes on so far; shorter at its end, empty where nothing is
-    left. A repeated title at the start of a successor is left out.
+    As many tokens as the passage has; fewer at the end of the document, empty where nothing is left. A repeated title
+    at the start of a successor is left out.
 
     Raises:
         InvalidInputError: a negative staleness.
@@ -43,7 +43,7 @@ def shift_passage(documents: DocumentStore, passage_id: int, staleness: int) -> 
         if len(tokens) >= staleness + length or successor is None:
             break
         stored = documents.read([successor])[successor]
-        # Tokens hold the white space behind them; a passage ends without any.
+        # Tokens include the white space after them, but a passage ends without any.
         if tokens:
             tokens[-1] = tokens[-1].rstrip() + " "
         tokens += _tokens(stored, stored.document.lead)

@@ -1,6 +1,6 @@
-"""The steps that pipelines are made of, for one question: look ahead, generate, retrieve. Everything is recorded.
+"""The steps of a pipeline, for one question: look ahead, generate, retrieve. Records every step.
 
-Owns the retrieval session: leaving the block closes it, whatever happened, so that its lists' pages come free.
+Owns the retrieval session; leaving the block always closes it, which frees the pages of its lists.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_QUESTION = 1 << 16
 
 
 class Steps:
-    """One run of a pipeline. One thread, beside which another may :meth:`retrieve`; a context manager, entered once."""
+    """One run of a pipeline; a context manager, entered once. One thread; a second one may :meth:`retrieve`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Steps:
         """
         Args:
             lookahead: False: the same pipeline without it, to compare.
-            on_text: is given the pieces of steps that write the answer, as they come. What it raises ends the run.
+            on_text: called with the pieces of the answer as they arrive. What it raises ends the run.
 
         Raises:
             InvalidInputError: an empty or far too long question.
@@ -69,7 +69,7 @@ class Steps:
         return self._clock() - self._started
 
     def look_ahead(self, name: str, *texts: str) -> None:
-        """Starts to move the lists of these drafts; goes on at once. Blank texts are left out."""
+        """Starts to load the lists of these drafts; returns at once. Blank texts are left out."""
         drafts = [text for text in texts if text.strip()]
         if not self._lookahead or not drafts:
             return
@@ -89,7 +89,7 @@ class Steps:
         """The passages of each text.
 
         Args:
-            deadline_ms: is told the seconds that embedding took, and answers how long the search may take.
+            deadline_ms: from the seconds that embedding took to the time that the search may take.
             min_nprobe: floor under a deadline.
         """
         started = self.now()
@@ -130,7 +130,7 @@ class Steps:
         append: bool = False,
         show: bool = False,
     ) -> Generated:
-        """One generation, to its end. ``show``: it is part of the answer. Raises GenerationError."""
+        """One whole generation. ``show``: it is part of the answer. Raises GenerationError."""
         asked = Prompt(name=name, text=prompt, max_tokens=max_tokens, stop=stop, logprobs=logprobs, append=append)
         started = self.now()
         pieces: list[Piece] = []
@@ -145,7 +145,7 @@ class Steps:
                 if show:
                     self.show(part.text)
         finally:
-            # A generation that nobody reads any more must not go on.
+            # Ends a generation that nobody reads any more.
             close = getattr(stream, "close", None)
             if close is not None:
                 close()
@@ -194,7 +194,7 @@ class Steps:
         try:
             session.close()
         except Exception:  # noqa: BLE001 - neither an answer nor an earlier error is lost for it
-            # A daemon that is out of reach ends the session by itself, when it was unused for a while.
+            # A daemon that cannot be reached ends the unused session by itself after a while.
             _log.warning("the retrieval session could not be closed", exc_info=True)
 
 

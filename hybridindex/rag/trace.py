@@ -1,7 +1,7 @@
-"""Traces: what a generator wrote in runs of pipelines, as JSON lines, and a generator that writes the same again.
+"""Traces: recorded runs of pipelines as JSON lines, and a generator that replays them.
 
-Runs that are compared should differ in retrieval alone: the baseline and ours replay the same generations with the same
-timings. A trace also has the texts of drafts and final queries, so lookahead can be studied from it.
+Runs that are compared should differ in retrieval only, so they replay the same generations with the same timings. A
+trace also has the texts of drafts and final queries, to study lookahead.
 
 Format, version 1: a first line ``{"format": "hybridindex-trace", "version": 1, "model": …}``, then one object a line,
 each a run: ``pipeline``, ``question``, and ``events`` with the fields of :mod:`hybridindex.rag.records` and a ``kind``.
@@ -186,10 +186,10 @@ def _tuples(value: Any) -> Any:
 
 
 class ReplayGenerator:
-    """Writes the generations of one recorded run again, one after the other, with their timings. One thread.
+    """Replays the generations of one recorded run in order, with their timings. One thread.
 
-    A pipeline that asks for other steps than were recorded gets a TraceError. One that asks the same step with another
-    prompt (its passages differ, because nprobe did) gets the recorded text; :attr:`other_prompts` counts them.
+    A step that was not recorded raises TraceError. A recorded step with another prompt (nprobe differed, so passages
+    did) gets the recorded text; :attr:`other_prompts` counts these.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class ReplayGenerator:
 
     @property
     def left(self) -> int:
-        """Generations that nobody has asked for yet."""
+        """Generations that were not replayed yet."""
         return len(self._generations) - self._next
 
     def generate(self, prompt: Prompt, /) -> Iterator[Piece | Finished]:

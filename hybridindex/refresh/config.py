@@ -1,4 +1,4 @@
-"""What a refresher is told and what it tells: its configuration, the record of an update, its status. Data only."""
+"""Configuration and status of a refresher, and the record of an update. Data only."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ __all__ = ["RefreshConfig", "RefreshStatus", "UpdateRecord", "window_data"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefreshConfig:
-    """How the load is watched and what a new plan must bring."""
+    """How the load is watched, and what a new plan must bring."""
 
     drift: DriftPolicy = field(default_factory=DriftPolicy)
     update: UpdatePolicy = field(default_factory=UpdatePolicy)
     #: Bound on a request's latency and the part of requests that should keep it; None: the plan's SLO and percentile.
     slo_ms: float | None = None
     attainment: float | None = None
-    #: Recent queries that are kept, in memory only, half of them the newest; 0: none, and no plan is made from queries.
+    #: Recent queries that are kept, in memory only, half of them the newest. 0: none, and no plan is made from queries.
     reservoir_queries: int = 4096
     retention_s: float = 3600.0
-    #: Fewer recent queries make no profile.
+    #: Fewest recent queries that make a profile.
     min_queries: int = 256
     #: Weight of what earlier profiles counted; None: chosen by cross-validation.
     decay: float | None = None
     #: Part of the time in which a device may copy for a refresh.
     bandwidth_share: float = 0.25
-    #: Seconds between two looks at the clock; and between two updates that nobody asked for, None: drift alone asks.
+    #: Seconds between two ticks; and between two updates without a trigger, None: only drift begins one.
     tick_s: float = 1.0
     interval_s: float | None = None
     seed: int = 0
-    #: "process": profiles are renewed and plans made in a low priority process, which is started for each update.
-    #: "here": on the thread of the refresh, where no process may be started; searches wait for the interpreter.
+    #: "process": profiles and plans are made in a process of low priority, started for each update. "here": on the
+    #: thread of the refresh, where no process may be started; searches wait for the GIL.
     planning: PlanningMode = "process"
     #: Longest time for that; a process that takes longer is killed, and the update fails.
     planning_timeout_s: float = 300.0
-    #: By how much that process stands back, 0 to 19. At 19 it gets some hundredths of a core that others want.
+    #: Niceness of that process, 0 to 19. At 19 it gets a few hundredths of a core that is busy.
     planning_nice: int = 19
 
     def __post_init__(self) -> None:
@@ -65,23 +65,23 @@ class RefreshConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRecord:
-    """One update, finished or going on."""
+    """One update, finished or running."""
 
     number: int
     reason: str
     #: ISO 8601, UTC.
     began_at: str
-    #: The stage it is in; "idle" when it is over.
+    #: "idle" when it is over.
     stage: CycleStage
-    #: None while it goes on.
+    #: None while it runs.
     outcome: Outcome | None
     why: str
-    #: Rows of the control store: what serves now if it is committed, and what served before. None without a store.
+    #: Plans in the control store: the new one, and the one that served before. None without a store.
     plan_id: int | None
     base_plan_id: int | None
-    #: What was proposed; None where it did not come so far.
+    #: :meth:`Proposal.to_data`; None before there is one.
     proposal: Mapping[str, Any] | None
-    #: None before it is over; False: committed without a request having been seen.
+    #: None before it is over; False: committed without having seen a request.
     verified: bool | None
     #: Stage -> seconds that it took.
     stage_seconds: Mapping[str, float]
@@ -93,7 +93,7 @@ class UpdateRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefreshStatus:
-    """What a refresher knows and does now."""
+    """State of a refresher."""
 
     drift_state: DriftState
     stage: CycleStage
@@ -113,12 +113,12 @@ class RefreshStatus:
     #: Outcome -> updates.
     updates: Mapping[str, int]
     triggers: int
-    #: Seconds until an update may begin on request; 0: now.
+    #: Seconds until the next update may begin; 0: now.
     back_off_s: float
     #: Oldest first.
     windows: tuple[Window, ...]
     last_update: UpdateRecord | None
-    #: Names of the stored rows that are followed, and why others are not.
+    #: Rows of the schedule that are followed, by name; and why others are not.
     schedule: tuple[str, ...] = ()
     schedule_refused: tuple[str, ...] = ()
 

@@ -1,12 +1,12 @@
-"""Notices that a plan no longer fits the load: windows of requests, the hit rate that was promised, hysteresis.
+"""Detects that a plan no longer fits the load, from windows of requests and the hit rate that the plan promised.
 
-Pure: times are arguments; no clock, thread or I/O. What follows a trigger is
-:mod:`hybridindex.refresh.update_cycle`'s business. VectorLiteRAG, "Adaptive Runtime Index Update".
+Pure: times are arguments; no clock, thread or I/O. :mod:`hybridindex.refresh.update_cycle` does what follows a trigger.
+VectorLiteRAG, "Adaptive Runtime Index Update".
 
 **The interval.** A plan predicts the mean hit rate by bytes from n_held held-back queries, with mean m and variance
 s² across queries. A window of n queries of the same load has a mean of variance D·s²/n around the true one, and m one
 of s²/n_held; so their difference stays within z·s·sqrt(D/n + 1/n_held). D, the design effect, says how many queries of
-a conversation count as one independent query. A tolerance is added for what no sample of one time can know.
+a conversation count as one independent query. A tolerance is added for changes that no sample of one time shows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 
 
 class DriftState(StrEnum):
-    """What the monitor thinks of the plan. Equal to its plain string."""
+    """State of the monitor. Equal to its plain string."""
 
     #: No recent window was off.
     STABLE = "stable"
@@ -53,7 +53,7 @@ class DriftState(StrEnum):
     SUSPECT = "suspect"
     #: An update was asked for and has not ended.
     DRIFTING = "drifting"
-    #: An update ended; windows are counted again when this is over.
+    #: An update ended a short while ago; windows do not count yet.
     COOLING_DOWN = "cooling_down"
 
 
@@ -64,7 +64,7 @@ class DriftPolicy:
     #: A window closes after so many requests or seconds, whichever comes first.
     window_requests: int = 1000
     window_s: float = 60.0
-    #: A window with fewer queries is thin: it says nothing.
+    #: A window with fewer queries is thin and does not count.
     min_queries: int = 50
     #: Half width of the interval in standard errors, and the design effect of queries that resemble each other.
     z: float = 3.0
@@ -74,7 +74,7 @@ class DriftPolicy:
     #: So many of the last so many windows must be off.
     off_windows: int = 2
     of_windows: int = 3
-    #: After an update nothing triggers for so long.
+    #: Seconds after an update without a trigger.
     cool_down_s: float = 300.0
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class DriftPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HitRatePrediction:
-    """What held-back queries say about the hit rate by bytes of one query."""
+    """Hit rate by bytes of one query, measured on held-back queries."""
 
     mean: float
     #: Across queries, unbiased.
@@ -103,7 +103,7 @@ class HitRatePrediction:
     n_held: int
 
     def interval(self, n_queries: int, policy: DriftPolicy) -> tuple[float, float]:
-        """Where the mean of ``n_queries`` >= 1 queries of the same load lies; within [0, 1]."""
+        """Bounds of the mean of ``n_queries`` >= 1 queries of the same load, within [0, 1]."""
         spread = math.sqrt(self.variance * (policy.design_effect / n_queries + 1.0 / self.n_held))
         half = policy.z * spread + policy.tolerance
         return max(0.0, self.mean - half), min(1.0, self.mean + half)
@@ -151,7 +151,7 @@ class Window:
 
     @property
     def off(self) -> bool:
-        """Counts towards a trigger: both signs together."""
+        """Counts towards a trigger: late and outside together."""
         return self.late and self.outside and not self.thin
 
     @property
@@ -250,7 +250,7 @@ DriftAction = WindowClosed | Trigger
 
 
 class DriftMonitor:
-    """Windows and state of one served plan. No locks: the owner calls under its own."""
+    """Windows and state of one served plan. Has no lock; the owner calls under its own."""
 
     def __init__(self, expectation: Expectation, policy: DriftPolicy, *, now_s: float) -> None:
         self._expectation = expectation

@@ -1,10 +1,10 @@
 """Frozen dataclasses as bytes and back: JSON for what is small, raw memory for arrays. Never pickle.
 
-Many flat records of one class go by columns, numbers as arrays: JSON of a megabyte is one call that holds the
-interpreter for ten milliseconds.
+Many flat records of one class are sent by columns, numbers as arrays: a megabyte of JSON is one call that holds the
+GIL for ten milliseconds.
 
 A frame is a header (magic, JSON bytes, array bytes), the JSON, and the arrays one after another, each at a multiple of
-64 bytes. Only classes that the reader names are made again; what both sides know already goes by its name.
+64 bytes. Only classes that the reader names are built; an object that both sides have is sent by its name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DTYPES: Final[Mapping[type[Any], type[np.generic]]] = {bool: np.bool_, int: np.
 
 
 class PipeCodec:
-    """Which classes may travel. Immutable; from any thread."""
+    """Encodes and decodes named classes. Immutable; from any thread."""
 
     def __init__(self, classes: Iterable[type[Any]]) -> None:
         """``classes``: dataclasses and string enums."""

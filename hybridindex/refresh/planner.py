@@ -1,8 +1,8 @@
-"""Who makes the plan of an update: a process of its own, or the serving one.
+"""Makes the plan of an update, in a process of its own or in the serving one.
 
-Renewing a profile and planning hold the Python interpreter for a good part of their time, and searches wait for it.
-:class:`hybridindex.refresh.planner_process.PlanningProcess` therefore does both elsewhere; :class:`PlanningHere` does
-them on the calling thread, for places where no process may be started. Both give the same plan.
+Renewing a profile and planning hold the GIL for much of their time, and searches wait for it. Therefore
+:class:`hybridindex.refresh.planner_process.PlanningProcess` does both in another process. :class:`PlanningHere` works
+on the calling thread, where no process may be started. Both give the same plan.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hybridindex.partitioner.models.scan_models import (
     PaperScanModel,
     QueryParallelScanModel,
 )
-from hybridindex.partitioner.models.validate import HitRateError, HitRateValidation
+from hybridindex.partitioner.models.validate_hitrate import HitRateError, HitRateValidation
 from hybridindex.partitioner.plan import Plan, Verdict
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.partitioner.solver import SolverStep
@@ -46,10 +46,10 @@ from hybridindex.types import (
 
 __all__ = ["CODEC", "Planner", "PlanningHere", "PlanningMode", "RenewOptions"]
 
-#: Where plans are made. "process": in one of their own, started for each update.
+#: Where plans are made. "process": in a process that is started for each update.
 PlanningMode = Literal["process", "here"]
 
-#: What may travel between the serving process and the one that plans.
+#: Classes that go through the pipe to the planning process and back.
 CODEC = PipeCodec(
     (
         *(AccessSample, HardwareInfo, LLMProfile, Profile, RecallPoint, StageSample, TransferSample),
@@ -99,20 +99,20 @@ class Planner(Protocol):
         """See :func:`hybridindex.plans.proposal.compare_plans`; ``plan`` as :meth:`solve` gave it."""
 
     def stop(self) -> None:
-        """Ends the work that goes on, where that is possible."""
+        """Ends the running call, where that is possible."""
 
     def close(self) -> None:
-        """Lets go of everything; calling twice is harmless."""
+        """Frees everything; calling twice is harmless."""
 
 
 class PlanningHere:
-    """On the calling thread. Searches wait for the interpreter meanwhile, up to its switch interval of 5 ms."""
+    """On the calling thread. Meanwhile searches wait for the GIL, up to its switch interval of 5 ms each time."""
 
     def __init__(self, index: IVFIndex) -> None:
         self._index = index
 
     def prepare(self) -> None:
-        """There is nothing to wait for."""
+        """Nothing to wait for."""
 
     def renew(self, profile: Profile, queries: F32, options: RenewOptions) -> Profile:
         return renew_profile(
@@ -133,7 +133,7 @@ class PlanningHere:
         return compare_plans(plan, served, bandwidth_share=bandwidth_share)
 
     def stop(self) -> None:
-        """What goes on is finished."""
+        """The running call is finished."""
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to free."""

@@ -1,4 +1,4 @@
-"""The serving side of a process that plans: starts it, talks to it, bounds its time, ends it.
+"""Starts, calls, limits and ends the planning process; runs in the serving process.
 
 The process runs :mod:`hybridindex.refresh.planner_worker` with the interpreter and the module path of this one, so
 that it
@@ -65,8 +65,8 @@ class PlanningProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
-                # Ctrl-C is the serving process's; it ends this one. Not a session of its own: where the kernel groups
-                # by session, a nice process counts for less only within its group.
+                # Ctrl-C goes to the serving process, which ends this one. No session of its own: where kernels group
+                # by session, niceness only counts within the group.
                 process_group=0,
                 env={**os.environ, **_ONE_THREAD, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": path},
             )
@@ -154,11 +154,11 @@ class PlanningProcess:
             self._process.kill()
 
     def stop(self) -> None:
-        """Kills the process: the call that goes on fails."""
+        """Kills the process: the running call fails."""
         self._kill("the refresher was closed")
 
     def close(self) -> None:
-        """Ends the process and waits for that, but not for long: a killed one needs a turn to die, and gets few."""
+        """Ends the process and waits a short while: at high niceness it takes time to get the processor and die."""
         self._timer.cancel()
         self._kill("the update is over")
         for stream in (self._process.stdin, self._process.stdout):

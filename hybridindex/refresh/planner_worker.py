@@ -1,9 +1,8 @@
-"""The process that plans: reads calls from standard input, answers on standard output, ends with its input.
+"""The planning process: reads calls from standard input, answers on standard output, ends with its input.
 
-Started by :mod:`hybridindex.refresh.planner_process`, as ``python -m hybridindex.refresh.planner_worker NICE``.
-Frames of
-:mod:`hybridindex.refresh.pipe_codec` both ways. It runs behind everything else on the machine, and ends at once when
-the serving process is gone, however that ended.
+:mod:`hybridindex.refresh.planner_process` starts it as ``python -m hybridindex.refresh.planner_worker NICE``. Both ways
+carry frames of :mod:`hybridindex.refresh.pipe_codec`. It has the lowest priority, and ends at once when the serving
+process is gone.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = ["main"]
 
 
 class _Calls:
-    """What one update has come to."""
+    """State of one update."""
 
     def __init__(self) -> None:
         self._profile: Profile | None = None
@@ -38,7 +37,7 @@ class _Calls:
 
     @property
     def known(self) -> dict[str, object]:
-        """What the other side has too."""
+        """Objects that the serving process has too."""
         return {} if self._profile is None else {"profile": self._profile}
 
     def answer(self, message: dict[str, Any]) -> Any:
@@ -56,7 +55,7 @@ class _Calls:
                 raise ValueError(f"no such call: {other}")
 
     def _prepare(self) -> None:
-        """Imports what the other calls need: most of the time that a process takes to begin."""
+        """Imports what the other calls need, which takes most of the start."""
         import hybridindex.plans.planner
         import hybridindex.plans.proposal
         import hybridindex.profiler.recent  # noqa: F401
@@ -79,7 +78,7 @@ class _Calls:
 
         assert self._profile is not None, "solve before renew"
         plan = self._plan = plan_again(self._profile, request, arenas)
-        # Caches are large, and filled again where they are needed.
+        # Caches are large; the serving process fills its own.
         curve = replace(plan.analysis.curve, cell_cache={}, touch_cache={})
         return replace(plan, analysis=replace(plan.analysis, curve=curve))
 
@@ -91,9 +90,9 @@ class _Calls:
 
 
 def _end_with(fd: int) -> None:
-    """Ends this process when nobody writes to ``fd`` any more."""
+    """Ends this process when the other side of ``fd`` is closed."""
     watch = select.poll()
-    watch.register(fd, 0)  # a hang-up is always told
+    watch.register(fd, 0)  # a hang-up is always reported
     watch.poll()
     os._exit(1)
 
@@ -103,7 +102,7 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.nice(int(sys.argv[1]))
     with contextlib.suppress(OSError, AttributeError):
-        # Longer turns, and never ahead of a thread that just woke up.
+        # Longer time slices, and never before a thread that just woke up.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     calls_in, answers_out = FileIO(os.dup(0)), FileIO(os.dup(1), "w")
     # Whatever a library prints goes to standard error, not between the frames.

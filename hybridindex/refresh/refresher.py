@@ -1,8 +1,7 @@
 """Keeps the served plan up to date: watches the load, makes a new plan in the background, applies and verifies it.
 
-The shell around :mod:`hybridindex.refresh.drift` (when), :mod:`hybridindex.refresh.update_cycle` (in which order) and
-:mod:`hybridindex.plans.replan` (what). Threads and clock are here; :mod:`hybridindex.refresh.updater` does the
-stages.
+Threads and clock are here. :mod:`hybridindex.refresh.drift` decides when, :mod:`hybridindex.refresh.update_cycle` in
+which order, and :mod:`hybridindex.plans.replan` what is asked for; :mod:`hybridindex.refresh.updater` does the stages.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ _SHOWN_WINDOWS = 20
 class Refresher:
     """Watches one router and changes its plan. Close it before the router.
 
-    Threads: :meth:`observe` and :meth:`status` from any thread, they wait for nobody's work. :meth:`propose`,
-    :meth:`apply` and :meth:`step` take turns. :meth:`start` makes a scheduler thread and two workers; :meth:`close`
-    joins them.
+    Threads: :meth:`observe` and :meth:`status` may be called from any thread and never wait for an update.
+    :meth:`propose`, :meth:`apply` and :meth:`step` exclude each other. :meth:`start` makes a scheduler thread and two
+    workers; :meth:`close` joins them.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Refresher:
         Args:
             index: what the router serves.
             router: with a plan and at least one device.
-            store: where plans and events are recorded; the caller closes it afterwards. None: nowhere.
+            store: records plans and events; the caller closes it afterwards. None: nothing is recorded.
             clock: monotonic seconds.
 
         Raises:
@@ -91,7 +90,7 @@ class Refresher:
         self._observed: SimpleQueue[drift.DriftAction] = SimpleQueue()
         self._requests = self._observe_errors = self._triggers = 0
         self._windows: deque[Window] = deque(maxlen=_SHOWN_WINDOWS)
-        #: Held while an update, a proposal or a step goes on.
+        #: Held during an update, a proposal or a step.
         self._work = threading.Lock()
         self._updates = PlanUpdates(
             index,
@@ -111,7 +110,7 @@ class Refresher:
     # What callers do
 
     def observe(self, queries: F32, latency_s: float, hit_rate: npt.ArrayLike) -> None:
-        """Takes note of one served request. Never raises, waits for no work; what it cannot use is counted.
+        """Takes note of one served request. Never raises and never waits; requests it cannot use are counted.
 
         Args:
             queries: (n, dim) or (dim,) float32, as the user gave them.
@@ -141,7 +140,7 @@ class Refresher:
             for action in actions:
                 self._observed.put(action)
             self._reservoir.offer(queries, now_s)
-        except Exception:  # noqa: BLE001 - a caller's request was served; this must not fail it
+        except Exception:  # noqa: BLE001 - the request was served; this must not fail it
             with self._lock:
                 self._observe_errors += 1
                 first = self._observe_errors == 1
@@ -151,8 +150,7 @@ class Refresher:
     def offer(self, queries: F32) -> int:
         """Takes ``queries`` (n, dim) float32, finite, that were asked elsewhere or earlier, as if they came now.
 
-        They are part of what a plan is made from; windows of the load know nothing of them. Returns how many recent
-        queries are kept now.
+        Plans are made from them too; windows of the load do not count them. Returns how many recent queries are kept.
 
         Raises:
             ProfileError: queries are not kept (``reservoir_queries`` is 0).
@@ -171,7 +169,7 @@ class Refresher:
         *,
         bandwidth_share: float | None = None,
     ) -> Proposal:
-        """Makes a plan from recent queries and says what it would bring. Applies nothing.
+        """Makes a plan from recent queries and says what it would bring. Does not apply it.
 
         Args:
             reason: why, for the records.
@@ -190,13 +188,13 @@ class Refresher:
             return self._updates.propose(reason, changes, share)
 
     def apply(self, proposal: Proposal) -> UpdateRecord:
-        """Applies a proposal, whatever the gate says, and returns when its lists have moved.
+        """Applies a proposal, also one with an objection, and returns when its lists have moved.
 
-        The update is then ``verifying``: the next windows commit it or roll it back; :meth:`status` tells. A move that
+        The update is then ``verifying``: the next windows commit it or roll it back; see :meth:`status`. A move that
         fails is rolled back, and the record says so.
 
         Raises:
-            RefreshError: another update goes on, or another plan serves than the proposal was made for.
+            RefreshError: another update is running, or the plan in force is not the one that was proposed against.
             RouterClosedError: after :meth:`close`.
         """
         with self._work:
@@ -231,8 +229,8 @@ class Refresher:
     # Life
 
     def start(self) -> None:
-        """Commits the served plan to the store where it is another than the last one, and starts the schedule: the
-        looks at the clock, and the rows of the store. A row that makes no sense is logged, shown and left out.
+        """Makes the served plan the current one in the store, unless it is already, and starts the schedule: the tick
+        and the rows of the store. A row that makes no sense is logged, shown in the status and left out.
 
         Raises:
             MissingDependencyError: APScheduler is not installed.
@@ -251,7 +249,7 @@ class Refresher:
             if self._scheduler is not None:
                 return
             self._updates.commit_served()
-            # Two workers: while one carries out an update, the other finds that out and returns.
+            # Two workers: while one carries out an update, the other finds it busy and returns.
             scheduler = BackgroundScheduler(
                 timezone=UTC,
                 executors={"default": ThreadPoolExecutor(2)},
@@ -291,16 +289,14 @@ class Refresher:
         self.step(f"schedule {name}")
 
     def stop(self) -> None:
-        """Begins no stage any more and gives up a plan that is being made. Returns at once, from any thread; close it
-        afterwards."""
+        """Begins no further stage and gives up a plan that is being made. Returns at once; from any thread. Call
+        :meth:`close` afterwards."""
         self._updates.stop()
 
     def close(self) -> None:
-        """Joins what was started. A plan that is being made is given up, a move that goes on is finished first, unless
-        the router is told to settle.
-
-        An update that was not committed keeps serving, and a restart resumes with the plan before. Closing twice is
-        harmless.
+        """Joins what was started. A plan that is being made is given up; a move is finished first, unless the router is
+        told to settle. A plan that was not committed keeps serving, and a restart resumes the one before. Closing twice
+        is harmless.
         """
         self.stop()
         with self._work:
@@ -320,9 +316,9 @@ class Refresher:
     # Steps
 
     def step(self, reason: str | None = None) -> None:
-        """Does what is due now, on the calling thread; the schedule calls it. Returns at once while work goes on.
+        """Does what is due now, on the calling thread; the schedule calls it. Returns at once while another call works.
 
-        ``reason``: also begins an update, unless one goes on or the last one failed a short while ago.
+        ``reason``: also begins an update, unless one is running or the last one failed a short while ago.
         """
         if not self._work.acquire(blocking=False):
             return
@@ -371,12 +367,12 @@ class Refresher:
 
     def _update_ended(self) -> None:
         with self._lock:
-            # Where nothing changed, who asked may ask again after a while.
+            # The plan did not change: a trigger may come again after the cool-down.
             if self._monitor.state is drift.DriftState.DRIFTING:
                 self._monitor.handle(drift.UpdateEnded(now_s=self._clock()))
 
     def check_invariants(self) -> None:
-        """Asserts what must hold while nothing goes on."""
+        """Asserts what must hold while no update runs."""
         with self._lock:
             self._monitor.check_invariants()
         self._updates.check_invariants()

@@ -1,11 +1,10 @@
-"""A bounded sample of recent queries, part of it uniform and part the newest: what a refresh learns the load from.
+"""A bounded sample of recent queries, half of it uniform and half the newest. A refresh learns the load from it.
 
-Half the places hold the newest queries, all of them: when the load has become another, what counts is what came since,
-and of a sample that is uniform over an hour that is next to nothing. The other half holds a uniform sample of those
-that came before. Each query gets a random mark in [0, 1), and is kept there if the mark is below the rate p. When that
-half is full, p is halved and what lies above it goes; so all queries there are equally likely to be kept, whenever they
-came (the rule of distinct and concise sampling: Gibbons and Matias, SIGMOD 1998). By their marks the newest can be
-thinned to the same rate.
+Half the places hold the newest queries, all of them: after a change of the load only these count, and a sample that is
+uniform over an hour holds few of them. The other half is a uniform sample of older queries. Each query gets a random
+mark in [0, 1) and is kept there while the mark is below the rate p. When that half is full, p is halved and queries
+with larger marks go, so all are kept with equal probability whenever they came (concise sampling: Gibbons and Matias,
+SIGMOD 1998). Their marks also thin the newest to the same rate.
 """
 
 from __future__ import annotations
@@ -27,14 +26,13 @@ _Entry = tuple[float, float, F32]
 
 
 class QueryReservoir:
-    """Owner of the kept queries. Any thread; the lock is held for a few list operations, never while rows are stacked.
+    """Any thread; the lock is held for a few list operations, never while rows are stacked.
 
-    Memory: at most ``capacity`` queries. Older ones than ``retention_s`` are not answered and leave with the next
-    arrival.
+    Memory: at most ``capacity`` queries. Older ones than ``retention_s`` are not returned and go with the next arrival.
     """
 
     def __init__(self, capacity: int, *, retention_s: float, seed: int = 0) -> None:
-        """``capacity`` 0 keeps nothing, for those who may not.
+        """``capacity`` 0 keeps nothing.
 
         Raises:
             InvalidInputError: a negative capacity, or a retention that is not positive.
@@ -81,14 +79,14 @@ class QueryReservoir:
             self._offered += len(rows)
             self._expire(now_s)
             if last := self._newest or self._kept:
-                # Threads come here in another order than they read the clock.
+                # Threads may arrive in another order than they read the clock.
                 now_s = max(now_s, last[-1][0])
             if len(rows) == 1:
                 self._newest.append((now_s, self._random.random(), _copied(rows[0])))
                 self._thin(self._n_newest)
                 return
             marks = self._random.random(len(rows))
-            # Those that would be thinned at once are copied only where they stay.
+            # Rows that are thinned at once are copied only if they are kept.
             first = max(0, len(rows) - self._n_newest)
             self._thin(self._n_newest - (len(rows) - first))
             for number in np.flatnonzero(marks[:first] < self._rate):
@@ -97,7 +95,7 @@ class QueryReservoir:
                 self._newest.append((now_s, mark, _copied(row)))
 
     def _thin(self, left: int) -> None:
-        """Lets the oldest of the newest go, or into the uniform sample, until ``left`` are left."""
+        """Moves the oldest of the newest to the uniform sample, or drops them, until ``left`` are left."""
         while len(self._newest) > left:
             self._keep(self._newest.popleft())
 
@@ -118,7 +116,7 @@ class QueryReservoir:
                 entries.popleft()
         while self._rises and self._rises[0][0] < oldest_s:
             self._rises.popleft()
-        # The load fell: later queries are kept more often. Until the older ones are gone, they set the sample's rate.
+        # Fewer queries come: later ones are kept at twice the rate. Older ones set the rate of samples until they go.
         if self._rate < 1 and not self._rises and len(self._kept) < self._n_kept // 4:
             self._rises.append((now_s, self._rate))
             self._rate *= 2

@@ -1,7 +1,7 @@
-"""When updates are made that nobody asks for: rows of the control store, checked and turned into triggers.
+"""The schedule of updates: rows of the control store, checked and turned into APScheduler triggers.
 
-A row names an interval in seconds or a cron line. Rows are kept in the store and read when a refresher starts;
-APScheduler keeps none of its own. Times are UTC.
+A row names an interval in seconds or a cron line. A refresher reads the rows when it starts; APScheduler stores none.
+Times are UTC.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MIN_S, _MAX_S = 1.0, 366 * 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timetable:
-    """A row that can be run."""
+    """A checked row."""
 
     entry: ScheduleEntry
     #: An APScheduler trigger.
@@ -50,8 +50,8 @@ def check_schedule(entry: ScheduleEntry) -> None:
 
 
 def timetable_of(entry: ScheduleEntry, now: datetime) -> Timetable:
-    """When ``entry`` runs. An interval goes on from its last run, or from when the row was written, and is made up for
-    once where it was missed; a cron line that was missed waits for its next time.
+    """When ``entry`` runs. An interval counts from its last run, or from when the row was written; if it was missed, it
+    runs once at the start. A missed cron line waits for its next time.
 
     Raises:
         InvalidInputError: a field makes no sense; names row and field.

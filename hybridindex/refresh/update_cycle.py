@@ -1,8 +1,8 @@
 """One update of the served plan, as a state machine: profile, solve, weigh, move, verify, then commit or roll back.
 
-Pure: :meth:`UpdateCycle.handle` takes what happened and says what is to be done; times come with the events. Carrying
-it out is the caller's business (:mod:`hybridindex.refresh.refresher`), which answers every action that asks for work
-with one event: its own, or :class:`Failed`.
+Pure: :meth:`UpdateCycle.handle` takes an event and returns actions; times come with the events. The caller
+(:mod:`hybridindex.refresh.updater`) carries the actions out, and answers each that asks for work with its own event or
+with :class:`Failed`.
 
 ::
 
@@ -53,7 +53,7 @@ __all__ = [
 
 
 class CycleStage(StrEnum):
-    """Where an update is. Equal to its plain string."""
+    """Stage of an update. Equal to its plain string."""
 
     IDLE = "idle"
     PROFILING = "profiling"
@@ -80,18 +80,18 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatePolicy:
-    """What a new plan must bring, and how it is verified. Raises InvalidInputError for values that make no sense."""
+    """What a new plan must bring, and how it is verified. Raises InvalidInputError for bad values."""
 
-    #: The mean hit rate must rise by so much, absolute, or the predicted latency fall by such a fraction.
+    #: The mean hit rate must rise by so much (absolute), or the predicted latency fall by such a fraction.
     min_hit_rate_gain: float = 0.02
     min_latency_gain: float = 0.05
-    #: The hit rate must rise by so much for every GiB that moves, where latency does not speak for the plan.
+    #: The hit rate must rise by so much per GiB that moves, unless latency falls enough.
     min_gain_per_gib: float = 0.0
-    #: A move that would take longer is declined; None: however long it takes. Unknown times pass.
+    #: A longer move is declined; None: no limit. Unknown times pass.
     max_move_s: float | None = None
-    #: So many windows that are not thin decide after a move; 0: the plan is committed at once.
+    #: Windows that are not thin which decide after a move; 0: the plan is committed at once.
     verify_windows: int = 2
-    #: Then what was seen decides; a plan that saw no request is committed, and said to be unverified.
+    #: After this, the windows seen so far decide; a plan that saw no request is committed as unverified.
     verify_timeout_s: float = 600.0
     #: Pause after an update that failed; doubled each time, up to the longest.
     back_off_s: float = 60.0
@@ -133,17 +133,17 @@ def objection(comparison: Comparison, policy: UpdatePolicy) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    """Somebody wants an update: the drift monitor, the schedule. Ignored while one goes on."""
+    """The drift monitor or the schedule wants an update. Ignored while one is running."""
 
     now_s: float
     reason: str
-    #: What was served before, to compare with.
+    #: Windows of the plan before, to compare with.
     before: tuple[Window, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A person chose a plan that is already made: no gate, no back-off. The cycle must be idle."""
+    """A person chose a plan that is made already: objections and back-off do not hold it. The cycle must be idle."""
 
     now_s: float
     reason: str
@@ -261,8 +261,8 @@ CycleAction = CollectProfile | Solve | Weigh | Move | Commit | RollBack | Transi
 def worse(before: Window | None, after: Window, promised: Expectation, policy: DriftPolicy) -> str:
     """Why ``after`` is worse than ``before``; empty where it is not.
 
-    A plan passes that keeps what it promised or is as good as the one before: one that was asked to hold less may hit
-    less. Margins are ``policy.z`` standard errors of the difference of two means.
+    A plan passes if it keeps its promise or is as good as the one before: one that was asked to hold less may hit less.
+    Margins are ``policy.z`` standard errors of the difference of two means.
     """
     low, _ = promised.hit_rate.interval(after.queries, policy)
     if after.hit_rate < low:
@@ -282,7 +282,7 @@ def worse(before: Window | None, after: Window, promised: Expectation, policy: D
 
 
 class UpdateCycle:
-    """The state of at most one update. No locks: the owner calls under its own."""
+    """State of at most one update. Has no lock; the owner calls under its own."""
 
     def __init__(self, policy: UpdatePolicy, drift: DriftPolicy) -> None:
         """``drift`` gives the margins of verification."""
@@ -316,7 +316,7 @@ class UpdateCycle:
         return len(self._after)
 
     def handle(self, event: CycleEvent) -> list[CycleAction]:
-        """What is to be done after ``event``. An answer that does not belong to the stage is a bug of the caller."""
+        """Actions that follow ``event``. An answer that does not belong to the stage is a bug of the caller."""
         match event:
             case Requested():
                 return self._requested(event)
@@ -409,7 +409,7 @@ class UpdateCycle:
     def _failed(self, event: Failed) -> list[CycleAction]:
         assert self._stage is not CycleStage.IDLE, f"nothing was going on that could fail: {event.why}"
         if self._stage is CycleStage.ROLLING_BACK:
-            # Answers do not depend on where lists are: what serves now goes on until the old plan can be applied.
+            # Answers do not depend on where lists are: the new plan serves until the old one can be applied.
             self._stuck += 1
             self._retry_s = event.now_s + self._pause_s(self._stuck)
             why = f"not rolled back: {event.why}"

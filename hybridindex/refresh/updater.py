@@ -1,7 +1,7 @@
 """Carries out updates of one router's plan: what :mod:`hybridindex.refresh.update_cycle` asks for, stage by stage.
 
-Moves, commits and records here. :mod:`hybridindex.refresh.planner` profiles and plans; when an update begins is
-:mod:`hybridindex.refresh.refresher`'s business.
+Moves, commits and records. :mod:`hybridindex.refresh.planner` profiles and plans;
+:mod:`hybridindex.refresh.refresher` decides when an update begins.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ServedIndex(HasFingerprint, Protocol):
 
 
 def expect(plan: Plan, router: Router, config: RefreshConfig) -> Expectation:
-    """What ``plan`` promises with those of its lists that found room on the devices."""
+    """What ``plan`` promises, counting only its lists that fit on the devices."""
     lists: I64 = plan.resident_lists
     came = lists[router.residency.list_device[lists] >= 0]
     slo_ms, attainment = config.slo_ms, config.attainment
@@ -83,14 +83,14 @@ def arenas_of(router: Router) -> Arenas:
 
 @dataclass(slots=True, kw_only=True)
 class _Draft:
-    """The update that goes on."""
+    """The running update."""
 
     number: int
     reason: str
     base: Plan
     began_at: str
     base_plan_id: int | None
-    #: When the load began to be another, as far as is known: queries from before would blur the new one.
+    #: When the load began to change, if known: older queries would blur the new load.
     since_s: float | None = None
     profile: Profile | None = None
     plan: Plan | None = None
@@ -101,7 +101,7 @@ class _Draft:
 
 
 class PlanUpdates:
-    """At most one update at a time. The owner calls under one lock of its own; what is read without it is said."""
+    """At most one update at a time. The owner calls under one lock; members that may be read without it say so."""
 
     def __init__(
         self,
@@ -118,8 +118,8 @@ class PlanUpdates:
         """
         Args:
             clock: monotonic seconds.
-            on_served: told what to expect when another plan serves, and since when.
-            on_ended: told when an update is over, whatever its outcome.
+            on_served: called when another plan serves, with what to expect of it and since when.
+            on_ended: called when an update is over, whatever its outcome.
         """
         self._index, self._router, self._store, self._config = index, router, store, config
         self._reservoir, self._clock = reservoir, clock
@@ -129,12 +129,12 @@ class PlanUpdates:
         self._proposals = self._updates = 0
         #: Windows of the plan that serves, to compare the next one with.
         self._windows: deque[Window] = deque(maxlen=config.drift.of_windows)
-        #: The plan that was told of last, and the row of its profile.
+        #: The plan that ``on_served`` was called for last, and the row of its profile.
         self._known = self._served()
         #: When the plan began to serve; its windows begin then or later.
         self._since_s = -math.inf
         self._profile_id: int | None = self._known.analysis.profile.id
-        #: No stage begins once it is set; from any thread.
+        #: Set from any thread: no further stage begins.
         self.closed = threading.Event()
         #: Set while a plan is made.
         self._planner: Planner | None = None
@@ -161,7 +161,7 @@ class PlanUpdates:
     # What begins and drives an update
 
     def propose(self, reason: str, changes: PlanChanges, bandwidth_share: float) -> Proposal:
-        """A plan from recent queries, applied by nobody yet; see
+        """A plan from recent queries, not applied; see
         :meth:`hybridindex.refresh.refresher.Refresher.propose`.
         """
         self.refuse_closed()
@@ -198,11 +198,11 @@ class PlanUpdates:
         return self.last
 
     def request(self, reason: str, before: tuple[Window, ...] = (), *, since_s: float | None = None) -> None:
-        """Begins an update unless one goes on or the last one failed a short while ago.
+        """Begins an update unless one is running or the last one failed a short while ago.
 
         Args:
-            before: what to compare the new plan with; by default the last windows of the one that serves.
-            since_s: when the load began to be another, where that is known.
+            before: windows to compare the new plan with; by default the last ones of the plan in force.
+            since_s: when the load began to change, if known.
         """
         if self.stage is CycleStage.IDLE:
             self._begin(reason, since_s)
@@ -211,7 +211,7 @@ class PlanUpdates:
 
     def see(self, closed: WindowClosed) -> None:
         """A window closed."""
-        # One that began earlier was served by the plan before, in part at least.
+        # An earlier one was served, at least in part, by the plan before.
         if not closed.window.thin and closed.window.began_s >= self._since_s:
             self._windows.append(closed.window)
         self._carry_out(self._cycle.handle(closed))
@@ -219,21 +219,21 @@ class PlanUpdates:
     def tick(self) -> None:
         """Time went by."""
         if self.stage is CycleStage.IDLE and self._served() is not self._known:
-            # Somebody gave the router another plan.
+            # The router was given another plan directly.
             self.plan_id, self._profile_id = None, self._served().analysis.profile.id
             self._serve_now(self._served())
             self.commit_served()
         self._carry_out(self._cycle.handle(Tick(now_s=self._clock())))
 
     def stop(self) -> None:
-        """No stage begins any more, and a plan that is being made is given up; from any thread."""
+        """Begins no further stage and gives up a plan that is being made; from any thread."""
         self.closed.set()
         planner = self._planner
         if planner is not None:
             planner.stop()
 
     def interrupt(self) -> None:
-        """Nobody will drive the update that goes on any more."""
+        """The running update will not be continued."""
         if self._draft is not None:
             self.record("refresh_interrupted", {"update": self._number, "stage": str(self.stage)})
             self._draft = None
@@ -251,7 +251,7 @@ class PlanUpdates:
         return self._draft
 
     def _carry_out(self, actions: Sequence[cycle.CycleAction]) -> None:
-        """Does what the cycle asks for until it waits for something else."""
+        """Does what the cycle asks for, until it waits for time or windows."""
         waiting = deque(actions)
         with short_switch_interval():
             self._work_off(waiting)
@@ -332,11 +332,11 @@ class PlanUpdates:
         for tier in self._router.devices:
             if tier.failure is not None:
                 raise DeviceError(f"device {tier.label} has failed; its lists come back with it, not with a new plan")
-        if len(self._reservoir) < self._config.min_queries:  # before a process is started for them
+        if len(self._reservoir) < self._config.min_queries:  # before a process is started in vain
             raise self._too_few(len(self._reservoir))
         planner = self._start_planning()
         planner.prepare()
-        # Only now: of a load that has just become another, many queries came while the process began.
+        # Only now: after a change of the load, many new queries came while the process started.
         queries, span_s = self._recent(since_s)
         options = RenewOptions(
             n_hot=int(base.resident_lists.size),
@@ -348,8 +348,8 @@ class PlanUpdates:
         return planner.renew(base.analysis.profile, self._index.ivf.check_queries(queries), options)
 
     def _recent(self, since_s: float | None) -> tuple[F32, float]:
-        """(n, dim) queries and the seconds that they span: those since ``since_s``, or with so many before them that
-        they are enough; where that is not known, all.
+        """(n, dim) queries and the seconds that they span: those since ``since_s``, with older ones where they are too
+        few; all where ``since_s`` is None.
 
         Raises:
             ProfileError: too few are known.
@@ -381,7 +381,7 @@ class PlanUpdates:
             self._planner = PlanningProcess(
                 self._index.ivf, timeout_s=self._config.planning_timeout_s, nice=self._config.planning_nice
             )
-        if self.closed.is_set():  # meanwhile: who closed may have found nothing to stop
+        if self.closed.is_set():  # stop() may have found no planner yet
             self._planner.stop()
         return self._planner
 
@@ -426,7 +426,7 @@ class PlanUpdates:
                 draft.plan, draft.plan_id = save_plan(self._store, draft.plan, parent=parent, trial=True)
 
     def _move(self, draft: _Draft) -> None:
-        """Brings the plan's lists."""
+        """Loads the plan's lists."""
         assert draft.plan is not None
         assert draft.proposal is not None
         before = sum(tier.n_failures for tier in self._router.devices)
@@ -435,7 +435,7 @@ class PlanUpdates:
             raise DeviceError("a device failed while lists moved to it")
 
     def _serve_now(self, plan: Plan) -> Expectation:
-        """``plan`` serves from now on: windows begin anew. What it promises with the lists that really came."""
+        """``plan`` serves from now on: windows begin anew. Returns what it promises with the lists that came."""
         expectation = expect(plan, self._router, self._config)
         self._since_s = self._clock()
         self._on_served(expectation, self._since_s)
@@ -444,7 +444,7 @@ class PlanUpdates:
         return expectation
 
     def commit_served(self) -> None:
-        """The plan that serves is the current one in the store, with a row of its own or that of the same decision."""
+        """Makes the plan that serves the current one in the store, under its own row or one of the same decision."""
         if self._store is None or self.plan_id is not None:
             return
         served = self._served()
@@ -498,7 +498,7 @@ class PlanUpdates:
         )
 
     def record(self, kind: str, payload: Mapping[str, Any]) -> None:
-        """What is told but decides nothing: a store that does not take it stops no update."""
+        """Stores an event that decides nothing: a store that fails stops no update."""
         if self._store is None:
             return
         try:
@@ -508,7 +508,7 @@ class PlanUpdates:
             _log.exception("the control store did not take an event of kind %s", kind)
 
     def note_schedule_run(self, name: str) -> None:
-        """A stored row's time came; from any thread."""
+        """Notes that a row of the schedule ran; from any thread."""
         assert self._store is not None
         try:
             self._store.mark_schedule_run(name)
@@ -517,7 +517,7 @@ class PlanUpdates:
             _log.exception("the control store did not take the run of schedule %s", name)
 
     def check_invariants(self) -> None:
-        """Asserts what must hold while nothing goes on."""
+        """Asserts what must hold while no update runs."""
         self._cycle.check_invariants()
         assert (self._draft is None) == (self.stage is CycleStage.IDLE)
         assert self._planner is None

@@ -1,7 +1,6 @@
 """Pictures and the self-contained HTML report of one profile and one plan.
 
-Draws and writes; measures and decides nothing. matplotlib comes with the ``report`` extra and is imported only when a
-report is written.
+matplotlib comes with the ``report`` extra and is imported only when a report is written.
 """
 
 from hybridindex.report.rows import LoadRow

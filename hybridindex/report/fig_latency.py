@@ -1,4 +1,4 @@
-"""Pictures of the latency model: fits with their samples, predictions beside measurements."""
+"""Pictures of the latency model: fits with their samples, and predictions against measurements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hybridindex.partitioner.analysis import Analysis
-from hybridindex.report.series import StageFit, TimingCheck, batch_check, scan_check, stage_fit
+from hybridindex.report.chart_data import StageFit, TimingCheck, batch_check, scan_check, stage_fit
 from hybridindex.report.style import (
     BLUE,
     FAINT,
@@ -19,18 +19,19 @@ from hybridindex.report.style import (
     show_plain_log,
     show_seconds,
 )
+from hybridindex.types import F64
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["draw_latency_fit", "draw_prediction_check"]
 
-#: Ratios beyond this are drawn at the edge: one interrupted run must not squeeze the rest.
+#: Larger ratios are drawn at the edge, so that one interrupted run does not compress the others.
 _MOST = 8.0
 
 
 def draw_latency_fit(analysis: Analysis) -> Picture:
-    """Coarse quantization and host scan against batch size, nothing resident."""
+    """Coarse quantization and host scan against batch size, with no resident list."""
     fits = [
         (title, fit, color)
         for stage, title, color in (
@@ -40,12 +41,8 @@ def draw_latency_fit(analysis: Analysis) -> Picture:
         if (fit := stage_fit(analysis, stage)) is not None
     ]
     if not fits:
-        return Picture(
-            name="latency-fit",
-            title="Host latency by batch",
-            caption="Full host scans and coarse quantization were not measured by batch size.",
-            png=None,
-        )
+        caption = "Full host scans and coarse quantization were not measured by batch size."
+        return Picture(name="latency-fit", title="Host latency by batch", caption=caption, png=None)
     with canvas(4.0) as drawing:
         for axes, (title, fit, color) in zip(drawing.panels(len(fits)), fits, strict=True):
             _fit_panel(axes, title, fit, color)
@@ -82,7 +79,7 @@ def _fit_panel(axes: Axes, title: str, fit: StageFit, color: str) -> None:
 
 
 def draw_prediction_check(analysis: Analysis) -> Picture:
-    """Predicted against measured time: masked host scans, and whole hybrid batches where they were timed."""
+    """Predicted against measured time: host scans that skip resident lists, and hybrid batches if they were timed."""
     checks = [
         (title, check)
         for title, check in (
@@ -92,12 +89,8 @@ def draw_prediction_check(analysis: Analysis) -> Picture:
         if check is not None
     ]
     if not checks:
-        return Picture(
-            name="latency-check",
-            title="Predicted against measured latency",
-            caption="Scans with resident lists masked were not measured.",
-            png=None,
-        )
+        caption = "Scans with resident lists masked were not measured."
+        return Picture(name="latency-check", title="Predicted against measured latency", caption=caption, png=None)
     words = []
     with canvas(3.9) as drawing:
         panels = drawing.panels(2)
@@ -131,18 +124,7 @@ def _check_panel(axes: Axes, title: str, check: TimingCheck) -> None:
     line = np.array([low, high])
     axes.fill_between(line, line * 0.8, line * 1.2, color=FAINT, alpha=0.8, linewidth=0, zorder=1, label="±20%")
     axes.plot(line, line, color=GREY, linewidth=1, zorder=2)
-    axes.scatter(
-        np.maximum(check.predicted_s, low),
-        check.measured_s,
-        c=check.coverage,
-        cmap="cividis",
-        vmin=0.0,
-        vmax=max(float(check.coverage.max()), 0.01),
-        s=16,
-        alpha=0.7,
-        linewidths=0,
-        zorder=3,
-    )
+    _scatter(axes, np.maximum(check.predicted_s, low), check.measured_s, check.coverage)
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     show_seconds(axes, "x")
@@ -153,23 +135,18 @@ def _check_panel(axes: Axes, title: str, check: TimingCheck) -> None:
     axes.legend(loc="upper left")
 
 
+def _scatter(axes: Axes, x: F64, y: F64, coverage: F64) -> None:
+    """Dots (m,) coloured by coverage."""
+    top = max(float(coverage.max()), 0.01)
+    axes.scatter(x, y, c=coverage, cmap="cividis", vmin=0.0, vmax=top, s=16, alpha=0.7, linewidths=0, zorder=3)
+
+
 def _ratio_panel(axes: Axes, check: TimingCheck) -> None:
-    """Measured over predicted by batch size: shows at which batches a model errs, and which way."""
+    """Measured over predicted time by batch size: shows where a model is wrong, and in which direction."""
     axes.axhspan(1 - 0.2, 1 + 0.2, color=FAINT, alpha=0.8, linewidth=0, zorder=1)
     axes.axhline(1.0, color=GREY, linewidth=1, zorder=2)
     ratio = check.measured_s / np.maximum(check.predicted_s, 1e-12)
-    axes.scatter(
-        check.batch,
-        np.clip(ratio, 1 / _MOST, _MOST),
-        c=check.coverage,
-        cmap="cividis",
-        vmin=0.0,
-        vmax=max(float(check.coverage.max()), 0.01),
-        s=16,
-        alpha=0.7,
-        linewidths=0,
-        zorder=3,
-    )
+    _scatter(axes, check.batch, np.clip(ratio, 1 / _MOST, _MOST), check.coverage)
     far = min(max(float(np.abs(np.log2(np.maximum(ratio, 1e-12))).max()), 1.0), np.log2(_MOST)) * 1.08
     axes.set_ylim(2.0**-far, 2.0**far)
     show_plain_log(axes, "y", base=2)

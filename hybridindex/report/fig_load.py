@@ -22,14 +22,10 @@ __all__ = ["draw_load"]
 
 
 def draw_load(rows: Sequence[LoadRow], *, slo_ms: float, percentile: float) -> Picture:
-    """Every policy at every rate, side by side: p50, p95, p99; and the share answered within the SLO."""
+    """Every policy at every rate: p50, p95, p99, and the share of requests answered within the SLO."""
     if not rows:
-        return Picture(
-            name="load",
-            title="Under load",
-            caption="No load test was run for this report.",
-            png=None,
-        )
+        caption = "No load test was run for this report."
+        return Picture(name="load", title="Under load", caption=caption, png=None)
     rates = sorted({row.rate for row in rows})
     policies = list(dict.fromkeys(row.policy for row in rows))
     gap = 0.8 / max(len(policies), 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridindex.partitioner.explain import format_bytes
+from hybridindex.paging import format_bytes
 from hybridindex.partitioner.plan import Plan
-from hybridindex.report.series import hit_rate_check, slo_need
+from hybridindex.report.chart_data import hit_rate_check, slo_need
 from hybridindex.report.style import (
     BLUE,
     GREY,
@@ -31,12 +31,8 @@ def draw_hit_rate(plan: Plan) -> Picture:
     """Coverage against the mean and the batch-minimum hit rate, predicted and measured."""
     check = hit_rate_check(plan.analysis)
     if check is None:
-        return Picture(
-            name="hit-rate",
-            title="Hit rate by coverage",
-            caption="Too few held-back queries were profiled to predict from one half and measure on the other.",
-            png=None,
-        )
+        caption = "Too few held-back queries were profiled to predict from one half and measure on the other."
+        return Picture(name="hit-rate", title="Hit rate by coverage", caption=caption, png=None)
     beta_apart = check.model != "beta"
     with canvas(5.0) as drawing:
         from matplotlib.lines import Line2D
@@ -101,7 +97,7 @@ def draw_hit_rate(plan: Plan) -> Picture:
 
 
 def draw_slo(plan: Plan) -> Picture:
-    """Device bytes against SLO, the budget, the plan's own point."""
+    """Device bytes against SLO, with the budget and the plan."""
     need = slo_need(plan)
     request = plan.request
     met = need.points

@@ -1,4 +1,4 @@
-"""Pictures of what was measured: access skew, recall, transfers."""
+"""Pictures of the profile: access skew, recall, transfers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.models.scan_models import relative_nnls
-from hybridindex.report.series import access_shares
+from hybridindex.report.chart_data import access_shares
 from hybridindex.report.style import (
     BLUE,
     FAINT,
@@ -73,34 +73,30 @@ def draw_access(analysis: Analysis) -> Picture:
         show_percent(axes)
         axes.legend(loc="lower right")
         png = drawing.png()
-    flatter = shares.at(_PAPER_SHARE, shares.fit_accesses) - shares.at(_PAPER_SHARE, shares.held_accesses)
+    excess = shares.at(_PAPER_SHARE, shares.fit_accesses) - shares.at(_PAPER_SHARE, shares.held_accesses)
     caption = (
         f"The hottest 20% of lists take {shares.at(_PAPER_SHARE, shares.held_accesses):.0%} of the accesses and "
         f"{shares.at(_PAPER_SHARE, shares.held_work):.0%} of the scan work of {held:,} held-back queries. The higher "
         f"the curve above the diagonal, the less memory a hit rate costs. Dotted: the {fit:,} queries that chose the "
-        f"order, {_apart(flatter)}; plans use the solid curves. The ticks at 20% are what the VectorLiteRAG paper "
+        f"order, {_apart(excess)}; plans use the solid curves. The ticks at 20% are what the VectorLiteRAG paper "
         "reports for its data."
     )
     return Picture(name="access", title="Access skew", caption=caption, png=png)
 
 
-def _apart(flatter: float) -> str:
-    points = abs(flatter) * 100
+def _apart(excess: float) -> str:
+    points = abs(excess) * 100
     if points < 0.05:
         return "where the same lists take as much"
-    return f"where the same lists take {points:.1f} points {'more' if flatter > 0 else 'less'}"
+    return f"where the same lists take {points:.1f} points {'more' if excess > 0 else 'less'}"
 
 
 def draw_recall(profile: Profile) -> Picture:
     """Recall and NDCG against nprobe."""
     points = sorted(profile.recall, key=lambda p: p.nprobe)
     if not points:
-        return Picture(
-            name="recall",
-            title="Answer quality",
-            caption="Recall was not measured: the profile has no points of recall against nprobe.",
-            png=None,
-        )
+        caption = "Recall was not measured: the profile has no points of recall against nprobe."
+        return Picture(name="recall", title="Answer quality", caption=caption, png=None)
     nprobe = [p.nprobe for p in points]
     with canvas(3.7) as drawing:
         (axes,) = drawing.panels()
@@ -142,22 +138,18 @@ def draw_recall(profile: Profile) -> Picture:
 
 
 def _reference(profile: Profile) -> str:
-    """What counted as exact: the profiler notes it."""
+    """What recall was measured against, from the profile's notes."""
     noted = profile.notes.get("recall")
     reference = noted.get("reference") if isinstance(noted, Mapping) else None
     return reference if isinstance(reference, str) else "exact search over the same vectors"
 
 
 def draw_transfers(profile: Profile) -> Picture:
-    """Host-to-device copy time against bytes, with a line of latency and bandwidth."""
+    """Host-to-device copy time against bytes, with the fitted latency and bandwidth."""
     samples = [t for t in profile.transfers if t.nbytes > 0 and t.seconds > 0]
     if not samples:
-        return Picture(
-            name="transfers",
-            title="Transfers",
-            caption="Transfers were not measured: no device took part in the profile.",
-            png=None,
-        )
+        caption = "Transfers were not measured: no device took part in the profile."
+        return Picture(name="transfers", title="Transfers", caption=caption, png=None)
     rates: list[str] = []
     with canvas(3.9) as drawing:
         (axes,) = drawing.panels()

@@ -13,7 +13,7 @@ __all__ = ["draw_simulated"]
 
 
 def draw_simulated(found: Sequence[Compared], *, slo_ms: float) -> Picture:
-    """Part of the requests with a first token by that time, one line per policy that could be simulated."""
+    """Cumulative distribution of TTFT, one line per policy that could be simulated."""
     with canvas(4.6) as drawing:
         (axes,) = drawing.panels()
         for number, one in enumerate(found):

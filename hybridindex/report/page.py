@@ -1,4 +1,4 @@
-"""The HTML page: one file, nothing outside it. Every text that comes from elsewhere is escaped here."""
+"""The HTML page: one self-contained file. All text from outside this module is escaped here."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ summary { cursor: pointer; padding: 6px 0; }
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A piece of finished, escaped HTML, under a heading or following the one before."""
+    """A piece of escaped HTML, under a heading or in the section of the block before."""
 
     html: str
     heading: str = ""
 
 
 def text_block(text: str, *, kind: str = "", heading: str = "", lead: str = "") -> Block:
-    """A paragraph; ``kind`` is a CSS class of this module, ``lead`` its bold beginning."""
+    """A paragraph; ``kind`` is a CSS class of this module, ``lead`` a bold beginning."""
     bold = f"<b>{escape(lead)}</b> " if lead else ""
     css = f' class="{kind}"' if kind else ""
     return Block(html=f"<p{css}>{bold}{escape(text)}</p>", heading=heading)
@@ -62,7 +62,7 @@ def pre_block(text: str, *, heading: str = "") -> Block:
 
 
 def table_block(table: Table, *, heading: str = "", folded: str = "") -> Block:
-    """A table; ``folded`` puts it behind that summary, closed."""
+    """A table; ``folded``: the summary behind which it is hidden."""
     head = ""
     if table.header:
         cells = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table.header)
@@ -80,7 +80,7 @@ def _row(cells: Sequence[str], *, named: bool) -> str:
 
 
 def picture_block(picture: Picture) -> Block:
-    """A figure with its caption, or a sentence that says what is missing."""
+    """A figure with its caption, or a sentence on what is missing."""
     if picture.png is None:
         return Block(html=f'<p class="missing">Not measured. {escape(picture.caption)}</p>', heading=picture.title)
     data = base64.b64encode(picture.png).decode("ascii")
@@ -92,7 +92,7 @@ def picture_block(picture: Picture) -> Block:
 
 
 def page(title: str, under: str, blocks: Sequence[Block]) -> str:
-    """The whole document. A browser that obeys its policy loads nothing from anywhere and runs nothing."""
+    """The whole document. Its content security policy forbids scripts and anything loaded from elsewhere."""
     body = "\n".join((f"<h2>{escape(b.heading)}</h2>\n" if b.heading else "") + b.html for b in blocks)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -1,4 +1,4 @@
-"""One row of a load test, as reports show it."""
+"""Rows of a load test in a report."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How every picture looks: size, palette, axes, units; and turning a figure into PNG bytes.
+"""The look of every picture: size, palette, axes, units; and rendering to PNG bytes.
 
-matplotlib's object-oriented interface with the Agg canvas; pyplot and its global figures are never touched. Settings
-hold inside :func:`canvas` only, under a lock, because matplotlib keeps them in one process-wide dictionary.
+Uses matplotlib's object-oriented interface with the Agg canvas, never pyplot and its global figures. Settings hold only
+inside :func:`canvas`, under a lock, because matplotlib keeps them in one process-wide dictionary.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ __all__ = [
     "show_seconds",
 ]
 
-#: Okabe and Ito's colours: told apart with any kind of colour vision.
+#: Okabe and Ito's colours, which can be told apart with any colour vision.
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#AA4499", "#56B4E9"
 PALETTE = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
 INK, GREY, FAINT = "#222222", "#767676", "#d9d9d9"
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 WIDTH_IN = 8.0
-#: 8 inches shown at 800 CSS pixels: twice as many pixels for sharp screens.
+#: Twice the 800 CSS pixels at which 8 inches are shown, for high-resolution screens.
 DPI = 200
 
-#: A dictionary; matplotlib types its keys as one long literal.
+#: Typed as Any because matplotlib types the keys as one long literal.
 _SETTINGS: Any = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9.5,
@@ -96,14 +96,14 @@ class Picture:
     #: File name without suffix.
     name: str
     title: str
-    #: What a reader should see; plain text.
+    #: Plain text for the reader.
     caption: str
-    #: ``None``: not measured, and ``caption`` says what is missing.
+    #: ``None``: not measured; ``caption`` says what is missing.
     png: bytes | None
 
 
 class Canvas:
-    """One figure while it is drawn. Not shared between threads."""
+    """One figure while it is drawn. Not thread-safe."""
 
     def __init__(self, figure: Figure) -> None:
         self.figure = figure
@@ -114,7 +114,7 @@ class Canvas:
         return list(made[0])
 
     def png(self) -> bytes:
-        """The figure's PNG file; nothing in it says when or where it was drawn."""
+        """The figure as a PNG file without metadata, so that equal figures give equal bytes."""
         buffer = io.BytesIO()
         self.figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
         return buffer.getvalue()
@@ -130,7 +130,7 @@ def require_matplotlib() -> None:
 
 @contextmanager
 def canvas(height_in: float = 4.2) -> Iterator[Canvas]:
-    """An empty figure, 8 inches wide. Render it before leaving: the settings end here."""
+    """An empty figure, 8 inches wide. Render it inside the context: the settings end with it."""
     require_matplotlib()
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -143,7 +143,7 @@ def canvas(height_in: float = 4.2) -> Iterator[Canvas]:
 
 
 def plain_label(text: str, limit: int = 32) -> str:
-    """``text`` as a label: short, never read as mathematics, only characters that the font has."""
+    """``text`` as a label: short, without TeX, and only with characters that the font has."""
     kept = "".join(c if c.isprintable() and ord(c) < 0x250 else "?" for c in text)
     if len(kept) > limit:
         kept = kept[: limit - 3] + "..."
@@ -152,7 +152,7 @@ def plain_label(text: str, limit: int = 32) -> str:
 
 
 def byte_unit(largest: float) -> tuple[float, str]:
-    """(divisor, name) of the unit in which ``largest`` bytes read best."""
+    """(divisor, name) of the largest unit that ``largest`` bytes reach."""
     for power, name in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if largest >= 1024**power:
             return float(1024**power), name
@@ -179,11 +179,10 @@ def show_percent(axes: Axes, *, x: bool = True, y: bool = True) -> None:
 
 
 def show_plain_log(axes: Axes, which: str, base: int = 10) -> None:
-    """A log axis whose ticks are plain numbers (1, 2, 5, 10 ...), not powers."""
+    """A log axis with plain numbers as ticks (1, 2, 5, 10 ...) instead of powers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     subs: tuple[float, ...]
-
     axis = axes.xaxis if which == "x" else axes.yaxis
     if which == "x":
         axes.set_xscale("log", base=base)
@@ -205,7 +204,7 @@ def show_plain_log(axes: Axes, which: str, base: int = 10) -> None:
 
 
 def show_seconds(axes: Axes, which: str) -> None:
-    """A log axis of seconds whose ticks carry their own unit: 10 µs, 1 ms."""
+    """A log axis of seconds whose ticks have their own unit: 10 µs, 1 ms."""
     from matplotlib.ticker import FuncFormatter
 
     show_plain_log(axes, which)
@@ -214,7 +213,7 @@ def show_seconds(axes: Axes, which: str) -> None:
 
 
 def show_bytes(axes: Axes) -> None:
-    """A log x axis of bytes whose ticks carry their own unit: 4 KiB, 1 MiB."""
+    """A log x axis of bytes whose ticks have their own unit: 4 KiB, 1 MiB."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xscale("log", base=2)
@@ -229,5 +228,5 @@ def _readable_bytes(nbytes: float) -> str:
 
 
 def legend_below(axes: Axes, columns: int, *, title: str | None = None) -> None:
-    """A legend under the axes, where it hides nothing."""
+    """A legend below the axes."""
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, title=title, handlelength=2.2)

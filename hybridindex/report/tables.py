@@ -1,4 +1,4 @@
-"""The report's tables, as rows of plain text. Escaping and tags belong to :mod:`hybridindex.report.page`."""
+"""The report's tables, as rows of plain text; :mod:`hybridindex.report.page` escapes them and adds tags."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hybridindex.partitioner.explain import format_bytes
+from hybridindex.paging import format_bytes
 from hybridindex.partitioner.plan import Plan
 from hybridindex.report.rows import LoadRow
 from hybridindex.types import Profile
@@ -32,7 +32,7 @@ _MAX_NOTE = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of cells. Without a header the first cell of each row names it."""
+    """Rows of cells. Without a header, the first cell of each row is its heading."""
 
     rows: Sequence[Sequence[str]]
     header: Sequence[str] = ()
@@ -99,7 +99,7 @@ def latency_table(plan: Plan) -> Table:
 
 
 def model_errors(plan: Plan) -> Table:
-    """Every model that was tried, with its error on data it had not seen."""
+    """Every model that was tried, with its error on unseen data."""
     rows = [
         (
             "hit rate",
@@ -124,7 +124,7 @@ def model_errors(plan: Plan) -> Table:
 
 
 def profile_facts(profile: Profile, index_info: Mapping[str, Any]) -> Table:
-    """What was measured, where and under which conditions."""
+    """What was measured, where, and under which conditions."""
     hardware = profile.hardware
     stages = Counter(s.stage for s in profile.stages)
     timed = ", ".join(f"{count:,} {stage.replace('_', ' ')}" for stage, count in stages.items()) or NOT_MEASURED
@@ -153,7 +153,7 @@ def profile_facts(profile: Profile, index_info: Mapping[str, Any]) -> Table:
 
 
 def _note_rows(notes: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Free-form notes that fit a line; nested ones as "name value" pairs."""
+    """Notes that fit a line; nested ones as "name value" pairs."""
     rows = []
     for name, value in notes.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Writes a report: one HTML file and its pictures, each complete or not there."""
+"""Writes a report: one HTML file and its pictures, each file written atomically."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridindex.errors import ProfileMismatchError
-from hybridindex.partitioner.explain import format_bytes
+from hybridindex.paging import format_bytes
 from hybridindex.partitioner.plan import Plan
 from hybridindex.report import tables
 from hybridindex.report.fig_latency import draw_latency_fit, draw_prediction_check
@@ -29,7 +29,7 @@ HTML_NAME = "report.html"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFiles:
-    """What was written."""
+    """The written files."""
 
     html: Path
     #: In the order of the report.
@@ -47,19 +47,18 @@ def write_report(
     devices: Sequence[str] = (),
     title: str = "",
 ) -> ReportFiles:
-    """Draws everything and writes ``report.html`` and the PNGs into ``out_dir``.
+    """Draws all pictures and writes ``report.html`` and the PNGs into ``out_dir``.
 
-    The HTML holds its pictures and needs no other file; the PNGs are for other documents. Pictures of an earlier
-    report that this one does not have are removed.
+    The HTML contains its pictures; the PNGs are for other documents. PNGs of an earlier report that this one lacks are
+    removed.
 
     Args:
-        out_dir: made if missing.
-        index_info: name, count, dim, nlist, codec, metric; shown as it is, so give no paths.
-        profile: what ``plan`` was decided from.
-        plan: the decision.
+        out_dir: created if missing.
+        index_info: name, count, dim, nlist, codec, metric. Shown as given, so it should contain no paths.
+        profile: the profile that ``plan`` was made from.
         load: rows of a load test.
-        notes: sentences to show, one each: what a reader must know about the data.
-        devices: labels of the devices that served ``load``; those in the profile are known.
+        notes: sentences on the data that a reader must know.
+        devices: labels of the devices that served ``load``, besides those in the profile.
         title: of the page; by default it names the index.
 
     Raises:
@@ -179,7 +178,7 @@ def _verdict_sentence(plan: Plan) -> str:
 
 
 def _stand_in_warning(profile: Profile, devices: Sequence[str]) -> str:
-    """Empty when only real devices took part."""
+    """A warning where no real device took part; else empty."""
     seen = {*devices, *(s.device for s in profile.stages if s.device), *(t.device for t in profile.transfers)}
     if any(label.lower().startswith("cpu") or "stand-in" in label.lower() for label in seen):
         return (
@@ -200,7 +199,7 @@ def _number(value: object) -> str:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Writes beside ``path`` and renames: readers see the old file or the new one."""
+    """Writes a temporary file and renames it: readers see the old file or the new one."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     temporary = Path(name)
     try:

@@ -1,5 +1,4 @@
-"""The daemon around a router: HTTP, admission, sessions, keys, metrics, its process.
+"""The daemon around a router: HTTP, admission, sessions, keys, metrics, the process.
 
-Where it speaks HTTP (``app``, ``shell``, ``metrics``, ``run``) it needs the ``service`` extra; the rest needs the core.
-Searching, planning and moving lists belong to the rooms below.
+``http``, ``observe`` and ``daemon`` need the extra ``service``. Imports go ``daemon``, ``http``, ``observe``, the rest.
 """

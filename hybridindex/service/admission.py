@@ -1,12 +1,11 @@
-"""Who may search next: a bounded queue, counted in queries, in front of the router.
+"""A bounded queue, counted in queries, in front of the router.
 
-A request that finds room starts at once. Others wait in the order that is fair: the client that was given the fewest
-queries goes first (start-time fair queueing: Goyal, Vin, Cheng 1996, with queries as the length of a packet), within a
-client first come, first served. Who cannot start before a deadline, at the pace of late, is refused at once; who was
-let in and is too late all the same is answered without a search. What was admitted is never thrown out for somebody
-else.
+A request that finds room starts at once. The others wait in fair order: the client that was given the fewest queries
+goes first (start-time fair queueing: Goyal, Vin, Cheng 1996, with queries as the length of a packet); within a client,
+first come, first served. A request that cannot start before its deadline, at the current pace, is refused at once; one
+that was admitted and is late is answered without a search. An admitted request is never dropped for another.
 
-Threading: everything on one event loop, without locks. Searching is the caller's business.
+Threading: one event loop, no locks. The caller searches.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ import itertools
 import math
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,15 +25,15 @@ from hybridindex.service.config import Limits
 
 __all__ = ["UNKNOWN_RETRY_S", "Admission", "Lack"]
 
-#: What a refused request lacked: the daemon's time, room in the whole queue, room in its client's share, time to wait.
+#: Why a request is refused: the daemon stops, the queue or the client's share of it is full, the deadline is too near.
 Lack = Literal["draining", "queue", "client", "deadline"]
 
-#: After so many seconds of work, what was measured before counts for a third.
+#: Time constant: after so many seconds of work, earlier measurements count for a third.
 _PACE_S = 2.0
-#: Accounts of clients that are kept before those that say nothing are looked for.
+#: Accounts of clients that are kept before idle ones are removed.
 _MAX_ACCOUNTS = 4096
 _MIN_RETRY_S, _MAX_RETRY_S = 0.03, 30.0
-#: When to come back while nobody knows.
+#: Advised wait while no pace is known.
 UNKNOWN_RETRY_S = 1.0
 
 
@@ -47,32 +45,32 @@ class _Waiter:
 
 @dataclass(slots=True, eq=False)
 class _Client:
-    #: Virtual time at which its next request starts: queries that it was given, or the queue's time when it was idle.
+    #: Virtual time at which its next request starts: queries it was given, or the queue's time after it was idle.
     due: float = 0.0
     waiting: deque[_Waiter] = field(default_factory=deque)
     n_waiting: int = 0
-    #: It stands in the order, maybe with nothing waiting any more.
+    #: It has an entry in the order, maybe with nothing waiting any more.
     listed: bool = False
 
 
 class _Pace:
-    """How fast queries are answered while others wait: then the router has as much to do as it can take.
+    """How fast queries are answered while others wait, that is, while the router is fully loaded.
 
-    Without a backlog the time from one answer to the next says how often somebody asks.
+    Without a backlog, the time between answers only tells how often clients ask.
     """
 
     def __init__(self) -> None:
         self._seconds = self._queries = 0.0
-        #: When the last one left with others waiting.
+        #: When the last query was answered while others waited.
         self._since: float | None = None
 
     @property
     def seconds_per_query(self) -> float:
-        """0 as long as nobody had to wait."""
+        """0 until a query had to wait."""
         return self._seconds / self._queries if self._queries else 0.0
 
     def left(self, n: int, now: float, *, waiting: bool) -> None:
-        """``n`` queries were answered. ``waiting``: others wait until now."""
+        """``n`` queries were answered. ``waiting``: others wait."""
         if self._since is not None and waiting:
             passed = now - self._since
             kept = math.exp(-passed / _PACE_S)
@@ -82,7 +80,7 @@ class _Pace:
 
 
 class Admission:
-    """Owner of the queue. All methods on the event loop."""
+    """The queue. All methods on the event loop."""
 
     def __init__(
         self, limits: Limits, clock: Callable[[], float], *, draw: Callable[[], float] = random.random
@@ -93,7 +91,7 @@ class Admission:
         self.share = max(1, int(limits.queue_queries * limits.client_share))
         self._clock = clock
         self._clients: dict[str, _Client] = {}
-        #: (due, order of arrival, client) of every client with waiting requests, once each.
+        #: (due, order of arrival, client), one entry per client with waiting requests.
         self._order: list[tuple[float, int, str]] = []
         self._arrivals = itertools.count()
         self._now = 0.0
@@ -101,11 +99,9 @@ class Admission:
         self._n_in_flight = 0
         self._pace = _Pace()
         self._draw = draw
-        #: The last time that a refused request was given to come back at.
+        #: The latest time at which a refused request was told to come back.
         self._given_s = -math.inf
         self._draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
         #: Requests refused, by reason: "client" share, whole "queue", "draining", "deadline".
         self.refused = dict.fromkeys(("client", "queue", "draining", "deadline"), 0)
 
@@ -116,7 +112,7 @@ class Admission:
 
     @property
     def n_in_flight(self) -> int:
-        """Queries handed over and not answered."""
+        """Queries handed to the router and not answered."""
         return self._n_in_flight
 
     @property
@@ -124,11 +120,11 @@ class Admission:
         return self._draining
 
     def retry_after_s(self, n: int) -> float:
-        """When a refused request of ``n`` queries should come back; two digits. 1 while no pace is known.
+        """Seconds after which a refused request of ``n`` queries should come back, in two digits. 1 without a pace.
 
-        Each is given a time of its own, at the pace of answers and behind those that were refused before it, when half
-        of the queue is worked off: no more come back at a time than are answered. Who heeds nothing is counted again
-        and again, so that nobody waits longer than twice the queue takes, and a second.
+        Each request gets a time of its own: after half of the queue, behind those refused before it, at the pace of
+        answers. So no more come back than are answered. Clients that ignore this are counted each time they ask, so no
+        wait is longer than twice the time of the queue and a second.
         """
         pace_s = self._pace.seconds_per_query
         if not pace_s:
@@ -139,59 +135,45 @@ class Admission:
         return float(f"{min(max(self._given_s - now, spread_s), _MAX_RETRY_S):.2g}")
 
     def nprobe_under_load(self, nprobe: int) -> int:
-        """``nprobe``, or less where the operator allows it: linear from a half full queue down to the floor."""
+        """``nprobe``, or less where the configuration allows it: linear from a half full queue down to the floor."""
         floor = self._limits.overload_min_nprobe
         fill = self._n_waiting / self._limits.queue_queries
         if floor is None or fill <= 0.5 or nprobe <= floor:
             return nprobe
         return max(floor, round(nprobe - (nprobe - floor) * min(1.0, 2 * fill - 1)))
 
-    @asynccontextmanager
-    async def turn(self, client: str, n: int, deadline_s: float | None = None) -> AsyncIterator[None]:
-        """Waits for the right to search ``n`` queries, and holds it.
+    def lack_of_room(self, client: str, n: int, left_s: float | None = None, *, n_coming: int = 0) -> Lack | None:
+        """Why ``n`` queries of ``client`` are refused now; None: they may start or wait. Counts nothing.
+
+        The only decision: :meth:`enter` follows it, and load shedding asks it before a body is read.
 
         Args:
-            client: who asks; fairness is between these.
-            deadline_s: time of the clock by which the search must have started.
-
-        Raises:
-            OverloadedError: no room in the queue, or none in time, or draining.
-            DeadlineExceededError: the deadline passed first.
-        """
-        await self.enter(client, n, deadline_s)
-        try:
-            yield
-        finally:
-            self.leave(n)
-
-    def lack_of_room(self, client: str, n: int, left_s: float | None = None, *, n_coming: int = 0) -> Lack | None:
-        """Why :meth:`enter` would refuse ``n`` queries after ``n_coming`` of others, or None.
-
-        Counts nothing, so that a guess may be asked. ``left_s``: seconds until the search must have started.
+            left_s: seconds until the search must have started.
+            n_coming: queries of others that were let in and have not called :meth:`enter` yet.
         """
         if self._draining:
             return "draining"
         if not self._order and self._fits(n + n_coming):
             return None
-        state = self._clients.get(client)
-        return self._lack(0 if state is None else state.n_waiting, n, left_s, n_coming)
-
-    def _lack(self, n_own: int, n: int, left_s: float | None, n_coming: int = 0) -> Lack | None:
-        limits = self._limits
-        if self._n_waiting + n_coming + n > limits.queue_queries:
+        if self._n_waiting + n_coming + n > self._limits.queue_queries:
             return "queue"
+        n_own = self._n_waiting_of(client)
         if n_own + n > self.share:
             return "client"
         return "deadline" if left_s is not None and self._least_wait_s(n_own, n) > left_s else None
 
+    def _n_waiting_of(self, client: str) -> int:
+        state = self._clients.get(client)
+        return 0 if state is None else state.n_waiting
+
     def _least_wait_s(self, n_own: int, n: int) -> float:
-        """Before ``n`` queries of a client can start, of which ``n_own`` wait: as long as each client that waits is
-        given as many as those, and those in flight have made room."""
+        """Until ``n`` more queries of a client can start, of which ``n_own`` wait already: each waiting client gets as
+        many as these first, and those in flight have to make room."""
         ahead = min(self._n_waiting, n_own * len(self._order))
         return max(0, ahead + self._n_in_flight + n - self._limits.in_flight_queries) * self._pace.seconds_per_query
 
-    def _refuse(self, lack: Lack, n: int, n_own: int = 0) -> OverloadedError:
-        """Counts a refusal of ``n`` queries, and says it in words. ``n_own``: queries of the client that wait."""
+    def _refused(self, lack: Lack, client: str, n: int) -> OverloadedError:
+        """Counts the refusal of ``n`` queries and makes its error."""
         self.refused[lack] += 1
         if lack == "draining":
             return OverloadedError("the daemon is about to stop; ask another one", retry_after_s=UNKNOWN_RETRY_S)
@@ -200,19 +182,29 @@ class Admission:
         elif lack == "deadline":
             words = f"{self._n_waiting} queries wait, so deadline_ms would pass before the search could start"
         else:
-            words = f"{n_own} of your queries wait and one client may have {self.share}"
+            words = f"{self._n_waiting_of(client)} of your queries wait and one client may have {self.share}"
         return OverloadedError(words, retry_after_s=self.retry_after_s(n), own_share=lack == "client")
 
     async def enter(self, client: str, n: int, deadline_s: float | None = None) -> None:
-        """As :meth:`turn`, without its end: whoever got in calls :meth:`leave`, whatever comes."""
-        if self._draining:
-            raise self._refuse("draining", n)
-        if deadline_s is not None and deadline_s <= self._clock():
+        """Waits for the right to search ``n`` queries; :meth:`leave` gives it back.
+
+        Args:
+            client: fairness is between clients.
+            deadline_s: time of the clock by which the search must have started.
+
+        Raises:
+            OverloadedError: no room in the queue, or none in time, or draining.
+            DeadlineExceededError: the deadline passed first.
+        """
+        left_s = None if deadline_s is None else deadline_s - self._clock()
+        if left_s is not None and left_s <= 0 and not self._draining:
             raise self._too_late()
+        if (lack := self.lack_of_room(client, n, left_s)) is not None:
+            raise self._refused(lack, client, n)
         if not self._order and self._fits(n):
             self._start(self._clients.get(client), n)
-            return
-        await self._wait(client, n, deadline_s)
+        else:
+            await self._wait(client, n, left_s)
 
     def _fits(self, n: int) -> bool:
         # A request larger than the limit goes alone.
@@ -220,17 +212,11 @@ class Admission:
 
     def _start(self, state: _Client | None, n: int) -> None:
         self._n_in_flight += n
-        self._idle.clear()
         if state is not None:
             state.due = max(state.due, self._now) + n
 
-    async def _wait(self, client: str, n: int, deadline_s: float | None) -> None:
+    async def _wait(self, client: str, n: int, left_s: float | None) -> None:
         state = self._clients.setdefault(client, _Client())
-        left_s = None if deadline_s is None else deadline_s - self._clock()
-        if (lack := self._lack(state.n_waiting, n, left_s)) is not None:
-            n_own = state.n_waiting
-            self._forget(client, state)
-            raise self._refuse(lack, n, n_own)
         loop = asyncio.get_running_loop()
         waiter = _Waiter(n, loop.create_future())
         if not state.listed:
@@ -239,14 +225,13 @@ class Admission:
         state.waiting.append(waiter)
         state.n_waiting += n
         self._n_waiting += n
-        self._idle.clear()
         timer = None
         if left_s is not None:
             timer = loop.call_later(left_s, self._expire, waiter)
         try:
             await waiter.turn
         except BaseException:
-            # Cancelled, or too late. A turn that came in the same moment goes to the next one.
+            # Cancelled, or too late. A turn that was given at the same moment goes to the next request.
             if waiter.turn.done() and not waiter.turn.cancelled() and waiter.turn.exception() is None:
                 self.leave(n)
             else:
@@ -265,7 +250,7 @@ class Admission:
             waiter.turn.set_exception(self._too_late())
 
     def _withdraw(self, client: str, state: _Client, waiter: _Waiter) -> None:
-        """Its place goes now; its entry in the order is dropped when it comes up."""
+        """Removes a waiting request. The client's entry in the order is dropped when it comes up."""
         if waiter in state.waiting:
             state.waiting.remove(waiter)
             state.n_waiting -= waiter.n
@@ -273,7 +258,7 @@ class Admission:
             self._hand_over()
 
     def leave(self, n: int) -> None:
-        """Gives ``n`` queries' right to search back."""
+        """Ends the turn of ``n`` queries."""
         self._pace.left(n, self._clock(), waiting=self._n_waiting > 0)
         self._n_in_flight -= n
         self._hand_over()
@@ -302,29 +287,24 @@ class Admission:
                 self._forget(client, state)
         if self._n_in_flight == 0 and self._n_waiting == 0:
             self._clients.clear()
-            self._idle.set()
 
     def _list(self, client: str, state: _Client) -> None:
         heapq.heappush(self._order, (state.due, next(self._arrivals), client))
         state.listed = True
 
     def _forget(self, client: str, state: _Client) -> None:
-        """Drops an account that says nothing: who was given no more than the others starts at the queue's time."""
+        """Drops an account that carries no information: a client that is not ahead starts at the queue's time."""
         if not state.listed and state.due <= self._now:
             self._clients.pop(client, None)
         if len(self._clients) > _MAX_ACCOUNTS:
             kept = {name: c for name, c in self._clients.items() if c.listed or c.due > self._now}
-            # In place: whoever waits holds its own.
+            # In place: waiting requests hold their accounts.
             self._clients.clear()
             self._clients.update(kept)
 
     def drain(self) -> None:
-        """Refuses whoever comes from now on; what waits is served."""
+        """Refuses new requests from now on; waiting ones are served."""
         self._draining = True
-
-    async def wait_idle(self) -> None:
-        """Returns when nothing waits and nothing is in flight."""
-        await self._idle.wait()
 
     def check_invariants(self) -> None:
         """Asserts what must hold between two callbacks."""
@@ -334,4 +314,3 @@ class Admission:
         listed = [name for _, _, name in self._order]
         assert sorted(listed) == sorted(name for name, c in self._clients.items() if c.listed)
         assert all(c.listed for c in self._clients.values() if c.waiting)
-        assert self._idle.is_set() == (self._n_in_flight == 0 and self._n_waiting == 0)

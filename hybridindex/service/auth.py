@@ -1,8 +1,8 @@
-"""API keys: a file of hashed keys with roles, and who a request comes from.
+"""API keys: a file of hashed keys with roles, and the caller of a request.
 
-A key is 256 random bits, so a plain SHA-256 of it cannot be guessed back; the slow hashes that passwords need would
-cost every request milliseconds and protect nothing more. The file is replaced as a whole and read again when it
-changed, so that keys come and go without a restart. What a role may do is in ``shell.py``.
+A key is 256 random bits, so its plain SHA-256 cannot be reversed. The slow hashes that passwords need would cost every
+request milliseconds and protect nothing more. The file is replaced as a whole and read again when it changed: keys come
+and go without a restart. ``middleware.py`` says what a role may do.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who a request comes from: a key's name, or an address where no keys are asked for."""
+    """The sender of a request: a key's name, or an address where no keys are needed."""
 
     name: str
     role: Role
@@ -51,7 +51,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredKey:
-    """One line of the key file. The key itself is nowhere."""
+    """One entry of the key file. The key itself is not stored."""
 
     name: str
     role: Role
@@ -66,14 +66,14 @@ def _utc_now() -> datetime:
 
 
 class KeyFile:
-    """The file as the commands see it. Writers of several processes take turns; readers never see half a file."""
+    """The file for commands. A lock orders writers of several processes; readers never see half a file."""
 
     def __init__(self, path: Path, clock: Callable[[], datetime] = _utc_now) -> None:
         self.path = path
         self._clock = clock
 
     def add(self, name: str, role: Role | str) -> str:
-        """Makes a key, stores its hash, and returns the key: the only time that it can be seen.
+        """Makes a key, stores its hash and returns the key, which cannot be read later.
 
         Raises:
             InvalidInputError: the name is taken or no name, or there is no such role.
@@ -96,7 +96,7 @@ class KeyFile:
         return key
 
     def revoke(self, name: str) -> None:
-        """Takes a key out of the file.
+        """Removes a key from the file.
 
         Raises:
             InvalidInputError: nobody has that name.
@@ -148,7 +148,7 @@ class KeyFile:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(self.path)
-        # The key is shown next: a power cut must not take it back.
+        # The key is shown next: a power cut must not lose it.
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
@@ -168,14 +168,14 @@ def _digest(key: str) -> str:
 
 
 def _callers(keys: tuple[StoredKey, ...]) -> dict[str, Caller]:
-    """By the hash of the key that each shows."""
+    """Callers by the hash of their key."""
     return {key.sha256: Caller(name=key.name, role=key.role) for key in keys}
 
 
 class Keyring:
-    """The key file as a running daemon sees it: read again whenever it changed. On one thread at a time.
+    """The keys of a running daemon, read again when the file changed. One thread at a time.
 
-    A file that cannot be read any more leaves the last good keys in force; :attr:`problem` says so, and the log.
+    If the file can no longer be read, the last good keys stay in force; :attr:`problem` and the log say so.
     """
 
     def __init__(self, path: Path) -> None:
@@ -194,7 +194,7 @@ class Keyring:
             found = self._file.path.stat()
         except OSError:
             return None
-        # The time of the last change of mode is in it too: a file that others may write from now on is refused.
+        # ctime tells a change of mode: a file that others may write is refused.
         return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
     def _refresh(self) -> None:
@@ -213,7 +213,7 @@ class Keyring:
             _log.info("key file read again: %d keys", len(self._keys))
 
     def identify(self, authorization: str | None) -> Caller:
-        """Who shows ``Authorization: Bearer KEY``.
+        """The caller with ``Authorization: Bearer KEY``.
 
         Raises:
             AccessDeniedError: the same words whatever is wrong.
@@ -225,8 +225,8 @@ class Keyring:
         return found
 
     def recall(self, authorization: str | None) -> Caller | None:
-        """As :meth:`identify`, of the keys that were read last: enough for who gets nothing anyway."""
+        """As :meth:`identify`, from the keys read last; None: not valid. Enough to refuse a search."""
         scheme, _, key = (authorization or "").partition(" ")
-        # Looked up by its hash, which nobody can steer towards that of a key they do not have: time tells nothing.
+        # Looked up by hash: nobody can choose a key whose hash is near another's, so timing tells nothing.
         found = self._callers.get(_digest(key.strip()))
         return found if scheme.lower() == "bearer" else None

@@ -1,7 +1,6 @@
 """The service without HTTP: an index, its router and control store, sessions, admission, maybe a refresher.
 
-Searches are coroutines of one event loop; everything else is plain calls that may block, for a thread. HTTP is in
-``app.py``, the process in ``run.py``.
+Searches are coroutines of one event loop; all other calls may block and belong on a thread.
 """
 
 from __future__ import annotations
@@ -10,10 +9,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 from hybridindex.api import Index, open_index
 from hybridindex.errors import HybridIndexError, InvalidInputError, OverloadedError, ProfileError
@@ -24,28 +24,48 @@ from hybridindex.plans.replan import PlanChanges
 from hybridindex.plans.stored import load_plan, plan_summary, resume_plan
 from hybridindex.refresh.config import UpdateRecord
 from hybridindex.refresh.refresher import Refresher
-from hybridindex.router.devices.health import HealthPolicy
+from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.router import Router
 from hybridindex.router.session import Session
 from hybridindex.service.admission import Admission
 from hybridindex.service.config import ServiceConfig
-from hybridindex.service.http.wire import SearchRequest
+from hybridindex.service.describe import describe
+from hybridindex.service.search_request import SearchRequest
 from hybridindex.service.sessions import SessionTable
-from hybridindex.service.status import Health, describe, health_of, status_of
 from hybridindex.service.warmup import warm_up
 from hybridindex.store.control import ControlStore
 from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.types import F32, SearchResult
 
-if TYPE_CHECKING:
-    from hybridindex.service.observe.traces import SearchTrace, Traces
-
-__all__ = ["Observation", "Service"]
+__all__ = ["Observation", "SearchTrace", "Service", "Traces"]
 
 _log = logging.getLogger(__name__)
 
-#: Larger bodies are checked and copied on a thread: the event loop serves others meanwhile.
+#: Larger queries are checked and copied on a thread, not on the event loop.
 _LARGE_BYTES = 1 << 20
+
+
+class SearchTrace(Protocol):
+    """Records one search."""
+
+    def asked(self, *, n: int, k: int, nprobe: int, plan_id: int | None, session_id: str | None) -> None: ...
+
+    def admitted(self) -> None: ...
+
+    def on_batch(self, report: BatchReport) -> None: ...
+
+    def answered(self, result: SearchResult) -> None: ...
+
+
+class Traces(Protocol):
+    """Makes the spans of one service."""
+
+    def request(
+        self, method: str, headers: Mapping[bytes, bytes], request_id: str
+    ) -> AbstractContextManager[Callable[[str, int], None]]:
+        """Around one HTTP request; yields a function to be called at its end with the route and the status."""
+
+    def search(self) -> SearchTrace | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +78,7 @@ class Observation:
     result: SearchResult
     #: The queue was so full that nprobe was lowered.
     lowered: bool
-    #: Over the queries. Added up once for all who observe.
+    #: Over the queries; summed once for all observers.
     hit_rate_sum: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +91,7 @@ class Observation:
 
 
 class Service:
-    """One served index. Searching methods on one event loop, the others from any thread."""
+    """One served index. Searches on one event loop, other methods on any thread."""
 
     def __init__(
         self,
@@ -85,10 +105,7 @@ class Service:
         traces: Traces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes over index, router and store: :meth:`close` closes them, but not ``traces``.
-
-        ``clock``: monotonic seconds.
-        """
+        """:meth:`close` closes index, router and store, but not ``traces``. ``clock``: monotonic seconds."""
         self.index = index
         self.router = router
         self.store = store
@@ -126,16 +143,9 @@ class Service:
         try:
             store = index.store(config.store_url)
             try:
-                found = resume_plan(index, config.plan, store, config.devices)
+                found = resume_plan(index, config.plan, store, config.router.devices)
                 plan_id, plan = found if found is not None else (None, None)
-                router = index.router(
-                    plan,
-                    config.devices,
-                    device_budget_bytes=config.budgets() if config.devices else None,
-                    threads=config.threads,
-                    health=HealthPolicy(retry_open=config.retry_open),
-                    pin_host_lists=config.pin_host_lists,
-                )
+                router = index.router(plan, config=config.router)
                 refresher = make_refresher(index, router, store) if make_refresher is not None else None
             except BaseException:
                 store.close()
@@ -148,7 +158,7 @@ class Service:
     # Searching, on the event loop
 
     async def search(self, request: SearchRequest, client: str, session_id: str | None = None) -> SearchResult:
-        """Waits for its turn and searches; within a session where one is named.
+        """Waits for its turn and searches, within a session where one is named.
 
         Raises:
             InvalidInputError: values that the router refuses.
@@ -189,7 +199,7 @@ class Service:
             nprobe = max(self.admission.nprobe_under_load(asked), min(asked, request.min_nprobe or 1))
             options: dict[str, Any] = {}
             if request.deadline_ms is not None and deadline_s is not None:
-                # A deadline that the client named may lower nprobe; the daemon's own only bounds the wait.
+                # The client's deadline may lower nprobe; the daemon's default only bounds the wait.
                 options["deadline_ms"] = max((deadline_s - entered) * 1e3, 1e-3)
                 options["min_nprobe"] = request.min_nprobe or 1
             if trace is not None:
@@ -234,7 +244,7 @@ class Service:
     # Sessions
 
     def open_session(self, client: str, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> str:
-        """A new session's name.
+        """Returns the new session's name.
 
         Raises:
             OverloadedError: too many are open, or the daemon drains. InvalidInputError, ProfileError: bad options.
@@ -248,7 +258,7 @@ class Service:
     def lookahead(
         self, session_id: str, client: str, drafts: F32, *, nprobe: int | None = None, budget_bytes: int | None = None
     ) -> None:
-        """Starts to move lists for ``drafts`` (n, d) float32; returns at once.
+        """Starts to copy lists for ``drafts`` (n, d) float32; returns at once.
 
         Raises:
             UnknownSessionError, InvalidInputError.
@@ -365,7 +375,7 @@ class Service:
         if not self.router.devices:
             raise InvalidInputError("devices is empty: the daemon serves on the host alone; start it with --device")
         current = self.router.plan
-        devices = devices_of(self.index.ivf, len(self.router.devices), self.config.budgets())
+        devices = devices_of(self.index.ivf, len(self.router.devices), self.config.router.device_budget_bytes)
         plan, profile_id = plan_next(self.index.ivf, self.store, current, changes, devices)
         served = Served.by(current, self.router.residency.list_device)
         return propose(plan, current, served, reason="requested", bandwidth_share=bandwidth_share), profile_id
@@ -382,7 +392,7 @@ class Service:
 
     @property
     def slo_ms(self) -> float | None:
-        """What attainment is counted against: search latency, milliseconds."""
+        """The search latency that attainment is counted against, in milliseconds."""
         if self.config.slo_ms is not None:
             return self.config.slo_ms
         plan = self.router.plan
@@ -393,16 +403,8 @@ class Service:
         """Warmed up, and not about to stop."""
         return self._warm and not self.admission.draining and not self._closed
 
-    def status(self) -> dict[str, Any]:
-        """What is served, where lists are, what waits: plain values."""
-        return status_of(self)
-
-    def health(self) -> Health:
-        """What an operator should know, good or bad."""
-        return health_of(self)
-
     def warm_up(self) -> None:
-        """Searches through every tier; :attr:`ready` from then on. Blocks."""
+        """Searches through every tier, then sets :attr:`ready`. Blocks."""
         started = self.clock()
         tiers = warm_up(self.router, self.index.dim, self.index.nlist, stop=lambda: self.admission.draining)
         self._warm = True
@@ -413,26 +415,21 @@ class Service:
         if self.refresher is not None:
             self.refresher.start()
 
-    async def drain(self) -> None:
-        """Refuses new searches, and returns when those that were admitted are answered."""
-        self.admission.drain()
-        await self.admission.wait_idle()
-
     def stop_changes(self) -> None:
-        """Gives up a change of the plan that is being made or moved, and refuses others; searches go on. At once."""
+        """Stops a running change of the plan and refuses new ones; searches go on. Returns at once."""
         if self.refresher is not None:
             self.refresher.stop()
         self.router.settle()
 
     def close(self) -> None:
-        """Ends sessions, refresher, router, store and index. Answers what is queued. Closing twice is harmless."""
+        """Answers what is queued, then closes everything. Closing twice is harmless."""
         if self._closed:
             return
         self._closed = True
         self.admission.drain()
         self.stop_changes()
         self.sessions.close_all()
-        # Each is closed whatever the others do.
+        # An error of one must not keep the others open.
         for close in (*((self.refresher.close,) if self.refresher else ()), self.router.close, self.store.close):
             try:
                 close()

@@ -1,6 +1,6 @@
-"""The daemon's process: opens, listens, serves, drains at SIGTERM, stops at the second one.
+"""The daemon's process: opens the index, listens, serves, drains at SIGTERM, stops at the second one.
 
-One uvicorn server per socket, on one event loop: TLS is for TCP alone, and the unix socket needs none.
+One uvicorn server per socket, on one event loop: TCP may have TLS, the unix socket needs none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hybridindex.router.router import Router
 from hybridindex.service.auth import Keyring
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
-from hybridindex.service.daemon_address import Place, bind_tcp, bind_unix
+from hybridindex.service.daemon_address import DaemonAddress, bind_tcp, bind_unix
 from hybridindex.service.http.app import create_app
 from hybridindex.service.http.protocol import MAX_HEAD_BYTES, choose_protocol
 from hybridindex.service.observe.logs import configure
@@ -43,16 +43,15 @@ _log = logging.getLogger(__name__)
 
 MakeRefresher = Callable[[Index, Router, ControlStore], Refresher]
 
-
-#: mallopt's number for the most arenas, and how many there may be.
+#: mallopt's parameter M_ARENA_MAX, and its value here.
 _M_ARENA_MAX, _ARENAS = -8, 2
 
 
 def bound_arenas() -> bool:
-    """Lets threads share glibc's heaps; elsewhere does nothing and returns False.
+    """Lets threads share glibc's heaps; without glibc does nothing and returns False.
 
-    Each thread would have one of its own, and what plans and batches leave free in one serves no other. Most of our
-    work holds the GIL or allocates nothing, so threads seldom wait for each other here.
+    With a heap per thread, memory that plans and batches free in one cannot serve another. Most of our work holds the
+    GIL or allocates nothing, so threads seldom wait for a heap.
     """
     try:
         return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS))
@@ -61,7 +60,7 @@ def bound_arenas() -> bool:
 
 
 class _Server(uvicorn.Server):
-    """Signals are the daemon's, not each server's."""
+    """Leaves signals to the daemon."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -69,7 +68,7 @@ class _Server(uvicorn.Server):
 
 
 class Daemon:
-    """One service on its sockets. Everything on the main thread's event loop."""
+    """One service on its sockets. On the main thread's event loop."""
 
     def __init__(self, service: Service, keyring: Keyring | None, sockets: list[socket.socket]) -> None:
         self._service = service
@@ -124,7 +123,7 @@ class Daemon:
                 for server, bound in zip(self._servers, self._sockets, strict=True)
             ]
             stopping = asyncio.create_task(self._stopping.wait())
-            # A server that ends by itself takes the others with it.
+            # A server that ends by itself ends the others.
             await asyncio.wait([stopping, *serving], return_when=asyncio.FIRST_COMPLETED)
             self._service.admission.drain()
             for server in self._servers:
@@ -132,7 +131,7 @@ class Daemon:
             await asyncio.gather(*serving)
             stopping.cancel()
         finally:
-            # The end of the loop waits for its threads: none may go on with a change that nobody waits for any more.
+            # The end of the loop waits for its threads: none may go on with a change of the plan.
             self._service.stop_changes()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
@@ -148,11 +147,11 @@ def serve(
     """Serves an index directory until a signal or ``POST /v1/drain`` ends it.
 
     Args:
-        make_refresher: makes what follows the workload; None: plans change only when asked.
-        on_listening: told the addresses, as clients take them, once connections are accepted.
+        make_refresher: makes the refresher; None: plans change only on request.
+        on_listening: given the addresses for clients, once connections are accepted.
 
     Raises:
-        HybridIndexError: whatever keeps it from starting.
+        HybridIndexError: it cannot start.
     """
     configure(config.log_format)
     bound_arenas()
@@ -161,11 +160,11 @@ def serve(
         file = getattr(config, name)
         if file is not None and not os.access(file, os.R_OK):
             raise InvalidInputError(f"{name} is {file}, which cannot be read")
-    place = Place(path)
+    address = DaemonAddress(path)
     sockets: list[socket.socket] = []
     traces: Traces | None = None
     try:
-        # Addresses first: a taken port should not cost the time of opening an index.
+        # Addresses first: opening an index takes time, and the port may be taken.
         urls: list[str] = []
         if config.uds is not None:
             sockets.append(bind_unix(config.uds))
@@ -178,7 +177,7 @@ def serve(
         traces = _open_traces(config.traces, os.environ)
         service = Service.open(path, config, make_refresher=make_refresher, traces=traces)
         try:
-            place.announce(tuple(urls))
+            address.announce(tuple(urls))
             _log.info("serving %s at %s", path, ", ".join(urls))
             if on_listening is not None:
                 on_listening(tuple(urls))
@@ -193,12 +192,12 @@ def serve(
             bound.close()
         if config.uds is not None and sockets:
             config.uds.unlink(missing_ok=True)
-        place.leave()
+        address.leave()
     _log.info("stopped")
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where it is installed (the extra ``speed``)."""
+    """uvloop's, where it is installed (the extra ``speed``)."""
     try:
         import uvloop
     except ImportError:
@@ -208,10 +207,10 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def _open_traces(asked: bool | None, environment: Mapping[str, str]) -> Traces | None:
-    """``asked``: None leaves it to the environment; then a missing package is no error.
+    """``asked``: None: as the environment says; then a missing package is no error.
 
     Raises:
-        MissingDependencyError: they were asked for and OpenTelemetry is not installed.
+        MissingDependencyError: traces were asked for and OpenTelemetry is not installed.
     """
     if asked is False or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None

@@ -1,6 +1,6 @@
-"""Where a daemon can be found: its sockets and its address file beside the index. One daemon per index.
+"""A daemon's sockets, and its address file beside the index. One daemon per index.
 
-The address file is held by a lock that ends with the process, so a daemon that was killed leaves nothing in the way.
+A lock that ends with the process guards the address file, so a killed daemon does not block the next one.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from filelock import FileLock, Timeout
 
 from hybridindex.errors import ServiceError
 
-__all__ = ["Place", "RunningDaemon", "bind_tcp", "bind_unix", "find_daemon"]
+__all__ = ["DaemonAddress", "RunningDaemon", "bind_tcp", "bind_unix", "find_daemon"]
 
 _FILE, _LOCK = "daemon.json", "daemon.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningDaemon:
-    """What the address file says."""
+    """The contents of the address file."""
 
     pid: int
-    #: ``http://…`` and ``unix:…``, as the client takes them; the first is the best.
+    #: ``http://…`` and ``unix:…``, for the client; the best one first.
     urls: tuple[str, ...]
 
 
-class Place:
-    """The right to serve one index, held from start to end of the process."""
+class DaemonAddress:
+    """The lock and address file of one served index, held while the process lives."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ServiceError where another daemon serves it, or the folder cannot be written."""
+        """Raises ServiceError: another daemon serves the index, or the folder cannot be written."""
         self._file = folder / _FILE
-        # Somebody who asks whether a daemon runs holds it for a moment.
+        # find_daemon holds the lock for a moment.
         self._lock = FileLock(folder / _LOCK, timeout=1)
         try:
             self._lock.acquire()
@@ -48,7 +48,7 @@ class Place:
             raise ServiceError(
                 f"{folder} cannot be written ({error.strerror}); the daemon keeps its address there"
             ) from error
-        # A killed daemon's: nobody should be sent to its addresses while this one starts.
+        # A killed daemon may have left its addresses.
         self._file.unlink(missing_ok=True)
 
     def announce(self, urls: tuple[str, ...]) -> None:
@@ -58,14 +58,14 @@ class Place:
         beside.replace(self._file)
 
     def leave(self) -> None:
-        """Takes the address file away. Leaving twice is harmless."""
+        """Removes the address file and the lock. Calling it twice is harmless."""
         if self._lock.is_locked:
             self._file.unlink(missing_ok=True)
             self._lock.release()
 
 
 def find_daemon(folder: Path) -> RunningDaemon | None:
-    """The daemon that serves an index, or None: an address file whose lock nobody holds is a dead daemon's."""
+    """The daemon that serves an index, or None. Without its lock, an address file is a dead daemon's."""
     lock = folder / _LOCK
     if not lock.exists():
         return None
@@ -77,7 +77,7 @@ def find_daemon(folder: Path) -> RunningDaemon | None:
             data = json.loads((folder / _FILE).read_text())
             return RunningDaemon(pid=int(data["pid"]), urls=tuple(str(u) for u in data["urls"]))
         except (OSError, ValueError, KeyError, TypeError):
-            return None  # it starts, or stops
+            return None  # it is starting or stopping
     except OSError:
         return None
     probe.release()
@@ -91,7 +91,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
         ServiceError: the address is taken, or none of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio only turns Nagle's algorithm off, which would hold answers back for 40 ms, where the protocol is named.
+    # asyncio turns Nagle's algorithm off (it delays answers by 40 ms) only where the protocol is named.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -105,16 +105,16 @@ def bind_tcp(host: str, port: int) -> socket.socket:
 
 
 def bind_unix(path: Path) -> socket.socket:
-    """A listening socket that only this user can open. One that a dead daemon left is replaced.
+    """A listening socket that only this user can open. Replaces the socket of a dead daemon.
 
     Raises:
-        ServiceError: another process listens there, or something else than a socket is there.
+        ServiceError: another process listens there, or the path is no socket.
     """
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.is_socket() or path.exists():
             _remove_stale(path)
-        # Made with its mode, not changed to it: there is no moment in which others could connect.
+        # Made with its mode: others can connect at no moment.
         before = os.umask(0o177)
         try:
             bound.bind(str(path))

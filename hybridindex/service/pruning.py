@@ -1,7 +1,4 @@
-"""A daemon keeps its control store small: now and then, old plans, profiles and events go.
-
-What goes and what never does is in :mod:`hybridindex.store.retention`.
-"""
+"""Removes old plans, profiles and events from the control store; :mod:`hybridindex.store.retention` says which."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _EVERY_S = 3600.0
 
 
 def prune(service: Service) -> None:
-    """Once. A store that does not take it is logged; the next time may do. Blocks."""
+    """Prunes once; a failure of the store is logged. Blocks."""
     current = service.plan()["plan_id"]
     try:
         gone = service.store.prune(service.config.retention, keep_plans=() if current is None else (current,))
@@ -31,10 +28,10 @@ def prune(service: Service) -> None:
 
 
 async def prune_now_and_then(service: Service) -> None:
-    """Until it is cancelled; first an hour after the start, when nobody waits for the daemon any more."""
+    """Prunes every hour until cancelled, first an hour after the start."""
     while True:
         await asyncio.sleep(_EVERY_S)
         try:
             await asyncio.to_thread(prune, service)
-        except Exception:  # noqa: BLE001 - a store that is not pruned once is larger; one that never is fills the disk
+        except Exception:  # noqa: BLE001 - without pruning the disk fills: the next one must come
             _log.exception("pruning failed; it is tried again in an hour")

@@ -1,6 +1,6 @@
-"""Sessions of remote clients: unguessable names, owners, and an end for those that nobody closes.
+"""Sessions of remote clients: random names, owners, expiry.
 
-Threading: any thread, one lock; a router's session is closed outside it.
+Threading: any thread, one lock; router sessions are closed outside it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Entry:
 
 
 class SessionTable:
-    """Owner of the open sessions."""
+    """The open sessions."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         """``clock``: monotonic seconds."""
@@ -36,7 +36,7 @@ class SessionTable:
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
         self._closed = False
-        #: Sessions that ended because nobody used them.
+        #: Sessions that expired.
         self.n_expired = 0
 
     def __len__(self) -> int:
@@ -46,11 +46,11 @@ class SessionTable:
         """Keeps a new session and returns its name.
 
         Raises:
-            OverloadedError: there are as many as there may be, or the table is closed.
+            OverloadedError: too many sessions, or the table is closed.
         """
         self.sweep()
         name = secrets.token_urlsafe(24)
-        # Made under the lock: two at once must not pass the limit together.
+        # Under the lock: two calls must not pass the limit together.
         with self._lock:
             if self._closed or len(self._entries) >= self._limits.max_sessions:
                 raise OverloadedError(
@@ -62,10 +62,10 @@ class SessionTable:
 
     @contextmanager
     def use(self, name: str, owner: str) -> Iterator[Session]:
-        """The session, which does not expire meanwhile.
+        """The session; it does not expire while in use.
 
         Raises:
-            UnknownSessionError: the same words whether it never was, is over, or is another's.
+            UnknownSessionError: the same words for a session that never was, has ended, or is another client's.
         """
         with self._lock:
             entry = self._find(name, owner)
@@ -95,7 +95,7 @@ class SessionTable:
         entry.session.close()
 
     def sweep(self) -> int:
-        """Ends those whose time is over; returns how many."""
+        """Ends expired sessions; returns how many."""
         now = self._clock()
         with self._lock:
             over = [name for name, e in self._entries.items() if e.n_users == 0 and e.expires_s <= now]
@@ -106,7 +106,7 @@ class SessionTable:
         return len(ended)
 
     def close_all(self) -> None:
-        """Ends all; none can be opened afterwards."""
+        """Ends all sessions; none can be opened afterwards."""
         with self._lock:
             self._closed = True
             ended = list(self._entries.values())

@@ -1,24 +1,18 @@
-"""What a service says about itself: its state as plain values, and what an operator should look at."""
+"""A service's state and health, as plain values."""
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from hybridindex.errors import DeviceSlowError, StoreError
-from hybridindex.partitioner.plan import Plan
-from hybridindex.plans.stored import plan_summary
+from hybridindex.service.core import Service
+from hybridindex.service.describe import describe
 
-if TYPE_CHECKING:
-    from hybridindex.service.core import Service
-
-__all__ = ["Check", "Health", "describe", "health_of", "status_of"]
+__all__ = ["Check", "Health", "health_of", "status_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +29,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Answers stay right while a check fails; they may be slower, or a change of plan impossible."""
+    """While a check fails, answers stay right; they may be slower, or a change of plan may be impossible."""
 
     checks: tuple[Check, ...]
 
@@ -44,34 +38,13 @@ class Health:
         return all(check.ok for check in self.checks)
 
 
-def describe(value: Any) -> Any:
-    """Plain JSON values: dataclasses become objects, plans their summaries, arrays their lengths."""
-    if isinstance(value, Plan):
-        return plan_summary(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: describe(getattr(value, f.name)) for f in fields(value) if not f.name.startswith("_")}
-    if isinstance(value, Mapping):
-        return {str(k): describe(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [describe(v) for v in value]
-    if isinstance(value, np.ndarray):
-        return {"length": len(value) if value.ndim else 1}
-    if isinstance(value, np.generic):
-        return describe(value.item())
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    if value is None or isinstance(value, str | int | bool):
-        return value
-    return str(value)
-
-
 def status_of(service: Service) -> dict[str, Any]:
-    """For ``GET /v1/status``: no paths, no keys."""
+    """``GET /v1/status``: without paths and keys."""
     router, index, admission = service.router, service.index, service.admission
     stats, residency = router.stats(), router.residency
     plan = router.plan
     refresher = None if service.refresher is None else describe(service.refresher.status())
-    # A refresher that changed the plan knows which row it is.
+    # A refresher knows the row of the plan that it committed.
     committed = None if refresher is None else refresher.get("plan_id")
     return {
         "index": {
@@ -116,11 +89,11 @@ def status_of(service: Service) -> dict[str, Any]:
 
 
 def health_of(service: Service, key_problem: str | None = None, *, keys: bool = False) -> Health:
-    """Looks at disk, store and devices now; the store is written to, by one page. Blocks.
+    """Checks disk, store and devices now; writes one page to the store. Blocks.
 
     Args:
         key_problem: what is wrong with the key file.
-        keys: whether there is one.
+        keys: whether there is a key file.
     """
     stats = service.router.stats()
     checks = [*_disks(service), _store(service)]
@@ -142,7 +115,7 @@ def health_of(service: Service, key_problem: str | None = None, *, keys: bool = 
 
 
 def _disks(service: Service) -> list[Check]:
-    """The index's file system, and that of a control store elsewhere."""
+    """The file systems of the index and, where it lies elsewhere, of the control store."""
     checks = [_disk("disk", service.index.path)]
     file = service.store.file
     if file is not None and file.parent != service.index.path.resolve():

@@ -1,7 +1,7 @@
-"""A few searches through every tier, before a daemon says that it is ready.
+"""Searches through every tier before a daemon is ready.
 
-The first scan of a device compiles kernels and allocates; the first scan of the host reads pages from disk. Neither
-should be the first client's wait.
+The first scan of a device compiles kernels and allocates; the first scan of the host reads pages from disk. Clients
+should not wait for either.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def warm_up(
 
     Args:
         dim: dimension of queries.
-        rounds: how often each batch size is searched at the default nprobe, at least.
-        stop: asked before each search; True ends the warm-up.
+        rounds: searches of each batch size.
+        stop: called before each search; True ends the warm-up.
 
     Returns:
         Ordinals of the tiers that scanned, -1 for the host.
@@ -46,7 +46,7 @@ def warm_up(
                 return seen
             queries = rng.standard_normal((n, dim)).astype(np.float32)
             router.submit(queries, 10, nprobe if number == 0 else None, on_probes=note).result()
-    # Random queries may miss where the plan's lists are: probe wider until they do not.
+    # Random queries may not probe the plan's lists: probe more lists until they do.
     while not wanted <= seen and nprobe < nlist and not stop():
         nprobe = min(nlist, nprobe * 4)
         queries = rng.standard_normal((1, dim)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What a profile must be like to be stored: checked here, field by field, before anything is written."""
+"""Checks a profile field by field before anything is written."""
 
 from __future__ import annotations
 

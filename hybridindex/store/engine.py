@@ -1,8 +1,8 @@
-"""Where a store is, and engines for it: URL parsing, connection settings, transactions that really begin.
+"""Addresses of stores and engines for them: URL parsing, connection settings, explicit transactions.
 
 SQLite: WAL, foreign keys on, ``synchronous=FULL`` (a committed plan survives a power cut), a busy timeout, explicit
 ``BEGIN``: the driver's own transaction control is switched off, and the engine's begin hook says ``BEGIN IMMEDIATE``
-for writers, so that a writer waits for its turn at the start and never fails half-way. WAL needs shared memory and
+for writers, so that a writer waits at the start and never fails half-way. WAL needs shared memory and
 working file locks: network file systems are not supported.
 
 PostgreSQL: everything lives in a schema of its own (``hybridindex``), so that a shared database is safe; lock waits are

@@ -1,4 +1,4 @@
-"""Plain data to JSON values and back, with every surprise decided instead of met.
+"""Plain data to JSON values and back.
 
 - numpy scalars become Python numbers; tuples become lists (and stay lists);
 - NaN and the infinities, which JSON does not know and PostgreSQL refuses, become ``{"$float": "nan" | "inf" | "-inf"}``

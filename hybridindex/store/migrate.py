@@ -1,8 +1,8 @@
-"""Bring a store to this version's schema when it is opened, once, whoever comes first.
+"""Creates or upgrades a store when it is opened; the first process does it, others wait.
 
 SQLite: under an exclusive lock file (``<file>.lock``), after a copy of the old content through SQLite's backup API
 (``<file>.before-<revision>``). PostgreSQL: under an advisory lock. Both: the whole upgrade is one transaction, so a
-failure or a crash leaves the old content. Going back to an older version is not offered: a newer store is refused.
+failure or a crash leaves the old content. A store of a newer version is refused.
 
 The SQLite file itself is only ever touched through SQLite: closing any other descriptor of it would drop the locks that
 this process holds on it.

@@ -1,4 +1,4 @@
-"""What the store answers with, beside :class:`hybridindex.types.Profile`. Data only."""
+"""What the store returns besides :class:`hybridindex.types.Profile`. Data only."""
 
 from __future__ import annotations
 

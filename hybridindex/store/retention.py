@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
+from hybridindex.config import Setting
 from hybridindex.errors import InvalidInputError
 from hybridindex.store.models import Base, EventRow, HardwareRow, PlanRow, ProfileRow
 
@@ -30,9 +32,9 @@ _CHUNK = 500
 class Retention:
     """How many of the newest rows stay: plans and profiles of each index, events of all."""
 
-    plans: int = 500
-    profiles: int = 100
-    events: int = 20_000
+    plans: Annotated[int, Setting(help="Newest plans of each index that stay.", flag="--keep-plans")] = 500
+    profiles: Annotated[int, Setting(help="Newest profiles of each index that stay.", flag="--keep-profiles")] = 100
+    events: Annotated[int, Setting(help="Newest events that stay.", flag="--keep-events")] = 20_000
 
     def __post_init__(self) -> None:
         for field in fields(self):

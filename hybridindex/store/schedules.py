@@ -1,5 +1,5 @@
-"""Rows of the refresh's schedule, inside a session that the caller opened. What a row means is checked by who runs it
-(:mod:`hybridindex.refresh.timetable`): a store keeps what another version wrote.
+"""Rows of the refresh's schedule, inside a session that the caller opened. :mod:`hybridindex.refresh.timetable` checks
+what a row means: a store keeps what another version wrote.
 """
 
 from __future__ import annotations

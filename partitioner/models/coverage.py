@@ -1,7 +1,7 @@
-"""Coverage: what the hottest lists would serve, measured on held-back probes.
+"""Coverage: what share of the scan work the hottest lists serve, measured on held-back probes.
 
-Turns a profile's access sample into per-query hit work at any prefix of the hot order, with the bytes that the prefix
-takes in pages. Does not model distributions (:mod:`hybridindex.partitioner.models.hitrate`) or time.
+Gives per-query hit work at any prefix of the hot order, and the prefix's bytes in pages. Does not model distributions
+(:mod:`hybridindex.partitioner.models.hitrate`) or time.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry
 from hybridindex.partitioner.models.order_stats import avoid_probability
 from hybridindex.types import F64, I64, Profile
 
-__all__ = ["CoverageCurve", "QueryWork", "build_coverage_curve", "code_size_of", "count_grid"]
+__all__ = ["CoverageCurve", "QueryWork", "build_coverage_curve", "code_size_of", "count_grid", "variance_at_half"]
 
 #: Fewer held-back queries say nothing about batch minima.
 MIN_HELD_QUERIES = 8
-#: More are thinned evenly: the figures no longer change, the arrays only grow. ``n_held_total`` keeps the real number.
+#: Held-back queries in use: a random sample of more gives the same figures. ``n_held_total`` counts all.
 MAX_HELD_QUERIES = 4096
 _TOUCH_CACHE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class QueryWork:
-    """Per held-back query: how much of its scan falls on one resident set. Arrays (n,) float64, integral."""
+    """How much of each held-back query's scan falls on one resident set. Arrays (n,) float64 of whole numbers."""
 
     #: Code bytes of all probed lists.
     work: F64
@@ -36,14 +36,14 @@ class QueryWork:
     #: Code bytes of probed resident lists.
     hit_work: F64
     hit_probes: F64
-    #: Number of lists resident in hot order; ``None`` when the set is no prefix.
+    #: Number of resident lists; ``None`` when the set is no prefix of the hot order.
     prefix: int | None
-    #: (nlist,) bool in hot order, when the set is no prefix.
+    #: (nlist,) bool in hot order; ``None`` when the set is a prefix.
     resident: npt.NDArray[np.bool_] | None = None
 
     @property
     def hit_rate(self) -> F64:
-        """(n,) float64 in [0, 1]: by bytes. A query without work misses everything."""
+        """(n,) float64 in [0, 1], by bytes. A query without work misses everything."""
         return self.hit_work / np.maximum(self.work, 1.0)
 
     @property
@@ -61,22 +61,22 @@ class QueryWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CoverageCurve:
-    """Hit rates against the number of resident lists, in hot order. Immutable but for internal caches.
+    """Hit rates against the number of resident lists, in hot order. Immutable but for caches.
 
-    Held-back queries stand in a seeded random order, so that a run of neighbours is a random batch.
+    Held-back queries are in a seeded random order, so that neighbours form a random batch.
     """
 
     nlist: int
     geometry: PageGeometry
     #: (nlist,) int64 list ids, hottest first (most accesses; ties by id).
     order: I64
-    #: (nlist,) int64 place of each list in ``order``.
+    #: (nlist,) int64 position of each list in ``order``.
     rank: I64
     #: (nlist,) int64 code bytes, pages and accesses in hot order.
     bytes_by_rank: I64
     pages_by_rank: I64
     accesses_by_rank: F64
-    #: (nlist + 1,) int64 sums over the first lists in hot order.
+    #: (nlist + 1,) int64 sums over the first 0..nlist lists in hot order.
     prefix_bytes: I64
     prefix_pages: I64
     #: (g,) int64 numbers of lists, from 0 to nlist, where the curve is tabulated.
@@ -88,13 +88,13 @@ class CoverageCurve:
     mean: F64
     mean_by_count: F64
     variance: F64
-    #: Variance of the hit rate where its mean is one half (VectorLiteRAG IV-A2); 0 when the mean never passes it.
+    #: Variance of the hit rate where its mean is one half (VectorLiteRAG IV-A2); 0 when the mean never reaches it.
     sigma2_max: float
-    #: Typical number of equally heavy probes of a query: (sum w)^2 / sum w^2, averaged.
+    #: Effective number of equally heavy probes of a query: (sum w)^2 / sum w^2, averaged over queries.
     effective_probes: float
     #: (nlist,) int64 number of held-back queries that probe each list, in hot order.
     queries_by_rank: I64
-    #: Held-back queries in use, and as profiled.
+    #: Held-back queries in use, and in the profile.
     n_held: int
     n_held_total: int
     probe_query: npt.NDArray[np.int32]
@@ -129,7 +129,7 @@ class CoverageCurve:
         )
 
     def of_lists(self, lists: I64) -> QueryWork:
-        """Per-query work with any set of list ids (m,) resident."""
+        """Per-query work with the list ids (m,) resident."""
         resident = np.zeros(self.nlist, dtype=np.bool_)
         resident[self.rank[lists]] = True
         count = int(resident.sum())
@@ -147,7 +147,7 @@ class CoverageCurve:
         )
 
     def union_bytes(self, work: QueryWork, batch: int) -> tuple[float, float]:
-        """Expected code bytes of the union of (resident, missed) lists that a random batch of ``batch`` touches."""
+        """Expected code bytes of the distinct (resident, missed) lists that a random batch of ``batch`` probes."""
         cumulative = self.touch_cache.get(batch)
         if cumulative is None:
             touched = 1.0 - avoid_probability(self.n_held, batch)[self.queries_by_rank]
@@ -178,7 +178,7 @@ class CoverageCurve:
 
 
 def count_grid(nlist: int, points: int = 200) -> I64:
-    """About ``points`` increasing counts from 0 to ``nlist``: half spaced evenly, half logarithmically."""
+    """About ``points`` increasing counts from 0 to ``nlist``: half on a linear grid, half on a logarithmic one."""
     half = max(points // 2, 2)
     linear = np.linspace(0, nlist, half)
     logarithmic = np.geomspace(1, max(nlist, 1), half)
@@ -186,7 +186,7 @@ def count_grid(nlist: int, points: int = 200) -> I64:
 
 
 def code_size_of(profile: Profile) -> int:
-    """Bytes of one code: list_bytes / list_sizes over the lists that hold rows; 1 when all lists are empty."""
+    """Bytes of one code: total list_bytes / total list_sizes; 1 when all lists are empty."""
     rows = int(profile.list_sizes.sum())
     return max(1, round(int(profile.list_bytes.sum()) / rows)) if rows > 0 else 1
 
@@ -224,7 +224,7 @@ def build_coverage_curve(
     bytes_by_rank = profile.list_bytes[order].astype(np.int64)
     pages_by_rank = geometry.pages_for(profile.list_sizes[order])
 
-    # A query whose lists are all empty has no hit rate; it would pull every mean towards 0.
+    # A query whose lists are all empty has no hit rate. It would lower every mean.
     if probes.size and int(probes.max()) >= nlist:
         raise ProfileError(f"profile.access.held_probes names list {int(probes.max())}; nlist is {nlist}")
     idle = ~((profile.list_bytes[probes] > 0) & (probes >= 0)).any(axis=1)
@@ -274,7 +274,7 @@ def build_coverage_curve(
         mean=mean,
         mean_by_count=np.maximum.accumulate((hit_probes / np.maximum(hit_probes[-1], 1.0)).mean(axis=1)),
         variance=variance,
-        sigma2_max=_variance_at_half(mean, variance),
+        sigma2_max=variance_at_half(mean, variance),
         effective_probes=float(effective.mean()),
         queries_by_rank=np.minimum(np.bincount(probe_rank, minlength=nlist), n).astype(np.int64),
         n_held=n,
@@ -286,7 +286,8 @@ def build_coverage_curve(
     )
 
 
-def _variance_at_half(mean: F64, variance: F64) -> float:
+def variance_at_half(mean: F64, variance: F64) -> float:
+    """``variance`` (g,) where ``mean`` (g,) crosses one half, interpolated; 0 when it does not cross."""
     above = np.flatnonzero(mean >= 0.5)
     if above.size == 0 or above[0] == 0:
         return 0.0

@@ -7,7 +7,7 @@ regressors (:mod:`hybridindex.partitioner.models.scan_models`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,8 @@ __all__ = ["PiecewiseLinear", "fit_piecewise_linear", "ratio_levels"]
 class PiecewiseLinear:
     """A continuous non-decreasing function given by its knots.
 
-    Below the first knot it is constant; beyond the last one the last rising slope goes on and
-    :meth:`extrapolated` says so. With one knot the function is proportional beyond it.
+    Constant below the first knot. Beyond the last one the last rising slope continues, and :meth:`extrapolated` is
+    true. With one knot the function is proportional to x beyond it.
     """
 
     #: (m,) float64, strictly increasing.
@@ -34,10 +34,9 @@ class PiecewiseLinear:
 
     @property
     def last_slope(self) -> float:
-        """Slope beyond the last knot, never negative: from the last knot that lies lower to the last knot.
+        """Slope beyond the last knot, never negative: from the last knot with a smaller value to the last knot.
 
-        Skipping knots of equal value matters: noise pools the last ones into a flat step, and a flat end would
-        promise that any larger batch is free.
+        Noise pools the last knots into a flat step. A flat end would predict that any larger batch costs nothing.
         """
         x, y = self.knots, self.values
         if x.size == 1:
@@ -53,6 +52,10 @@ class PiecewiseLinear:
         at = np.asarray(x, dtype=np.float64)
         inside = np.interp(at, self.knots, self.values)
         return np.asarray(inside + np.maximum(at - self.knots[-1], 0.0) * self.last_slope, dtype=np.float64)
+
+    def scaled(self, factor: float) -> PiecewiseLinear:
+        """All values times ``factor``."""
+        return replace(self, values=self.values * factor)
 
     def extrapolated(self, x: float) -> bool:
         """True beyond the last sample."""
@@ -87,7 +90,7 @@ def fit_piecewise_linear(x: Sequence[float] | F64, y: Sequence[float] | F64, qua
 def ratio_levels(measured: F64, predicted: F64, levels: int = 16) -> F64:
     """Spread of measured/predicted as ``levels`` equally likely ratios, ascending: (levels,) float64.
 
-    Samples whose prediction is not positive say nothing and are left out; without any the spread is 1.
+    Samples without a positive prediction are left out; if none is left, every ratio is 1.
     """
     usable = predicted > 0
     if not usable.any():

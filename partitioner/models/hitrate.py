@@ -1,8 +1,7 @@
-"""Distributions of the per-query hit rate, and what a batch of queries sees of them.
+"""Distributions of the per-query hit rate, and the smallest hit rate of a batch.
 
-Three models of the same thing: Beta (VectorLiteRAG IV-A2), the empirical order statistic, and a Beta-binomial for
-small nprobe; a point mass stands in where a Beta is undefined. Which one to trust is decided in
-:mod:`hybridindex.partitioner.models.validate`.
+Three models: Beta (VectorLiteRAG IV-A2), the empirical order statistic, and a Beta-binomial for small nprobe. A point
+mass replaces a Beta that is undefined. :mod:`hybridindex.partitioner.models.validate_hitrate` chooses one.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ MODEL_NAMES: tuple[HitRateName, ...] = ("beta", "empirical", "beta_binomial")
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(96)
 _TAIL = 1e-10
-#: Beyond this the Beta is a point mass for all purposes, and its inverse CDF loses digits.
+#: A larger nu counts as a point mass: the inverse CDF of the Beta loses digits there.
 _MAX_NU = 1e7
 
 
@@ -59,13 +58,10 @@ class HitRateDistribution(Protocol):
     def expected_min(self, batch: int) -> float:
         """Mean of the smallest hit rate of ``batch`` queries: integral of (1 - F(x))^batch over [0, 1]."""
 
-    def min_quantile(self, batch: int, probability: float) -> float:
-        """The value that the smallest hit rate of ``batch`` queries reaches with ``probability``."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointHitRate:
-    """Every query hits alike: no variance, or a mean of exactly 0 or 1."""
+    """Every query has the same hit rate: no variance, or a mean of exactly 0 or 1."""
 
     mean: float
 
@@ -77,10 +73,6 @@ class PointHitRate:
         return np.asarray(np.asarray(x, dtype=np.float64) >= self.mean, dtype=np.float64)
 
     def expected_min(self, batch: int) -> float:
-        _check_batch(batch)
-        return self.mean
-
-    def min_quantile(self, batch: int, probability: float) -> float:
         _check_batch(batch)
         return self.mean
 
@@ -110,25 +102,20 @@ class BetaHitRate:
 
     def expected_min(self, batch: int) -> float:
         _check_batch(batch)
-        # All mass lies between these two; nodes placed there resolve narrow distributions as well as U-shaped ones.
+        # All mass lies between these two. Nodes there resolve narrow and U-shaped distributions.
         lo = float(scipy.special.betaincinv(self.alpha, self.beta, _TAIL / batch))
         hi = float(scipy.special.betaincinv(self.alpha, self.beta, -math.expm1(math.log(_TAIL) / batch)))
         t = (_NODES + 1.0) / 2.0
-        # Quintic smoothstep: bunches nodes at both ends, where a U-shaped CDF bends.
+        # Quintic smoothstep: places more nodes at both ends, where a U-shaped CDF bends.
         x = lo + (hi - lo) * t**3 * (10.0 - 15.0 * t + 6.0 * t**2)
         dx = (hi - lo) * 30.0 * t**2 * (1.0 - t) ** 2 * _WEIGHTS / 2.0
         survival = scipy.special.betaincc(self.alpha, self.beta, x) ** batch
         return float(min(lo + survival @ dx, self.mean))
 
-    def min_quantile(self, batch: int, probability: float) -> float:
-        _check_batch(batch)
-        level = -math.expm1(math.log(max(probability, 1e-300)) / batch)
-        return float(scipy.special.betaincinv(self.alpha, self.beta, level))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EmpiricalHitRate:
-    """The held-back queries themselves; batches are drawn from them without replacement."""
+    """The hit rates of the held-back queries; batches are drawn from them without replacement."""
 
     #: (n,) float64 hit rates, ascending.
     ascending: F64
@@ -149,18 +136,14 @@ class EmpiricalHitRate:
         _check_batch(batch)
         return order_stats.expected_min(self.ascending, batch)
 
-    def min_quantile(self, batch: int, probability: float) -> float:
-        _check_batch(batch)
-        return order_stats.min_survival_quantile(self.ascending, batch, probability)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BetaBinomialHitRate:
-    """``trials`` equally heavy probes, each hit with a Beta-distributed chance: hit rates come in steps."""
+    """``trials`` equally heavy probes, each a hit with a Beta-distributed probability."""
 
     mean: float
     trials: int
-    #: Concentration of the Beta; ``inf`` leaves a plain binomial.
+    #: Concentration of the Beta; ``inf``: a plain binomial.
     nu: float
 
     @property
@@ -193,10 +176,6 @@ class BetaBinomialHitRate:
         _check_batch(batch)
         return float(min((self._survival() ** batch).sum() / self.trials, self.mean))
 
-    def min_quantile(self, batch: int, probability: float) -> float:
-        _check_batch(batch)
-        return float((self._survival() ** batch >= probability).sum() / self.trials)
-
 
 def beta_hit_rate(mean: float, sigma2_max: float) -> BetaHitRate | PointHitRate:
     """Beta with mean m and variance 4 sigma2_max m (1 - m): nu = 1 / (4 sigma2_max) - 1.
@@ -218,14 +197,14 @@ def beta_binomial_hit_rate(
     if not 0.0 < sigma2_max < 0.25 or not 1e-9 < m < 1.0 - 1e-9:
         return PointHitRate(mean=m)
     trials = max(1, round(effective_probes))
-    # 4 sigma2_max = (1 + (n - 1) s) / n with s = 1 / (nu + 1); less than binomial variance leaves the binomial.
+    # 4 sigma2_max = (1 + (n - 1) s) / n with s = 1 / (nu + 1). Below the binomial's variance: the binomial.
     spread = (4.0 * sigma2_max * trials - 1.0) / (trials - 1) if trials > 1 else 0.0
     nu = math.inf if spread <= 1e-9 else max(1.0 / spread - 1.0, 1e-9)
     return BetaBinomialHitRate(mean=m, trials=trials, nu=nu)
 
 
 def distribution(curve: CoverageCurve, work: QueryWork, name: HitRateName) -> HitRateDistribution:
-    """The model ``name`` of the hit rate (by bytes) when ``work``'s lists are resident."""
+    """Model ``name`` of the hit rate by bytes when ``work``'s lists are resident."""
     rates = work.hit_rate
     if name == "empirical":
         return EmpiricalHitRate(ascending=np.sort(rates))

@@ -1,7 +1,7 @@
-"""Latency of a hybrid batch: tau(b) = T_CQ(b) + max(T_host(b, misses), T_device(b, hits)) + T_merge(b).
+"""Latency of a hybrid batch: tau(b) = T_CQ(b) + max(T_host(b, misses), T_device(b, hits)) + T_merge(b), in seconds.
 
-Covers fitting every term from a profile's stage samples and predicting quantiles, with what each batch of held-back
-queries would really miss. Does not decide coverage (:mod:`hybridindex.partitioner.solver`). Seconds throughout.
+Fits every term to a profile's stage samples, and predicts quantiles from what batches of held-back queries miss.
+:mod:`hybridindex.partitioner.solver` decides coverage.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
     "fit_routing",
 ]
 
-#: How much the prior counts against one sample's relative error.
+#: Weight of the prior against one sample's relative error.
 _PRIOR_WEIGHT = 1e-3
 
 
@@ -59,17 +59,17 @@ class DeviceScanModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingModel:
-    """What a routed batch takes beyond its stages: their speed together, what does not overlap, what routing costs."""
+    """Time of a routed batch beyond its stages: slower stages, scans that do not overlap, and the router's own cost."""
 
     #: Seconds of a stage inside the router over its seconds alone.
     scale: float = 1.0
-    #: Part of the shorter of host and device scan that does not hide behind the longer: 0 where they share nothing.
+    #: Part of the shorter of host and device scan that does not overlap the longer; 0 where they share no resource.
     serial: float = 0.0
     fixed_s: float = 0.0
     per_query_s: float = 0.0
 
     def seconds(self, before: F64 | float, host: F64, device: F64, batch: int) -> F64:
-        """(…) seconds, elementwise over broadcast terms."""
+        """Seconds, elementwise over broadcast terms."""
         stages = before + np.maximum(host, device)
         waiting = self.serial * np.minimum(host, device)
         return self.scale * stages + waiting + (self.fixed_s + self.per_query_s * batch)
@@ -77,7 +77,7 @@ class RoutingModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LatencyParts:
-    """The terms of tau for many random batches of one size: (w,) float64 seconds where they differ per batch."""
+    """Terms of tau for w random batches of one size, in seconds: (w,) float64 where they differ between batches."""
 
     coarse_s: float
     host_s: F64
@@ -96,7 +96,7 @@ class LatencyPrediction:
     """One predicted latency."""
 
     seconds: float
-    #: True when the batch size was never measured: the last slope was extended.
+    #: True when the batch size lies outside the measured range: the last slope was extended.
     extrapolated: bool
 
 
@@ -108,7 +108,7 @@ class LatencyModel:
     host: HostScanModelChoice
     device: DeviceScanModel | None
     merge: PiecewiseLinear | None
-    #: Of batches that the host scans alone, and of batches that devices take part in.
+    #: For batches that the host scans alone, and for batches that devices take part in.
     host_routing: RoutingModel
     hybrid_routing: RoutingModel
     #: Ascending, equally likely measured/predicted ratios of the coarse stage; same length as ``host.ratios``.
@@ -124,7 +124,7 @@ class LatencyModel:
         coarse = int(self.coarse.knots[-1]) if self.coarse is not None else self.host.max_batch
         return min(coarse, self.host.max_batch)
 
-    def parts(self, curve: CoverageCurve, work: QueryWork, batch: int, *, with_device: bool = True) -> LatencyParts:
+    def parts(self, curve: CoverageCurve, work: QueryWork, batch: int) -> LatencyParts:
         """Terms for random batches of ``batch`` held-back queries when ``work``'s lists are resident.
 
         Raises:
@@ -137,7 +137,7 @@ class LatencyModel:
         host = np.where(missed.probes > 0, self.host.model.predict(missed), 0.0)
         hits = bool((work.hit_probes > 0).any())
         device = np.zeros_like(host)
-        if with_device and hits and self.device is not None:
+        if hits and self.device is not None:
             hit_bytes = window_sum(work.hit_work, batch, starts) / self.n_devices
             union, _ = curve.union_bytes(work, batch)
             device = self.device.predict(hit_bytes, union / self.n_devices)
@@ -146,34 +146,25 @@ class LatencyModel:
             host_s=host,
             device_s=device,
             merge_s=float(self.merge.predict(batch)) if self.merge is not None and hits else 0.0,
-            routing=self.hybrid_routing if hits and with_device else self.host_routing,
+            routing=self.hybrid_routing if hits else self.host_routing,
             batch=batch,
         )
 
-    def mean(self, curve: CoverageCurve, work: QueryWork, batch: int, *, with_device: bool = True) -> float:
-        """Mean seconds over batches: what decides how many requests per second are sustained."""
-        return float(self._spread(self.parts(curve, work, batch, with_device=with_device)).mean())
+    def quantile(self, curve: CoverageCurve, work: QueryWork, batch: int, percentile: float) -> float:
+        """Seconds that ``percentile`` percent of batches stay below. Batches differ by their queries and by the
+        scatter of timings."""
+        return self.both(curve, work, batch, percentile)[0]
 
-    def quantile(
-        self, curve: CoverageCurve, work: QueryWork, batch: int, percentile: float, *, with_device: bool = True
-    ) -> float:
-        """Seconds that ``percentile`` percent of batches stay below: which queries meet, and how timings scatter."""
-        seconds = self._spread(self.parts(curve, work, batch, with_device=with_device)).ravel()
-        place = min(max(int(np.ceil(percentile / 100.0 * seconds.size)) - 1, 0), seconds.size - 1)
-        return float(np.partition(seconds, place)[place])
-
-    def both(
-        self, curve: CoverageCurve, work: QueryWork, batch: int, percentile: float, *, with_device: bool = True
-    ) -> tuple[float, float]:
-        """(quantile, mean) from one evaluation."""
-        seconds = self._spread(self.parts(curve, work, batch, with_device=with_device)).ravel()
+    def both(self, curve: CoverageCurve, work: QueryWork, batch: int, percentile: float) -> tuple[float, float]:
+        """(:meth:`quantile`, mean seconds over batches) at once. The mean decides which rate is sustained."""
+        seconds = self._spread(self.parts(curve, work, batch)).ravel()
         place = min(max(int(np.ceil(percentile / 100.0 * seconds.size)) - 1, 0), seconds.size - 1)
         return float(np.partition(seconds, place)[place]), float(seconds.mean())
 
     def predict(
         self, curve: CoverageCurve, work: QueryWork, batch: int, percentile: float | None = None
     ) -> LatencyPrediction:
-        """The median, or another percentile; says when ``batch`` lies beyond what was measured."""
+        """The median, or another percentile, and whether ``batch`` lies outside the measured range."""
         level = 50.0 if percentile is None else percentile
         if not 0.0 < level < 100.0:
             raise InvalidInputError(f"percentile is {level}; give a value between 0 and 100")
@@ -182,18 +173,19 @@ class LatencyModel:
         )
 
     def extrapolated(self, batch: int) -> bool:
-        """True when no host stage was measured at so large (or so small) a batch."""
+        """True when ``batch`` lies outside the batch sizes that every host stage was measured at."""
         return batch > self.max_batch or batch < self.host.min_batch
 
     def _spread(self, parts: LatencyParts) -> F64:
-        """(w, levels) seconds: every batch at every level of the timing scatter. Slow stages are slow together."""
+        """(w, levels) seconds: every batch at every level of the timing scatter. All stages are at the same level."""
         host = np.multiply.outer(parts.host_s, self.host.ratios)
         before = parts.coarse_s * self.coarse_ratios + parts.merge_s
         return parts.routing.seconds(before, host, parts.device_s[:, None], parts.batch)
 
 
 def _missed_work(curve: CoverageCurve, work: QueryWork, batch: int, starts: I64, *, family: str) -> ScanWork:
-    """Columns that the ``family`` of host models does not look at stay 0: they are the costly ones."""
+    """Missed work of the batches from ``starts`` on. Columns that the ``family`` of host models does not read stay 0,
+    because they are the expensive ones."""
     miss_work, miss_probes = work.miss_work, work.miss_probes
     unused = np.zeros(starts.size)
     slowest = family == "query_parallel"
@@ -218,8 +210,8 @@ def _device_columns(samples: list[StageSample]) -> F64:
 
 
 def fit_device_scan(samples: Sequence[StageSample]) -> DeviceScanModel | None:
-    """From the ``device_scan`` samples, or None where there are none: the slowest of the measured devices, since which
-    of them will hold a list is not known yet."""
+    """Fit the ``device_scan`` samples of the slowest device: which device will hold a list is not known yet. ``None``
+    where there are none."""
     samples = _stage(samples, "device_scan")
     if not samples:
         return None
@@ -290,7 +282,7 @@ def fit_latency_model(profile: Profile, curve: CoverageCurve, *, n_devices: int 
 
 
 def _fit_routing(model: LatencyModel, curve: CoverageCurve, routed: list[StageSample]) -> RoutingModel | None:
-    """From medians of the stages' terms to what routed batches took."""
+    """Fit the medians of the stages' terms to the times of routed batches."""
     if not routed:
         return None
     terms: dict[tuple[float, int], tuple[float, float, float, float]] = {}
@@ -304,10 +296,11 @@ def _fit_routing(model: LatencyModel, curve: CoverageCurve, routed: list[StageSa
 
 
 def fit_routing(columns: F64, seconds: F64, rounds: int = 4, *, prior_weight: float = _PRIOR_WEIGHT) -> RoutingModel:
-    """From ``columns`` (m, 4), each batch's stages, shorter scan, 1 and size, and (m,) seconds; small relative errors.
+    """Fit ``columns`` (m, 4): seconds of the stages, of the shorter scan, 1, and batch size, to (m,) ``seconds`` with
+    small relative errors.
 
-    Stages that grow evenly with the batch cannot be told from a cost per query, so the first two are held near what
-    they would be without surprises, and inside what can be.
+    A stage that grows evenly with the batch looks like a cost per query. A prior therefore holds scale near 1 and
+    serial near 0, and both are bounded.
     """
     lower, upper = np.array([0.5, 0.0, 0.0, 0.0]), np.array([2.0, 1.0, np.inf, np.inf])
     unit = np.maximum(columns.max(axis=0), 1e-300)
@@ -318,7 +311,7 @@ def fit_routing(columns: F64, seconds: F64, rounds: int = 4, *, prior_weight: fl
     found = np.array([1.0, 0.0, 0.0, 0.0])
     for _ in range(rounds):
         w = weights / np.sqrt(relative)
-        # In units of each column's largest value; the first two stay as they are, so that the prior can speak of them.
+        # The last two columns in units of their largest value; the prior applies to the first two as they are.
         scaled = columns / np.concatenate((np.ones(2), unit[2:]))
         rows = np.vstack((scaled * w[:, None], prior))
         found = scipy.optimize.lsq_linear(rows, np.concatenate((seconds * w, [pull, 0.0])), bounds=(lower, upper)).x

@@ -1,8 +1,7 @@
-"""What a batch drawn from a sample of queries looks like: minima, maxima, sums and unions.
+"""Minima, maxima, sums and unions of batches that are drawn from a sample of queries.
 
-Batches are drawn *without* replacement, because then every figure is an unbiased estimate for batches of the whole
-population; with replacement the minimum of a large batch from a small sample reads too high. Pure arithmetic on
-sorted or randomly ordered samples; knows nothing of lists or latencies.
+Batches are drawn *without* replacement: then every figure is an unbiased estimate for batches of the whole population.
+With replacement the minimum of a large batch from a small sample would be too high.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import scipy
 
 from hybridindex.types import F64, I64
 
-__all__ = ["avoid_probability", "expected_min", "min_survival_quantile", "window_max", "window_starts", "window_sum"]
+__all__ = ["avoid_probability", "expected_min", "window_max", "window_starts", "window_sum"]
 
 
 def avoid_probability(n: int, batch: int) -> F64:
-    """(n + 1,) float64: probability that ``batch`` of ``n`` queries avoid a given set of k = 0..n of them.
+    """(n + 1,) float64: probability that ``batch`` of ``n`` queries contain none of k = 0..n given ones.
 
     C(n-k, batch) / C(n, batch). A batch larger than the sample counts as the whole sample.
     """
@@ -27,7 +26,7 @@ def avoid_probability(n: int, batch: int) -> F64:
 
 
 def expected_min(ascending: F64, batch: int) -> float:
-    """Mean of the smallest of ``batch`` values drawn from ``ascending`` (n,); exact, over all possible batches.
+    """Mean of the smallest of ``batch`` values drawn from ``ascending`` (n,), exactly, over all possible batches.
 
     The survival form of VectorLiteRAG's Eq. 2 for an empirical distribution: sum of gaps times P(minimum is above).
     """
@@ -36,15 +35,8 @@ def expected_min(ascending: F64, batch: int) -> float:
     return float(ascending[0] + gaps @ survival[1:-1])
 
 
-def min_survival_quantile(ascending: F64, batch: int, probability: float) -> float:
-    """Largest sample value that the minimum of a batch reaches (is >=) with at least ``probability``."""
-    survival = avoid_probability(ascending.size, batch)[:-1]
-    reached = np.flatnonzero(survival >= probability)
-    return float(ascending[reached[-1]]) if reached.size else float(ascending[0])
-
-
 def window_starts(n: int, limit: int = 512) -> I64:
-    """First places of at most ``limit`` cyclic windows, evenly spread over ``n`` randomly ordered queries."""
+    """Starts of at most ``limit`` cyclic windows, evenly spread over ``n`` randomly ordered queries."""
     if n <= limit:
         return np.arange(n, dtype=np.int64)
     return (np.arange(limit, dtype=np.int64) * n) // limit
@@ -77,6 +69,6 @@ def window_max(values: F64, batch: int, starts: I64) -> F64:
 
 
 def _windows(values: F64, batch: int, starts: I64) -> F64:
-    """(batch, windows) values; cheaper than a sweep over everything while windows are few and short."""
+    """(batch, windows) values; cheaper than a pass over all values while windows are few and short."""
     at = np.arange(batch, dtype=np.int64)[:, None] + starts
     return values.take(at, mode="wrap")

@@ -1,14 +1,14 @@
-"""How long the host scans what missed: one model per way of using the threads, fitted from samples.
+"""Host scan time of the missed probes: one model per way of using the threads, fitted to samples.
 
 ``paper``: Eq. 1 of VectorLiteRAG, right when every query has a core of its own. ``query_parallel``: fewer threads than
-queries (faiss). ``list_major``: each missed list read once per batch. The last two also come calibrated per batch size
-(``+batch``), for what batching does to caches. Which one to trust is decided by cross-validation on the samples.
+queries (faiss). ``list_major``: each missed list is read once per batch. The last two also come with a factor per batch
+size (``+batch``), for the effect of batching on caches. Cross-validation on the samples chooses one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import numpy as np
@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScanWork:
-    """What batches ask of the host: one row per batch, (m,) float64 each, of the probes that missed."""
+    """Missed probes of batches: (m,) float64 each, one row per batch."""
 
     batch: F64
     probes: F64
@@ -48,22 +48,12 @@ class ScanWork:
     masked: F64
 
     def take(self, rows: I64) -> ScanWork:
-        """Some of the rows, by index array."""
-        at = rows
-        return ScanWork(
-            batch=self.batch[at],
-            probes=self.probes[at],
-            max_probes=self.max_probes[at],
-            work_bytes=self.work_bytes[at],
-            max_work_bytes=self.max_work_bytes[at],
-            unique_bytes=self.unique_bytes[at],
-            min_hit_rate=self.min_hit_rate[at],
-            masked=self.masked[at],
-        )
+        """The given rows."""
+        return ScanWork(**{column.name: getattr(self, column.name)[rows] for column in fields(self)})
 
 
 class HostScanModel(Protocol):
-    """Seconds of host scan as a function of the missed work. Never decreases when more is missed."""
+    """Seconds of host scan as a function of the missed work; never falls when more is missed."""
 
     @property
     def name(self) -> str: ...
@@ -85,12 +75,12 @@ class PaperScanModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryParallelScanModel:
-    """overhead + max(slowest query, all queries / threads). At batch 1 that is one thread's time."""
+    """overhead + max(slowest query, all queries / threads). A batch of one takes one thread's time."""
 
     overhead_s: float
     per_probe_s: float
     per_byte_s: float
-    #: Threads that the samples behave like: at most those configured, less when they share caches or cores.
+    #: Threads that explain the samples: at most those configured, fewer when they share caches or cores.
     effective_threads: float
     name: str = "query_parallel"
 
@@ -117,7 +107,7 @@ class ListMajorScanModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CalibratedScanModel:
-    """Another model times a factor per batch size, interpolated over log2(batch), constant outside."""
+    """Another model times a factor per batch size: interpolated over log2(batch), constant outside."""
 
     base: HostScanModel
     log2_batches: F64
@@ -133,7 +123,7 @@ class CalibratedScanModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostScanModelChoice:
-    """The model with the least cross-validated error, and everybody's errors."""
+    """The model with the smallest cross-validated error, and the errors of all models."""
 
     model: HostScanModel
     #: Name -> median relative error on samples that the model was not fitted on; ``inf`` where it cannot be fitted.
@@ -148,12 +138,12 @@ class HostScanModelChoice:
 
     @property
     def family(self) -> str:
-        """``paper``, ``query_parallel`` or ``list_major``: which columns of :class:`ScanWork` the model looks at."""
+        """``paper``, ``query_parallel`` or ``list_major``: which columns of :class:`ScanWork` it reads."""
         return self.model.name.split("+")[0]
 
 
 def host_scan_work(samples: Sequence[StageSample], nprobe: int) -> tuple[ScanWork, F64]:
-    """Samples as columns, and their seconds (m,). The most probes of one query are inferred, as they are not timed."""
+    """Samples as columns, and their seconds (m,). ``max_probes`` is inferred: samples do not contain it."""
     rows = np.array(
         [
             (s.batch, s.probes, s.work_bytes, s.max_work_bytes, s.unique_bytes, s.min_hit_rate, s.seconds, s.coverage)
@@ -162,7 +152,8 @@ def host_scan_work(samples: Sequence[StageSample], nprobe: int) -> tuple[ScanWor
         dtype=np.float64,
     ).reshape(-1, 8)
     batch, probes, work, slowest, unique, hit = rows[:, :6].T
-    # Without a mask all queries probe alike; with one, the query with the most bytes has about as large a probe share.
+    # Without a mask all queries probe equally many lists. With one, the query with the most bytes has about the same
+    # share of the probes as of the bytes.
     even = probes / np.maximum(batch, 1.0)
     skewed = np.minimum(probes * slowest / np.maximum(work, 1.0), nprobe)
     max_probes = np.where(rows[:, 7] > 0, np.maximum(even, skewed), even)
@@ -182,10 +173,10 @@ def host_scan_work(samples: Sequence[StageSample], nprobe: int) -> tuple[ScanWor
 
 
 def relative_nnls(columns: F64, seconds: F64, rounds: int = 3) -> tuple[F64, float]:
-    """Non-negative coefficients (c,) of ``columns`` (m, c) that fit ``seconds`` (m,) with small *relative* errors.
-
-    Reweighting towards absolute (not squared) errors keeps one interrupted run from bending the fit. Also returns
+    """Non-negative coefficients (c,) of ``columns`` (m, c) that fit ``seconds`` (m,) with small *relative* errors, and
     the median relative error.
+
+    Reweights towards absolute instead of squared errors, so that one interrupted run does not distort the fit.
     """
     scale = np.maximum(np.abs(columns).max(axis=0), 1e-300)
     weights = 1.0 / np.maximum(seconds, 1e-12)
@@ -200,7 +191,7 @@ def relative_nnls(columns: F64, seconds: F64, rounds: int = 3) -> tuple[F64, flo
 
 
 def fit_paper(work: ScanWork, seconds: F64, threads: int) -> PaperScanModel | None:
-    """From the samples without mask; ``None`` when there are none."""
+    """Fit the samples without mask; ``None`` when there are none."""
     rows = work.masked == 0
     if not rows.any():
         return None
@@ -208,7 +199,7 @@ def fit_paper(work: ScanWork, seconds: F64, threads: int) -> PaperScanModel | No
 
 
 def fit_query_parallel(work: ScanWork, seconds: F64, threads: int) -> QueryParallelScanModel:
-    """Costs by non-negative least squares for each candidate of the effective thread count; the best is kept."""
+    """Fit costs by non-negative least squares for each candidate of the effective thread count; keep the best."""
     best: tuple[float, QueryParallelScanModel] | None = None
     ones = np.ones_like(seconds)
     for effective in np.unique(np.linspace(1.0, max(threads, 1), 9)):
@@ -237,7 +228,7 @@ def fit_query_parallel(work: ScanWork, seconds: F64, threads: int) -> QueryParal
 
 
 def fit_list_major(work: ScanWork, seconds: F64, threads: int) -> ListMajorScanModel:
-    """Costs by non-negative least squares for each candidate ratio of the two byte costs; the best is kept."""
+    """Fit costs by non-negative least squares for each candidate ratio of the two byte costs; keep the best."""
     best: tuple[float, ListMajorScanModel] | None = None
     ones = np.ones_like(seconds)
     for ratio in (0.0, *np.geomspace(1.0, 64.0, 13)):
@@ -302,7 +293,7 @@ def choose_host_scan_model(
             float(np.median(np.abs(held[known] - seconds[known]) / seconds[known])) if known.all() else float("inf")
         )
         predictions[name] = held
-    # A calibrated model has a knob per batch size: it must be clearly better to be worth it.
+    # A calibrated model has a parameter per batch size: it must be clearly better to be chosen.
     best = min(_FITS, key=lambda name: errors[name] + (0.005 if name.endswith("+batch") else 0.0))
     chosen = _FITS[best](work, seconds, threads)
     assert chosen is not None

@@ -19,10 +19,9 @@ _LINEAR = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ThroughputModel:
-    """mu(KV bytes): measured points, made monotone, joined by lines; a line to the origin below the first.
+    """mu(KV bytes): measured points, made monotone, joined by lines; a line to the origin below the first point.
 
-    With a single point that is the paper's rule, mu0 * left / total (Algorithm 1, line 5), which overstates a convex
-    curve: measure more points where it matters.
+    With one point that is the paper's rule, mu0 * left / total (Algorithm 1, line 5). It overstates a convex curve.
     """
 
     total_bytes: int
@@ -35,12 +34,12 @@ class ThroughputModel:
         return self.kv_bytes.size > 2
 
     def extrapolated(self, index_bytes: int) -> bool:
-        """True when what is left is below the smallest size that was measured, of several."""
+        """True when the index leaves less than the smallest of several measured sizes."""
         left = self.total_bytes - index_bytes
         return self.measured and 0 < left < self.kv_bytes[1]
 
     def unmeasured(self, index_bytes: int) -> list[str]:
-        """What was assumed instead of measured for an index of that size, in words."""
+        """What is assumed instead of measured for an index of that size, in words."""
         if index_bytes <= 0:
             return []
         if not self.measured:
@@ -55,7 +54,11 @@ class ThroughputModel:
 
 
 def throughput_model(llm: LLMProfile) -> ThroughputModel:
-    """Raises InvalidInputError when bytes or rates are negative or not finite."""
+    """The model of a profile.
+
+    Raises:
+        InvalidInputError: bytes or rates are negative or not finite.
+    """
     points = {0: 0.0}
     for kv, rps in (*llm.points, (llm.kv_cache_bytes, llm.throughput_rps)):
         if kv < 0 or not math.isfinite(rps) or rps < 0:
@@ -70,9 +73,9 @@ def throughput_model(llm: LLMProfile) -> ThroughputModel:
 def waiting_factor(rate_qps: float, batch_s: float, percentile: float) -> float:
     """Queueing time over batch time (epsilon of Eq. 3) that ``percentile`` percent of requests stay below.
 
-    On-demand batching under Poisson arrivals: the server idles only when nobody came during the last batch, so it is
-    busy u = rT / (rT + exp(-rT)) of the time; who arrives while it is busy waits for the uniform rest of that batch.
-    P(wait > x T) = u (1 - x). At full load and p = 90 % that is 0.9: the paper saw 0.9 to 1.0.
+    On-demand batching under Poisson arrivals: the server is idle only when no request came during the last batch, so
+    it is busy u = rT / (rT + exp(-rT)) of the time. A request that arrives while it is busy waits for the uniform rest
+    of that batch: P(wait > x T) = u (1 - x). At full load and p = 90 % that is 0.9; the paper saw 0.9 to 1.0.
     """
     load = rate_qps * batch_s
     if load <= 0:

@@ -1,4 +1,4 @@
-"""Time of a host-to-device copy against its bytes: a fit of measured copies."""
+"""Time of a host-to-device copy against its bytes, fitted to measured copies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TransferModel:
 
 
 def fit_transfers(samples: Sequence[TransferSample], *, pinned: bool) -> TransferModel:
-    """From the copies out of page-locked memory, or from the others.
+    """Fit the copies from page-locked memory (``pinned``), or the others.
 
     Raises:
         ProfileError: there are none.
@@ -45,7 +45,7 @@ def fit_transfers(samples: Sequence[TransferSample], *, pinned: bool) -> Transfe
     (latency, per_byte), error = relative_nnls(np.column_stack((np.ones_like(nbytes), nbytes)), seconds)
     return TransferModel(
         latency_s=float(latency),
-        # Copies of one size may say nothing of bandwidth: then the largest did no better than this.
+        # Copies of one size may say nothing of bandwidth. Then use the rate of the largest one.
         bytes_per_s=float(1.0 / per_byte) if per_byte > 0 else float(nbytes.max() / seconds.max()),
         pinned=pinned,
         devices=tuple(sorted({sample.device for sample in used})),

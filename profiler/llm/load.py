@@ -29,12 +29,12 @@ __all__ = ["LLMRequest", "LLMRun", "Progress"]
 #: progress(stage, done, total)
 Progress = Callable[[str, int, int], None]
 
-#: Another doubling of concurrency that brings less than this is the last one.
+#: Concurrency doubles until throughput grows by less than this factor.
 _WORTHWHILE: Final = 1.05
 #: Requests of each client in one level: of a single one, at least, and at most where time is left.
 _ROUNDS_ALONE, _MIN_ROUNDS, _MAX_ROUNDS = 4, 2, 8
 _REPEATS: Final = 3
-#: Of ``max_seconds``, at least; single requests that need less than the rest leave more.
+#: Least share of ``max_seconds`` for levels; single requests may leave them more.
 _LEVELS_SHARE: Final = 0.6
 _POLL_S: Final = 0.05
 #: Words of the prompt whose tokens are counted first.
@@ -83,7 +83,7 @@ class LLMRequest:
 
 
 class _Prompts:
-    """Random words of about so many tokens. No two alike: a server's prefix cache finds nothing."""
+    """Random words of about so many tokens; never the same, so that a server's prefix cache does not help."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(f"prompts {seed}")  # noqa: S311 - words, not secrets
@@ -132,7 +132,7 @@ class LLMRun:
         prefill = await self._prefill(kept, levels[0])
         kept.remove()
         best = max(level.throughput_rps for level in levels)
-        # The least concurrency that saturates: more only queues, and its TTFT is waiting.
+        # The least concurrency that saturates: with more, requests only queue.
         saturated = next(level for level in levels if level.throughput_rps * _WORTHWHILE >= best)
         profile = LLMProfile(
             kv_cache_bytes=self._kv_bytes,
@@ -184,7 +184,7 @@ class LLMRun:
                 levels.append(LLMLevel(**known[0]))
             else:
                 until = self._levels_until(levels)
-                # A server that is full already takes twice as long for twice the clients.
+                # A saturated server takes twice as long for twice the clients.
                 least_s = 0.0 if before is None else 2 * _MIN_ROUNDS * before.latency_p50_s
                 if before is not None and time.monotonic() + least_s > until:
                     self._notes["stopped"] = (
@@ -205,7 +205,7 @@ class LLMRun:
         return levels
 
     def _levels_until(self, levels: Sequence[LLMLevel]) -> float:
-        """When levels have to be over: single requests follow, and the first level leaves time for others."""
+        """When levels must end: time is left for single requests, and by the first level for others."""
         seconds = self._request.max_seconds
         if not levels:
             return self._started + seconds * _LEVELS_SHARE / 2
@@ -255,7 +255,7 @@ class LLMRun:
     async def _closed_loop(
         self, stage: str, concurrency: int, n_requests: int, n_in: int, n_out: int, until: float
     ) -> list[Answer]:
-        """At least one request of each client; a further one where it would end before ``until``, as its last took."""
+        """Each client sends one request, and more while one as long as its last would end before ``until``."""
         waiting = [self._prompts.of_tokens(n_in) for _ in range(n_requests)]
         answers: list[Answer] = []
 
@@ -286,7 +286,7 @@ class LLMRun:
             await asyncio.sleep(_POLL_S)
 
     async def _look(self) -> CacheState | None:
-        """The cache now. A server that fails to tell is not asked again: the load's own requests say what is wrong."""
+        """The cache now. After a failure the server is not asked again."""
         if self._state is None:
             return None
         try:
@@ -348,7 +348,7 @@ def _about_s(n_in: int, n_out: int, one: LLMLevel) -> float:
 
 
 def _grown_ttft(n_tokens: int, known_tokens: float, known_s: float) -> float:
-    """At most about: in proportion to the prompt, and never less than what a shorter or longer one took."""
+    """An upper estimate: in proportion to the prompt, and never less than ``known_s``."""
     return known_s * max(1.0, n_tokens / max(1.0, known_tokens))
 
 

@@ -1,8 +1,8 @@
 """Profiles an LLM behind an OpenAI-compatible server: throughput, TTFT and TPOT under rising concurrency.
 
-One run gives one point of mu(KV): the throughput at which more concurrency helps no more, at the KV-cache size that
-the server has now. Runs at other sizes add their points (:func:`merge_points`); vLLM's offline API sweeps sizes in
-:mod:`hybridindex.profiler.llm.offline`. Stores nothing.
+One run gives one point of mu(KV): the saturated throughput at the KV-cache size that the server has now. Runs at other
+sizes add their points (:func:`merge_points`); :mod:`hybridindex.profiler.llm.offline` sweeps sizes with vLLM's offline
+API. Stores nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ async def _choose_model(server: LLMServer, model: str | None) -> tuple[str, int 
 
 
 async def _cache_state(server: LLMServer, *, required: bool) -> tuple[CacheState | None, str]:
-    """What the server tells of its cache, and why it could not be read: nothing fails for metrics nobody needs."""
+    """The cache as the server reports it, and why it could not be read; an error only where it is ``required``."""
     try:
         return await server.cache_state(), ""
     except LLMServerError as error:

@@ -32,7 +32,7 @@ _SHOWN_LINES: Final = 12
 _MAX_RESULT_BYTES, _MAX_LOG_BYTES = 1 << 20, 1 << 20
 _SHOWN_CAUSE: Final = 400
 _ERROR: Final = re.compile(r"\b([A-Z]\w*(?:Error|Exception): .+)$", re.MULTILINE)
-#: What the point decides itself.
+#: Arguments that the sweep sets.
 _OWN: Final = {"model", "kv_cache_memory_bytes", "seed", "enable_prefix_caching", "disable_log_stats"}
 
 
@@ -110,7 +110,7 @@ def sweep_kv_cache(
         raise LLMServerError(f"vLLM ran {request.model} at none of {len(sizes)} KV-cache sizes: {refused[-1][1]}")
     kept.remove()
     points = {size: level.throughput_rps for size, level in levels}
-    # Only below what worked: a size that was too large for the machine says nothing of the curve.
+    # Only sizes below what worked: one that was too large for the machine is not on the curve.
     points |= {size: 0.0 for size, _ in refused if size < min(points)}
     largest = max(points)
     return LLMMeasurement(
@@ -148,7 +148,7 @@ def _run_point(request: SweepRequest, size: int) -> dict[str, Any]:
         asked, answered, log = (Path(folder) / name for name in ("job.json", "result.json", "log"))
         asked.write_text(json.dumps(job))
         with log.open("wb") as output:
-            # A session of its own: vLLM starts further processes, and all of them have to end.
+            # Its own session, so that the processes that vLLM starts can be ended with it.
             child = subprocess.Popen(  # noqa: S603 - our own module, no shell
                 [sys.executable, "-m", _POINT, str(asked), str(answered)],
                 stdin=subprocess.DEVNULL,

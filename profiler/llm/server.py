@@ -1,7 +1,7 @@
-"""One OpenAI-compatible server as the profiler talks to it: what it serves, its KV cache, timed completions.
+"""The profiler's client of one OpenAI-compatible server: its models, its KV cache, timed completions.
 
-Every answer is bounded in bytes and in time. Whatever goes wrong is an :class:`LLMServerError` that names the address
-and what came back. What load is offered is decided in :mod:`hybridindex.profiler.llm.measure`.
+Every answer is bounded in bytes and in time. Every failure is an :class:`LLMServerError` that names the address and
+what came back.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ _DIALECTS: Final[tuple[dict[str, Any], ...]] = (
     {"stream_options": {"include_usage": True}},
     {},
 )
-#: No metrics, in the words of different servers; llama-server says 501 unless it is started with --metrics.
+#: Statuses of servers without metrics; llama-server answers 501 unless it is started with --metrics.
 _NO_METRICS: Final = (404, 405, 501)
-#: A server answers its metrics at once or is not worth waiting for.
 _METRICS_S: Final = 5.0
 
 

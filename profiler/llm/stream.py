@@ -1,4 +1,4 @@
-"""What an event of a streamed completion says, strictly. Framing is :mod:`hybridindex.llm.events`'s."""
+"""Strictly reads one event of a streamed completion. :mod:`hybridindex.llm.events` does the framing."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
+from hybridindex.config import SearchParams
 from hybridindex.router.batch.merge import empty_topk, finish_topk, merge_topk
 from hybridindex.router.batch.split import ProbePart, ProbeSplit
 from hybridindex.router.batch.stages import BatchClock, BatchReport
@@ -110,13 +111,12 @@ class Request:
 
     #: (n, scan_dim) float32.
     queries: F32
-    k: int
+    params: SearchParams
+    #: The call's, or the plan's.
     nprobe: int
     reply: Reply
     #: Monotonic time by which the answer should be there, or None: nprobe is then never lowered.
     deadline_s: float | None = None
-    #: Floor that a deadline may lower nprobe to.
-    min_nprobe: int = 1
     #: When given, receives the (n, nprobe) lists that were probed, before the answer is set.
     on_probes: Callable[[I64], None] | None = None
     #: When given, told about the batch after it has ended, so maybe after the answer.
@@ -135,7 +135,7 @@ class Batch:
         self.keep_max = keep_max
         alone = len(requests) == 1
         self.queries: F32 = requests[0].queries if alone else np.concatenate([r.queries for r in requests])
-        self.k = max(r.k for r in requests)
+        self.k = max(r.params.k for r in requests)
         self.nprobe = max(r.nprobe for r in requests)
         self._starts = [0, *accumulate(len(r.queries) for r in requests)]
         #: (n,) request of each row; None in a batch of one request.
@@ -225,7 +225,8 @@ class Batch:
             if self._request_of is not None:
                 rows = self.rows_of(number)
                 # Copies: views would keep the whole batch alive.
-                distances, ids = distances[rows, : request.k].copy(), ids[rows, : request.k].copy()
+                k = request.params.k
+                distances, ids = distances[rows, :k].copy(), ids[rows, :k].copy()
                 nprobe_used, hit_rate = nprobe_used[rows].copy(), hit_rate[rows].copy()
             request.reply.settle(SearchResult(ids=ids, distances=distances, nprobe_used=nprobe_used, hit_rate=hit_rate))
         for number in numbers:

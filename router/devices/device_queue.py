@@ -1,4 +1,4 @@
-"""A device's lane: its queue of batch parts, and the thread that scans them one after the other.
+"""A device's queue of batch parts, and the thread that scans them one after the other.
 
 Whatever the device does, each part is answered once: by the device, or by the host, to which a part goes when the scan
 fails, when the device is slow, or when somebody takes it over because its scan does not end. Who decides that is
@@ -23,7 +23,7 @@ from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import Tier
 from hybridindex.types import F32, I64
 
-__all__ = ["DeviceLane", "DeviceTask", "is_slow"]
+__all__ = ["DeviceQueue", "DeviceTask", "is_slow"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def is_slow(tier: Tier) -> bool:
 
 
 class DeviceTask:
-    """One part of one batch on its way through a lane."""
+    """One part of one batch on its way to a device."""
 
     __slots__ = ("batch", "give_back_slot", "looks", "part", "residency")
 
@@ -48,7 +48,7 @@ class DeviceTask:
         self.looks = 0
 
 
-class DeviceLane:
+class DeviceQueue:
     """Owner of one device's queue and thread. Thread-safe."""
 
     def __init__(

@@ -9,26 +9,23 @@ when a trial is due :mod:`hybridindex.router.devices.recovery`'s.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.errors import DeviceSlowError, InvalidInputError
+from hybridindex.config import HealthPolicy
+from hybridindex.errors import DeviceSlowError
 from hybridindex.router.batch.batch import Batch
-from hybridindex.router.batch.deadline import PaceEstimator
+from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.split import HOST, ProbePart
 from hybridindex.router.batch.stages import HOST_SCAN, device_scan
-from hybridindex.router.batch.stats import StatsCounter
-from hybridindex.router.devices.device_queue import DeviceLane, is_slow
-from hybridindex.tiers.contract.residency import Residency, ResidencyStore
+from hybridindex.router.devices.device_queue import DeviceQueue, is_slow
+from hybridindex.tiers.contract.residency import Residency
 from hybridindex.tiers.contract.tier import Tier
-from hybridindex.tiers.host.host_scanner import HostScanner
 from hybridindex.types import F32, I64
 
 __all__ = ["HealthPolicy", "HealthWatch"]
@@ -37,42 +34,6 @@ _log = logging.getLogger(__name__)
 
 #: Scans of a trial; the middle one counts.
 _TRIAL_SCANS = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthPolicy:
-    """When a device is too slow to be used, and whether one that had no room is tried again.
-
-    A part is *late* when its device took longer than the host for its own part of the batch, ``slow_factor`` times what
-    the host would have taken for the device's, and ``slow_margin_ms``.
-    """
-
-    #: Whose parts are judged. The stand-in scans on the host's own cores and is slower whenever these are busy.
-    judge: Literal["gpus", "all", "none"] = "gpus"
-    slow_factor: float = 2.0
-    slow_margin_ms: float = 10.0
-    #: A device is slow after so many late parts more than parts in time, and a scan on the host that was faster.
-    slow_parts: int = 32
-    #: A scan is stuck after so long, and ``slow_factor`` times what the host would take: the watchdog's. Longer than a
-    #: kernel takes to compile for a k that nobody asked for before. So long the router's close waits, too, for whatever
-    #: does not end, on any device.
-    stuck_s: float = 10.0
-    #: Whether a device that is full or busy when the router opens is tried again and takes its memory when there is
-    #: room. False: it counts as failed until the router is opened anew, and takes nothing while others start.
-    retry_open: bool = True
-
-    def __post_init__(self) -> None:
-        if self.judge not in ("gpus", "all", "none"):
-            raise InvalidInputError(f"judge is {self.judge!r}; expected 'gpus', 'all' or 'none'")
-        for name, least in (("slow_factor", 1.0), ("slow_margin_ms", 0.0), ("slow_parts", 1.0), ("stuck_s", 1e-3)):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number and math.isfinite(value) and value >= least):
-                raise InvalidInputError(f"{name} is {value!r}; expected a number of at least {least:g}")
-
-    def judges(self, tier: Tier) -> bool:
-        """Whether this device's scans are judged."""
-        return self.judge == "all" or (self.judge == "gpus" and not tier.info.stand_in)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,35 +51,26 @@ class _LatePart:
 class HealthWatch:
     """Judge of a router's devices. Thread-safe."""
 
-    def __init__(
-        self,
-        policy: HealthPolicy,
-        lanes: Sequence[DeviceLane],
-        host: HostScanner,
-        pace: PaceEstimator,
-        residency: ResidencyStore,
-        stats: StatsCounter,
-        list_bytes: I64,
-    ) -> None:
-        """
-        Args:
-            pace: what host scans take.
-            list_bytes: (nlist,) int64 code bytes.
-        """
+    def __init__(self, policy: HealthPolicy, device_queues: Sequence[DeviceQueue], parts: RouterParts) -> None:
         self.policy = policy
-        self._host = host
-        self._pace = pace
-        self._residency = residency
-        self._stats = stats
-        self._list_bytes = list_bytes
-        self._lanes = lanes
-        self._tiers = [lane.tier for lane in lanes]
+        self._host = parts.host
+        self._pace = parts.host_pace
+        self._residency = parts.residency
+        self._stats = parts.stats
+        #: (nlist,) int64 code bytes.
+        self._list_bytes = parts.index.list_bytes
+        self._device_queues = device_queues
+        self._tiers = [device_queue.tier for device_queue in device_queues]
         self._lock = threading.Lock()
         #: Per judged device: late parts more than parts in time, never below 0.
-        self._late = {tier.ordinal: 0 for tier in self._tiers if policy.judges(tier)}
+        self._late = {tier.ordinal: 0 for tier in self._tiers if self.judges(tier)}
         self._trials: dict[int, _LatePart] = {}
         #: The last answer of :meth:`list_device`, and what it was for.
         self._routed: tuple[tuple[int, ...], npt.NDArray[np.int16]] | None = None
+
+    def judges(self, tier: Tier) -> bool:
+        """Whether this device's scans are judged."""
+        return self.policy.judges(stand_in=tier.info.stand_in)
 
     # Routing
 
@@ -216,7 +168,7 @@ class HealthWatch:
                 next part.
             whatever else the scan raises.
         """
-        if self._lanes[tier.ordinal].taken_over:
+        if self._device_queues[tier.ordinal].taken_over:
             raise DeviceSlowError(f"device {tier.label} is slow: the scan that was given up has not ended")
         late = self._trials.get(tier.ordinal)
         if late is None:

@@ -15,13 +15,12 @@ import numpy as np
 
 from hybridindex.errors import RouterClosedError
 from hybridindex.partitioner.plan import Plan
+from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.devices.host_lists import HostLists
 from hybridindex.router.lookahead.prefetch import Lookahead
 from hybridindex.tiers.contract.bounded_join import LOOK_S
-from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.contract.tier import LoadReport, Tier
 from hybridindex.tiers.paged.device_tier import DeviceTier
-from hybridindex.types import I64
 
 __all__ = ["Placement"]
 
@@ -41,30 +40,25 @@ class Placement:
     def __init__(
         self,
         plan: Plan | None,
-        tiers: Sequence[Tier],
-        paged: Sequence[DeviceTier],
-        residency: ResidencyStore,
+        parts: RouterParts,
         lookahead: Lookahead,
-        list_bytes: I64,
-        promised_bytes: Sequence[int],
         host_lists: HostLists,
+        promised_bytes: Sequence[int],
         *,
         stuck_s: float,
     ) -> None:
         """
         Args:
             plan: whose lists :meth:`apply` is going to bring first.
-            paged: the tiers that single lists come to and leave.
-            list_bytes: (nlist,) int64 device bytes of each list, page rounding included.
-            promised_bytes: per device, pages that are for sessions: a larger plan does not get them back from them.
             host_lists: chosen anew with each plan.
+            promised_bytes: per device, pages that are for sessions: a larger plan does not get them back from them.
             stuck_s: how long a move is waited for after :meth:`settle`: it may never end.
         """
-        self._tiers = tiers
-        self._paged = paged
-        self._residency = residency
+        self._tiers = parts.tiers
+        self._paged = parts.paged
+        self._residency = parts.residency
+        self._list_bytes = parts.device_list_bytes
         self._lookahead = lookahead
-        self._list_bytes = list_bytes
         self._promised_bytes = promised_bytes
         self._host_lists = host_lists
         self._stuck_s = stuck_s

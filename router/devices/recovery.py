@@ -22,7 +22,7 @@ __all__ = ["Recovery"]
 _log = logging.getLogger(__name__)
 
 #: Longest wait for one trial while other devices may need theirs; its end is then found at a later look.
-_PATIENCE_S = 10.0
+_TRIAL_WAIT_S = 10.0
 #: Between two looks at the devices; the shortest back-off is as long.
 _INTERVAL_S = 1.0
 
@@ -39,7 +39,7 @@ class Recovery:
         *,
         clock: Callable[[], float] = time.monotonic,
         interval_s: float = _INTERVAL_S,
-        patience_s: float = _PATIENCE_S,
+        trial_wait_s: float = _TRIAL_WAIT_S,
     ) -> None:
         """
         Args:
@@ -54,7 +54,7 @@ class Recovery:
         self._trial_of = trial_of
         self._clock = clock
         self._interval_s = interval_s
-        self._patience_s = patience_s
+        self._trial_wait_s = trial_wait_s
         #: Trials that go on.
         self._trials: dict[int, Future[bool]] = {}
         self._stop = threading.Event()
@@ -78,7 +78,7 @@ class Recovery:
                 continue
             try:
                 trial = going_on or tier.recover(self._trial_of(tier))
-                if self._outcome(trial, self._patience_s if going_on is None else 0):
+                if self._outcome(trial, self._trial_wait_s if going_on is None else 0):
                     self._restore(tier)
             except TimeoutError:
                 self._trials[tier.ordinal] = trial
@@ -87,19 +87,19 @@ class Recovery:
             except Exception:  # noqa: BLE001 - other devices, and later trials, still need this thread
                 _log.exception("device %s could not be tried", tier.label)
 
-    def _outcome(self, trial: Future[bool], patience_s: float) -> bool:
+    def _outcome(self, trial: Future[bool], trial_wait_s: float) -> bool:
         """What came of a trial.
 
         Raises:
-            TimeoutError: it goes on, ``patience_s`` later or when this thread shall end.
+            TimeoutError: it goes on, ``trial_wait_s`` later or when this thread shall end.
         """
         waited_s = 0.0
         while True:
             try:
-                return trial.result(min(LOOK_S, patience_s))
+                return trial.result(min(LOOK_S, trial_wait_s))
             except TimeoutError:
                 waited_s += LOOK_S
-                if waited_s >= patience_s or self._stop.is_set():
+                if waited_s >= trial_wait_s or self._stop.is_set():
                     raise
 
     def owns_current_thread(self) -> bool:

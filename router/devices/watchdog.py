@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.split import ProbePart
-from hybridindex.router.devices.device_queue import DeviceLane, DeviceTask
+from hybridindex.router.devices.device_queue import DeviceQueue, DeviceTask
 from hybridindex.router.devices.health import HealthWatch
 
 __all__ = ["Watchdog"]
@@ -30,44 +30,47 @@ class Watchdog:
     :meth:`close` joins it."""
 
     def __init__(
-        self, lanes: Sequence[DeviceLane], health: HealthWatch, scan_on_host: Callable[[Batch, ProbePart], None]
+        self,
+        device_queues: Sequence[DeviceQueue],
+        health: HealthWatch,
+        scan_on_host: Callable[[Batch, ProbePart], None],
     ) -> None:
         """``scan_on_host``: scans and completes a part there, or fails its batch. Never raises."""
-        self._all_lanes = lanes
-        self._lanes = [lane for lane in lanes if health.policy.judges(lane.tier)]
+        self._all_queues = device_queues
+        self._device_queues = [device_queue for device_queue in device_queues if health.judges(device_queue.tier)]
         self._health = health
         self._scan_on_host = scan_on_host
         self._interval_s = min(_INTERVAL_S, health.policy.stuck_s / 4)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hybridindex-watchdog", daemon=True)
-        if self._lanes:
+        if self._device_queues:
             self._thread.start()
 
     def watch_all(self) -> None:
         """The router closes and answers what is queued: no device may keep that for ever, whether it is judged or not.
         Once."""
-        watched, self._lanes = self._lanes, list(self._all_lanes)
-        if self._lanes and not watched:
+        watched, self._device_queues = self._device_queues, list(self._all_queues)
+        if self._device_queues and not watched:
             self._thread.start()
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):
-            for lane in self._lanes:
+            for device_queue in self._device_queues:
                 try:
-                    self._look(lane)
+                    self._look(device_queue)
                 except Exception:  # noqa: BLE001 - other devices, and later scans, still need this thread
-                    _log.exception("device %s could not be watched", lane.tier.label)
+                    _log.exception("device %s could not be watched", device_queue.tier.label)
 
-    def _look(self, lane: DeviceLane) -> None:
-        waiting = lane.waiting()
+    def _look(self, device_queue: DeviceQueue) -> None:
+        waiting = device_queue.waiting()
         for task in waiting:
             # Looks and not the clock: a process that was stopped for a while finds nothing stuck.
             task.looks += 1
         # What comes behind a scan that was taken over would wait as long.
-        if lane.taken_over or any(self._is_stuck(task) for task in waiting):
+        if device_queue.taken_over or any(self._is_stuck(task) for task in waiting):
             for task in waiting:
-                if lane.take(task):
-                    self._take_over(lane, task)
+                if device_queue.take(task):
+                    self._take_over(device_queue, task)
 
     def _is_stuck(self, task: DeviceTask) -> bool:
         waited_s, stuck_s = task.looks * self._interval_s, self._health.policy.stuck_s
@@ -75,9 +78,9 @@ class Watchdog:
             return False
         return waited_s > stuck_s + self._health.policy.slow_factor * self._health.expected_s(task.part.total_bytes)
 
-    def _take_over(self, lane: DeviceLane, task: DeviceTask) -> None:
+    def _take_over(self, device_queue: DeviceQueue, task: DeviceTask) -> None:
         batch, part = task.batch, task.part
-        if lane.tier.failure is None:
+        if device_queue.tier.failure is None:
             waited_s = task.looks * self._interval_s
             why = f"a scan has not ended after {waited_s:.3g} s"
             self._health.exclude(batch, part, self._health.expected_s(part.total_bytes), why)
@@ -93,5 +96,5 @@ class Watchdog:
     def close(self) -> None:
         """Joins the thread; what it takes over is answered first."""
         self._stop.set()
-        if self._lanes:
+        if self._device_queues:
             self._thread.join()

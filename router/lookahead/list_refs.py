@@ -23,14 +23,14 @@ from hybridindex.router.lookahead.hotness import (
 )
 from hybridindex.types import I64
 
-__all__ = ["Holder", "Holdings"]
+__all__ = ["ListRefs", "SessionLists"]
 
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(eq=False, slots=True)
-class Holder:
-    """What one session holds and what it cost. Owned by :class:`Holdings`; sessions only keep the handle."""
+class SessionLists:
+    """What one session holds and what it cost. Owned by :class:`ListRefs`; sessions only keep the handle."""
 
     lists: set[int] = field(default_factory=set)
     #: Lists that its own lookaheads brought; held or not.
@@ -45,7 +45,7 @@ class Holder:
     lists_skipped: int = 0
 
 
-class Holdings:
+class ListRefs:
     """Pinned, held and cached lists; cached ones are neither of the others. A resident list that is none is dropped."""
 
     def __init__(self, list_bytes: I64, cache: HotnessPolicy | None) -> None:
@@ -60,62 +60,62 @@ class Holdings:
         self._cached: Mask = np.zeros(len(list_bytes), dtype=np.bool_)
         self._hotness = np.zeros(len(list_bytes), dtype=np.float64)
         #: list -> sessions that hold it: brought for one, or joined by one, while no plan wanted it.
-        self._holders: dict[int, set[Holder]] = {}
+        self._sessions: dict[int, set[SessionLists]] = {}
 
     # Sessions
 
-    def join(self, holder: Holder, lists: Iterable[int]) -> None:
-        """``holder`` keeps those of the resident ``lists`` that are there for sessions or because they were used."""
-        if holder.closed:
+    def join(self, session: SessionLists, lists: Iterable[int]) -> None:
+        """``session`` keeps those of the resident ``lists`` that are there for sessions or because they were used."""
+        if session.closed:
             return
         for list_id in lists:
-            if not self._pinned[list_id] and (list_id in self._holders or self._cached[list_id]):
-                self._hold(holder, list_id)
+            if not self._pinned[list_id] and (list_id in self._sessions or self._cached[list_id]):
+                self._hold(session, list_id)
 
-    def landed(self, holder: Holder, lists: Iterable[int]) -> list[int]:
-        """``lists`` came for ``holder``; those that nobody wants any more, to be dropped."""
+    def landed(self, session: SessionLists, lists: Iterable[int]) -> list[int]:
+        """``lists`` came for ``session``; those that nobody wants any more, to be dropped."""
         lists = list(lists)
         if self._cache is not None:
             self._hotness = start_hotness(self._hotness, np.array(lists, dtype=np.int64), self._cache)
         drops = []
         for list_id in lists:
-            holder.brought.add(list_id)
-            holder.charged.add(list_id)
+            session.brought.add(list_id)
+            session.charged.add(list_id)
             if self._pinned[list_id]:
                 continue
-            if not holder.closed:
-                self._hold(holder, list_id)
-            elif list_id not in self._holders and not self._keep(list_id):
+            if not session.closed:
+                self._hold(session, list_id)
+            elif list_id not in self._sessions and not self._keep(list_id):
                 drops.append(list_id)
         return drops
 
-    def release(self, holder: Holder) -> list[int]:
+    def release(self, session: SessionLists) -> list[int]:
         """Ends a session; the lists that nobody wants any more, to be dropped."""
-        holder.closed = True
+        session.closed = True
         drops = []
-        for list_id in holder.lists:
-            holders = self._holders[list_id]
-            holders.discard(holder)
-            if not holders:
-                del self._holders[list_id]
+        for list_id in session.lists:
+            sessions = self._sessions[list_id]
+            sessions.discard(session)
+            if not sessions:
+                del self._sessions[list_id]
                 if not self._keep(list_id):
                     drops.append(list_id)
-        holder.lists = set()
+        session.lists = set()
         return drops
 
-    def note_lost(self, holder: Holder, resident: Mask) -> None:
-        """Lists of ``holder`` that are not resident went with a device, and count against it no more."""
-        for list_id in [list_id for list_id in holder.lists if not resident[list_id]]:
-            holder.lists.discard(list_id)
-            holder.charged.discard(list_id)
-            self._holders[list_id].discard(holder)
-            if not self._holders[list_id]:
-                del self._holders[list_id]
+    def note_lost(self, session: SessionLists, resident: Mask) -> None:
+        """Lists of ``session`` that are not resident went with a device, and count against it no more."""
+        for list_id in [list_id for list_id in session.lists if not resident[list_id]]:
+            session.lists.discard(list_id)
+            session.charged.discard(list_id)
+            self._sessions[list_id].discard(session)
+            if not self._sessions[list_id]:
+                del self._sessions[list_id]
 
-    def _hold(self, holder: Holder, list_id: int) -> None:
+    def _hold(self, session: SessionLists, list_id: int) -> None:
         self._cached[list_id] = False
-        self._holders.setdefault(list_id, set()).add(holder)
-        holder.lists.add(list_id)
+        self._sessions.setdefault(list_id, set()).add(session)
+        session.lists.add(list_id)
 
     def _keep(self, list_id: int) -> bool:
         """Caches a list that nobody holds, where there is a cache and no plan wants it; False: it may go."""
@@ -164,7 +164,7 @@ class Holdings:
 
     def _kept(self) -> Mask:
         kept = self._pinned.copy()
-        kept[list(self._holders)] = True
+        kept[list(self._sessions)] = True
         return kept
 
     def _give_up(self, lists: I64) -> list[int]:
@@ -177,7 +177,7 @@ class Holdings:
     def wanted(self) -> Mask:
         """(nlist,) bool: held or cached, so that a plan that does not want them leaves them alone."""
         wanted = self._cached.copy()
-        wanted[list(self._holders)] = True
+        wanted[list(self._sessions)] = True
         return wanted
 
     @property
@@ -188,7 +188,7 @@ class Holdings:
     @property
     def n_held(self) -> int:
         """Lists that sessions hold."""
-        return len(self._holders)
+        return len(self._sessions)
 
     @property
     def cached(self) -> Mask:
@@ -196,11 +196,11 @@ class Holdings:
         return self._cached
 
     def check_invariants(self) -> None:
-        """Asserts that cached lists have no other reason to stay, and that holders and lists agree."""
+        """Asserts that cached lists have no other reason to stay, and that sessions and lists agree."""
         held = np.zeros_like(self._pinned)
-        held[list(self._holders)] = True
+        held[list(self._sessions)] = True
         assert not (held & self._cached).any(), "a held list is cached"
         assert not (self._pinned & self._cached).any(), "a list of the plan is cached"
-        assert all(self._holders.values()), "a list is held by nobody"
-        for list_id, holders in self._holders.items():
-            assert all(list_id in holder.lists for holder in holders)
+        assert all(self._sessions.values()), "a list is held by nobody"
+        for list_id, sessions in self._sessions.items():
+            assert all(list_id in session.lists for session in sessions)

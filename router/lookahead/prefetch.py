@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,14 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.errors import RouterClosedError
-from hybridindex.index.ivf import IVFIndex
-from hybridindex.router.batch.stats import StatsCounter
+from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.lookahead.grouping import assign_greedily, group_queries, overlap_bytes, resident_on
 from hybridindex.router.lookahead.hotness import HotnessPolicy
-from hybridindex.router.lookahead.list_refs import Holder, Holdings
-from hybridindex.router.lookahead.wait_for_loads import Flight, Patience
+from hybridindex.router.lookahead.list_refs import ListRefs, SessionLists
+from hybridindex.router.lookahead.wait_for_loads import Flight, WaitForLoads
 from hybridindex.tiers.contract.futures import fail, settle
-from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.contract.tier import LoadReport
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.types import F32, I64
@@ -76,7 +74,7 @@ def choose_lists(
 class _Draft:
     """One lookahead that waits for its turn."""
 
-    holder: Holder
+    session: SessionLists
     #: (n, scan_dim) float32.
     queries: F32
     nprobe: int
@@ -88,47 +86,33 @@ class Lookahead:
     """Owner of the lists that are on devices for sessions, or because these used them. Thread-safe; :meth:`close`
     joins its thread."""
 
-    def __init__(
-        self,
-        index: IVFIndex,
-        tiers: Sequence[DeviceTier],
-        residency: ResidencyStore,
-        stats: StatsCounter,
-        prepare_thread: Callable[[], object],
-        list_bytes: I64,
-        cache: HotnessPolicy | None,
-        patience: Patience,
-        *,
-        has_devices: bool = True,
-    ) -> None:
+    def __init__(self, parts: RouterParts, cache: HotnessPolicy | None, wait_for_loads: WaitForLoads) -> None:
         """
         Args:
-            has_devices: whether lists that move nowhere count as skipped.
-            prepare_thread: called once on the own thread, before it quantizes.
-            list_bytes: (nlist,) int64 device bytes of each list, page rounding included.
             cache: None: lists leave with the last session that holds them.
-            patience: told what is on its way.
+            wait_for_loads: told what is on its way.
         """
-        self._index = index
-        self._tiers = tiers
-        self._residency = residency
-        self._stats = stats
-        self._patience = patience
-        self._has_devices = has_devices
-        self._prepare_thread = prepare_thread
+        self._index = parts.index
+        self._tiers = parts.paged
+        self._residency = parts.residency
+        self._stats = parts.stats
+        self._wait_for_loads = wait_for_loads
+        #: Whether lists that move nowhere count as skipped.
+        self._has_devices = bool(parts.tiers)
+        self._prepare_thread = parts.host.adopt_thread
         self._lock = threading.Lock()
-        self._holdings = Holdings(list_bytes, cache)
+        self._refs = ListRefs(parts.device_list_bytes, cache)
         #: Per device: bytes that were made room for and whose load is not queued yet.
-        self._reserved = [0] * len(tiers)
+        self._reserved = [0] * len(self._tiers)
         self._closed = False
-        #: Drafts, the probes of searches, abandoned holders, and None as the last.
-        self._jobs: queue.SimpleQueue[_Draft | I64 | Holder | None] = queue.SimpleQueue()
+        #: Drafts, the probes of searches, abandoned sessions, and None as the last.
+        self._jobs: queue.SimpleQueue[_Draft | I64 | SessionLists | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hybridindex-lookahead", daemon=True)
         self._thread.start()
 
     # For sessions
 
-    def prefetch(self, holder: Holder, queries: F32, nprobe: int, budget_bytes: int) -> Future[None]:
+    def prefetch(self, session: SessionLists, queries: F32, nprobe: int, budget_bytes: int) -> Future[None]:
         """Queues the move of what ``queries`` (n, scan_dim) will probe; returns at once.
 
         The future is done when the bytes have landed or the session was closed.
@@ -136,7 +120,7 @@ class Lookahead:
         future: Future[None] = Future()
         # Bytes on their way cannot be called back: a caller who cancels only stops waiting.
         future.set_running_or_notify_cancel()
-        draft = _Draft(holder=holder, queries=queries, nprobe=nprobe, budget_bytes=budget_bytes, future=future)
+        draft = _Draft(session=session, queries=queries, nprobe=nprobe, budget_bytes=budget_bytes, future=future)
         with self._lock:
             if self._closed:
                 raise RouterClosedError("the router is closed")
@@ -148,33 +132,33 @@ class Lookahead:
         if self._tiers:
             self._jobs.put(probed)
 
-    def release(self, holder: Holder) -> None:
+    def release(self, session: SessionLists) -> None:
         """Ends a session: lists that nobody else holds are cached, or leave once their last reader is done."""
         with self._lock:
-            drops = self._holdings.release(holder) + self._beyond_share()
+            drops = self._refs.release(session) + self._beyond_share()
             self._drop(drops)
 
-    def abandon(self, holder: Holder) -> None:
+    def abandon(self, session: SessionLists) -> None:
         """:meth:`release` before long, on the own thread. Takes no lock: a garbage collector may call it anywhere."""
-        self._jobs.put(holder)
+        self._jobs.put(session)
 
     # For plans
 
     def adopt(self, lists: Sequence[int]) -> None:
         """A plan owns exactly these lists from now on, also those that a session's copy is still bringing."""
         with self._lock:
-            self._holdings.pin(lists)
+            self._refs.pin(lists)
 
     def wanted(self) -> npt.NDArray[np.bool_]:
         """(nlist,) bool: what sessions hold, and the cache."""
         with self._lock:
-            return self._holdings.wanted()
+            return self._refs.wanted()
 
     def room_for_plan(self, tier: DeviceTier) -> int:
         """Bytes of pages that :meth:`room_for` could have free on ``tier``, now."""
         with self._lock:
-            cached = self._holdings.cached & self._on(tier)
-            return self._free(tier) + int(self._holdings.list_bytes[cached].sum())
+            cached = self._refs.cached & self._on(tier)
+            return self._free(tier) + int(self._refs.list_bytes[cached].sum())
 
     @contextmanager
     def room_for(self, tier: DeviceTier, lists: I64, spared: I64 | None = None) -> Iterator[None]:
@@ -185,7 +169,7 @@ class Lookahead:
         Args:
             spared: lists that stay, where not just ``lists`` do.
         """
-        needed = int(self._holdings.list_bytes[lists].sum())
+        needed = int(self._refs.list_bytes[lists].sum())
         with self._lock:
             drops = self._evict(tier, needed, lists if spared is None else spared)
             self._reserved[tier.ordinal] += needed
@@ -202,24 +186,24 @@ class Lookahead:
     def n_held(self) -> int:
         """Lists that sessions hold."""
         with self._lock:
-            return self._holdings.n_held
+            return self._refs.n_held
 
     @property
     def n_cached(self) -> int:
         """Lists that stay because they were used."""
         with self._lock:
-            return int((self._holdings.cached & (self._residency.current.list_device >= 0)).sum())
+            return int((self._refs.cached & (self._residency.current.list_device >= 0)).sum())
 
     def marks(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """(nlist,) bool each: lists that sessions hold and no plan wants, and cached lists."""
         with self._lock:
-            cached = self._holdings.cached.copy()
-            return self._holdings.wanted() & ~cached & ~self._holdings.pinned, cached
+            cached = self._refs.cached.copy()
+            return self._refs.wanted() & ~cached & ~self._refs.pinned, cached
 
     def check_invariants(self) -> None:
         """Asserts that cached lists have no other reason to stay."""
         with self._lock:
-            self._holdings.check_invariants()
+            self._refs.check_invariants()
 
     # The own thread
 
@@ -237,24 +221,24 @@ class Lookahead:
                 return
             del jobs
 
-    def _work(self, jobs: Sequence[_Draft | I64 | Holder | None]) -> None:
+    def _work(self, jobs: Sequence[_Draft | I64 | SessionLists | None]) -> None:
         for job in jobs:
-            if isinstance(job, Holder):
+            if isinstance(job, SessionLists):
                 self.release(job)
         # What waited is one round: a decision takes as long as it has lists, whoever asks.
         used = [job for job in jobs if isinstance(job, np.ndarray)]
         if used:
             with self._lock:
-                self._holdings.note_use(np.concatenate(used))
+                self._refs.note_use(np.concatenate(used))
         tiers = [tier for tier in self._tiers if tier.usable]
         waiting = []
         for draft in jobs:
             if not isinstance(draft, _Draft):
                 continue
-            if tiers and not draft.holder.closed:
+            if tiers and not draft.session.closed:
                 waiting.append(draft)
             else:
-                if self._has_devices and not draft.holder.closed:
+                if self._has_devices and not draft.session.closed:
                     self._skip(draft)
                 settle(draft.future, None)
         if not waiting:
@@ -283,9 +267,9 @@ class Lookahead:
             _log.exception("lists of a lookahead were not counted")
             return
         lists = np.unique(probes[probes >= 0])
-        n_skipped = int((self._holdings.list_bytes[lists] > 0).sum())
+        n_skipped = int((self._refs.list_bytes[lists] > 0).sum())
         with self._lock:
-            draft.holder.lists_skipped += n_skipped
+            draft.session.lists_skipped += n_skipped
         self._stats.add(lookahead_skipped_lists=n_skipped)
 
     def _quantize(self, drafts: Sequence[_Draft]) -> list[I64]:
@@ -308,45 +292,45 @@ class Lookahead:
         lists = np.concatenate([p.reshape(-1) for p in probes])
         resident = resident_on(self._residency.current.list_device, len(self._tiers))
         n_groups = int(group_of.max()) + 1
-        overlap = overlap_bytes(lists[:, None], members, n_groups, resident, self._holdings.list_bytes)
+        overlap = overlap_bytes(lists[:, None], members, n_groups, resident, self._refs.list_bytes)
         # Where no device has more, the emptiest: less than a byte decides nothing else.
         free = np.array([tier.arena.pages.n_free / max(1, tier.arena.pages.n_pages) for tier in tiers])
         device_of = assign_greedily(overlap[:, [tier.ordinal for tier in tiers]] + free / 2)
         return device_of[group_of]
 
     def _start(self, draft: _Draft, probes: I64, tier: DeviceTier) -> None:
-        holder, list_bytes = draft.holder, self._holdings.list_bytes
+        session, list_bytes = draft.session, self._refs.list_bytes
         wanted = np.unique(probes[probes >= 0])
         with self._lock:
             present = self._residency.current.list_device >= 0
-            self._holdings.join(holder, wanted[present[wanted]].tolist())
+            self._refs.join(session, wanted[present[wanted]].tolist())
             # Rounds of one session share its budget. What is there already costs nothing.
-            self._holdings.note_lost(holder, present)
-            left = draft.budget_bytes - int(list_bytes[list(holder.charged)].sum()) - holder.bytes_coming
+            self._refs.note_lost(session, present)
+            left = draft.budget_bytes - int(list_bytes[list(session.charged)].sum()) - session.bytes_coming
             chosen, left_out = choose_lists(probes, list_bytes, present, left)
             coming = int(list_bytes[chosen].sum())
-            holder.bytes_coming += coming
+            session.bytes_coming += coming
 
         def landed(flight: Flight, done: Future[LoadReport]) -> None:
             try:
                 # A failed device is marked and logged by its tier; searches go to the host.
                 report = done.result() if done.exception() is None else self._report_of(tier, chosen)
-                self._patience.end(flight, report.nbytes)
-                self._settle(holder, coming, len(left_out), report)
+                self._wait_for_loads.end(flight, report.nbytes)
+                self._settle(session, coming, len(left_out), report)
             finally:
                 settle(draft.future, None)
 
         try:
             with self.room_for(tier, np.array(chosen, dtype=np.int64), spared=wanted):
-                flight = self._patience.begin(tier.ordinal, chosen)
+                flight = self._wait_for_loads.begin(tier.ordinal, chosen)
                 try:
-                    report = tier.load(chosen, self._residency, cancelled=lambda: holder.closed)
+                    report = tier.load(chosen, self._residency, cancelled=lambda: session.closed)
                 except BaseException:
-                    self._patience.end(flight, 0)
+                    self._wait_for_loads.end(flight, 0)
                     raise
         except BaseException:
             with self._lock:
-                holder.bytes_coming -= coming
+                session.bytes_coming -= coming
             raise
         report.add_done_callback(lambda done: landed(flight, done))
 
@@ -354,19 +338,19 @@ class Lookahead:
         """Of a load that failed: some of its lists may have been published before."""
         there = self._residency.current.list_device
         loaded = tuple(i for i in lists if there[i] == tier.ordinal)
-        nbytes = int(self._holdings.list_bytes[list(loaded)].sum())
+        nbytes = int(self._refs.list_bytes[list(loaded)].sum())
         return LoadReport(loaded=loaded, skipped=(), present=(), nbytes=nbytes)
 
-    def _settle(self, holder: Holder, coming: int, n_left_out: int, report: LoadReport) -> None:
+    def _settle(self, session: SessionLists, coming: int, n_left_out: int, report: LoadReport) -> None:
         n_skipped = len(report.skipped) + len(report.too_large) + n_left_out
         with self._lock:
-            holder.bytes_coming -= coming
-            holder.bytes_moved += report.nbytes
-            holder.lists_moved += len(report.loaded)
-            holder.lists_skipped += n_skipped
-            drops = self._holdings.landed(holder, report.loaded)
+            session.bytes_coming -= coming
+            session.bytes_moved += report.nbytes
+            session.lists_moved += len(report.loaded)
+            session.lists_skipped += n_skipped
+            drops = self._refs.landed(session, report.loaded)
             # Another session's lookahead brought these first.
-            self._holdings.join(holder, report.present)
+            self._refs.join(session, report.present)
             # Under the lock: nobody may adopt or share a list between the decision and the drop.
             self._drop(drops + self._beyond_share())
         self._stats.add(
@@ -384,7 +368,7 @@ class Lookahead:
     def _beyond_share(self) -> list[int]:
         beyond = []
         for tier in self._tiers:
-            beyond += self._holdings.evict_beyond_share(self._on(tier), tier.arena.nbytes)
+            beyond += self._refs.evict_beyond_share(self._on(tier), tier.arena.nbytes)
         self._stats.add(cache_evicted_lists=len(beyond))
         return beyond
 
@@ -395,7 +379,7 @@ class Lookahead:
         return max(0, tier.arena.pages.n_free * tier.geometry.page_bytes - claimed)
 
     def _evict(self, tier: DeviceTier, needed_bytes: int, wanted: I64) -> list[int]:
-        drops = self._holdings.evict_for(needed_bytes, self._free(tier), self._on(tier), wanted)
+        drops = self._refs.evict_for(needed_bytes, self._free(tier), self._on(tier), wanted)
         self._drop(drops)
         self._stats.add(cache_evicted_lists=len(drops))
         return drops

@@ -1,4 +1,4 @@
-"""Patience: a session's search waits for lists on their way to a device where that is faster (TeleRAG, Appendix B).
+"""A session's search waits for lists on their way to a device where that is faster (TeleRAG, Appendix B).
 
 The paper's second case moves more than fits behind generation, where what this saves the search is worth waiting for.
 Its budget decides which lists set out (:mod:`hybridindex.partitioner.lookahead_budget`); here it is decided, when the
@@ -21,13 +21,12 @@ import numpy.typing as npt
 
 from hybridindex.router.batch.batch import Request
 from hybridindex.router.batch.deadline import Line, PaceEstimator
+from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.stages import LOOKAHEAD_WAIT
-from hybridindex.router.batch.stats import StatsCounter
-from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.types import F64, I32, I64
 
-__all__ = ["Flight", "Patience", "Wait", "choose_wait"]
+__all__ = ["Flight", "Wait", "WaitForLoads", "choose_wait"]
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ def _seconds(line: Line, nbytes: I64 | np.int64) -> F64:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """Lists of one lookahead on their way to one device, from :meth:`Patience.begin` to :meth:`Patience.end`."""
+    """Lists of one lookahead on their way to one device, from :meth:`WaitForLoads.begin` to its ``end``."""
 
     ordinal: int
     #: (m,) int64 in the order in which they are sent.
@@ -122,45 +121,30 @@ class _Waiting:
     until_s: float
 
 
-class Patience:
+class WaitForLoads:
     """Owner of what is known of lists on their way, of the searches that wait for some, and of a thread. Thread-safe;
     :meth:`close` lets all searches go and joins the thread."""
 
-    def __init__(
-        self,
-        tiers: Sequence[DeviceTier],
-        residency: ResidencyStore,
-        list_bytes: I64,
-        page_bytes: I64,
-        host_pace: PaceEstimator,
-        device_pace: PaceEstimator,
-        stats: StatsCounter,
-    ) -> None:
-        """
-        Args:
-            tiers: where lists come one by one.
-            list_bytes: (nlist,) int64 code bytes.
-            page_bytes: (nlist,) int64 device bytes of each list, page rounding included.
-            host_pace: what nearly all host scans end within; for deadlines.
-            device_pace: what device scans take, whichever device's.
-        """
-        self._residency = residency
-        self._list_bytes = list_bytes
-        self._page_bytes = page_bytes
-        self._host_pace, self._device_pace = host_pace, device_pace
+    def __init__(self, parts: RouterParts) -> None:
+        self._residency = residency = parts.residency
+        #: (nlist,) int64 code bytes.
+        self._list_bytes = parts.index.list_bytes
+        self._page_bytes = parts.device_list_bytes
+        #: For deadlines; and what device scans take.
+        self._host_pace, self._device_pace = parts.host_pace, parts.device_pace
         #: Seconds of the host, by bytes. A free line: where sizes say nothing of the slope it is flat, and nobody
         #: waits. One from the origin would make a small scan's fixed costs those of every byte.
         self._host_line = PaceEstimator(through_origin=0.0)
-        self._stats = stats
+        self._stats = parts.stats
         #: Held for moments; notified when lists landed or a flight ended while a search waits.
         self._changed = threading.Condition()
-        self._routes = {tier.ordinal: _Route(tier) for tier in tiers}
+        self._routes = {tier.ordinal: _Route(tier) for tier in parts.paged}
         self._waiting: list[_Waiting] = []
         self._n_worth_it = 0
         self._closed = False
         residency.listeners.append(self._published)
-        self._thread = threading.Thread(target=self._run, name="hybridindex-patience", daemon=True)
-        if tiers:
+        self._thread = threading.Thread(target=self._run, name="hybridindex-wait-for-loads", daemon=True)
+        if parts.paged:
             self._thread.start()
 
     # For lookahead

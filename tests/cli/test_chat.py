@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
+from hybridindex.cli.chat_parts import settings_of
 from hybridindex.cli.commands import chat as commands_chat
-from hybridindex.cli.commands.chat_parts import settings_of
 from hybridindex.cli.console import ExitCode
 from hybridindex.rag import embed
 from hybridindex.rag.documents import DocumentStore, write_documents

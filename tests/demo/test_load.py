@@ -107,9 +107,6 @@ def test_a_dataset_is_made_from_nothing(world: World, tmp_path: Path) -> None:
         "dict-jargon",
         "debian-descriptions",
     ]
-    assert data.texts([data.count - 1, 0]) == [texts[-1], texts[0]]
-    assert data.source_of(0) == "wikipedia"
-    assert data.source_of(data.count - 1) == "debian-descriptions"
     vectors = data.vectors()
     assert vectors.shape == (data.count, data.dim)
     np.testing.assert_array_equal(vectors, toy_embedder().embed(texts))
@@ -123,7 +120,6 @@ def test_a_dataset_is_made_from_nothing(world: World, tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.pairs.drafts(), toy_embedder().embed(drafts))
     np.testing.assert_array_equal(data.pairs.finals(), toy_embedder().embed(finals))
     assert data.pairs.sessions().tolist() == [0, 1, 1, 2, 2, 3]
-    assert data.conversations() == [["What is it?", "Is it treatable?"]]
     assert "embed passages" in stages
 
 
@@ -145,7 +141,7 @@ def test_the_second_call_fetches_and_embeds_nothing(world: World, tmp_path: Path
 @pytest.mark.parametrize(
     "victim",
     [
-        *("text/wikipedia.txt", "datasets/demo/passages.txt", "datasets/demo/offsets.npy"),
+        *("text/wikipedia.txt", "datasets/demo/passages.txt"),
         *("datasets/demo/vectors.npy", "datasets/demo/mean.npy", "queries/nq.npy", "queries/nq.txt"),
         *("queries/pairs.json", "datasets/demo/vectors.npy.json"),
     ],
@@ -173,7 +169,6 @@ def test_a_damaged_cache_is_mended(world: World, tmp_path: Path, victim: str, da
     np.testing.assert_array_equal(mended.mean, expected[2])
     np.testing.assert_array_equal(mended.nq_queries, expected[3])
     assert mended.pairs.pairs() == expected[4]
-    assert mended.texts([0]) == expected[1][:1]
 
 
 def test_the_full_set_starts_with_the_demo_and_does_not_embed_it_again(
@@ -269,11 +264,3 @@ def test_a_full_disk_is_named(world: World, tmp_path: Path, monkeypatch: pytest.
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="'demo' or 'full'"):
         load_dataset("tiny", tmp_path)  # type: ignore[arg-type]
-
-
-def test_ids_beyond_the_passages_are_refused(world: World, tmp_path: Path) -> None:
-    data = load_dataset("demo", tmp_path / "cache")
-    with pytest.raises(InvalidInputError, match="ids"):
-        data.texts([data.count])
-    with pytest.raises(InvalidInputError, match="row"):
-        data.source_of(data.count)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import hybridindex as hx
+from hybridindex.config import RouterConfig
 from hybridindex.service.auth import KeyFile
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
@@ -32,7 +33,7 @@ def turn(path: Path, files: Path, keys: KeyFile, number: int) -> None:
         with index.store() as store:
             store.save_plan(index.plan(50, 16 << 20, profile, coverage=0.3).to_record(), profile.id)
     say("start")
-    service = Service.open(path, ServiceConfig(devices=("cpu",)))
+    service = Service.open(path, ServiceConfig(router=RouterConfig(devices=("cpu",))))
     for coverage in (0.6, 0.1, 0.8, 0.2):
         say("move")
         service.repartition(apply=True, coverage=coverage)

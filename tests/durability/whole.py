@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hybridindex.config import RouterConfig
 from hybridindex.index import verify
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
-from hybridindex.service.daemon_address import Place
+from hybridindex.service.daemon_address import DaemonAddress
 from tests.clustered import clustered
 from tests.oracle import check_answer
 
@@ -34,9 +35,11 @@ def check_router(index, router) -> None:
 def restarted(path: Path, *, devices: tuple[str, ...] = ("cpu",), refresh: bool = False):
     """The service as a daemon starts it after the crash; checked before it is given."""
     verify(path)
-    place = Place(path)
+    address = DaemonAddress(path)
     try:
-        service = Service.open(path, ServiceConfig(devices=devices), make_refresher=Refresher if refresh else None)
+        service = Service.open(
+            path, ServiceConfig(router=RouterConfig(devices=devices)), make_refresher=Refresher if refresh else None
+        )
         try:
             service.warm_up()
             service.store.check_invariants()
@@ -45,4 +48,4 @@ def restarted(path: Path, *, devices: tuple[str, ...] = ("cpu",), refresh: bool 
         finally:
             service.close()
     finally:
-        place.leave()
+        address.leave()

@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 import hybridindex as hx
+from hybridindex.config import RouterConfig
 from hybridindex.errors import InvalidInputError, ServiceError
 from hybridindex.integrations.llm_load import ENGINE_LOAD
 from hybridindex.integrations.vllm_endpoint import PluginSettings, RouterPlugin, ServiceBesideLLM
@@ -131,16 +132,20 @@ def test_settings_take_several_devices_and_budgets() -> None:
         {"HYBRIDINDEX_INDEX": "/i", "HYBRIDINDEX_DEVICES": "cuda:0, cuda:1", "HYBRIDINDEX_BUDGET": "5,6"}
     )
     config = settings.config(None, "/run/vllm.sock")
-    assert (config.devices, config.device_budget_bytes, config.host) == (("cuda:0", "cuda:1"), (5, 6), None)
-    assert config.retry_open
+    assert (config.router.devices, config.router.device_budget_bytes, config.host) == (
+        ("cuda:0", "cuda:1"),
+        (5, 6),
+        None,
+    )
+    assert config.router.health.retry_open
     closed = PluginSettings.of({"HYBRIDINDEX_INDEX": "/i", "HYBRIDINDEX_RETRY_OPEN": "0"})
-    assert not closed.config(None, "/run/vllm.sock").retry_open
+    assert not closed.config(None, "/run/vllm.sock").router.health.retry_open
     with pytest.raises(InvalidInputError, match="HYBRIDINDEX_RETRY_OPEN is 'no'; expected 0 or 1"):
         PluginSettings.of({"HYBRIDINDEX_INDEX": "/i", "HYBRIDINDEX_RETRY_OPEN": "no"})
 
 
 def test_a_session_without_a_window_takes_the_engines(index_path, monkeypatch) -> None:
-    service = ServiceBesideLLM.open(index_path, ServiceConfig(devices=("cpu",)))
+    service = ServiceBesideLLM.open(index_path, ServiceConfig(router=RouterConfig(devices=("cpu",))))
     try:
 
         def budget(**options) -> int:

@@ -37,14 +37,14 @@ ALLOWED = {
     "profiler": {"index", "tiers", "llm", "partitioner", "router"},
     "plans": {"index", "partitioner", "profiler", "store", "tiers"},
     "api": {"index", "tiers", "partitioner", "profiler", "router", "plans", "store"},
-    "refresh": {"index", "tiers", "partitioner", "profiler", "router", "plans", "store", "api"},
+    "refresh": {"index", "tiers", "partitioner", "profiler", "router", "plans", "store"},
     "service": {"tiers", "partitioner", "router", "plans", "store", "api", "refresh"},
     "client": set(),
     "rag": {"llm"},
     # Puts the daemon's routes into vLLM's server, whose arguments come from a plan; retrievers of other frameworks.
     "integrations": {"partitioner", "rag", "service"},
     # What no server imports. Policies are those of the router and the refresh.
-    "studies": {"partitioner", "router", "refresh"},
+    "studies": {"partitioner", "router", "plans", "refresh"},
     "report": {"partitioner", "studies"},
     "demo": {"partitioner", "profiler", "rag", "report", "tiers", "cli"},
 }

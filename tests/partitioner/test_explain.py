@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from hybridindex.paging import format_bytes
 from hybridindex.partitioner.analysis import Analysis
-from hybridindex.partitioner.explain import format_bytes
 from hybridindex.partitioner.plan import make_plan
 from hybridindex.partitioner.request import PlanRequest
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from hybridindex.errors import InvalidInputError, ProfileError, ProfileMismatchError
 from hybridindex.paging import scratch_for_budget
 from hybridindex.partitioner.analysis import Analysis, analyse
+from hybridindex.partitioner.placement import place_round_robin
 from hybridindex.partitioner.plan import Plan, Verdict, make_plan
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.types import LLMProfile
+from hybridindex.types import AccessSample, LLMProfile
 from tests.examples import examples
 from tests.partitioner.synthetic import make_profile
 
@@ -112,6 +113,30 @@ def test_a_feasible_plan_meets_its_target(analysis: Analysis) -> None:
     assert plan.batch == 1
     assert plan.max_sustainable_qps > 0
     assert plan.nearest_slo_ms is None
+
+
+def test_work_not_bytes_is_shared_out_over_devices() -> None:
+    """Queries probe every other list, of those in order of size: devices in turn would give all work to one."""
+    nlist, rng = 32, np.random.default_rng(0)
+    profile = make_profile(nlist=nlist, nprobe=4, list_sizes=np.arange(800, 800 - 8 * nlist, -8))
+    chance = np.where(np.arange(nlist) % 2 == 0, 1.0 / (1 + np.arange(nlist)), 0.0)
+    probes = np.array([rng.choice(nlist, 4, replace=False, p=chance / chance.sum()) for _ in range(200)], np.int32)
+    accesses = np.bincount(probes.ravel(), minlength=nlist).astype(np.float64)
+    access = AccessSample(fit_probes=probes, held_probes=probes, list_accesses=accesses)
+    profile = dataclasses.replace(profile, access=access)
+    # Pages of 8 vectors: no two lists take equally many.
+    arguments: dict[str, Any] = {"device_budget_bytes": 64 * MIB, "n_devices": 2, "page_bytes": 4096}
+    plan = make_plan(profile, PlanRequest.resolve(slo_ms=2.0, coverage=1.0, **arguments))
+    assert (plan.list_device >= 0).all()
+
+    def most_loaded(device: np.ndarray) -> float:
+        work = np.bincount(device, weights=accesses * profile.list_bytes, minlength=2)
+        return float(work.max() / work.mean())
+
+    in_turn = place_round_robin(accesses, profile.list_sizes // 8, [nlist * 100] * 2)
+    assert most_loaded(in_turn.device) > 1.9
+    assert plan.imbalance == pytest.approx(most_loaded(plan.list_device))
+    assert plan.imbalance < 1.05
 
 
 def test_the_nearest_slo_can_be_met(analysis: Analysis) -> None:

@@ -55,10 +55,10 @@ def test_the_coverage_is_the_smallest_and_meets_its_bound(
     problem = problem_for(analysis, rate_qps=rate)
     solution = solve(problem, tau_ms * MS)
     if solution.feasible:
-        step = problem.prefix_step(solution.count, tau_ms * MS, with_device=True, measured_too=True)
+        step = problem.prefix_step(solution.count, tau_ms * MS, measured_too=True)
         assert step.accepted
         if solution.count > 0:
-            below = problem.prefix_step(solution.count - 1, tau_ms * MS, with_device=True, measured_too=True)
+            below = problem.prefix_step(solution.count - 1, tau_ms * MS, measured_too=True)
             assert not below.accepted
         took = analysis.latency.quantile(analysis.curve, analysis.curve.at(solution.count), solution.batch, 90.0)
         assert took <= tau_ms * MS
@@ -82,7 +82,7 @@ def test_the_fixed_point_holds_beside_an_llm(
     )
     problem = problem_for(analysis, llm=llm)
     solution = solve(problem, tau_ms * MS)
-    nbytes = problem.device_bytes(int(analysis.curve.prefix_pages[solution.count]))
+    nbytes = problem.prefix_bytes(solution.count)
     assert nbytes < kv_mib << 20
     if solution.feasible:
         assert solution.rate_qps == llm.at(nbytes) > 0
@@ -123,12 +123,12 @@ def test_rounding_down_is_enough_where_rounding_up_is_not(analysis: Analysis) ->
 
     count = next(c for c in range(curve.nlist) if three_fit(c))
     assert count > 0
-    step = problem.prefix_step(count, tau_s, with_device=True, measured_too=False)
+    step = problem.prefix_step(count, tau_s, measured_too=False)
     assert (step.batch_down, step.batch_up) == (3, 4)
     assert step.latency_up_s > tau_s
     assert step.latency_down_s <= step.bound_down_s == 3 / rate
     assert step.accepted
-    assert not problem.prefix_step(count - 1, tau_s, with_device=True, measured_too=False).accepted
+    assert not problem.prefix_step(count - 1, tau_s, measured_too=False).accepted
     assert solve(problem, tau_s).count <= count
 
 
@@ -217,7 +217,7 @@ def test_the_nearest_target_is_met_and_just_below_is_not(analysis: Analysis, tau
         assert solve(problem, solution.nearest_tau_s).feasible
         # At an edge: just below, the same lists do not meet it (timings are ragged, so not at every point below).
         below = np.linspace(max(0.97 * solution.nearest_tau_s, 0.999 * tau_ms * MS), solution.nearest_tau_s, 40)[:-1]
-        steps = [problem.prefix_step(solution.count, t, with_device=True, measured_too=True) for t in below]
+        steps = [problem.prefix_step(solution.count, t, measured_too=True) for t in below]
         assert not all(step.accepted for step in steps)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.plan import make_plan
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.partitioner.tradeoff import tradeoff_of
+from hybridindex.partitioner.tradeoff import slo_curve, tradeoff_of
 from tests.partitioner.synthetic import make_profile
 
 MIB = 1 << 20
@@ -45,3 +46,14 @@ def test_the_curve_goes_from_nothing_to_every_useful_list():
         assert values == sorted(values), name
     assert all(point.median_ms <= point.latency_ms for point in points)
     assert points[-1].latency_ms < points[0].latency_ms
+
+
+def test_slo_curve_falls_and_agrees_with_the_plan(analysis: Analysis) -> None:
+    plan = make_plan(analysis.profile, PlanRequest.resolve(slo_ms=1.2, device_budget_bytes=64 << 20), analysis=analysis)
+    slos = [0.05, 0.8, 1.2, 2.0, 50.0]
+    points = slo_curve(analysis, plan.request, slos)
+    assert [p.slo_ms for p in points] == slos
+    assert points[0].verdict == "infeasible"
+    met = [p.device_bytes for p in points if p.verdict == "feasible"]
+    assert met == sorted(met, reverse=True)
+    assert (points[2].coverage, points[2].device_bytes) == (plan.coverage, plan.device_bytes)

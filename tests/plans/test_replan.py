@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import InvalidInputError, PlanConflictError
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.plans.replan import PlanChanges, PlanDevices, replan
 from hybridindex.types import LLMProfile
@@ -82,7 +82,7 @@ def test_a_fixed_coverage_against_a_new_target_is_an_error_that_names_both(curre
     if current is SOLVED and coverage is None:
         return
     changes = PlanChanges(coverage=coverage, **dict.fromkeys(deciding, 1000))
-    with pytest.raises(InvalidInputError, match="coverage is") as caught:
+    with pytest.raises(PlanConflictError, match="coverage is") as caught:
         replan(current, changes, DEVICES)
     said = str(caught.value)
     assert all(f"{name} 1000" in said for name in deciding)
@@ -114,4 +114,4 @@ def test_a_plan_in_force_comes_before_the_configuration_but_not_its_devices():
 @pytest.mark.parametrize(("name", "value"), [("slo_ms", -1), ("coverage", 2), ("coverage", "most"), ("epsilon", -1)])
 def test_values_out_of_range_are_named(name, value):
     with pytest.raises(InvalidInputError, match=f"{name} is {value!r}"):
-        replan(SOLVED, PlanChanges(**{name: value}), None)
+        replan(FIXED, PlanChanges(**{name: value}), None)

@@ -8,12 +8,13 @@ import httpx
 import pytest
 
 from hybridindex.client import Client, RetryPolicy
+from hybridindex.config import RouterConfig
 from hybridindex.errors import InvalidInputError, TraceError, UnreachableError
 from hybridindex.rag.periodic import round_trip_ms
 from hybridindex.rag.pipelines import PIPELINES, run_pipeline
 from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.steps import Steps
-from hybridindex.service.config import Limits, ServiceConfig
+from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
 from hybridindex.service.http.app import create_app
 from tests.rag.test_periodic import CHUNKS, plan, said, slow_model
@@ -41,7 +42,7 @@ class AppTransport(httpx.BaseTransport):
 
 @pytest.fixture
 def service(world):
-    config = ServiceConfig(devices=("cpu",), device_budget_bytes=(16 << 20,), plan="none", limits=Limits())
+    config = ServiceConfig(router=RouterConfig(devices=("cpu",), device_budget_bytes=16 << 20), plan="none")
     with_daemon = Service.open(world[0].path, config)
     with_daemon.warm_up()
     yield with_daemon

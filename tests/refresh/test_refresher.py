@@ -258,3 +258,13 @@ def test_a_plan_that_somebody_else_applied_is_the_one_to_watch(make_world, index
     assert status.predicted_hit_rate == pytest.approx(other.predicted_hit_rate)
     assert status.drift_state is DriftState.COOLING_DOWN
     assert same_decision(current_plan(world.store, index), other)
+
+
+def test_the_old_name_of_the_current_plan_works_and_warns():
+    import hybridindex.refresh
+
+    with pytest.warns(DeprecationWarning, match="current_plan"):
+        found = hybridindex.refresh.last_committed_plan
+    assert found is current_plan
+    with pytest.raises(AttributeError, match="nothing"):
+        hybridindex.refresh.nothing  # noqa: B018

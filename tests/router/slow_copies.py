@@ -52,10 +52,10 @@ class Slow:
     def __init__(self, router):
         self.router = router
         self.gate = Gate(router.devices[0])
-        patience = router._patience
-        patience._host_pace = patience._host_line = pace(100.0)
-        patience._device_pace = pace(1e-3)
-        for route in patience._routes.values():
+        wait_for_loads = router._wait_for_loads
+        wait_for_loads._host_pace = wait_for_loads._host_line = pace(100.0)
+        wait_for_loads._device_pace = pace(1e-3)
+        for route in wait_for_loads._routes.values():
             route.pace = pace(1.0)
 
     def fly(self, session, query, **options):
@@ -65,11 +65,11 @@ class Slow:
         return landed
 
     def until_a_search_waits(self):
-        until(lambda: self.router._patience._waiting)
+        until(lambda: self.router._wait_for_loads._waiting)
 
     @property
     def route(self):
-        return self.router._patience._routes[0]
+        return self.router._wait_for_loads._routes[0]
 
     @property
     def flights(self):

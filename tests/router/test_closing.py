@@ -13,7 +13,7 @@ import pytest
 
 from hybridindex.errors import DeviceError
 from hybridindex.router import HealthPolicy, Router
-from hybridindex.router.devices import device_queue as lanes
+from hybridindex.router.devices import device_queue
 from hybridindex.tiers.contract import bounded_join as leaving
 from hybridindex.tiers.paged import device_tier as device
 from hybridindex.tiers.paged.arena import PageArena
@@ -57,7 +57,7 @@ def open_router(index, judge="all", where=0, devices=("cpu",), **options):
 
 
 def lane_thread(router, ordinal=0):
-    return router._engine._lanes[ordinal]._thread
+    return router._engine._device_queues[ordinal]._thread
 
 
 @pytest.mark.parametrize("judge", ["all", "none"])
@@ -92,22 +92,22 @@ def test_an_answer_that_a_device_s_thread_makes_on_the_host_is_waited_for(index,
     def broken(*_args, **_options):
         raise RuntimeError("it broke")
 
-    def join_within(thread, patience_s, may_leave):
+    def join_within(thread, limit_s, may_leave):
         def told():
             may = may_leave()
             asked.set()
             return may
 
-        return leaving.join_within(thread, patience_s, told)
+        return leaving.join_within(thread, limit_s, told)
 
-    monkeypatch.setattr(lanes, "join_within", join_within)
+    monkeypatch.setattr(device_queue, "join_within", join_within)
     monkeypatch.setattr(NativePageScanner, "scan", broken)
     scan = stuck(type(router._host), "scan_checked")
     future = router.submit(QUERIES, 10, 8)
     assert scan.begun.wait(WAIT_S)
     closer = threading.Thread(target=router.close, daemon=True)
     closer.start()
-    assert asked.wait(WAIT_S), "patience has an end"
+    assert asked.wait(WAIT_S), "the wait has no end"
     assert closer.is_alive()
     scan.go_on.set()
     closer.join(WAIT_S)
@@ -210,7 +210,7 @@ def test_nobody_waits_for_a_device_that_was_about_to_get_lists(index, stuck, bus
 def test_a_trial_that_never_ends_keeps_no_thread(index, stuck, monkeypatch):
     router = open_router(index)
     [tier] = router.devices
-    router._recovery._patience_s = 1e9
+    router._recovery._trial_wait_s = 1e9
     router._residency.publish({}, drops=range(NLIST))
     tier.fail(RuntimeError("it broke"))
     write = stuck(PageArena, "write")

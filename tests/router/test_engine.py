@@ -6,11 +6,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import faiss
+import numpy as np
 import pytest
 
 from hybridindex.errors import RouterClosedError
 from hybridindex.router import Router
-from tests.clustered import clustered, small_index
+from hybridindex.tiers.contract.residency import Lease
+from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.router.test_router import check
 
 WAIT_S = 30
@@ -99,6 +101,71 @@ def test_nobody_overtakes_what_waits(index, monkeypatch):
     assert batches == [1, 8]
 
 
+def submit_together(index, router, monkeypatch, searches):
+    """Futures of ``searches`` (queries, nprobe), which share one batch; ``go_on`` lets that batch begin."""
+    entered, go_on = threading.Event(), threading.Event()
+    quantize = index.quantize
+
+    def held(queries, nprobe):
+        entered.set()
+        assert go_on.wait(WAIT_S)
+        return quantize(queries, nprobe)
+
+    monkeypatch.setattr(index, "quantize", held)
+    before = router.submit(clustered(1))
+    assert entered.wait(WAIT_S)
+    return [before, *(router.submit(queries, 5, nprobe) for queries, nprobe in searches)], go_on
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_request_is_answered_when_its_own_queries_are_done(index, monkeypatch, early):
+    """The scanner reports query by query; the batch is not over until the last one."""
+    queries = [clustered(2, seed=1), clustered(1, seed=2)]
+    done = []
+    with Router(index, early_dispatch=early) as router:
+        [_, first, second], go_on = submit_together(index, router, monkeypatch, [(q, 8) for q in queries])
+        scan = router._host.scan_checked
+
+        def one_by_one(*arguments, on_done=None):
+            distances, ids = scan(*arguments)
+            for row in (0, 2, 1) if on_done is not None else ():
+                rows = np.array([row], dtype=np.int32)
+                on_done(rows, distances[rows], ids[rows])
+                done.append((first.done(), second.done()))
+            if len(ids) == 3:
+                done.append((first.done(), second.done()))
+            return distances, ids
+
+        monkeypatch.setattr(router._host, "scan_checked", one_by_one)
+        go_on.set()
+        for each, future in zip(queries, (first, second), strict=True):
+            check(index, each, 5, 8, future.result(WAIT_S))
+    expected = [(False, False), (False, True), (True, True), (True, True)]
+    assert done == (expected if early else [(False, False)])
+
+
+def test_a_request_on_a_device_does_not_wait_for_the_host(index, monkeypatch):
+    """Two requests of one batch: the host's scan ends only after the other request has its answer."""
+    on_device, on_host = np.flatnonzero(index.list_sizes)[:2]
+    placement = np.full(NLIST, -1)
+    placement[on_device] = 0
+    queries = [index.centroids[[on_device]], index.centroids[[on_host]]]
+    with Router(index, plan=hand_made_plan(index, placement), devices=["cpu"]) as router:
+        [before, first, second], go_on = submit_together(index, router, monkeypatch, [(q, 1) for q in queries])
+        scan = router._host.scan_checked
+
+        def last(*arguments, **options):
+            if before.done():
+                assert first.result(WAIT_S).hit_rate.tolist() == [1.0]
+                assert not second.done()
+            return scan(*arguments, **options)
+
+        monkeypatch.setattr(router._host, "scan_checked", last)
+        go_on.set()
+        for each, future in zip(queries, (first, second), strict=True):
+            check(index, each, 5, 1, future.result(WAIT_S))
+
+
 def test_close_waits_for_a_search_on_its_callers_thread(index, monkeypatch):
     entered, resume = threading.Event(), threading.Event()
     quantize = index.quantize
@@ -114,7 +181,7 @@ def test_close_waits_for_a_search_on_its_callers_thread(index, monkeypatch):
         search = pool.submit(router.search, clustered(2))
         assert entered.wait(WAIT_S)
         closing = pool.submit(router.close)
-        while not router._closed:
+        while not router._searcher.closed:
             threading.Event().wait(0.001)
         assert not closing.done()
         resume.set()
@@ -123,6 +190,30 @@ def test_close_waits_for_a_search_on_its_callers_thread(index, monkeypatch):
         closing.result(WAIT_S)
     with pytest.raises(RouterClosedError):
         router.search(clustered(1))
+
+
+def test_who_waits_for_an_engine_that_stopped_is_told_why(index, monkeypatch):
+    """Of three requests one is answered, one was left over by the cap, and one was not yet taken."""
+    searches = [(clustered(2, seed=seed), 8) for seed in range(3)]
+    router = Router(index, max_batch=2)
+    [before, answered, left_over, queued], go_on = submit_together(index, router, monkeypatch, searches)
+    release = Lease.release
+
+    def broken(lease):
+        if before.done() and answered.done():
+            raise RuntimeError("the account of leases is broken")
+        release(lease)
+
+    monkeypatch.setattr(Lease, "release", broken)
+    go_on.set()
+    check(index, searches[0][0], 5, 8, answered.result(WAIT_S))
+    for future in (left_over, queued):
+        with pytest.raises(RuntimeError, match="account of leases"):
+            future.result(WAIT_S)
+    with pytest.raises(RouterClosedError):
+        router.submit(clustered(1))
+    monkeypatch.undo()
+    router.close()
 
 
 def test_ctrl_c_in_a_search_leaves_a_working_router(index, monkeypatch):

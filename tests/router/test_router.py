@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from hybridindex.config import RouterConfig
 from hybridindex.errors import (
     DeviceNotFoundError,
     HybridIndexError,
@@ -19,7 +20,7 @@ from hybridindex.errors import (
     RouterClosedError,
 )
 from hybridindex.router import Router
-from hybridindex.router.arguments import check_budgets
+from hybridindex.router.devices.opening import device_budgets
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
 from tests.examples import examples
@@ -207,7 +208,7 @@ def test_an_arena_is_no_larger_than_the_index(index):
 
 
 def test_one_gpu_may_have_several_arenas():
-    assert check_budgets(None, ["cuda:0", "cuda"], [5, 6]) == (5, 6)
+    assert device_budgets(None, RouterConfig(devices=("cuda:0", "cuda"), device_budget_bytes=(5, 6))) == (5, 6)
 
 
 # Failures
@@ -225,7 +226,9 @@ def test_failed_device_degrades_to_the_host_and_is_counted(index, monkeypatch, c
         check(index, queries, 10, 8, router.search(queries, 10, 8))
         monkeypatch.undo()
         check(index, queries, 10, 8, router.search(queries, 10, 8))
-        assert router.stats().device_fallbacks == 1
+        stats = router.stats()
+        assert stats.device_fallbacks == 1
+        assert stats.host_work_bytes == 2 * stats.device_work_bytes > 0, "two of three searches were the host's"
         assert router.residency.n_resident == 0
         assert not router.devices[0].usable
         assert caplog.text.count("fell off the bus") == 1

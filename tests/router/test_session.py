@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -197,6 +198,21 @@ def test_the_cache_keeps_its_share_and_makes_way(index):
         check(index, clustered(9), 10, 8, router.search(clustered(9), 10, 8))
 
 
+def test_what_no_search_used_leaves_the_cache_first(index):
+    """Three lists in an arena of two pages. Of lists that were used alike, the one with the smaller id would go."""
+    used, idle, fresh = np.flatnonzero(index.list_sizes)[:3]
+    budget = arena_of(index, 2)
+    options = {"devices": ["cpu"], "device_budget_bytes": budget, "lookahead_bytes": budget, "cache_fraction": 1.0}
+    with Router(index, **options) as router:
+        with router.session() as session:
+            session.lookahead(index.centroids[[used, idle]], nprobe=1).result(30)
+        assert router.residency.resident_lists().tolist() == [used, idle]
+        with router.session() as session:
+            session.search(index.centroids[[used]], 5, 1)
+            session.lookahead(index.centroids[[fresh]], nprobe=1).result(30)
+            assert router.residency.resident_lists().tolist() == [used, fresh]
+
+
 def test_pages_of_a_copy_on_its_way_are_counted_once(index, monkeypatch):
     """What is free beside it is enough for the next draft: nothing cached has to go."""
     from hybridindex.tiers.paged.arena import PageArena
@@ -263,6 +279,56 @@ def test_drafts_that_wait_together_are_shared_out_over_devices(index):
             assert result.hit_rate.tolist() == [1.0]
             session.close()
         router.check_invariants()
+
+
+def test_alike_drafts_go_to_one_device_however_many_queries_they_have(index, monkeypatch):
+    """Four drafts wait together for two devices: two at one place of the space, two at another."""
+    lists = np.flatnonzero(index.list_sizes)
+    one, other = index.centroids[lists[0]], index.centroids[lists[1]]
+    drafts = [np.stack([one]), np.stack([other, other]), np.stack([one, one]), np.stack([other])]
+    with Router(index, devices=["cpu", "cpu"], device_budget_bytes=32 << 20) as router:
+        entered, resume = held_quantizer(index, monkeypatch)
+        first = router.session()
+        moves = [first.lookahead(index.centroids[lists[2:3]], nprobe=1)]
+        assert entered.wait(30)
+        sessions = [router.session() for _ in drafts]
+        moves += [s.lookahead(draft, nprobe=2) for s, draft in zip(sessions, drafts, strict=True)]
+        resume.set()
+        for move in moves:
+            move.result(30)
+        for draft in drafts:
+            [device] = np.unique(router.residency.list_device[np.unique(index.quantize(draft, 1)[0])])
+            assert device >= 0
+        held = [set(router.residency.resident_lists(device).tolist()) for device in (0, 1)]
+        assert len(held[0] & set(lists[:2])) == len(held[1] & set(lists[:2])) == 1
+
+
+def test_lookaheads_that_cannot_be_quantized_fail_and_the_next_one_goes_on(index, monkeypatch):
+    with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
+        monkeypatch.setattr(index, "quantize", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            session.lookahead(clustered(1), nprobe=4).result(30)
+        monkeypatch.undo()
+        session.lookahead(clustered(1), nprobe=4).result(30)
+        assert session.stats.lists_moved > 0
+
+
+def test_a_window_asks_the_plan_once(index):
+    """Pipelines have few windows; whoever has very many does not fill the memory with answers."""
+    plan, asked = hand_made_plan(index, np.zeros(NLIST)), []
+
+    def budget(window_ms, *, share_bytes):
+        asked.append(window_ms)
+        return SimpleNamespace(nbytes=int(window_ms))
+
+    plan.lookahead_budget = budget
+    with Router(index, plan=plan, devices=["cpu"]) as router:
+        for window in (5, 6, 5, 6):
+            router.session(window_ms=window).close()
+        assert asked == [5, 6]
+        for window in range(1, 1000):
+            router.session(window_ms=window).close()
+        assert len(router._window_budgets) < 500
 
 
 def test_a_plan_adopts_lists_that_a_session_brought(index):

@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
+from hybridindex.config import RouterConfig
 from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
 from hybridindex.service.http.app import create_app
@@ -18,12 +19,12 @@ from tests.clustered import clustered
 
 @pytest.fixture
 def make_service(index_path):
-    """``make_service(limits={...}, **config)``; warmed up, closed at the test's end."""
+    """``make_service(router={...}, limits={...}, **config)``; warmed up, closed at the test's end."""
     made: list[Service] = []
 
-    def factory(*, limits=None, warm=True, **config) -> Service:
-        config.setdefault("devices", ("cpu",))
-        service = Service.open(index_path, ServiceConfig(limits=Limits(**(limits or {})), **config))
+    def factory(*, router=None, limits=None, warm=True, **config) -> Service:
+        told = RouterConfig(**{"devices": ("cpu",), **(router or {})})
+        service = Service.open(index_path, ServiceConfig(router=told, limits=Limits(**(limits or {})), **config))
         made.append(service)
         if warm:
             service.warm_up()

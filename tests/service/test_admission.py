@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,15 @@ def admission(**limits) -> Admission:
     return Admission(Limits(**limits), Clock())
 
 
+@contextlib.asynccontextmanager
+async def turn(queue: Admission, client: str, n: int, deadline_s: float | None = None):
+    await queue.enter(client, n, deadline_s)
+    try:
+        yield
+    finally:
+        queue.leave(n)
+
+
 async def settle() -> None:
     """Lets everything run that can."""
     for _ in range(20):
@@ -50,7 +60,7 @@ class Requests:
         self.queue.check_invariants()
 
     async def _run(self, name: str, client: str, n: int, deadline_s: float | None) -> None:
-        async with self.queue.turn(client, n, deadline_s):
+        async with turn(self.queue, client, n, deadline_s):
             self.started.append(name)
             await self.ends[name].wait()
 
@@ -89,7 +99,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_again():
         await requests.send("running", "a")
         await requests.send("waits", "a", n=3)
         with pytest.raises(OverloadedError, match="3 queries wait and the queue holds 4") as refused:
-            async with queue.turn("b", 2):
+            async with turn(queue, "b", 2):
                 pass
         assert refused.value.retry_after_s >= 1
         assert not refused.value.own_share
@@ -107,7 +117,7 @@ def test_one_client_may_fill_only_its_share():
         await requests.send("running", "a")
         await requests.send("waits", "a", n=2)
         with pytest.raises(OverloadedError, match="2 of your queries wait") as refused:
-            async with queue.turn("a", 1):
+            async with turn(queue, "a", 1):
                 pass
         assert refused.value.own_share
         await requests.send("other", "b", n=2)
@@ -166,7 +176,7 @@ def test_a_deadline_that_has_passed_starts_nothing():
     async def run():
         queue = admission()
         with pytest.raises(DeadlineExceededError):
-            async with queue.turn("a", 1, deadline_s=99.0):
+            async with turn(queue, "a", 1, deadline_s=99.0):
                 pytest.fail("it started")
         assert queue.n_in_flight == 0
         assert queue.refused["deadline"] == 1
@@ -214,13 +224,12 @@ def test_draining_refuses_the_new_and_serves_the_waiting():
         await requests.send("waits", "a")
         queue.drain()
         with pytest.raises(OverloadedError, match="about to stop"):
-            async with queue.turn("b", 1):
+            async with turn(queue, "b", 1):
                 pass
-        idle = asyncio.create_task(queue.wait_idle())
         await requests.end("running")
-        assert not idle.done()
+        assert queue.n_in_flight == 1
         await requests.end("waits")
-        await idle
+        assert queue.n_in_flight == queue.n_waiting == 0
         assert requests.started == ["running", "waits"]
 
     asyncio.run(run())

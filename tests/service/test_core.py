@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 import hybridindex as hx
-from hybridindex.errors import InvalidInputError, OverloadedError, ProfileError
+from hybridindex.config import RouterConfig
+from hybridindex.errors import InvalidInputError, OverloadedError, PlanConflictError, ProfileError
 from hybridindex.plans.current import make_current
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
-from hybridindex.service.http.wire import SearchRequest
+from hybridindex.service.search_request import SearchRequest
+from hybridindex.service.status import status_of
 from tests.service.conftest import assert_same, held_engine
 
 
@@ -70,8 +72,8 @@ def test_a_restart_resumes_the_plan_that_was_applied_last(make_service, index_pa
 
 
 def test_values_out_of_range_are_named(service):
-    with pytest.raises(InvalidInputError, match="slo_ms is -1"):
-        service.repartition(apply=False, slo_ms=-1, coverage="solve")
+    with pytest.raises(InvalidInputError, match="slo_ms"):
+        service.repartition(apply=False, slo_ms=-1)
     with pytest.raises(InvalidInputError, match="share"):
         service.repartition(apply=True, coverage=0.1, bandwidth_share=2)
     assert len(service.store.list_plans()) == 1
@@ -80,7 +82,7 @@ def test_values_out_of_range_are_named(service):
 def test_a_fixed_coverage_and_a_new_target_contradict_each_other_and_solve_gives_it_up(service):
     both = {"slo_ms": 40, "coverage": 0.6}
     for asked in ({"slo_ms": 40}, {"device_budget_bytes": 8 << 20}, both):
-        with pytest.raises(InvalidInputError, match="coverage is 0.[36].* " + next(iter(asked))):
+        with pytest.raises(PlanConflictError, match="coverage is 0.[36].* " + next(iter(asked))):
             service.repartition(apply=False, **asked)
     solved = service.repartition(apply=True, slo_ms=40, coverage="solve")
     assert solved["plan"]["slo_ms"] == 40
@@ -89,14 +91,14 @@ def test_a_fixed_coverage_and_a_new_target_contradict_each_other_and_solve_gives
 
 
 def test_without_devices_nothing_can_move(make_service, queries):
-    service = make_service(devices=())
+    service = make_service(router={"devices": ()})
     with pytest.raises(InvalidInputError, match="devices is empty"):
         service.repartition(apply=False)
     assert search(service, queries).ids.shape == (20, 10)
 
 
 def test_without_a_plan_the_target_has_to_be_given(make_service):
-    service = make_service(plan="none", device_budget_bytes=(16 << 20,))
+    service = make_service(plan="none", router={"device_budget_bytes": 16 << 20})
     with pytest.raises(InvalidInputError, match="slo_ms is missing"):
         service.repartition(apply=False)
     assert service.repartition(apply=True, slo_ms=50, coverage=0.2)["plan_id"] == 2
@@ -118,7 +120,7 @@ def test_devices_without_any_plan_say_what_is_missing(tmp_path):
 
     hx.build(clustered(500), tmp_path / "bare", nlist=8, metric="l2").close()
     with pytest.raises(ProfileError):
-        Service.open(tmp_path / "bare", ServiceConfig(devices=("cpu",)))
+        Service.open(tmp_path / "bare", ServiceConfig(router=RouterConfig(devices=("cpu",))))
     service = Service.open(tmp_path / "bare", ServiceConfig())
     assert service.plan()["plan"] is None
     service.close()
@@ -169,12 +171,12 @@ class Following(Refresher):
 
 
 def test_a_refresher_watches_proposes_and_applies(index_path, queries):
-    service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=Following)
+    service = Service.open(index_path, ServiceConfig(router=RouterConfig(devices=("cpu",))), make_refresher=Following)
     try:
         service.start()
         search(service, queries)
         assert [seen[0] for seen in service.refresher.seen] == [20]
-        assert service.status()["refresher"]["requests"] == 1
+        assert status_of(service)["refresher"]["requests"] == 1
         answer = service.repartition(apply=False, coverage=0.5)
         assert answer["reason"] == "requested"
         assert answer["n_queries"] == 20
@@ -193,7 +195,7 @@ def test_answers_have_one_shape_with_and_without_a_refresher(index_path, queries
 
     found = []
     for make in (None, Following):
-        service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=make)
+        service = Service.open(index_path, ServiceConfig(router=RouterConfig(devices=("cpu",))), make_refresher=make)
         try:
             search(service, queries)
             answer = service.repartition(apply=False, coverage=0.5)
@@ -217,7 +219,7 @@ def test_an_observer_that_raises_costs_nobody_an_answer(service, queries):
 
 
 def test_a_named_deadline_reaches_the_router_and_the_daemons_own_does_not(make_service, queries):
-    service = make_service(devices=(), limits={"default_deadline_ms": 0.001})
+    service = make_service(router={"devices": ()}, limits={"default_deadline_ms": 0.001})
     # Time stands still, so that a deadline far too short for any scan has not passed when the search starts.
     service.clock = service.admission._clock = lambda: 7.0
     assert (search(service, queries, nprobe=24).nprobe_used == 24).all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -218,9 +217,7 @@ def test_a_slow_change_of_the_plan_does_not_hold_up_the_end(make_service, querie
 
 def test_a_device_that_never_ends_does_not_keep_the_daemon(make_service, queries, monkeypatch, caplog):
     """Neither in a scan nor in a copy: what was admitted is answered by the host, and everything ends."""
-    policy = functools.partial(HealthPolicy, judge="all", stuck_s=0.05)
-    monkeypatch.setattr("hybridindex.service.core.HealthPolicy", policy)
-    service = make_service(drain_timeout_s=1)
+    service = make_service(router={"health": HealthPolicy(judge="all", stuck_s=0.05)}, drain_timeout_s=1)
     expected = service.router.search(queries, 5)
     sockets = [bind_tcp("127.0.0.1", 0)]
     url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"

@@ -11,38 +11,39 @@ import sys
 import pytest
 
 from hybridindex.errors import ServiceError
-from hybridindex.service.daemon_address import Place, bind_tcp, bind_unix, find_daemon
+from hybridindex.service.daemon_address import DaemonAddress, bind_tcp, bind_unix, find_daemon
 
 
 def test_a_place_is_held_by_one_and_found_by_all(tmp_path):
     assert find_daemon(tmp_path) is None
-    place = Place(tmp_path)
-    place.announce(("unix:/run/x", "http://127.0.0.1:1"))
+    address = DaemonAddress(tmp_path)
+    address.announce(("unix:/run/x", "http://127.0.0.1:1"))
     # File locks are per process: ask from another one.
     code = (
-        "import sys; from pathlib import Path; from hybridindex.service.daemon_address import Place, find_daemon\n"
+        "import sys; from pathlib import Path\n"
+        "from hybridindex.service.daemon_address import DaemonAddress, find_daemon\n"
         "found = find_daemon(Path(sys.argv[1])); print(found.pid, *found.urls)\n"
-        "Place(Path(sys.argv[1]))"
+        "DaemonAddress(Path(sys.argv[1]))"
     )
     other = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     assert other.stdout.split() == [str(os.getpid()), "unix:/run/x", "http://127.0.0.1:1"]
     assert other.returncode != 0
     assert f"another daemon (pid {os.getpid()}) serves" in other.stderr
-    place.leave()
-    place.leave()
+    address.leave()
+    address.leave()
     assert find_daemon(tmp_path) is None
-    Place(tmp_path).leave()
+    DaemonAddress(tmp_path).leave()
 
 
 def test_a_killed_daemons_file_means_nothing(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from hybridindex.service.daemon_address import Place\n"
-        "p = Place(Path(sys.argv[1])); p.announce(('unix:/x',)); os._exit(9)"
+        "import os, sys; from pathlib import Path; from hybridindex.service.daemon_address import DaemonAddress\n"
+        "p = DaemonAddress(Path(sys.argv[1])); p.announce(('unix:/x',)); os._exit(9)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     assert (tmp_path / "daemon.json").exists()
     assert find_daemon(tmp_path) is None
-    Place(tmp_path).leave()
+    DaemonAddress(tmp_path).leave()
 
 
 def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path):

@@ -7,13 +7,17 @@ import json
 import numpy as np
 import pytest
 
+from hybridindex.config import RouterConfig
 from hybridindex.errors import InvalidInputError
 from hybridindex.refresh.refresher import RefreshConfig, Refresher
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
 from hybridindex.service.http.problems import PROBLEM_TYPE
+from hybridindex.service.status import status_of
 from tests.service.conftest import ask
 from tests.service.test_core import search
+
+CONFIG = ServiceConfig(router=RouterConfig(devices=("cpu",)))
 
 
 def follow(index, router, store):
@@ -22,7 +26,7 @@ def follow(index, router, store):
 
 @pytest.fixture
 def service(index_path):
-    service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=follow)
+    service = Service.open(index_path, CONFIG, make_refresher=follow)
     service.start()
     yield service
     service.close()
@@ -39,8 +43,8 @@ def test_it_plans_from_what_it_saw_and_before_that_from_the_profile(service, que
     assert proposed["n_queries"] > 0
     applied = service.repartition(apply=True, coverage=0.5)
     assert service.router.plan.coverage == pytest.approx(0.5)
-    json.dumps([early, proposed, applied, service.status(), service.plan(), service.history()], allow_nan=False)
-    assert service.status()["refresher"]["requests"] == 40
+    json.dumps([early, proposed, applied, status_of(service), service.plan(), service.history()], allow_nan=False)
+    assert status_of(service)["refresher"]["requests"] == 40
 
 
 def test_the_plan_that_is_stored_already_is_committed_and_not_stored_again(service):
@@ -51,14 +55,14 @@ def test_the_plan_that_is_stored_already_is_committed_and_not_stored_again(servi
 
 @pytest.mark.parametrize("refresh", [True, False])
 def test_a_restart_resumes_the_committed_plan(index_path, queries, refresh):
-    service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=follow)
+    service = Service.open(index_path, CONFIG, make_refresher=follow)
     service.start()
     committed = service.plan()["plan_id"]
     lists = service.router.plan.list_device
     # Stored later, tried and never committed.
     service.store.save_plan(service.index.plan(50, 4 << 20, coverage=0.9).to_record(), 1, trial=True)
     service.close()
-    again = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=follow if refresh else None)
+    again = Service.open(index_path, CONFIG, make_refresher=follow if refresh else None)
     try:
         again.start()
         assert again.plan()["plan_id"] == committed
@@ -70,13 +74,24 @@ def test_a_restart_resumes_the_committed_plan(index_path, queries, refresh):
 
 @pytest.mark.parametrize("refresh", [True, False])
 def test_what_is_stored_by_hand_afterwards_is_resumed(index_path, refresh):
-    service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=follow)
+    service = Service.open(index_path, CONFIG, make_refresher=follow)
     service.start()
     stored = service.store.save_plan(service.index.plan(50, 4 << 20, coverage=0.9).to_record(), 1)
     service.close()
-    again = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=follow if refresh else None)
+    again = Service.open(index_path, CONFIG, make_refresher=follow if refresh else None)
     assert again.plan_id == stored
     again.close()
+
+
+def test_what_a_daemon_without_a_refresh_applied_is_resumed_with_one(index_path):
+    for make, coverage in ((follow, None), (None, 0.5), (follow, None)):
+        service = Service.open(index_path, ServiceConfig(devices=("cpu",)), make_refresher=make)
+        service.start()
+        if coverage is not None:
+            applied = service.repartition(apply=True, coverage=coverage)["plan_id"]
+        resumed = service.plan()["plan_id"]
+        service.close()
+    assert resumed == applied == 2
 
 
 def test_a_change_during_another_is_refused_with_retry_after(service, queries):

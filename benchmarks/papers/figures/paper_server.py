@@ -29,7 +29,7 @@ from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.studies.hardware import model
 from hybridindex.studies.simulator import EngineRules, Inputs, System, Unservable, build_system, fit_llm, poisson
-from hybridindex.studies.simulator.llm import generate
+from hybridindex.studies.simulator.llm_server import generate
 from hybridindex.studies.what_if import LLMService, parse_fleet
 from hybridindex.types import AccessSample, HardwareInfo, LLMProfile, Profile, StageSample
 

@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
         duration: Annotated[float, typer.Option(help="Seconds per rate.")] = 10.0,
         slo_ms: Annotated[float | None, typer.Option("--slo-ms", help="Default the plan's.")] = None,
         asked: SearchOptions,
-        seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
+        seed: Annotated[int, typer.Option(help="Seed of the arrivals.")] = 0,
         machine: MachineOptions,
     ) -> None:
         """Open-loop Poisson load of single queries: latency percentiles, attainment, hit rate."""

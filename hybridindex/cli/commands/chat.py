@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from hybridindex.cli.commands.chat_parts import (
+from hybridindex.cli.chat_parts import (
+    LLMOptions,
     Terminated,
     chunk_times,
     open_embedder,
@@ -26,7 +28,9 @@ from hybridindex.cli.commands.chat_parts import (
     terminable,
 )
 from hybridindex.cli.console import emit, err, out
-from hybridindex.cli.options import Budget, Devices, Json, Nprobe, PlanChoice, StoreUrl
+from hybridindex.cli.option_groups import grouped
+from hybridindex.cli.options import Json, Nprobe, StoreUrl
+from hybridindex.cli.setting_options import ConfigFile, RouterOptions, settings_in
 from hybridindex.errors import GenerationError, InvalidInputError
 from hybridindex.rag.chunk_time import ChunkTimeModel
 from hybridindex.rag.documents import DocumentStore
@@ -37,6 +41,7 @@ from hybridindex.rag.records import Answer, LookedAhead
 from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.steps import Steps
 from hybridindex.rag.trace import ReplayGenerator, RunTrace, TraceWriter, read_traces
+from hybridindex.service.config import ServiceConfig
 
 __all__ = ["register"]
 
@@ -45,63 +50,84 @@ _PIPERAG = "piperag"
 _SHOWN = 160
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipeRAGOptions:
+    """For --pipeline piperag alone."""
+
+    interval: Annotated[int | None, typer.Option(help="PipeRAG: tokens between retrievals (64).", min=1)] = None
+    max_tokens: Annotated[int | None, typer.Option(help="PipeRAG: tokens of an answer (256).", min=1)] = None
+    min_nprobe: Annotated[int | None, typer.Option(help="PipeRAG: fewest lists under a deadline.", min=1)] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TalkOptions:
+    """What is asked, by which pipeline, and what is recorded or replayed."""
+
+    pipeline: Annotated[str, typer.Option(help=f"{', '.join(PIPELINES)} or {_PIPERAG}.")] = "hyde"
+    question: Annotated[str | None, typer.Option("--question", "-q", help="One question; then exit.")] = None
+    lookahead: Annotated[bool, typer.Option("--lookahead/--no-lookahead")] = True
+    record: Annotated[Path | None, typer.Option("--record", metavar="FILE", help="Append to a trace.")] = None
+    replay: Annotated[
+        Path | None, typer.Option("--replay", metavar="FILE", help="Say what a trace recorded; no --llm.")
+    ] = None
+    speed: Annotated[float, typer.Option(help="Of a replay, against the recorded.")] = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassageOptions:
+    """Where passages come from."""
+
+    k: Annotated[int, typer.Option("-k", help="Passages per search.", min=1)] = 5
+    nprobe: Nprobe = None
+    documents: Annotated[
+        Path | None, typer.Option("--documents", metavar="FILE", help="Default documents.sqlite in INDEX.")
+    ] = None
+    plan: Annotated[
+        str | None,
+        typer.Option(help="Plan id, 'latest', or 'none' to search on the host alone.", show_default="latest"),
+    ] = None
+    store: StoreUrl = None
+    cache: Annotated[Path, typer.Option("--cache", help="Where the embedder is kept.")] = Path("build/cache")
+
+
 def register(app: typer.Typer) -> None:
     """Adds the commands of this file."""
 
     @app.command()
+    @grouped
     def chat(
         index: Annotated[Path, typer.Argument(metavar="INDEX", help="Index directory with its document store.")],
-        llm: Annotated[str | None, typer.Option("--llm", metavar="URL", help="OpenAI-compatible server.")] = None,
-        model: Annotated[str, typer.Option(help="As the server names it; needed where it has several.")] = "",
-        mode: Annotated[str, typer.Option(help="chat, or completions for models without a chat template.")] = "chat",
-        key: Annotated[str | None, typer.Option("--llm-key", envvar="HYBRIDINDEX_LLM_KEY", help="API key.")] = None,
-        llm_timeout: Annotated[
-            float | None, typer.Option(help="Seconds for a generation, silence included (120, and 30 of silence).")
-        ] = None,
-        wait: Annotated[
-            float, typer.Option(help="Seconds that the LLM's server may still be starting.", min=0, max=86_400)
-        ] = 0.0,
-        pipeline: Annotated[str, typer.Option(help=f"{', '.join(PIPELINES)} or {_PIPERAG}.")] = "hyde",
-        question: Annotated[str | None, typer.Option("--question", "-q", help="One question; then exit.")] = None,
-        k: Annotated[int, typer.Option("-k", help="Passages per search.", min=1)] = 5,
-        nprobe: Nprobe = None,
-        interval: Annotated[int | None, typer.Option(help="PipeRAG: tokens between retrievals (64).", min=1)] = None,
-        max_tokens: Annotated[int | None, typer.Option(help="PipeRAG: tokens of an answer (256).", min=1)] = None,
-        min_nprobe: Annotated[int | None, typer.Option(help="PipeRAG: fewest lists under a deadline.", min=1)] = None,
-        documents: Annotated[
-            Path | None, typer.Option("--documents", metavar="FILE", help="Default documents.sqlite in INDEX.")
-        ] = None,
-        record: Annotated[Path | None, typer.Option("--record", metavar="FILE", help="Append to a trace.")] = None,
-        replay: Annotated[
-            Path | None, typer.Option("--replay", metavar="FILE", help="Say what a trace recorded; no --llm.")
-        ] = None,
-        speed: Annotated[float, typer.Option(help="Of a replay, against the recorded.")] = 1.0,
-        lookahead: Annotated[bool, typer.Option("--lookahead/--no-lookahead")] = True,
-        plan: PlanChoice = "latest",
-        device: Devices = None,
-        budget: Budget = None,
-        store: StoreUrl = None,
-        cache: Annotated[Path, typer.Option("--cache", help="Where the embedder is kept.")] = Path("build/cache"),
+        server: LLMOptions,
+        talk: TalkOptions,
+        piperag: PipeRAGOptions,
+        passages: PassageOptions,
+        router: RouterOptions,
+        config: ConfigFile = None,
         json: Json = False,
     ) -> None:
         """Ask questions; answers are streamed, with their passages. Ctrl-C ends an answer, Ctrl-D the chat.
 
-        With --replay, the recorded questions are asked again.
+        With --replay, the recorded questions are asked again. Where no daemon serves the index, a router is opened as
+        its options and the settings file say: plan, store_url and [router] of that which serve takes.
         """
+        pipeline, question, replay = talk.pipeline, talk.question, talk.replay
         if pipeline != _PIPERAG and pipeline not in PIPELINES:
             raise InvalidInputError(f"--pipeline is {pipeline!r}; expected one of {', '.join(PIPELINES)}, {_PIPERAG}")
-        if (llm is None) == (replay is None):
+        if (server.llm is None) == (replay is None):
             raise InvalidInputError("give --llm or --replay, one of them")
         if json and question is None and replay is None:
             raise InvalidInputError("--json needs --question or --replay: nobody is there to ask")
-        given = {"interval": interval, "max_tokens": max_tokens, "min_nprobe": min_nprobe}
+        given = asdict(piperag)
         if pipeline != _PIPERAG and replay is None and any(given.values()):
             named = ", ".join(f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None)
             raise InvalidInputError(f"{named}: for --pipeline {_PIPERAG} alone; --pipeline is {pipeline!r}")
+        told = {**router.given(), "plan": passages.plan, "store_url": passages.store}
+        settings = settings_in(config).without("refresh").build(ServiceConfig, told)
         with terminable(), contextlib.ExitStack() as owned:
-            texts = owned.enter_context(DocumentStore(documents or index / "documents.sqlite"))
-            source = open_source(owned, index, texts, plan, device, budget, store)
-            retriever = Retriever(source, open_embedder(texts.info, cache), texts, k=k, nprobe=nprobe)
+            texts = owned.enter_context(DocumentStore(passages.documents or index / "documents.sqlite"))
+            source = open_source(owned, index, texts, settings)
+            embedder = open_embedder(texts.info, passages.cache)
+            retriever = Retriever(source, embedder, texts, k=passages.k, nprobe=passages.nprobe)
             if pipeline == _PIPERAG:
                 # Before anybody asks: a store of other tokens is refused.
                 retriever.token_starts()
@@ -110,19 +136,19 @@ def register(app: typer.Typer) -> None:
             if replay is not None:
                 runs = read_traces(replay)
             else:
-                assert llm is not None
-                generator = open_llm(owned, llm, model, key, mode, llm_timeout, wait)
+                generator = open_llm(owned, server)
             writer = None
             name = "replay" if generator is None else generator.model
-            if record is not None:
-                writer = owned.enter_context(TraceWriter(record, model=name))
-            times = chunk_times(index, store, name if pipeline == _PIPERAG and generator is not None else "")
-            for asked, says, ours, run in _questions(question, runs, generator, pipeline, speed):
-                talking = question is None and replay is None
-                settings = settings_of(given, () if run is None else run.generations) if ours == _PIPERAG else None
-                answer = _answer(
-                    asked, retriever, says, ours, settings, times, lookahead=lookahead, quiet=json, talking=talking
-                )
+            if talk.record is not None:
+                writer = owned.enter_context(TraceWriter(talk.record, model=name))
+            measured = name if pipeline == _PIPERAG and generator is not None else ""
+            times = chunk_times(index, settings.store_url, measured)
+            talking = question is None and replay is None
+            for asked, says, ours, run in _questions(question, runs, generator, pipeline, talk.speed):
+                periodic = settings_of(given, () if run is None else run.generations) if ours == _PIPERAG else None
+                shown = None if json else _Shown()
+                steps = Steps(asked, retriever, says, lookahead=talk.lookahead, on_text=shown)
+                answer = _answer(steps, _pipeline(ours, periodic, times), shown, talking=talking)
                 if answer is None:
                     continue
                 if writer is not None:
@@ -153,29 +179,27 @@ def _questions(
             yield typed, generator, pipeline, None
 
 
-def _answer(
-    question: str,
-    retriever: Retriever,
-    generator: Generator,
-    pipeline: str,
-    periodic: PeriodicRetrieval | None,
-    times: ChunkTimeModel,
-    *,
-    lookahead: bool,
-    quiet: bool,
-    talking: bool,
-) -> Answer | None:
-    """None where Ctrl-C, or an LLM that failed, ended an answer of a conversation. ``periodic``: for PipeRAG."""
-    begun = False
+def _pipeline(name: str, periodic: PeriodicRetrieval | None, times: ChunkTimeModel) -> Callable[[Steps], Answer]:
+    """``periodic``: for PipeRAG."""
+    return PIPELINES[name] if periodic is None else lambda steps: periodic.run(steps, times).answer
 
-    def show(text: str) -> None:
-        nonlocal begun
-        begun = True
+
+class _Shown:
+    """Prints an answer as it is written."""
+
+    def __init__(self) -> None:
+        self.begun = False
+
+    def __call__(self, text: str) -> None:
+        self.begun = True
         out.out(text, end="", highlight=False)
 
+
+def _answer(steps: Steps, run: Callable[[Steps], Answer], shown: _Shown | None, *, talking: bool) -> Answer | None:
+    """None where Ctrl-C, or an LLM that failed, ended an answer of a conversation."""
     try:
-        with Steps(question, retriever, generator, lookahead=lookahead, on_text=None if quiet else show) as steps:
-            return PIPELINES[pipeline](steps) if periodic is None else periodic.run(steps, times).answer
+        with steps:
+            return run(steps)
     except KeyboardInterrupt as ended:
         if not talking or isinstance(ended, Terminated):
             raise
@@ -188,7 +212,7 @@ def _answer(
         return None
     finally:
         # What is said next, be it an error, has a line of its own.
-        if begun:
+        if shown is not None and shown.begun:
             out.out("")
 
 

@@ -1,15 +1,13 @@
-"""Commands around a daemon: serve, status, repartition, drain, keys.
+"""Commands around a running daemon: status, repartition, drain; and keys.
 
-All but ``serve`` and ``keys`` talk to a running daemon: the one of the index directory, or the one at ``--url``.
+All but ``keys`` talk to a running daemon: the one of the index directory, or the one at ``--url``.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.live import Live
@@ -17,21 +15,14 @@ from rich.table import Table
 
 import hybridindex as hx
 from hybridindex.cli.console import ExitCode, emit, err, out, parse_bytes, readable_bytes, to_json
-from hybridindex.cli.options import KEPT, Devices, Json, KeepEvents, KeepPlans, KeepProfiles, Key, StoreUrl, Threads
+from hybridindex.cli.options import Json, Key, StoreUrl
 from hybridindex.client.client import Client
 from hybridindex.errors import InvalidInputError, UnreachableError
 from hybridindex.plans.current import latest_plan_id
 from hybridindex.plans.replan import SOLVE, PlanChanges
 from hybridindex.plans.stored import load_plan
 from hybridindex.service.auth import KeyFile
-from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.daemon_address import find_daemon
-from hybridindex.store.retention import Retention
-
-if TYPE_CHECKING:
-    from hybridindex.refresh.refresher import Refresher
-    from hybridindex.router.router import Router
-    from hybridindex.store.control import ControlStore
 
 __all__ = ["register"]
 
@@ -146,127 +137,8 @@ def _coverage(text: str | None) -> float | Literal["solve"] | None:
         raise InvalidInputError(f"--coverage is {text!r}; expected a fraction of lists, or {SOLVE!r}") from None
 
 
-def _make_refresher(index: hx.Index, router: Router, store: ControlStore, *, keep_queries: int) -> Refresher:
-    from hybridindex.refresh.refresher import RefreshConfig, Refresher
-
-    return Refresher(index, router, store, RefreshConfig(reservoir_queries=keep_queries))
-
-
 def register(app: typer.Typer) -> None:
     """Adds the commands of this file."""
-
-    @app.command()
-    def serve(
-        index: Annotated[Path, typer.Argument(metavar="INDEX", help="Index directory.", show_default=False)],
-        host: Annotated[str, typer.Option(help="Address; beyond this machine only with --keys.")] = "127.0.0.1",
-        port: Annotated[int, typer.Option(help="0: any free one.")] = 8080,
-        uds: Annotated[Path | None, typer.Option("--uds", metavar="PATH", help="Also listen on a unix socket.")] = None,
-        tcp: Annotated[bool, typer.Option("--tcp/--no-tcp", help="Listen on TCP.")] = True,
-        device: Devices = None,
-        budget: Annotated[
-            list[str] | None, typer.Option("--budget", help="Bytes per device; default the plan's.")
-        ] = None,
-        plan: Annotated[str, typer.Option("--plan", help="Plan id, 'latest' or 'none'.")] = "latest",
-        slo_ms: Annotated[float | None, typer.Option("--slo-ms", help="For attainment; default the plan's.")] = None,
-        threads: Threads = None,
-        keys: Annotated[
-            Path | None, typer.Option("--keys", metavar="FILE", help="API keys; made by: hybridindex keys add.")
-        ] = None,
-        tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE.pem")] = None,
-        tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE.pem")] = None,
-        queue: Annotated[int, typer.Option(help="Queries that may wait.")] = Limits().queue_queries,
-        max_queries: Annotated[int, typer.Option(help="Per request.")] = Limits().max_queries,
-        max_k: Annotated[int, typer.Option("--max-k")] = Limits().max_k,
-        max_nprobe: Annotated[int | None, typer.Option("--max-nprobe")] = None,
-        max_body: Annotated[str, typer.Option("--max-body", help="Bytes of a request's body.")] = "16MiB",
-        max_sessions: Annotated[int, typer.Option("--max-sessions")] = Limits().max_sessions,
-        session_ttl: Annotated[float, typer.Option(help="Seconds; unused sessions end.")] = Limits().session_ttl_s,
-        deadline_ms: Annotated[
-            float, typer.Option("--deadline-ms", help="Longest wait for a search to start, where none is asked for.")
-        ] = 30_000.0,
-        retry_open: Annotated[
-            bool,
-            typer.Option(
-                "--retry-open/--no-retry-open",
-                help="A device without room at the start is tried again, and takes its budget when there is room.",
-            ),
-        ] = True,
-        pin_host_lists: Annotated[
-            str, typer.Option("--pin-host-lists", help="Bytes of page-locked memory for lists that sessions may fetch.")
-        ] = "0",
-        overload_min_nprobe: Annotated[
-            int | None, typer.Option("--overload-min-nprobe", help="Lower nprobe down to this under overload.")
-        ] = None,
-        refresh: Annotated[
-            bool,
-            typer.Option(
-                "--refresh/--no-refresh",
-                help="Watch the load and change the plan when it drifts; resumes the last committed plan.",
-            ),
-        ] = False,
-        keep_queries: Annotated[
-            int,
-            typer.Option("--keep-queries", help="Recent queries that --refresh keeps, in memory; 0: none.", min=0),
-        ] = 4096,
-        keep_plans: KeepPlans = KEPT.plans,
-        keep_profiles: KeepProfiles = KEPT.profiles,
-        keep_events: KeepEvents = KEPT.events,
-        drain_timeout: Annotated[float, typer.Option(help="Seconds for requests in flight at the end.")] = 30.0,
-        log_format: Annotated[str, typer.Option("--log-format", help="text or json.")] = "text",
-        traces: Annotated[
-            bool | None,
-            typer.Option(
-                "--traces/--no-traces",
-                help="OpenTelemetry by OTLP over HTTP, as OTEL_* says; default: where that names a collector.",
-                show_default=False,
-            ),
-        ] = None,
-        store: StoreUrl = None,
-        json: Json = False,
-    ) -> None:
-        """Serve an index over HTTP until SIGTERM, Ctrl-C or drain; resume its latest plan.
-
-        Log lines go to standard error. With --json, one object with pid and addresses is printed once it listens.
-        """
-        config = ServiceConfig(
-            host=host if tcp else None,
-            port=port,
-            uds=uds,
-            devices=tuple(device or ()),
-            device_budget_bytes=tuple(parse_bytes(b) for b in budget or ()),
-            retry_open=retry_open,
-            pin_host_lists=parse_bytes(pin_host_lists),
-            plan=plan,
-            slo_ms=slo_ms,
-            threads=threads,
-            limits=Limits(
-                max_body_bytes=parse_bytes(max_body),
-                max_k=max_k,
-                max_nprobe=max_nprobe,
-                max_queries=max_queries,
-                max_sessions=max_sessions,
-                session_ttl_s=session_ttl,
-                queue_queries=queue,
-                default_deadline_ms=deadline_ms,
-                overload_min_nprobe=overload_min_nprobe,
-            ),
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            key_file=keys,
-            store_url=store,
-            retention=Retention(plans=keep_plans, profiles=keep_profiles, events=keep_events),
-            drain_timeout_s=drain_timeout,
-            log_format=log_format,  # type: ignore[arg-type]
-            traces=traces,
-        )
-        from hybridindex.service.daemon import serve as run_daemon
-
-        def announce(urls: tuple[str, ...]) -> None:
-            emit({"pid": os.getpid(), "urls": urls}, as_json=json)
-            out.file.flush()
-
-        make = partial(_make_refresher, keep_queries=keep_queries) if refresh else None
-        run_daemon(index, config, make_refresher=make, on_listening=announce)
 
     @app.command()
     def status(

@@ -168,7 +168,7 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def doctor(
         gpu: Annotated[
-            bool, typer.Option("--gpu", help="The devices: memory, versions, scanners, measurements.")
+            bool, typer.Option("--gpu", help="Examine the devices: memory, versions, scanners, measurements.")
         ] = False,
         index: Annotated[
             Path | None, typer.Option("--index", metavar="INDEX", help="With --gpu: what its newest profile measured.")

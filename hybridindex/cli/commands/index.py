@@ -68,7 +68,7 @@ def register(app: typer.Typer) -> None:
         layout: LayoutOptions,
         ids: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="(n,) int64 ids; default 0..n-1.")] = None,
         memory: Annotated[str, typer.Option(help="Budget of anonymous memory.")] = "1GiB",
-        seed: Annotated[int | None, typer.Option(help="Of training; default the library's.")] = None,
+        seed: Annotated[int | None, typer.Option(help="Seed of training; default the library's.")] = None,
         json: Json = False,
     ) -> None:
         """Build an index from a .npy file, streaming, in bounded memory."""

@@ -31,7 +31,7 @@ _STEP = re.compile(r"([A-Za-z][A-Za-z0-9_-]{0,63})=([0-9]{1,7}):([0-9]{1,7})")
 
 
 class _ProfileGroup(TyperGroup):
-    """``profile INDEX …`` means ``profile index INDEX …``: what the command was before it had a second subject."""
+    """``profile INDEX …`` means ``profile index INDEX …``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in (*self.commands, *ctx.help_option_names):
@@ -77,16 +77,17 @@ class LLMOptions:
     vllm_offline: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Sweep KV-cache sizes with vLLM itself, a process each.")
     ] = None
-    model: Annotated[str | None, typer.Option(help="Which of the server's models; needed where it has several.")] = None
+    model: Annotated[str | None, typer.Option(help="Model to measure; needed where the server has several.")] = None
     kv_cache_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE[,SIZE…]", help="Per device; of a server, where its metrics do not tell.")
+        str | None,
+        typer.Option(metavar="SIZE[,SIZE…]", help="Per device; of a server where its metrics do not say it."),
     ] = None
     n_devices: Annotated[int, typer.Option(help="Devices that one engine's KV cache is spread over.", min=1)] = 1
     engine_arg: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Offline: argument of vllm.LLM. Repeat.")
     ] = None
     api_key: Annotated[
-        str | None, typer.Option(envvar="HYBRIDINDEX_LLM_KEY", help="Better given by the environment.")
+        str | None, typer.Option(envvar="HYBRIDINDEX_LLM_KEY", help="API key; better set in the environment.")
     ] = None
     wait: Annotated[float, typer.Option(help="Seconds that the server may still be starting.")] = 0.0
     timeout: Annotated[float | None, typer.Option(help="Seconds for a request (60), or an offline point (300).")] = None
@@ -96,15 +97,15 @@ class LLMOptions:
 class LLMLoadOptions:
     """What the LLM is asked."""
 
-    input_tokens: Annotated[int, typer.Option(help="Of a prompt with its passages.", min=1)] = 512
-    output_tokens: Annotated[int, typer.Option(help="Of an answer.", min=1)] = 64
+    input_tokens: Annotated[int, typer.Option(help="Tokens of a prompt with its passages.", min=1)] = 512
+    output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 64
     step: Annotated[
         list[str] | None, typer.Option(metavar="NAME=IN:OUT", help="A further pipeline step to time. Repeat.")
     ] = None
     max_concurrency: Annotated[int, typer.Option(help="Clients at once, at most.", min=1)] = 32
     requests: Annotated[int, typer.Option(help="Offline: requests at each size.", min=1)] = 64
-    max_seconds: Annotated[float, typer.Option(help="No request to a server begins that would end later.")] = 120.0
-    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0
+    max_seconds: Annotated[float, typer.Option(help="Server: no request begins that would end later.")] = 120.0
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0
 
 
 def _profile_llm(
@@ -134,7 +135,7 @@ def _profile_llm(
 
 @contextmanager
 def _resumable(checkpoint: Path | None) -> Iterator[None]:
-    """Says of an interrupted measurement that it goes on where it stopped."""
+    """After an interruption, says that the same command goes on where it stopped."""
     try:
         yield
     except (KeyboardInterrupt, LLMServerError):
@@ -281,13 +282,14 @@ class MemoryOptions:
     """Memory of one device, and what the model takes of it."""
 
     device_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of one device; default what CUDA says.")
+        str | None, typer.Option(metavar="SIZE", help="Memory of one device; default what CUDA reports.")
     ] = None
     kv_cache_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of one device; default what the plan's LLM profile leaves.")
+        str | None,
+        typer.Option(metavar="SIZE", help="Of one device; default what the plan leaves of the LLM profile's."),
     ] = None
     model: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Of safetensors: its weights count, over all devices.")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of safetensors; its weights count, over all devices.")
     ] = None
     model_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Weights and activations on one device, as vLLM logs them.")

@@ -1,4 +1,4 @@
-"""Commands that measure and decide, and what they left: profile, plan, explain, history, prune, report."""
+"""Commands about profiles and plans of this machine: profile, plan, explain, history, prune, report."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def register(app: typer.Typer) -> None:
         recall: Annotated[float | None, typer.Option(help="Choose the smallest nprobe with this recall@k.")] = None,
         k: Annotated[int, typer.Option("-k", help="Neighbours per query.", min=1)] = 10,
         max_seconds: Annotated[float, typer.Option(help="About how long to time stages.")] = 60.0,
-        seed: Annotated[int, typer.Option(help="Of the split into halves and of measured batches.")] = 0,
+        seed: Annotated[int, typer.Option(help="Seed of the split into halves and of measured batches.")] = 0,
         *,
         machine: MachineOptions,
     ) -> None:

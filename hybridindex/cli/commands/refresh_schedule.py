@@ -1,4 +1,4 @@
-"""refresh-schedule: when a daemon with --refresh updates its plan although nobody asked. Rows of the control store."""
+"""The command refresh-schedule: rows of the control store, times at which a daemon with --refresh updates its plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hybridindex.store.records import ScheduleEntry
 
 __all__ = ["register"]
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the row.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the row.", show_default=False)]
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -26,7 +26,7 @@ def _open(index: IndexPath, store: str | None) -> ControlStore:
 
 
 def _seconds(text: str) -> str:
-    """ "6h" as "21600"; what is no number stays, and is refused with the row."""
+    """ "6h" as "21600"; anything else stays as it is, and the check of the row refuses it."""
     number, unit = (text[:-1], _UNITS[text[-1]]) if text and text[-1] in _UNITS else (text, 1)
     try:
         return f"{float(number) * unit:.15g}"

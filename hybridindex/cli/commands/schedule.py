@@ -1,4 +1,4 @@
-"""Commands that plan past this machine: schedule a RAG pipeline, list hardware profiles."""
+"""The commands schedule (a RAG pipeline on given chips) and hardware (lists hardware profiles)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hybridindex.studies.schedule import (
     read_schema,
     search,
 )
-from hybridindex.studies.schedule.explain import compare_with_next, limiting_stage, report_stages
+from hybridindex.studies.schedule.stage_report import compare_with_next, limiting_stage, report_stages
 
 __all__ = ["register"]
 
@@ -43,10 +43,10 @@ _KINDS: dict[str, Callable[[str], hardware.Chip | hardware.Server | hardware.Mod
 class MachineChoice:
     """Chips and retrieval servers that a schedule may use."""
 
-    chips: Annotated[int, typer.Option(help="At most, in all.")] = 64
+    chips: Annotated[int, typer.Option(help="Most chips in all.")] = 64
     chip: Annotated[str, typer.Option(metavar="NAME|FILE.json", help="See hybridindex hardware.")] = "h100"
-    server: Annotated[str, typer.Option(metavar="NAME|FILE.json", help="That retrieves.")] = "epyc-milan"
-    servers: Annotated[int | None, typer.Option(help="Default: as many as hold the chips.")] = None
+    server: Annotated[str, typer.Option(metavar="NAME|FILE.json", help="Kind of retrieval servers.")] = "epyc-milan"
+    servers: Annotated[int | None, typer.Option(help="Retrieval servers; default as many as hold the chips.")] = None
     charge_servers: Annotated[float, typer.Option(help="What one retrieval server costs, in chips.")] = 0.0
     whole_servers: Annotated[
         bool, typer.Option("--whole-servers", help="Count all chips of the retrieval servers, idle ones too.")
@@ -151,7 +151,7 @@ def _schema_of(name: str) -> RAGSchema:
 
 
 def _search(pipeline: RAGSchema, resources: Resources) -> tuple[Frontier, list[str]]:
-    """The frontier, and which goals it misses."""
+    """The frontier, and the goals that it misses."""
     try:
         return search(pipeline, resources), []
     except InvalidInputError:

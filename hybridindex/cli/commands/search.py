@@ -1,4 +1,4 @@
-"""The command search, and the router that commands search with."""
+"""The command search, and the plan and router that other commands share with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["choose_plan", "open_router", "register"]
 
 
 def choose_plan(index: hx.Index, choice: str, devices: list[str] | None, store: str | None) -> Plan | None:
-    """Without devices a plan only gives nprobe; then a missing one is no error."""
+    """The plan that ``--plan`` names. Without devices it only gives nprobe, so "latest" may be missing: None."""
     with index.store(store) as control:
         if choice == "latest" and not devices and not control.list_plans(index_fingerprint=index.fingerprint):
             return None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hybridindex.studies.hardware import Chip
     from hybridindex.studies.simulator import Inputs
     from hybridindex.studies.simulator.arrivals import Workload
-    from hybridindex.studies.simulator.drift import DriftRules
+    from hybridindex.studies.simulator.moving_load import DriftRules
 
 __all__ = ["register"]
 
@@ -55,13 +55,13 @@ class LoadOptions:
     """What is asked of the server, and how fast answers must be."""
 
     rate: Annotated[float, typer.Option(help="Requests per second.")]
-    slo_ms: Annotated[float, typer.Option("--slo-ms", help="On TTFT; on the search where there is no LLM.")]
-    attainment: Annotated[float, typer.Option(help="Part of the requests that must meet the SLO.")] = 0.9
+    slo_ms: Annotated[float, typer.Option("--slo-ms", help="Bounds TTFT; the search where there is no LLM.")]
+    attainment: Annotated[float, typer.Option(help="Fraction of the requests that must meet the SLO.")] = 0.9
     arrivals: Annotated[str, typer.Option(help="poisson, bursty, or a trace FILE.jsonl.")] = "poisson"
     burstiness: Annotated[float, typer.Option(help="Bursty: rate while on over the mean rate.")] = 4.0
     period_s: Annotated[float, typer.Option(help="Bursty: mean time from burst to burst.")] = 10.0
-    requests: Annotated[int, typer.Option(help="Simulated at each rate.")] = 20_000
-    seed: Annotated[int, typer.Option(help="Of arrivals and scatter.", min=0)] = 0
+    requests: Annotated[int, typer.Option(help="Requests simulated at each rate.")] = 20_000
+    seed: Annotated[int, typer.Option(help="Seed of arrivals and scatter.", min=0)] = 0
 
     def workloads(self) -> Callable[[float], Workload]:
         """The arrivals at any rate; reads a trace once."""
@@ -82,7 +82,7 @@ class ServerOptions:
 
     devices: Annotated[str, typer.Option(help="NAMExN, such as h100x8, or N like the profiled one.")] = "1"
     budget: Annotated[
-        str | None, typer.Option(help="Bytes of each device for an index; default its share of the KV cache.")
+        str | None, typer.Option(help="Bytes per device for the index; default its share of the KV cache.")
     ] = None
     llm: Annotated[
         str | None, typer.Option(metavar="FILE.json|latest|ID", help="LLM profile of all devices together.")
@@ -90,7 +90,7 @@ class ServerOptions:
     kv_bytes_per_token: Annotated[float, typer.Option(help="Of the LLM; default that of an 8B model.")] = 131_072.0
     replicas: Annotated[int, typer.Option(help="Equal LLM engines that share devices and load.")] = 1
     max_batch: Annotated[int | None, typer.Option(help="Queries per batch; default all that wait.")] = None
-    contention: Annotated[float, typer.Option(help="Scan and decode on one device: slow-down of each.")] = 0.0
+    contention: Annotated[float, typer.Option(help="Slow-down of scan and decode that share a device.")] = 0.0
 
     def budget_bytes(self, n_devices: int, llm: LLMProfile | None, chip: Chip | None) -> int:
         """Bytes of each device for an index."""
@@ -109,18 +109,18 @@ class ServerOptions:
 class LookaheadOptions:
     """What lookahead may use."""
 
-    window_ms: Annotated[float, typer.Option(help="Generation before a search that lookahead uses.")] = 0.0
-    overlap: Annotated[float, typer.Option(help="Part of a final query's lists that its draft names.")] = 0.8
-    arena: Annotated[str, typer.Option(help="Bytes of all devices for lookahead and cache.")] = "0"
+    window_ms: Annotated[float, typer.Option(help="Generation time before a search that lookahead may use.")] = 0.0
+    overlap: Annotated[float, typer.Option(help="Fraction of a final query's lists that its draft names.")] = 0.8
+    arena: Annotated[str, typer.Option(help="Bytes for lookahead and cache, over all devices.")] = "0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedOptions:
     """Speeds of the devices and of copies to them."""
 
-    device_bandwidth: Annotated[str | None, typer.Option(help="Memory of a device, bytes/s: 3350GB.")] = None
-    device_efficiency: Annotated[float, typer.Option(help="Part of the bandwidth that scans reach.")] = 0.5
-    transfer_bandwidth: Annotated[str | None, typer.Option(help="Host to device, bytes/s.")] = None
+    device_bandwidth: Annotated[str | None, typer.Option(help="Of a device's memory, bytes/s: 3350GB.")] = None
+    device_efficiency: Annotated[float, typer.Option(help="Fraction of the bandwidth that scans reach.")] = 0.5
+    transfer_bandwidth: Annotated[str | None, typer.Option(help="Bandwidth from host to device in bytes/s.")] = None
 
     def bytes_per_s(self, chip: Chip | None) -> tuple[float | None, float | None]:
         """Of device memory and of copies; from the named chip where no option says it."""
@@ -135,13 +135,13 @@ class SpeedOptions:
 class StudyOptions:
     """What is compared, and what is drawn."""
 
-    policy: Annotated[list[str] | None, typer.Option("--policy", help="Repeat; default all.")] = None
+    policy: Annotated[list[str] | None, typer.Option("--policy", help="Repeat for several; default all.")] = None
     find_rate: Annotated[bool, typer.Option(help="Also search each policy's SLO-compliant rate.")] = True
     drift: Annotated[
         float | None,
         typer.Option("--drift", metavar="SECONDS", help="The hot set moves then; ours with and without a refresher."),
     ] = None
-    drift_shift: Annotated[float, typer.Option(help="How far down the hot order, as a part of all lists.")] = 0.5
+    drift_shift: Annotated[float, typer.Option(help="How far down the hot order, as a fraction of all lists.")] = 0.5
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it; needs the extra report.")] = None
 
     def policies(self) -> tuple[str, ...]:
@@ -200,9 +200,9 @@ def simulate(
     from hybridindex.studies.simulator import EngineRules, Inputs
     from hybridindex.studies.simulator.arrivals import check_number
     from hybridindex.studies.simulator.compare import compare_policies
-    from hybridindex.studies.simulator.drift import DriftRules
-    from hybridindex.studies.simulator.lookahead import LookaheadRules
-    from hybridindex.studies.simulator.machine import WhatIf, suppose
+    from hybridindex.studies.simulator.lookahead_replay import LookaheadRules
+    from hybridindex.studies.simulator.moving_load import DriftRules
+    from hybridindex.studies.simulator.other_machine import WhatIf, suppose
 
     check_number("--slo-ms", load.slo_ms, above=0.0)
     check_number("--rate", load.rate, above=0.0)
@@ -298,7 +298,7 @@ def simulate(
 def _follow(
     inputs: Inputs, workload: Workload, rules: DriftRules, assumptions: list[str], attainment: float, *, as_json: bool
 ) -> None:
-    from hybridindex.studies.simulator.follow import follow_drift
+    from hybridindex.studies.simulator.follow_drift import follow_drift
 
     found = follow_drift(inputs, workload, rules)
     table = Table(

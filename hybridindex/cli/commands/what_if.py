@@ -34,10 +34,10 @@ class MachineToSuppose:
         typer.Option(metavar="NAMExN|FILE.jsonxN", help="Another machine, such as h100x8.", rich_help_panel=WHAT_IF),
     ] = None
     efficiency: Annotated[
-        float, typer.Option(help="Part of the peak rates that scans and LLM reach.", rich_help_panel=WHAT_IF)
+        float, typer.Option(help="Fraction of the peak rates that scans and the LLM reach.", rich_help_panel=WHAT_IF)
     ] = 0.5
-    input_tokens: Annotated[int, typer.Option(help="Of a prompt.", rich_help_panel=WHAT_IF)] = 1024
-    output_tokens: Annotated[int, typer.Option(help="Of an answer.", rich_help_panel=WHAT_IF)] = 256
+    input_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.", rich_help_panel=WHAT_IF)] = 1024
+    output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.", rich_help_panel=WHAT_IF)] = 256
 
 
 def forecast_machine(
@@ -70,7 +70,7 @@ def _answer(
 ) -> tuple[Forecast, list[str]]:
     """The forecast, and sentences that say what was measured and what is assumed."""
     from hybridindex.partitioner.analysis import analyse
-    from hybridindex.studies.simulator.machine import WhatIf, suppose
+    from hybridindex.studies.simulator.other_machine import WhatIf, suppose
 
     assert machine.hardware is not None
     fleet = parse_fleet(machine.hardware)

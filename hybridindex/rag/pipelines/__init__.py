@@ -1,7 +1,7 @@
-"""Six pipelines, each a function of the steps of one question. Where lookahead is placed is TeleRAG's (§3.3, Figure 8).
+"""Six pipelines, each a function of the steps of one question. Lookahead is placed as in TeleRAG (§3.3, Figure 8).
 
-A draft is looked up while the LLM writes the query that follows it. Pipelines that begin with a search have nothing to
-hide the first one behind; there, the generation after a search covers the lookahead of the next.
+The lists of a draft are loaded while the LLM generates the query that follows it. Where a pipeline begins with a
+search, the generation after it hides the lookahead of the next search.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""HyDE (Gao et al. 2022): the LLM writes a passage as it might stand in the corpus; that passage is the query."""
+"""HyDE (Gao et al. 2022): the LLM writes a hypothetical passage, which is the query."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def hyde(steps: Steps, *, draft_tokens: int = 128, answer_tokens: int = 128) -> 
         f"Write a short passage that answers the question.\n\nQuestion: {question}\nPassage:",
         max_tokens=draft_tokens,
     )
-    # A model that says nothing leaves the question itself.
+    # An empty passage: search for the question itself.
     (passages,) = steps.retrieve("hypothesis", [draft.text.strip() or question])
     answer = steps.generate("answer", answer_prompt(question, passages), max_tokens=answer_tokens, show=True)
     return steps.answer("hyde", answer.text, passages)

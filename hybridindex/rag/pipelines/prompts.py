@@ -1,4 +1,4 @@
-"""The words that pipelines put to an LLM, and how its short answers are read. Text alone."""
+"""Prompts of pipelines, and how short answers of an LLM are read. Text only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Self-RAG (Asai et al. 2023), the short form: decide whether to search, answer from each passage, keep the best.
 
-The paper's model was trained to write judgements as tokens of their own. Here they are short questions, so that any
-model can be asked. An answer that is neither yes nor no leads to a search: it costs less than a missing fact.
+The paper's model was trained to emit judgements as special tokens. Here they are short questions that any model can
+answer. An answer that is neither yes nor no leads to a search, which costs less than a missing fact.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The HTTP interface: routes, and how each turns a body into a call of the service and its result into an answer.
+"""The HTTP routes: each parses a request, calls the service and writes its result.
 
-Identity, logging and metrics are around it in ``shell.py``; the process in ``run.py``; formats in ``wire.py``.
+``middleware.py`` has identity, logging and metrics; ``daemon.py`` the process; ``wire.py`` the formats.
 """
 
 from __future__ import annotations
@@ -12,22 +12,30 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
+
 from hybridindex import __version__
-from hybridindex.errors import HybridIndexError, MissingDependencyError, ProfileError
+from hybridindex.errors import HybridIndexError, ProfileError
 from hybridindex.plans.replan import SOLVE
 from hybridindex.plans.stored import plan_tradeoff
 from hybridindex.service.auth import Caller, Keyring
 from hybridindex.service.core import Service
+from hybridindex.service.describe import describe
 from hybridindex.service.http import openapi
 from hybridindex.service.http import openapi_answers as answers
 from hybridindex.service.http.bodies import media_type, read_body
-from hybridindex.service.http.middleware import CALLER, Shell
+from hybridindex.service.http.middleware import CALLER, RequestMiddleware
 from hybridindex.service.http.page.files import PAGE_FILES, PageFile
 from hybridindex.service.http.problems import Problem, ProblemError, problem_of
 from hybridindex.service.http.recent import RECENT_PATH, RecentQueries
-from hybridindex.service.http.searching import SearchRoute, options_of
+from hybridindex.service.http.searching import SearchRoute
 from hybridindex.service.http.wire import (
     MIN_BANDWIDTH_SHARE,
     BodyError,
@@ -40,23 +48,12 @@ from hybridindex.service.observe.logs import REQUEST_ID
 from hybridindex.service.observe.metrics import CONTENT_TYPE, Metrics
 from hybridindex.service.observe.series import Series
 from hybridindex.service.pruning import prune_now_and_then
-from hybridindex.service.status import describe, health_of
-
-try:
-    from fastapi import FastAPI, Request, Response
-    from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect
-    from starlette.routing import Match, Route
-    from starlette.types import Receive, Scope, Send
-except ImportError as error:
-    raise MissingDependencyError("the daemon needs FastAPI: pip install 'hybridindex[service]'") from error
+from hybridindex.service.status import health_of, status_of
 
 __all__ = ["create_app"]
 
 _log = logging.getLogger(__name__)
 
-#: Larger JSON is parsed and written on a thread.
-_LARGE_BYTES = 1 << 20
 #: Time between two samples of the series.
 _SAMPLE_S = 1.0
 _REPARTITION = {"apply", "slo_ms", "device_budget_bytes", "rate_qps", "coverage", "bandwidth_share"}
@@ -66,18 +63,18 @@ Handler = Callable[[Request], Awaitable[Response]]
 def create_app(
     service: Service, *, keyring: Keyring | None = None, on_drain: Callable[[], None] | None = None
 ) -> Application:
-    """The ASGI application of one service. It warms up in its lifespan, and closes nothing.
+    """The ASGI application of one service. Its lifespan warms up; it closes nothing.
 
     Args:
         keyring: None: every caller is an admin. Only for loopback addresses and unix sockets.
-        on_drain: what ``POST /v1/drain`` starts; None: only the service drains, the process goes on.
+        on_drain: called by ``POST /v1/drain``; None: the service drains, and the process goes on.
     """
     metrics = Metrics(service)
     series = Series(service, time.time)
     search = SearchRoute(service, metrics)
-    shell = Shell(service, metrics, keyring, search)
+    middleware = RequestMiddleware(service, metrics, keyring, search)
     app = Application(
-        shell,
+        middleware,
         title="hybridindex",
         version=__version__,
         description="Search in a hybrid CPU+GPU IVF index. Errors are problem documents (RFC 9457).",
@@ -85,23 +82,23 @@ def create_app(
         redoc_url=None,
         openapi_url="/v1/openapi.json",
         redirect_slashes=False,
-        lifespan=lambda _app: _lifespan(service, series, shell),
+        lifespan=lambda _app: _lifespan(service, series, middleware),
     )
-    routes = _Routes(service, metrics, series, on_drain, keyring)
+    routes = _Routes(service, metrics, series, search, on_drain, keyring)
     routes.register(app)
     for file in PAGE_FILES:
         app.router.routes.append(_PlainRoute(file.path, _serving(file), methods=["GET"]))
-    # FastAPI's routes describe every path, and take 0.2 ms to serve one: searches go past them.
+    # FastAPI's routes describe every path, but take 0.2 ms per request: searches bypass them.
     app.router.routes.insert(0, _PlainRoute("/v1/sessions/{session}/search", search, methods=["POST"]))
     app.add_exception_handler(HTTPException, _not_routed)
-    # Below Starlette's own answer to an error, which knows no problem documents, and above the routes.
-    app.add_middleware(shell.around)
+    # Below Starlette's own error page, which is no problem document, and above the routes.
+    app.add_middleware(middleware.around)
     _describe_all(app, keys=keyring is not None)
     return app
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(service: Service, series: Series, shell: Shell) -> AsyncIterator[None]:
+async def _lifespan(service: Service, series: Series, middleware: RequestMiddleware) -> AsyncIterator[None]:
     watch = DeviceWatch(service)
 
     async def sample() -> None:
@@ -110,7 +107,7 @@ async def _lifespan(service: Service, series: Series, shell: Shell) -> AsyncIter
             try:
                 await asyncio.to_thread(series.sample)
                 await asyncio.to_thread(watch.look)
-            except Exception:  # noqa: BLE001 - one sample less; searches go on
+            except Exception:  # noqa: BLE001 - one sample is missing; searches go on
                 _log.exception("a sample could not be taken; the next one is tried")
 
     async def sweep() -> None:
@@ -118,7 +115,7 @@ async def _lifespan(service: Service, series: Series, shell: Shell) -> AsyncIter
             await asyncio.sleep(min(10.0, service.config.limits.session_ttl_s / 4))
             try:
                 await asyncio.to_thread(service.sessions.sweep)
-            except Exception:  # noqa: BLE001 - sessions that ended stay a little longer; the next sweep must come
+            except Exception:  # noqa: BLE001 - the next sweep must come
                 _log.exception("sessions could not be swept; it is tried again")
 
     async def warm_up() -> None:
@@ -137,16 +134,16 @@ async def _lifespan(service: Service, series: Series, shell: Shell) -> AsyncIter
         for task in tasks[1:]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        shell.flush()
+        middleware.flush()
 
 
 class Application(FastAPI):
-    """FastAPI's routes and document, with the shell outermost."""
+    """FastAPI's routes and document, with the middleware outermost."""
 
-    def __init__(self, shell: Shell, **options: Any) -> None:
+    def __init__(self, middleware: RequestMiddleware, **options: Any) -> None:
         super().__init__(**options)
-        self._shell = shell
-        self.turn_away = shell.turn_away
+        self._middleware = middleware
+        self.turn_away = middleware.turn_away
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -155,11 +152,11 @@ class Application(FastAPI):
         if self.middleware_stack is None:
             self.middleware_stack = self.build_middleware_stack()
         scope["app"] = self
-        await self._shell(scope, receive, send)
+        await self._middleware(scope, receive, send)
 
 
 class _PlainRoute(Route):
-    """A route without FastAPI's dependencies; says which it is, as FastAPI's do."""
+    """A route without FastAPI's dependencies. Like FastAPI's, it puts itself into the scope."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)
@@ -190,7 +187,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _answering(handler: Handler) -> Handler:
-    """Deliberate errors become problem documents; others go on to the shell, which logs them."""
+    """Expected errors become problem documents; the middleware logs the others."""
 
     async def run(request: Request) -> Response:
         try:
@@ -216,11 +213,7 @@ def _serving(file: PageFile) -> Handler:
 
 
 def _number_of(request: Request, name: str, default: float) -> float:
-    """A finite number of the query string.
-
-    Raises:
-        BodyError: it is none.
-    """
+    """A finite number in the query string. Raises BodyError."""
     text = request.query_params.get(name)
     try:
         value = default if text is None else float(text)
@@ -246,20 +239,14 @@ def _describe_all(app: FastAPI, *, keys: bool) -> None:
     app.openapi = with_components  # type: ignore[method-assign]
 
 
+@dataclass(frozen=True, slots=True)
 class _Routes:
-    def __init__(
-        self,
-        service: Service,
-        metrics: Metrics,
-        series: Series,
-        on_drain: Callable[[], None] | None,
-        keyring: Keyring | None,
-    ) -> None:
-        self._service = service
-        self._metrics = metrics
-        self._series = series
-        self._on_drain = on_drain
-        self._keyring = keyring
+    _service: Service
+    _metrics: Metrics
+    _series: Series
+    _search: SearchRoute
+    _on_drain: Callable[[], None] | None
+    _keyring: Keyring | None
 
     def register(self, app: FastAPI) -> None:
         index, taken = self._service.index, openapi.problems(400, 401, 408, 413, 415, 503)
@@ -276,7 +263,7 @@ class _Routes:
         in_session, ahead = (
             {**body, "parameters": [*openapi.SESSION_PATH, *body["parameters"]]} for body in (search, ahead)
         )
-        recent = RecentQueries(self._service, self._parsed)
+        recent = RecentQueries(self._service, self._search)
         gone = {204: {"description": "It is over"}, **read, **unknown}
         routes: tuple[tuple[str, str, Handler, str, dict[str, Any], dict[int | str, dict[str, Any]]], ...] = (
             ("POST", "/v1/search", _described, "Search", search, searching),
@@ -349,30 +336,10 @@ class _Routes:
                 openapi_extra=extra or None,
             )
 
-    # Bodies
-
-    async def _body(self, request: Request) -> bytes:
-        """As :func:`read_body`."""
-        return await read_body(dict(request.scope["headers"]), request.receive, self._service.config.limits)
-
-    async def _parsed(self, request: Request, parse: Callable[..., Any]) -> Any:
-        body = await self._body(request)
-        started = time.perf_counter()
-        kind, options = media_type(dict(request.scope["headers"])), options_of(request.scope)
-        index = self._service.index
-        arguments = (body, kind, options, self._service.config.limits, index.dim, index.nlist)
-        # float32 bodies are only looked at here; JSON is work.
-        if len(body) > _LARGE_BYTES and kind == "application/json":
-            parsed = await asyncio.to_thread(parse, *arguments)
-        else:
-            parsed = parse(*arguments)
-        self._metrics.time_stage("parse", time.perf_counter() - started)
-        return parsed
-
     async def _object(self, request: Request, known: set[str]) -> dict[str, Any]:
-        body = await self._body(request)
-        kind = media_type(dict(request.scope["headers"]))
-        # What a form of another site can send is never JSON.
+        headers = dict(request.scope["headers"])
+        body, kind = await read_body(headers, request.receive, self._service.config.limits), media_type(headers)
+        # A form of another site cannot send JSON.
         if body and kind != "application/json":
             raise BodyError("Content-Type", f"is {kind[:60]!r}; expected application/json", 415)
         return parse_json_object(body, known)
@@ -390,7 +357,8 @@ class _Routes:
         return _json(self._service.session_stats(request.path_params["session"], _caller(request).name))
 
     async def lookahead(self, request: Request) -> Response:
-        asked = await self._parsed(request, parse_lookahead)
+        scope = request.scope
+        asked = await self._search.read(scope, request.receive, dict(scope["headers"]), parse_lookahead)
         await asyncio.to_thread(
             self._service.lookahead,
             request.path_params["session"],
@@ -408,7 +376,7 @@ class _Routes:
     # Plans and state
 
     async def status(self, _request: Request) -> Response:
-        return _json(self._service.status())
+        return _json(status_of(self._service))
 
     async def plan(self, _request: Request) -> Response:
         return _json(describe(await asyncio.to_thread(self._service.plan)))
@@ -455,7 +423,7 @@ class _Routes:
                 raise BodyError(name, f"is {str(options[name])[:60]!r}; expected a number")
         share = options.get("bandwidth_share", 1.0)
         if not MIN_BANDWIDTH_SHARE <= share <= 1:
-            # With less, lists would move for hours, and nobody else could change the plan.
+            # With less, lists would move for hours, and block other changes of the plan.
             raise BodyError("bandwidth_share", f"is {share!r}; expected {MIN_BANDWIDTH_SHARE}..1")
         budget = options.get("device_budget_bytes")
         if isinstance(budget, list):
@@ -492,7 +460,7 @@ class _Routes:
 
 
 async def _described(_request: Request) -> Response:
-    """Stands in the document for the search routes, which are reached past it."""
+    """The search routes in the OpenAPI document; requests do not come here."""
     raise AssertionError("searches are answered in searching.py")
 
 

@@ -1,20 +1,16 @@
-"""Reading a request's body, within its limits of size and time. What it means is in ``wire.py``."""
+"""Reads request bodies within the limits of size and time. ``wire.py`` parses them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 
-from hybridindex.errors import MissingDependencyError
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
 from hybridindex.service.config import Limits
 from hybridindex.service.http.problems import Problem, ProblemError
 from hybridindex.service.http.wire import BodyError
-
-try:
-    from starlette.requests import ClientDisconnect
-    from starlette.types import Receive
-except ImportError as error:
-    raise MissingDependencyError("the daemon needs FastAPI: pip install 'hybridindex[service]'") from error
 
 __all__ = ["media_type", "read_body"]
 
@@ -24,10 +20,10 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, limits: Li
 
     Args:
         headers: names in lower case.
-        receive: gives the messages of the request.
+        receive: the ASGI callable of the request.
 
     Raises:
-        BodyError: compressed, or too large. ProblemError: too slow. ClientDisconnect: it will not come.
+        BodyError: compressed, or too large. ProblemError: too slow. ClientDisconnect: the client is gone.
     """
     if b"content-encoding" in headers:
         raise BodyError("Content-Encoding", "is not supported; send the body as it is", 415)
@@ -62,5 +58,5 @@ def _too_large(limits: Limits) -> BodyError:
 
 
 def media_type(headers: Mapping[bytes, bytes]) -> str:
-    """Of the body, without parameters, lower case; empty where nothing is said."""
+    """The body's media type, lower case, without parameters; empty without a header."""
     return headers.get(b"content-type", b"").decode("latin-1").split(";")[0].strip().lower()

@@ -1,9 +1,9 @@
-"""Searches that are refused from their headers alone: no body is read, no route looked for, nothing raised.
+"""Refuses searches by their headers: reads no body, looks for no route, raises nothing.
 
-A daemon with twice the load that it can take refuses as often as it answers. What a refusal costs is taken from those
-whose searches were admitted, so here it costs next to nothing: a document that was made before, and one log line a
-second for all of them. It says no where :mod:`hybridindex.service.admission` would say no with certainty, and counts it
-there; whoever is let past may still be refused when the body is known. Who asks was found out before, in ``shell.py``.
+At twice its capacity a daemon refuses as often as it answers, and each refusal takes time from admitted searches. So a
+refusal sends a document made in advance, and one log line a second counts them all.
+:meth:`hybridindex.service.admission.Admission.lack_of_room` decides, from what the headers tell. A request that passes
+may still be refused when its body is known.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hybridindex.service.admission import UNKNOWN_RETRY_S, Lack
 from hybridindex.service.core import Service
 from hybridindex.service.http.problems import problem_of
 
-__all__ = ["Door", "Refusal"]
+__all__ = ["LoadShedder", "Refusal"]
 
 _log = logging.getLogger("hybridindex.access")
 
@@ -58,30 +58,30 @@ class Refusal:
 
 
 def deadline_ms(query: bytes) -> float | None:
-    """That a query string names plainly; None: it names none, or is for others to judge."""
+    """The deadline in a query string; None: there is none, or only the parser can read it."""
     found = _DEADLINE.search(query)
     return None if found is None else float(found[1])
 
 
-class Door:
-    """Decides who need not come in. On the event loop."""
+class LoadShedder:
+    """Makes refusals. On the event loop."""
 
     def __init__(self, service: Service) -> None:
         self._admission = service.admission
         self._limits = service.config.limits
         self._row_bytes = 4 * service.index.dim
-        #: As many as there are reasons and advised waits.
+        #: One per reason and advised wait.
         self._made: dict[tuple[Lack, float], Refusal] = {}
         self._unlogged = 0
 
     def refusal(
         self, client: str, headers: Mapping[bytes, bytes], query: bytes, *, n_coming: int = 0
     ) -> Refusal | None:
-        """Why a search with these headers is refused now; None where it may come in.
+        """The refusal of a search with these headers; None: it may come in.
 
         Args:
-            query: of the target, behind its question mark.
-            n_coming: queries of those who were let in and do not wait yet.
+            query: the query string.
+            n_coming: queries that were let in and have not reached the queue yet.
         """
         admission = self._admission
         if b"expect" in headers or (n := self.n_queries(headers)) is None:
@@ -98,7 +98,7 @@ class Door:
         return self._made.get(key) or self._make(*key)
 
     def n_queries(self, headers: Mapping[bytes, bytes]) -> int | None:
-        """Queries of the body, as far as headers tell, one at least; None: the body is for others to judge."""
+        """Least number of queries in the body, by the headers; None: the parser has to refuse the body."""
         length = headers.get(b"content-length")
         if length is None:
             return 1
@@ -122,7 +122,7 @@ class Door:
         return made
 
     def flush(self) -> None:
-        """Logs how many were refused since the last time."""
+        """Logs how many were refused since the last call."""
         count, self._unlogged = self._unlogged, 0
         if count:
-            _log.info("searches refused at the door", extra={"count": count})
+            _log.info("searches refused by their headers", extra={"count": count})

@@ -1,9 +1,7 @@
-"""What the OpenAPI document says of parameters, bodies and refusals: the limits of this very index and daemon.
+"""Parameters, request bodies and problem answers of the OpenAPI document, with the limits of one index and daemon.
 
-Tests send what it allows and what it forbids, and hold every answer to it. Answers are in ``openapi_answers.py``.
-
-Two things it cannot say: options of a JSON body stand in the body and nowhere else, and vectors have a greatest
-length. Both are in words.
+``openapi_answers.py`` has the answers. Tests send what the document allows and what it forbids, and check every answer
+against it. Two rules stand there in words alone: a JSON body holds its own options, and vectors have a greatest length.
 """
 
 from __future__ import annotations
@@ -16,19 +14,6 @@ from hybridindex.service.http.openapi_answers import closed
 from hybridindex.service.http.problems import PROBLEM_TYPE
 from hybridindex.service.http.wire import MIN_BANDWIDTH_SHARE, MOST_BYTES
 from hybridindex.service.observe.events import MAX_EVENTS
-
-__all__ = [
-    "EVENTS",
-    "PLAN_PATH",
-    "PROBLEM_SCHEMA",
-    "SECURITY",
-    "SERIES",
-    "SESSION",
-    "SESSION_PATH",
-    "Bodies",
-    "problems",
-    "repartition",
-]
 
 PROBLEM_SCHEMA: dict[str, Any] = {
     **closed(
@@ -52,7 +37,7 @@ PROBLEM_SCHEMA: dict[str, Any] = {
         "request_id": "9f86d081884c7d65",
     },
 }
-#: Of daemons with a key file.
+#: For daemons with a key file.
 SECURITY = {"key": {"type": "http", "scheme": "bearer", "description": "hybridindex keys add FILE NAME"}}
 _WORDS = {
     400: "A field is wrong",
@@ -60,7 +45,7 @@ _WORDS = {
     403: "The key's role does not allow this",
     404: "No such session or plan",
     408: "The body did not come in time",
-    409: "No profile to plan from, queries are not kept, or a device has failed",
+    409: "No profile to plan from, a new target beside a fixed coverage, queries are not kept, or a device has failed",
     413: "Too large",
     415: "Media type not supported",
     429: "This client's share of the queue is full; see Retry-After-Ms",
@@ -101,21 +86,18 @@ EVENTS = _query(
     since={"type": "integer", "minimum": 0, "description": "Only events with a larger id."},
     limit={**_count(MAX_EVENTS), "default": 100},
 )
-#: The path parameter of a session's routes.
-SESSION_PATH: list[dict[str, Any]] = [{"name": "session", "in": "path", "required": True, "schema": {"type": "string"}}]
-PLAN_PATH: list[dict[str, Any]] = [
-    {
-        "name": "plan",
-        "in": "path",
-        "required": True,
-        "schema": {"type": "string", "pattern": "^([0-9]+|latest)$"},
-        "description": "Its id, or latest.",
-    }
-]
+
+
+def _path(name: str, **words: Any) -> list[dict[str, Any]]:
+    return [{"name": name, "in": "path", "required": True, **words}]
+
+
+SESSION_PATH = _path("session", schema={"type": "string"})
+PLAN_PATH = _path("plan", schema={"type": "string", "pattern": "^([0-9]+|latest)$"}, description="Its id, or latest.")
 
 
 class Bodies:
-    """Parameters and bodies of what takes queries, by the index and the limits of one daemon."""
+    """Parameters and bodies of the routes that take queries."""
 
     def __init__(self, dim: int, nlist: int, limits: Limits) -> None:
         self._limits = limits
@@ -127,7 +109,6 @@ class Bodies:
         self._dim = dim
 
     def search(self) -> dict[str, Any]:
-        """Of a search."""
         options = {
             "k": _count(self._limits.max_k, default=10),
             "nprobe": self._nprobe,
@@ -141,12 +122,10 @@ class Bodies:
         return self._with(options, {"queries": self._example, "k": 2})
 
     def lookahead(self) -> dict[str, Any]:
-        """Of a lookahead."""
         options = {"nprobe": self._nprobe, "budget_bytes": _BYTES}
         return self._with(options, {"queries": self._example, "budget_bytes": 1 << 20})
 
     def recent(self) -> dict[str, Any]:
-        """Of queries that were asked elsewhere."""
         return self._with({}, {"queries": self._example})
 
     def _with(self, options: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
@@ -191,7 +170,7 @@ SESSION: dict[str, Any] = _options(
 
 
 def repartition(n_devices: int) -> dict[str, Any]:
-    """Of a change of the plan; a list of budgets has one for each device."""
+    """The body of a change of the plan. A list of budgets has one entry per device."""
     each = {"type": "array", "items": _BYTES, "minItems": n_devices, "maxItems": n_devices}
     return _options(
         {
@@ -202,5 +181,5 @@ def repartition(n_devices: int) -> dict[str, Any]:
             "coverage": {"oneOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"const": SOLVE}]},
             "bandwidth_share": {"type": "number", "minimum": MIN_BANDWIDTH_SHARE, "maximum": 1},
         },
-        {"apply": False, "slo_ms": 50},
+        {"apply": False, "slo_ms": 50, "coverage": SOLVE},
     )

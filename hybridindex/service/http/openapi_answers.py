@@ -1,7 +1,6 @@
-"""What the OpenAPI document says of answers: a closed schema for each, so that a test can hold every answer to it.
+"""Answers of the OpenAPI document: closed schemas, so that a test can check every answer against them.
 
-Of a refresher's status and updates only the type is said. Bodies are in
-``openapi.py``.
+Schemas of dataclasses are derived from their fields. A refresher's status and updates are only known to be objects.
 """
 
 from __future__ import annotations
@@ -20,26 +19,6 @@ from hybridindex.service.observe.series import Sample
 from hybridindex.service.status import Check
 from hybridindex.store.records import PlanSummary, ProfileSummary
 
-__all__ = [
-    "DRAINING",
-    "EVENTS",
-    "HEALTH",
-    "PLAN",
-    "PLANS",
-    "RECENT",
-    "REPARTITIONED",
-    "SEARCHED",
-    "SERIES",
-    "SESSION_OPENED",
-    "SESSION_STATS",
-    "STARTED",
-    "STATUS",
-    "STORED_PLAN",
-    "TRADEOFF",
-    "answer",
-    "closed",
-]
-
 Schema = dict[str, Any]
 
 _INTEGER: Schema = {"type": "integer"}
@@ -48,7 +27,6 @@ _NUMBER: Schema = {"type": "number"}
 _SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
 _TEXT: Schema = {"type": "string"}
 _YES: Schema = {"type": "boolean"}
-#: Something whose form is not the daemon's to promise.
 _ANY_OBJECT: Schema = {"type": "object"}
 
 
@@ -73,7 +51,7 @@ def _array(items: Schema) -> Schema:
 
 
 def _described(kind: Any) -> Schema:
-    """The schema of what :func:`hybridindex.service.status.describe` makes of a value of this type."""
+    """The schema of what :func:`hybridindex.service.describe.describe` makes of a value of type ``kind``."""
     if get_origin(kind) is Mapping:
         return {"type": "object", "additionalProperties": _described(get_args(kind)[1])}
     if get_origin(kind) in (Union, types.UnionType):
@@ -258,7 +236,7 @@ EVENTS = answer(
     "The newest events, oldest first",
     {"events": [{"id": 3, "at": "2026-01-05T10:00:00+00:00", "kind": "plan_current", "payload": {"plan_id": 2}}]},
 )
-_POINT = closed({f.name: _NUMBER for f in fields(TradeoffPoint)})
+_POINT = _described(TradeoffPoint)
 TRADEOFF = answer(
     _nullable(
         closed(

@@ -1,7 +1,6 @@
-"""Which requests a web page of somebody else may not send: cross-site changes, and names that point here by DNS.
+"""Refuses requests of foreign web pages: cross-site changes, and hosts that DNS rebinding points here.
 
-Only browsers are meant. They send along who asks (Sec-Fetch-Site, Origin) and which name they were given (Host), and a
-page cannot change these. Who may call what is in ``shell.py``.
+Browsers send Sec-Fetch-Site, Origin and Host, and a page cannot change these. ``middleware.py`` checks keys and roles.
 """
 
 from __future__ import annotations
@@ -19,26 +18,26 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class OriginPolicy:
-    """What is asked of each request before anything else. Immutable."""
+    """Checked first on each request. Immutable."""
 
     def __init__(self, *, host: str | None, keyed: bool) -> None:
         """
         Args:
             host: the address that the daemon listens on; None: unix sockets alone.
-            keyed: callers show a key, which a foreign page has not; then any Host will do.
+            keyed: callers need a key. A foreign page has none, so any Host is accepted.
         """
         self._host = None if host is None else host.lower()
         self._keyed = keyed
 
     def check(self, scope: MutableMapping[str, Any], headers: Mapping[bytes, bytes]) -> None:
-        """Lets a request of our own page, or of no page, pass.
+        """Accepts requests of our own page, and of clients that are not browsers.
 
         Raises:
-            ProblemError: 403, a page of another site asks for a change. 421, without keys: the Host header names no
-                address of this daemon, as after DNS rebinding.
+            ProblemError: 403, a page of another site asks for a change. 421, without keys: Host is no address of this
+                daemon, as after DNS rebinding.
         """
         host = headers.get(b"host", b"").decode("latin-1").lower()
-        # Only a unix socket has no port, and no browser reaches one.
+        # A unix socket has no port, and browsers cannot reach it.
         server = scope.get("server")
         over_tcp = server is None or server[1] is not None
         if not self._keyed and over_tcp and host and not self._is_ours(_without_port(host)):
@@ -58,7 +57,7 @@ class OriginPolicy:
             )
 
     def _is_ours(self, name: str) -> bool:
-        # Reading an address takes as long as the rest; no name is longer than this.
+        # Parsing an address is slow, and no valid name is longer.
         return name == self._host or (len(name) <= 255 and _is_loopback(name))
 
 

@@ -1,6 +1,6 @@
-"""Errors as problem documents (RFC 9457): which status, which words, what to tell nobody.
+"""Maps errors to problem documents (RFC 9457).
 
-A client is told what it did wrong, by field. What went wrong inside is for the log, under the request's id.
+A client is told which field is wrong. Internal errors go to the log, under the request's id.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from hybridindex.errors import (
@@ -16,6 +17,7 @@ from hybridindex.errors import (
     DeviceError,
     InvalidInputError,
     OverloadedError,
+    PlanConflictError,
     ProfileError,
     RefreshError,
     RouterClosedError,
@@ -30,24 +32,16 @@ PROBLEM_TYPE = "application/problem+json"
 _FIELD = re.compile(r"[a-z][a-z_]*")
 
 
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One problem document and its HTTP status."""
 
-    def __init__(
-        self,
-        status: int,
-        name: str,
-        title: str,
-        detail: str,
-        field: str | None = None,
-        retry_after_s: float | None = None,
-    ) -> None:
-        self.status = status
-        self.name = name
-        self.title = title
-        self.detail = detail
-        self.field = field
-        self.retry_after_s = retry_after_s
+    status: int
+    name: str
+    title: str
+    detail: str
+    field: str | None = None
+    retry_after_s: float | None = None
 
     def body(self, request_id: str) -> bytes:
         data: dict[str, Any] = {
@@ -66,7 +60,7 @@ class Problem:
     def headers(self) -> list[tuple[bytes, bytes]]:
         found = [(b"content-type", PROBLEM_TYPE.encode()), (b"cache-control", b"no-store")]
         if self.retry_after_s is not None:
-            # HTTP has whole seconds, in which a queue may be empty again; several clients know the other.
+            # Retry-After has whole seconds, which is long for a queue. Several clients read the other header.
             found.append((b"retry-after", b"%d" % math.ceil(self.retry_after_s)))
             found.append((b"retry-after-ms", b"%d" % math.ceil(1e3 * self.retry_after_s)))
         if self.status == 401:
@@ -75,7 +69,7 @@ class Problem:
 
 
 class ProblemError(Exception):
-    """Carries a problem that no error of the library stands for."""
+    """A problem without an error class of the library."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.detail)
@@ -83,7 +77,7 @@ class ProblemError(Exception):
 
 
 def problem_of(error: BaseException) -> Problem:
-    """What a client is told about ``error``."""
+    """The document for ``error``."""
     if isinstance(error, ProblemError):
         return error.problem
     if isinstance(error, BodyError):
@@ -107,8 +101,10 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(404, "unknown-session", "Unknown session", str(error), "session")
     if isinstance(error, AccessDeniedError):
         return Problem(401, "access-denied", "Access denied", str(error))
+    if isinstance(error, PlanConflictError):
+        return Problem(409, "plan-conflict", "Contradiction to the plan in force", str(error), "coverage")
     if isinstance(error, InvalidInputError):
-        # By our rule a message begins with the field that it is about.
+        # Messages begin with the name of the field.
         named = _FIELD.match(str(error))
         return Problem(400, "invalid-input", "Invalid input", str(error), named[0] if named else None)
     if isinstance(error, StoreError):

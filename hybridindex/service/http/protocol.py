@@ -1,9 +1,7 @@
-"""uvicorn's HTTP protocols with an end to patience: for headers that do not come, or do not end, and for answers that
-are not taken.
+"""uvicorn's HTTP protocols with limits: to the time of headers, their size, and the time in which an answer is read.
 
-Two of them: on h11, and on httptools where that is installed (the extra ``speed``), which takes less time and can turn
-a request away before there is a task for it. Bodies that do not come are :mod:`hybridindex.service.http.bodies`'
-business.
+There are two: on h11, and on httptools where that is installed (the extra ``speed``). The latter is faster, and refuses
+requests before they have a task. :mod:`hybridindex.service.http.bodies` limits the time of bodies.
 """
 
 from __future__ import annotations
@@ -13,34 +11,29 @@ import math
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from hybridindex.errors import MissingDependencyError
-
-try:
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-except ImportError as error:
-    raise MissingDependencyError("the daemon needs uvicorn: pip install 'hybridindex[service]'") from error
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
-    # The half of a protocol that the other half stands on; both of uvicorn's have the same.
+    # The base of the mixin below, for the type checker: uvicorn's two protocols have the same attributes.
     _Protocol = H11Protocol
 else:
     _Protocol = object
 
-__all__ = ["MAX_HEAD_BYTES", "PatientProtocol", "TurnAway", "choose_protocol"]
+__all__ = ["MAX_HEAD_BYTES", "TimedH11Protocol", "TurnAway", "choose_protocol"]
 
-#: Given the scope of a POST request with its target, and header lines that each answer has: a whole answer that keeps
-#: the connection, or None, where the request may come in.
+#: (scope of a POST request, its target, header lines of every answer) -> the whole answer of a refusal, which keeps the
+#: connection; None: the request may come in.
 TurnAway = Callable[[MutableMapping[str, Any], bytes, bytes], bytes | None]
 
-#: Of a request's line and headers, beside what comes in one piece. h11 has a limit, which is set to this; httptools has
-#: none of its own.
+#: Limit of a request's line and headers. It is h11's own limit; httptools has none, and there what came with the first
+#: bytes is not counted.
 MAX_HEAD_BYTES = 1 << 16
 
 
 class _OneWrite:
-    """A transport that keeps the head of an answer back until its body comes: one system call and one packet for both.
+    """A transport that sends the head of an answer with the first part of its body, in one system call and one packet.
 
-    uvicorn writes them apart, and event loops send what they can at once.
+    uvicorn writes them separately, and event loops send at once.
     """
 
     __slots__ = ("_head", "_transport")
@@ -66,9 +59,11 @@ class _OneWrite:
         self._transport.close()
 
 
-class _Patience(_Protocol):
-    """Closes a connection on which a request's headers, or the taking of its answer, last longer than the keep-alive
-    time. (uvicorn itself only ends connections that say nothing at all after an answer.)"""
+class _ConnectionTimeouts(_Protocol):
+    """Closes a connection when a request's headers, or the reading of its answer, take longer than the keep-alive time.
+
+    uvicorn itself closes only connections that send nothing after an answer.
+    """
 
     _late: asyncio.TimerHandle | None = None
     #: When a request was last turned away.
@@ -101,13 +96,13 @@ class _Patience(_Protocol):
         self._late = None
         left_s = self._turned_s + self.timeout_keep_alive - self.loop.time()
         if left_s > 0:
-            # One timer for all that are turned away, not one for each.
+            # One timer for all requests that were turned away.
             self._late = self.loop.call_later(left_s, self._give_up)
         elif self._between_requests() and not self.transport.is_closing():
             self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
-        # close() would wait for a client that never reads the rest.
+        # close() would wait for a client that never reads.
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
@@ -118,23 +113,23 @@ class _Patience(_Protocol):
         super().connection_lost(exc)
 
 
-class PatientProtocol(_Patience, H11Protocol):
+class TimedH11Protocol(_ConnectionTimeouts, H11Protocol):
     """On h11."""
 
 
 def choose_protocol(turn_away: TurnAway) -> type[asyncio.Protocol]:
-    """The faster one that is installed. ``turn_away``: asked first there, not on h11."""
+    """The faster one that is installed. Only httptools asks ``turn_away``."""
     try:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
     except ImportError:
-        return PatientProtocol
+        return TimedH11Protocol
 
-    class FastPatientProtocol(_Patience, HttpToolsProtocol):  # type: ignore[misc]
-        """On httptools, with a limit to headers: what came with their first bytes, and 64 KiB more."""
+    class TimedHttpToolsProtocol(_ConnectionTimeouts, HttpToolsProtocol):  # type: ignore[misc]
+        """On httptools."""
 
         _in_head = False
         _head_bytes = 0
-        #: The body of a request that was turned away is on its way.
+        #: The body of a request that was turned away is being read.
         _skipping = False
 
         def data_received(self, data: bytes) -> None:
@@ -161,7 +156,7 @@ def choose_protocol(turn_away: TurnAway) -> type[asyncio.Protocol]:
             self.transport.write(answer)
 
         def _turned_away(self) -> bytes | None:
-            """Not while an answer is due or waits to be taken, nor on a connection that ends with this request."""
+            """None while another answer is pending or unread, and where the connection ends with this request."""
             if (
                 not self._between_requests()
                 or self.flow.write_paused
@@ -186,4 +181,4 @@ def choose_protocol(turn_away: TurnAway) -> type[asyncio.Protocol]:
             else:
                 super().on_message_complete()
 
-    return FastPatientProtocol
+    return TimedHttpToolsProtocol

@@ -1,29 +1,23 @@
-"""Queries that were asked elsewhere or earlier, given to the refresh to plan from.
+"""``POST /v1/queries/recent``: gives the refresh queries that were served elsewhere or earlier.
 
-They go into the refresher's sample of recent queries, in memory alone, and nowhere else: not into windows of the load,
-a log or the control store. Where queries are not kept, none is taken. The sample itself is in
-:mod:`hybridindex.refresh.reservoir`.
+They go into the refresher's sample of recent queries (:mod:`hybridindex.refresh.reservoir`), in memory alone: not into
+drift windows, a log or the control store. A refresher that keeps no queries takes none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
 
-from hybridindex.errors import MissingDependencyError, ProfileError
+from hybridindex.errors import ProfileError
 from hybridindex.service.core import Service
 from hybridindex.service.http.problems import Problem, ProblemError
-from hybridindex.service.http.wire import BodyError, LookaheadRequest, parse_lookahead
-
-try:
-    from starlette.requests import Request
-    from starlette.responses import Response
-except ImportError as error:
-    raise MissingDependencyError("the daemon needs FastAPI: pip install 'hybridindex[service]'") from error
+from hybridindex.service.http.searching import SearchRoute
+from hybridindex.service.http.wire import BodyError, parse_lookahead
 
 __all__ = ["RECENT_PATH", "RecentQueries"]
 
@@ -33,21 +27,22 @@ RECENT_PATH = "/v1/queries/recent"
 class RecentQueries:
     """The route. On the event loop."""
 
-    def __init__(self, service: Service, parsed: Callable[[Request, Callable[..., Any]], Awaitable[Any]]) -> None:
-        """``parsed``: reads a request's body, within its limits, and hands it to a parser of ``wire.py``."""
+    def __init__(self, service: Service, search: SearchRoute) -> None:
+        """``search``: reads bodies."""
         self._service = service
-        self._parsed = parsed
+        self._search = search
 
     async def upload(self, request: Request) -> Response:
-        """Answers how many were offered and how many are kept now.
+        """Answers how many queries were offered and how many are kept now.
 
         Raises:
-            ProblemError: 409, queries are not kept. BodyError: they cannot be used.
+            ProblemError: 409, queries are not kept. BodyError: bad queries.
         """
         refresher = self._service.refresher
         if refresher is None:
             raise _not_kept("the daemon follows no load; start it with --refresh")
-        asked: LookaheadRequest = await self._parsed(request, parse_lookahead)
+        scope = request.scope
+        asked = await self._search.read(scope, request.receive, dict(scope["headers"]), parse_lookahead)
         for name in ("nprobe", "budget_bytes"):
             if getattr(asked, name) is not None:
                 raise BodyError(name, "is not known here; expected queries alone")

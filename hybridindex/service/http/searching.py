@@ -1,8 +1,8 @@
-"""The search routes, as plain ASGI: from a body to a call of the service, and from its result to an answer.
+"""The search routes, as plain ASGI.
 
-These two are asked thousands of times a second; going without a framework's request and response objects halves what
-they cost beside the search. Errors are raised, and become problem documents in ``shell.py``; all other routes are in
-``app.py``, what the OpenAPI document says about these too.
+They serve thousands of requests a second. Without a framework's request and response objects, a request costs half as
+much beside the search. ``middleware.py`` turns errors into problem documents; ``app.py`` has all other routes, and
+describes these two in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import TypeVar
 from urllib.parse import parse_qsl
 
 from hybridindex.answer_codec import ANSWER_TYPE, encode_answer
+from hybridindex.service.config import Limits
 from hybridindex.service.core import Service
 from hybridindex.service.http.bodies import media_type, read_body
 from hybridindex.service.http.middleware import CALLER, Receive, Scope, Send
-from hybridindex.service.http.wire import BodyError, SearchRequest, accepts_binary, parse_search, to_json_answer
+from hybridindex.service.http.wire import BodyError, accepts_binary, parse_search, to_json_answer
 from hybridindex.service.observe.metrics import Metrics
 from hybridindex.types import SearchResult
 
@@ -25,14 +28,16 @@ __all__ = ["SearchRoute", "options_of"]
 
 #: Larger JSON is parsed and written on a thread.
 _LARGE_BYTES = 1 << 20
-#: Longer headers and query strings are read anew each time.
+#: Longer headers and query strings are not cached.
 _SHORT = 256
+T = TypeVar("T")
+Parse = Callable[[bytes, str, Mapping[str, str], Limits, int, int], T]
 _BINARY = (b"content-type", ANSWER_TYPE.encode())
 _JSON = (b"content-type", b"application/json")
 
 
 class SearchRoute:
-    """``POST /v1/search``, and the same within a session where the path names one. On the event loop."""
+    """``POST /v1/search``, within a session where the path names one. On the event loop."""
 
     path = "/v1/search"
 
@@ -42,10 +47,7 @@ class SearchRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        body = await read_body(headers, receive, self._service.config.limits)
-        began = time.perf_counter()
-        asked = await self._parse(body, media_type(headers), options_of(scope))
-        self._metrics.time_stage("parse", time.perf_counter() - began)
+        asked = await self.read(scope, receive, headers, parse_search)
         session = scope["path_params"].get("session")
         result = await self._service.search(asked, scope[CALLER].name, session)
         began = time.perf_counter()
@@ -56,13 +58,19 @@ class SearchRoute:
         await send({"type": "http.response.start", "status": 200, "headers": [_BINARY if binary else _JSON, length]})
         await send({"type": "http.response.body", "body": answer})
 
-    async def _parse(self, body: bytes, kind: str, options: dict[str, str]) -> SearchRequest:
-        index = self._service.index
-        arguments = (body, kind, options, self._service.config.limits, index.dim, index.nlist)
-        # float32 bodies are only looked at here; JSON is work.
+    async def read(self, scope: Scope, receive: Receive, headers: dict[bytes, bytes], parse: Parse[T]) -> T:
+        """Reads a request's queries and options. ``parse``: one of ``wire.py``."""
+        limits, index = self._service.config.limits, self._service.index
+        body = await read_body(headers, receive, limits)
+        began = time.perf_counter()
+        kind, options = media_type(headers), options_of(scope)
+        # Parsing float32 bodies copies nothing; parsing JSON takes time.
         if len(body) > _LARGE_BYTES and kind == "application/json":
-            return await asyncio.to_thread(parse_search, *arguments)
-        return parse_search(*arguments)
+            parsed = await asyncio.to_thread(parse, body, kind, options, limits, index.dim, index.nlist)
+        else:
+            parsed = parse(body, kind, options, limits, index.dim, index.nlist)
+        self._metrics.time_stage("parse", time.perf_counter() - began)
+        return parsed
 
 
 async def _to_json(result: SearchResult) -> bytes:
@@ -82,7 +90,7 @@ def _accepts(accept: bytes) -> bool:
 
 
 def options_of(scope: Scope) -> dict[str, str]:
-    """The query string. Not to be changed: the next request may get the same one.
+    """The options of the query string. Cached: do not change the dictionary.
 
     Raises:
         BodyError: it names an option twice.

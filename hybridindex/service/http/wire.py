@@ -1,8 +1,8 @@
-"""What travels over HTTP: bodies to queries, results to bodies. Every limit is checked before memory is taken for it.
+"""Parses request bodies and writes results. Limits are checked before memory is allocated.
 
-A search body is JSON, float32 values little-endian (``application/octet-stream`` with ``?n=&d=``), or a ``.npy`` file
-(``application/x-npy``). With the last two, options stand in the query string. Answers are JSON, or the layout of
-:mod:`hybridindex.answer_codec` where ``Accept`` names it or ``application/octet-stream``. HTTP itself is in ``app.py``.
+A search body is JSON, little-endian float32 values (``application/octet-stream`` with ``?n=&d=``), or a ``.npy`` file
+(``application/x-npy``). The query string holds the options of the last two. Answers are JSON, or the layout of
+:mod:`hybridindex.answer_codec` where ``Accept`` names it or ``application/octet-stream``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from hybridindex.answer_codec import ANSWER_TYPE
 from hybridindex.errors import InvalidInputError
 from hybridindex.service.config import Limits
+from hybridindex.service.search_request import SearchRequest
 from hybridindex.types import F32, SearchResult
 
 __all__ = [
@@ -26,7 +27,6 @@ __all__ = [
     "MOST_BYTES",
     "BodyError",
     "LookaheadRequest",
-    "SearchRequest",
     "accepts_binary",
     "parse_json_object",
     "parse_lookahead",
@@ -37,16 +37,16 @@ __all__ = [
 
 _OPTIONS = {"k", "nprobe", "deadline_ms", "min_nprobe"}
 _NPY_HEADER = 10_000
-#: Most bytes that an option may name, an exabyte: more is a mistake.
+#: Largest number of bytes in an option: an exabyte.
 MOST_BYTES = 10**18
-#: Least part of the copy time that a change of the plan may be given.
+#: Smallest share of the copy time for a change of the plan.
 MIN_BANDWIDTH_SHARE = 0.01
 #: Numbers in a query string: no count has twenty digits.
 _DIGITS, _DECIMAL = re.compile(r"[0-9]{1,19}"), re.compile(r"[0-9.eE+-]{1,40}")
 
 
 class BodyError(InvalidInputError):
-    """A body or option that cannot be used, with the HTTP status that says so."""
+    """A bad body or option, with its HTTP status."""
 
     def __init__(self, field: str, message: str, status: int = 400) -> None:
         super().__init__(f"{field} {message}")
@@ -55,20 +55,8 @@ class BodyError(InvalidInputError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchRequest:
-    """A search as it was asked for. Counts are within the limits; whether values are finite, the index checks."""
-
-    #: (n, d) float32.
-    queries: F32
-    k: int = 10
-    nprobe: int | None = None
-    deadline_ms: float | None = None
-    min_nprobe: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LookaheadRequest:
-    """Draft queries whose lists shall move."""
+    """Draft queries whose lists are to be copied to devices."""
 
     #: (n, d) float32.
     queries: F32
@@ -79,30 +67,47 @@ class LookaheadRequest:
 def parse_search(
     body: bytes, content_type: str, options: Mapping[str, str], limits: Limits, dim: int, nlist: int
 ) -> SearchRequest:
-    """A body and a query string as a search.
+    """Parses a body and a query string.
 
     Args:
         content_type: media type without parameters, lower case.
-        dim: dimension that queries must have.
+        dim: of the index's vectors.
 
     Raises:
         BodyError: names the field.
     """
-    queries, values = _parse(body, content_type, options, limits, dim, _OPTIONS)
-    return _request(queries, values, limits, nlist)
+    queries, given = _parse(body, content_type, options, limits, dim, _OPTIONS)
+    k = _count("k", given.get("k", 10), limits.max_k)
+    if len(queries) * k > limits.max_answer_rows:
+        raise BodyError(
+            "k", f"is {k} for {len(queries)} queries; expected at most {limits.max_answer_rows} answers in all"
+        )
+    deadline = given.get("deadline_ms")
+    if deadline is not None:
+        good = isinstance(deadline, int | float) and not isinstance(deadline, bool)
+        if not good or not 0 < deadline <= 86_400_000:
+            raise BodyError(
+                "deadline_ms", f"is {deadline!r}; expected a positive number of milliseconds, a day at most"
+            )
+    return SearchRequest(
+        queries=queries,
+        k=k,
+        nprobe=_nprobe("nprobe", given, limits, nlist),
+        deadline_ms=None if deadline is None else float(deadline),
+        min_nprobe=_nprobe("min_nprobe", given, limits, nlist),
+    )
 
 
 def parse_lookahead(
     body: bytes, content_type: str, options: Mapping[str, str], limits: Limits, dim: int, nlist: int
 ) -> LookaheadRequest:
-    """As :func:`parse_search`, for draft queries."""
-    queries, values = _parse(body, content_type, options, limits, dim, {"nprobe", "budget_bytes"})
-    nprobe, budget = values.get("nprobe"), values.get("budget_bytes")
-    if budget is not None:
-        budget = to_bytes("budget_bytes", budget)
-    most = min(nlist, limits.max_nprobe or nlist)
+    """As :func:`parse_search`."""
+    queries, given = _parse(body, content_type, options, limits, dim, {"nprobe", "budget_bytes"})
+    budget = given.get("budget_bytes")
     return LookaheadRequest(
-        queries=queries, nprobe=None if nprobe is None else _count("nprobe", nprobe, most), budget_bytes=budget
+        queries=queries,
+        budget_bytes=None if budget is None else to_bytes("budget_bytes", budget),
+        nprobe=_nprobe("nprobe", given, limits, nlist),
     )
 
 
@@ -130,28 +135,9 @@ def _parse(
     return queries, {name: _parse_number(name, options[name]) for name in known if name in options}
 
 
-def _request(queries: F32, options: Mapping[str, Any], limits: Limits, nlist: int) -> SearchRequest:
-    most = min(nlist, limits.max_nprobe or nlist)
-    k = _count("k", options.get("k", 10), limits.max_k)
-    if len(queries) * k > limits.max_answer_rows:
-        raise BodyError(
-            "k", f"is {k} for {len(queries)} queries; expected at most {limits.max_answer_rows} answers in all"
-        )
-    deadline = options.get("deadline_ms")
-    if deadline is not None:
-        good = isinstance(deadline, int | float) and not isinstance(deadline, bool)
-        if not good or not 0 < deadline <= 86_400_000:
-            raise BodyError(
-                "deadline_ms", f"is {deadline!r}; expected a positive number of milliseconds, a day at most"
-            )
-    nprobe, floor = options.get("nprobe"), options.get("min_nprobe")
-    return SearchRequest(
-        queries=queries,
-        k=k,
-        nprobe=None if nprobe is None else _count("nprobe", nprobe, most),
-        deadline_ms=None if deadline is None else float(deadline),
-        min_nprobe=None if floor is None else _count("min_nprobe", floor, most),
-    )
+def _nprobe(name: str, given: Mapping[str, Any], limits: Limits, nlist: int) -> int | None:
+    value = given.get(name)
+    return None if value is None else _count(name, value, min(nlist, limits.max_nprobe or nlist))
 
 
 def _whole(value: Any) -> Any:
@@ -160,7 +146,7 @@ def _whole(value: Any) -> Any:
 
 
 def to_bytes(name: str, value: Any) -> int:
-    """A number of bytes out of a body or query string.
+    """A number of bytes from a body or query string.
 
     Raises:
         BodyError: not an integer from 0 to :data:`MOST_BYTES`.
@@ -253,7 +239,7 @@ def _from_raw(body: bytes, options: Mapping[str, str], limits: Limits, dim: int)
     _check_shape(n, d, limits, dim)
     if len(body) != n * d * 4:
         raise BodyError("body", f"has {len(body)} bytes; {n} x {d} float32 make {n * d * 4}")
-    # Native order for the router; on a little-endian machine this is no copy.
+    # The router needs native order. On a little-endian machine this copies nothing.
     return np.frombuffer(body, dtype="<f4").reshape(n, d).astype(np.float32, copy=False)
 
 
@@ -290,7 +276,7 @@ def accepts_binary(accept: str) -> bool:
 
 
 def to_json_answer(result: SearchResult) -> dict[str, Any]:
-    """A result as plain JSON values; the infinite distance of an empty place is null."""
+    """A result as JSON values. The infinite distance of an empty place becomes null."""
     finite = np.isfinite(result.distances)
     distances = result.distances.tolist()
     if not finite.all():

@@ -1,6 +1,6 @@
-"""What happened to one service, from its control store: plans applied, stages of a refresh, devices lost and back.
+"""Events of one service in its control store: reads all kinds, and records failures and recoveries of devices.
 
-Events are recorded where things happen; here are those of devices, which nobody else records, and the reading.
+Other events (plans applied, stages of a refresh) are recorded where they happen.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from hybridindex.errors import StoreError
+from hybridindex.errors import InvalidInputError, StoreError
 from hybridindex.service.core import Service
-from hybridindex.service.http.wire import BodyError
 
 __all__ = ["DEVICE_FAILED", "DEVICE_RECOVERED", "MAX_EVENTS", "DeviceWatch", "read_events"]
 
@@ -29,15 +28,15 @@ class DeviceWatch:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        # As they were before the start: a device that failed then is an event, too.
+        # Failures before the first look count, too.
         self._seen = [(0, False) for _ in service.router.devices]
         #: Events that the store did not take.
         self.store_errors = 0
 
     def look(self) -> None:
-        """Compares the devices with the last look."""
+        """Records what changed since the last look."""
         for number, tier in enumerate(self._service.router.devices):
-            # One that turned out never to have room has not come back.
+            # A device that is disabled, as it never had room, has not recovered.
             out = tier.failure is not None or bool(tier.disabled_reason)
             before, now = self._seen[number], (tier.n_failures, out)
             self._seen[number] = now
@@ -61,12 +60,12 @@ def read_events(service: Service, *, since: int, limit: int) -> dict[str, Any]:
     """For ``GET /v1/events``: the newest events of this index with an id above ``since``, oldest first.
 
     Raises:
-        BodyError: ``since`` below 0, or ``limit`` not 1 to 200. StoreError: the store cannot be read.
+        InvalidInputError: ``since`` below 0, or ``limit`` not 1 to 200. StoreError: the store cannot be read.
     """
     if since < 0:
-        raise BodyError("since", f"is {since}; expected the id of an event, or 0")
+        raise InvalidInputError(f"since is {since}; expected the id of an event, or 0")
     if not 1 <= limit <= MAX_EVENTS:
-        raise BodyError("limit", f"is {limit}; expected an integer 1..{MAX_EVENTS}")
+        raise InvalidInputError(f"limit is {limit}; expected an integer 1..{MAX_EVENTS}")
     found = service.store.list_events(
         index_fingerprint=service.index.fingerprint, after_id=min(since, _LAST_ID), limit=limit
     )

@@ -1,7 +1,7 @@
-"""Histograms for the search path: an observation takes well under a microsecond, a scrape does the rest.
+"""Histograms for the search path: an observation takes well under a microsecond.
 
-Those of ``prometheus_client`` go through a label, a value object and a lock for every bucket; with eight observations a
-search that is a tenth of what a request costs. Exposed as the same families in the same format by ``metrics.py``.
+Those of ``prometheus_client`` have a label, a value object and a lock per bucket; with eight observations per search
+that is a tenth of a request's cost. ``metrics.py`` exposes the same families in the same format.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class Buckets:
     __slots__ = ("_bounds", "_counts", "_lock", "_sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        """``bounds``: inclusive upper ends, ascending; what is above the last one has a bucket too."""
+        """``bounds``: inclusive upper ends, ascending; one more bucket holds larger values."""
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
         self._lock = threading.Lock()
 
     def observe(self, value: float) -> None:
-        """Takes one value into account."""
+        """Counts one value."""
         at = bisect_left(self._bounds, value)
         with self._lock:
             self._counts[at] += 1
             self._sum += value
 
     def read(self) -> tuple[list[tuple[str, float]], float]:
-        """(upper end, values up to it), the last one "+Inf", and the sum of all values."""
+        """[(upper end, number of values up to it)], the last end "+Inf"; and the sum of all values."""
         with self._lock:
             counts, total = list(self._counts), self._sum
         found, below = [], 0
@@ -68,7 +68,7 @@ class Histogram(Collector):
         self._of: dict[str, Buckets] = {}
 
     def of(self, value: str = "") -> Buckets:
-        """The buckets of a label's value; ``""`` without a label. To be kept: looking up takes longer than counting."""
+        """The buckets of a label's value; ``""`` without a label. Keep them: a look-up is slow."""
         with self._lock:
             found = self._of.get(value)
             if found is None:

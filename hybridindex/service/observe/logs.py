@@ -1,4 +1,4 @@
-"""Log lines of the daemon: text or one JSON object each, with the id of the request they belong to."""
+"""Log lines of the daemon, as text or JSON, with the request's id."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["REQUEST_ID", "AccessLog", "JsonFormatter", "TextFormatter", "configu
 REQUEST_ID: ContextVar[str] = ContextVar("hybridindex_request_id", default="")
 #: Extra fields that a line may carry.
 _FIELDS = ("method", "route", "status", "ms", "client", "queries", "action", "outcome", "count", "request_id")
-#: How long lines of answered requests may wait to be written together.
+#: How long access lines are collected before they are written.
 _ACCESS_S = 0.1
 
 
@@ -30,7 +30,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 class LineFormatter(Protocol):
-    """Makes a line of its parts, so that a line needs no record."""
+    """Formats a line without a log record."""
 
     def line(self, created: float, level: str, logger: str, message: str, fields: Mapping[str, object]) -> str: ...
 
@@ -51,7 +51,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """For people: the same, on one line; control characters of clients are escaped by whoever logs them."""
+    """The same on one line, for people. Whoever logs a client's text escapes its control characters."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s")
@@ -72,7 +72,7 @@ class TextFormatter(logging.Formatter):
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """The daemon's handler. Takes ready lines too, many with one system call."""
+    """The daemon's handler; also writes many ready lines with one system call."""
 
     def __init__(self, stream: TextIO, formatter: JsonFormatter | TextFormatter) -> None:
         super().__init__(stream)
@@ -90,9 +90,9 @@ class LineHandler(logging.StreamHandler[TextIO]):
 
 
 class AccessLog:
-    """One line for each answered request, written a tenth of a second later together with its neighbours.
+    """One line per answered request, written in groups every tenth of a second. On one event loop.
 
-    A system call and a log record for each would cost as much as the rest of an answer. On one event loop.
+    A system call and a log record per line would cost as much as the rest of an answer.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -100,7 +100,7 @@ class AccessLog:
         self._pending: list[tuple[float, str, dict[str, object]]] = []
 
     def note(self, message: str, fields: dict[str, object]) -> None:
-        """``fields``: of those that a line may carry."""
+        """``fields``: names in ``_FIELDS``."""
         if not self._logger.isEnabledFor(logging.INFO):
             return
         self._pending.append((time.time(), message, fields))
@@ -108,7 +108,7 @@ class AccessLog:
             asyncio.get_running_loop().call_later(_ACCESS_S, self.flush)
 
     def flush(self) -> None:
-        """Writes what waits."""
+        """Writes the collected lines."""
         pending, self._pending = self._pending, []
         if not pending:
             return
@@ -138,9 +138,9 @@ def configure(kind: Literal["text", "json"], stream: TextIO | None = None) -> No
         logger.handlers[:] = [handler]
         logger.setLevel(logging.INFO)
         logger.propagate = False
-    # What keeps spans from their collector.
+    # Errors of the exporter of traces.
     exporter = logging.getLogger("opentelemetry")
     exporter.handlers[:] = [handler]
     exporter.propagate = False
-    # Our own access line knows route, client and request id.
+    # Our own access line has route, client and request id.
     logging.getLogger("uvicorn.access").disabled = True

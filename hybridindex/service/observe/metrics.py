@@ -1,4 +1,4 @@
-"""Prometheus metrics of one service. Latencies are observed as they come; everything else is read when it is scraped.
+"""Prometheus metrics of one service. Latencies are observed; everything else is read at a scrape.
 
 Stages of a request: ``parse``, ``queue`` (admission), ``search`` (all that the router does) and ``encode``. Stages of
 the router's batches: those of :mod:`hybridindex.router.batch.stages`; its queue is ``batch_queue`` here.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hybridindex.errors import MissingDependencyError
 from hybridindex.router.batch.stages import LOOKAHEAD_WAIT, BatchReport, StageSum
 from hybridindex.service.core import Observation, Service
-from hybridindex.service.status import describe
+from hybridindex.service.describe import describe
 
 try:
     from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -30,7 +30,7 @@ __all__ = ["CONTENT_TYPE", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-#: Stages may be far shorter than requests.
+#: Stages can be far shorter than requests.
 _STAGE_SECONDS = (0.00005, 0.0001, 0.00025, *_SECONDS)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 _TENTHS = tuple(i / 10 for i in range(1, 11))
@@ -38,7 +38,7 @@ _PREFIX = "hybridindex_"
 
 
 class Metrics:
-    """Owner of one registry. ``observe`` and ``count_response`` on the event loop, the others on any thread."""
+    """One registry. ``observe`` and ``count_response`` on the event loop, the others on any thread."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -69,7 +69,7 @@ class Metrics:
         self._lowered = Counter(
             f"{_PREFIX}overload_lowered_total", "Searches whose nprobe a full queue lowered.", registry=self._registry
         )
-        # Looking a label up takes longer than counting.
+        # A look-up of a label takes longer than an observation.
         self._stage = {name: self._stages.of(name) for name in ("parse", "queue", "search", "encode", "batch_queue")}
         self._of_route: dict[tuple[str, int], tuple[Counter, Buckets]] = {}
         self._registry.register(_Readings(service))
@@ -77,7 +77,7 @@ class Metrics:
         service.router.on_batch.append(self.observe_batch)
 
     def observe(self, seen: Observation) -> None:
-        """Takes one answered search into account."""
+        """Counts one answered search."""
         self._stage["queue"].observe(seen.queue_s)
         self._stage["search"].observe(seen.search_s)
         self._sizes.observe(len(seen.queries))
@@ -91,13 +91,13 @@ class Metrics:
                 self._met.inc()
 
     def observe_batch(self, seen: BatchReport) -> None:
-        """Takes one batch of the router into account."""
+        """Counts one batch of the router."""
         for waited in seen.queue_s:
             self._stage["batch_queue"].observe(waited)
         for time in seen.stages:
             stage = self._stage.get(time.stage)
             if stage is None:
-                # As many as there are stages and devices. Two threads may both come here: they find the same one.
+                # One per stage and device. Two threads at once find the same one.
                 stage = self._stage[time.stage] = self._stages.of(time.stage)
             stage.observe(time.busy_s)
 
@@ -106,7 +106,7 @@ class Metrics:
         self._stage[stage].observe(seconds)
 
     def count_response(self, route: str, status: int, seconds: float) -> None:
-        """One answer of any kind; ``route`` is a template, never a path as it was asked for."""
+        """Counts an answer. ``route`` is a template, never a path that a client sent."""
         known = self._of_route.get((route, status))
         if known is None:
             known = self._responses.labels(route, str(status)), self._latency.of(route)
@@ -120,7 +120,7 @@ class Metrics:
 
 
 class _Readings(Collector):
-    """What is read from the service at a scrape."""
+    """Values that are read from the service at a scrape."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -174,7 +174,7 @@ class _Readings(Collector):
         usable = GaugeMetricFamily(f"{_PREFIX}device_usable", "1 while a device scans.", labels=["device"])
         info = InfoMetricFamily(f"{_PREFIX}device", "What a device is, as tables and logs name it.", labels=["device"])
         for tier in service.router.devices:
-            # Not the label: a GPU that was busy at the start tells its own only when it lets somebody in.
+            # Not tier.label: a GPU that was busy at the start tells it only once it is opened.
             label = [f"{tier.ordinal}: {tier.info.name}"]
             info.add_metric(label, {"label": tier.label})
             resident.add_metric(label, tier.used_bytes)

@@ -1,7 +1,7 @@
-"""The last hour of one service, second by second and in bounded memory, for the page and ``GET /v1/series``.
+"""The last hour of one service in samples, in bounded memory, for the page and ``GET /v1/series``.
 
-Latencies are counted in buckets that are 5 % wide, so a percentile is off by 2.5 % at most, and seconds can be merged.
-Nothing here is kept on disk; metrics for a monitoring system are in ``metrics.py``, what happened is in ``events.py``.
+Latencies are counted in buckets 5 % wide: a percentile is off by 2.5 % at most, and samples can be merged. Nothing is
+kept on disk.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 from hybridindex.router.devices.usage import ArenaUse
 from hybridindex.service.core import Observation, Service
-from hybridindex.service.status import describe
+from hybridindex.service.describe import describe
 
 __all__ = ["Sample", "Series"]
 
-#: Seconds that are kept one by one, then how many are merged into one, and how many of those are kept: about an hour.
+#: Single seconds kept, seconds merged into one older sample, and older samples kept: about an hour.
 _SECONDS, _MERGED, _COARSE = 600, 10, 360
 _BUCKET = math.log(1.05)
 _SHORTEST_S = 1e-6
@@ -37,7 +37,7 @@ class Sample:
     p50_ms: float | None
     p90_ms: float | None
     p99_ms: float | None
-    #: Requests that were judged by an SLO, and that met it.
+    #: Requests answered while an SLO was in force, and those that met it.
     judged: int
     met: int
     slo_ms: float | None
@@ -51,7 +51,7 @@ class Sample:
 
 @dataclass(slots=True)
 class _Counts:
-    """What was seen so far in one span."""
+    """Sums over one span."""
 
     began_s: float
     requests: int = 0
@@ -68,7 +68,7 @@ class _Counts:
         self.latencies.update(other.latencies)
 
     def percentile_ms(self, percent: float) -> float | None:
-        """The middle of the bucket that holds it."""
+        """The middle of its bucket."""
         left = math.ceil(self.requests * percent / 100)
         for bucket in sorted(self.latencies):
             left -= self.latencies[bucket]
@@ -78,10 +78,10 @@ class _Counts:
 
 
 class Series:
-    """Owner of the samples. ``observe`` on the event loop, ``sample`` on one thread at a time, ``read`` on any."""
+    """The samples. ``observe`` on the event loop, ``sample`` on one thread at a time, ``read`` on any."""
 
     def __init__(self, service: Service, clock: Callable[[], float]) -> None:
-        """``clock``: seconds since 1970. From now on searches are observed."""
+        """Starts to observe searches. ``clock``: seconds since 1970."""
         self._service = service
         self._clock = clock
         self._lock = threading.Lock()
@@ -93,7 +93,7 @@ class Series:
         service.on_search.append(self.observe)
 
     def observe(self, seen: Observation) -> None:
-        """Takes one answered search into account."""
+        """Counts one answered search."""
         n = len(seen.queries)
         slo_ms = self._service.slo_ms
         bucket = int(math.log(max(seen.latency_s, _SHORTEST_S) / _SHORTEST_S) / _BUCKET)
@@ -108,7 +108,7 @@ class Series:
                 now.met += seen.latency_s * 1e3 <= slo_ms
 
     def sample(self) -> Sample:
-        """Ends the span that began with the last call, and keeps it. May wait for a lock of the devices."""
+        """Ends the current span and keeps its sample. May wait for a lock of the devices."""
         devices = self._service.router.arena_use()
         at_s = self._clock()
         with self._lock:
@@ -142,7 +142,7 @@ class Series:
         )
 
     def samples(self, since_s: float = 0.0) -> list[Sample]:
-        """Those that ended after ``since_s``, oldest first: merged ones up to where single seconds are kept."""
+        """Samples that ended after ``since_s``, oldest first; merged ones are older than all single seconds."""
         with self._lock:
             fine, coarse = list(self._fine), list(self._coarse)
         began_s = fine[0].at_s - fine[0].span_s if fine else math.inf
@@ -150,7 +150,7 @@ class Series:
         return [s for s in (*older, *fine) if s.at_s > since_s]
 
     def read(self, since_s: float = 0.0) -> dict[str, Any]:
-        """For ``GET /v1/series``: the samples as columns of equal length, and the state now. Plain values."""
+        """``GET /v1/series``: the samples as columns of equal length, and the current state, as plain values."""
         samples = self.samples(since_s)
         service = self._service
         names = [f.name for f in fields(Sample) if f.name != "devices"]
@@ -160,7 +160,7 @@ class Series:
         committed = None if followed is None else followed.get("plan_id")
         return {
             "now_s": self._clock(),
-            #: On the clock of drift windows.
+            # On the clock of drift windows.
             "clock_s": service.clock(),
             "samples": {name: [getattr(s, name) for s in samples] for name in names},
             "devices": [

@@ -1,8 +1,8 @@
-"""OpenTelemetry traces of requests: a server span each, below it where its time went. Needs the extra ``traces``.
+"""OpenTelemetry traces: a server span per request, with its stages as children. Needs the extra ``traces``.
 
 Off unless asked for (``serve --traces``) or the standard ``OTEL_*`` environment names a collector. Spans hold counts
-and times: never a query, an answer, a key, or the name of a session, which whoever reads it could use. The SDK exports
-on threads of its own; what a collector does not take is dropped.
+and times; never a query, an answer, a key or the name of a session, which would give access to it. The SDK exports on
+its own threads; what a collector does not accept is dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from queue import SimpleQueue
 
 from hybridindex import __version__
@@ -34,9 +34,9 @@ __all__ = ["SearchTrace", "Traces", "to_collector"]
 _log = logging.getLogger(__name__)
 
 _PREFIX = "hybridindex."
-#: Batches whose spans may wait to be made; more are dropped.
+#: Batches that may wait for their spans; more are dropped.
 _MAX_PENDING = 4096
-#: Longest wait for a collector at the end.
+#: Longest wait for a collector at :meth:`Traces.close`.
 _CLOSE_TIMEOUT_S = 5.0
 _CONTEXT_HEADERS = ("traceparent", "tracestate")
 
@@ -50,43 +50,48 @@ class Traces:
         self._tracer = provider.get_tracer("hybridindex", __version__)
         self._propagator = TraceContextTextMapPropagator()
         self._pending: SimpleQueue[tuple[context.Context, float, BatchReport] | None] = SimpleQueue()
-        #: Batches without spans: too many came at once, or the SDK raised.
+        #: Batches without spans: too many waited, or the SDK raised.
         self.n_dropped = 0
         self._writer = threading.Thread(target=self._write, name="hybridindex-traces", daemon=True)
         self._writer.start()
 
     @contextlib.contextmanager
-    def request(self, method: str, headers: Mapping[bytes, bytes], request_id: str) -> Iterator[Span]:
-        """The span of one HTTP request, current inside; a child of the caller's where it sent a ``traceparent``."""
+    def request(
+        self, method: str, headers: Mapping[bytes, bytes], request_id: str
+    ) -> Iterator[Callable[[str, int], None]]:
+        """The span of one HTTP request, current inside; a child of the caller's ``traceparent``.
+
+        Yields a function to be called at the end with the route, a template and never a path that a client sent, and
+        the status.
+        """
+
+        def answered(route: str, status: int) -> None:
+            span.update_name(f"{method} {route}")
+            span.set_attribute("http.route", route)
+            span.set_attribute("http.response.status_code", status)
+            if status >= 500:
+                span.set_attribute("error.type", str(status))
+                span.set_status(StatusCode.ERROR)
+
         carrier = {name: value.decode("latin-1") for name in _CONTEXT_HEADERS if (value := headers.get(name.encode()))}
         parent = self._propagator.extract(carrier, context=context.Context())
         attributes = {"http.request.method": method, f"{_PREFIX}request_id": request_id}
         span = self._tracer.start_span(method, parent, kind=SpanKind.SERVER, attributes=attributes)
         token = context.attach(set_span_in_context(span, parent))
         try:
-            yield span
+            yield answered
         finally:
             context.detach(token)
             span.end()
 
-    @staticmethod
-    def describe(span: Span, method: str, route: str, status: int) -> None:
-        """What is known of a request at its end. ``route`` is a template, never a path as it was asked for."""
-        span.update_name(f"{method} {route}")
-        span.set_attribute("http.route", route)
-        span.set_attribute("http.response.status_code", status)
-        if status >= 500:
-            span.set_attribute("error.type", str(status))
-            span.set_status(StatusCode.ERROR)
-
     def search(self) -> SearchTrace | None:
-        """What records one search below the current span; None where that span is not recorded."""
+        """Records one search below the current span; None where that span is not recorded."""
         span = get_current_span()
         return SearchTrace(self, span) if span.is_recording() else None
 
     def child(self, parent: context.Context, name: str, started_s: float, ended_s: float, **attributes: int) -> None:
-        """A span of the past, between two times of ``time.perf_counter``."""
-        # The wall clock may be set between two spans, not between the ends of one.
+        """A finished span, between two times of ``time.perf_counter``."""
+        # One offset for both ends: the wall clock may be set meanwhile.
         offset_s = time.time() - time.perf_counter()
         span = self._tracer.start_span(
             _PREFIX + name,
@@ -97,7 +102,7 @@ class Traces:
         span.end(_nanoseconds(max(started_s, ended_s) + offset_s))
 
     def later(self, parent: context.Context, submitted_s: float, report: BatchReport) -> None:
-        """Has the spans of a batch made on a thread that nobody waits for. Any thread; returns at once."""
+        """Queues a batch for the thread that makes its spans. Any thread; returns at once."""
         if self._pending.qsize() >= _MAX_PENDING:
             self._drop()
         else:
@@ -112,7 +117,7 @@ class Traces:
         while (item := self._pending.get()) is not None:
             try:
                 self._batch(*item)
-            except Exception:  # noqa: BLE001 - a processor or sampler of the SDK; no search may suffer
+            except Exception:  # noqa: BLE001 - an error in the SDK must not affect searches
                 self.n_dropped += 1
                 _log.exception("a batch could not be traced")
 
@@ -124,10 +129,10 @@ class Traces:
             self.child(parent, stage.stage, stage.started_s, stage.ended_s, **size, **busy)
 
     def close(self) -> None:
-        """Sends what is there, for a few seconds at most. Closing twice is harmless."""
+        """Exports pending spans, for a few seconds at most. Closing twice is harmless."""
         self._pending.put(None)
         self._writer.join(_CLOSE_TIMEOUT_S)
-        # The SDK waits for a collector that does not answer longer than anybody wants to.
+        # The SDK would wait long for a collector that does not answer.
         ending = threading.Thread(target=self._provider.shutdown, name="hybridindex-traces-end", daemon=True)
         ending.start()
         ending.join(_CLOSE_TIMEOUT_S)
@@ -147,25 +152,24 @@ class SearchTrace:
         self._started_s = self._submitted_s = time.perf_counter()
 
     def admitted(self) -> None:
-        """Its turn has come."""
+        """Admission let it in."""
         self._submitted_s = time.perf_counter()
         self._traces.child(self._parent, "queue", self._started_s, self._submitted_s)
 
     def asked(self, *, n: int, k: int, nprobe: int, plan_id: int | None, session_id: str | None) -> None:
-        """``n`` queries. ``nprobe``: before load or a deadline lowers it."""
+        """``nprobe``: before load or a deadline lowers it."""
         self._set(queries=n, k=k, nprobe=nprobe)
         if plan_id is not None:
             self._set(plan_id=plan_id)
         if session_id is not None:
-            # Enough to tell sessions apart, of no use for getting into one.
+            # Tells sessions apart, and gives no access to them.
             self._set(session=hashlib.sha256(session_id.encode()).hexdigest()[:12])
 
     def on_batch(self, report: BatchReport) -> None:
-        """As the router's; on its threads."""
+        """For the router's ``on_batch``; on its threads."""
         self._traces.later(self._parent, self._submitted_s, report)
 
     def answered(self, result: SearchResult) -> None:
-        """Its answer is there."""
         self._set(
             nprobe_used_min=int(result.nprobe_used.min()),
             nprobe_used_max=int(result.nprobe_used.max()),
@@ -177,7 +181,7 @@ class SearchTrace:
 
 
 def to_collector() -> Traces:
-    """Traces that go where the standard ``OTEL_*`` environment says, by OTLP over HTTP.
+    """Traces exported by OTLP over HTTP, to where the standard ``OTEL_*`` environment says.
 
     Raises:
         MissingDependencyError: the exporter is not installed.

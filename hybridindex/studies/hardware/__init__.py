@@ -1,8 +1,7 @@
-"""Hardware and model profiles: what plans and schedules past this machine are computed from.
+"""Profiles of chips, servers and models, for studies of machines other than this one.
 
-One JSON file per chip, server and model beside this file; every number has a unit, a source and a date. A file of the
-user's own is read in the same format. Measured profiles (:mod:`hybridindex.profiler`) override them where there are
-some. Reads files; computes nothing.
+One JSON file each beside this file; every number has a unit, a source and a date. Users' files have the same format.
+Measured profiles (:mod:`hybridindex.profiler`) override them.
 """
 
 from __future__ import annotations
@@ -10,14 +9,26 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from hybridindex.errors import InvalidInputError
 
-__all__ = ["Chip", "Model", "Server", "chip", "chip_from", "model", "model_from", "names", "server", "server_from"]
+__all__ = [
+    "Chip",
+    "Model",
+    "Server",
+    "chip",
+    "chip_from",
+    "model",
+    "model_from",
+    "names",
+    "read_small_file",
+    "server",
+    "server_from",
+]
 
 #: Unit -> (what it measures, factor to the base unit).
 _UNITS: dict[str, tuple[str, float]] = {
@@ -33,15 +44,14 @@ _UNITS: dict[str, tuple[str, float]] = {
     "parameters": ("parameters", 1.0),
     "count": ("count", 1.0),
 }
-#: Longest profile that is read.
 _MAX_FILE_BYTES = 1 << 16
-#: No number of a profile is larger, whatever its unit.
+#: Largest number in a profile, in any unit.
 _MOST = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """An accelerator. Peak rates: a roofline reaches them, a real kernel does not."""
+    """An accelerator, with its peak rates; real kernels do not reach them."""
 
     name: str
     flops_per_s: float
@@ -57,13 +67,13 @@ class Chip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A host that scans lists, and the chips that stand in it."""
+    """A host that scans lists, and the chips in it."""
 
     name: str
     cores: int
     memory_bytes: float
     memory_bytes_per_s: float
-    #: Bytes of product-quantized codes that one core scans in a second, out of its caches.
+    #: Bytes of product-quantized codes that one core scans per second from its caches.
     scan_bytes_per_core_s: float
     chips: int
     sources: Mapping[str, str]
@@ -71,10 +81,10 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A transformer, as far as rooflines need to know it."""
+    """A transformer, as rooflines need it."""
 
     name: str
-    #: Weights that every token meets.
+    #: Weights that every token uses.
     parameters: float
     layers: int
     hidden: int
@@ -86,45 +96,25 @@ class Model:
     sources: Mapping[str, str]
 
     def kv_bytes_per_token(self, bytes_per_value: float = 2.0) -> float:
-        """Keys and values of one token in all layers."""
+        """Bytes of the keys and values of one token in all layers."""
         return 2.0 * self.layers * self.kv_heads * self.head_dim * bytes_per_value
 
     def weight_bytes(self, bytes_per_parameter: float = 1.0) -> float:
-        """Of all weights."""
+        """Bytes of all weights."""
         return self.parameters * bytes_per_parameter
 
 
-_CHIP = {
-    "flops_per_s": "FLOP/s",
-    "memory_bytes": "B",
-    "memory_bytes_per_s": "B/s",
-    "link_bytes_per_s": "B/s",
-    "host_bytes_per_s": "B/s",
-}
-_SERVER = {
-    "cores": "count",
-    "memory_bytes": "B",
-    "memory_bytes_per_s": "B/s",
-    "scan_bytes_per_core_s": "B/s",
-    "chips": "count",
-}
-_MODEL = {
-    "parameters": "parameters",
-    "layers": "count",
-    "hidden": "count",
-    "heads": "count",
-    "kv_heads": "count",
-    "head_dim": "count",
-}
+#: End of a field's name -> what it measures; the first that fits, else a count.
+_MEASURES = {"flops_per_s": "FLOP/s", "_s": "B/s", "_bytes": "B", "parameters": "parameters", "": "count"}
 
 
 def names(kind: str) -> list[str]:
-    """Shipped profiles: ``kind`` is "chips", "servers" or "models"."""
+    """Names of the shipped profiles; ``kind`` is "chips", "servers" or "models"."""
     return sorted(file.name.removesuffix(".json") for file in _folder(kind).iterdir() if file.name.endswith(".json"))
 
 
 def chip(name: str) -> Chip:
-    """A shipped chip by name, or one from a file if ``name`` is a path that ends in ``.json``."""
+    """A shipped chip by name, or one from a file where ``name`` is a path that ends in ``.json``."""
     return chip_from(_load("chips", name))
 
 
@@ -144,13 +134,13 @@ def chip_from(data: Mapping[str, Any]) -> Chip:
     Raises:
         InvalidInputError: a field is missing, unknown, without unit, or not positive; it is named.
     """
-    name, values, sources = _quantities(data, "chip", _CHIP)
+    name, values, sources = _quantities(data, Chip)
     return Chip(name=name, sources=sources, **values)
 
 
 def server_from(data: Mapping[str, Any]) -> Server:
     """A server from the content of its file. Raises like :func:`chip_from`."""
-    name, values, sources = _quantities(data, "server", _SERVER)
+    name, values, sources = _quantities(data, Server)
     return replace(
         Server(name=name, sources=sources, **values),  # type: ignore[arg-type]
         cores=int(values["cores"]),
@@ -164,7 +154,7 @@ def model_from(data: Mapping[str, Any]) -> Model:
     generates = known.pop("generates", True)
     if not isinstance(generates, bool):
         raise InvalidInputError(f"model {data.get('name')}: generates is {generates!r}; expected true or false")
-    name, values, sources = _quantities(known, "model", _MODEL)
+    name, values, sources = _quantities(known, Model)
     whole = {field: int(value) for field, value in values.items() if field != "parameters"}
     return Model(name=name, parameters=values["parameters"], generates=generates, sources=sources, **whole)
 
@@ -173,15 +163,25 @@ def _folder(kind: str) -> Any:
     return resources.files(__name__).joinpath(kind)
 
 
+def read_small_file(path: Path, expected: str) -> bytes:
+    """The content of a user's file.
+
+    Raises:
+        InvalidInputError: it cannot be read, or is larger than 64 KiB; says what was ``expected``.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InvalidInputError(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) > _MAX_FILE_BYTES:
+        raise InvalidInputError(f"{path} is larger than {_MAX_FILE_BYTES} bytes; expected {expected}")
+    return content
+
+
 def _load(kind: str, name: str) -> Mapping[str, Any]:
     if name.endswith(".json"):
-        try:
-            with Path(name).open("rb") as file:
-                text = file.read(_MAX_FILE_BYTES + 1)
-        except OSError as error:
-            raise InvalidInputError(f"{name} cannot be read: {error.strerror}") from error
-        if len(text) > _MAX_FILE_BYTES:
-            raise InvalidInputError(f"{name} is larger than {_MAX_FILE_BYTES} bytes; expected a profile of {kind}")
+        text = read_small_file(Path(name), f"a profile of {kind}")
     elif name in names(kind):
         text = _folder(kind).joinpath(f"{name}.json").read_bytes()
     else:
@@ -198,15 +198,19 @@ def _load(kind: str, name: str) -> Mapping[str, Any]:
 
 
 def _quantities(
-    data: Mapping[str, Any], kind: str, fields: Mapping[str, str]
+    data: Mapping[str, Any], cls: type[Chip | Server | Model]
 ) -> tuple[str, dict[str, float], dict[str, str]]:
+    """Name, values in base units and sources of the numeric fields of ``cls``."""
+    kind = cls.__name__.lower()
+    known = [f.name for f in fields(cls) if f.name not in ("name", "sources", "generates")]
     name = data.get("name")
     if not isinstance(name, str) or not name:
         raise InvalidInputError(f"{kind} has no name; expected a string")
-    if unknown := sorted(set(data) - {"name", "notes", *fields}):
-        raise InvalidInputError(f"{kind} {name}: {unknown[0]} is no field; expected {', '.join(fields)}")
+    if unknown := sorted(set(data) - {"name", "notes", *known}):
+        raise InvalidInputError(f"{kind} {name}: {unknown[0]} is no field; expected {', '.join(known)}")
     values, sources = {}, {}
-    for field, measures in fields.items():
+    for field in known:
+        measures = next(what for end, what in _MEASURES.items() if field.endswith(end))
         values[field], sources[field] = _quantity(data.get(field), f"{kind} {name}: {field}", measures)
     return name, values, sources
 

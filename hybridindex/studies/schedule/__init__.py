@@ -1,17 +1,17 @@
-"""Schedules of whole RAG pipelines: what runs beside what, on how many chips, in which batches (RAGO,
+"""Schedules of whole RAG pipelines: which stages share chips, on how many chips, in which batches (RAGO,
 arXiv:2503.14649).
 
-A :class:`RAGSchema` says what is served; :func:`search` finds the Pareto frontier of time to first token against
-throughput per chip. Pure computation from hardware and model profiles; nothing here serves a request.
+A :class:`RAGSchema` describes the pipeline; :func:`search` finds the Pareto frontier of time to first token against
+throughput per chip, from hardware and model profiles. Nothing here serves a request.
 """
 
 from hybridindex.studies.schedule.baselines import llm_extension, llm_only, long_context
-from hybridindex.studies.schedule.costs.iterative import decode_slowdown
-from hybridindex.studies.schedule.costs.retrieval import TreeLevel, tree_levels, tree_seconds
+from hybridindex.studies.schedule.costs.decode_slowdown import decode_slowdown
+from hybridindex.studies.schedule.costs.tree_scan import TreeLevel, tree_levels, tree_seconds
 from hybridindex.studies.schedule.frontier import Frontier, Schedule
+from hybridindex.studies.schedule.frontier_search import fastest_decoding, search
 from hybridindex.studies.schedule.resources import Resources
 from hybridindex.studies.schedule.schema import RAGSchema, case, case_names, read_schema, schema_from
-from hybridindex.studies.schedule.search import fastest_decoding, search
 
 __all__ = [
     "Frontier",

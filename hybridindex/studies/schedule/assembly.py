@@ -1,7 +1,7 @@
-"""Puts pipelines together, group of stages by group of stages, and drops early what cannot reach the frontier.
+"""Builds pipelines group by group of stages, and drops early what cannot reach the frontier.
 
-A part is dropped when another is no worse in any respect that the rest could notice, or when even the best rest leaves
-it behind a known schedule. Both are exact.
+A part is dropped when another part is no worse in every column that later stages depend on, or when even the best
+continuation stays behind a known schedule. Both are exact.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from hybridindex.studies.schedule.bounds import Bounds, Ceiling, Worth
-from hybridindex.studies.schedule.costs.stages import RETRIEVAL
+from hybridindex.studies.schedule.costs.stage_costs import RETRIEVAL
 from hybridindex.studies.schedule.frontier import Incumbents, Schedule
 from hybridindex.studies.schedule.pareto import undominated
-from hybridindex.studies.schedule.pipeline import SIZES, Run, Subsystem, Ways, before, no_stage, through
 from hybridindex.studies.schedule.placements import Placement
 from hybridindex.studies.schedule.space import Space
+from hybridindex.studies.schedule.stage_pipeline import SIZES, Run, Subsystem, Ways, before, no_stage, through
 from hybridindex.types import F64, I64
 
 __all__ = ["extend_frontier"]
@@ -26,7 +26,7 @@ __all__ = ["extend_frontier"]
 def extend_frontier(
     space: Space, placement: Placement, sizes: Sequence[int], iterative_batch: int, worth: Worth, best: Incumbents
 ) -> None:
-    """Tries every pipeline of one placement with batch sizes 2**``sizes``, and adds what is new to ``best``."""
+    """Tries every pipeline of one placement with batch sizes 2**``sizes``, and adds new schedules to ``best``."""
     on_chips = sum(group != (RETRIEVAL,) for group in placement)
     most = space.resources.chips - on_chips
     runs = [space.runs(group, sizes, most) for group in placement]
@@ -46,24 +46,24 @@ def extend_frontier(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Group:
-    """Stages that share chips: by number of chips, the runs of each stage and the ways to combine them."""
+    """Stages that share chips: chips -> the runs of each stage, and the ways to combine them."""
 
     runs: dict[int, list[list[Run]]]
     ways: dict[int, Ways]
-    #: Of pipelines that are built up to here.
+    #: Ceiling of pipelines that are built up to this group.
     behind: Ceiling
 
     def __len__(self) -> int:
         return sum(len(ways) for ways in self.ways.values())
 
     def options(self) -> Iterator[tuple[int, Ways, int]]:
-        """(chips, ways, row), numbered in this order."""
+        """(chips, ways, row) of every option; options are numbered in this order."""
         for chips, ways in self.ways.items():
             for row in range(len(ways)):
                 yield chips, ways, row
 
     def subsystem(self, number: int) -> Subsystem:
-        """The option of that number."""
+        """The option with that number."""
         for chips, ways in self.ways.items():
             if number < len(ways):
                 chosen = zip(self.runs[chips], ways.choices[number].tolist(), strict=True)
@@ -106,7 +106,7 @@ def _ways(
         ways = ways.take(np.flatnonzero(ways.memory_bytes <= space.memory_bytes))
         if not space.prune:
             continue
-        # What the stages in front add at least.
+        # The least that earlier stages add.
         latency_s = others.latency_s + sum(min(r.latency_s for r in choices) for choices in runs[:depth])
         front_s = sum(min(r.interval_s / r.batch for r in choices) for choices in runs[:depth]) + sum(later[:depth])
         most = others.value(np.full(len(ways), float(chips)), 1.0 / (ways.period_s + front_s))
@@ -117,7 +117,7 @@ def _ways(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Parts:
-    """Pipelines as far as they are built: one row each."""
+    """Partly built pipelines, one row each."""
 
     #: (n,) of all groups so far.
     chips: F64
@@ -125,9 +125,9 @@ class _Parts:
     period: F64
     #: (n,) log2 of the largest batch.
     largest: I64
-    #: (n, SIZES) as in :mod:`pipeline`.
+    #: (n, SIZES) as in :mod:`hybridindex.studies.schedule.stage_pipeline`.
     times: F64
-    #: (n, groups so far) which option of each group.
+    #: (n, groups so far) option of each group.
     choices: I64
 
     def take(self, rows: I64) -> _Parts:
@@ -163,7 +163,7 @@ def _join(space: Space, groups: Sequence[_Group], worth: Worth, best: Incumbents
 
 
 def _joined(space: Space, parts: _Parts, group: _Group, best: Incumbents) -> Iterator[_Parts]:
-    """Every option of ``group`` behind every part."""
+    """Every option of ``group`` after every part."""
     for number, (chips, ways, way) in enumerate(group.options()):
         joint = _Parts(
             chips=parts.chips + chips,

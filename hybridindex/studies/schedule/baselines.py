@@ -1,4 +1,4 @@
-"""What the paper compares with: an extended LLM system, an LLM alone, a long context (RAGO, sections 5 and 7.1)."""
+"""The paper's baselines: an extended LLM system, an LLM alone, a long context (RAGO, sections 5 and 7.1)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.schedule.costs.roofline import powers_of_two
-from hybridindex.studies.schedule.costs.stages import StageCosts, stage_names
+from hybridindex.studies.schedule.costs.stage_costs import StageCosts, stage_names
 from hybridindex.studies.schedule.frontier import Frontier, Incumbents
+from hybridindex.studies.schedule.frontier_search import frontier_of
 from hybridindex.studies.schedule.placements import is_of_kind, placements
 from hybridindex.studies.schedule.resources import Resources, retrieval_servers
 from hybridindex.studies.schedule.schema import RAGSchema
-from hybridindex.studies.schedule.search import frontier_of
 from hybridindex.studies.schedule.space import Space
 
 __all__ = ["llm_extension", "llm_only", "long_context"]
@@ -24,8 +24,8 @@ def llm_extension(schema: RAGSchema, resources: Resources, *, chips: str = "all"
     """The tuned baseline: everything up to the first token shares chips with the prefix, as many as decoding has.
 
     Args:
-        chips: "all": half of the chips each, as the paper's Table 4 has it (64 + 64 of 128). "any": also fewer chips,
-            in halves; a stronger baseline, for throughput per chip often falls with more chips.
+        chips: "all": half of the chips each, as in the paper's Table 4 (64 + 64 of 128). "any": also fewer chips, in
+            halves; a stronger baseline, because throughput per chip often falls with more chips.
 
     Raises:
         InvalidInputError: another choice, an odd number of chips, or no schedule fits.
@@ -63,7 +63,7 @@ def llm_only(schema: RAGSchema, resources: Resources, *, prompt_tokens: int | No
     """The LLM without retrieval.
 
     Args:
-        prompt_tokens: None: it sees the question alone.
+        prompt_tokens: None: the question alone.
     """
     prompt = schema.question_tokens if prompt_tokens is None else prompt_tokens
     return _without_retrieval(replace(schema, prompt_tokens=prompt), resources, attended=1.0)
@@ -74,7 +74,7 @@ def long_context(schema: RAGSchema, resources: Resources) -> Frontier:
     prompt = schema.context_tokens + schema.question_tokens
     local = min(1.0, 2.0 * _LOCAL_TOKENS / prompt)
     attended = _GLOBAL_LAYERS + (1.0 - _GLOBAL_LAYERS) * local
-    # What the cache holds: all tokens in global layers, the last ones in the others.
+    # The cache holds all tokens in global layers, and the last ones in the others.
     kept = int(_GLOBAL_LAYERS * prompt + (1.0 - _GLOBAL_LAYERS) * min(prompt, _LOCAL_TOKENS))
     return _without_retrieval(replace(schema, prompt_tokens=prompt), resources, attended=attended, cached=kept)
 

@@ -1,4 +1,4 @@
-"""What no continuation of a half-built pipeline surpasses: why a search may drop it. Pure arithmetic, no search."""
+"""Bounds that no continuation of a half-built pipeline exceeds. A search drops pipelines by them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["Bounds", "Ceiling", "Worth"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What no way to run some groups of stages surpasses."""
+    """Bounds of every way to run some groups of stages."""
 
-    #: Seconds until one batch is through, at least.
+    #: Least seconds until one batch is done.
     latency_s: float
-    #: Chips -> requests/s, at most.
+    #: Chips -> most requests/s.
     rates: dict[int, float]
 
     @staticmethod
     def of_all(several: Iterable[Bounds], most_chips: int) -> Bounds:
-        """Of groups one after the other: their chips add up, the slowest decides."""
+        """Bounds of consecutive groups: their chips add up, the slowest limits the rate."""
         latency_s, rates = 0.0, {0: math.inf}
         for one in several:
             latency_s += one.latency_s
@@ -40,9 +40,9 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ceiling:
-    """The most throughput per cost of a pipeline of which a part is built."""
+    """The most throughput per cost of a partly built pipeline."""
 
-    #: (k,) chips that a continuation takes, decoding included, and (k,) requests/s that it gives at most.
+    #: (k,) chips of a continuation, decoding included, and (k,) most requests/s of it.
     chips: F64
     rates: F64
     most_chips: int
@@ -51,22 +51,23 @@ class Ceiling:
     latency_s: float
 
     def value(self, chips: F64, rate: F64) -> F64:
-        """(n,) at most, for (n,) ``chips`` and (n,) requests/s of what is built; -1 where nothing fits behind it."""
+        """(n,) most throughput per cost for (n,) ``chips`` and (n,) requests/s of what is built; -1 where no
+        continuation fits."""
         total = chips[:, None] + self.chips
         value = np.minimum(rate[:, None], self.rates) / (np.maximum(total, self.least_chips) + self.servers_cost)
         return np.asarray(np.where(total <= self.most_chips, value, -1.0).max(1, initial=-1.0))
 
 
 class Worth:
-    """What a pipeline up to the first token is worth with the best decoding behind it."""
+    """Throughput per cost of pipelines up to the first token with the best decoding after them."""
 
     def __init__(
         self, decodings: Sequence[Decoding], *, most_chips: int, least_chips: int, servers_cost: float
     ) -> None:
         """
         Args:
-            least_chips: that are counted, used or not.
-            servers_cost: what all retrieval servers cost, in chips.
+            least_chips: chips that are counted at least, used or not.
+            servers_cost: cost of all retrieval servers, in chips.
         """
         self.decodings = tuple(decodings)
         self._most_chips, self._least_chips, self._servers_cost = most_chips, least_chips, servers_cost
@@ -74,7 +75,7 @@ class Worth:
         self._rates = np.array([d.requests_per_s for d in decodings])
 
     def of(self, chips: F64, rate: F64) -> tuple[F64, I64]:
-        """(n,) requests/s per cost, -1 where no decoding fits; and (n,) which decoding."""
+        """(n,) requests/s per cost, -1 where no decoding fits; and (n,) index of the decoding."""
         total = chips[:, None] + self._chips
         value = np.minimum(rate[:, None], self._rates) / (np.maximum(total, self._least_chips) + self._servers_cost)
         value = np.where(total <= self._most_chips, value, -1.0)
@@ -82,7 +83,7 @@ class Worth:
         return value[np.arange(len(value)), best], best
 
     def ceiling(self, rest: Bounds) -> Ceiling:
-        """Of a pipeline to which ``rest`` and a decoding are still to be added."""
+        """The ceiling of pipelines that still lack ``rest`` and a decoding."""
         pairs = sorted(
             (more + int(chips), -min(rest_rate, float(rate)))
             for more, rest_rate in rest.rates.items()

@@ -1,4 +1,4 @@
-"""Schedules, and those of them that no other beats. Holds results; searches nothing."""
+"""Schedules, and the Pareto frontier of those that no other beats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.studies.schedule.costs.decoding import Decoding
-from hybridindex.studies.schedule.pipeline import Subsystem
+from hybridindex.studies.schedule.stage_pipeline import Subsystem
 from hybridindex.types import F64
 
 __all__ = ["Frontier", "Incumbents", "Schedule"]
@@ -17,21 +17,21 @@ __all__ = ["Frontier", "Incumbents", "Schedule"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """One point: what runs where, and what it gives."""
+    """One point of a frontier: what runs where, and its performance."""
 
     subsystems: tuple[Subsystem, ...]
     decoding: Decoding
-    #: For retrieval.
+    #: Servers for retrieval.
     servers: int
-    #: Until the last of a burst as large as the largest batch has its first token.
+    #: Until the last request of a burst as large as the largest batch has its first token.
     ttft_s: float
     requests_per_s: float
-    #: Chips, idle ones of the servers where those are counted, and servers where they are charged.
+    #: Chips (idle ones too with ``whole_servers``), and servers at ``server_cost_chips`` each.
     cost_chips: float
 
     @property
     def chips(self) -> int:
-        """Of all subsystems and decoding."""
+        """Chips of all subsystems and of decoding."""
         return sum(s.chips for s in self.subsystems) + self.decoding.chips
 
     @property
@@ -41,7 +41,7 @@ class Schedule:
 
     @property
     def placement(self) -> str:
-        """Stages that share chips are joined by +."""
+        """The groups of stages; + joins stages that share chips."""
         return " | ".join("+".join(run.stage for run in s.runs) for s in self.subsystems) + " | decode"
 
 
@@ -54,25 +54,25 @@ class Frontier:
 
     @property
     def best_throughput(self) -> Schedule:
-        """The most throughput per chip, whatever the time to first token."""
+        """The schedule with the most throughput per chip."""
         return self.schedules[-1]
 
     @property
     def best_ttft(self) -> Schedule:
-        """The least time to first token, whatever the throughput."""
+        """The schedule with the least time to first token."""
         return self.schedules[0]
 
     def within(self, ttft_s: float) -> Schedule | None:
-        """The most throughput per chip with that time to first token; None: none is so fast."""
+        """The schedule with the most throughput per chip within ``ttft_s``; None where none is so fast."""
         return next((s for s in reversed(self.schedules) if s.ttft_s <= ttft_s), None)
 
     def nearest(self, ttft_s: float) -> Schedule:
-        """As :meth:`within`; where the goal cannot be met, the schedule that misses it by least."""
+        """:meth:`within`, or the fastest schedule where none meets the goal."""
         return self.within(ttft_s) or self.best_ttft
 
 
 class Incumbents:
-    """The frontier so far. Not for several threads."""
+    """The frontier so far. Not thread-safe."""
 
     def __init__(self) -> None:
         self.schedules: list[Schedule] = []
@@ -80,15 +80,15 @@ class Incumbents:
         self._value = np.empty(0)
 
     def beat(self, ttft: F64, value: F64) -> npt.NDArray[np.bool_]:
-        """(n,) whether a known schedule is at least as good as (n,) ``ttft`` seconds and (n,) ``value``."""
+        """(n,) whether a known schedule is at least as good in both ``ttft`` (n,) seconds and ``value`` (n,)."""
         if not len(self._ttft):
             return np.zeros(len(ttft), dtype=bool)
-        # Sorted by time: the last one that is not slower has the most throughput of those.
+        # Sorted by time: the last one that is not slower has the most throughput among those.
         at = np.searchsorted(self._ttft, ttft, side="right") - 1
         return np.asarray((at >= 0) & (self._value[np.maximum(at, 0)] >= value))
 
     def add(self, schedules: Sequence[Schedule]) -> None:
-        """Takes in new schedules and drops what they beat."""
+        """Adds schedules and drops what they beat."""
         kept: list[Schedule] = []
         for schedule in sorted([*self.schedules, *schedules], key=lambda s: (s.ttft_s, -s.qps_per_chip)):
             if not kept or schedule.qps_per_chip > kept[-1].qps_per_chip:

@@ -1,4 +1,4 @@
-"""Rows that no other row beats in every column. Small is good."""
+"""Rows that no other row beats in every column; smaller is better."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from hybridindex.types import F64, I64
 
 __all__ = ["undominated"]
 
-#: Rows that are compared at once: their comparisons stay in cache.
+#: Rows compared at once, so that the comparisons stay in cache.
 _BLOCK = 256
 
 
 def undominated(rows: F64) -> I64:
-    """Indices of (n, m) ``rows`` such that no other row is at most as large in all columns; of equal rows the first.
-
-    Exact; n times the size of the answer comparisons.
+    """Indices of those of ``rows`` (n, m) for which no other row is at most as large in all columns; of equal rows the
+    first. Exact; takes n times the size of the answer comparisons.
     """
     order = np.lexsort(rows.T[::-1])
     kept = np.empty((rows.shape[1], 0))
     indices: list[I64] = []
-    # A row is only beaten by rows that sort before it.
+    # Only rows that sort before a row can beat it.
     for start in range(0, len(order), _BLOCK):
         at = order[start : start + _BLOCK]
         block = np.ascontiguousarray(rows[at].T)
@@ -32,7 +31,7 @@ def undominated(rows: F64) -> I64:
             at, block = at[stays], block[:, stays]
         if not at.size:
             continue
-        # Only earlier rows of the block count; of equal ones the first stays.
+        # Compare with earlier rows of the block only; of equal ones the first stays.
         stays = ~np.triu(_at_most(block, block), 1).any(0)
         indices.append(at[stays])
         kept = np.concatenate([kept, block[:, stays]], axis=1)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.studies.schedule.costs.stages import RETRIEVAL
+from hybridindex.studies.schedule.costs.stage_costs import RETRIEVAL
 
 __all__ = ["KINDS", "Placement", "is_of_kind", "placements"]
 
@@ -17,7 +17,7 @@ KINDS = ("all", "collocated", "disaggregated")
 
 
 def placements(names: Sequence[str]) -> Iterator[Placement]:
-    """Every way to let neighbours share chips. Retrieval has servers of its own; a group around it waits for it."""
+    """Every way to let neighbours share chips. Retrieval has its own servers; a group around it waits for it."""
     on_chips = [name for name in names if name != RETRIEVAL]
     before_retrieval = names.index(RETRIEVAL)
     for cuts in itertools.product((False, True), repeat=len(on_chips) - 1):
@@ -40,7 +40,7 @@ def placements(names: Sequence[str]) -> Iterator[Placement]:
 
 
 def is_of_kind(placement: Placement, kind: str) -> bool:
-    """``collocated``: all stages up to the prefix share chips; ``disaggregated``: none do; ``all``: either, or between.
+    """``collocated``: all stages up to the prefix share chips. ``disaggregated``: none do. ``all``: any placement.
 
     Raises:
         InvalidInputError: another kind.

@@ -1,4 +1,4 @@
-"""What a schedule may use, and how many servers a database needs. Chooses nothing."""
+"""The resources of a schedule, and the number of servers that a database needs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.hardware import Chip, Server
-from hybridindex.studies.schedule.pipeline import SIZES
 from hybridindex.studies.schedule.schema import RAGSchema
+from hybridindex.studies.schedule.stage_pipeline import SIZES
 
 __all__ = ["Resources", "retrieval_servers"]
 
-#: More chips or servers than this are a slip of the finger, and a long search.
+#: More chips or servers are a typing error, and a long search.
 _MOST = 1 << 16
 
 
@@ -21,19 +21,19 @@ class Resources:
     """Chips and servers, and the limits of a search."""
 
     chip: Chip
-    #: At most, in all.
+    #: Chips of all stages, at most.
     chips: int
     server: Server
-    #: For retrieval; None: one for every ``server.chips`` chips, more where the database needs them.
+    #: Servers for retrieval; None: one for every ``server.chips`` chips, more where the database needs them.
     servers: int | None = None
-    #: Largest batch of a stage up to the first token; of the powers of two up to it.
+    #: Largest batch of a stage up to the first token; batches are powers of two.
     largest_batch: int = 128
-    #: What one retrieval server costs, in chips. 0 divides the throughput by chips alone, as the paper does.
+    #: Cost of one retrieval server, in chips. 0 divides the throughput by chips alone, as the paper does.
     server_cost_chips: float = 0.0
-    #: Count the chips of all retrieval servers, also those that no stage uses: what is rented where servers come with
-    #: chips. The paper's sections 5.1 to 5.4 do; its section 7 counts the chips that are used.
+    #: Count all chips of the retrieval servers, used or not: servers are rented with their chips. The paper's sections
+    #: 5.1 to 5.4 do so; its section 7 counts the chips that are used.
     whole_servers: bool = False
-    #: Slower decoding is left out.
+    #: Most seconds per token in decoding.
     largest_tpot_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class Resources:
 
 
 def retrieval_servers(schema: RAGSchema, resources: Resources) -> int:
-    """How many servers hold the database. It may fill their memory, as the paper's 5.6 TiB do that of 16 servers.
+    """Servers that hold the database. It may fill their memory, as the paper's 5.6 TiB fill that of 16 servers.
 
     Raises:
         InvalidInputError: ``resources.servers`` have too little memory for it.

@@ -1,6 +1,6 @@
-"""What a RAG pipeline consists of: RAGSchema (RAGO, Table 1), its lengths (section 4), and the four published cases.
+"""A RAG pipeline: RAGSchema (RAGO, Table 1), its lengths (section 4), and the four published cases as YAML files.
 
-Reads YAML files of cases. Says nothing of hardware.
+Does not cover hardware.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from hybridindex.errors import InvalidInputError, MissingDependencyError
-from hybridindex.studies.hardware import Model, model
+from hybridindex.studies.hardware import Model, model, read_small_file
 
 __all__ = ["RAGSchema", "case", "case_names", "read_schema", "schema_from"]
 
-_MAX_FILE_BYTES = 1 << 16
-#: No number of a schema is larger.
+#: Largest number in a schema.
 _MOST = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RAGSchema:
-    """One pipeline. The first eight fields are Table 1's; the others are the lengths of section 4 and its defaults."""
+    """One pipeline: the eight fields of Table 1, then the lengths of section 4 and its defaults. Raises
+    InvalidInputError, which names the field."""
 
-    #: Turns uploaded documents into vectors; None where the database exists already.
+    #: Turns uploaded documents into vectors; None where the database exists.
     document_encoder: Model | None = None
     vector_dimensionality: int = 768
     database_vectors: int = 64_000_000_000
@@ -40,9 +40,9 @@ class RAGSchema:
 
     #: Bytes of one quantized vector; without quantization 2 per dimension (brute force).
     bytes_per_vector: int = 96
-    #: Part of the database that one query vector is compared with.
+    #: Part of the database that is scanned for one query vector.
     scanned_fraction: float = 0.001
-    #: Brute-force kNN instead of the tree: for databases that were just made.
+    #: Brute-force kNN instead of the tree, for databases that were just made.
     brute_force: bool = False
     question_tokens: int = 32
     #: Question and retrieved passages.
@@ -51,10 +51,10 @@ class RAGSchema:
     rewritten_tokens: int = 32
     reranked_passages: int = 16
     passage_tokens: int = 100
-    #: Uploaded text, and the chunks that the encoder cuts it into; used with a document encoder.
+    #: Uploaded text, and its chunks; used with a document encoder.
     context_tokens: int = 0
     chunk_tokens: int = 128
-    #: Tokens that neighbouring chunks share. The paper says "small".
+    #: Tokens that neighbouring chunks share; "small" in the paper.
     chunk_overlap_tokens: int = 16
 
     def __post_init__(self) -> None:
@@ -95,12 +95,12 @@ class RAGSchema:
 
     @property
     def chunks(self) -> int:
-        """Passages that the encoder meets for one request."""
+        """Passages that the encoder encodes for one request."""
         return math.ceil(self.context_tokens / (self.chunk_tokens - self.chunk_overlap_tokens))
 
     @property
     def database_bytes(self) -> float:
-        """What the retrieval servers hold."""
+        """Bytes that the retrieval servers hold."""
         return float(self.database_vectors) * self.vector_bytes
 
     @property
@@ -113,10 +113,10 @@ _MODELS = ("document_encoder", "query_rewriter", "query_reranker", "generative_l
 
 
 def schema_from(data: Mapping[str, Any]) -> RAGSchema:
-    """A schema from the content of its file; models are named, or a path to a model's file.
+    """A schema from the content of its file; a model is given by its name or the path of its file.
 
     Raises:
-        InvalidInputError: names the field that is missing, unknown or wrong.
+        InvalidInputError: a field is missing, unknown or wrong; it is named.
     """
     known = {field.name for field in fields(RAGSchema)}
     if unknown := sorted(str(name) for name in data if name not in known):
@@ -145,14 +145,7 @@ def read_schema(path: Path) -> RAGSchema:
         InvalidInputError: the file cannot be read, is too large, or is wrong.
         MissingDependencyError: PyYAML is not installed.
     """
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise InvalidInputError(f"{path} cannot be read: {error.strerror}") from error
-    if len(text) > _MAX_FILE_BYTES:
-        raise InvalidInputError(f"{path} is larger than {_MAX_FILE_BYTES} bytes; expected a schema")
-    return _parse(text, str(path))
+    return _parse(read_small_file(path, "a schema"), str(path))
 
 
 def case_names() -> list[str]:

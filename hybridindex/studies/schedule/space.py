@@ -1,4 +1,4 @@
-"""The space of one search: placements, numbers of chips, batch sizes, and what each stage costs there."""
+"""The space of one search: placements, numbers of chips, batch sizes, and the cost of each stage."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.schedule.costs.decoding import Decoding, decodings
 from hybridindex.studies.schedule.costs.roofline import MEMORY_SHARE, powers_of_two
-from hybridindex.studies.schedule.costs.stages import RETRIEVAL, StageCosts
+from hybridindex.studies.schedule.costs.stage_costs import RETRIEVAL, StageCosts
 from hybridindex.studies.schedule.pareto import undominated
-from hybridindex.studies.schedule.pipeline import Run
 from hybridindex.studies.schedule.placements import Placement
 from hybridindex.studies.schedule.resources import Resources
+from hybridindex.studies.schedule.stage_pipeline import Run
 
 __all__ = ["Space"]
 
@@ -26,37 +26,35 @@ class Space:
 
     costs: StageCosts
     resources: Resources
-    #: For retrieval; 0: there is none.
+    #: Servers for retrieval; 0: no retrieval.
     servers: int
     placements: Sequence[Placement]
-    #: The same batch size for all stages up to the first token.
+    #: One batch size for all stages up to the first token.
     same_batch: bool = False
     #: Chips of each group, and of decoding; None: the powers of two.
     group_chips: Sequence[int] | None = None
     decode_chips: Sequence[int] | None = None
-    #: Drop what cannot reach the frontier; without it everything is tried.
+    #: Drop parts that cannot reach the frontier; False tries everything.
     prune: bool = True
 
     @property
     def servers_cost(self) -> float:
-        """Of all retrieval servers, in chips."""
+        """Cost of all retrieval servers, in chips."""
         return self.servers * self.resources.server_cost_chips
 
     @property
     def least_chips(self) -> int:
-        """That are counted at least."""
+        """Chips that are counted at least, used or not."""
         return self.servers * self.resources.server.chips if self.resources.whole_servers else 0
 
     @property
     def memory_bytes(self) -> float:
-        """Of one chip, for weights and caches."""
+        """Bytes of one chip for weights and caches."""
         return MEMORY_SHARE * self.resources.chip.memory_bytes
 
     def batchings(self) -> list[list[int]]:
-        """Sets of log2 batch sizes that the stages of a pipeline may choose from.
-
-        Equal batches first: they find most of the frontier, and what they find rules out much of the rest.
-        """
+        """Sets of log2 batch sizes that the stages of a pipeline choose from. Equal batches come first: they find most
+        of the frontier, which then rules out most other schedules."""
         sizes = list(range(self.resources.largest_batch.bit_length()))
         equal = [[size] for size in sizes]
         return equal if self.same_batch else [*equal, sizes]
@@ -67,7 +65,7 @@ class Space:
         return powers_of_two(self.resources.largest_batch) if again else [0]
 
     def runs(self, group: Sequence[str], sizes: Sequence[int], most_chips: int) -> dict[int, list[list[Run]]]:
-        """Chips -> the ways to run each stage of ``group`` there; only where every stage fits."""
+        """Chips -> the ways to run each stage of ``group`` on them, where every stage fits."""
         if tuple(group) == (RETRIEVAL,):
             return {0: [self.costs.runs(RETRIEVAL, 0, sizes)]}
         allowed = self.group_chips if self.group_chips is not None else powers_of_two(most_chips)
@@ -79,9 +77,9 @@ class Space:
         return found
 
     def _with_memory(self, group: Sequence[str], runs: list[list[Run]]) -> list[list[Run]]:
-        """Without memory where the models fit in any combination: then nothing has to be remembered of it."""
+        """``runs``, with memory set to 0 where the models fit in every combination: then fewer runs differ."""
         if {"rewrite prefix", "rewrite decode"} <= set(group):
-            # One model: decoding counts its weights.
+            # Both use one model, and decoding counts its weights.
             at = list(group).index("rewrite prefix")
             runs[at] = [replace(run, memory_bytes=0.0) for run in runs[at]]
         if sum(max(run.memory_bytes for run in stage) for stage in runs) > self.memory_bytes:
@@ -89,7 +87,7 @@ class Space:
         return [_quickest([replace(run, memory_bytes=0.0) for run in stage]) for stage in runs]
 
     def decodings(self, iterative_batch: int) -> list[Decoding]:
-        """The most throughput on each number of chips, within the time per token."""
+        """The decoding with the most throughput for each number of chips, within the time per token."""
         limit = self.resources.largest_tpot_s
         allowed = self.decode_chips if self.decode_chips is not None else powers_of_two(self.resources.chips - 1)
         best = []
@@ -100,7 +98,7 @@ class Space:
         return best
 
     def later_s(self, stage: str, chips: int, iterative_batch: int) -> float:
-        """Seconds that the retrievals and prefixes during decoding take of a stage, for one request."""
+        """Seconds of ``stage`` that retrievals and prefixes during decoding take for one request."""
         if not iterative_batch:
             return 0.0
         again = (self.costs.schema.retrieval_frequency - 1) / iterative_batch
@@ -126,7 +124,7 @@ class Space:
 
 
 def _quickest(runs: list[Run]) -> list[Run]:
-    """Of each batch size those that none beats in latency and interval."""
+    """For each batch size, the runs that no other beats in latency and interval."""
     kept = []
     for _, same in itertools.groupby(runs, key=lambda run: run.log2_batch):
         choices = list(same)

@@ -1,16 +1,16 @@
-"""A discrete-event simulator of a hybrid RAG server, calibrated with a stored profile: virtual time, seeded.
+"""A discrete-event simulator of a hybrid RAG server in virtual time, calibrated with a stored profile, seeded.
 
-Start at :func:`hybridindex.studies.simulator.serve.simulate`; what is modelled and what is not is in docs/simulator.md.
+Start at :func:`hybridindex.studies.simulator.system.simulate`. docs/simulator.md says what is modelled and what is not.
 """
 
 from hybridindex.studies.simulator.arrivals import Workload, bursty, from_trace, poisson
-from hybridindex.studies.simulator.llm import LLMServer, fit_llm
+from hybridindex.studies.simulator.engine_fit import EngineFit, Served, fit_engine
+from hybridindex.studies.simulator.engine_loop import EngineRules
+from hybridindex.studies.simulator.llm_server import LLMServer, fit_llm
 from hybridindex.studies.simulator.outcome import Outcome
 from hybridindex.studies.simulator.policies import POLICIES, Inputs, Unservable, build_system
 from hybridindex.studies.simulator.rates import RateFound, compliant_rate
-from hybridindex.studies.simulator.retrieval import EngineRules
-from hybridindex.studies.simulator.serve import System, simulate
-from hybridindex.studies.simulator.served import EngineFit, Served, fit_engine
+from hybridindex.studies.simulator.system import System, simulate
 
 __all__ = [
     "POLICIES",

@@ -1,7 +1,6 @@
 """When requests come, and how long their prompts and answers are: Poisson, bursty, or a recorded trace.
 
-Covers arrivals only. Each request is one search of one query; which query is
-:mod:`hybridindex.studies.simulator.queries`' business.
+Each request is one search of one query; :mod:`hybridindex.studies.simulator.query_pool` says which query.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from hybridindex.types import F64, I64
 
 __all__ = ["MAX_REQUESTS", "Workload", "bursty", "check_number", "from_trace", "poisson"]
 
-#: More are refused: memory grows with them.
+#: Memory grows with the requests.
 MAX_REQUESTS = 5_000_000
-#: Longest trace file and line that is read.
+#: Longest trace file and line that is read, in bytes and characters.
 _MAX_TRACE_BYTES = 1 << 30
 _MAX_LINE = 1 << 16
 
@@ -38,7 +37,7 @@ class Workload:
 
     @property
     def rate(self) -> float:
-        """Requests per second that are offered."""
+        """Offered requests per second."""
         span = float(self.arrivals[-1])
         return len(self.arrivals) / span if span > 0 else math.inf
 
@@ -73,7 +72,7 @@ def poisson(rate: float, n: int, *, seed: int) -> Workload:
 def bursty(rate: float, n: int, *, burstiness: float, period_s: float, seed: int) -> Workload:
     """``n`` requests of an on/off process: Poisson at ``burstiness`` * ``rate`` while on, nothing while off.
 
-    On and off times are exponential with means ``period_s`` / burstiness and the rest of ``period_s``, so that the mean
+    On times are exponential with mean ``period_s`` / burstiness, off times with the rest of ``period_s``, so the mean
     rate is ``rate``. Burstiness 1 is Poisson.
     """
     check_number("rate", rate, above=0.0)
@@ -96,11 +95,11 @@ def bursty(rate: float, n: int, *, burstiness: float, period_s: float, seed: int
 
 
 def from_trace(path: Path, *, limit: int = MAX_REQUESTS) -> Workload:
-    """The first ``limit`` requests of a trace: JSON lines, each an object with ``t`` in seconds and optionally
-    ``input_tokens`` and ``output_tokens`` (RAGPulse's fields), or a bare number of seconds. Times start at 0.
+    """The first ``limit`` requests of a trace, moved to start at 0. Each line is JSON: seconds, or an object with
+    ``t`` in seconds and optionally ``input_tokens`` and ``output_tokens`` (RAGPulse's fields).
 
     Raises:
-        InvalidInputError: the file cannot be read, is too large, or a line says no time; names the line.
+        InvalidInputError: the file cannot be read or is too large, or a line (it is named) has no time.
     """
     _check_count(limit)
     rows: list[tuple[float, int, int]] = []

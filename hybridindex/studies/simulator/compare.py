@@ -1,4 +1,4 @@
-"""Policies side by side under one workload: a run of each, and the rate at which it still meets the SLO."""
+"""Compares policies under one workload: a run of each, and the highest rate at which it meets the SLO."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hybridindex.studies.simulator.arrivals import Workload
 from hybridindex.studies.simulator.outcome import Outcome
 from hybridindex.studies.simulator.policies import Inputs, Unservable, build_system
 from hybridindex.studies.simulator.rates import RateFound, compliant_rate
-from hybridindex.studies.simulator.serve import System, simulate
+from hybridindex.studies.simulator.system import System, simulate
 
 __all__ = ["Compared", "compare_policies"]
 
-#: Above what the stages sustain nothing is compliant for long.
+#: Highest rate that is tried, over the rate that the stages sustain.
 _CEILING = 1.5
 
 
@@ -52,10 +52,10 @@ def compare_policies(
     find_rate: bool = True,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> list[Compared]:
-    """Simulates every policy at ``inputs.rate`` with the same requests; ``workload``: the requests at a rate.
+    """Simulates every policy at ``inputs.rate`` with the same requests; ``workload`` gives the requests at a rate.
 
     Raises:
-        InvalidInputError: an unknown policy, or inputs that make no sense.
+        InvalidInputError: an unknown policy, or an input that is out of range.
     """
     found = []
     for number, name in enumerate(names):

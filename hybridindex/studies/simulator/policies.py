@@ -1,24 +1,26 @@
-"""Who keeps which lists where: our plan and what it is compared with, each as a system that can be simulated.
+"""Policies: our plan and what it is compared with, each as a system that can be simulated.
 
 ========================  ==============================================================================
 ``ours``                  the plan: fewest hot lists for the SLO, beside the LLM; lookahead and cache where given
-``cpu-only``              nothing is resident; the LLM has all device memory
-``all-gpu``               every list, in even shards over all devices, beside the LLM (VectorLiteRAG's ALL-GPU)
+``cpu-only``              no list on a device; the LLM has all device memory
+``all-gpu``               all lists, in even shards over all devices, beside the LLM (VectorLiteRAG's ALL-GPU)
 ``dedicated-gpu``         one device holds the hottest lists that fit and nothing else; the LLM has the others
-``hedrarag``              the hottest lists under which search and LLM take equally many requests (HedraRAG's split)
-``no-lookahead``          ours without lookahead, so without what it would leave in the cache
-``no-cache``              ours, where lists leave with the session that brought them
+``hedrarag``              the hottest lists with which search and LLM sustain equal rates (HedraRAG's split)
+``no-lookahead``          ours without lookahead, and so without the lists that it would leave in the cache
+``no-cache``              ours; lists leave with the session that brought them
 ========================  ==============================================================================
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.paging import scratch_for_budget
 from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.models.throughput import throughput_model
 from hybridindex.partitioner.placement import choose_hottest, place_lpt, place_round_robin
@@ -26,12 +28,12 @@ from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.router.lookahead.hotness import HotnessPolicy
 from hybridindex.studies.simulator.arrivals import check_number
-from hybridindex.studies.simulator.llm import LLMServer, fit_llm
-from hybridindex.studies.simulator.lookahead import LookaheadRules, replay_lookahead
-from hybridindex.studies.simulator.queries import QueryPool, query_pool
-from hybridindex.studies.simulator.retrieval import EngineRules
-from hybridindex.studies.simulator.serve import System
-from hybridindex.studies.simulator.stages import StageTable, stage_table
+from hybridindex.studies.simulator.engine_loop import EngineRules
+from hybridindex.studies.simulator.llm_server import LLMServer, fit_llm
+from hybridindex.studies.simulator.lookahead_replay import LookaheadRules, replay_lookahead
+from hybridindex.studies.simulator.query_pool import QueryPool, query_pool
+from hybridindex.studies.simulator.stage_table import StageTable, stage_table
+from hybridindex.studies.simulator.system import System
 from hybridindex.types import F64, LLMProfile
 
 __all__ = ["POLICIES", "Inputs", "Unservable", "build_system"]
@@ -43,7 +45,7 @@ POLICIES = ("ours", "cpu-only", "all-gpu", "dedicated-gpu", "hedrarag", "no-look
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Inputs:
-    """What every policy gets. Raises InvalidInputError, which names the field."""
+    """Input of every policy. Raises InvalidInputError, which names the field."""
 
     analysis: Analysis
     slo_s: float
@@ -59,7 +61,7 @@ class Inputs:
     lookahead: LookaheadRules = field(default_factory=LookaheadRules)
     contention: float = 0.0
     percentile: float = 90.0
-    #: A plan that is already made; None: ``ours`` plans.
+    #: The plan of ``ours``; None: make one.
     plan: Plan | None = None
     assumptions: tuple[str, ...] = ()
     seed: int = 0
@@ -82,7 +84,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unservable:
-    """A policy that these resources do not allow."""
+    """A policy that is not possible with these resources."""
 
     name: str
     reason: str
@@ -100,7 +102,7 @@ def build_system(policy: str, inputs: Inputs) -> System | Unservable:
 
 
 class _Builder:
-    """One policy's lists become a system."""
+    """Builds the system of one policy from where it places lists."""
 
     def __init__(self, policy: str, inputs: Inputs) -> None:
         self.policy, self.inputs = policy, inputs
@@ -113,18 +115,16 @@ class _Builder:
     def no(self, reason: str) -> Unservable:
         return Unservable(name=self.policy, reason=reason)
 
-    def capacity_pages(self) -> int:
-        """Of one device: an eighth of the budget, 64 MiB at most, is the scan's scratch, as in a plan."""
-        return max(0, self.inputs.budget_bytes - self.scratch) // self.curve.geometry.page_bytes
-
     @property
     def scratch(self) -> int:
-        from hybridindex.paging import scratch_for_budget
-
         return scratch_for_budget(self.inputs.budget_bytes)
 
+    def capacity_pages(self) -> int:
+        """Pages of one device."""
+        return max(0, self.inputs.budget_bytes - self.scratch) // self.curve.geometry.page_bytes
+
     def hottest(self, count: int, n_devices: int) -> I16 | None:
-        """The first ``count`` lists of the hot order over devices, as a plan places them; None: they do not fit."""
+        """Places the first ``count`` lists of the hot order as a plan does; None where they do not fit."""
         curve = self.curve
         work = curve.accesses_by_rank[:count] * curve.bytes_by_rank[:count]
         placed = place_lpt(work, curve.pages_by_rank[:count], [self.capacity_pages()] * n_devices)
@@ -173,7 +173,7 @@ class _Builder:
         share: float = 1.0,
         lookahead: LookaheadRules | None = None,
     ) -> System | Unservable:
-        """``shared``: the LLM's devices scan too. ``share``: part of the devices that the LLM has."""
+        """``shared``: the LLM's devices scan too. ``share``: the LLM's part of the devices."""
         given = self.inputs
         contention = given.contention if shared and given.llm is not None else 0.0
         extra, arena = None, 0
@@ -202,8 +202,7 @@ class _Builder:
         return replay_lookahead(
             self.pool,
             list_device >= 0,
-            self.curve.geometry,
-            given.analysis.profile.list_sizes,
+            self.curve.geometry.pages_for(given.analysis.profile.list_sizes) * self.curve.geometry.page_bytes,
             rules,
             budget_bytes=rules.budget_bytes(given.rate, n_devices),
             sessions=max(1, round(given.rate * rules.window_s)),
@@ -228,22 +227,6 @@ def _planned(build: _Builder, lookahead: LookaheadRules) -> System | Unservable:
         analysis=given.analysis,
     )
     return build.system(plan.list_device, given.n_devices, lookahead=lookahead)
-
-
-def _ours(build: _Builder) -> System | Unservable:
-    return _planned(build, build.inputs.lookahead)
-
-
-def _no_lookahead(build: _Builder) -> System | Unservable:
-    return _planned(build, replace(build.inputs.lookahead, window_s=0.0))
-
-
-def _no_cache(build: _Builder) -> System | Unservable:
-    return _planned(build, replace(build.inputs.lookahead, cache=False))
-
-
-def _cpu_only(build: _Builder) -> System | Unservable:
-    return build.system(build.none(), build.inputs.n_devices)
 
 
 def _all_gpu(build: _Builder) -> System | Unservable:
@@ -281,7 +264,7 @@ def _hedrarag(build: _Builder) -> System | Unservable:
         table = build.table(list_device, given.n_devices, factor=1.0 + given.contention)
         return table.capacity() >= model.at(table.resident_bytes)
 
-    # Search gains with every list and the LLM loses: the smallest count from which search is no longer the slower.
+    # Every list speeds up search and slows the LLM: bisect for the smallest count at which search is not the slower.
     low, high = 0, curve.useful_count()
     if searches_more(0):
         high = 0
@@ -295,12 +278,12 @@ def _hedrarag(build: _Builder) -> System | Unservable:
     return build.system(list_device, given.n_devices)
 
 
-_BUILD = {
-    "ours": _ours,
-    "cpu-only": _cpu_only,
+_BUILD: Mapping[str, Callable[[_Builder], System | Unservable]] = {
+    "ours": lambda build: _planned(build, build.inputs.lookahead),
+    "cpu-only": lambda build: build.system(build.none(), build.inputs.n_devices),
     "all-gpu": _all_gpu,
     "dedicated-gpu": _dedicated,
     "hedrarag": _hedrarag,
-    "no-lookahead": _no_lookahead,
-    "no-cache": _no_cache,
+    "no-lookahead": lambda build: _planned(build, replace(build.inputs.lookahead, window_s=0.0)),
+    "no-cache": lambda build: _planned(build, replace(build.inputs.lookahead, cache=False)),
 }

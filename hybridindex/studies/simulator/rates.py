@@ -20,14 +20,14 @@ _LEAST_FACTOR = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateFound:
-    """An SLO-compliant rate, and what was tried."""
+    """An SLO-compliant rate, and the rates that were tried."""
 
-    #: Requests per second; 0 where no rate that was tried is compliant.
+    #: Requests per second; 0 where no tried rate is compliant.
     rate: float
     attainment_goal: float
     #: (rate, attainment) of every run, in order.
     tried: tuple[tuple[float, float], ...]
-    #: True where the highest rate that was tried is still compliant.
+    #: True where the highest tried rate is compliant.
     at_ceiling: bool
 
     def to_data(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class RateFound:
 def compliant_rate(run: Callable[[float], Outcome], *, attainment: float = 0.9, ceiling: float) -> RateFound:
     """The largest rate up to ``ceiling`` whose run attains at least ``attainment``, within 1 %.
 
-    ``run`` simulates one rate under an SLO, with the same seed for all: then attainment falls with the rate but for
+    ``run`` simulates one rate under an SLO. With the same seed for all rates, attainment falls with the rate but for a
     little noise.
 
     Raises:
@@ -68,7 +68,6 @@ def compliant_rate(run: Callable[[float], Outcome], *, attainment: float = 0.9, 
     if not met(low):
         return found(0.0)
     while high > low * (1 + _PRECISION):
-        # Far apart they are ratios that count, close together it makes no difference.
         middle = math.sqrt(low * high)
         low, high = (middle, high) if met(middle) else (low, middle)
     return found(low)

@@ -1,8 +1,8 @@
 """What another machine would do with a profiled index: curves, rates, bytes, and what they are sensitive to.
 
-Start at :func:`hybridindex.studies.what_if.forecast.forecast`. Computed from a profile, a hardware profile and a
-model; nothing is measured, placed or stored, and no answer here can be applied to a router. Queues are the
-partitioner's (a batch waits for a batch); :mod:`hybridindex.studies.simulator` plays requests one by one.
+Start at :func:`hybridindex.studies.what_if.forecast.forecast`. Computed from a profile, a hardware profile and a model.
+Measures, places and stores nothing; a forecast cannot be applied to a router. Queueing is the partitioner's (a batch
+waits for a batch). :mod:`hybridindex.studies.simulator` simulates single requests.
 """
 
 from hybridindex.studies.what_if.designs import Design

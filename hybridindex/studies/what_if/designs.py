@@ -1,12 +1,12 @@
-"""Three ways to use the devices, and what each would sustain within the SLO: our split, a dedicated GPU, all-GPU."""
+"""Three ways to use the devices and the rate that each sustains within the SLO: our split, a dedicated GPU, all-GPU."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridindex.partitioner.models.throughput import throughput_model
-from hybridindex.partitioner.plan import problem_of
+from hybridindex.partitioner.solver import problem_of
 from hybridindex.studies.what_if.residents import CurvePoint, Resident, best_split, least_split, split_residents
 from hybridindex.studies.what_if.setting import Setting
 
@@ -17,13 +17,13 @@ DESIGNS = ("split", "dedicated-gpu", "all-gpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """One way to use the devices; ``refused`` says why it is none here."""
+    """One way to use the devices; ``refused`` says why it is not possible here."""
 
     name: str
     refused: str = ""
-    #: With the lists that it keeps at the rate that is asked for.
+    #: The design with the lists that it keeps for the requested rate.
     point: CurvePoint | None = None
-    #: Highest rate within the SLO, and where: a split may hold other lists at another rate.
+    #: The design with the lists that allow the highest rate within the SLO; a split may keep others than in ``point``.
     best: CurvePoint | None = None
 
     @property
@@ -31,7 +31,7 @@ class Design:
         return self.best.compliant_qps if self.best is not None else 0.0
 
     def meets(self, setting: Setting) -> bool:
-        """Whether rate and SLO are met."""
+        """Whether it meets rate and SLO."""
         return self.point is not None and self.point.compliant_qps >= setting.rate_qps
 
 
@@ -47,7 +47,7 @@ def _split(setting: Setting) -> Design:
 
 
 def _dedicated(setting: Setting) -> Design:
-    """One device holds the hottest lists that fit it; the LLM has what whole engines the others hold."""
+    """One device holds the hottest lists that fit it; the others hold as many whole engines of the LLM as fit."""
     n, group = setting.n_devices, setting.llm_devices
     llm_qps = math.inf
     if setting.llm is not None:
@@ -59,18 +59,8 @@ def _dedicated(setting: Setting) -> Design:
             )
         llm_qps = throughput_model(setting.llm).at(0) * left / engines
     page_bytes = setting.analysis.curve.geometry.page_bytes
-    alone = Setting(
-        analysis=setting.analysis.configured(page_bytes=page_bytes, n_devices=1),
-        rate_qps=setting.rate_qps,
-        slo_ms=setting.slo_ms,
-        n_devices=1,
-        budget_bytes=setting.device_bytes,
-        device_bytes=setting.device_bytes,
-        percentile=setting.percentile,
-        epsilon=setting.epsilon,
-        llm=setting.llm,
-        slo_stage=setting.slo_stage,
-    )
+    analysis = setting.analysis.configured(page_bytes=page_bytes, n_devices=1)
+    alone = replace(setting, analysis=analysis, n_devices=1, llm_devices=1, budget_bytes=setting.device_bytes)
     problem = problem_of(alone.analysis, alone.request()).at_rate(alone.rate_qps)
     residents = Resident(setting=alone, problem=problem, llm_qps=lambda nbytes: llm_qps)
     point = residents.point(residents.most)
@@ -80,7 +70,7 @@ def _dedicated(setting: Setting) -> Design:
 def _all_gpu(setting: Setting) -> Design:
     residents = split_residents(setting)
     problem = residents.problem
-    needed = problem.device_bytes(int(problem.curve.prefix_pages[-1]))
+    needed = problem.prefix_bytes(problem.curve.nlist)
     held = problem.limit_pages * problem.curve.geometry.page_bytes + problem.scratch_bytes
     if needed > held or problem.cap_count() < problem.curve.nlist:
         return Design(

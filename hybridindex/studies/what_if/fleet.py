@@ -1,7 +1,7 @@
-"""Equal chips in one machine, and what an LLM would do on them: a profile by roofline where none was measured.
+"""Equal chips in one machine, and an LLM's profile on them by roofline where none was measured.
 
-An LLM takes the fewest chips (a power of two) of which its weights fill no more than half, and as many engines as then
-fit. How fast kernels are beside a roofline is one stated number, ``efficiency``.
+An engine of the LLM takes the fewest chips (a power of two) of which its weights fill at most half; as many engines run
+as fit. One number, ``efficiency``, says what part of a roofline kernels reach.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from hybridindex.types import LLMProfile
 
 __all__ = ["Fleet", "LLMService", "parse_fleet"]
 
-#: Part of a chip's memory that weights, KV cache and index may take; the rest is the engine's own. vLLM's default.
+#: Part of a chip's memory for weights, KV cache and index; the engine needs the rest. vLLM's default.
 MEMORY_SHARE = 0.92
-#: Weights are served as 16-bit numbers.
+#: Bytes of one weight: 16-bit numbers.
 WEIGHT_BYTES = 2.0
-#: Sequences that an engine decodes at once, at most; vLLM's default.
+#: Most sequences that an engine decodes at once; vLLM's default.
 MAX_SEQUENCES = 256
-#: Sizes of the KV cache, as parts of all of it, at which throughput is computed; beyond 1 for what-ifs.
+#: KV-cache sizes at which throughput is computed, as parts of the whole cache; above 1 for what-ifs.
 _KV_PARTS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0, 1.25)
 _MOST_CHIPS = 64
 
@@ -40,7 +40,7 @@ class Fleet:
 
     @property
     def usable_bytes(self) -> float:
-        """Of each chip."""
+        """Bytes of each chip for weights, KV cache and index."""
         return self.chip.memory_bytes * MEMORY_SHARE
 
     def __str__(self) -> str:
@@ -48,10 +48,10 @@ class Fleet:
 
 
 def parse_fleet(text: str) -> Fleet:
-    """ "h100x8", "rtx4090" or "mine.jsonx4".
+    """Reads "h100x8", "rtx4090" or "mine.jsonx4".
 
     Raises:
-        InvalidInputError: no such chip (the shipped ones are listed), a number below 1, or a chip's file that is wrong.
+        InvalidInputError: an unknown chip (the shipped ones are listed), a number below 1, or a wrong chip file.
     """
     kind, count = text, 1
     if text not in names("chips") and (match := re.fullmatch(r"(.+)x(-?\d+)", text)):
@@ -74,7 +74,7 @@ class LLMService:
     output_tokens: int = 256
     #: Part of the chips' peak rates that kernels reach.
     efficiency: float = 0.5
-    #: KV-cache memory, as a multiple of what is there; what-ifs change it.
+    #: KV-cache memory over the memory that is there; what-ifs change it.
     kv_factor: float = 1.0
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class LLMService:
 
     @property
     def chips_per_engine(self) -> int:
-        """The fewest, a power of two, of which weights fill no more than half; else the most there are."""
+        """The fewest, a power of two, of which weights fill at most half; else as many as there are."""
         sizes = powers_of_two(self.fleet.count)
         fits = (n for n in sizes if self._weights <= n * self.fleet.usable_bytes / 2)
         return next(fits, sizes[-1])
@@ -113,12 +113,12 @@ class LLMService:
 
     @property
     def kv_bytes(self) -> float:
-        """Of all engines."""
+        """KV cache of all engines."""
         per_engine = self.chips_per_engine * self.fleet.usable_bytes - self._weights
         return self.engines * per_engine * self.kv_factor
 
     def _engine(self, sequences: float) -> tuple[float, float]:
-        """Seconds of one prompt's prefill and of one decoding step of ``sequences``."""
+        """Seconds of the prefill of one prompt, and of one decoding step of ``sequences``."""
         peak = self.fleet.chip
         reached = replace(
             peak,
@@ -138,7 +138,7 @@ class LLMService:
         return prefill, step
 
     def throughput_rps(self, kv_bytes: float) -> float:
-        """Requests per second of all engines together, saturated, with ``kv_bytes`` of KV cache between them."""
+        """Requests per second of all engines when saturated, with ``kv_bytes`` of KV cache in all."""
         sequences = min(kv_bytes / self.engines / self._request_bytes, MAX_SEQUENCES)
         if sequences < 1:
             return 0.0
@@ -146,7 +146,7 @@ class LLMService:
         return self.engines / (prefill + self.output_tokens * step / sequences)
 
     def profile(self) -> LLMProfile:
-        """What a plan needs. A first token takes a prefill, and the decoding step that is under way."""
+        """The profile that a plan needs. A first token takes a prefill and the current decoding step."""
         total = self.kv_bytes
         prefill, step = self._engine(min(total / self.engines / self._request_bytes, MAX_SEQUENCES))
         points = [(int(part * total), self.throughput_rps(part * total)) for part in _KV_PARTS]

@@ -1,6 +1,6 @@
-"""A forecast: the curve, the designs side by side, which one and why, what it is sensitive to, and what is near.
+"""A forecast: the curve, the designs, which one is chosen and why, sensitivities, and the nearest feasible goals.
 
-Pure. The words for people are here too; the command line only prints them.
+Pure. Its sentences are written here; the command line only prints them.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from hybridindex.studies.what_if.setting import INPUTS, Setting
 
 __all__ = ["Forecast", "Nearest", "forecast"]
 
-#: Inputs are varied by so much, up and down.
+#: Relative change of an input, up and down.
 VARIATION = 0.1
-#: Rates closer than this count as equal: fewer bytes decide.
+#: Rates that differ by less count as equal; then fewer bytes decide.
 _TIE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearest:
-    """Feasible goals near an infeasible one; None where there is none of its kind."""
+    """Feasible goals near an infeasible one; None where there is none."""
 
-    #: At the SLO that was asked for, and at the rate that was asked for.
+    #: The highest rate at the requested SLO, and the smallest SLO at the requested rate.
     rate_qps: float | None
     slo_ms: float | None
-    #: The field that stands in the way, and how.
+    #: The field that prevents the goal, and how.
     binds: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Forecast:
-    """The answer to one what-if question. It is not a plan: nothing can apply it."""
+    """The answer to one what-if question. It is no plan: it cannot be applied."""
 
     setting: Setting
     designs: tuple[Design, ...]
     chosen: Design
     why: str
     curve: tuple[CurvePoint, ...]
-    #: Input -> outcome -> elasticity: per cent of outcome per cent of input; None where the goal cannot be met.
+    #: Input -> outcome -> elasticity: percent of outcome per percent of input; None where the goal cannot be met.
     sensitivity: Mapping[str, Mapping[str, float | None]]
     nearest: Nearest | None
 
@@ -74,7 +74,7 @@ class Forecast:
 
 
 def forecast(setting: Setting) -> Forecast:
-    """Answers one question. Takes some thousand latency predictions: seconds."""
+    """Answers one question. Takes about a thousand latency predictions: seconds."""
     residents = split_residents(setting)
     designs = designs_of(setting)
     chosen = _choose(designs, setting)
@@ -91,7 +91,8 @@ def forecast(setting: Setting) -> Forecast:
 
 
 def _choose(designs: tuple[Design, ...], setting: Setting) -> Design:
-    """Of those that meet the goal (or of all), the one with the highest rate within the SLO; fewer bytes on a tie."""
+    """The design with the highest rate within the SLO, of those that meet the goal or else of all; on a tie the one
+    with fewer bytes."""
     able = [d for d in designs if d.meets(setting)] or [d for d in designs if d.point is not None]
     top = max(d.compliant_qps for d in able)
     close = [d for d in able if d.compliant_qps >= top * (1.0 - _TIE)]
@@ -131,7 +132,7 @@ def _nearest(designs: tuple[Design, ...], residents: Resident) -> Nearest:
     binds, reason = _binding(residents)
     return Nearest(
         rate_qps=max(rates) or None,
-        # A hair more, so that asking for it succeeds.
+        # Slightly more, so that asking for it succeeds despite rounding.
         slo_ms=min(slos) * (1 + 1e-6) if slos else None,
         binds=binds,
         reason=reason,
@@ -170,7 +171,7 @@ def _sensitivity(setting: Setting, residents: Resident) -> dict[str, dict[str, f
 
 
 def _outcomes(setting: Setting, kept: int) -> dict[str, float | None]:
-    """Of the split: rate within the SLO, bytes that the goal needs, TTFT with ``kept`` bytes of hot lists."""
+    """Outcomes of the split: rate within the SLO, bytes that the goal needs, TTFT with ``kept`` bytes of hot lists."""
     residents = split_residents(setting)
     problem = residents.problem
     pages = max(kept - problem.scratch_bytes, 0) // problem.curve.geometry.page_bytes

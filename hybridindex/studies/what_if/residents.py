@@ -1,9 +1,9 @@
-"""What a resident set sustains within the SLO, for prefixes of the hot order beside an LLM.
+"""The rate that a resident set sustains within the SLO, for prefixes of the hot order beside an LLM.
 
-A resident set sustains the largest batch whose latency fits, over its mean time, as a plan's does; sizes between two
-whole ones are interpolated, since on-demand batches vary around their mean. Where larger batches save little, as on one
-device, batches grow with every burst: then a request also has to wait for those before it, as at a single server
-(M/D/1 in heavy traffic). The LLM takes what its KV cache allows, and has no queue of its own below that.
+As in a plan, it is the largest batch whose latency fits the SLO over its mean time. Sizes between two whole ones are
+interpolated, because on-demand batches vary around their mean. Where larger batches save little, as on one device,
+batches grow with every burst: a request then also waits for those before it, as at a single server (M/D/1 in heavy
+traffic). The LLM takes what its KV cache allows, and has no queue below that rate.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hybridindex.partitioner.models.throughput import throughput_model
-from hybridindex.partitioner.plan import problem_of
-from hybridindex.partitioner.solver import Problem
+from hybridindex.partitioner.solver import Problem, problem_of
 from hybridindex.studies.what_if.setting import Setting
 
 __all__ = ["CurvePoint", "Resident", "best_split", "curve_of", "least_split", "split_residents"]
@@ -37,9 +36,9 @@ class CurvePoint:
     device_bytes: int
     #: Mean, by bytes.
     hit_rate: float
-    #: At the rate and percentile that are asked for; None where search or LLM do not sustain the rate.
+    #: TTFT at the requested rate and percentile; None where search or LLM do not sustain the rate.
     ttft_ms: float | None
-    #: Requests/s within the SLO: what search sustains, and what the LLM takes beside these bytes.
+    #: Requests/s within the SLO that search sustains, and that the LLM takes beside these bytes.
     search_qps: float
     llm_qps: float
 
@@ -54,7 +53,7 @@ class CurvePoint:
 
 @dataclass(slots=True, kw_only=True)
 class Resident:
-    """Prefixes of the hot order under one setting. Remembers what it computed; not thread-safe."""
+    """Prefixes of the hot order under one setting. Cached, so not thread-safe."""
 
     setting: Setting
     problem: Problem
@@ -68,7 +67,7 @@ class Resident:
 
     @property
     def tau_s(self) -> float:
-        """What one batch may take."""
+        """Most seconds of one batch."""
         return self._search_slo_s / (1.0 + self.setting.epsilon)
 
     @property
@@ -82,7 +81,7 @@ class Resident:
         if known is None:
             curve = self.problem.curve
             work = self.problem.work_at(count)
-            nbytes = self.problem.device_bytes(int(curve.prefix_pages[count]))
+            nbytes = self.problem.prefix_bytes(count)
             llm = self.llm_qps(nbytes)
             known = self._points[count] = CurvePoint(
                 count=count,
@@ -128,13 +127,13 @@ class Resident:
         return min(sustained, self._queue(count).rate_within(self._search_slo_s - self._timing(count, 1)[0]))
 
     def _queue(self, count: int) -> _Queue:
-        """Of requests that each take what one more query adds to a batch."""
+        """A queue of requests that each take as long as one more query in a batch."""
         more = self._timing(count, self._top)[1] - self._timing(count, 1)[1]
         each_s = more / (self._top - 1) if self._top > 1 else self._timing(count, 1)[1]
         return _Queue(each_s=max(each_s, 0.0), late=1.0 - self.setting.percentile / 100.0)
 
     def _ttft_ms(self, count: int) -> float | None:
-        """Of batches as large as those that gather while one is served."""
+        """TTFT with batches as large as gather while one is served."""
 
         def spare(batch: int) -> float:
             return batch - self.setting.rate_qps * self._timing(count, batch)[1]
@@ -154,10 +153,10 @@ class Resident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Queue:
-    """Poisson arrivals at a server that takes ``each_s``: P(wait > t) = exp(-2 (1 - u) t / (u each_s)) at load u."""
+    """Poisson arrivals, service time ``each_s``: P(wait > t) = exp(-2 (1 - u) t / (u each_s)) at load u."""
 
     each_s: float
-    #: Part of the requests that may wait longer.
+    #: Part of the requests that may wait longer than the SLO allows.
     late: float
 
     def wait_s(self, rate: float) -> float:
@@ -174,7 +173,7 @@ class _Queue:
 
 
 def _crossing(rising: Callable[[int], float], low: int, high: int) -> float:
-    """Where ``rising``, below 0 at ``low`` and not at ``high``, passes 0: between whole numbers by a line."""
+    """Where ``rising``, < 0 at ``low`` and >= 0 at ``high``, crosses 0; linear between whole numbers."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if rising(middle) >= 0 else (middle, high)
@@ -193,7 +192,7 @@ def split_residents(setting: Setting) -> Resident:
 
 
 def _grid(residents: Resident) -> list[int]:
-    """Counts from 0 to all that fit: denser where the hot lists are."""
+    """Counts from 0 to all lists that fit, denser among the hottest."""
     most = residents.most
     if most < 1:
         return [0]
@@ -224,7 +223,7 @@ def least_split(residents: Resident) -> CurvePoint | None:
 
 
 def best_split(residents: Resident) -> CurvePoint:
-    """The hot lists with which the highest rate meets the SLO: more lists help search and cost the LLM cache."""
+    """The hot lists that allow the highest rate within the SLO: more lists speed up search and take the LLM's cache."""
     counts = _grid(residents)
     for _ in range(_REFINEMENTS):
         rates = [residents.point(count).compliant_qps for count in counts]

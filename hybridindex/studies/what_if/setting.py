@@ -1,15 +1,15 @@
-"""One what-if question, and the same question with one input a little different."""
+"""One what-if question, and the same question with one input varied."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.analysis import Analysis
-from hybridindex.partitioner.models.fits import PiecewiseLinear
 from hybridindex.partitioner.models.throughput import throughput_model
 from hybridindex.partitioner.request import PlanRequest, SloStage
 from hybridindex.studies.what_if.fleet import LLMService
@@ -17,7 +17,7 @@ from hybridindex.types import LLMProfile
 
 __all__ = ["INPUTS", "Setting"]
 
-#: What a forecast is sensitive to.
+#: Inputs that a forecast varies.
 INPUTS = ("rate", "slo", "hbm_bandwidth", "kv_memory", "skew", "host_latency")
 
 
@@ -25,16 +25,16 @@ INPUTS = ("rate", "slo", "hbm_bandwidth", "kv_memory", "skew", "host_latency")
 class Setting:
     """Machine, load and goal. Raises InvalidInputError, which names the field."""
 
-    #: Of the profile, for ``n_devices`` of the machine that is asked about.
+    #: Analysis of the profile, scaled to ``n_devices`` of the machine in question.
     analysis: Analysis
     rate_qps: float
     slo_ms: float
     n_devices: int
-    #: Of each device: what an index may take beside the LLM (scratch included), and without an LLM there.
+    #: Bytes of each device for the index, scratch included: beside the LLM, and on a device without the LLM.
     budget_bytes: int
     device_bytes: int
     llm: LLMProfile | None = None
-    #: Where the LLM's profile was computed; None where it was measured.
+    #: What the LLM's profile was computed from; None where it was measured.
     service: LLMService | None = None
     #: Devices that one engine of the LLM needs.
     llm_devices: int = 1
@@ -50,7 +50,7 @@ class Setting:
             raise InvalidInputError(f"device_bytes is {self.device_bytes}, budget_bytes {self.budget_bytes}: give more")
 
     def request(self) -> PlanRequest:
-        """The goal as a plan is asked for it."""
+        """The goal as the request of a plan."""
         return PlanRequest.resolve(
             slo_ms=self.slo_ms,
             device_budget_bytes=self.budget_bytes,
@@ -64,24 +64,16 @@ class Setting:
         )
 
     def varied(self, name: str, factor: float) -> Setting:
-        """The same but one of :data:`INPUTS` ``factor`` times as large.
+        """The same with one of :data:`INPUTS` ``factor`` times as large.
 
-        Skew: what (c / nlist) of the hot order held is held by (c / nlist) ** factor of it. HBM bandwidth: of device
-        scans, and of the LLM where its profile was computed.
+        Skew: the hits of the first part p of the hot order come from the first part p ** factor. HBM bandwidth: of
+        device scans, and of the LLM where its profile was computed.
         """
         if name not in INPUTS:
             raise InvalidInputError(f"input is {name!r}; expected one of {', '.join(INPUTS)}")
         if not (math.isfinite(factor) and factor > 0):
             raise InvalidInputError(f"factor is {factor}; expected a finite number > 0")
         return _VARY[name](self, factor)
-
-
-def _rate(setting: Setting, factor: float) -> Setting:
-    return replace(setting, rate_qps=setting.rate_qps * factor)
-
-
-def _slo(setting: Setting, factor: float) -> Setting:
-    return replace(setting, slo_ms=setting.slo_ms * factor)
 
 
 def _hbm_bandwidth(setting: Setting, factor: float) -> Setting:
@@ -112,7 +104,7 @@ def _kv_memory(setting: Setting, factor: float) -> Setting:
         return changed
     model = throughput_model(setting.llm)
     total = int(model.total_bytes * factor)
-    # Beyond the last point the last slope goes on: what more cache brings there was not measured.
+    # Beyond the last measured point the last slope continues.
     slope = (model.rps[-1] - model.rps[-2]) / (model.kv_bytes[-1] - model.kv_bytes[-2])
     more = max(total - float(model.kv_bytes[-1]), 0.0)
     rps = float(np.interp(total, model.kv_bytes, model.rps)) + slope * more
@@ -133,19 +125,16 @@ def _skew(setting: Setting, factor: float) -> Setting:
 
 def _host_latency(setting: Setting, factor: float) -> Setting:
     latency = setting.analysis.latency
-
-    def slower(fit: PiecewiseLinear | None) -> PiecewiseLinear | None:
-        return None if fit is None else replace(fit, values=fit.values * factor)
-
-    # Every host scan is predicted times one of these ratios.
+    # Every prediction of a host scan is multiplied by one of these ratios.
     host = replace(latency.host, ratios=latency.host.ratios * factor)
-    latency = replace(latency, coarse=slower(latency.coarse), merge=slower(latency.merge), host=host)
+    coarse, merge = (fit and fit.scaled(factor) for fit in (latency.coarse, latency.merge))
+    latency = replace(latency, coarse=coarse, merge=merge, host=host)
     return replace(setting, analysis=replace(setting.analysis, latency=latency))
 
 
-_VARY = {
-    "rate": _rate,
-    "slo": _slo,
+_VARY: Mapping[str, Callable[[Setting, float], Setting]] = {
+    "rate": lambda setting, factor: replace(setting, rate_qps=setting.rate_qps * factor),
+    "slo": lambda setting, factor: replace(setting, slo_ms=setting.slo_ms * factor),
     "hbm_bandwidth": _hbm_bandwidth,
     "kv_memory": _kv_memory,
     "skew": _skew,

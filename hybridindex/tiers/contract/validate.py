@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from hybridindex.config import MAX_K
 from hybridindex.errors import InvalidInputError
 from hybridindex.tiers.contract.protocol import IdFilter
 from hybridindex.tiers.contract.residency import Residency
 from hybridindex.types import F32, I64
 
 __all__ = ["MAX_K", "allowed_ids", "check_filter", "check_resident", "check_scan", "check_threads"]
-
-#: faiss-gpu's own limit; one limit for every tier keeps answers independent of placement.
-MAX_K = 2048
 
 
 def check_scan(queries: F32, probes: I64, coarse_distances: F32, k: int, *, dim: int, nlist: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Protocol, get_args
 
+from hybridindex.config import HostScannerName
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
 from hybridindex.tiers.contract.protocol import IdFilter, OnDone, Scanner
 from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
 
 __all__ = ["HostScanner", "HostScannerName", "open_host_scanner"]
-
-#: ``auto``: native where it supports the index, else faiss.
-HostScannerName = Literal["auto", "native", "faiss"]
 
 
 class HostScanner(Scanner, Protocol):

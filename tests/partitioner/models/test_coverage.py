@@ -88,6 +88,14 @@ def test_variance_peaks_near_half_and_is_profiled_there(analysis: Analysis) -> N
     assert curve.sigma2_max == pytest.approx(curve.variance[near], rel=0.2)
 
 
+def test_effective_probes_count_what_weighs() -> None:
+    """As many as there are where lists are equal; hardly more than one where one list outweighs the others."""
+    curve = build_coverage_curve(make_profile(nlist=32, nprobe=5, list_sizes=np.full(32, 100)))
+    assert curve.effective_probes == pytest.approx(5.0)
+    uneven = make_profile(nlist=32, nprobe=32, list_sizes=np.array([100_000] + [100] * 31))
+    assert build_coverage_curve(uneven).effective_probes == pytest.approx(103_100**2 / (100_000**2 + 31 * 100**2))
+
+
 def test_too_few_held_queries_are_refused() -> None:
     with pytest.raises(ProfileError, match="at least 8"):
         build_coverage_curve(make_profile(n=14))

@@ -47,14 +47,6 @@ def test_expected_min_falls_with_the_batch_and_never_exceeds_the_mean(model: Hit
     assert all(0.0 <= m <= model.mean + 1e-9 for m in minima)
 
 
-@given(MODELS, st.sampled_from(BATCHES), st.floats(0.05, 0.95))
-def test_min_quantile_falls_with_the_probability_asked(
-    model: HitRateDistribution, batch: int, probability: float
-) -> None:
-    low, high = model.min_quantile(batch, probability), model.min_quantile(batch, probability / 2)
-    assert 0.0 <= low <= high <= 1.0
-
-
 @given(MODELS)
 def test_cdf_rises_to_one(model: HitRateDistribution) -> None:
     values = model.cdf(np.linspace(0, 1, 101))

@@ -21,15 +21,6 @@ def test_expected_min_equals_the_mean_over_all_batches(values: list[int], batch:
     assert order_stats.expected_min(ascending, batch) == pytest.approx(np.mean(every))
 
 
-@given(VALUES, st.integers(1, 8), st.floats(0.01, 1.0))
-def test_min_quantile_is_reached_with_the_probability(values: list[int], batch: int, probability: float) -> None:
-    b = min(batch, len(values))
-    ascending = np.sort(np.array(values, dtype=np.float64))
-    at = order_stats.min_survival_quantile(ascending, batch, probability)
-    every = np.array([min(chosen) for chosen in itertools.combinations(values, b)])
-    assert np.mean(every >= at) >= probability - 1e-9
-
-
 def test_avoid_probability_is_hypergeometric() -> None:
     table = order_stats.avoid_probability(10, 3)
     expected = [math.comb(10 - k, 3) / math.comb(10, 3) for k in range(11)]

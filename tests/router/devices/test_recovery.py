@@ -109,7 +109,9 @@ def test_a_trial_that_does_not_end_keeps_no_other_device_waiting(index, tier, cl
     go_on, restored = threading.Event(), []
     budget = 1 << 20
     other = DeviceTier(index, "cpu", 1, budget_bytes=budget, wanted_bytes=budget // 2, clock=clock)
-    recovery = Recovery([tier, other], restored.append, nothing, untried, clock=clock, interval_s=3600, patience_s=0.01)
+    recovery = Recovery(
+        [tier, other], restored.append, nothing, untried, clock=clock, interval_s=3600, trial_wait_s=0.01
+    )
     try:
         monkeypatch.setattr(
             tier.arena, "write", lambda pages, codes, write=tier.arena.write: (go_on.wait(30), write(pages, codes))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hybridindex.router import HealthPolicy
+from hybridindex.router.devices.watchdog import Watchdog
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from tests.clustered import NLIST, hand_made_plan, small_index
 from tests.router.devices.test_health import QUERIES, WAIT_S, open_router, search, try_again
@@ -37,12 +38,12 @@ def stuck(monkeypatch):
 
 def test_a_scan_that_does_not_end_keeps_nobody_waiting(index, stuck, monkeypatch, caplog):
     with closing(open_router(index, HealthPolicy(judge="all", stuck_s=0.2))) as router:
-        [tier], [lane] = router.devices, router._engine._lanes
+        [tier], [device_queue] = router.devices, router._engine._device_queues
         try:
             futures = []
             for n_stuck in (1, 2, 2):  # the third waits for its turn: two batches are under way
                 futures.append(router.submit(QUERIES[len(futures) :], 10, 8))
-                while len(lane.waiting()) < n_stuck and tier.usable:
+                while len(device_queue.waiting()) < n_stuck and tier.usable:
                     threading.Event().wait(0.001)
             for i, future in enumerate(futures):
                 check(index, QUERIES[i:], 10, 8, future.result(WAIT_S))
@@ -62,15 +63,35 @@ def test_a_scan_that_does_not_end_keeps_nobody_waiting(index, stuck, monkeypatch
             stuck.set()
         assert router._residency.wait_reclaimed(dropped.version, WAIT_S)
         assert tier.used_bytes == 0
-        while lane.taken_over:
+        while device_queue.taken_over:
             threading.Event().wait(0.001)
         assert [r.levelname for r in caplog.records].count("ERROR") == 1, "an answer that came late was used"
-        assert lane._pace.line() is None, "what was given up was taken for a scan's time"
+        assert device_queue._pace.line() is None, "what was given up was taken for a scan's time"
         try_again(router, monkeypatch)
         router.apply_plan(hand_made_plan(index, np.zeros(NLIST)))
         assert search(router, index) == 1
-        assert lane._pace.line() is not None
+        assert device_queue._pace.line() is not None
         router.check_invariants()
+
+
+def test_a_look_that_fails_is_not_the_watchdogs_last(index, stuck, monkeypatch, caplog):
+    looks = []
+    look = Watchdog._look
+
+    def broken(self, lane):
+        looks.append(lane)
+        if len(looks) == 1:
+            raise RuntimeError("the lane is in two minds")
+        look(self, lane)
+
+    monkeypatch.setattr(Watchdog, "_look", broken)
+    with closing(open_router(index, HealthPolicy(judge="all", stuck_s=0.2))) as router:
+        try:
+            check(index, QUERIES, 10, 8, router.submit(QUERIES, 10, 8).result(WAIT_S))
+        finally:
+            stuck.set()
+    assert "could not be watched" in caplog.text
+    assert looks[1:]
 
 
 def test_an_answer_that_was_taken_over_may_close_nothing_that_waits_for_it(index, stuck):

@@ -63,7 +63,7 @@ def test_a_search_waits_for_the_lists_that_it_probes(index, way):
         it.until_a_search_waits()
         # Others go on meanwhile, also those of the same session that probe other lists.
         check(index, -query, 5, NPROBE, it.router.search(-query, 5, NPROBE))
-        assert it.router._patience._waiting
+        assert it.router._wait_for_loads._waiting
         time.sleep(0.1)
         it.gate.let_through()
         result = answer()
@@ -89,7 +89,7 @@ def test_it_waits_for_no_list_that_it_does_not_probe(index):
         answer = submitted("submit", session, query)
         it.until_a_search_waits()
         sent = it.flights[0].lists.tolist()
-        [waiting] = it.router._patience._waiting
+        [waiting] = it.router._wait_for_loads._waiting
         assert set(waiting.lists.tolist()) == {i for i in probes[0, :NPROBE].tolist() if index.list_sizes[i]}
         last = max(sent.index(i) for i in waiting.lists.tolist())
         pages = it.router.devices[0].geometry.pages_for(index.list_sizes[sent[: last + 1]])
@@ -137,11 +137,11 @@ def test_copies_that_stall_are_waited_for_no_longer_than_they_could_pay(index):
     with slow(index) as it, it.router.session() as session:
         scanned = int(index.list_bytes[index.quantize(query, NPROBE)[0]].sum())
         # The host would take 0.2 s: copies that never come cost as much once more, at most.
-        it.router._patience._host_pace = it.router._patience._host_line = pace(0.2, scanned)
+        it.router._wait_for_loads._host_pace = it.router._wait_for_loads._host_line = pace(0.2, scanned)
         it.route.pace = pace(0.01, scanned)
         it.fly(session, query)
-        let_go, waited = it.router._patience._let_go, []
-        it.router._patience._let_go = lambda waiting: (waited.append(waiting), let_go(waiting))
+        let_go, waited = it.router._wait_for_loads._let_go, []
+        it.router._wait_for_loads._let_go = lambda waiting: (waited.append(waiting), let_go(waiting))
         result = session.search(query, 5, NPROBE)
         check(index, query, 5, NPROBE, result)
         assert result.hit_rate.tolist() == [0.0]
@@ -155,8 +155,8 @@ def test_nothing_is_waited_for_for_long_whatever_is_believed(index):
     with slow(index, longest_s=0.05) as it, it.router.session() as session:
         it.route.pace = pace(0.01)
         it.fly(session, query)
-        let_go, waited = it.router._patience._let_go, []
-        it.router._patience._let_go = lambda waiting: (waited.append(waiting), let_go(waiting))
+        let_go, waited = it.router._wait_for_loads._let_go, []
+        it.router._wait_for_loads._let_go = lambda waiting: (waited.append(waiting), let_go(waiting))
         result = session.search(query, 5, NPROBE)
         check(index, query, 5, NPROBE, result)
         assert result.hit_rate.tolist() == [0.0]
@@ -176,16 +176,18 @@ def test_a_deadline_leaves_the_time_that_the_host_needs_for_the_rest(index, dead
     query = clustered(1, seed=7)
     probed = index.quantize(query, NPROBE)[0][0]
     with slow(index) as it, it.router.session() as session:
-        patience = it.router._patience
+        wait_for_loads = it.router._wait_for_loads
         half = probed[: NPROBE // 2]
         page_bytes = it.router._opening.list_bytes
         it.route.pace = pace(1.0, int(page_bytes[half].sum()))
-        patience._host_pace = patience._host_line = pace(8.0, int(index.list_bytes[probed[NPROBE // 2 :]].sum()))
+        wait_for_loads._host_pace = wait_for_loads._host_line = pace(
+            8.0, int(index.list_bytes[probed[NPROBE // 2 :]].sum())
+        )
         it.fly(session, query, nprobe=NPROBE // 2)
         answer = submitted("submit", session, query, deadline_ms=1e3 * deadline_s, min_nprobe=NPROBE)
         if waits:
             it.until_a_search_waits()
-            [waiting] = patience._waiting
+            [waiting] = wait_for_loads._waiting
             assert waiting.until_s <= waiting.request.deadline_s - 7.9
             it.gate.let_through()
         check(index, query, 5, NPROBE, answer())
@@ -207,13 +209,13 @@ def test_what_is_coming_is_in_the_order_in_which_it_lands(index, asked):
     """Flights of two sessions, one after the other on one device, which share lists of which one is there."""
     query = clustered(1, seed=7)
     with slow(index) as it, it.router.session() as session:
-        patience, page_bytes = it.router._patience, it.router._opening.list_bytes
+        wait_for_loads, page_bytes = it.router._wait_for_loads, it.router._opening.list_bytes
         probed = index.quantize(query, NPROBE)[0][0]
         first = it.fly(session, query, nprobe=4)
         it.gate.let_through(1)  # one send; the rest stays at the gate
         until(lambda: it.router.residency.n_resident == 1)
         flying = it.flights[0].lists.tolist()
-        other = patience.begin(0, [*flying[2:], *probed[5:7].tolist(), flying[1]])
+        other = wait_for_loads.begin(0, [*flying[2:], *probed[5:7].tolist(), flying[1]])
         future = session.submit(query, 5, NPROBE)
         it.until_a_search_waits()
         [(landing_s, work)] = asked
@@ -226,7 +228,7 @@ def test_what_is_coming_is_in_the_order_in_which_it_lands(index, asked):
         assert it.route.landed_s > it.flights[0].started_s
         it.gate.let_through()
         first.result(SOON_S)
-        patience.end(other, 0)
+        wait_for_loads.end(other, 0)
         check(index, query, 5, NPROBE, future.result(SOON_S))
 
 
@@ -275,12 +277,12 @@ def test_copies_are_timed_from_the_end_of_the_one_before(index):
 
 def test_one_that_never_set_out_says_nothing_of_the_one_before_it(index):
     with slow(index) as it:
-        patience = it.router._patience
-        first, second = patience.begin(0, [1, 2]), patience.begin(0, [3])
-        patience.end(second, 0)
+        wait_for_loads = it.router._wait_for_loads
+        first, second = wait_for_loads.begin(0, [1, 2]), wait_for_loads.begin(0, [3])
+        wait_for_loads.end(second, 0)
         assert it.route.free_since_s == 0.0
         assert it.flights == [first]
-        patience.end(first, 0)
+        wait_for_loads.end(first, 0)
         assert it.route.free_since_s >= first.started_s
 
 
@@ -305,7 +307,7 @@ def test_one_search_in_so_many_begins_at_once(index):
             with it.router.session() as session:
                 it.fly(session, queries[:1])
                 answer = session.submit(queries[:1], 5, NPROBE)
-                until(lambda answer=answer: answer.done() or it.router._patience._waiting)
+                until(lambda answer=answer: answer.done() or it.router._wait_for_loads._waiting)
                 waited.append(not answer.done())
                 it.gate.let_through(NPROBE)
                 answer.result(SOON_S)
@@ -317,12 +319,12 @@ def test_a_list_on_its_way_to_two_devices_counts_once(index, asked):
     query = clustered(1, seed=7)
     with slow(index, devices=["cpu", "cpu"]) as it, it.router.session() as session:
         gate = Gate(it.router.devices[1])
-        patience = it.router._patience
-        patience._routes[1].pace = pace(0.9)
+        wait_for_loads = it.router._wait_for_loads
+        wait_for_loads._routes[1].pace = pace(0.9)
         session.lookahead(query)
-        until(lambda: it.flights or patience._routes[1].flights)
-        [flight] = it.flights or patience._routes[1].flights
-        other = patience.begin(1 - flight.ordinal, flight.lists)
+        until(lambda: it.flights or wait_for_loads._routes[1].flights)
+        [flight] = it.flights or wait_for_loads._routes[1].flights
+        other = wait_for_loads.begin(1 - flight.ordinal, flight.lists)
         future = session.submit(query, 5, NPROBE)
         it.until_a_search_waits()
         [(landing_s, work)] = asked
@@ -330,7 +332,7 @@ def test_a_list_on_its_way_to_two_devices_counts_once(index, asked):
         # By the faster of the two.
         pages = it.router._opening.list_bytes[flight.lists].sum()
         assert landing_s[-1] <= 0.9e-6 * pages
-        patience.end(other, 0)
+        wait_for_loads.end(other, 0)
         it.gate.let_through(), gate.let_through()
         check(index, query, 5, NPROBE, future.result(SOON_S))
 
@@ -347,13 +349,13 @@ def test_a_deadline_leaves_the_time_of_whoever_can_keep_it(index, host_s, device
     query = clustered(1, seed=7)
     with slow(index) as it, it.router.session() as session:
         scanned = int(index.list_bytes[index.quantize(query, NPROBE)[0]].sum())
-        patience = it.router._patience
-        patience._host_pace = patience._host_line = pace(host_s, scanned)
-        patience._device_pace = pace(device_s, scanned)
+        wait_for_loads = it.router._wait_for_loads
+        wait_for_loads._host_pace = wait_for_loads._host_line = pace(host_s, scanned)
+        wait_for_loads._device_pace = pace(device_s, scanned)
         it.fly(session, query)
         future = session.submit(query, 5, NPROBE, deadline_ms=20_000, min_nprobe=NPROBE)
         it.until_a_search_waits()
-        [waiting] = patience._waiting
+        [waiting] = wait_for_loads._waiting
         assert waiting.until_s <= waiting.request.deadline_s - kept_s
         it.gate.let_through()
         check(index, query, 5, NPROBE, future.result(SOON_S))
@@ -362,8 +364,13 @@ def test_a_deadline_leaves_the_time_of_whoever_can_keep_it(index, host_s, device
 def test_paces_are_learned_where_the_work_is_done(index):
     queries = clustered(2, seed=7)
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
-        patience = router._patience
-        lines = [patience._host_line, patience._host_pace, patience._device_pace, patience._routes[0].pace]
+        wait_for_loads = router._wait_for_loads
+        lines = [
+            wait_for_loads._host_line,
+            wait_for_loads._host_pace,
+            wait_for_loads._device_pace,
+            wait_for_loads._routes[0].pace,
+        ]
         assert [line.line() for line in lines] == [None] * 4
         session.search(queries[:1], 5, NPROBE)
         session.lookahead(queries[:1]).result(SOON_S)
@@ -376,10 +383,10 @@ def test_scans_of_one_size_say_nothing_of_the_next(index, seconds):
     """One that found its lists on the disk, or a small one whose fixed costs are all that it took."""
     query = clustered(1, seed=7)
     with slow(index) as it, it.router.session() as session:
-        patience = it.router._patience
-        patience._host_line = PaceEstimator(through_origin=0.0)
+        wait_for_loads = it.router._wait_for_loads
+        wait_for_loads._host_line = PaceEstimator(through_origin=0.0)
         for took in seconds:
-            patience.note_host(1000, took)
+            wait_for_loads.note_host(1000, took)
         it.fly(session, query)
         check(index, query, 5, NPROBE, session.search(query, 5, NPROBE))
         assert it.waits == 0

@@ -15,9 +15,9 @@ from hybridindex.answer_codec import ANSWER_TYPE, decode_answer
 from hybridindex.service import daemon as run
 from hybridindex.service.auth import KeyFile, Keyring
 from hybridindex.service.http.app import create_app
-from hybridindex.service.http.load_shedding import Door, deadline_ms
-from hybridindex.service.http.middleware import Shell
-from hybridindex.service.http.protocol import PatientProtocol
+from hybridindex.service.http.load_shedding import LoadShedder, deadline_ms
+from hybridindex.service.http.middleware import RequestMiddleware
+from hybridindex.service.http.protocol import TimedH11Protocol
 from tests.clustered import DIM
 from tests.service.conftest import assert_same, held_engine, talk
 from tests.service.live import live
@@ -104,14 +104,14 @@ def test_refusals_are_counted_each_and_logged_together(full, caplog):
 
 
 def test_one_line_tells_how_many(full, caplog):
-    door = Door(full.service)
+    shedder = LoadShedder(full.service)
     full.service.admission.drain()
 
     async def refuse():
         for _ in range(3):
-            assert door.refusal("a", {}, b"").status == 503
-        door.flush()
-        door.flush()
+            assert shedder.refusal("a", {}, b"").status == 503
+        shedder.flush()
+        shedder.flush()
 
     with caplog.at_level(logging.INFO, "hybridindex.access"):
         asyncio.run(refuse())
@@ -120,17 +120,17 @@ def test_one_line_tells_how_many(full, caplog):
 
 def test_what_the_headers_say_of_the_number_of_queries(full):
     async def look(_http):
-        door = Door(full.service)
-        other = [door.refusal("other", length_of(n), b"") for n in (1, 2, 3, 8, 9)]
+        shedder = LoadShedder(full.service)
+        other = [shedder.refusal("other", length_of(n), b"") for n in (1, 2, 3, 8, 9)]
         # Two of four places are taken, and one client may have two.
         assert [None if r is None else r.status for r in other] == [None, None, 503, 503, None]
         # Without a number, one at least.
-        assert door.refusal("other", {}, b"") is None
+        assert shedder.refusal("other", {}, b"") is None
         for length in (b"x", b"-1", b"9" * 19, b"", str(1 << 40).encode()):
-            assert door.refusal("127.0.0.1", {**length_of(1), b"content-length": length}, b"") is None
-        assert door.refusal("127.0.0.1", {}, b"").status == 429
+            assert shedder.refusal("127.0.0.1", {**length_of(1), b"content-length": length}, b"") is None
+        assert shedder.refusal("127.0.0.1", {}, b"").status == 429
         # Who waits for 100 may be told to go on or not by the route alone.
-        assert door.refusal("127.0.0.1", {b"expect": b"100-continue"}, b"") is None
+        assert shedder.refusal("127.0.0.1", {b"expect": b"100-continue"}, b"") is None
 
     full.run(look)
 
@@ -152,17 +152,17 @@ def test_deadlines_that_are_named_plainly_are_read(query, expected):
     assert deadline_ms(query) == expected
 
 
-def test_who_cannot_start_in_time_is_refused_at_the_door(full):
+def test_who_cannot_start_in_time_is_refused_from_the_headers(full):
     async def look(_http):
-        door, admission = Door(full.service), full.service.admission
+        shedder, admission = LoadShedder(full.service), full.service.admission
         admission._pace._seconds, admission._pace._queries = 10.0, 1.0
         # Two of its own wait and one is in flight: 30 s at least; nobody else waits, so another is next.
         admission.share = 4
-        assert door.refusal("127.0.0.1", {}, b"deadline_ms=29000").status == 503
-        assert door.refusal("127.0.0.1", {}, b"deadline_ms=31000") is None
-        assert door.refusal("127.0.0.1", {}, b"") is None
-        assert door.refusal("other", {}, b"deadline_ms=9000").status == 503
-        assert door.refusal("other", {}, b"deadline_ms=11000") is None
+        assert shedder.refusal("127.0.0.1", {}, b"deadline_ms=29000").status == 503
+        assert shedder.refusal("127.0.0.1", {}, b"deadline_ms=31000") is None
+        assert shedder.refusal("127.0.0.1", {}, b"") is None
+        assert shedder.refusal("other", {}, b"deadline_ms=9000").status == 503
+        assert shedder.refusal("other", {}, b"deadline_ms=11000") is None
         assert admission.refused["deadline"] == 2
 
     full.run(look)
@@ -285,16 +285,16 @@ def test_refusals_need_no_task_where_httptools_reads(make_service, queries, monk
     pytest.importorskip("httptools")
     body = queries[:1].tobytes()
     found = []
-    for protocol in (run.choose_protocol, lambda turn_away: PatientProtocol):
+    for protocol in (run.choose_protocol, lambda turn_away: TimedH11Protocol):
         monkeypatch.setattr(run, "choose_protocol", protocol)
         service = make_service(limits=LIMITS)
         tasks = []
 
-        def watched(self, *args, call=Shell.__call__, tasks=tasks):
+        def watched(self, *args, call=RequestMiddleware.__call__, tasks=tasks):
             tasks.append(1)
             return call(self, *args)
 
-        monkeypatch.setattr(Shell, "__call__", watched)
+        monkeypatch.setattr(RequestMiddleware, "__call__", watched)
         with wire(service) as daemon:
             tasks.clear()
             daemon.full(True)
@@ -332,12 +332,12 @@ def test_refused_and_admitted_requests_in_one_segment_are_answered_in_order(make
 
 def test_traced_requests_come_in_so_that_they_have_a_span(make_service):
     service = make_service(limits=LIMITS)
-    shell = create_app(service)._shell
+    middleware = create_app(service)._middleware
     service.admission._n_in_flight, service.admission._n_waiting = 1, 4
     scope = {"type": "http", "method": "POST", "server": ("::1", 1), "client": ("a", 1), "headers": []}
 
     async def ask():
-        return shell.turn_away(dict(scope), b"/v1/search", b"")
+        return middleware.turn_away(dict(scope), b"/v1/search", b"")
 
     assert asyncio.run(ask()) is not None
     service.traces = object()
@@ -350,13 +350,13 @@ def test_no_more_are_let_past_than_find_room(make_service, queries):
     """Those that come in one poll of the sockets: the tasks of the first have not begun when the next are read."""
     pytest.importorskip("httptools")
     service = make_service(limits=LIMITS)
-    shell = create_app(service)._shell
+    middleware = create_app(service)._middleware
     service.admission._n_in_flight, service.admission._n_waiting = 1, 2
     lines = [(b"content-type", b"application/octet-stream"), (b"content-length", b"%d" % (DIM * 4))]
 
     def ask(client):
         scope = {"type": "http", "method": "POST", "server": ("::1", 1), "client": (client, 1), "headers": lines}
-        return scope, shell.turn_away(scope, b"/v1/search?k=3", b"")
+        return scope, middleware.turn_away(scope, b"/v1/search?k=3", b"")
 
     async def talk():
         one, two, three = ask("a"), ask("b"), ask("c")
@@ -364,7 +364,7 @@ def test_no_more_are_let_past_than_find_room(make_service, queries):
         assert three[1].startswith(b"HTTP/1.1 503 ")
         # One has begun: whether it waits now is for the queue to say.
         with contextlib.suppress(KeyError):
-            await shell(one[0], None, None)
+            await middleware(one[0], None, None)
         return ask("d")[1]
 
     assert asyncio.run(talk()) is None
@@ -382,9 +382,7 @@ def test_no_more_are_let_past_than_find_room(make_service, queries):
         ((), {"target": "//v1/search"}, 404),
     ],
 )
-def test_who_is_not_turned_away_is_answered_by_the_daemon_behind_the_door(
-    make_service, queries, tmp_path, lines, options, status
-):
+def test_a_full_queue_does_not_hide_other_errors(make_service, queries, tmp_path, lines, options, status):
     service = make_service(limits=LIMITS)
     file = KeyFile(tmp_path / "keys.json")
     key = f"Authorization: Bearer {file.add('web', 'search')}"

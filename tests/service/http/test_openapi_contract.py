@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.engine import events, from_schema
 
+from hybridindex.config import RouterConfig
 from hybridindex.refresh.refresher import RefreshConfig, Refresher
 from hybridindex.service.auth import KeyFile, Keyring
 from hybridindex.service.config import Limits, ServiceConfig
@@ -61,7 +62,7 @@ def served(planned_index, tmp_path_factory):
     limits = Limits(max_sessions=10_000, max_body_bytes=1 << 20)
     service = Service.open(
         shutil.copytree(planned_index, folder / "idx"),
-        ServiceConfig(devices=("cpu",), limits=limits),
+        ServiceConfig(router=RouterConfig(devices=("cpu",)), limits=limits),
         make_refresher=lambda *parts: Refresher(*parts, RefreshConfig(planning="here", tick_s=3600)),
     )
     try:

@@ -13,7 +13,7 @@ import pytest
 from hybridindex.client import Client
 from hybridindex.service import daemon as run
 from hybridindex.service.daemon_address import bind_tcp
-from hybridindex.service.http.protocol import PatientProtocol, _OneWrite, _Patience, choose_protocol
+from hybridindex.service.http.protocol import TimedH11Protocol, _ConnectionTimeouts, _OneWrite, choose_protocol
 from tests.service.conftest import assert_same
 from tests.service.test_daemon import run_daemon
 
@@ -23,10 +23,10 @@ HEAD = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"
 @pytest.fixture(params=["h11", "httptools"])
 def protocol(request, monkeypatch):
     if request.param == "h11":
-        monkeypatch.setattr(run, "choose_protocol", lambda turn_away: PatientProtocol)
+        monkeypatch.setattr(run, "choose_protocol", lambda turn_away: TimedH11Protocol)
     else:
         pytest.importorskip("httptools")
-        assert choose_protocol(lambda scope, target, lines: None) is not PatientProtocol
+        assert choose_protocol(lambda scope, target, lines: None) is not TimedH11Protocol
 
 
 def converse(service, talk):
@@ -136,7 +136,7 @@ class _Loop:
 
 
 def test_whoever_is_turned_away_has_the_full_time_for_the_next_request():
-    class Turned(_Patience):
+    class Turned(_ConnectionTimeouts):
         timeout_keep_alive, cycle = 30, None
 
         def __init__(self) -> None:

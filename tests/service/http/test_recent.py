@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hybridindex.client import AsyncClient, Client
+from hybridindex.config import RouterConfig
 from hybridindex.errors import InvalidInputError, ProfileError
 from hybridindex.refresh.refresher import RefreshConfig, Refresher
 from hybridindex.service.auth import KeyFile, Keyring
@@ -33,7 +34,7 @@ def make_following(index_path):
         def make(index, router, store):
             return Refresher(index, router, store, config)
 
-        settings = ServiceConfig(devices=("cpu",), limits=Limits(**limits))
+        settings = ServiceConfig(router=RouterConfig(devices=("cpu",)), limits=Limits(**limits))
         made.append(Service.open(index_path, settings, make_refresher=make))
         return made[-1]
 

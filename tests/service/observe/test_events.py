@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hybridindex.config import HealthPolicy
 from hybridindex.service.observe.events import DEVICE_FAILED, DEVICE_RECOVERED, DeviceWatch
 from tests.service.conftest import ask
 
@@ -39,7 +40,7 @@ def test_a_device_that_was_full_at_the_start_is_recorded_and_tried_again_unless_
 ):
     with monkeypatch.context() as full:
         full.setattr("hybridindex.tiers.paged.device_tier.available_bytes", lambda _device: 1000)
-        service, closed = make_service(), make_service(retry_open=False)
+        service, closed = make_service(), make_service(router={"health": HealthPolicy(retry_open=False)})
     assert [s.router.devices[0].retry_due(1e12) for s in (service, closed)] == [True, False]
     DeviceWatch(service).look()
     assert kinds(service) == [DEVICE_FAILED]

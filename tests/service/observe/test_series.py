@@ -106,7 +106,7 @@ def test_a_time_that_is_none_is_a_problem(service):
 
 
 def test_without_devices_plan_and_refresher_there_is_still_an_answer(make_service, clock):
-    service = make_service(devices=(), plan="none")
+    service = make_service(router={"devices": ()}, plan="none")
     series = Series(service, clock)
     clock.now_s += 1
     series.sample()

@@ -19,8 +19,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from hybridindex.errors import MissingDependencyError
 from hybridindex.service import daemon as run
 from hybridindex.service.core import Observation
-from hybridindex.service.http.wire import SearchRequest
 from hybridindex.service.observe.traces import Traces, to_collector
+from hybridindex.service.search_request import SearchRequest
 from tests.service.conftest import ask, talk
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -31,7 +31,7 @@ def test_what_is_shipped():
 
 
 def test_data_files_are_part_of_the_package():
-    room = resources.files("hybridindex.partitioner")
+    room = resources.files("hybridindex.studies")
     for kind in READERS:
         assert any(f.name.endswith(".json") for f in room.joinpath("hardware", kind).iterdir())
     assert any(f.name.endswith(".yaml") for f in room.joinpath("schedule", "cases").iterdir())

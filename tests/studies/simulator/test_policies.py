@@ -9,7 +9,7 @@ import pytest
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.simulator import POLICIES, Inputs, Unservable, build_system, compliant_rate, poisson, simulate
-from hybridindex.studies.simulator.lookahead import LookaheadRules
+from hybridindex.studies.simulator.lookahead_replay import LookaheadRules
 from tests.studies.simulator.conftest import LLM, system_of
 
 AHEAD = LookaheadRules(window_s=0.05, bytes_per_s=1e9, overlap=0.9, arena_bytes=20 << 20)

@@ -9,8 +9,8 @@ import pytest
 
 from hybridindex.partitioner.models.throughput import waiting_factor
 from hybridindex.studies.simulator import Inputs, bursty, poisson, simulate
-from hybridindex.studies.simulator.retrieval import retrieve
-from hybridindex.studies.simulator.stages import stage_table
+from hybridindex.studies.simulator.engine_loop import retrieve
+from hybridindex.studies.simulator.stage_table import stage_table
 from tests.studies.simulator.conftest import constant_service, system_of
 
 T = 0.01

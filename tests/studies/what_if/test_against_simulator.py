@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hybridindex.studies.simulator import Inputs, build_system, compliant_rate, poisson, simulate
-from hybridindex.studies.simulator.serve import System
+from hybridindex.studies.simulator.system import System
 from hybridindex.studies.what_if.designs import designs_of
 
 POLICY = {"split": "ours", "dedicated-gpu": "dedicated-gpu", "all-gpu": "all-gpu"}

@@ -1,19 +1,19 @@
-"""The main LLM's decoding on chips of its own with continuous batching, and what iterative retrieval adds to it."""
+"""Decoding of the main LLM on its own chips with continuous batching, with the delay of iterative retrieval."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hybridindex.studies.schedule.costs.iterative import decode_slowdown
+from hybridindex.studies.schedule.costs.decode_slowdown import decode_slowdown
 from hybridindex.studies.schedule.costs.roofline import decode_costs, powers_of_two
-from hybridindex.studies.schedule.costs.stages import StageCosts
+from hybridindex.studies.schedule.costs.stage_costs import StageCosts
 
 __all__ = ["LARGEST_DECODE_BATCH", "Decoding", "decodings"]
 
 #: As in the paper's Figure 9(a) and Table 4.
 LARGEST_DECODE_BATCH = 1024
-#: Retrieval batches that a search simulates for each pair of batch sizes; the slow-down is then within 2 %.
+#: Retrieval batches to simulate for each pair of batch sizes; the slowdown is then within 2 %.
 _ROUNDS = 60
 
 
@@ -23,21 +23,22 @@ class Decoding:
 
     chips: int
     batch: int
-    #: Of the retrievals during decoding; 0 without any.
+    #: Batch of the retrievals during decoding; 0 without any.
     iterative_batch: int
     requests_per_s: float
-    #: Seconds per token, waiting for retrievals included.
+    #: Seconds per token, including the wait for retrievals.
     tpot_s: float
     #: How its chips share the work.
     how: str
 
 
 def decodings(costs: StageCosts, chips: int, *, iterative_batch: int = 0) -> list[Decoding]:
-    """The ways to decode on ``chips`` chips that none beats in throughput and time per token; most throughput first.
+    """The ways to decode on ``chips`` chips that no other beats in both throughput and time per token; most throughput
+    first.
 
     Args:
-        iterative_batch: of retrievals during decoding; 0 for none. Their prefixes run on the prefix's chips, taken to
-            be as many as ``chips``.
+        iterative_batch: batch of the retrievals during decoding; 0 for none. Their prefixes run on the prefix's chips,
+            assumed to be as many as ``chips``.
     """
     found = [
         d for batch in powers_of_two(LARGEST_DECODE_BATCH) for d in _of_batch(costs, chips, batch, iterative_batch)

@@ -1,8 +1,8 @@
 """Inference stages on accelerators: each operator takes the longer of computing and reading memory (RAGO, section
 4(a)), under tensor, pipeline and data parallelism.
 
-Per layer one operator for the weights and one for attention, and two all-reduces between tensor-parallel chips. Peak
-rates, as the paper's figures imply; what kernels lose beside is not modelled.
+Each layer has one operator for the weights, one for attention, and two all-reduces between tensor-parallel chips. Rates
+are peak rates, as the paper's figures imply; other losses of kernels are not modelled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Cost", "Parallelism", "decode_costs", "decode_step_s", "encode_costs
 #: Weights are 8-bit integers, activations, keys and values 16-bit (section 4).
 WEIGHT_BYTES = 1.0
 VALUE_BYTES = 2.0
-#: Part of a chip's memory that weights and cache may take.
+#: Part of a chip's memory for weights and cache.
 MEMORY_SHARE = 0.95
 
 
@@ -41,7 +41,7 @@ class Parallelism:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """One batch of a stage: seconds until it is done, and seconds until the next may begin."""
+    """One batch of a stage: seconds until it is done, and until the next can begin."""
 
     latency_s: float
     interval_s: float
@@ -69,7 +69,7 @@ def encode_s(
 
     Args:
         sequences: of the whole batch; data-parallel chips share them.
-        attended: part of the tokens before it that a token attends to, averaged over layers.
+        attended: part of the preceding tokens that a token attends to, averaged over layers.
         weight_bytes: of one parameter.
 
     Raises:
@@ -124,7 +124,7 @@ def _all_layers_s(model: Model, chip: Chip, how: Parallelism, layer_s: float, to
 def encode_costs(
     model: Model, chip: Chip, chips: int, *, sequences: float, tokens: int, attended: float = 1.0
 ) -> tuple[Cost, ...]:
-    """The undominated ways (latency, interval) to use ``chips`` chips for one batch; none where weights do not fit."""
+    """The undominated ways to use ``chips`` chips for one batch; none where the weights do not fit."""
     costs = []
     for how in _ways(model, chips):
         per_chip = model.weight_bytes(WEIGHT_BYTES) / (how.tensor * how.pipeline)

@@ -1,0 +1,153 @@
+"""What a chat is made of: where it searches, its embedder, its LLM, and PipeRAG's settings, as the options say.
+
+Talking is :mod:`hybridindex.cli.commands.chat`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import hybridindex as hx
+from hybridindex.cli.commands.search import choose_plan
+from hybridindex.errors import GenerationError, MissingDependencyError
+from hybridindex.llm.refusals import NOT_YET
+from hybridindex.plans.llm_profiles import find_llm_measurement
+from hybridindex.rag.chunk_time import ChunkTimeModel
+from hybridindex.rag.documents import DocumentsInfo, DocumentStore
+from hybridindex.rag.generator import OpenAIGenerator
+from hybridindex.rag.periodic import PeriodicRetrieval
+from hybridindex.rag.records import Generated
+from hybridindex.rag.retriever import CenteredEmbedder, Embedder, SessionSource
+from hybridindex.service.config import ServiceConfig
+from hybridindex.service.daemon_address import find_daemon
+from hybridindex.store.control import ControlStore
+
+__all__ = [
+    "LLMOptions",
+    "Terminated",
+    "chunk_times",
+    "open_embedder",
+    "open_llm",
+    "open_source",
+    "settings_of",
+    "terminable",
+]
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: as Ctrl-C, but it ends the conversation too."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises :class:`Terminated` within: sessions are closed, as they are for Ctrl-C."""
+
+    def terminate(_number: int, _frame: object) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        # Only there Python takes signals.
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        # None: it was set outside Python.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LLMOptions:
+    """The server that generates."""
+
+    llm: Annotated[str | None, typer.Option("--llm", metavar="URL", help="OpenAI-compatible server.")] = None
+    model: Annotated[str, typer.Option(help="As the server names it; needed where it has several.")] = ""
+    mode: Annotated[str, typer.Option(help="chat, or completions for models without a chat template.")] = "chat"
+    key: Annotated[str | None, typer.Option("--llm-key", envvar="HYBRIDINDEX_LLM_KEY", help="API key.")] = None
+    llm_timeout: Annotated[
+        float | None, typer.Option(help="Seconds for a generation, silence included (120, and 30 of silence).")
+    ] = None
+    wait: Annotated[
+        float, typer.Option(help="Seconds that the LLM's server may still be starting.", min=0, max=86_400)
+    ] = 0.0
+
+
+def open_llm(owned: contextlib.ExitStack, server: LLMOptions) -> OpenAIGenerator:
+    """The LLM's server, which answers and serves the model.
+
+    Raises:
+        InvalidInputError, GenerationError: as :meth:`hybridindex.rag.generator.OpenAIGenerator.ready`.
+    """
+    url, mode, timeout_s = server.llm, server.mode, server.llm_timeout
+    assert url is not None
+    # Of a generation, and of its silences.
+    limits: dict[str, Any] = {} if timeout_s is None else {"timeout_s": timeout_s, "idle_s": timeout_s}
+    generator = OpenAIGenerator(url, model=server.model, key=server.key, mode=mode, **limits)  # type: ignore[arg-type]
+    owned.enter_context(generator)
+    try:
+        generator.ready(server.wait)
+    except GenerationError as error:
+        if error.status not in NOT_YET:
+            raise
+        hint = f"waited {server.wait:g} s" if server.wait else "--wait SECONDS waits for one that is starting"
+        raise GenerationError(f"{error} ({hint})", status=error.status) from error
+    return generator
+
+
+def settings_of(given: dict[str, int | None], recorded: tuple[Generated, ...] = ()) -> PeriodicRetrieval:
+    """PipeRAG's: the options that were given, then those of the run that is replayed, then its own."""
+    found = PeriodicRetrieval()
+    if recorded:
+        written = sum(step.max_tokens for step in recorded)
+        # One that ended before its tokens did might have gone on.
+        whole = written if recorded[-1].finish == "length" else max(found.max_tokens, written)
+        found = replace(found, interval=recorded[0].max_tokens, max_tokens=whole)
+    named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return replace(found, **named)
+
+
+def chunk_times(index: Path, store: str | None, model: str) -> ChunkTimeModel:
+    """What the control store knows of this LLM's pace, where it was measured; later, what the answers teach."""
+    url = store or (index / "control.sqlite")
+    if not model or (isinstance(url, Path) and not url.exists()):
+        return ChunkTimeModel()
+    with ControlStore.open(url) as control:
+        measured = find_llm_measurement(control, model)
+    return ChunkTimeModel() if measured is None else ChunkTimeModel.of_measurement(measured)
+
+
+def open_source(owned: contextlib.ExitStack, index: Path, texts: DocumentStore, config: ServiceConfig) -> SessionSource:
+    """A client of the index's daemon where one runs, else a router in this process; the texts belong to its index."""
+    daemon = find_daemon(index)
+    if daemon is not None and daemon.urls:
+        from hybridindex.client.client import Client
+
+        client = owned.enter_context(Client(daemon.urls[0]))
+        texts.check_index(str(client.status()["index"]["fingerprint"]))
+        return client
+    opened = owned.enter_context(hx.open(index))
+    texts.check_index(opened.fingerprint)
+    chosen = choose_plan(opened, config.plan, list(config.router.devices), config.store_url)
+    return owned.enter_context(opened.router(chosen, config=config.router))
+
+
+def open_embedder(info: DocumentsInfo, cache: Path) -> Embedder:
+    """The embedder that the store names."""
+    from hybridindex.rag.embed import EMBEDDER, load_embedder
+
+    if info.embedder != EMBEDDER:
+        raise MissingDependencyError(
+            f"the documents were embedded by {info.embedder!r}; chat has {EMBEDDER!r} alone. Use hybridindex.rag from "
+            "Python with an embedder of your own"
+        )
+    embedder = load_embedder(cache / "downloads" / "wheels")
+    return embedder if info.mean is None else CenteredEmbedder(embedder, info.mean)

@@ -1,0 +1,364 @@
+"""What a router and a search are told: frozen values, checked when they are made.
+
+:class:`RouterConfig` is contained in the configuration of the daemon, of the vLLM plugin and of ``chat``. Each field
+describes itself by a :class:`Setting`; command line options, the settings file and docs/settings.md are made from that.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, TypedDict, cast
+
+from hybridindex.errors import InvalidInputError
+
+__all__ = [
+    "MAX_BATCH_QUERIES",
+    "MAX_K",
+    "HealthPolicy",
+    "HostScannerName",
+    "RouterConfig",
+    "RouterOptions",
+    "RouterSettings",
+    "SearchParams",
+    "Setting",
+    "check_bytes",
+    "check_count",
+    "check_milliseconds",
+    "check_number",
+    "check_one_of",
+    "check_whole",
+    "parse_bytes",
+]
+
+#: Largest k. faiss-gpu's limit; the same for every tier, so that answers do not depend on placement.
+MAX_K = 2048
+#: Most queries of one search call.
+MAX_BATCH_QUERIES = 65_536
+
+#: ``auto``: native where it supports the index, else faiss.
+HostScannerName = Literal["auto", "native", "faiss"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How a field is set outside Python. Goes into the field's ``Annotated`` type."""
+
+    help: str
+    #: Option of the command line; default the field's name.
+    flag: str | None = None
+    #: Whether sizes such as "2GiB" are taken, too.
+    is_bytes: bool = False
+    metavar: str | None = None
+
+
+# Checks of single values. Each names the field, its value and what would be right.
+
+
+def _is_integer(value: Any) -> bool:
+    """numpy's integers are."""
+    return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def _finite(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+
+
+def check_count(name: str, value: Any, limit: int | None = None) -> int:
+    """An integer 1..limit; None: no limit."""
+    if type(value) is int and value >= 1 and (limit is None or value <= limit):  # what nearly all searches give
+        return value
+    expected = "1 or more" if limit is None else f"1..{limit}"
+    if not _is_integer(value):
+        raise InvalidInputError(f"{name} is {value!r}; expected an integer {expected}")
+    if value < 1 or (limit is not None and value > limit):
+        raise InvalidInputError(f"{name} is {value}; expected {expected}")
+    return int(value)
+
+
+def check_whole(name: str, value: Any, low: int, high: int) -> int:
+    """An integer low..high."""
+    if not _is_integer(value) or not low <= value <= high:
+        raise InvalidInputError(f"{name} is {value!r}; expected an integer {low}..{high}")
+    return int(value)
+
+
+def check_bytes(name: str, value: Any) -> int:
+    """An integer, 0 or more."""
+    if not _is_integer(value) or value < 0:
+        raise InvalidInputError(f"{name} is {value!r}; expected whole bytes, 0 or more")
+    return int(value)
+
+
+def check_number(name: str, value: Any, high: float) -> float:
+    """A number above 0, at most ``high``."""
+    if not (_finite(value) and 0 < value <= high):
+        raise InvalidInputError(f"{name} is {value!r}; expected a number above 0, at most {high:g}")
+    return float(value)
+
+
+def check_milliseconds(name: str, value: Any) -> float:
+    """A finite number above 0."""
+    if not (_finite(value) and value > 0):
+        raise InvalidInputError(f"{name} is {value!r}; expected a positive number of milliseconds")
+    return float(value)
+
+
+def check_one_of(name: str, value: Any, choices: Sequence[str]) -> None:
+    """One of some words."""
+    if value not in choices:
+        *first, last = map(repr, choices)
+        raise InvalidInputError(f"{name} is {value!r}; expected {', '.join(first)} or {last}")
+
+
+_UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**e for e, p in enumerate("KMGT", 1)}}
+_UNITS |= {f"{p}IB": 1024**e for e, p in enumerate("KMGT", 1)} | {p: 1024**e for e, p in enumerate("KMGT", 1)}
+
+
+def parse_bytes(text: str) -> int:
+    """ "2GiB", "512 MB", "1.5G" (binary) or plain bytes.
+
+    Raises:
+        InvalidInputError: not a size.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise InvalidInputError(
+            f"size is {text!r}; expected bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB, TB"
+        )
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+# Values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthPolicy:
+    """When a device is too slow to be used, and whether one that had no room is tried again.
+
+    A scan is *late* when the device took longer than the host took for its own part of the batch, plus ``slow_factor``
+    times what the host would have taken for the device's part, plus ``slow_margin_ms``.
+    """
+
+    #: The stand-in scans on the host's own cores and is slower whenever these are busy.
+    judge: Annotated[
+        Literal["gpus", "all", "none"],
+        Setting(help="Devices that are left out when they are slow. 'gpus': all but the stand-in."),
+    ] = "gpus"
+    slow_factor: Annotated[
+        float, Setting(help="A device's scan is late after so many times what the host would take for it.")
+    ] = 2.0
+    slow_margin_ms: Annotated[float, Setting(help="Milliseconds on top of that.")] = 10.0
+    slow_parts: Annotated[
+        int,
+        Setting(
+            help="A device is slow after so many late scans more than scans in time, if the host then proves faster."
+        ),
+    ] = 32
+    #: Longer than a kernel takes to compile for a k that nobody asked for before.
+    stuck_s: Annotated[
+        float,
+        Setting(
+            help="Seconds after which a scan counts as stuck (on top of slow_factor times what the host would take); "
+            "at its close the router waits as long for any device."
+        ),
+    ] = 10.0
+    retry_open: Annotated[
+        bool,
+        Setting(
+            help="A device without room at the start is tried again, and takes its budget when there is room. "
+            "Otherwise it counts as failed until the router is opened anew."
+        ),
+    ] = True
+
+    def __post_init__(self) -> None:
+        check_one_of("judge", self.judge, ("gpus", "all", "none"))
+        for name, least in (("slow_factor", 1.0), ("slow_margin_ms", 0.0), ("slow_parts", 1.0), ("stuck_s", 1e-3)):
+            value = getattr(self, name)
+            if not (_finite(value) and value >= least):
+                raise InvalidInputError(f"{name} is {value!r}; expected a number of at least {least:g}")
+        _check_flag(self, "retry_open")
+
+    def judges(self, *, stand_in: bool) -> bool:
+        """Whether a device's scans are judged; ``stand_in``: it is the stand-in in RAM."""
+        return self.judge == "all" or (self.judge == "gpus" and not stand_in)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """All that a router can be told, beside its index and plan.
+
+    Raises:
+        InvalidInputError: names the field, its value and what would be right.
+    """
+
+    devices: Annotated[
+        tuple[str, ...],
+        Setting(
+            help="cuda:N, or cpu for the stand-in device in RAM; none: the host scans everything. "
+            "The same name again is another arena there, with a budget of its own.",
+            flag="--device",
+        ),
+    ] = ()
+    device_budget_bytes: Annotated[
+        int | tuple[int, ...] | None,
+        Setting(
+            help="Most bytes per device, temporary buffers included: one for all, or one each; default the plan's.",
+            flag="--budget",
+            is_bytes=True,
+        ),
+    ] = None
+    lookahead_bytes: Annotated[
+        int | None,
+        Setting(
+            help="Bytes of each budget that are kept free for sessions; default what the plan's lists leave, at most "
+            "256 MiB. Of no use where lists come in shards, for codecs that only faiss scans.",
+            is_bytes=True,
+        ),
+    ] = None
+    max_batch: Annotated[
+        int | None, Setting(help="Most queries of one batch; default all that wait (a small cap causes backlogs).")
+    ] = None
+    threads: Annotated[int | None, Setting(help="Host threads per scan; default faiss's own.")] = None
+    early_dispatch: Annotated[
+        bool, Setting(help="Answer a request as soon as its own queries are done, not with its batch.")
+    ] = True
+    host_scanner: Annotated[
+        HostScannerName, Setting(help="What scans on the host. 'auto': native where it supports the codec, else faiss.")
+    ] = "auto"
+    cache_fraction: Annotated[
+        float,
+        Setting(
+            help="Part of each arena for lists that sessions used and none holds any more. They make way for whatever "
+            "a plan or a session wants. 0: none stay."
+        ),
+    ] = 0.5
+    health: HealthPolicy = field(default_factory=HealthPolicy)
+    pin_host_lists: Annotated[
+        int,
+        Setting(
+            help="Most bytes of page-locked host memory, for the hottest lists that the plan leaves on the host: "
+            "sessions fetch them at the bus's full speed. The host scans the mapped file as ever.",
+            is_bytes=True,
+        ),
+    ] = 0
+    wait_for_lists: Annotated[
+        bool,
+        Setting(
+            help="Whether a session's search waits for lists on their way where that is faster, by what scans and "
+            "copies took so far (TeleRAG, Appendix B, case 2)."
+        ),
+    ] = True
+
+    def __post_init__(self) -> None:
+        devices, health = cast("Any", self.devices), cast("Any", self.health)
+        if (
+            isinstance(devices, str)
+            or not isinstance(devices, Sequence)
+            or not all(isinstance(d, str) for d in devices)
+        ):
+            raise InvalidInputError(f"devices is {devices!r}; expected a list of names such as ['cuda:0'] or ['cpu']")
+        _set(self, "devices", tuple(devices))
+        _set(self, "device_budget_bytes", self._budgets())
+        if self.lookahead_bytes is not None:
+            _set(self, "lookahead_bytes", check_bytes("lookahead_bytes", self.lookahead_bytes))
+        if self.max_batch is not None:
+            _set(self, "max_batch", check_count("max_batch", self.max_batch, MAX_BATCH_QUERIES))
+        if self.threads is not None:
+            _set(self, "threads", check_count("threads", self.threads, 4096))
+        check_one_of("host_scanner", self.host_scanner, ("auto", "native", "faiss"))
+        if not (_finite(self.cache_fraction) and 0 <= self.cache_fraction <= 1):
+            raise InvalidInputError(f"cache_fraction is {self.cache_fraction!r}; expected a number from 0 to 1")
+        if not isinstance(health, HealthPolicy):
+            raise InvalidInputError(f"health is {health!r}; expected a HealthPolicy")
+        _set(self, "pin_host_lists", check_bytes("pin_host_lists", self.pin_host_lists))
+        _check_flag(self, "early_dispatch", "wait_for_lists")
+
+    def _budgets(self) -> int | tuple[int, ...] | None:
+        given: Any = self.device_budget_bytes
+        if given is None:
+            return None
+        if isinstance(given, str | Integral) or not hasattr(given, "__len__"):
+            return check_bytes("device_budget_bytes", given)
+        budgets = tuple(check_bytes("device_budget_bytes", nbytes) for nbytes in given)
+        if len(budgets) != len(self.devices):
+            raise InvalidInputError(
+                f"device_budget_bytes has {len(budgets)} entries for {len(self.devices)} devices; expected one for "
+                "all, or one each"
+            )
+        return budgets
+
+    def updated(self, changes: RouterSettings) -> RouterConfig:
+        """A copy in which ``changes`` replace what was said before; ``health=None``: as before."""
+        given: dict[str, Any] = {name: value for name, value in changes.items() if (name, value) != ("health", None)}
+        return replace(self, **given)
+
+
+class RouterOptions(TypedDict, total=False):
+    """The fields of :class:`RouterConfig` as keyword arguments, without ``devices``."""
+
+    device_budget_bytes: int | Sequence[int] | None
+    lookahead_bytes: int | None
+    max_batch: int | None
+    threads: int | None
+    early_dispatch: bool
+    host_scanner: HostScannerName
+    cache_fraction: float
+    health: HealthPolicy | None
+    pin_host_lists: int
+    wait_for_lists: bool
+
+
+class RouterSettings(RouterOptions, total=False):
+    """The fields of :class:`RouterConfig` as keyword arguments."""
+
+    devices: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchParams:
+    """How one call searches. What depends on the index, :meth:`check_index` checks.
+
+    Raises:
+        InvalidInputError: names the argument, its value and what would be right.
+    """
+
+    #: 1..2048.
+    k: int = 10
+    #: Lists per query; None: the plan's, without a plan the index's.
+    nprobe: int | None = None
+    #: Time from the call in which the answer should be there. The router lowers nprobe to fit, never below
+    #: ``min_nprobe``. None: nprobe is never lowered.
+    deadline_ms: float | None = None
+    min_nprobe: int = 1
+
+    def __post_init__(self) -> None:
+        # Only numpy's numbers are replaced: a search makes one of these.
+        if check_count("k", self.k, MAX_K) is not self.k:
+            _set(self, "k", int(self.k))
+        if self.nprobe is not None and check_count("nprobe", self.nprobe) is not self.nprobe:
+            _set(self, "nprobe", int(self.nprobe))
+        if check_count("min_nprobe", self.min_nprobe) is not self.min_nprobe:
+            _set(self, "min_nprobe", int(self.min_nprobe))
+        if self.deadline_ms is not None:
+            _set(self, "deadline_ms", check_milliseconds("deadline_ms", self.deadline_ms))
+
+    def check_index(self, nlist: int) -> None:
+        """Raises InvalidInputError: more lists are named than the index has."""
+        if self.min_nprobe > nlist:
+            check_count("min_nprobe", self.min_nprobe, nlist)
+        if self.nprobe is not None and self.nprobe > nlist:
+            check_count("nprobe", self.nprobe, nlist)
+
+
+#: For values that were checked and made plain, in ``__post_init__``.
+_set = object.__setattr__
+
+
+def _check_flag(config: object, *names: str) -> None:
+    for name in names:
+        if not isinstance(getattr(config, name), bool):
+            raise InvalidInputError(f"{name} is {getattr(config, name)!r}; expected True or False")

@@ -1,0 +1,101 @@
+"""Retrieval on CPU servers: scans of a tree of quantized vectors level by level, or brute force.
+
+The ScaNN model of RAGO, section 4(b): each level takes the longer of computing and reading memory; one thread scans one
+query; the database is spread evenly over the servers, and every query goes to all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.studies.hardware import Server
+from hybridindex.studies.schedule.schema import RAGSchema
+
+__all__ = ["MEMORY_UTILIZATION", "TreeLevel", "paper_levels", "retrieval_seconds", "tree_levels", "tree_seconds"]
+
+#: Part of a server's memory bandwidth that scans reach (section 4(b)).
+MEMORY_UTILIZATION = 0.8
+#: Bytes/s at which one core computes distances of unquantized vectors, in the public sweep.
+_EXACT_RATE = 10e9
+#: Vectors or nodes below one node (section 4: three levels of 4,000).
+_NODE_VECTORS = 4_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeLevel:
+    """One scan of a query: bytes read, and the rate of one core."""
+
+    nbytes: float
+    bytes_per_core_s: float
+
+
+def tree_levels(schema: RAGSchema, server: Server) -> tuple[TreeLevel, ...]:
+    """Levels of a schema's database: the root, then ``scanned_fraction`` of the nodes and of the vectors (section 3.3).
+    The last level takes nearly all the time. Brute force reads everything once.
+    """
+    if schema.brute_force:
+        return (TreeLevel(nbytes=schema.database_bytes, bytes_per_core_s=_EXACT_RATE),)
+    vectors, share, exact = schema.database_vectors, schema.scanned_fraction, 2.0 * schema.vector_dimensionality
+    nodes = max(1.0, vectors / _NODE_VECTORS)
+    return (
+        TreeLevel(nbytes=min(_NODE_VECTORS, nodes) * exact, bytes_per_core_s=_EXACT_RATE),
+        TreeLevel(nbytes=share * nodes * exact, bytes_per_core_s=_EXACT_RATE),
+        TreeLevel(nbytes=share * vectors * schema.vector_bytes, bytes_per_core_s=server.scan_bytes_per_core_s),
+    )
+
+
+def paper_levels() -> tuple[TreeLevel, ...]:
+    """The public sweep of RAGO for 64 G vectors: three levels, each scanned quantized and rescored."""
+    return tuple(
+        TreeLevel(nbytes=nbytes, bytes_per_core_s=rate)
+        for nbytes, rate in (
+            (1e6 * 96, 18e9),
+            (1e4 * 768, 10e9),
+            (1e4 * 250 * 96, 18e9),
+            (250e3 * 768, 10e9),
+            (250e3 * 256 * 192, 18e9),
+            (100 * 768, 10e9),
+        )
+    )
+
+
+def tree_seconds(
+    levels: Sequence[TreeLevel], batch: int, *, servers: int, cores: int, memory_bytes_per_s: float
+) -> float:
+    """Seconds of one batch on ``servers`` that hold equal parts of the database.
+
+    Sum over levels of max(bytes · max(1, batch / cores) / rate of a core, batch · bytes / memory bandwidth) / servers.
+
+    Args:
+        batch: query vectors.
+        memory_bytes_per_s: what scans reach on one server.
+
+    Raises:
+        InvalidInputError: a number is not positive.
+    """
+    for name, value in (("batch", batch), ("servers", servers), ("cores", cores)):
+        if value < 1:
+            raise InvalidInputError(f"{name} is {value}; expected at least 1")
+    if not memory_bytes_per_s > 0:
+        raise InvalidInputError(f"memory_bytes_per_s is {memory_bytes_per_s}; expected a positive number")
+    rounds = max(1.0, batch / cores)
+    return (
+        sum(
+            max(level.nbytes * rounds / level.bytes_per_core_s, batch * level.nbytes / memory_bytes_per_s)
+            for level in levels
+        )
+        / servers
+    )
+
+
+def retrieval_seconds(schema: RAGSchema, server: Server, servers: int, requests: int) -> float:
+    """Seconds to retrieve for ``requests`` requests, with all their query vectors in one batch."""
+    return tree_seconds(
+        tree_levels(schema, server),
+        requests * schema.queries_per_retrieval,
+        servers=servers,
+        cores=server.cores,
+        memory_bytes_per_s=MEMORY_UTILIZATION * server.memory_bytes_per_s,
+    )

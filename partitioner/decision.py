@@ -1,0 +1,150 @@
+"""What a plan decides: the placement, its inputs and its predictions. The record form and the explanation are in
+:mod:`hybridindex.partitioner.plan`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.partitioner.analysis import Analysis
+from hybridindex.partitioner.lookahead_budget import LookaheadBudget, lookahead_budget, miss_curve_of
+from hybridindex.partitioner.models.coverage import QueryWork
+from hybridindex.partitioner.models.hitrate import distribution
+from hybridindex.partitioner.models.transfer import fit_transfers
+from hybridindex.partitioner.request import PlanRequest, check_batch
+from hybridindex.partitioner.solver import SolverStep
+from hybridindex.types import I64
+
+__all__ = ["Decision", "Verdict"]
+
+
+class Verdict(StrEnum):
+    """Whether the target can be met. Equal to its plain string."""
+
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Decision:
+    """A placement with its inputs. An infeasible one is the best effort within the budget, and can be routed."""
+
+    verdict: Verdict
+    #: One sentence: why this verdict, and every cap that took effect.
+    reason: str
+    request: PlanRequest
+    profile_id: int | None
+    index_fingerprint: str
+    hardware_fingerprint: str
+    nlist: int
+    nprobe: int
+    k: int
+    #: Fractions of lists and of code bytes that are resident.
+    coverage: float
+    coverage_bytes_fraction: float
+    #: Total over devices: pages of the resident lists, and scratch where anything is resident.
+    device_bytes: int
+    #: The same, per device.
+    device_bytes_each: tuple[int, ...]
+    page_bytes: int
+    #: (m,) int64 list ids, hottest first.
+    resident_lists: I64
+    #: (nlist,) int16 device of each list, -1 = host.
+    list_device: npt.NDArray[np.int16]
+    #: Lists that were wanted but fit on no device.
+    n_unplaced: int
+    #: Access work of the most loaded device over the even share.
+    imbalance: float
+    #: Mean hit rate by bytes.
+    predicted_hit_rate: float
+    #: Seconds that search may take without its queueing, and the batch size that it then runs at.
+    tau_s: float
+    batch: int
+    #: Requests/s the plan was solved for; ``None`` when neither rate nor LLM was given.
+    rate_qps: float | None
+    #: Highest requests/s that measured batch sizes sustain within tau_s, capped by the LLM's throughput.
+    max_sustainable_qps: float
+    #: Epsilon that the batching model gives for this plan, and the coverage solved with it; ``None`` without a rate.
+    epsilon_solved: float | None
+    coverage_at_epsilon_solved: float | None
+    #: Smallest SLO that could be met with the same budget; ``None`` when feasible, or when no SLO can.
+    nearest_slo_ms: float | None
+    trace: tuple[SolverStep, ...]
+    #: Hit-rate model in use, and (median, worst) absolute error of each on unseen queries.
+    hit_rate_model: str
+    hit_rate_errors: Mapping[str, tuple[float, float]]
+    #: Host scan model in use, and the median relative error of each on unseen samples.
+    host_model: str
+    host_model_errors: Mapping[str, float]
+    analysis: Analysis = field(repr=False)
+    _work: QueryWork = field(repr=False)
+
+    @property
+    def coverage_bytes(self) -> float:
+        """Fraction of code bytes that are resident."""
+        return self.coverage_bytes_fraction
+
+    @property
+    def feasible(self) -> bool:
+        return self.verdict is Verdict.FEASIBLE
+
+    @property
+    def n_devices(self) -> int:
+        return self.request.n_devices
+
+    def predicted_min_hit_rate(self, batch: int) -> float:
+        """E[smallest hit rate by bytes in a batch], by the model that validated best (Eq. 2).
+
+        Raises:
+            InvalidInputError: ``batch`` is no integer >= 1.
+        """
+        check_batch(batch)
+        model = distribution(self.analysis.curve, self._work, self.analysis.hit_rates.best)
+        return min(model.expected_min(batch), self.predicted_hit_rate)
+
+    def predicted_latency_ms(self, batch: int, percentile: float | None = None) -> float:
+        """Milliseconds of one routed batch, without queueing: the median, or another percentile.
+
+        Raises:
+            InvalidInputError: ``batch`` is no integer >= 1, or ``percentile`` not between 0 and 100.
+        """
+        check_batch(batch)
+        return self.analysis.latency.predict(self.analysis.curve, self._work, batch, percentile).seconds * 1e3
+
+    def extrapolated(self, batch: int) -> bool:
+        """True when predictions at ``batch`` go beyond what was measured."""
+        return self.analysis.latency.extrapolated(batch)
+
+    def lookahead_budget(self, window_ms: float, *, share_bytes: int, batch: int = 1) -> LookaheadBudget:
+        """Bytes that a session should move ahead of its search while the LLM generates for ``window_ms``.
+
+        Args:
+            window_ms: generation time that copies can hide behind; see ``LLMProfile.generation_s``.
+            share_bytes: most bytes of the arena that lookahead may take.
+            batch: queries that will share the search.
+
+        Raises:
+            InvalidInputError: a negative window or share, or ``batch`` below 1.
+            ProfileError: the profile has no timed copies.
+        """
+        check_batch(batch)
+        if not (math.isfinite(window_ms) and window_ms >= 0):
+            raise InvalidInputError(f"window_ms is {window_ms}; give a finite number of milliseconds >= 0")
+        latency, curve = self.analysis.latency, self.analysis.curve
+        transfer = fit_transfers(self.analysis.profile.transfers, pinned=False)
+        scratch_in_use = sum(s for s, used in zip(self.request.scratch, self.device_bytes_each, strict=True) if used)
+        return lookahead_budget(
+            bandwidth_bytes_per_s=transfer.bytes_per_s,
+            t_llm_s=window_ms / 1e3,
+            miss_curve=miss_curve_of(curve, resident_bytes=self.device_bytes - scratch_in_use),
+            host_scan_s=float(latency.parts(curve, curve.at(0), batch).host_s.mean()),
+            device_scan_s=float(latency.parts(curve, curve.at(curve.nlist), batch).device_s.mean()),
+            share_bytes=share_bytes,
+        )
