@@ -5,11 +5,11 @@ The paper's time breakdowns (RAGO, section 5): time times resources. Knows no sc
 
 from __future__ import annotations
 
-from hybridindex.studies.schedule.costs.decoding import decodings
-from hybridindex.studies.schedule.costs.roofline import powers_of_two
-from hybridindex.studies.schedule.costs.stage_costs import RETRIEVAL, StageCosts, stage_names
 from hybridindex.studies.schedule.resources import Resources, retrieval_servers
-from hybridindex.studies.schedule.schema import RAGSchema
+from hybridindex.studies.schedule.stages.decoding import decodings
+from hybridindex.studies.schedule.stages.roofline import powers_of_two
+from hybridindex.studies.schedule.stages.schema import RAGSchema
+from hybridindex.studies.schedule.stages.stage_costs import RETRIEVAL, StageCosts, stage_names
 
 __all__ = ["chip_seconds"]
 

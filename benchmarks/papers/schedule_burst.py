@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.studies.schedule.stage_pipeline import Run
+from hybridindex.studies.schedule.stages.stage_pipeline import Run
 from hybridindex.types import F64
 
 __all__ = ["play_burst"]

@@ -19,10 +19,10 @@ from hybridindex.studies.schedule import (
     tree_levels,
     tree_seconds,
 )
-from hybridindex.studies.schedule.costs.decoding import decodings
-from hybridindex.studies.schedule.costs.roofline import Cost, decode_costs
-from hybridindex.studies.schedule.costs.stage_costs import StageCosts
-from hybridindex.studies.schedule.costs.tree_scan import paper_levels
+from hybridindex.studies.schedule.stages.decoding import decodings
+from hybridindex.studies.schedule.stages.roofline import Cost, decode_costs
+from hybridindex.studies.schedule.stages.stage_costs import StageCosts
+from hybridindex.studies.schedule.stages.tree_scan import paper_levels
 
 __all__ = ["HOSTS", "PAPER", "section_5"]
 

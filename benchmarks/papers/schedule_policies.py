@@ -14,10 +14,10 @@ from benchmarks.papers.schedule_burst import play_burst
 from benchmarks.papers.schedule_cases import PAPER
 from hybridindex.studies.hardware import model
 from hybridindex.studies.schedule import Frontier, RAGSchema, case, case_names, llm_extension, search
-from hybridindex.studies.schedule.costs.decoding import decodings
-from hybridindex.studies.schedule.costs.roofline import powers_of_two
-from hybridindex.studies.schedule.costs.stage_costs import RETRIEVAL, StageCosts
-from hybridindex.studies.schedule.stage_pipeline import Run
+from hybridindex.studies.schedule.stages.decoding import decodings
+from hybridindex.studies.schedule.stages.roofline import powers_of_two
+from hybridindex.studies.schedule.stages.stage_costs import RETRIEVAL, StageCosts
+from hybridindex.studies.schedule.stages.stage_pipeline import Run
 
 __all__ = ["search_seconds", "section_7"]
 

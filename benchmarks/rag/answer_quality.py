@@ -13,7 +13,7 @@ from typing import Protocol
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.rag.periodic import PeriodicRetrieval, Schedule
-from hybridindex.rag.pipelines.prompts import answer_prompt
+from hybridindex.rag.prompts import answer_prompt
 from hybridindex.rag.records import Passage
 from hybridindex.rag.steps import Steps
 

@@ -26,7 +26,7 @@ from hybridindex.errors import (
 )
 from hybridindex.rag.beside import Beside
 from hybridindex.rag.chunk_time import ChunkTimeModel
-from hybridindex.rag.pipelines.prompts import answer_prompt, context_of
+from hybridindex.rag.prompts import answer_prompt, context_of
 from hybridindex.rag.records import Answer, Passage, Retrieved
 from hybridindex.rag.retriever import RetrievalSession, Retriever
 from hybridindex.rag.shift import shift_passage, tail_of

@@ -11,7 +11,7 @@ from hybridindex.errors import GenerationError, InvalidInputError, TraceError
 from hybridindex.rag.embed import center
 from hybridindex.rag.pipelines import PIPELINES, run_pipeline
 from hybridindex.rag.pipelines.flare import sure_part
-from hybridindex.rag.pipelines.prompts import lines_of_list, says_no, says_yes
+from hybridindex.rag.prompts import lines_of_list, says_no, says_yes
 from hybridindex.rag.records import Generated, LookedAhead, Retrieved
 from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.steps import Steps

@@ -22,7 +22,7 @@ from hybridindex.rag.generator import Finished, Prompt
 from hybridindex.rag.periodic import PeriodicRetrieval, Schedule
 from hybridindex.rag.pipelines import PIPELINES, run_pipeline
 from hybridindex.rag.pipelines.flare import flare
-from hybridindex.rag.pipelines.prompts import answer_prompt
+from hybridindex.rag.prompts import answer_prompt
 from hybridindex.rag.records import Answer, Generated, LookedAhead, Retrieved
 from hybridindex.rag.steps import Steps
 from hybridindex.rag.trace import ReplayGenerator, TraceWriter, read_traces

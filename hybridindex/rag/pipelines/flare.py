@@ -6,7 +6,7 @@ import math
 import re
 
 from hybridindex.errors import GenerationError
-from hybridindex.rag.pipelines.prompts import answer_prompt
+from hybridindex.rag.prompts import answer_prompt
 from hybridindex.rag.records import Answer, Generated, Passage
 from hybridindex.rag.steps import Steps
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybridindex.rag.pipelines.prompts import answer_prompt
+from hybridindex.rag.prompts import answer_prompt
 from hybridindex.rag.records import Answer, Passage
 from hybridindex.rag.steps import Steps
 

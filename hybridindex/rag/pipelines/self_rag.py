@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from hybridindex.rag.pipelines.prompts import answer_prompt, says_no, says_yes
+from hybridindex.rag.prompts import answer_prompt, says_no, says_yes
 from hybridindex.rag.records import Answer, Generated, Passage
 from hybridindex.rag.steps import Steps
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from hybridindex.rag.pipelines.prompts import answer_prompt, lines_of_list
+from hybridindex.rag.prompts import answer_prompt, lines_of_list
 from hybridindex.rag.records import Answer
 from hybridindex.rag.steps import Steps
 

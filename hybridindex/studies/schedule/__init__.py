@@ -6,12 +6,12 @@ throughput per chip, from hardware and model profiles. Nothing here serves a req
 """
 
 from hybridindex.studies.schedule.baselines import llm_extension, llm_only, long_context
-from hybridindex.studies.schedule.costs.decode_slowdown import decode_slowdown
-from hybridindex.studies.schedule.costs.tree_scan import TreeLevel, tree_levels, tree_seconds
 from hybridindex.studies.schedule.frontier import Frontier, Schedule
 from hybridindex.studies.schedule.frontier_search import fastest_decoding, search
 from hybridindex.studies.schedule.resources import Resources
-from hybridindex.studies.schedule.schema import RAGSchema, case, case_names, read_schema, schema_from
+from hybridindex.studies.schedule.stages.decode_slowdown import decode_slowdown
+from hybridindex.studies.schedule.stages.schema import RAGSchema, case, case_names, read_schema, schema_from
+from hybridindex.studies.schedule.stages.tree_scan import TreeLevel, tree_levels, tree_seconds
 
 __all__ = [
     "Frontier",

@@ -12,12 +12,12 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from hybridindex.studies.schedule.bounds import Bounds, Ceiling, Worth
-from hybridindex.studies.schedule.costs.stage_costs import RETRIEVAL
 from hybridindex.studies.schedule.frontier import Incumbents, Schedule
 from hybridindex.studies.schedule.pareto import undominated
 from hybridindex.studies.schedule.placements import Placement
 from hybridindex.studies.schedule.space import Space
-from hybridindex.studies.schedule.stage_pipeline import SIZES, Run, Subsystem, Ways, before, no_stage, through
+from hybridindex.studies.schedule.stages.stage_costs import RETRIEVAL
+from hybridindex.studies.schedule.stages.stage_pipeline import SIZES, Run, Subsystem, Ways, before, no_stage, through
 from hybridindex.types import F64, I64
 
 __all__ = ["extend_frontier"]
@@ -125,7 +125,7 @@ class _Parts:
     period: F64
     #: (n,) log2 of the largest batch.
     largest: I64
-    #: (n, SIZES) as in :mod:`hybridindex.studies.schedule.stage_pipeline`.
+    #: (n, SIZES) as in :mod:`hybridindex.studies.schedule.stages.stage_pipeline`.
     times: F64
     #: (n, groups so far) option of each group.
     choices: I64

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.studies.schedule.costs.roofline import powers_of_two
-from hybridindex.studies.schedule.costs.stage_costs import StageCosts, stage_names
 from hybridindex.studies.schedule.frontier import Frontier, Incumbents
 from hybridindex.studies.schedule.frontier_search import frontier_of
 from hybridindex.studies.schedule.placements import is_of_kind, placements
 from hybridindex.studies.schedule.resources import Resources, retrieval_servers
-from hybridindex.studies.schedule.schema import RAGSchema
 from hybridindex.studies.schedule.space import Space
+from hybridindex.studies.schedule.stages.roofline import powers_of_two
+from hybridindex.studies.schedule.stages.schema import RAGSchema
+from hybridindex.studies.schedule.stages.stage_costs import StageCosts, stage_names
 
 __all__ = ["llm_extension", "llm_only", "long_context"]
 

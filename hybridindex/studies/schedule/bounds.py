@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridindex.studies.schedule.costs.decoding import Decoding
+from hybridindex.studies.schedule.stages.decoding import Decoding
 from hybridindex.types import F64, I64
 
 __all__ = ["Bounds", "Ceiling", "Worth"]

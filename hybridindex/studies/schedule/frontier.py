@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.studies.schedule.costs.decoding import Decoding
-from hybridindex.studies.schedule.stage_pipeline import Subsystem
+from hybridindex.studies.schedule.stages.decoding import Decoding
+from hybridindex.studies.schedule.stages.stage_pipeline import Subsystem
 from hybridindex.types import F64
 
 __all__ = ["Frontier", "Incumbents", "Schedule"]

@@ -11,14 +11,14 @@ from dataclasses import replace
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.schedule.assembly import extend_frontier
 from hybridindex.studies.schedule.bounds import Worth
-from hybridindex.studies.schedule.costs.decoding import decodings
-from hybridindex.studies.schedule.costs.roofline import powers_of_two
-from hybridindex.studies.schedule.costs.stage_costs import StageCosts, stage_names
 from hybridindex.studies.schedule.frontier import Frontier, Incumbents
 from hybridindex.studies.schedule.placements import is_of_kind, placements
 from hybridindex.studies.schedule.resources import Resources, retrieval_servers
-from hybridindex.studies.schedule.schema import RAGSchema
 from hybridindex.studies.schedule.space import Space
+from hybridindex.studies.schedule.stages.decoding import decodings
+from hybridindex.studies.schedule.stages.roofline import powers_of_two
+from hybridindex.studies.schedule.stages.schema import RAGSchema
+from hybridindex.studies.schedule.stages.stage_costs import StageCosts, stage_names
 
 __all__ = ["fastest_decoding", "frontier_of", "search"]
 

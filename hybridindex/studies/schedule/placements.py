@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.studies.schedule.costs.stage_costs import RETRIEVAL
+from hybridindex.studies.schedule.stages.stage_costs import RETRIEVAL
 
 __all__ = ["KINDS", "Placement", "is_of_kind", "placements"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.hardware import Chip, Server
-from hybridindex.studies.schedule.schema import RAGSchema
-from hybridindex.studies.schedule.stage_pipeline import SIZES
+from hybridindex.studies.schedule.stages.schema import RAGSchema
+from hybridindex.studies.schedule.stages.stage_pipeline import SIZES
 
 __all__ = ["Resources", "retrieval_servers"]
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.studies.schedule.costs.decoding import Decoding, decodings
-from hybridindex.studies.schedule.costs.roofline import MEMORY_SHARE, powers_of_two
-from hybridindex.studies.schedule.costs.stage_costs import RETRIEVAL, StageCosts
 from hybridindex.studies.schedule.pareto import undominated
 from hybridindex.studies.schedule.placements import Placement
 from hybridindex.studies.schedule.resources import Resources
-from hybridindex.studies.schedule.stage_pipeline import Run
+from hybridindex.studies.schedule.stages.decoding import Decoding, decodings
+from hybridindex.studies.schedule.stages.roofline import MEMORY_SHARE, powers_of_two
+from hybridindex.studies.schedule.stages.stage_costs import RETRIEVAL, StageCosts
+from hybridindex.studies.schedule.stages.stage_pipeline import Run
 
 __all__ = ["Space"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.hardware import Chip, Model, chip, names
-from hybridindex.studies.schedule.costs.roofline import Parallelism, decode_step_s, encode_s, powers_of_two
+from hybridindex.studies.schedule.stages.roofline import Parallelism, decode_step_s, encode_s, powers_of_two
 from hybridindex.types import LLMProfile
 
 __all__ = ["Fleet", "LLMService", "parse_fleet"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from hybridindex.studies.schedule.costs.decoding import decodings
-from hybridindex.studies.schedule.costs.stage_costs import StageCosts, stage_names
 from hybridindex.studies.schedule.placements import placements
 from hybridindex.studies.schedule.resources import retrieval_servers
+from hybridindex.studies.schedule.stages.decoding import decodings
+from hybridindex.studies.schedule.stages.stage_costs import StageCosts, stage_names
 
 
 def powers(most):

@@ -13,9 +13,9 @@ from benchmarks.papers.schedule_burst import play_burst
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.hardware import chip, model, server
 from hybridindex.studies.schedule import RAGSchema, Resources, case, llm_extension, search
-from hybridindex.studies.schedule.costs.decoding import decodings
-from hybridindex.studies.schedule.costs.stage_costs import StageCosts
 from hybridindex.studies.schedule.placements import is_of_kind, placements
+from hybridindex.studies.schedule.stages.decoding import decodings
+from hybridindex.studies.schedule.stages.stage_costs import StageCosts
 from tests.examples import examples
 from tests.studies.schedule import naive
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.hardware import Server
-from hybridindex.studies.schedule.schema import RAGSchema
+from hybridindex.studies.schedule.stages.schema import RAGSchema
 
 __all__ = ["MEMORY_UTILIZATION", "TreeLevel", "paper_levels", "retrieval_seconds", "tree_levels", "tree_seconds"]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.hardware import Chip, Model
-from hybridindex.studies.schedule.costs.roofline import (
+from hybridindex.studies.schedule.stages.roofline import (
     Parallelism,
     decode_costs,
     decode_step_s,

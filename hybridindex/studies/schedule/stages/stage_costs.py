@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import cache
 
 from hybridindex.studies.hardware import Chip, Server
-from hybridindex.studies.schedule.costs.roofline import Cost, decode_costs, encode_costs
-from hybridindex.studies.schedule.costs.tree_scan import retrieval_seconds
-from hybridindex.studies.schedule.schema import RAGSchema
-from hybridindex.studies.schedule.stage_pipeline import Run
+from hybridindex.studies.schedule.stages.roofline import Cost, decode_costs, encode_costs
+from hybridindex.studies.schedule.stages.schema import RAGSchema
+from hybridindex.studies.schedule.stages.stage_pipeline import Run
+from hybridindex.studies.schedule.stages.tree_scan import retrieval_seconds
 
 __all__ = ["RETRIEVAL", "StageCosts", "stage_names"]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from benchmarks.papers.schedule_burst import play_burst
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.schedule.pareto import undominated
-from hybridindex.studies.schedule.stage_pipeline import SIZES, Run, before, no_stage, through
+from hybridindex.studies.schedule.stages.stage_pipeline import SIZES, Run, before, no_stage, through
 
 
 def run(batch, seconds, interval=None):

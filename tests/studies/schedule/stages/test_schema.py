@@ -8,7 +8,7 @@ import pytest
 
 from hybridindex.errors import InvalidInputError, MissingDependencyError
 from hybridindex.studies.schedule import case, case_names, read_schema, schema_from
-from hybridindex.studies.schedule.costs.stage_costs import stage_names
+from hybridindex.studies.schedule.stages.stage_costs import stage_names
 
 
 def test_the_four_cases_are_those_of_table_3():

@@ -8,8 +8,8 @@ import pytest
 
 from hybridindex.studies.hardware import model
 from hybridindex.studies.schedule import case, decode_slowdown
-from hybridindex.studies.schedule.costs.decoding import decodings
-from hybridindex.studies.schedule.costs.stage_costs import StageCosts
+from hybridindex.studies.schedule.stages.decoding import decodings
+from hybridindex.studies.schedule.stages.stage_costs import StageCosts
 
 
 def test_a_token_waits_for_others_and_for_each_retrieval(xpu, milan):

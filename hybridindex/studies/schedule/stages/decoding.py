@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hybridindex.studies.schedule.costs.decode_slowdown import decode_slowdown
-from hybridindex.studies.schedule.costs.roofline import decode_costs, powers_of_two
-from hybridindex.studies.schedule.costs.stage_costs import StageCosts
+from hybridindex.studies.schedule.stages.decode_slowdown import decode_slowdown
+from hybridindex.studies.schedule.stages.roofline import decode_costs, powers_of_two
+from hybridindex.studies.schedule.stages.stage_costs import StageCosts
 
 __all__ = ["LARGEST_DECODE_BATCH", "Decoding", "decodings"]
 
