@@ -7,6 +7,8 @@ starts no thread.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import runpy
@@ -175,6 +177,11 @@ def _preload() -> None:
     import torch  # noqa: F401
     import uvicorn.protocols.http.httptools_impl  # noqa: F401
     import uvloop  # noqa: F401
+
+    for name in ("hybridindex.cli.main", "hybridindex.service.daemon", "hybridindex.refresh.refresher"):
+        importlib.import_module(name)
+    # Collections in a child leave the pages alone that it shares with this process.
+    gc.freeze()
 
 
 def _main() -> None:
