@@ -208,10 +208,13 @@ def test_no_folder_holds_more_files_than_one_can_survey():
 
 def test_public_names():
     assert hybridindex.__all__ == [
+        "HealthPolicy",
         "HybridIndexError",
         "Index",
         "LLMProfile",
         "Profile",
+        "RouterConfig",
+        "SearchParams",
         "SearchResult",
         "__version__",
         "build",
