@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import CorruptIndexError
-from hybridindex.index.codec import Layout
 from hybridindex.index.storage.layout import (
     BLOCK,
+    Layout,
     check_extents,
     from_blocks16,
     id_slots,
