@@ -54,7 +54,7 @@ ABOVE = {"cli", "__main__", "old_paths"}
 #: Room -> its sub-rooms and files from the bottom up: each imports itself and what stands before it. "." are the files
 #: that have no entry of their own.
 ORDER = {
-    "index": ("codec", "storage", "faiss_files", "."),
+    "index": ("storage", ".", "faiss_files"),
     "tiers": ("contract", "host", "paged", "shard", "."),
     "router": ("batch", "lookahead", "devices", "."),
     "partitioner": ("models", "."),
