@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.common.data import benchmark_cache, benchmark_dataset
 from benchmarks.common.measure import arguments, show, write
 from hybridindex.api import open_index
-from hybridindex.cli.commands.search import choose_plan
+from hybridindex.cli.routers import choose_plan
 from hybridindex.rag.chunk_time import ChunkTimeModel
 from hybridindex.rag.documents import DOCUMENTS_FILE, DocumentStore
 from hybridindex.rag.embed import load_embedder

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 import hybridindex as hx
-from hybridindex.cli.commands.search import choose_plan
+from hybridindex.cli.routers import choose_plan
 from hybridindex.errors import GenerationError, MissingDependencyError
 from hybridindex.llm.refusals import NOT_YET
 from hybridindex.plans.llm_profiles import find_llm_measurement

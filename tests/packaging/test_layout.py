@@ -46,7 +46,7 @@ ALLOWED = {
     # What no server imports. Policies are those of the router and the refresh.
     "studies": {"partitioner", "router", "plans", "refresh"},
     "report": {"partitioner", "studies"},
-    "demo": {"partitioner", "profiler", "rag", "report", "tiers", "cli"},
+    "demo": {"partitioner", "profiler", "rag", "tiers"},
 }
 #: The command line alone imports everything.
 ABOVE = {"cli", "__main__", "old_paths"}

@@ -10,10 +10,10 @@ import typer
 from rich.table import Table
 
 import hybridindex as hx
-from hybridindex.cli.commands.search import choose_plan, open_router
 from hybridindex.cli.console import CliProgress, emit, load_npy, readable_bytes
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, MachineOptions, QueriesPath, SearchOptions
+from hybridindex.cli.routers import choose_plan, open_router
 from hybridindex.profiler.open_loop import PoissonLoad, run_open_loop
 
 __all__ = ["register"]
