@@ -10,6 +10,7 @@ import pytest
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.plan import make_plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.plans.current import PLAN_CURRENT, current_plan_id, latest_plan_id, same_decision
 from hybridindex.plans.stored import load_plan
 from hybridindex.store import ControlStore
@@ -100,7 +101,7 @@ def test_a_decision_is_the_same_where_request_and_placement_are():
     profile = synthetic.make_profile(nlist=64, nprobe=8, batches=(1, 4), repeats=2)
 
     def decide(slo_ms):
-        return make_plan(profile, slo_ms=slo_ms, device_budget_bytes=64 << 20, coverage=0.5)
+        return make_plan(profile, PlanRequest.resolve(slo_ms=slo_ms, device_budget_bytes=64 << 20, coverage=0.5))
 
     one, asked_again, other_slo = decide(2.0), decide(2.0), decide(3.0)
     assert same_decision(one, asked_again)
