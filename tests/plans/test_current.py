@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pytest
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.plans.current import PLAN_CURRENT, current_plan_id, latest_plan_id
+from hybridindex.partitioner.plan import make_plan
+from hybridindex.partitioner.request import PlanRequest
+from hybridindex.plans.current import PLAN_CURRENT, current_plan_id, latest_plan_id, same_decision
 from hybridindex.plans.stored import load_plan
 from hybridindex.store import ControlStore
+from tests.partitioner import synthetic
 from tests.store.conftest import make_profile
 
 RECORD = {"data": {"verdict": "feasible"}, "arrays": {}}
@@ -90,3 +95,16 @@ def test_a_choice_that_is_no_id_is_named(store):
     with pytest.raises(InvalidInputError, match="'newest'"):
         load_plan(Named(), "newest", store)
     assert load_plan(Named(), "none", store) is None
+
+
+def test_a_decision_is_the_same_where_request_and_placement_are():
+    profile = synthetic.make_profile(nlist=64, nprobe=8, batches=(1, 4), repeats=2)
+
+    def decide(slo_ms):
+        return make_plan(profile, PlanRequest.resolve(slo_ms=slo_ms, device_budget_bytes=64 << 20, coverage=0.5))
+
+    one, asked_again, other_slo = decide(2.0), decide(2.0), decide(3.0)
+    assert same_decision(one, asked_again)
+    assert one.list_device.tolist() == other_slo.list_device.tolist()
+    assert not same_decision(one, other_slo)
+    assert not same_decision(one, replace(one, list_device=np.full_like(one.list_device, -1)))
