@@ -1,8 +1,8 @@
 """What the documentation names is there: files, modules, links, commands with their options, names of the code.
 
-A path in backticks may leave out ``hybridindex/`` at its front. A bare file name must be the only one of that name in the
-product, or stand in a paragraph that names its folder. Architecture decisions keep the names of their time; their paths
-and links follow.
+A path in backticks may leave out ``hybridindex/`` at its front. A bare file name must be the only one of that name in
+the product, or stand in a paragraph that names its folder. Architecture decisions keep the names of their time; their
+paths and links follow.
 """
 
 from __future__ import annotations
@@ -105,9 +105,8 @@ def missing_paths(paragraph: str) -> list[str]:
             beside = any(f"{folder}/{span}" in files() for folder in near)
             if not (beside or len(ours or places) == 1):
                 missing.append(span)
-        elif "/" in span and not found:
-            if is_file or resolved(span.split("/")[0]) in folders():
-                missing.append(span)
+        elif "/" in span and not found and (is_file or resolved(span.split("/")[0]) in folders()):
+            missing.append(span)
     return missing
 
 
@@ -167,8 +166,9 @@ def module_or_name(name: str) -> bool:
 
 
 def test_a_module_that_is_gone_is_noticed():
-    assert module_or_name("hybridindex.tiers.contract.protocol.Scanner") and module_or_name("benchmarks.host.host_scan")
-    assert not module_or_name("hybridindex.tiers.protocol.Scanner") and not module_or_name("benchmarks.host_scan")
+    there = ("hybridindex.tiers.contract.protocol.Scanner", "benchmarks.host.host_scan")
+    gone = ("hybridindex.tiers.protocol.Scanner", "benchmarks.host_scan")
+    assert [module_or_name(name) for name in (*there, *gone)] == [True, True, False, False]
 
 
 def is_known(word: str) -> bool:
@@ -239,7 +239,7 @@ def test_every_option_in_the_text_exists(page):
     }
     for paragraph in prose(page):
         for span in spans(paragraph):
-            command, _, rest = span.partition(" ")
+            command = span.partition(" ")[0]
             if command in group.commands and " --" in span:
                 assert unknown_in(f"hybridindex {span}") is None, f"{page.name}: {span}"
             for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", span):
