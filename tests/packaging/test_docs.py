@@ -254,3 +254,12 @@ def test_an_option_that_is_gone_is_noticed():
     assert unknown_in("hybridindex serve idx --sockets") == "--sockets"
     assert unknown_in("hybridindex keys idx --forge") in {"idx", "--forge"}
     assert unknown_in("hybridindex calibrate idx") == "calibrate"
+
+
+def test_threads_are_those_of_the_code():
+    table = (ROOT / "docs/devices.md").read_text().partition("## Threads")[2]
+    named = {name.removesuffix("-N") for name in re.findall(r"`(hybridindex-[\w-]+)`", table)}
+    code = [(ROOT / file).read_text() for file in files() if file.startswith(PRODUCT) and file.endswith(".py")]
+    started = {name.rstrip("-") for text in code for name in re.findall(r'name=f?"(hybridindex-[a-z-]+)', text)}
+    # Only a command that runs PipeRAG has it.
+    assert named == started - {"hybridindex-piperag"}
