@@ -115,6 +115,12 @@ def test_a_feasible_plan_meets_its_target(analysis: Analysis) -> None:
     assert plan.nearest_slo_ms is None
 
 
+def test_a_plan_bounds_the_90th_percentile_of_search_with_the_worst_queueing_unless_told_otherwise() -> None:
+    request = PlanRequest.resolve(slo_ms=1.0, device_budget_bytes=0)
+    assert (request.percentile, request.epsilon, request.slo_stage, request.n_devices) == (90.0, 1.0, "search", 1)
+    assert (request.coverage, request.rate_qps, request.llm, request.scannable) == (None, None, None, True)
+
+
 def test_work_not_bytes_is_shared_out_over_devices() -> None:
     """Queries probe every other list, of those in order of size: devices in turn would give all work to one."""
     nlist, rng = 32, np.random.default_rng(0)

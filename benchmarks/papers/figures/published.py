@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks import ROOT
 from benchmarks.common.claims import Claim
 
 __all__ = ["Missing", "beside", "measured_here", "missing", "number", "numbers"]
@@ -78,4 +79,4 @@ def missing(figure: str, what: str, why: str, *, paper: str = "", keys: Sequence
 
 def measured_here(name: str) -> Any:
     """The results of another benchmark, as it wrote them."""
-    return json.loads((_HERE.parent / "results" / f"{name}.json").read_text())
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())

@@ -235,6 +235,18 @@ def test_copying_takes_its_share_of_the_time_and_ends_with_the_router(flat, monk
         router.check_invariants()
 
 
+@pytest.mark.parametrize("why", ["a change of plan waits", "the router closes"])
+def test_nothing_more_is_copied_for_who_gives_way(flat, why):
+    plans = [plan_with_accesses(flat, hot_order(seed)[0], []) for seed in (3, 4)]
+    with Router(flat, plan=plans[0], devices=["cpu"], pin_host_lists=LIMIT) as router:
+        before, lists = set(pinned_in(router)), router._opening.host_lists
+        assert expected(flat, plans[1]) - before
+        if why == "the router closes":
+            lists.stop()
+        lists.choose(plans[1], router.devices, lambda: why != "the router closes", None)
+        assert pinned_in(router).keys() <= before
+
+
 def test_sessions_fetch_pinned_lists_without_staging_to_every_device(flat, streams):
     options = {"devices": ["cpu", "cpu"], "device_budget_bytes": 8 << 20}
     with Router(flat, pin_host_lists=8 << 20, **options) as router:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from hybridindex.errors import DeviceBusyError, DeviceError, InvalidInputError, OutOfBudgetError, RouterClosedError
+from hybridindex.index import build
 from hybridindex.tiers.contract import devices
 from hybridindex.tiers.contract.driver import free_bytes_outside
 from hybridindex.tiers.contract.residency import ResidencyStore
@@ -348,6 +349,19 @@ def test_closing_does_not_wait_for_a_background_move_that_rests(index):
     closer.join(30)
     assert not closer.is_alive()
     assert load.result(0).skipped
+
+
+def test_a_list_of_one_vector_comes_and_an_empty_one_takes_nothing(tmp_path):
+    vectors = np.zeros((2, 8), np.float32)
+    vectors[1] = 100
+    with build(vectors, tmp_path / "i", nlist=2, metric="l2", codec="flat") as index:
+        tier, store = open_tier(index)
+        with closing(tier):
+            sizes = index.list_sizes
+            assert 1 in sizes
+            report = tier.load(range(2), store).result(30)
+            assert list(report.loaded) == np.flatnonzero(sizes).tolist()
+            assert store.current.n_resident == np.count_nonzero(sizes)
 
 
 def test_a_background_move_that_rests_goes_on_at_once_when_hurried(index):

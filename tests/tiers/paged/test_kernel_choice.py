@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from hybridindex.errors import DeviceError, OutOfBudgetError
+from hybridindex.index import build
 from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.paged import kernel_choice
 from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.tiers.paged.kernel_choice import try_scanner
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from hybridindex.tiers.paged.triton_scanner import TritonScanner, Workspace
@@ -113,3 +115,10 @@ def test_every_kernel_runs_before_the_first_query(index, triton_first, monkeypat
         scanner = tier.scanner(ResidencyStore(NLIST, lambda *_: None).current)
         assert (scanner.kernel, scanner.workspace) == ("triton", Workspace._made[id(tier.arena.data)])
         assert not np.any(tier.arena.data.numpy())
+
+
+def test_a_trial_may_find_the_very_first_vector(tmp_path):
+    """Its id and its place are 0, which is not nothing."""
+    made = build(clustered(1), tmp_path / "i", nlist=1, metric="l2", codec="flat", ids=np.zeros(1, np.int64))
+    with made as index, closing(open_tier(index)) as tier:
+        try_scanner(TorchScanner, index, index.device_codec(), tier.arena, 0, SCRATCH)

@@ -357,6 +357,6 @@ def test_closing_a_tier_lets_arena_and_scratch_go(small, device):
 
 def test_importing_the_scanner_imports_neither_triton_nor_torch():
     code = "import sys, hybridindex.tiers.paged.device_tier; print(sorted({'triton', 'torch'} & set(sys.modules)))"
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert out.stdout.strip() == "[]"
