@@ -43,8 +43,8 @@ Metric = Literal["ip", "l2"]
 
 #: What a latency sample timed. ``coarse``: coarse quantization of a batch on the host. ``host_scan``: the host scanner
 #: over the probes it was given. ``device_scan``: one device's scan. ``merge``: merging both. ``batch``: a whole routed
-#: batch end to end. ``embed``: embedding the query texts, where the caller embeds through us.
-Stage = Literal["coarse", "host_scan", "device_scan", "merge", "batch", "embed"]
+#: batch end to end.
+Stage = Literal["coarse", "host_scan", "device_scan", "merge", "batch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

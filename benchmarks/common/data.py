@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import ROOT
-from hybridindex.demo.corpus import DatasetName
-from hybridindex.demo.dataset import Dataset
-from hybridindex.demo.load import load_dataset
+from benchmarks.common.dataset import BenchmarkDataset, DatasetName, load_benchmark_dataset
 
 __all__ = ["benchmark_cache", "benchmark_dataset"]
 
@@ -20,7 +18,7 @@ def benchmark_cache() -> Path:
     return Path(configured) if configured else ROOT / "build" / "cache"
 
 
-def benchmark_dataset(name: DatasetName = "full") -> Dataset:
+def benchmark_dataset(name: DatasetName = "full") -> BenchmarkDataset:
     """The dataset ``name``, made first where the cache lacks it; stages are told on stderr."""
     last = ""
 
@@ -30,4 +28,4 @@ def benchmark_dataset(name: DatasetName = "full") -> Dataset:
             last = stage
             sys.stderr.write(f"{stage} ...\n")
 
-    return load_dataset(name, benchmark_cache(), progress=tell)
+    return load_benchmark_dataset(name, benchmark_cache(), progress=tell)

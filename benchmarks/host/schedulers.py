@@ -26,8 +26,6 @@ from benchmarks.device.targets import SCHEDULERS_TARGET_MS
 from hybridindex.paging import PageGeometry
 from hybridindex.router.lookahead.grouping import (
     assign_greedily,
-    assign_round_robin,
-    group_by_arrival,
     group_queries,
     overlap_bytes,
     resident_on,
@@ -42,7 +40,7 @@ SHARES = ((0.02, 0.10), (0.05, 0.20))
 #: Queries and devices whose times are measured; the first is the paper's.
 SIZES = ((128, 8), (32, 8), (128, 2), (256, 8), (1024, 8))
 Group = Callable[[F32, int], I64]
-GROUPINGS: dict[str, Group] = {"arrival": lambda q, m: group_by_arrival(len(q), m), "greedy": group_queries}
+GROUPINGS: dict[str, Group] = {"arrival": lambda q, m: np.arange(len(q)) // m, "greedy": group_queries}
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +146,7 @@ def replay(
         group_of = group(queries[rows], GROUP)
         n_groups = int(group_of.max()) + 1
         overlap = overlap_bytes(drafts[rows], group_of, n_groups, np.stack([d.cached for d in devices]), list_bytes)
-        device_of = assign_greedily(overlap) if aware else assign_round_robin(n_groups, n_devices)
+        device_of = assign_greedily(overlap) if aware else np.arange(n_groups, dtype=np.int64) % n_devices
         for g in range(n_groups):
             mine = rows[group_of == g]
             served = devices[device_of[g]].serve(drafts[mine], finals[mine])

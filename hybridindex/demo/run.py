@@ -20,7 +20,6 @@ from hybridindex.demo import cache
 from hybridindex.demo.dataset import Dataset
 from hybridindex.demo.documents import write_demo_documents
 from hybridindex.demo.load import load_dataset
-from hybridindex.demo.queries import split_queries
 from hybridindex.errors import HybridIndexError, ProfileError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.profiler.open_loop import LoadResult, PoissonLoad, run_open_loop
@@ -78,7 +77,7 @@ def run_demo(output: Path, *, device: str, progress: Progress, say: Callable[[st
     """
     output.mkdir(parents=True, exist_ok=True)
     name, label = _choose_device(device)
-    data = load_dataset("demo", output.parent / "cache", progress=progress)
+    data = load_dataset(output.parent / "cache", progress=progress)
     for note in data.notes:
         say(note)
     calibration, test = _queries(data)
@@ -149,10 +148,14 @@ def _stale_note(index: hx.Index, plan: Plan, test: F32) -> list[str]:
 
 
 def _queries(data: Dataset) -> tuple[F32, F32]:
-    """Calibration and test halves of the log, disjoint as requests, centred like the passages."""
+    """Two halves of the log for calibration and test, each in the log's order, centred like the passages.
+
+    They are disjoint as requests: a text asked twice may be in both, as in a real service.
+    """
     log = data.centered(np.asarray(data.log_queries))
-    split = split_queries(data.log.texts(), seed=0)
-    return np.ascontiguousarray(log[split.calibration[:N_CALIBRATION]]), np.ascontiguousarray(log[split.test])
+    order = np.random.default_rng(0).permutation(len(log))
+    calibration, test = np.sort(order[: len(log) // 2]), np.sort(order[len(log) // 2 :])
+    return np.ascontiguousarray(log[calibration[:N_CALIBRATION]]), np.ascontiguousarray(log[test])
 
 
 def _index(data: Dataset, path: Path, progress: Progress) -> hx.Index:

@@ -129,7 +129,7 @@ class PlanningProcess:
             raise self._ended() from error
         if frame is None:
             raise self._ended()
-        answer = CODEC.decode(*frame, known)
+        answer = CODEC.decode(frame, known)
         if "error" in answer:
             kind = getattr(errors, answer["error"], None)
             known_kind = isinstance(kind, type) and issubclass(kind, HybridIndexError)

@@ -115,7 +115,7 @@ def main() -> None:
     calls = _Calls()
     while (frame := read_frame(calls_in)) is not None:
         try:
-            answer = {"value": calls.answer(CODEC.decode(*frame))}
+            answer = {"value": calls.answer(CODEC.decode(frame))}
         except Exception as error:  # noqa: BLE001 - raised again on the other side
             answer = {"error": type(error).__name__, "text": str(error)}
         write_frame(answers_out, CODEC.encode(answer, calls.known))

@@ -47,10 +47,6 @@ class QueryWork:
         return self.hit_work / np.maximum(self.work, 1.0)
 
     @property
-    def hit_rate_by_count(self) -> F64:
-        return self.hit_probes / np.maximum(self.probes, 1.0)
-
-    @property
     def miss_work(self) -> F64:
         return self.work - self.hit_work
 
@@ -84,9 +80,8 @@ class CoverageCurve:
     #: (g, n) float64: bytes and probes of each held-back query that hit at each grid point.
     hit_work: F64
     hit_probes: F64
-    #: (g,) float64: mean hit rate by bytes and by count, and the variance by bytes, across held-back queries.
+    #: (g,) float64: mean and variance of the hit rate by bytes, across held-back queries.
     mean: F64
-    mean_by_count: F64
     variance: F64
     #: Variance of the hit rate where its mean is one half (VectorLiteRAG IV-A2); 0 when the mean never reaches it.
     sigma2_max: float
@@ -162,10 +157,6 @@ class CoverageCurve:
             assert work.resident is not None
             resident = float(np.diff(cumulative)[work.resident].sum())
         return resident, max(total - resident, 0.0)
-
-    def mean_at(self, count: int) -> float:
-        """Mean hit rate by bytes with the first ``count`` lists resident."""
-        return float(self.at(count).hit_rate.mean())
 
     def device_bytes(self, count: int) -> int:
         """Bytes of the pages that hold the first ``count`` lists; no scratch."""
@@ -272,7 +263,6 @@ def build_coverage_curve(
         hit_work=hit_work,
         hit_probes=hit_probes,
         mean=mean,
-        mean_by_count=np.maximum.accumulate((hit_probes / np.maximum(hit_probes[-1], 1.0)).mean(axis=1)),
         variance=variance,
         sigma2_max=variance_at_half(mean, variance),
         effective_probes=float(effective.mean()),

@@ -1,8 +1,7 @@
 """Which queries share a micro-batch, and which device gets it (TeleRAG, §4.2 and Appendix C). Pure.
 
 Alike queries probe the same lists, so a micro-batch of them moves and scans fewer unique bytes; a device that caches
-a micro-batch's lists already need not fetch them. Both choices are greedy, as in the paper. :func:`group_by_arrival`
-and :func:`assign_round_robin` are the baselines.
+a micro-batch's lists already need not fetch them. Both choices are greedy, as in the paper.
 """
 
 from __future__ import annotations
@@ -15,22 +14,10 @@ from hybridindex.types import F32, F64, I64
 
 __all__ = [
     "assign_greedily",
-    "assign_round_robin",
-    "group_by_arrival",
     "group_queries",
     "overlap_bytes",
     "resident_on",
 ]
-
-
-def group_by_arrival(n_queries: int, group_size: int) -> I64:
-    """Group of each query, (n,) int64 from 0: ``group_size`` neighbours in order of arrival, the last group the rest.
-
-    Raises:
-        InvalidInputError: ``group_size`` is below 1.
-    """
-    _check_group_size(group_size)
-    return np.arange(n_queries, dtype=np.int64) // group_size
 
 
 def group_queries(queries: F32, group_size: int) -> I64:
@@ -45,10 +32,11 @@ def group_queries(queries: F32, group_size: int) -> I64:
     Raises:
         InvalidInputError: ``group_size`` is below 1.
     """
-    _check_group_size(group_size)
+    if group_size < 1:
+        raise InvalidInputError(f"group_size is {group_size}; a group has at least 1 query")
     n, n_nearest = len(queries), group_size - 1
     if n_nearest == 0 or n <= group_size:
-        return group_by_arrival(n, group_size)
+        return np.arange(n, dtype=np.int64) // group_size
     distances = _squared_distances(queries)
     np.fill_diagonal(distances, np.inf)
     nearest = _smallest(distances, n_nearest)
@@ -81,11 +69,6 @@ def _sums(rows: F32, columns: I64) -> F64:
     # Squares of the longest queries that an index takes fit float32, many of them together do not.
     sums: F64 = np.take_along_axis(rows, columns, axis=1).sum(axis=1, dtype=np.float64)
     return sums
-
-
-def _check_group_size(group_size: int) -> None:
-    if group_size < 1:
-        raise InvalidInputError(f"group_size is {group_size}; a group has at least 1 query")
 
 
 def _squared_distances(queries: F32) -> F32:
@@ -149,14 +132,3 @@ def assign_greedily(overlap: F64) -> I64:
         device_of[group] = device
         taken[device] += 1
     return device_of
-
-
-def assign_round_robin(n_groups: int, n_devices: int) -> I64:
-    """Device of each group, (n_groups,) int64, in turn, whatever is resident.
-
-    Raises:
-        InvalidInputError: there are groups and no device.
-    """
-    if n_devices == 0 and n_groups:
-        raise InvalidInputError(f"{n_groups} groups and no device; give one device at least")
-    return np.arange(n_groups, dtype=np.int64) % max(n_devices, 1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from hybridindex.demo.queries import _TREC_PAIRS, _WEB_PAIRS
+from benchmarks.common.queries import _TREC_PAIRS, _WEB_PAIRS
 from hybridindex.rag.embed import StaticEmbedder
 
 _TREC = "<top>\n<num> Number: 1\n<title> Organized Crime\n\n<desc> Description: \nIdentify\norganizations.\n</top>\n"

@@ -34,24 +34,21 @@ def _archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: set[str]) -
     return AptArchive(folder), run
 
 
-def test_unknown_packages_do_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_package_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     apt, _ = _archive(tmp_path, monkeypatch, {"good"})
-    found = dict(apt.download(["good", "unknown"]))
-    assert isinstance(found["unknown"], FetchError)
-    good = found["good"]
-    assert isinstance(good, Path)
-    assert good.read_text() == "good"
+    assert apt.download("good").read_text() == "good"
+    with pytest.raises(FetchError, match="Unable to locate package"):
+        apt.download("unknown")
 
 
 def test_intact_packages_are_not_downloaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     apt, run = _archive(tmp_path, monkeypatch, {"good"})
-    ((_, path),) = apt.download(["good"])
-    assert isinstance(path, Path)
+    path = apt.download("good")
     before = len(run.commands)
-    assert dict(apt.download(["good"])) == {"good": path}
+    assert apt.download("good") == path
     assert len(run.commands) == before
     path.write_text("gooD")
-    assert dict(apt.download(["good"])) == {"good": path}
+    assert apt.download("good") == path
     assert len(run.commands) == before + 1
     assert path.read_text() == "good"
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridindex.errors import InvalidInputError, RefreshError
+from hybridindex.refresh import pipe_codec
 from hybridindex.refresh.pipe_codec import PipeCodec, read_frame, write_frame
 
 
@@ -71,7 +72,7 @@ def frame_of(value, known=None):
 
 
 def back(value, known=None):
-    return CODEC.decode(*read_frame(frame_of(value, known)), known)
+    return CODEC.decode(read_frame(frame_of(value, known)), known)
 
 
 @given(VALUES)
@@ -81,7 +82,7 @@ def test_values_come_back_with_their_types(value):
     assert repr(found) == repr(value)
 
 
-def test_numbers_that_json_does_not_know_come_back():
+def test_odd_numbers_come_back():
     found = back((math.inf, -math.inf, math.nan, np.float64(0.1), np.int32(7), np.bool_(True)))
     assert found[:2] == (math.inf, -math.inf)
     assert math.isnan(found[2])
@@ -99,26 +100,50 @@ def test_arrays_come_back_whatever_their_order(dtype, shape):
         assert one.shape == other.shape
 
 
+def test_a_map_of_a_file_comes_back_as_an_array(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(9))
+    found = back([np.load(tmp_path / "a.npy", mmap_mode="r")])[0]
+    assert type(found) is np.ndarray
+    assert found.tolist() == list(range(9))
+
+
 def test_what_both_sides_know_goes_by_its_name():
     big = Pair(one=np.zeros(1000), two=1)
     assert len(frame_of((big, big), {"big": big}).data) < 200
     found = back((big, 2), {"big": big})
     assert found[0] is big
     with pytest.raises(RefreshError, match="big"):
-        CODEC.decode(*read_frame(frame_of(big, {"big": big})))
+        CODEC.decode(read_frame(frame_of(big, {"big": big})))
 
 
-@pytest.mark.parametrize("value", [Stranger(one=1), object(), b"x", {1, 2}, np.array([None]), (Stranger(one=1),) * 3])
-def test_other_classes_do_not_travel(value):
-    with pytest.raises(InvalidInputError, match="cannot travel"):
-        CODEC.encode({"value": value})
+class Spy:
+    """Its pickle calls a function when it is read."""
+
+    def __reduce__(self):
+        return print, ("called",)
 
 
-def test_a_class_that_the_reader_does_not_name_is_not_made():
-    written = PipeCodec((Stranger,)).encode(Stranger(one=1))
-    stream = OneByte(b"".join(written))
-    with pytest.raises(RefreshError, match="Stranger"):
-        CODEC.decode(*read_frame(stream))
+@pytest.mark.parametrize("value", [Stranger(one=1), Spy(), np.array([Stranger(one=1)]), (Stranger(one=1),) * 3])
+def test_a_class_that_the_reader_does_not_name_is_not_made(value, capsys):
+    frame = read_frame(frame_of({"value": value}))
+    with pytest.raises(RefreshError, match=r"damaged frame.*(Stranger|print) may not travel"):
+        CODEC.decode(frame)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("name", ["numpy\nload", "numpy.lib.npyio\nDataSource", "os\nsystem", "numpy_x\nndarray"])
+def test_no_function_of_a_library_is_named(name):
+    with pytest.raises(RefreshError, match="may not travel"):
+        CODEC.decode([bytearray(f"c{name}\n.".encode())])
+
+
+def test_the_largest_frame_is_a_limit_of_both_sides(monkeypatch):
+    frame = bytes(frame_of(np.zeros(1000)).data)
+    monkeypatch.setattr(pipe_codec, "MAX_FRAME_BYTES", 8000)
+    with pytest.raises(InvalidInputError, match="larger than 8,000"):
+        CODEC.encode(np.zeros(1000))
+    with pytest.raises(RefreshError, match="no frame: it claims 8,"):
+        read_frame(OneByte(frame))
 
 
 def test_damaged_frames_are_refused():
@@ -131,19 +156,11 @@ def test_damaged_frames_are_refused():
         read_frame(OneByte(b"GET / HTTP/1.1\r\nHost: x\r\n"))
     with pytest.raises(RefreshError, match="no frame"):
         read_frame(OneByte(data[:4] + b"\xff" * 16))
+    with pytest.raises(RefreshError, match="no frame"):
+        read_frame(OneByte(data[:4] + bytes(4)))
+    with pytest.raises(RefreshError, match=r"claims [\d,]{20,} bytes"):
+        read_frame(OneByte(data[:8] + b"\xff" * 16))
     text, body = read_frame(OneByte(data))
-    for wrong in (text[:-1], b"[]", text.replace(b"<i8", b"|O8"), text.replace(b"Pair", b"Peer")):
+    for wrong in ([text[:-1], body], [b"[]", body], [text.replace(b"Pair", b"Peer"), body], [text], [text, body[:8]]):
         with pytest.raises(RefreshError, match="damaged frame"):
-            CODEC.decode(wrong, body)
-    with pytest.raises(RefreshError, match="damaged frame"):
-        CODEC.decode(text, body[:8])
-    rows = bytes(frame_of((Pair(one=1, two="x"),) * 2).data)
-    text, body = read_frame(OneByte(rows))
-    for wrong in (
-        text.replace(b'["x", "x"]', b'["x"]'),
-        text.replace(b'["x", "x"]', b"7"),
-        text.replace(b"[2]", b"[3]"),
-    ):
-        assert wrong != text
-        with pytest.raises(RefreshError, match="damaged frame"):
-            CODEC.decode(wrong, body)
+            CODEC.decode(wrong)

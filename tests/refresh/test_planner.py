@@ -162,7 +162,7 @@ READING = "import os; read = lambda: [part for part in iter(lambda: os.read(0, 1
         ("raise SystemExit(7)", "ended by itself with exit status 7"),
         ("import time; time.sleep(600)", r"it took more than 0\.5 s"),
         (f"{READING} os.write(1, b'?' * 99); read()", "its answer made no sense"),
-        (f"{READING} os.write(1, b'HXF1' + bytes([2] + [0] * 15) + b'{{]'); read()", "damaged frame"),
+        (f"{READING} os.write(1, b'HXF2' + bytes([1, 0, 0, 0, 3] + [0] * 7) + b'???'); read()", "damaged frame"),
     ],
 )
 def test_a_process_that_fails_fails_the_update_and_nothing_else(make_world, plan, monkeypatch, tmp_path, source, why):

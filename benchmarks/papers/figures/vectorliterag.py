@@ -197,7 +197,7 @@ def _figure_5() -> Iterator[Claim]:
     shares = []
     for index in ("Wiki-All", "ORCAS 1K"):
         curve = analyse(index_profile(index)).curve
-        shares.append(100.0 * curve.mean_at(round(0.2 * curve.nlist)))
+        shares.append(100.0 * float(curve.at(round(0.2 * curve.nlist)).hit_rate.mean()))
     yield beside(PAPER, "top20", tuple(shares), inputs=_CIRCULAR, note="of held-back queries")
 
 
@@ -205,7 +205,8 @@ def _figure_6() -> Iterator[Claim]:
     for index in ("Wiki-All", "ORCAS 1K"):
         curve = analyse(index_profile(index)).curve
         for coverage in (0.05, 0.1, 0.2):
-            rates = curve.at(round(coverage * curve.nlist)).hit_rate_by_count
+            work = curve.at(round(coverage * curve.nlist))
+            rates = work.hit_probes / np.maximum(work.probes, 1.0)
             yield Claim(
                 figure="Figure 6",
                 what=f"hit rates of queries, {index}, {coverage:.0%} of lists: quartiles, least 5 %",

@@ -22,13 +22,12 @@ def test_the_demo_serves_both_policies_and_writes_what_it_measured(cli, planned_
         notes=("[terms] apply",),
         sources=(SourceCount(name="wikipedia", passages=2500, licence="free"),),
         log_queries=clustered(400, seed=5),
-        log=SimpleNamespace(texts=lambda: [str(number) for number in range(400)]),
         centered=lambda vectors: vectors,
     )
     shutil.copytree(planned_index, tmp_path / "demo" / "index")
     made_from = {"count": 2500, "dim": DIM, "nlist": 2500 // 40, "mean": 0.0}
     (tmp_path / "demo" / "index.json").write_text(json.dumps(made_from))
-    monkeypatch.setattr(run, "load_dataset", lambda name, cache, progress: data)
+    monkeypatch.setattr(run, "load_dataset", lambda cache, progress: data)
     monkeypatch.setattr(run, "write_demo_documents", lambda *_: None)
     monkeypatch.setattr(run, "SECONDS_PER_RATE", 0.2)
     monkeypatch.setattr(run, "LOADS", (0.4,))

@@ -27,7 +27,7 @@ def test_hits_at_any_prefix_equal_a_plain_count(seed: int, nlist: int, count: in
     hit = (work * np.isin(held, hot)).sum(axis=1)
     if hit.size:
         assert sorted(curve.at(count).hit_work.tolist()) == sorted(hit.tolist())
-        assert curve.mean_at(count) == pytest.approx((hit / work.sum(axis=1)).mean())
+        assert curve.at(count).hit_rate.mean() == pytest.approx((hit / work.sum(axis=1)).mean())
 
 
 def test_curve_rises_from_nothing_to_everything(analysis: Analysis) -> None:
@@ -36,7 +36,7 @@ def test_curve_rises_from_nothing_to_everything(analysis: Analysis) -> None:
     assert curve.grid[-1] == curve.nlist
     assert curve.mean[0] == 0
     assert curve.mean[-1] == pytest.approx(1.0)
-    for series in (curve.mean, curve.mean_by_count, curve.prefix_bytes, curve.prefix_pages):
+    for series in (curve.mean, curve.prefix_bytes, curve.prefix_pages):
         assert (np.diff(series) >= 0).all()
 
 

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from hybridindex.errors import InvalidInputError
 from hybridindex.router.lookahead.grouping import (
     assign_greedily,
-    assign_round_robin,
-    group_by_arrival,
     group_queries,
     overlap_bytes,
     resident_on,
@@ -28,16 +26,16 @@ def query_batches(draw):
 
 
 @examples(200)
-@given(query_batches(), st.integers(1, 9), st.sampled_from([group_queries, lambda q, m: group_by_arrival(len(q), m)]))
-def test_every_query_is_in_one_group_and_all_groups_but_the_last_are_full(queries, size, group):
-    group_of = group(queries, size)
+@given(query_batches(), st.integers(1, 9))
+def test_every_query_is_in_one_group_and_all_groups_but_the_last_are_full(queries, size):
+    group_of = group_queries(queries, size)
     assert group_of.dtype == np.int64
     assert len(group_of) == len(queries)
     counts = np.bincount(group_of) if len(group_of) else np.array([], int)
     assert (counts[:-1] == size).all()
     if len(counts):
         assert 1 <= counts[-1] <= size
-    np.testing.assert_array_equal(group_of, group(queries.copy(), size))
+    np.testing.assert_array_equal(group_of, group_queries(queries.copy(), size))
 
 
 def tightest_first(queries, size):
@@ -124,12 +122,6 @@ def test_a_group_goes_where_its_lists_are():
     assert assign_greedily(overlap).tolist() == [1, 0]
 
 
-def test_the_baselines_look_at_nothing():
-    assert group_by_arrival(5, 2).tolist() == [0, 0, 1, 1, 2]
-    assert assign_round_robin(5, 2).tolist() == [0, 1, 0, 1, 0]
-    assert assign_round_robin(0, 0).tolist() == []
-
-
 def test_nothing_to_assign_is_nothing():
     empty = np.empty((0, 4), dtype=np.int64)
     none = np.empty(0, dtype=np.int64)
@@ -142,8 +134,6 @@ def test_nonsense_is_refused():
     with pytest.raises(InvalidInputError, match="group_size is 0"):
         group_queries(queries, 0)
     with pytest.raises(InvalidInputError, match="group_size is -1"):
-        group_by_arrival(3, -1)
+        group_queries(queries, -1)
     with pytest.raises(InvalidInputError, match="no device"):
         assign_greedily(np.empty((2, 0)))
-    with pytest.raises(InvalidInputError, match="no device"):
-        assign_round_robin(2, 0)

@@ -13,7 +13,7 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.studies.hardware import Server
 from hybridindex.studies.schedule.stages.schema import RAGSchema
 
-__all__ = ["MEMORY_UTILIZATION", "TreeLevel", "paper_levels", "retrieval_seconds", "tree_levels", "tree_seconds"]
+__all__ = ["MEMORY_UTILIZATION", "TreeLevel", "retrieval_seconds", "tree_levels", "tree_seconds"]
 
 #: Part of a server's memory bandwidth that scans reach (section 4(b)).
 MEMORY_UTILIZATION = 0.8
@@ -43,21 +43,6 @@ def tree_levels(schema: RAGSchema, server: Server) -> tuple[TreeLevel, ...]:
         TreeLevel(nbytes=min(_NODE_VECTORS, nodes) * exact, bytes_per_core_s=_EXACT_RATE),
         TreeLevel(nbytes=share * nodes * exact, bytes_per_core_s=_EXACT_RATE),
         TreeLevel(nbytes=share * vectors * schema.vector_bytes, bytes_per_core_s=server.scan_bytes_per_core_s),
-    )
-
-
-def paper_levels() -> tuple[TreeLevel, ...]:
-    """The public sweep of RAGO for 64 G vectors: three levels, each scanned quantized and rescored."""
-    return tuple(
-        TreeLevel(nbytes=nbytes, bytes_per_core_s=rate)
-        for nbytes, rate in (
-            (1e6 * 96, 18e9),
-            (1e4 * 768, 10e9),
-            (1e4 * 250 * 96, 18e9),
-            (250e3 * 768, 10e9),
-            (250e3 * 256 * 192, 18e9),
-            (100 * 768, 10e9),
-        )
     )
 
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.papers.schedule_cases import paper_levels
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.schedule import TreeLevel, case, tree_levels, tree_seconds
-from hybridindex.studies.schedule.stages.tree_scan import paper_levels, retrieval_seconds
+from hybridindex.studies.schedule.stages.tree_scan import retrieval_seconds
 
 SWEEP = {16: 45.08e-3, 32: 64.37e-3, 64: 128.24e-3, 256: 512.95e-3}
 
