@@ -64,7 +64,11 @@ def _is_integer(value: Any) -> bool:
 
 
 def _finite(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    """An integer above all floats is not."""
+    try:
+        return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def check_count(name: str, value: Any, limit: int | None = None) -> int:
@@ -114,6 +118,8 @@ def check_one_of(name: str, value: Any, choices: Sequence[str]) -> None:
         raise InvalidInputError(f"{name} is {value!r}; expected {', '.join(first)} or {last}")
 
 
+#: Of a size; more do not fit a float.
+_MAX_DIGITS = 30
 _UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**e for e, p in enumerate("KMGT", 1)}}
 _UNITS |= {f"{p}IB": 1024**e for e, p in enumerate("KMGT", 1)} | {p: 1024**e for e, p in enumerate("KMGT", 1)}
 
@@ -125,7 +131,7 @@ def parse_bytes(text: str) -> int:
         InvalidInputError: not a size.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
-    if match is None or match[2].upper() not in _UNITS:
+    if match is None or match[2].upper() not in _UNITS or len(match[1]) > _MAX_DIGITS:
         raise InvalidInputError(
             f"size is {text!r}; expected bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB, TB"
         )

@@ -180,7 +180,11 @@ def check_batch(batch: int) -> None:
 
 
 def _finite(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    """An integer above all floats is not."""
+    try:
+        return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _positive(value: Any) -> bool:

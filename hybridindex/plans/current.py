@@ -1,7 +1,7 @@
 """The ledger: which plan of an index is the current one, kept in the control store so that a restart resumes it.
 
-A plan is stored before it serves. An event of kind :data:`PLAN_CURRENT` makes it the current one when it serves, in one
-transaction; a crash in between leaves the one before. What a restart resumes as "latest", with a refresh or without:
+A plan is stored before it serves. An event of kind :data:`PLAN_CURRENT` makes it the current one when it serves. What a
+restart resumes as "latest", with a refresh or without, also after a crash between the two:
 
 =====================================================  ===================================================
 what happened last to the index                        "latest" is

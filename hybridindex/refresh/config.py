@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from hybridindex.config import check_number, check_whole
 from hybridindex.errors import InvalidInputError
 from hybridindex.refresh.drift import DriftPolicy, DriftState, Window
 from hybridindex.refresh.planner import PlanningMode
@@ -13,6 +14,9 @@ from hybridindex.refresh.update_cycle import CycleStage, Outcome, UpdatePolicy
 from hybridindex.tiers.contract.copy_queue import check_share
 
 __all__ = ["RefreshConfig", "RefreshStatus", "UpdateRecord", "window_data"]
+
+#: Of times; timers take no more.
+_LONGEST = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +50,12 @@ class RefreshConfig:
     planning_nice: int = 19
 
     def __post_init__(self) -> None:
-        for name in ("slo_ms", "tick_s", "interval_s", "planning_timeout_s"):
+        for name in ("slo_ms", "retention_s", "tick_s", "interval_s", "planning_timeout_s"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InvalidInputError(f"{name} is {value}; expected a positive number")
+            if value is not None:
+                check_number(name, value, _LONGEST)
+        for name in ("reservoir_queries", "seed"):
+            check_whole(name, getattr(self, name), 0, (1 << 31) - 1)
         if self.attainment is not None and not 0 < self.attainment <= 1:
             raise InvalidInputError(f"attainment is {self.attainment}; expected a fraction of requests in (0, 1]")
         if self.decay is not None and not 0 <= self.decay <= 1:

@@ -331,6 +331,7 @@ class Refresher:
             self._work.release()
 
     def _step(self, reason: str | None) -> None:
+        self._updates.follow_router()
         now_s = self._clock()
         with self._lock:
             actions = self._monitor.handle(drift.Tick(now_s=now_s))

@@ -103,7 +103,9 @@ class UpdatePolicy:
                 raise InvalidInputError(f"{name} is {getattr(self, name)}; expected 0 or more")
         if not self.verify_timeout_s > 0:
             raise InvalidInputError(f"verify_timeout_s is {self.verify_timeout_s}; expected a positive number")
-        if self.max_back_off_s < self.back_off_s:
+        if self.max_move_s is not None and not self.max_move_s > 0:
+            raise InvalidInputError(f"max_move_s is {self.max_move_s}; expected a positive number, or None")
+        if not self.max_back_off_s >= self.back_off_s:
             raise InvalidInputError(
                 f"max_back_off_s is {self.max_back_off_s}; expected at least back_off_s, {self.back_off_s}"
             )

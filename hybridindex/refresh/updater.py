@@ -134,6 +134,8 @@ class PlanUpdates:
         #: When the plan began to serve; its windows begin then or later.
         self._since_s = -math.inf
         self._profile_id: int | None = self._known.analysis.profile.id
+        #: The router was given a plan directly, and the store does not know yet.
+        self._to_commit = False
         #: Set from any thread: no further stage begins.
         self.closed = threading.Event()
         #: Set while a plan is made.
@@ -165,6 +167,7 @@ class PlanUpdates:
         :meth:`hybridindex.refresh.refresher.Refresher.propose`.
         """
         self.refuse_closed()
+        self._notice_served()
         base = self._served()
         request = replan(base.request, changes, None)
         seconds: dict[str, float] = {}
@@ -189,6 +192,7 @@ class PlanUpdates:
             raise RefreshError(f"an update is {self.stage}; apply the proposal when it has ended")
         if proposal.base is not self._served():
             raise RefreshError(f"proposal {proposal.number} was made for a plan that serves no more; propose again")
+        self._notice_served()
         draft = self._begin(proposal.reason)
         draft.plan, draft.proposal = proposal.plan, proposal
         draft.seconds.update(proposal.stage_seconds)
@@ -218,12 +222,23 @@ class PlanUpdates:
 
     def tick(self) -> None:
         """Time went by."""
+        self._carry_out(self._cycle.handle(Tick(now_s=self._clock())))
+
+    def follow_router(self) -> None:
+        """Makes a plan that the router was given directly the current one. Before anything else of a step: what was
+        observed under the plan before says nothing of it.
+        """
+        self._notice_served()
+        if self._to_commit:
+            # Tried once; where the store fails, the next update does it.
+            self._to_commit = False
+            self.commit_served()
+
+    def _notice_served(self) -> None:
         if self.stage is CycleStage.IDLE and self._served() is not self._known:
-            # The router was given another plan directly.
             self.plan_id, self._profile_id = None, self._served().analysis.profile.id
             self._serve_now(self._served())
-            self.commit_served()
-        self._carry_out(self._cycle.handle(Tick(now_s=self._clock())))
+            self._to_commit = True
 
     def stop(self) -> None:
         """Begins no further stage and gives up a plan that is being made; from any thread."""

@@ -22,6 +22,7 @@ __all__ = ["Entry", "Settings", "Table", "entries", "read_settings"]
 C = TypeVar("C")
 #: Of a settings file.
 Table = Mapping[str, Any]
+_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +66,18 @@ def read_settings(path: Path) -> Settings:
     """The tables of a settings file.
 
     Raises:
-        InvalidInputError: it cannot be read, or is no TOML.
+        InvalidInputError: it cannot be read, is too large, or is no TOML.
     """
     try:
-        return Settings(tomllib.loads(path.read_text(encoding="utf-8")), path)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        said = tomllib.loads(content.decode("utf-8")) if len(content) <= _MAX_BYTES else None
+    # ValueError: no UTF-8, no TOML, or an integer of thousands of digits.
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidInputError(f"{path} is no settings file: {error}; expected TOML") from error
+    if said is None:
+        raise InvalidInputError(f"{path} is no settings file: it has more than {_MAX_BYTES:,} bytes")
+    return Settings(said, path)
 
 
 class Settings:

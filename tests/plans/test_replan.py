@@ -111,7 +111,14 @@ def test_a_plan_in_force_comes_before_the_configuration_but_not_its_devices():
         replan(SOLVED, PlanChanges(), replace(devices, n_devices=3))
 
 
-@pytest.mark.parametrize(("name", "value"), [("slo_ms", -1), ("coverage", 2), ("coverage", "most"), ("epsilon", -1)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("slo_ms", -1), ("coverage", 2), ("coverage", "most"), ("epsilon", -1)),
+        *(("slo_ms", 10**400), ("rate_qps", 10**400), ("device_budget_bytes", 10**400)),
+    ],
+    ids=lambda value: str(value)[:20],
+)
 def test_values_out_of_range_are_named(name, value):
     with pytest.raises(InvalidInputError, match=f"{name} is {value!r}"):
         replan(FIXED, PlanChanges(**{name: value}), None)

@@ -306,6 +306,11 @@ def test_a_router_without_lists_to_move_is_refused(index, plan):
         {"planning": "there"},
         {"planning_timeout_s": 0},
         {"planning_nice": 20},
+        {"tick_s": float("inf")},
+        {"interval_s": 1e300},
+        {"retention_s": float("nan")},
+        {"reservoir_queries": -1},
+        {"seed": -1},
     ],
     ids=str,
 )

@@ -14,7 +14,7 @@ from hybridindex.errors import (
 )
 from hybridindex.partitioner.plan import make_plan
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.plans.current import PLAN_CURRENT, current_plan, same_decision
+from hybridindex.plans.current import PLAN_CURRENT, current_plan, current_plan_id, same_decision
 from hybridindex.plans.replan import PlanChanges
 from hybridindex.refresh.drift import DriftState
 from hybridindex.refresh.update_cycle import CycleStage, Outcome
@@ -258,6 +258,23 @@ def test_a_plan_that_somebody_else_applied_is_the_one_to_watch(make_world, index
     assert status.predicted_hit_rate == pytest.approx(other.predicted_hit_rate)
     assert status.drift_state is DriftState.COOLING_DOWN
     assert same_decision(current_plan(world.store, index), other)
+
+
+def test_an_update_right_after_somebody_applied_a_plan_goes_back_to_that_one(make_world, index, profile):
+    world = make_world()
+    world.refresher._updates.commit_served()
+    world.serve(2, seed=9, moved=True)
+    other = index.plan(50, BUDGET, profile, coverage=0.1)
+    world.router.apply_plan(other)
+    record = world.refresher.apply(world.refresher.propose("a mistake"))
+    base = record.base_plan_id
+    assert base != 1
+    assert world.store.load_plan(base).record["data"]["coverage"] == other.coverage
+    world.serve(2, seed=10)
+    status = world.refresher.status()
+    assert status.last_update.outcome is Outcome.ROLLED_BACK
+    assert world.router.plan is other
+    assert status.plan_id == current_plan_id(world.store, index.fingerprint) == base
 
 
 def test_the_old_name_of_the_current_plan_works_and_warns():

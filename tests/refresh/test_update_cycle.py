@@ -224,7 +224,15 @@ def test_an_answer_to_another_stage_is_a_bug():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"min_hit_rate_gain": -1}, {"verify_timeout_s": 0}, {"max_back_off_s": 1}], ids=str
+    "changes",
+    [
+        {"min_hit_rate_gain": -1},
+        {"verify_timeout_s": 0},
+        {"max_back_off_s": 1},
+        {"max_back_off_s": float("nan")},
+        {"max_move_s": float("nan")},
+    ],
+    ids=str,
 )
 def test_policies_that_make_no_sense_are_refused(changes):
     with pytest.raises(InvalidInputError, match=next(iter(changes))):

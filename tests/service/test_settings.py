@@ -189,7 +189,15 @@ def test_a_refresher_is_made_where_the_file_or_an_option_asks_for_one(served, tm
         ('host = "0.0.0.0"', ["host is '0.0.0.0'", "key_file is missing"]),
         ('tls_cert = "c.pem"', ["tls_key is missing"]),
         ("port = ", ["is no settings file", "expected TOML"]),
+        ("port = " + "9" * 5000, ["is no settings file"]),
+        ("port = " + "[" * 3000 + "]" * 3000, ["is no settings file"]),
+        ("#" * (1 << 20) + "\nport = 1", ["is no settings file", "more than 1,048,576 bytes"]),
+        ("slo_ms = " + "9" * 400, ["slo_ms is 999", "expected a number above 0"]),
+        (f'[router]\npin_host_lists = "{"9" * 400}"', ["pin_host_lists: size is '999"]),
+        ("[refresh]\ntick_s = inf", ["[refresh] tick_s is inf", "at most 1e+09"]),
+        ("[refresh]\nreservoir_queries = -1", ["[refresh] reservoir_queries is -1"]),
     ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
 def test_what_is_wrong_in_a_file_is_said_before_anything_opens(cli, tmp_path, text, words):  # noqa: F811
     file = tmp_path / "settings.toml"

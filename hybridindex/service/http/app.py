@@ -420,7 +420,8 @@ class _Routes:
             if name == "coverage" and options[name] == SOLVE:
                 continue
             if isinstance(options[name], bool) or not isinstance(options[name], int | float):
-                raise BodyError(name, f"is {str(options[name])[:60]!r}; expected a number")
+                expected = f"a number, or {SOLVE!r}" if name == "coverage" else "a number"
+                raise BodyError(name, f"is {str(options[name])[:60]!r}; expected {expected}")
         share = options.get("bandwidth_share", 1.0)
         if not MIN_BANDWIDTH_SHARE <= share <= 1:
             # With less, lists would move for hours, and block other changes of the plan.

@@ -212,6 +212,12 @@ def test_wrong_changes_are_problems_and_change_nothing(service, field, value):
     assert len(service.store.list_plans()) == 1
 
 
+def test_a_coverage_in_words_is_told_the_one_word_there_is(service):
+    answer = ask(service, "POST", "/v1/repartition", json={"coverage": "solved"})
+    assert answer.status_code == 400
+    assert answer.json()["detail"] == "coverage is 'solved'; expected a number, or 'solve'"
+
+
 @pytest.mark.parametrize("path", ["/v1/repartition", "/v1/sessions", "/v1/drain"])
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
 def test_what_a_form_can_send_changes_nothing(service, path, kind):
