@@ -12,6 +12,6 @@ native: ModuleType | None
 import_error = ""
 
 try:
-    from hybridindex import _native as native
+    import hybridindex._native as native
 except ImportError as error:
     native, import_error = None, str(error)
