@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hybridindex.cli.console import out
+from hybridindex.cli.console import err, out
 from hybridindex.cli.main import run
 
 
@@ -16,6 +16,9 @@ from hybridindex.cli.main import run
 def cli(monkeypatch, capsys):
     """Runs one command; its status, what it wrote, and the JSON where that was asked for. No line is broken."""
     monkeypatch.setenv("COLUMNS", "200")
+    # A worker of pytest-xdist has 80 columns, which a console takes over for good when it is made.
+    for console in (out, err):
+        monkeypatch.setattr(console, "_width", None)
 
     def invoke(*words: object) -> SimpleNamespace:
         monkeypatch.setattr(sys, "argv", ["hybridindex", *map(str, words)])

@@ -38,7 +38,7 @@ def run(path: Path, speed: Speed, json: bool = False) -> None:
 
 
 def invoke(*words: str) -> int:
-    """The exit status. Not Typer's CliRunner: tables of later tests in this process would be narrower."""
+    """The exit status."""
     return typer.main.get_command(app)(list(words), standalone_mode=False) or 0
 
 
