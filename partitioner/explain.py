@@ -1,4 +1,4 @@
-"""Ten lines that tell a person what a plan decided, from what, and what would change it."""
+"""Eleven lines that tell a person what a plan decided, from what, and what would change it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import dataclasses
 
 from hybridindex.paging import format_bytes
 from hybridindex.partitioner.decision import Decision
+from hybridindex.partitioner.eq1 import coverage_of_eq1
+from hybridindex.partitioner.models.hitrate import MODEL_NAMES
 from hybridindex.partitioner.models.throughput import throughput_model
 from hybridindex.partitioner.solver import Solution, problem_of, solve
 
@@ -13,7 +15,7 @@ __all__ = ["explain_plan"]
 
 
 def explain_plan(plan: Decision) -> str:
-    """Ten lines of plain words."""
+    """Eleven lines of plain words."""
     request, curve, latency = plan.request, plan.analysis.curve, plan.analysis.latency
     profile = plan.analysis.profile
     batch = plan.batch
@@ -34,7 +36,7 @@ def explain_plan(plan: Decision) -> str:
     llm = throughput_model(request.llm) if request.llm is not None else None
     unmeasured = [*latency.notes, *(llm.unmeasured(plan.device_bytes) if llm is not None else ())]
     lines = [
-        f"Verdict: {plan.verdict.value}: {plan.reason}.",
+        f"Verdict: {plan.verdict.value}. {_decision(plan)} {plan.reason[0].upper()}{plan.reason[1:]}.",
         f"Asked: {request.slo_stage} p{request.percentile:g} within {request.slo_ms:g} ms at {load}, "
         f"budget {' + '.join(format_bytes(b) for b in request.budgets)} on {plan.n_devices} device(s).",
         f"Placed: {plan.resident_lists.size} of {plan.nlist} lists ({plan.coverage:.1%} of lists, "
@@ -47,7 +49,8 @@ def explain_plan(plan: Decision) -> str:
         f"{plan.predicted_latency_ms(batch, request.percentile):.3g} ms p{request.percentile:g}{beyond} "
         f"({plan.host_model} host model, median error {plan.host_model_errors[plan.host_model]:.1%}).",
         f"Queueing: search may take {plan.tau_s * 1e3:.4g} ms = SLO/(1+{request.epsilon:g}){epsilon}; "
-        f"highest sustainable rate {plan.max_sustainable_qps:.4g} requests/s at measured batch sizes.",
+        f"at most {plan.max_sustainable_qps:.4g} requests/s, {request.headroom:.0%} below what search sustains.",
+        _models(plan),
         f"From: profile {profile.id if profile.id is not None else '(not stored)'} of {profile.created_at}, {held}, "
         f"nprobe {plan.nprobe}, {latency.host.n_samples} host scan timings ({profile.scanner}, "
         f"{profile.threads} threads, {profile.hardware.cpu_model}).",
@@ -56,6 +59,32 @@ def explain_plan(plan: Decision) -> str:
         _other_budget(plan),
     ]
     return "\n".join(lines)
+
+
+def _decision(plan: Decision) -> str:
+    """What to do, in one sentence."""
+    request = plan.request
+    held = f"{plan.resident_lists.size} of {plan.nlist} lists on devices ({format_bytes(plan.device_bytes)})"
+    served = "one query at a time" if plan.rate_qps is None else f"{plan.rate_qps:.4g} requests/s"
+    goal = f"{served} within {request.slo_ms:g} ms at p{request.percentile:g}"
+    return f"With {held} search serves {goal}." if plan.feasible else f"Even with {held} search does not serve {goal}."
+
+
+def _models(plan: Decision) -> str:
+    """What each hit-rate model would have decided, beside its error on queries that it has not seen."""
+    if plan.request.coverage is not None:
+        return "Hit-rate models: none decides; the coverage is fixed."
+    told = []
+    for name in MODEL_NAMES:
+        problem = problem_of(plan.analysis, dataclasses.replace(plan.request, hit_rate_model=name))
+        found = solve(problem, plan.tau_s)
+        lists = f"{found.count} lists" if found.feasible else "infeasible"
+        error = plan.hit_rate_errors.get(name, (float("nan"),))[0]
+        chosen = ", decides" if name == plan.hit_rate_model else ""
+        told.append(f"{name.replace('_', '-')} {lists} (error {error:.3f}{chosen})")
+    rule = coverage_of_eq1(problem_of(plan.analysis, plan.request), plan.tau_s)
+    paper = "no coverage suffices" if rule is None else f"{round(rule * plan.nlist)} lists"
+    return f"Hit-rate models: {'; '.join(told)}; VectorLiteRAG's Eq. 1 alone, with its Beta: {paper}."
 
 
 def _in_words(plan: Decision, solution: Solution) -> str:
@@ -79,7 +108,7 @@ def _other_budget(plan: Decision) -> str:
         spare = sum(plan.request.budgets) - plan.device_bytes
         return f"Another budget: {format_bytes(spare)} are spare; down to {format_bytes(plan.device_bytes)} this holds."
     problem = problem_of(plan.analysis, plan.request)
-    unlimited = solve(dataclasses.replace(problem, limit_pages=1 << 60), plan.tau_s)
+    unlimited = solve(problem.without_limit(), plan.tau_s)
     if unlimited.feasible:
         return f"Another budget: {_in_words(plan, unlimited)} in all would meet the SLO."
     return "Another budget: no budget meets this SLO on this machine; lower the rate or nprobe, or raise the SLO."

@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.paging import DEFAULT_PAGE_BYTES, scratch_for_budget
-from hybridindex.types import LLMProfile
+from hybridindex.types import DEFAULT_HEADROOM, HitRateChoice, LLMProfile
 
 __all__ = ["PlanRequest", "SloStage", "check_batch"]
 
@@ -35,6 +35,10 @@ class PlanRequest:
     percentile: float
     coverage: float | None
     slo_stage: SloStage
+    #: The model of hit rates that decides; "best": the one that predicts held-back queries best.
+    hit_rate_model: HitRateChoice
+    #: What search has to sustain beyond the rate, as a fraction of it.
+    headroom: float
     page_bytes: int
     #: Whether the device tier can scan the index's codec; when not, nothing is placed.
     scannable: bool
@@ -54,6 +58,8 @@ class PlanRequest:
         percentile: float = 90.0,
         coverage: float | None = None,
         slo_stage: SloStage = "search",
+        hit_rate_model: HitRateChoice = "best",
+        headroom: float = DEFAULT_HEADROOM,
         page_bytes: int = DEFAULT_PAGE_BYTES,
         scratch_bytes: int | Sequence[int] | None = None,
         fixed_bytes: int = 0,
@@ -69,6 +75,9 @@ class PlanRequest:
             epsilon: queueing time over batch time (Eq. 3); 1 is the paper's worst case.
             coverage: fix the fraction of lists instead of solving for it.
             slo_stage: "search", or "ttft" = search + ``llm.ttft_s``.
+            hit_rate_model: "beta" (VectorLiteRAG), "beta_binomial", "empirical", or "best" of them on unseen queries.
+            headroom: what search has to sustain beyond the rate, as a fraction of it. The default was calibrated: with
+                it at least 95 % of feasible plans meet their SLO in the simulator.
             scratch_bytes: scan scratch per device, inside the budget; by default what the arena sets aside.
             fixed_bytes: what the tier takes of each budget besides lists and that default scratch.
             scannable: False where no device tier scans this codec: everything stays on the host.
@@ -97,6 +106,13 @@ class PlanRequest:
             raise InvalidInputError("slo_stage is 'ttft' but llm is None; give an LLM profile with its ttft_s")
         if llm is not None and (not math.isfinite(llm.ttft_s) or llm.ttft_s < 0):
             raise InvalidInputError(f"llm.ttft_s is {llm.ttft_s}; give finite seconds >= 0")
+        if isinstance(hit_rate_model, str):
+            hit_rate_model = hit_rate_model.replace("-", "_")  # type: ignore[assignment]
+        if hit_rate_model not in get_args(HitRateChoice):
+            choices = ", ".join(repr(name) for name in get_args(HitRateChoice))
+            raise InvalidInputError(f"hit_rate_model is {hit_rate_model!r}; give one of {choices}")
+        if not _finite(headroom) or not 0.0 <= headroom <= 10.0:
+            raise InvalidInputError(f"headroom is {headroom!r}; give a fraction of the rate in [0, 10]")
         if not _integral(page_bytes) or page_bytes < 1:
             raise InvalidInputError(f"page_bytes is {page_bytes!r}; give an integer >= 1")
         budgets = _per_device("device_budget_bytes", device_budget_bytes, n_devices)
@@ -114,6 +130,8 @@ class PlanRequest:
             percentile=float(percentile),
             coverage=None if coverage is None else float(coverage),
             slo_stage=slo_stage,
+            hit_rate_model=hit_rate_model,
+            headroom=float(headroom),
             page_bytes=int(page_bytes),
             scannable=scannable,
             unscannable=unscannable,
@@ -156,7 +174,8 @@ class PlanRequest:
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> PlanRequest:
         """Inverse of :meth:`to_data`."""
-        values = dict(data)
+        # Plans of before 0.3 had no margin, and were decided with the held-back queries themselves.
+        values = {"hit_rate_model": "best", "headroom": 0.0, **data}
         values["budgets"] = tuple(int(b) for b in values["budgets"])
         values["scratch"] = tuple(int(b) for b in values["scratch"])
         if values["llm"] is not None:

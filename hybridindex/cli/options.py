@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from hybridindex.store.retention import Retention
+from hybridindex.types import DEFAULT_HEADROOM
 
 __all__ = [
     "KEPT",
@@ -109,6 +110,12 @@ class PlanOptions:
         str | None,
         typer.Option(help="What the SLO bounds: search or ttft. Default search; with --hardware and --llm ttft."),
     ] = None
+    hit_rate_model: Annotated[
+        str, typer.Option(help="Model of hit rates that decides: beta, beta-binomial, empirical, or best of them.")
+    ] = "best"
+    headroom: Annotated[
+        float, typer.Option(help="What search has to sustain beyond the rate, as a fraction of it.")
+    ] = DEFAULT_HEADROOM
     profile_id: Annotated[int | None, typer.Option("--profile", help="Profile id; default the newest.")] = None
     any_hardware: Annotated[bool, typer.Option("--any-hardware", help="Accept another machine's profile.")] = False
 

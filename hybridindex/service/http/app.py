@@ -56,7 +56,10 @@ _log = logging.getLogger(__name__)
 
 #: Time between two samples of the series.
 _SAMPLE_S = 1.0
-_REPARTITION = {"apply", "slo_ms", "device_budget_bytes", "rate_qps", "coverage", "bandwidth_share"}
+_REPARTITION = {
+    *("apply", "slo_ms", "device_budget_bytes", "rate_qps", "coverage", "hit_rate_model", "headroom"),
+    "bandwidth_share",
+}
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -416,7 +419,7 @@ class _Routes:
         apply = options.pop("apply", False)
         if not isinstance(apply, bool):
             raise BodyError("apply", f"is {apply!r}; expected true or false")
-        for name in sorted(set(options) - {"device_budget_bytes"}):
+        for name in sorted(set(options) - {"device_budget_bytes", "hit_rate_model"}):
             if name == "coverage" and options[name] == SOLVE:
                 continue
             if isinstance(options[name], bool) or not isinstance(options[name], int | float):

@@ -6,7 +6,7 @@ against it. Two rules stand there in words alone: a JSON body holds its own opti
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from hybridindex.plans.replan import SOLVE
 from hybridindex.service.config import Limits
@@ -14,6 +14,7 @@ from hybridindex.service.http.openapi_answers import closed
 from hybridindex.service.http.problems import PROBLEM_TYPE
 from hybridindex.service.http.wire import MIN_BANDWIDTH_SHARE, MOST_BYTES
 from hybridindex.service.observe.events import MAX_EVENTS
+from hybridindex.types import HitRateChoice
 
 PROBLEM_SCHEMA: dict[str, Any] = {
     **closed(
@@ -179,6 +180,8 @@ def repartition(n_devices: int) -> dict[str, Any]:
             "device_budget_bytes": {"oneOf": [_BYTES, each]},
             "rate_qps": _POSITIVE,
             "coverage": {"oneOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"const": SOLVE}]},
+            "hit_rate_model": {"enum": list(get_args(HitRateChoice))},
+            "headroom": {"type": "number", "minimum": 0, "maximum": 10},
             "bandwidth_share": {"type": "number", "minimum": MIN_BANDWIDTH_SHARE, "maximum": 1},
         },
         {"apply": False, "slo_ms": 50, "coverage": SOLVE},
