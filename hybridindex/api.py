@@ -191,7 +191,7 @@ class Index:
         rate_qps: float | None = None,
         llm: LLMProfile | None = None,
         n_devices: int = 1,
-        epsilon: float = 1.0,
+        epsilon: float | None = None,
         percentile: float = 90,
         coverage: float | None = None,
         slo_stage: Literal["search", "ttft"] = "search",
@@ -211,13 +211,13 @@ class Index:
             rate_qps: arrival rate to sustain; without it and without ``llm``, solve for single queries.
             llm: throughput of the LLM against its KV-cache size.
             n_devices: devices to place on.
-            epsilon: queueing factor (VectorLiteRAG, Eq. 3); 1 is the worst case.
+            epsilon: queueing factor (VectorLiteRAG, Eq. 3); 1 is the worst case. None: from the rate.
             percentile: of the SLO.
             coverage: fraction of lists to place, instead of solving for it.
             slo_stage: what the SLO bounds.
             hit_rate_model: "beta" (VectorLiteRAG's), "beta_binomial", "empirical", or "best": the one of them that
                 predicts held-back queries best.
-            headroom: what search has to sustain beyond the rate, as a fraction of it.
+            headroom: what search must have to spare, as a fraction: of the rate and of the SLO.
             allow_other_hardware: accept a profile that was measured on another machine.
             store_url: another control store than the one beside the index.
 

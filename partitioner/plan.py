@@ -20,10 +20,10 @@ from hybridindex.partitioner.decision import Decision, Verdict
 from hybridindex.partitioner.explain import explain_plan
 from hybridindex.partitioner.models.coverage import QueryWork
 from hybridindex.partitioner.models.hitrate import modelled
+from hybridindex.partitioner.models.throughput import waiting_factor
 from hybridindex.partitioner.placement import choose_hottest, place_lpt
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.partitioner.solver import Problem, Solution, SolverStep, problem_of, solve
-from hybridindex.partitioner.sustain import self_consistent_epsilon
+from hybridindex.partitioner.solver import Problem, Solution, SolverStep, in_words, problem_of, solve
 from hybridindex.types import I64, Profile
 
 __all__ = ["Plan", "Verdict", "make_plan"]
@@ -120,8 +120,8 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
     problem = problem_of(analysis, request)
     capacity = request.capacity_pages(curve.geometry.page_bytes)
     # Where the LLM alone breaks the SLO nothing is left for search: the smallest positive target finds the best effort.
-    tau_s = max(request.search_slo_s, 1e-12) / (1.0 + request.epsilon)
-    solution = solve(problem, tau_s) if request.coverage is None else None
+    slo_s = max(request.search_slo_s, 1e-12)
+    solution = solve(problem, slo_s) if request.coverage is None else None
     wanted, notes = _wanted(problem, request, solution, capacity)
 
     pages = curve.pages_by_rank[wanted]
@@ -141,13 +141,13 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
     )
     if problem.llm is not None and problem.llm.extrapolated(sum(each)):
         notes.extend(problem.llm.unmeasured(sum(each)))
-    final = problem.step(work, int(resident.size), sum(each), tau_s)
+    final = problem.step(work, int(resident.size), sum(each), slo_s)
     met = final.accepted and request.search_slo_s > 0
     trace = (*(solution.trace if solution is not None else ()), final)
     # Both decide by one comparison; what is accepted must not be a rounding error above it.
-    most = max(problem.max_qps(work, sum(each), tau_s), (final.rate_qps or 0.0) if met else 0.0)
+    most = max(problem.max_qps(work, sum(each), slo_s), (final.rate_qps or 0.0) if met else 0.0)
     reason, nearest = _reason(problem, request, solution, final, met, work, sum(each))
-    epsilon_solved, coverage_solved = self_consistent_epsilon(problem, request, work, final.batch, final.rate_qps)
+    epsilon, coverage_at_epsilon = _batching_model(problem, request, work, final.rate_qps, slo_s)
     mean_hit = float(curve.of_lists(resident).hit_rate.mean())
     nbytes = int(curve.prefix_bytes[-1])
     return Plan(
@@ -170,12 +170,14 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
         n_unplaced=placement.n_unplaced,
         imbalance=placement.imbalance,
         predicted_hit_rate=mean_hit,
-        tau_s=tau_s,
+        tau_s=slo_s
+        / (1.0 + request.headroom)
+        / (1.0 + next(e for e in (request.epsilon, epsilon, 1.0) if e is not None)),
         batch=final.batch,
         rate_qps=final.rate_qps,
         max_sustainable_qps=most,
-        epsilon_solved=epsilon_solved,
-        coverage_at_epsilon_solved=coverage_solved,
+        epsilon_solved=epsilon,
+        coverage_at_epsilon_solved=coverage_at_epsilon,
         nearest_slo_ms=nearest,
         trace=trace,
         hit_rate_model=problem.hit_rates,
@@ -185,6 +187,19 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
         analysis=analysis,
         _work=work,
     )
+
+
+def _batching_model(
+    problem: Problem, request: PlanRequest, work: QueryWork, rate: float | None, slo_s: float
+) -> tuple[float | None, float | None]:
+    """Epsilon of the batching model at ``rate``, and the coverage solved with it; ``None`` each where there is no rate,
+    or the coverage is fixed."""
+    if rate is None or rate <= 0 or request.search_slo_s <= 0:
+        return None, None
+    epsilon = waiting_factor(rate, problem.settle(work, rate).mean_s, request.percentile)
+    if request.coverage is not None:
+        return epsilon, None
+    return epsilon, solve(problem.at_epsilon(None), slo_s).count / problem.curve.nlist
 
 
 def _wanted(
@@ -233,17 +248,16 @@ def _reason(
     device_bytes: int,
 ) -> tuple[str, float | None]:
     """One sentence, and the nearest SLO when this one is not met."""
-    tau_ms = final.bound_s * 1e3
+    slo_ms = final.bound_s * 1e3
     how = "fixed" if request.coverage is not None else "smallest"
-    took = f"batches of {final.batch} in {final.latency_s * 1e3:.3g} ms at p{request.percentile:g}"
     if met:
         load = "" if final.rate_qps is None else f"sustains {final.rate_qps:.4g} requests/s and "
-        return f"the {how} coverage {load}answers {took}, within {tau_ms:.3g} ms", None
+        return f"the {how} coverage {load}{in_words(final)}, within {slo_ms:.3g} ms", None
     # A new plan is sure to meet the solver's own nearest target. The factor absorbs rounding.
-    nearest_tau = solution.nearest_tau_s if solution is not None else None
-    if nearest_tau is None:
-        nearest_tau = problem.nearest_tau(work, device_bytes)
-    nearest = request.slo_ms_of(nearest_tau * (1.0 + 1e-9), request.epsilon) if nearest_tau is not None else None
+    nearest_s = solution.nearest_s if solution is not None else None
+    if nearest_s is None:
+        nearest_s = problem.nearest(work, device_bytes)
+    nearest = request.slo_ms_of(nearest_s * (1.0 + 1e-9)) if nearest_s is not None else None
     if request.search_slo_s <= 0:
         llm_ms = request.llm.ttft_s * 1e3 if request.llm else 0.0
         why = f"the LLM alone takes {llm_ms:.4g} ms of the {request.slo_ms:.4g} ms"
@@ -252,7 +266,7 @@ def _reason(
     elif not final.sustained:
         why = f"the {how} coverage does not sustain {final.rate_qps or 0.0:.4g} requests/s"
     else:
-        why = f"search takes {final.latency_s * 1e3:.3g} ms at batch {final.batch} where {tau_ms:.3g} ms are allowed"
+        why = f"the {how} coverage {in_words(final)} where {slo_ms:.3g} ms are allowed"
     if nearest is None:
         most = problem.max_qps(work, device_bytes, math.inf)
         return f"{why}; no SLO can be met at this rate: at most {most:.4g} requests/s are sustained", None

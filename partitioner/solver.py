@@ -2,12 +2,10 @@
 
 Searches over prefixes of the hot order. Their memory is the page bytes of *those* lists. Places no list on a device.
 
-A resident set is accepted when one batch size B is both in time (its latency at the SLO's percentile is within tau) and
-sustained (its mean latency is within B / mu, so that the rate is served). On-demand batching settles at the smallest
-such B. Where larger batches save little, batches grow with every burst, and a request also waits for those before it:
-so the SLO also bounds the wait at a single server. The sizes that are predicted depend on neither target, rate nor
-budget. So a larger SLO, a larger budget or a lower rate never takes more lists, and the verdict is the same comparison
-as the highest sustainable rate (ADR 0021).
+On-demand batching settles at the smallest batch size that is sustained: whose mean latency is within B / mu. A resident
+set is accepted when its answers are then in time, waiting included. Predicted batch sizes depend on neither target,
+rate nor budget, and a larger batch is never predicted to take less time. So a larger SLO, a larger budget or a lower
+rate never takes more lists, and the verdict is the same comparison as the highest sustainable rate (ADR 0021).
 """
 
 from __future__ import annotations
@@ -24,17 +22,20 @@ from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.models.coverage import CoverageCurve, QueryWork
 from hybridindex.partitioner.models.hitrate import HitRateName, modelled
 from hybridindex.partitioner.models.latency import LatencyModel
-from hybridindex.partitioner.models.throughput import Queue, ThroughputModel, throughput_model
+from hybridindex.partitioner.models.throughput import Queue, ThroughputModel, throughput_model, waiting_factor
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.types import F64, I64
 
-__all__ = ["Problem", "Solution", "SolverStep", "problem_of", "solve"]
+__all__ = ["Problem", "Settled", "Solution", "SolverStep", "in_words", "problem_of", "solve"]
 
 #: Prefixes that are tried for the nearest target.
 _NEAREST_PREFIXES = 8
-_LARGEST_TAU_S = 1e7
+_LARGEST_SLO_S = 1e7
 #: A target that is missed by less is met.
 _ROUNDING = 1e-12
+#: Relative precision of the highest rate, and the smallest one that is told from 0.
+_RATE_PRECISION = 1e-7
+_LEAST_RATE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,20 +49,24 @@ class SolverStep:
     device_bytes: int
     #: Requests/s to serve; ``None`` when no rate is known.
     rate_qps: float | None
-    #: Batch size that search settles at, rounded down. When refused: the sustained size that is nearest to the target;
-    #: where no size sustains the rate, the one that sustains most.
+    #: Batch size that search settles at, rounded down; where no size sustains the rate, the one that sustains most.
     batch: int
-    #: Its latency at the SLO's percentile, its mean, and the target tau.
+    #: Its latency at the SLO's percentile, and its mean.
     latency_s: float
     mean_s: float
+    #: What a request takes with its waiting and the headroom, ``None`` where the rate is not sustained; and the SLO.
+    response_s: float | None
     bound_s: float
-    #: Some size sustains the rate, in time or not.
-    sustained: bool
     accepted: bool
 
     def to_data(self) -> list[Any]:
         """JSON-able values in field order."""
         return [getattr(self, name) for name in self.__dataclass_fields__]
+
+    @property
+    def sustained(self) -> bool:
+        """Some batch size sustains the rate, in time or not."""
+        return self.response_s is not None
 
     @classmethod
     def from_data(cls, values: Sequence[Any]) -> SolverStep:
@@ -77,15 +82,28 @@ class Solution:
     feasible: bool
     #: Why it is infeasible; empty when feasible.
     reason: str
-    #: Search latency target after queueing: tau_s = SLO / (1 + epsilon).
-    tau_s: float
+    #: What search may take, waiting included.
+    slo_s: float
     #: Requests/s at the solution; ``None`` when no rate is known.
     rate_qps: float | None
     #: Batch size that search settles at.
     batch: int
-    #: Smallest tau_s that could be met within the same budget; ``None`` when no latency target can.
-    nearest_tau_s: float | None
+    #: Smallest ``slo_s`` that could be met within the same budget; ``None`` when none can.
+    nearest_s: float | None
     trace: tuple[SolverStep, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Where on-demand batching settles under one load, between two batch sizes."""
+
+    batch: float
+    #: Latency of a batch at the SLO's percentile, and its mean.
+    slowest_s: float
+    mean_s: float
+    #: What a request takes at the SLO's percentile, waiting and headroom included; infinite where the load is not
+    #: sustained.
+    response_s: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,10 +120,10 @@ class Problem:
     scratch_bytes: int
     #: Pages that all devices hold.
     limit_pages: int
-    #: Queueing time over the latency of a batch (Eq. 3): the SLO is (1 + epsilon) tau.
-    epsilon: float = 1.0
+    #: Queueing time over the latency of a batch (Eq. 3); ``None``: from the batching model, at the load.
+    epsilon: float | None = None
     hit_rates: HitRateName = "empirical"
-    #: What a resident set has to sustain beyond the rate, as a fraction of it.
+    #: What a resident set must have to spare, as a fraction: of the rate that it sustains, and of the SLO.
     headroom: float = 0.0
     _timings: dict[tuple[int, int], tuple[float, float]] = field(init=False, repr=False, default_factory=dict)
     _rows: dict[int, tuple[F64, F64]] = field(init=False, repr=False, default_factory=dict)
@@ -132,11 +150,11 @@ class Problem:
         return np.unique(np.round(np.concatenate((measured, between)))).astype(np.int64)
 
     def timings(self, work: QueryWork) -> tuple[F64, F64]:
-        """((b,) seconds at the SLO's percentile, (b,) mean seconds) of each of :attr:`batches`."""
+        """((b,) seconds at the SLO's percentile, (b,) mean seconds) of each of :attr:`batches`, made monotone."""
         known = self._rows.get(work.prefix) if work.prefix is not None else None
         if known is None:
             slowest, mean = np.array([self.timing(work, batch) for batch in self.batches.tolist()]).T
-            known = slowest, mean
+            known = np.maximum.accumulate(slowest), np.maximum.accumulate(mean)
             if work.prefix is not None:
                 self._rows[work.prefix] = known
         return known
@@ -155,7 +173,7 @@ class Problem:
         """The same resident sets under another offered load, without the LLM."""
         return self._but(rate_qps=rate_qps, llm=None)
 
-    def at_epsilon(self, epsilon: float) -> Problem:
+    def at_epsilon(self, epsilon: float | None) -> Problem:
         """The same with another queueing factor."""
         return self._but(epsilon=epsilon)
 
@@ -192,59 +210,44 @@ class Problem:
         """Longest prefix that fits :attr:`most_pages`."""
         return int(np.searchsorted(self.curve.prefix_pages, self.most_pages, side="right")) - 1
 
-    def max_qps(self, work: QueryWork, device_bytes: int, tau_s: float) -> float:
-        """Highest requests/s that ``work``'s resident set serves within ``tau_s``, less the headroom; 0 when a single
-        query takes longer. Beside an LLM, at most what the LLM takes next to ``device_bytes``.
-        """
-        slowest, mean = self.timings(work)
-        sizes, _, means = _points(self.batches.astype(np.float64), slowest, mean, tau_s - slowest)
-        sustained = float((sizes / np.maximum(means, 1e-300)).max(initial=0.0))
-        wait_s = (1.0 + self.epsilon) * tau_s - float(slowest[0])
-        most = min(sustained, self._queue(mean).rate_within(wait_s)) / (1.0 + self.headroom)
-        return min(most, self.llm.at(device_bytes)) if self.llm is not None else most
+    def settle(self, work: QueryWork, rate: float | None) -> Settled:
+        """Where batching settles when ``work``'s lists are resident and ``rate`` requests/s arrive.
 
-    def step(self, work: QueryWork, count: int, device_bytes: int, tau_s: float) -> SolverStep:
-        """Test one resident set: does some batch size sustain the rate in time?"""
-        rate = self.rate_at(device_bytes)
-        sizes, slowest, mean, waited_s = self._sustained(work, rate)
-        in_time = np.maximum(slowest, waited_s) <= tau_s * (1.0 + _ROUNDING)
-        if in_time.any():
-            at = int(np.argmin(np.where(in_time, sizes, np.inf)))
-        elif sizes.size:
-            at = int(np.argmin(slowest))
-        else:
-            slowest, mean = self.timings(work)
-            sizes = self.batches.astype(np.float64)
-            at = int(np.argmax(sizes / np.maximum(mean, 1e-300)))
-        return SolverStep(
-            count=count,
-            coverage=count / self.curve.nlist,
-            device_bytes=device_bytes,
-            rate_qps=rate,
-            batch=math.floor(sizes[at] + 1e-9),
-            latency_s=float(slowest[at]),
-            mean_s=float(mean[at]),
-            bound_s=tau_s,
-            sustained=waited_s < math.inf,
-            accepted=bool(in_time.any()),
-        )
-
-    def _sustained(self, work: QueryWork, rate: float | None) -> tuple[F64, F64, F64, float]:
-        """The batch sizes (m,) that sustain ``rate`` and the headroom, their seconds at the percentile and mean, and
-        the least tau that the wait for other requests allows; no size and infinity where none does. Without a rate:
-        one query at a time.
+        A request waits for the batch before it (epsilon of the mean), takes longer than the mean itself, and waits for
+        bursts as at a single server (M/D/1). These add up like independent deviations. Without a rate, and with an
+        epsilon that is given, the wait is epsilon times the slowest batch, as in Eq. 3: 1 is the worst case.
         """
+        beyond = 1.0 + self.headroom
         if rate is None:
             slowest_s, mean_s = self.timing(work, 1)
-            return np.ones(1), np.array([slowest_s]), np.array([mean_s]), 0.0
+            epsilon = 1.0 if self.epsilon is None else self.epsilon
+            return Settled(
+                batch=1.0, slowest_s=slowest_s, mean_s=mean_s, response_s=(1.0 + epsilon) * slowest_s * beyond
+            )
         slowest, mean = self.timings(work)
-        wanted = rate * (1.0 + self.headroom)
-        sizes = self.batches.astype(np.float64)
-        wait_s = self._queue(mean).wait_s(wanted) if rate > 0 else math.inf
-        spare = sizes - wanted * mean if wait_s < math.inf else np.full(sizes.size, -1.0)
-        waited_s = (float(slowest[0]) + wait_s) / (1.0 + self.epsilon)
-        found = _points(sizes, slowest, mean, spare)
-        return *found, waited_s if found[0].size else math.inf
+        wanted = rate * beyond
+        spare = self.batches - wanted * mean
+        queue = self._queue(mean)
+        wait_s = queue.wait_s(wanted)
+        if rate <= 0 or math.isinf(wait_s) or not (spare >= 0).any():
+            at = int(np.argmax(self.batches / np.maximum(mean, 1e-300)))
+            return Settled(
+                batch=float(self.batches[at]),
+                slowest_s=float(slowest[at]),
+                mean_s=float(mean[at]),
+                response_s=math.inf,
+            )
+        at = int(np.argmax(spare >= 0))
+        # Straight between two sizes, because on-demand batches vary around their mean.
+        part = 0.0 if at == 0 else float(spare[at] / (spare[at] - spare[at - 1]))
+        below = max(at - 1, 0)
+        batch, slowest_s, mean_s = (float(v[at] + part * (v[below] - v[at])) for v in (self.batches, slowest, mean))
+        if self.epsilon is None:
+            waits_s = waiting_factor(wanted, mean_s, self.percentile) * mean_s
+            response_s = mean_s + math.hypot(waits_s, slowest_s - mean_s, wait_s)
+        else:
+            response_s = max((1.0 + self.epsilon) * slowest_s, float(slowest[0]) + wait_s)
+        return Settled(batch=batch, slowest_s=slowest_s, mean_s=mean_s, response_s=response_s * beyond)
 
     def _queue(self, mean: F64) -> Queue:
         """Requests that each take as long as one more query in a batch."""
@@ -252,31 +255,46 @@ class Problem:
         each_s = float(mean[-1] - mean[0]) / (top - 1) if top > 1 else float(mean[0])
         return Queue(each_s=max(each_s, 0.0), late=1.0 - self.percentile / 100.0)
 
-    def prefix_step(self, count: int, tau_s: float) -> SolverStep:
+    def max_qps(self, work: QueryWork, device_bytes: int, slo_s: float) -> float:
+        """Highest requests/s that ``work``'s resident set serves within ``slo_s``, less the headroom; 0 when a single
+        query takes longer. Beside an LLM, at most what the LLM takes next to ``device_bytes``.
+        """
+        _, mean = self.timings(work)
+        low, high = 0.0, float((self.batches / np.maximum(mean, 1e-300)).max()) / (1.0 + self.headroom)
+        if self.settle(work, high).response_s <= slo_s:
+            low = high
+        while high - low > _RATE_PRECISION * high:
+            middle = (low + high) / 2.0
+            low, high = (middle, high) if self.settle(work, middle).response_s <= slo_s else (low, middle)
+            if high < _LEAST_RATE:
+                return 0.0
+        return min(low, self.llm.at(device_bytes)) if self.llm is not None else low
+
+    def step(self, work: QueryWork, count: int, device_bytes: int, slo_s: float) -> SolverStep:
+        """Test one resident set: does search answer in time at the rate?"""
+        rate = self.rate_at(device_bytes)
+        found = self.settle(work, rate)
+        return SolverStep(
+            count=count,
+            coverage=count / self.curve.nlist,
+            device_bytes=device_bytes,
+            rate_qps=rate,
+            batch=math.floor(found.batch + 1e-9),
+            latency_s=found.slowest_s,
+            mean_s=found.mean_s,
+            response_s=found.response_s if math.isfinite(found.response_s) else None,
+            bound_s=slo_s,
+            accepted=found.response_s <= slo_s * (1.0 + _ROUNDING),
+        )
+
+    def prefix_step(self, count: int, slo_s: float) -> SolverStep:
         """:meth:`step` for the first ``count`` lists of the hot order."""
-        return self.step(self.work_at(count), count, self.prefix_bytes(count), tau_s)
+        return self.step(self.work_at(count), count, self.prefix_bytes(count), slo_s)
 
-    def nearest_tau(self, work: QueryWork, device_bytes: int, least_s: float = 0.0) -> float | None:
-        """Smallest latency target >= ``least_s`` that ``work``'s resident set meets; ``None`` when none can be met."""
-        _, slowest, _, waited_s = self._sustained(work, self.rate_at(device_bytes))
-        nearest_s = max(float(slowest.min(initial=math.inf)), waited_s, least_s)
-        return nearest_s if nearest_s <= _LARGEST_TAU_S else None
-
-
-def _points(sizes: F64, slowest: F64, mean: F64, spare: F64) -> tuple[F64, F64, F64]:
-    """The batch sizes (b,) ascending with ``spare`` >= 0, and where it crosses 0 between two of them; with the seconds
-    at each. All are straight between two sizes, because on-demand batches vary around their mean.
-    """
-    good = spare >= 0
-    if good.all():
-        return sizes, slowest, mean
-    low = np.flatnonzero(good[:-1] != good[1:])
-    part = spare[low] / (spare[low] - spare[low + 1])
-
-    def both(values: F64) -> F64:
-        return np.concatenate((values[good], values[low] + part * (values[low + 1] - values[low])))
-
-    return both(sizes), both(slowest), both(mean)
+    def nearest(self, work: QueryWork, device_bytes: int, least_s: float = 0.0) -> float | None:
+        """Smallest SLO >= ``least_s`` in seconds that ``work``'s resident set meets; ``None`` when none can be met."""
+        nearest_s = max(self.settle(work, self.rate_at(device_bytes)).response_s, least_s)
+        return nearest_s if nearest_s <= _LARGEST_SLO_S else None
 
 
 def problem_of(analysis: Analysis, request: PlanRequest) -> Problem:
@@ -296,8 +314,8 @@ def problem_of(analysis: Analysis, request: PlanRequest) -> Problem:
     )
 
 
-def solve(problem: Problem, tau_s: float) -> Solution:
-    """Smallest hot prefix whose latency meets ``tau_s``; the most useful one when none does. Never raises.
+def solve(problem: Problem, slo_s: float) -> Solution:
+    """Smallest hot prefix that answers within ``slo_s``; the most useful one when none does. Never raises.
 
     Latency need not fall with coverage: the device's own time rises, and the first resident list brings the cost of a
     second tier. So prefixes are tried upwards on a coarse grid. The first that meets the target is narrowed down to a
@@ -305,43 +323,43 @@ def solve(problem: Problem, tau_s: float) -> Solution:
     """
     trace: list[SolverStep] = []
     tried, cap = _prefixes(problem), problem.cap_count()
-    needed = _smallest(problem, tried, tau_s, trace)
+    needed = _smallest(problem, tried, slo_s, trace)
     if needed is not None and needed.count <= cap:
         return Solution(
             count=needed.count,
             feasible=True,
             reason="",
-            tau_s=tau_s,
+            slo_s=slo_s,
             rate_qps=needed.rate_qps,
             batch=needed.batch,
-            nearest_tau_s=None,
+            nearest_s=None,
             trace=tuple(trace),
         )
-    count, nearest_tau_s = _nearest(problem, tried, cap, tau_s)
-    step = problem.prefix_step(count, tau_s)
+    count, nearest_s = _nearest(problem, tried, cap, slo_s)
+    step = problem.prefix_step(count, slo_s)
     return Solution(
         count=count,
         feasible=False,
-        reason=_why(problem, step, cap, tau_s),
-        tau_s=tau_s,
+        reason=_why(problem, step, cap, slo_s),
+        slo_s=slo_s,
         rate_qps=step.rate_qps,
         batch=step.batch,
-        nearest_tau_s=nearest_tau_s,
+        nearest_s=nearest_s,
         trace=(*trace, step),
     )
 
 
-def _smallest(problem: Problem, tried: list[int], tau_s: float, trace: list[SolverStep]) -> SolverStep | None:
+def _smallest(problem: Problem, tried: list[int], slo_s: float, trace: list[SolverStep]) -> SolverStep | None:
     """The first of ``tried`` that is accepted, narrowed down; whether it fits or not."""
     refused = -1
     for count in tried:
-        step = problem.prefix_step(count, tau_s)
+        step = problem.prefix_step(count, slo_s)
         trace.append(step)
         if not step.accepted:
             refused = count
             continue
         while step.count - refused > 1:
-            middle = problem.prefix_step((step.count + refused) // 2, tau_s)
+            middle = problem.prefix_step((step.count + refused) // 2, slo_s)
             trace.append(middle)
             if middle.accepted:
                 step = middle
@@ -360,8 +378,8 @@ def _prefixes(problem: Problem) -> list[int]:
     return [int(count) for count in np.unique(np.round(counts))]
 
 
-def _nearest(problem: Problem, tried: list[int], cap: int, tau_s: float) -> tuple[int, float | None]:
-    """The prefix up to ``cap`` that meets the smallest target from ``tau_s`` on, and that target.
+def _nearest(problem: Problem, tried: list[int], cap: int, slo_s: float) -> tuple[int, float | None]:
+    """The prefix up to ``cap`` that meets the smallest target from ``slo_s`` on, and that target.
 
     When the rate is too high for every prefix: the one that sustains the most, and ``None``. Looks at few of ``tried``,
     and at ``cap``: the target is near the best, and :func:`solve` meets it.
@@ -371,7 +389,7 @@ def _nearest(problem: Problem, tried: list[int], cap: int, tau_s: float) -> tupl
     few = {within[place] for place in places.tolist()} | {min(cap, tried[-1])}
     targets: dict[int, float] = {}
     for count in few:
-        nearest_s = problem.nearest_tau(problem.work_at(count), problem.prefix_bytes(count), tau_s)
+        nearest_s = problem.nearest(problem.work_at(count), problem.prefix_bytes(count), slo_s)
         if nearest_s is not None:
             targets[count] = nearest_s
     for count in sorted(targets, key=targets.__getitem__):
@@ -382,16 +400,16 @@ def _nearest(problem: Problem, tried: list[int], cap: int, tau_s: float) -> tupl
     return max(most, key=most.__getitem__), None
 
 
-def _why(problem: Problem, step: SolverStep, cap: int, tau_s: float) -> str:
+def _why(problem: Problem, step: SolverStep, cap: int, slo_s: float) -> str:
     rate = step.rate_qps
     if problem.llm is not None and (rate or 0.0) <= 0:
         return "the LLM has no throughput left at any coverage"
     coarse = problem.latency.coarse
     fixed = float(coarse.predict(step.batch)) if coarse is not None else 0.0
-    if step.sustained and fixed > tau_s:
+    if step.sustained and fixed > slo_s:
         return (
             f"coarse quantization alone takes {fixed * 1e3:.3g} ms at batch {step.batch}, "
-            f"more than the {tau_s * 1e3:.3g} ms that search may take"
+            f"more than the {slo_s * 1e3:.3g} ms that search may take"
         )
     useful = problem.curve.useful_count()
     if cap == 0:
@@ -402,7 +420,16 @@ def _why(problem: Problem, step: SolverStep, cap: int, tau_s: float) -> str:
         what = f"the device memory holds {cap} of {problem.curve.nlist} lists; with them search"
     else:
         what = "even with every useful list resident search"
-    if not step.sustained:
+    if step.response_s is None:
         most = problem.max_qps(problem.work_at(step.count), step.device_bytes, math.inf)
         return f"{what} sustains {most:.4g} requests/s where {rate:.4g} are asked for"
-    return f"{what} takes {step.latency_s * 1e3:.3g} ms at batch {step.batch} where {tau_s * 1e3:.3g} ms are allowed"
+    return f"{what} {in_words(step)} where {slo_s * 1e3:.3g} ms are allowed"
+
+
+def in_words(step: SolverStep) -> str:
+    """How fast search answers, where it sustains the rate."""
+    assert step.response_s is not None
+    return (
+        f"answers in {step.response_s * 1e3:.3g} ms, waiting and headroom included "
+        f"(batches of {step.batch} take {step.latency_s * 1e3:.3g} ms)"
+    )

@@ -69,7 +69,7 @@ def slo_curve(analysis: Analysis, request: PlanRequest, slos_ms: Sequence[float]
     spent_s = request.slo_ms / 1e3 - request.search_slo_s
     points = []
     for slo_ms in slos_ms:
-        solution = solve(problem, max(slo_ms / 1e3 - spent_s, 1e-12) / (1.0 + request.epsilon))
+        solution = solve(problem, max(slo_ms / 1e3 - spent_s, 1e-12))
         met = solution.feasible and slo_ms / 1e3 > spent_s
         points.append(
             SloPoint(
@@ -103,7 +103,7 @@ def tradeoff_of(plan: Decision, *, points: int = 20) -> Tradeoff:
             hit_rate=float(measured.hit_rate.mean()),
             median_ms=plan.analysis.latency.predict(curve, work, batch).seconds * 1e3,
             latency_ms=problem.timing(work, batch)[0] * 1e3,
-            max_qps=problem.max_qps(work, nbytes, plan.tau_s),
+            max_qps=problem.max_qps(work, nbytes, max(plan.request.search_slo_s, 1e-12)),
         )
 
     most = curve.useful_count()

@@ -168,7 +168,7 @@ def _note_rows(notes: Mapping[str, Any]) -> list[tuple[str, str]]:
 def trace(plan: Plan) -> Table:
     """Every coverage that the solver tried, in order."""
     return Table(
-        header=("lists", "coverage", "device memory", "rate/s", "batch", "latency", "allowed", ""),
+        header=("lists", "coverage", "device memory", "rate/s", "batch", "batch takes", "answers in", "allowed", ""),
         rows=[
             (
                 f"{step.count:,}",
@@ -177,6 +177,7 @@ def trace(plan: Plan) -> Table:
                 f"{step.rate_qps:.4g}" if step.rate_qps is not None else "-",
                 f"{step.batch:,}",
                 _milliseconds(step.latency_s),
+                "-" if step.response_s is None else _milliseconds(step.response_s),
                 _milliseconds(step.bound_s),
                 "enough" if step.accepted else "too slow" if step.sustained else "too little",
             )

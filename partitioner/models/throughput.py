@@ -99,11 +99,3 @@ class Queue:
         """Seconds that all but ``late`` of the requests wait at most."""
         load = rate_qps * self.each_s
         return math.log(1.0 / self.late) * self.each_s / 2.0 * load / (1.0 - load) if load < 1 else math.inf
-
-    def rate_within(self, wait_s: float) -> float:
-        """The inverse of :meth:`wait_s`."""
-        if wait_s <= 0:
-            return 0.0
-        if self.each_s <= 0:
-            return math.inf
-        return wait_s / (wait_s + math.log(1.0 / self.late) * self.each_s / 2.0) / self.each_s

@@ -115,9 +115,9 @@ def test_a_feasible_plan_meets_its_target(analysis: Analysis) -> None:
     assert plan.nearest_slo_ms is None
 
 
-def test_a_plan_bounds_the_90th_percentile_of_search_with_the_worst_queueing_unless_told_otherwise() -> None:
+def test_a_plan_bounds_the_90th_percentile_of_search_with_the_queueing_of_its_rate_unless_told_otherwise() -> None:
     request = PlanRequest.resolve(slo_ms=1.0, device_budget_bytes=0)
-    assert (request.percentile, request.epsilon, request.slo_stage, request.n_devices) == (90.0, 1.0, "search", 1)
+    assert (request.percentile, request.epsilon, request.slo_stage, request.n_devices) == (90.0, None, "search", 1)
     assert (request.coverage, request.rate_qps, request.llm, request.scannable) == (None, None, None, True)
 
 
@@ -210,7 +210,7 @@ def test_a_measured_curve_replaces_the_linear_rule_and_what_lies_below_it_is_sai
 
 def test_a_ttft_slo_leaves_search_what_the_llm_does_not_take(analysis: Analysis) -> None:
     llm = LLMProfile(kv_cache_bytes=1 << 40, throughput_rps=500.0, ttft_s=0.2)
-    plan = plan_for(analysis, slo_ms=203.0, llm=llm, slo_stage="ttft")
+    plan = plan_for(analysis, slo_ms=203.0, llm=llm, slo_stage="ttft", epsilon=1.0, headroom=0.0)
     assert plan.tau_s == pytest.approx(0.0015)
     late = plan_for(analysis, slo_ms=150.0, llm=llm, slo_stage="ttft")
     assert late.verdict == "infeasible"
@@ -405,7 +405,7 @@ def test_the_reason_names_the_batch_that_search_settles_at(analysis: Analysis, m
     final = plan.trace[-1]
     assert (final.batch, plan.batch) == (2, 2)  # between 2 and 3, rounded down
     assert final.latency_s <= final.bound_s
-    assert "sustains 1000 requests/s and answers batches of 2 in 3 ms" in plan.reason
+    assert "sustains 1000 requests/s and answers in 3.48 ms, waiting and headroom included (batches of 2" in plan.reason
     again = Plan.from_record(plan.to_record(), analysis.profile, analysis=analysis)
     assert again.trace[-1].batch == 2
     assert (again.request.hit_rate_model, again.request.headroom) == ("best", 0.0)

@@ -54,7 +54,7 @@ class TargetOptions:
         str | None, typer.Option(help="Model of hit rates that decides: beta, beta-binomial, empirical or best.")
     ] = None
     headroom: Annotated[
-        float | None, typer.Option(help="What search has to sustain beyond the rate, as a fraction of it.")
+        float | None, typer.Option(help="What search must have to spare, as a fraction: of the rate and of the SLO.")
     ] = None
 
     def changes(self) -> PlanChanges:

@@ -65,11 +65,6 @@ class Resident:
         self._search = self.problem.at_rate(self.setting.rate_qps)
 
     @property
-    def tau_s(self) -> float:
-        """Most seconds of one batch."""
-        return self.setting.request().search_slo_s / (1.0 + self.setting.epsilon)
-
-    @property
     def most(self) -> int:
         """The longest prefix that fits and helps."""
         return min(self.problem.cap_count(), self.problem.curve.useful_count())
@@ -88,15 +83,15 @@ class Resident:
                 device_bytes=nbytes,
                 hit_rate=float(curve.at(count).hit_rate.mean()),
                 ttft_ms=self._ttft_ms(count) if llm >= self.setting.rate_qps else None,
-                search_qps=self._search.max_qps(work, nbytes, self.tau_s),
+                search_qps=self._search.max_qps(work, nbytes, self.setting.request().search_slo_s),
                 llm_qps=llm,
             )
         return known
 
     def _ttft_ms(self, count: int) -> float | None:
         """TTFT with batches as large as gather while one is served."""
-        tau_s = self._search.nearest_tau(self.problem.work_at(count), self.problem.prefix_bytes(count))
-        return None if tau_s is None else self.setting.request().slo_ms_of(tau_s, self.setting.epsilon)
+        search_s = self._search.nearest(self.problem.work_at(count), self.problem.prefix_bytes(count))
+        return None if search_s is None else self.setting.request().slo_ms_of(search_s)
 
 
 def split_residents(setting: Setting) -> Resident:

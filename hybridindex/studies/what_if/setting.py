@@ -40,7 +40,7 @@ class Setting:
     llm_devices: int = 1
     slo_stage: SloStage = "search"
     percentile: float = 90.0
-    epsilon: float = 1.0
+    epsilon: float | None = None
     hit_rate_model: HitRateChoice = "best"
     headroom: float = DEFAULT_HEADROOM
 
