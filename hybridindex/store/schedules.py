@@ -4,6 +4,8 @@ what a row means: a store keeps what another version wrote.
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
@@ -31,33 +33,13 @@ def put_schedule(session: Session, entry: ScheduleEntry, at: str) -> None:
         rows = session.scalar(select(func.count()).select_from(ScheduleRow)) or 0
         if rows >= MAX_ROWS:
             raise InvalidInputError(f"schedule {entry.name!r}: there are {rows} rows, and {MAX_ROWS} are allowed")
-    session.merge(
-        ScheduleRow(
-            name=entry.name,
-            kind=entry.kind,
-            spec=entry.spec,
-            action=entry.action,
-            enabled=entry.enabled,
-            last_run_at=None,
-            created_at=at,
-        )
-    )
+    session.merge(ScheduleRow(**{**asdict(entry), "last_run_at": None, "created_at": at}))
 
 
 def select_schedule(session: Session) -> list[ScheduleEntry]:
     """All rows, by name."""
-    return [
-        ScheduleEntry(
-            name=row.name,
-            kind=row.kind,
-            spec=row.spec,
-            action=row.action,
-            enabled=row.enabled,
-            last_run_at=row.last_run_at,
-            created_at=row.created_at,
-        )
-        for row in session.scalars(select(ScheduleRow).order_by(ScheduleRow.name))
-    ]
+    rows = session.execute(select(ScheduleRow.__table__).order_by(ScheduleRow.name)).mappings()
+    return [ScheduleEntry(**row) for row in rows]
 
 
 def delete_schedule(session: Session, name: str) -> bool:
