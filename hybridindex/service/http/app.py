@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from hybridindex.service.http.middleware import CALLER, RequestMiddleware
 from hybridindex.service.http.page.files import PAGE_FILES, PageFile
 from hybridindex.service.http.problems import Problem, ProblemError, problem_of
 from hybridindex.service.http.recent import RECENT_PATH, RecentQueries
-from hybridindex.service.http.requests import Body
+from hybridindex.service.http.requests import EVENTS, SERIES, Body
 from hybridindex.service.http.searching import SearchRoute
 from hybridindex.service.http.wire import BodyError
 from hybridindex.service.observe.events import DeviceWatch, read_events
@@ -205,18 +204,6 @@ def _serving(file: PageFile) -> Handler:
     return serve
 
 
-def _number_of(request: Request, name: str, default: float) -> float:
-    """A finite number in the query string. Raises BodyError."""
-    text = request.query_params.get(name)
-    try:
-        value = default if text is None else float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise BodyError(name, f"is {(text or '')[:60]!r}; expected a number")
-    return value
-
-
 def _describe_all(app: FastAPI, *, keys: bool) -> None:
     make = app.openapi
 
@@ -287,11 +274,11 @@ class _Routes:
                 {200: answers.TRADEOFF, **read},
             ),
             (
-                "GET", "/v1/series", self.series, "The last hour", openapi.SERIES,
+                "GET", "/v1/series", self.series, "The last hour", SERIES.document,
                 {200: answers.SERIES, **read, **openapi.problems(400)},
             ),
             (
-                "GET", "/v1/events", self.events, "What happened", openapi.EVENTS,
+                "GET", "/v1/events", self.events, "What happened", EVENTS.document,
                 {200: answers.EVENTS, **read, **openapi.problems(400)},
             ),
             (
@@ -381,7 +368,7 @@ class _Routes:
         return _json(describe(await asyncio.to_thread(plan_tradeoff, self._service.router.plan)))
 
     async def series(self, request: Request) -> Response:
-        since_s = _number_of(request, "since", 0)
+        since_s = SERIES.parse_query(request.query_params).get("since", 0.0)
         return Response(
             await asyncio.to_thread(lambda: json.dumps(self._series.read(since_s), allow_nan=False)),
             headers={"cache-control": "no-store"},
@@ -389,11 +376,8 @@ class _Routes:
         )
 
     async def events(self, request: Request) -> Response:
-        since, limit = _number_of(request, "since", 0), _number_of(request, "limit", 100)
-        for name, value in (("since", since), ("limit", limit)):
-            if value != int(value):
-                raise BodyError(name, f"is {value}; expected an integer")
-        return _json(await asyncio.to_thread(read_events, self._service, since=int(since), limit=int(limit)))
+        asked = {"since": 0, "limit": 100, **EVENTS.parse_query(request.query_params)}
+        return _json(await asyncio.to_thread(read_events, self._service, **asked))
 
     async def repartition(self, request: Request) -> Response:
         asked = {"apply": False, **await self._object(request, self._search.requests.repartition)}

@@ -9,7 +9,6 @@ from typing import Any
 
 from hybridindex.service.http.openapi_answers import closed
 from hybridindex.service.http.problems import PROBLEM_TYPE
-from hybridindex.service.observe.events import MAX_EVENTS
 
 PROBLEM_SCHEMA: dict[str, Any] = {
     **closed(
@@ -62,17 +61,6 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     for status in described.keys() & {429, 503}:
         described[status]["headers"] = _RETRY_AFTER
     return described
-
-
-def _query(**schemas: dict[str, Any]) -> dict[str, Any]:
-    return {"parameters": [{"name": name, "in": "query", "schema": schema} for name, schema in schemas.items()]}
-
-
-SERIES = _query(since={"type": "number", "description": "Only what ended later: seconds since 1970."})
-EVENTS = _query(
-    since={"type": "integer", "minimum": 0, "description": "Only events with a larger id."},
-    limit={"type": "integer", "minimum": 1, "maximum": MAX_EVENTS, "default": 100},
-)
 
 
 def _path(name: str, **words: Any) -> list[dict[str, Any]]:

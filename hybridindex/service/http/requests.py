@@ -23,10 +23,11 @@ from hybridindex.service.http.wire import (
     read_rows,
     short,
 )
+from hybridindex.service.observe.events import MAX_EVENTS
 from hybridindex.service.search_request import SearchRequest
 from hybridindex.types import F32
 
-__all__ = ["Body", "QueryBody", "Requests"]
+__all__ = ["EVENTS", "SERIES", "Body", "Query", "QueryBody", "Requests"]
 
 #: Largest number of bytes in an option: an exabyte.
 _MOST_BYTES = 10**18
@@ -51,20 +52,21 @@ def _count(most: int, more: str = "") -> Any:
     return Field(ge=1, le=most, description=f"an integer 1..{most}{more}")
 
 
-class Body:
-    """A JSON object."""
+class Query:
+    """Numbers in a query string; others beside them are not looked at."""
 
-    def __init__(self, kind: Any, example: Mapping[str, Any], **schema: Any) -> None:
-        """``kind``: a TypedDict. ``schema``: what it cannot say."""
+    def __init__(self, kind: Any) -> None:
+        """``kind``: a TypedDict."""
         self._kind = TypeAdapter(kind)
-        self.schema = {**self._kind.json_schema(), **schema}
+        self.schema = self._kind.json_schema()
         self.options: dict[str, Any] = self.schema["properties"]
-        json = {"application/json": {"schema": self.schema, "example": example}}
-        self.document: dict[str, Any] = {"requestBody": {"content": json}}
+        self.parameters = [{"name": name, "in": "query", "schema": schema} for name, schema in self.options.items()]
+        #: Of the OpenAPI document.
+        self.document: dict[str, Any] = {"parameters": self.parameters}
 
-    def parse(self, body: bytes) -> dict[str, Any]:
+    def parse_query(self, texts: Mapping[str, str]) -> dict[str, Any]:
         """What is given. Raises BodyError."""
-        return self._check(parse_json_object(body, self.options.keys()))
+        return self._check({name: parse_number(name, texts[name]) for name in self.options if name in texts})
 
     def _check(self, given: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -74,6 +76,21 @@ class Body:
             expected = self.options[name]["description"].partition(". ")[0]
             raise BodyError(name, f"is {short(given[name])}; expected {expected}") from None
         return checked
+
+
+class Body(Query):
+    """A JSON object."""
+
+    def __init__(self, kind: Any, example: Mapping[str, Any], **schema: Any) -> None:
+        """``schema``: what ``kind`` cannot say."""
+        super().__init__(kind)
+        self.schema |= schema
+        json = {"application/json": {"schema": self.schema, "example": example}}
+        self.document = {"requestBody": {"content": json}}
+
+    def parse(self, body: bytes) -> dict[str, Any]:
+        """What is given. Raises BodyError."""
+        return self._check(parse_json_object(body, self.options.keys()))
 
 
 class QueryBody(Body):
@@ -93,10 +110,8 @@ class QueryBody(Body):
             "n": {"type": "integer", "minimum": 1, "maximum": limits.max_queries, "description": words},
             "d": {"const": dim, "type": "integer", "description": "Its columns."},
         }
-        self.parameters = [
-            {"name": name, "in": "query", "schema": schema, "description": "Binary bodies only."}
-            for name, schema in {**shape, **self.options}.items()
-        ]
+        beside = [{"name": name, "in": "query", "schema": schema} for name, schema in shape.items()]
+        self.parameters = [{**each, "description": "Binary bodies only."} for each in beside + self.parameters]
         asked = self.document["requestBody"]
         asked["content"] |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in (_RAW, _NPY)}
         self.document |= {"parameters": self.parameters, "requestBody": {**asked, "required": True}}
@@ -123,9 +138,21 @@ class QueryBody(Body):
         raw = content_type == _RAW
         check_known(options, {*self.options, *(("n", "d") if raw else ())})
         queries = read_raw(body, options, self._limits, self._dim) if raw else read_npy(body, self._limits, self._dim)
-        return queries, self._check(
-            {name: parse_number(name, options[name]) for name in self.options if name in options}
-        )
+        return queries, self.parse_query(options)
+
+
+@_closed
+class _Series(TypedDict, total=False):
+    since: Annotated[float, Field(description="a number. Only what ended later: seconds since 1970.")]
+
+
+@_closed
+class _Events(TypedDict, total=False):
+    since: Annotated[int, Field(ge=0, description="the id of an event, or 0. Only events with a larger id."), _WHOLE]
+    limit: Annotated[int, _count(MAX_EVENTS, ". Default: 100."), _WHOLE]
+
+
+SERIES, EVENTS = Query(_Series), Query(_Events)
 
 
 class Requests:

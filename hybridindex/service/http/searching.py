@@ -44,9 +44,17 @@ class SearchRoute:
     def __init__(self, service: Service, metrics: Metrics) -> None:
         self._service = service
         self._metrics = metrics
-        index = service.index
-        #: What the routes take.
-        self.requests = Requests(service.config.limits, index.dim, index.nlist, len(service.router.devices))
+        self._index: object = None
+
+    @property
+    def requests(self) -> Requests:
+        """What the routes take of the index that serves."""
+        service = self._service
+        if self._index is not (index := service.index):
+            devices = len(service.router.devices)
+            self._requests = Requests(service.config.limits, index.dim, index.nlist, devices)
+            self._index = index
+        return self._requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
