@@ -53,20 +53,22 @@ def _count(most: int, more: str = "") -> Any:
 
 
 class Query:
-    """Numbers in a query string; others beside them are not looked at."""
+    """Options in a query string; others beside them are not looked at."""
 
     def __init__(self, kind: Any) -> None:
         """``kind``: a TypedDict."""
         self._kind = TypeAdapter(kind)
         self.schema = self._kind.json_schema()
         self.options: dict[str, Any] = self.schema["properties"]
+        self._words = {name for name, schema in self.options.items() if schema.get("type") == "string"}
         self.parameters = [{"name": name, "in": "query", "schema": schema} for name, schema in self.options.items()]
         #: Of the OpenAPI document.
         self.document: dict[str, Any] = {"parameters": self.parameters}
 
     def parse_query(self, texts: Mapping[str, str]) -> dict[str, Any]:
         """What is given. Raises BodyError."""
-        return self._check({name: parse_number(name, texts[name]) for name in self.options if name in texts})
+        known = {name: text for name, text in texts.items() if name in self.options}
+        return self._check({n: t if n in self._words else parse_number(n, t) for n, t in known.items()})
 
     def _check(self, given: dict[str, Any]) -> dict[str, Any]:
         try:

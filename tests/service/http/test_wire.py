@@ -1,17 +1,18 @@
 """Bodies: every format reads the same queries, and every wrong body names its field."""
 
-from __future__ import annotations
-
 import io
 import json
+from typing import Annotated
 
 import numpy as np
 import pytest
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from hybridindex.answer_codec import decode_answer, encode_answer
 from hybridindex.errors import InvalidInputError
 from hybridindex.service.config import Limits
-from hybridindex.service.http.requests import Requests
+from hybridindex.service.http.requests import Query, Requests
 from hybridindex.service.http.wire import BodyError, accepts_binary, to_json_answer
 from hybridindex.types import SearchResult
 
@@ -197,6 +198,17 @@ def words(call, *given):
 )
 def test_a_wrong_value_is_told_what_would_be_right(body, said):
     assert words(parse, {"queries": [0] * DIM, **body}) == said
+
+
+def test_options_of_a_query_string_are_numbers_or_words():
+    class Asked(TypedDict, total=False):
+        step: Annotated[str, Field(max_length=5, description="a step")]
+        n: Annotated[int, Field(description="a number")]
+
+    query = Query(Asked)
+    assert query.parse_query({"step": "12", "n": "12", "other": "x"}) == {"step": "12", "n": 12}
+    assert words(query.parse_query, {"step": "longer"}) == "step is 'longer'; expected a step"
+    assert words(query.parse_query, {"n": "twelve"}) == "n is 'twelve'; expected a number"
 
 
 def test_a_key_given_twice_is_refused():
