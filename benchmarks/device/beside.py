@@ -235,9 +235,11 @@ def main() -> None:
         import_lists(data.vectors, data.lists, data.centres, "flat", "ip", Path(folder) / "idx") as index,
     ):
         wanted = int(index.list_bytes.sum()) + index.ivf.nlist * 65_536
-        memory = PagedMemory(pinned=pin_all(index.ivf, page_locked=not stand_in)[0])
-        options = {"budget_bytes": wanted + (64 << 20), "wanted_bytes": wanted}
-        tiers = [DeviceTier(index.ivf, name, 0, **options, memory=each) for each in (memory, PagedMemory())]
+        pinned = PagedMemory(pinned=pin_all(index.ivf, page_locked=not stand_in)[0])
+        tiers = [
+            DeviceTier(index.ivf, name, 0, budget_bytes=wanted + (64 << 20), wanted_bytes=wanted, memory=memory)
+            for memory in (pinned, PagedMemory())
+        ]
         with closing(tiers[0]), closing(tiers[1]):
             stores = [ResidencyStore(index.ivf.nlist, reclaim_into(tier)) for tier in tiers]
             tiers[1].load(range(index.ivf.nlist), stores[1]).result()

@@ -173,10 +173,12 @@ def main() -> None:
 
         for pin in (True, False):
             memory, pinned = pin_all(index, page_locked=on_gpu) if pin else (None, None)
-            options = {"budget_bytes": wanted + (64 << 20), "wanted_bytes": wanted}
+            sizes = PagedMemory(pinned=memory)
             with (
                 attempts(f"copies, pinned: {pin}"),
-                closing(DeviceTier(index, name, 0, **options, memory=PagedMemory(pinned=memory))) as tier,
+                closing(
+                    DeviceTier(index, name, 0, budget_bytes=wanted + (64 << 20), wanted_bytes=wanted, memory=sizes)
+                ) as tier,
             ):
                 store = ResidencyStore(index.nlist, reclaim_into(tier))
                 label = tier.label
