@@ -46,6 +46,8 @@ _WHOLE = BeforeValidator(_whole)
 _Bytes = Annotated[int, Field(ge=0, le=_MOST_BYTES, description=f"whole bytes, 0..{_MOST_BYTES}"), _WHOLE]
 _Part = Annotated[float, Field(ge=0, le=1)]
 _Positive = Annotated[float, Field(gt=0, description="a number above 0")]
+_Share = Annotated[float, Field(ge=_LEAST_SHARE, le=1, description=f"{_LEAST_SHARE}..1")]
+_Flag = Annotated[bool, Field(description="true or false. Default: false.")]
 
 
 def _count(most: int, more: str = "") -> Any:
@@ -165,6 +167,7 @@ class Requests:
         most = min(nlist, limits.max_nprobe or nlist)
         budgets = f"whole bytes, 0..{_MOST_BYTES}, or a list of {n_devices} such numbers, one per device"
         each = Field(min_length=n_devices, max_length=n_devices, strict=False)
+        window = "a number above 0. Instead of bytes: time to hide copies in."
         deadline = (
             "a positive number of milliseconds, a day at most. nprobe may be lowered, down to min_nprobe, to answer by "
             "then."
@@ -189,16 +192,16 @@ class Requests:
         @_closed
         class Session(TypedDict, total=False):
             lookahead_bytes: _Bytes
-            window_ms: Annotated[float, Field(gt=0, description="a number above 0. Time to hide copies in.")]
+            window_ms: Annotated[float, Field(gt=0, description=window)]
 
         @_closed
         class Repartition(TypedDict, total=False):
-            apply: Annotated[bool, Field(description="true or false. Default: false.")]
+            apply: _Flag
             slo_ms: _Positive
             device_budget_bytes: Annotated[_Bytes | Annotated[tuple[_Bytes, ...], each], Field(description=budgets)]
             rate_qps: _Positive
             coverage: Annotated[_Part | Literal["solve"], Field(description=f"a number 0..1, or {SOLVE!r}")]
-            bandwidth_share: Annotated[float, Field(ge=_LEAST_SHARE, le=1, description=f"{_LEAST_SHARE}..1")]
+            bandwidth_share: _Share
 
         self.search = QueryBody(Search, {"k": 2}, limits, dim)
         self.lookahead = QueryBody(Lookahead, {"budget_bytes": 1 << 20}, limits, dim)
