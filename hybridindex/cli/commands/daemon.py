@@ -72,7 +72,7 @@ class TargetOptions:
             device_budget_bytes=budgets[0] if len(budgets) == 1 else budgets or None,
             rate_qps=self.rate,
             coverage=coverage,
-            hit_rate_model=self.hit_rate_model,  # type: ignore[arg-type]
+            hit_rate_model=self.hit_rate_model and self.hit_rate_model.replace("-", "_"),  # type: ignore[arg-type]
             headroom=self.headroom,
         )
 
