@@ -38,17 +38,35 @@ __all__ = ["app", "run"]
 #: Typer's parent of all "you called it wrong" errors: its own copy of click in newer versions, click's in older ones.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
+
+def command_name(registered: Any) -> str:
+    """Of a command, which may take its name from its function, or of a group of commands, which has one."""
+    return str(registered.name or typer.main.get_command_name(registered.callback.__name__))
+
+
 app = typer.Typer(
     name="hybridindex",
     help="SLO-aware manager of a hybrid CPU+GPU IVF index for retrieval-augmented generation.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _COMMANDS = (index, plan, search, bench, llm, serve, daemon, schedule, chat, refresh_schedule, simulate, doctor, demo)
 for commands in _COMMANDS:
     commands.register(app)
+
+#: Panels of --help, and their commands.
+PANELS = {
+    "Index": ("build", "import", "export", "verify"),
+    "Profile and plan": ("profile", "plan", "explain", "apply", "history", "prune", "report"),
+    "Search": ("search", "bench", "chat"),
+    "Daemon": ("serve", "status", "repartition", "drain", "refresh-schedule", "keys"),
+    "Without the hardware": ("simulate", "schedule", "hardware"),
+    "This machine": ("doctor", "demo", "vllm-args"),
+}
+_PANEL_OF = {command: panel for panel, names in PANELS.items() for command in names}
+for registered in (*app.registered_commands, *app.registered_groups):
+    registered.rich_help_panel = _PANEL_OF.get(command_name(registered))
 
 
 def _show_version(wanted: bool) -> None:
