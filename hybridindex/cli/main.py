@@ -10,6 +10,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 # Must be set before faiss loads: spinning OpenMP threads distort timings on a busy machine. Only entry points set it;
 # the library warns.
@@ -44,8 +45,19 @@ def command_name(registered: Any) -> str:
     return str(registered.name or typer.main.get_command_name(registered.callback.__name__))
 
 
+class _Commands(TyperGroup):
+    """Shows commands in the order of :data:`PANELS`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        order = list(_PANEL_OF)
+        return sorted(
+            super().list_commands(ctx), key=lambda name: order.index(name) if name in _PANEL_OF else len(order)
+        )
+
+
 app = typer.Typer(
     name="hybridindex",
+    cls=_Commands,
     help="SLO-aware manager of a hybrid CPU+GPU IVF index for retrieval-augmented generation.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -89,7 +101,7 @@ def run() -> None:
     as_json = "--json" in sys.argv[1:]
     try:
         # Standalone, Typer would turn Ctrl-C into a generic abort and print errors itself.
-        status = typer.main.get_command(app)(standalone_mode=False)
+        status = typer.main.get_command(app)(prog_name="hybridindex", standalone_mode=False)
         # Typer turns Ctrl-C into this status, and says nothing.
         if status == ExitCode.INTERRUPTED:
             status = fail(KeyboardInterrupt(), as_json=as_json)

@@ -41,23 +41,17 @@ def proposal_table(answer: dict[str, Any]) -> Table:
 def proposal_words(answer: dict[str, Any]) -> list[str]:
     """What stands below the table, a sentence a line."""
     planned, placed, gain = answer["planned"], answer["placed"], answer["gain"]
-    said = []
+    said = [f"Planned: {answer['plan']['reason']}."]
     if placed["lists"] < planned["lists"]:
         said.append(
             f"Only {placed['lists']:,} of {planned['lists']:,} lists have room on the open devices; the host scans the "
             "others. Verdict, hit rate and latency are those of the lists that have room."
         )
-    if placed["verdict"] == "infeasible":
-        nearest = answer["plan"]["nearest_slo_ms"]
-        said.append(f"The SLO cannot be met: {placed['reason']}.")
-        if nearest is not None and not answer["applied"]:
-            said.append(f"The nearest SLO that can be met is {_ms(nearest)}. --apply needs --force for this one.")
-    moved, dropped = ("Moved", "dropped") if answer["applied"] else ("To move", "to drop")
-    took = "" if answer["move_s"] is None else f", about {answer['move_s']:.2g} s of copying"
-    said.append(
-        f"{moved}: {answer['lists_to_move']:,} lists, {readable_bytes(answer['bytes_to_move'])}{took}; {dropped}: "
-        f"{answer['lists_to_drop']:,} lists."
-    )
+    nearest = answer["plan"]["nearest_slo_ms"]
+    if placed["verdict"] == "infeasible" and not answer["applied"]:
+        which = "" if nearest is None else f" The nearest SLO that can be met is {_ms(nearest)}."
+        said.append(f"The SLO cannot be met: to apply this takes --force.{which}")
+    said.append(_moves(answer))
     said.append(f"Gain: {_faster(gain['latency_ms'])}, hit rate {gain['hit_rate']:+.1%}.")
     if answer["n_queries"] is not None:
         said.append(f"Planned from {answer['n_queries']:,} recent queries.")
@@ -69,6 +63,16 @@ def proposal_words(answer: dict[str, Any]) -> list[str]:
     return said
 
 
+def _moves(answer: dict[str, Any]) -> str:
+    applied, offline = answer["applied"], answer["unplaced_lists"] is None
+    words = "The next daemon moves" if applied and offline else "Moved" if applied else "To move"
+    lists, nbytes, seconds = answer["lists_to_move"], answer["bytes_to_move"], answer["move_s"]
+    took = f", about {seconds:.2g} s of copying" if seconds else ""
+    return (
+        f"{words}: {lists:,} lists, {readable_bytes(nbytes)}{took}; to the host alone go {answer['lists_to_drop']:,}."
+    )
+
+
 def _ms(value: float) -> str:
     return f"{value:.4g} ms"
 
@@ -76,4 +80,6 @@ def _ms(value: float) -> str:
 def _faster(gain_ms: float | None) -> str:
     if gain_ms is None:
         return "latency not known"
+    if gain_ms == 0:
+        return "latency as before"
     return f"{abs(gain_ms):.3g} ms {'faster' if gain_ms >= 0 else 'slower'}"

@@ -235,7 +235,7 @@ def compare_plans(plan: Plan, base: Served, *, bandwidth_share: float) -> tuple[
         max_qps_before=max_qps_before,
         max_qps_after=plan.max_sustainable_qps,
     )
-    lists_out = np.flatnonzero((base.list_device >= 0) & (plan.list_device < 0))
+    lists_out = np.flatnonzero((base.list_device >= 0) & (base.present >= 0) & (plan.list_device < 0))
     return comparison, lists_in, lists_out
 
 

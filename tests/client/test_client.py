@@ -69,7 +69,7 @@ def test_searches_equal_those_in_process(service, queries):
         assert (await client.repartition(apply=True, coverage=0.5))["plan_id"] == 2
         assert (await client.apply_plan(1, dry_run=True))["lists_to_drop"] > 0
         assert (await client.apply_plan(1))["plan_id"] == 1
-        with pytest.raises(InfeasiblePlanError, match="--force"):
+        with pytest.raises(errors.InfeasiblePlanError, match="--force"):
             await client.repartition(apply=True, slo_ms=0.001, coverage="solve")
         await client.drain()
         with pytest.raises(errors.OverloadedError):
