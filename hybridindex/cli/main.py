@@ -77,8 +77,10 @@ PANELS = {
     "This machine": ("doctor", "demo", "vllm-args"),
 }
 _PANEL_OF = {command: panel for panel, names in PANELS.items() for command in names}
-for registered in (*app.registered_commands, *app.registered_groups):
-    registered.rich_help_panel = _PANEL_OF.get(command_name(registered))
+for command in app.registered_commands:
+    command.rich_help_panel = _PANEL_OF.get(command_name(command))
+for group in app.registered_groups:
+    group.rich_help_panel = _PANEL_OF.get(command_name(group))
 
 
 def _show_version(wanted: bool) -> None:

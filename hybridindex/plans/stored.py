@@ -28,11 +28,12 @@ def load_plan(index: HasFingerprint, choice: str, store: ControlStore) -> tuple[
         return None
     if choice not in ("current", "latest") and not choice.isdecimal():
         raise InvalidInputError(f"--plan is {choice!r}; expected a plan id, 'current', 'latest' or 'none'")
-    plan_id = {"current": current_plan_id, "latest": latest_plan_id}.get(choice, lambda *_: int(choice))(
-        store, index.fingerprint
-    )
-    if choice == "current" and plan_id is None:
-        raise ProfileError(f"no plan of index {index.fingerprint!r} was applied; {how_to_apply(index, store)}")
+    if choice == "current":
+        plan_id = current_plan_id(store, index.fingerprint)
+        if plan_id is None:
+            raise ProfileError(f"no plan of index {index.fingerprint!r} was applied; {how_to_apply(index, store)}")
+    else:
+        plan_id = latest_plan_id(store, index.fingerprint) if choice == "latest" else int(choice)
     stored = store.load_plan(plan_id, index_fingerprint=index.fingerprint)
     profile = store.load_profile(stored.profile_id, index_fingerprint=index.fingerprint)
     return stored.id, Plan.from_record(stored.record, profile)
