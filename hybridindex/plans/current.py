@@ -144,7 +144,7 @@ def current_plan_id(store: ControlStore, index_fingerprint: str) -> int | None:
 
 
 def latest_plan_id(store: ControlStore, index_fingerprint: str) -> int | None:
-    """ "latest", by the table above."""
+    """The "latest" plan, by the table above."""
     stored = store.newest_plan(index_fingerprint)
     event = next(iter(_events(store, index_fingerprint, 10)), None)
     if event is not None and (stored is None or event.at > stored.created_at):

@@ -174,19 +174,22 @@ class Service:
             try:
                 plan_id, plan = _plan_at_start(index, store, config) or (None, None)
                 told = config.router
-                if plan is None and config.plan == "current":
+                if plan is None and config.plan != "none":
                     _log.warning("serving on the host: %s", how_to_apply(index, store, path))
                     if told.devices and told.device_budget_bytes is None:
                         _log.warning("without a plan and a budget no device is opened; start again after apply")
                         told = replace(told, devices=())
+                    if make_refresher is not None:
+                        _log.warning("nothing is refreshed without a plan; start again after apply")
+                        make_refresher = None
                 router = index.router(plan, config=told)
-                if plan is not None and plan_id not in (None, current_plan_id(store, index.fingerprint)):
-                    make_current(store, plan, plan_id, verified=False, why="named when the daemon started")
-                refresher = None
-                if make_refresher is not None and config.plan == "current" and plan is None:
-                    _log.warning("nothing is refreshed without a plan; start again after apply")
-                elif make_refresher is not None:
-                    refresher = make_refresher(index, router, store)
+                try:
+                    if plan is not None and plan_id not in (None, current_plan_id(store, index.fingerprint)):
+                        make_current(store, plan, plan_id, verified=False, why="named when the daemon started")
+                    refresher = make_refresher(index, router, store) if make_refresher is not None else None
+                except BaseException:
+                    router.close()
+                    raise
             except BaseException:
                 store.close()
                 raise

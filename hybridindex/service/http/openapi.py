@@ -94,7 +94,11 @@ def _path(name: str, **words: Any) -> list[dict[str, Any]]:
 
 
 SESSION_PATH = _path("session", schema={"type": "string"})
-PLAN_PATH = _path("plan", schema={"type": "string", "pattern": "^([0-9]+|latest)$"}, description="Its id, or latest.")
+PLAN_PATH = _path(
+    "plan",
+    schema={"type": "string", "pattern": "^([0-9]+|latest|current)$"},
+    description="Its id, latest (the newest) or current (applied last).",
+)
 
 
 class Bodies:
