@@ -16,6 +16,7 @@ __all__ = [
     "DuplicateIdError",
     "GenerationError",
     "HybridIndexError",
+    "IndexExistsError",
     "IndexFormatError",
     "InvalidInputError",
     "LLMServerError",
@@ -27,6 +28,7 @@ __all__ = [
     "ProfileError",
     "ProfileMismatchError",
     "RefreshError",
+    "ReloadError",
     "RouterClosedError",
     "RouterError",
     "ServiceError",
@@ -50,6 +52,10 @@ class InvalidInputError(HybridIndexError, ValueError):
 
 class PlanConflictError(InvalidInputError):
     """What is asked of the next plan contradicts the plan in force, or itself beside one. The message names both."""
+
+
+class IndexExistsError(InvalidInputError):
+    """An index stands where a new one was to be written, and nobody asked to replace it. The message describes it."""
 
 
 class DuplicateIdError(InvalidInputError):
@@ -162,6 +168,10 @@ class TraceError(HybridIndexError):
 
 class ServiceError(HybridIndexError):
     """A daemon cannot serve the request, or cannot be reached."""
+
+
+class ReloadError(ServiceError):
+    """Another generation of the index could not take the place of the one that serves, which goes on."""
 
 
 class AccessDeniedError(ServiceError):

@@ -225,6 +225,8 @@ def test_public_names():
         "build",
         "from_faiss",
         "open",
+        "remove_replaced",
+        "rollback",
     ]
     for name in hybridindex.__all__:
         assert hasattr(hybridindex, name)
