@@ -21,6 +21,7 @@ from hybridindex.errors import (
     OverloadedError,
     PlanConflictError,
     ProfileError,
+    ReloadError,
     ServiceError,
     UnknownSessionError,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "plan_call",
     "plans_call",
     "recent_call",
+    "reload_call",
     "repartition_call",
     "search_call",
     "session_call",
@@ -119,6 +121,11 @@ def plans_call() -> Call[dict[str, Any]]:
 def repartition_call(*, apply: bool, changes: Mapping[str, Any]) -> Call[dict[str, Any]]:
     asked = Call(method="POST", path="/v1/repartition", read=object_of, repeatable=not apply)
     return _with_json(asked, {"apply": apply, **changes})
+
+
+def reload_call() -> Call[dict[str, Any]]:
+    """Sent twice, it finds that generation serving."""
+    return Call(method="POST", path="/v1/reload", read=object_of)
 
 
 def drain_call() -> Call[None]:
@@ -212,6 +219,8 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> HybridInde
         return UnknownSessionError(detail)
     if status == 409 and kind.endswith(":plan-conflict"):
         return PlanConflictError(detail)
+    if status == 409 and kind.endswith(":reload-failed"):
+        return ReloadError(detail)
     if status not in kinds:
         detail = f"{detail} (status {status}, request {problem.get('request_id', 'unknown')})"
     return kinds.get(status, ServiceError)(detail)

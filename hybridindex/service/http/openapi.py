@@ -45,7 +45,8 @@ _WORDS = {
     403: "The key's role does not allow this",
     404: "No such session or plan",
     408: "The body did not come in time",
-    409: "No profile to plan from, a new target beside a fixed coverage, queries are not kept, or a device has failed",
+    409: "No profile to plan from, a new target beside a fixed coverage, queries are not kept, a device has failed, or "
+    "another generation cannot serve",
     413: "Too large",
     415: "Media type not supported",
     429: "This client's share of the queue is full; see Retry-After-Ms",
