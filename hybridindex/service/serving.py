@@ -24,8 +24,8 @@ MakeRefresher = Callable[[Index, Router, ControlStore], Refresher]
 
 #: What to do where there is no plan; INDEX stands for the directory, which no answer names.
 CURE = (
-    "the host serves until then: hybridindex profile INDEX --queries FILE, hybridindex plan INDEX --slo-ms MS --budget "
-    "BYTES, then hybridindex reload INDEX"
+    "the host serves. To plan: hybridindex profile INDEX --queries FILE; hybridindex plan INDEX --slo-ms MS --budget "
+    "BYTES; hybridindex reload INDEX"
 )
 
 

@@ -119,10 +119,15 @@ def test_devices_without_any_plan_say_what_is_missing(tmp_path):
     from tests.clustered import clustered
 
     hx.build(clustered(500), tmp_path / "bare", nlist=8, metric="l2").close()
-    with pytest.raises(ProfileError):
-        Service.open(tmp_path / "bare", ServiceConfig(router=RouterConfig(devices=("cpu",))))
+    service = Service.open(tmp_path / "bare", ServiceConfig(router=RouterConfig(devices=("cpu",))))
+    assert service.router.devices == ()
+    assert "no plan is stored" in status_of(service)["note"]
+    service.close()
     service = Service.open(tmp_path / "bare", ServiceConfig())
     assert service.plan()["plan"] is None
+    assert status_of(service)["note"] is None
+    with pytest.raises(ProfileError, match="no plan 99"):
+        Service.open(tmp_path / "bare", ServiceConfig(plan="99", router=RouterConfig(devices=("cpu",))))
     service.close()
     service.close()
 

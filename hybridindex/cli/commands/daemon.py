@@ -240,7 +240,8 @@ def register(app: typer.Typer) -> None:
         before, now = answer["generation_before"], answer["generation"]
         if answer["reloaded"]:
             plan = "no plan" if answer["plan_id"] is None else f"plan {answer['plan_id']}, {answer['plan_origin']}"
-            words = f"generation {now} serves, in place of {before}; {plan}"
+            place = "with its devices" if now == before else f"in place of {before}"
+            words = f"generation {now} serves, {place}; {plan}"
         else:
             words = f"generation {now} serves already"
         emit(answer, as_json=json, table=words + (f"; {answer['note']}" if answer["note"] else ""))

@@ -66,7 +66,8 @@ Replace = Annotated[
 
 def _say_who_serves(index: Path) -> None:
     """On standard error: what a running daemon serves, and what changes that."""
-    if (daemon := find_daemon(index)) is not None:
+    daemon = find_daemon(index)
+    if daemon is not None and daemon.generation != read_manifest(index).generation:
         words = f'{daemon}; it goes on until: hybridindex reload {index} (or its setting reload = "auto")'
         err.print(words, highlight=False)
 
