@@ -25,9 +25,7 @@ from hybridindex.errors import (
 )
 from hybridindex.index import Manifest, read_manifest, remove_replaced
 from hybridindex.plans.current import make_current, save_plan
-from hybridindex.plans.planner import devices_of, plan_index
-from hybridindex.plans.replan import PlanChanges
-from hybridindex.profiler.hardware import hardware_info
+from hybridindex.plans.planner import devices_of, plan_other_content
 from hybridindex.router.session import Session
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.serving import (
@@ -269,11 +267,8 @@ class Generations:
         if choice.plan is not None or current is None or not n_devices or self._resumed == "none":
             return choice
         try:
-            profile = self._store.load_profile(
-                index_fingerprint=index.fingerprint, hardware_fingerprint=hardware_info().fingerprint
-            )
             devices = devices_of(index.ivf, n_devices, self._config.router.device_budget_bytes)
-            made = plan_index(index.ivf, profile, PlanChanges(), devices, current=current.request)
+            made = plan_other_content(index.ivf, self._store, current.request, devices)
         except (ProfileError, InvalidInputError) as error:
             _log.info("the new generation has no plan, and none was made: %s", error)
             return choice
