@@ -399,7 +399,7 @@ def test_admin_calls_are_audited_and_so_are_attempts(service, keys, caplog):
 
 def test_the_openapi_document_describes_every_route_and_its_examples_work(service):
     schema = ask(service, "GET", "/v1/openapi.json").json()
-    assert len(schema["paths"]) == 19
+    assert len(schema["paths"]) == 20
     assert "Problem" in schema["components"]["schemas"]
     for path, body in (("/v1/search", {}), ("/v1/sessions", {}), ("/v1/repartition", {})):
         example = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]
