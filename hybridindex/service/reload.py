@@ -127,6 +127,9 @@ class Generations:
             self.leave(serving)
 
     def _session(self, serving: Serving, options: dict[str, Any]) -> Session:
+        if serving.note and serving.router.plan is None:
+            # A plan was asked for: clients that name a window for it are served all the same, and nothing moves.
+            options = {**options, "window_ms": None}
         session = serving.router.session(**options)
         self._opened[session] = _Opened(serving=serving, options=options)
         return session
@@ -244,13 +247,13 @@ class Generations:
             index.close()
             raise
         self._swap(first)
-        self._retire(before)
-        if config.router.devices and not self._stopping():
-            try:
+        try:
+            self._retire(before)
+            if config.router.devices and not self._stopping():
                 self._open_devices(choice)
-            except HybridIndexError as error:
-                _log.exception("the devices could not be opened for generation %d: the host serves", first.generation)
-                first.note = f"the devices could not be opened, the host serves: {error}"
+        except HybridIndexError as error:
+            _log.exception("the devices could not be opened for generation %d: the host serves", first.generation)
+            first.note = f"the devices could not be opened, the host serves: {error}"
         return choice.origin
 
     def _plan_of(self, index: Index, before: Serving) -> PlanChoice:
@@ -308,10 +311,17 @@ class Generations:
         with self._idle:
             self._current = serving
         for tell in self.on_generation:
-            tell(serving.generation)
+            try:
+                tell(serving.generation)
+            except Exception:  # noqa: BLE001 - it serves already, whoever was not told
+                _log.exception("generation %d serves; not everybody could be told", serving.generation)
 
     def _retire(self, old: Serving) -> None:
-        """Waits for the searches in ``old``, lets its devices go, and closes it once its sessions have ended."""
+        """Waits for the searches in ``old``, lets its devices go, and closes it once its sessions have ended.
+
+        Raises:
+            HybridIndexError: its sessions, and so its devices, stay with it.
+        """
         if old.refresher is not None:
             old.refresher.stop()
         old.router.settle()
@@ -332,7 +342,12 @@ class Generations:
                     self._retired.append(old)
                 return
             same = PlanChoice(plan=old.router.plan, plan_id=old.plan_id)
-            heir = open_serving(old.index, same, self._config, self._store, None, on_host=True)
+            try:
+                heir = open_serving(old.index, same, self._config, self._store, None, on_host=True)
+            except HybridIndexError:
+                with self._idle:
+                    self._retired.append(old)
+                raise
             with self._idle:
                 self._retired.append(heir)
         for session in self._sessions.move(lambda session: self._moved(session, old, heir)):

@@ -21,9 +21,9 @@ REBUILD = [
     (Point(name="files synced, manifest not", target="os:fsync", when="after", count=3), "old"),
     (Point(name="before the generation gets its name", target="os:rename", when="before", having="gen-"), "old"),
     (Point(name="named, CURRENT not begun", target="os:rename", when="after", having="gen-"), "old"),
-    (Point(name="CURRENT.new written", target="os:replace", when="before", having="CURRENT"), "old"),
-    (Point(name="CURRENT switched", target="os:replace", when="after", having="CURRENT"), "new"),
-    (Point(name="PREVIOUS named, CURRENT not begun", target="os:replace", when="after", having="PREVIOUS"), "old"),
+    (Point(name="CURRENT.new written", target="os:replace", when="before", having="/CURRENT"), "old"),
+    (Point(name="CURRENT switched", target="os:replace", when="after", having="/CURRENT"), "new"),
+    (Point(name="PREVIOUS named, CURRENT not begun", target="os:replace", when="after", having="/PREVIOUS"), "old"),
 ]
 
 
@@ -31,9 +31,9 @@ REBUILD = [
 AFTERWARDS = [
     ("gc", Point(name="nothing removed", target="shutil:rmtree", when="before", having="gen-000001"), "new"),
     ("gc", Point(name="half removed", target="os:unlink", when="after", having=".bin"), "new"),
-    ("rollback", Point(name="CURRENT.new written", target="os:replace", when="before", having="CURRENT"), "new"),
-    ("rollback", Point(name="CURRENT switched", target="os:replace", when="after", having="CURRENT"), "old"),
-    ("rollback", Point(name="PREVIOUS switched", target="os:replace", when="after", having="PREVIOUS"), "old"),
+    ("rollback", Point(name="CURRENT.new written", target="os:replace", when="before", having="/CURRENT"), "new"),
+    ("rollback", Point(name="CURRENT switched", target="os:replace", when="after", having="/CURRENT"), "old"),
+    ("rollback", Point(name="PREVIOUS switched", target="os:replace", when="after", having="/PREVIOUS"), "old"),
 ]
 
 

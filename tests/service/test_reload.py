@@ -160,6 +160,8 @@ def test_without_a_plan_the_host_serves_until_there_is_one(service, index_path, 
     assert service.router.devices == ()
     with pytest.raises(InvalidInputError, match="no plan is stored"):
         service.repartition(apply=False)
+    # A client that names a window for lookahead is not refused for it.
+    service.close_session(service.open_session("me", window_ms=100.0), "me")
     host = search(service, queries, k=5)
     with hx.open(index_path) as index, index.store() as store:
         profile = index.profile(clustered(300, seed=2), 6, max_seconds=0.1)
@@ -276,6 +278,10 @@ def test_a_device_that_cannot_be_opened_leaves_the_new_generation_on_the_host(
     def refuse(*_):
         raise OutOfBudgetError("somebody took the memory")
 
+    def full(_number):
+        raise OSError("no room for the address file")
+
+    service.generations.on_generation.append(full)
     monkeypatch.setattr(service.generations, "_open_devices", refuse)
     answer = service.reload()
     assert (answer["reloaded"], answer["generation"]) == (True, 2)
