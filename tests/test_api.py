@@ -220,6 +220,26 @@ def test_save_copies_an_index_with_profiles_and_plans(index, profile, tmp_path):
     assert not (tmp_path / "again/control.sqlite").exists()
 
 
+def test_a_program_goes_over_to_another_generation(tmp_path):
+    """As docs/service.md says: what was submitted to the old router is answered by it."""
+    path, queries = tmp_path / "idx", clustered(4, seed=3)
+    index = hx.build(clustered(600, seed=1), path, nlist=4)
+    router = index.router()
+    before = router.search(queries)
+    waiting = router.submit(queries)
+    hx.build(clustered(600, seed=2), path, nlist=4, replace=True).close()
+    new_index = hx.open(path)
+    new_router = new_index.router()
+    (index, router), (old_index, old_router) = (new_index, new_router), (index, router)
+    old_router.close()
+    old_index.close()
+    assert hx.remove_replaced(path) == [1]
+    assert np.array_equal(waiting.result(60).ids, before.ids)
+    assert not np.array_equal(router.search(queries).ids, before.ids)
+    router.close()
+    index.close()
+
+
 def test_a_store_that_cannot_be_copied_is_said(index, profile, tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "rename", _refuse)
     with index.store() as store, pytest.raises(StoreError, match="could not be copied"):
