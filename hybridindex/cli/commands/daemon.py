@@ -103,9 +103,10 @@ def _status_table(status: dict[str, Any]) -> Table:
         ended = ", ".join(f"{count} {outcome}" for outcome, count in follows["updates"].items()) or "none yet"
         words = f"{follows['drift_state']}, {follows['queries_kept']:,} queries kept; updates: {ended}"
         table.add_row("refresh", words if follows["stage"] == "idle" else f"{follows['stage']}; {words}")
-    if status["note"]:
-        table.add_row("note", status["note"])
-    table.add_row("index", _reloads(index["generation"], status["reload"]))
+    if note := status.get("note"):
+        table.add_row("note", note)
+    if reloads := status.get("reload"):  # a daemon of 0.2 has none
+        table.add_row("index", _reloads(index["generation"], reloads))
     table.add_row("fallbacks", f"{router['device_fallbacks']}, {router['unplaced_lists']} lists unplaced")
     return table
 
