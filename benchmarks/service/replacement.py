@@ -25,6 +25,8 @@ from benchmarks.common.serving import daemon, sorted_clusters
 from hybridindex.client.client import Client
 from hybridindex.client.retry import RetryPolicy
 from hybridindex.errors import HybridIndexError
+from hybridindex.partitioner.plan import Plan
+from hybridindex.plans.current import make_current
 from hybridindex.types import F32, SearchResult
 
 DIM, NLIST, NPROBE, K = 64, 256, 16, 10
@@ -52,7 +54,8 @@ def make(path: Path, number: int, vectors: int, queries: F32) -> SearchResult:
         profile = index.profile(sorted_clusters(400, DIM, n_centres=50, seed=9), NPROBE, devices=["cpu"], max_seconds=2)
         assert profile.id is not None
         with index.store() as store:
-            store.save_plan(index.plan(50, BUDGET, profile, coverage=0.3).to_record(), profile.id)
+            plan = index.plan(50, BUDGET, profile, coverage=0.3)
+            make_current(store, plan, store.save_plan(plan.to_record(), profile.id), verified=False, why="benchmark")
         with index.router() as router:
             return router.search(queries, K)
 
@@ -150,7 +153,8 @@ def main() -> None:
         with contents[1].store() as other, contents[0].store(str(path / "control.sqlite")) as store:
             profile = store.save_profile(other.load_profile(1))
             assert profile.id is not None
-            store.save_plan(other.load_plan(1).record, profile.id)
+            plan = Plan.from_record(other.load_plan(1).record, profile)
+            make_current(store, plan, store.save_plan(plan.to_record(), profile.id), verified=False, why="benchmark")
         with daemon(path, "--device", "cpu", "--threads", "1") as (_, port):
             quiet = Clients(port, args.clients, queries, truths)
             time.sleep(args.quiet_s)

@@ -89,7 +89,7 @@ class Generations:
         self._make_refresher = make_refresher
         self._stopping = stopping
         #: A plan that was named by its id is for the first generation.
-        self._resumed = "none" if config.plan == "none" else "latest"
+        self._resumed = ServiceConfig().plan if config.plan.isdecimal() else config.plan
         self._idle = threading.Condition()
         #: Generations whose sessions have not ended.
         self._retired: list[Serving] = []

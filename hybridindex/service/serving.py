@@ -70,15 +70,17 @@ def choose_plan(index: Index, choice: str, config: ServiceConfig, store: Control
     except ProfileMismatchError as error:
         return PlanChoice(note=f"plan {choice} is not for this index and machine: {error}; {CURE}")
     except ProfileError:
-        if choice != "latest":
+        if choice.isdecimal():
             raise
-        others = [plan for plan in store.list_plans() if plan.index_fingerprint != index.fingerprint]
-        last = others[-1] if others else None
-        older = "" if last is None else f" (plan {last.id} is for index {last.index_fingerprint}, which this is not)"
-        return PlanChoice(note=f"no plan is stored for index {index.fingerprint}{older}; {CURE}")
-    if found is None:
+        found = None
+    if found is not None:
+        return PlanChoice(plan_id=found[0], plan=found[1], origin="stored")
+    if choice == "none" or not config.router.devices:
         return PlanChoice()
-    return PlanChoice(plan_id=found[0], plan=found[1], origin="stored")
+    others = [plan for plan in store.list_plans() if plan.index_fingerprint != index.fingerprint]
+    last = others[-1] if others else None
+    older = "" if last is None else f" (plan {last.id} is for index {last.index_fingerprint}, which this is not)"
+    return PlanChoice(note=f"no plan is stored for index {index.fingerprint}{older}; {CURE}")
 
 
 def open_serving(

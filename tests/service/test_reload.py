@@ -12,6 +12,7 @@ import pytest
 import hybridindex as hx
 from hybridindex.config import RouterConfig
 from hybridindex.errors import InvalidInputError, OutOfBudgetError, OverloadedError, ReloadError, UnknownSessionError
+from hybridindex.plans.current import make_current
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.service.config import ServiceConfig
@@ -130,7 +131,9 @@ def test_a_stored_plan_of_the_new_content_serves(service, index_path):
     replace(index_path)
     with hx.open(index_path) as index, index.store() as store:
         profile = index.profile(clustered(300, seed=2), 6, max_seconds=0.1)
-        stored = store.save_plan(index.plan(50, 8 << 20, profile, coverage=0.4).to_record(), profile.id)
+        plan = index.plan(50, 8 << 20, profile, coverage=0.4)
+        stored = store.save_plan(plan.to_record(), profile.id)
+        make_current(store, plan, stored, verified=False, why="applied")
     answer = service.reload()
     assert (answer["plan_id"], answer["plan_origin"]) == (stored, "stored")
     assert service.router.plan.coverage == pytest.approx(0.4, abs=0.1)
@@ -165,7 +168,8 @@ def test_without_a_plan_the_host_serves_until_there_is_one(service, index_path, 
     host = search(service, queries, k=5)
     with hx.open(index_path) as index, index.store() as store:
         profile = index.profile(clustered(300, seed=2), 6, max_seconds=0.1)
-        store.save_plan(index.plan(50, 8 << 20, profile, coverage=0.4).to_record(), profile.id)
+        plan = index.plan(50, 8 << 20, profile, coverage=0.4)
+        make_current(store, plan, store.save_plan(plan.to_record(), profile.id), verified=False, why="applied")
     again = service.reload()
     assert (again["reloaded"], again["generation"], again["plan_origin"], again["note"]) == (True, 2, "stored", None)
     assert service.router.residency.n_resident > 0
