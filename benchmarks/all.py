@@ -24,6 +24,7 @@ NAMES = (
     "service.drift",
     "service.drift_trace",
     "service.repartition_cycle",
+    "service.replacement",
     "papers.schedule_figures",
 )
 

@@ -16,6 +16,7 @@ __all__ = [
     "DuplicateIdError",
     "GenerationError",
     "HybridIndexError",
+    "IndexExistsError",
     "IndexFormatError",
     "InfeasiblePlanError",
     "InvalidInputError",
@@ -28,6 +29,7 @@ __all__ = [
     "ProfileError",
     "ProfileMismatchError",
     "RefreshError",
+    "ReloadError",
     "RouterClosedError",
     "RouterError",
     "ServiceError",
@@ -55,6 +57,10 @@ class PlanConflictError(InvalidInputError):
 
 class InfeasiblePlanError(InvalidInputError):
     """A plan that cannot meet its SLO would be applied, and nobody forced it. Nothing was stored or moved."""
+
+
+class IndexExistsError(InvalidInputError):
+    """An index stands where a new one was to be written, and nobody asked to replace it. The message describes it."""
 
 
 class DuplicateIdError(InvalidInputError):
@@ -167,6 +173,10 @@ class TraceError(HybridIndexError):
 
 class ServiceError(HybridIndexError):
     """A daemon cannot serve the request, or cannot be reached."""
+
+
+class ReloadError(ServiceError):
+    """Another generation of the index could not take the place of the one that serves, which goes on."""
 
 
 class AccessDeniedError(ServiceError):

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import hybridindex as hx
-from hybridindex.errors import InfeasiblePlanError, InvalidInputError, ProfileError, ProfileMismatchError
+from hybridindex.errors import (
+    IndexExistsError,
+    InfeasiblePlanError,
+    InvalidInputError,
+    ProfileError,
+    ProfileMismatchError,
+    StoreError,
+)
+from hybridindex.partitioner.plan import Plan
 from hybridindex.profiler import routed as calibrate
 from hybridindex.router import Router
 from tests.clustered import clustered
@@ -215,7 +224,59 @@ def test_the_hottest_host_lists_of_a_plan_are_pinned(index, profile):
         assert accesses[pinned].min() >= accesses[others].max()
 
 
-def test_save_copies_an_index(index, tmp_path):
+def test_save_copies_an_index_with_profiles_and_plans(index, profile, tmp_path):
+    plan = index.plan(50, 1 << 30, profile, coverage=0.5)
+    with index.store() as store:
+        number = store.save_plan(plan.to_record(), profile.id)
     with index.save(tmp_path / "copy") as copy:
         assert copy.fingerprint == index.fingerprint
         assert copy.count == N
+        with copy.store() as store:
+            store.check_invariants()
+            taken = Plan.from_record(store.load_plan(number).record, store.load_profile(profile.id))
+        assert np.array_equal(taken.list_device, plan.list_device)
+        with copy.router(taken, ["cpu"]) as router:
+            assert router.residency.n_resident > 0
+    # A store that stands there is nobody's to write over.
+    with pytest.raises(StoreError, match=r"control store already.*plans=False"):
+        index.save(tmp_path / "copy", replace=True)
+    assert index.save(tmp_path / "copy", replace=True, plans=False).ivf.generation == 2
+    with pytest.raises(IndexExistsError):
+        index.save(tmp_path / "copy", plans=False)
+    bare = index.save(tmp_path / "bare", plans=False)
+    bare.close()
+    assert not (tmp_path / "bare/control.sqlite").exists()
+    # Where there is no store, none is made.
+    hx.open(tmp_path / "bare").save(tmp_path / "again").close()
+    assert not (tmp_path / "again/control.sqlite").exists()
+
+
+def test_a_program_goes_over_to_another_generation(tmp_path):
+    """As docs/service.md says: what was submitted to the old router is answered by it."""
+    path, queries = tmp_path / "idx", clustered(4, seed=3)
+    index = hx.build(clustered(600, seed=1), path, nlist=4)
+    router = index.router()
+    before = router.search(queries)
+    waiting = router.submit(queries)
+    hx.build(clustered(600, seed=2), path, nlist=4, replace=True).close()
+    new_index = hx.open(path)
+    new_router = new_index.router()
+    (index, router), (old_index, old_router) = (new_index, new_router), (index, router)
+    old_router.close()
+    old_index.close()
+    assert hx.remove_replaced(path) == [1]
+    assert np.array_equal(waiting.result(60).ids, before.ids)
+    assert not np.array_equal(router.search(queries).ids, before.ids)
+    router.close()
+    index.close()
+
+
+def test_a_store_that_cannot_be_copied_is_said(index, profile, tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "rename", _refuse)
+    with index.store() as store, pytest.raises(StoreError, match="could not be copied"):
+        store.copy_to(tmp_path / "control.sqlite")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _refuse(*_):
+    raise OSError("no room")

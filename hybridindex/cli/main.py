@@ -69,10 +69,10 @@ for commands in _COMMANDS:
 
 #: Panels of --help, and their commands.
 PANELS = {
-    "Index": ("build", "import", "export", "verify"),
+    "Index": ("build", "import", "export", "verify", "rollback", "gc"),
     "Profile and plan": ("profile", "plan", "explain", "apply", "history", "prune", "report"),
     "Search": ("search", "bench", "chat"),
-    "Daemon": ("serve", "status", "repartition", "drain", "refresh-schedule", "keys"),
+    "Daemon": ("serve", "status", "repartition", "reload", "drain", "refresh-schedule", "keys"),
     "Without the hardware": ("simulate", "schedule", "hardware"),
     "This machine": ("doctor", "demo", "vllm-args"),
 }

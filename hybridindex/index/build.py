@@ -7,10 +7,10 @@ on a disk with room for the vectors once more).
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,18 +66,21 @@ def build(
     memory_budget_bytes: int = 1 << 30,
     train_size: int | None = None,
     seed: int = DEFAULT_SEED,
+    replace: bool = False,
     progress: Progress | None = None,
 ) -> IVFIndex:
     """Build an index at ``path`` and open it.
 
-    A first build makes the directory; building onto an existing index adds a generation and removes the old one once
-    the new one is safely on disk. Whatever stops a build (Ctrl-C and a full disk included) leaves the old one.
+    A first build makes the directory. Building onto an existing index is refused without ``replace``, which adds a
+    generation and makes it the current one once it is safely on disk. The old one stays for
+    :func:`hybridindex.index.opening.rollback`, until the new one serves. Whatever stops a build (Ctrl-C and a full disk
+    included) leaves the old one.
 
     Args:
         vectors: (n, dim) float32 array or memory map; the path of a ``.npy`` file of one; or an iterable of (n_i, dim)
             float32 chunks or of (chunk, ids) pairs. Other float types are refused: convert them, so that no
             precision is lost silently.
-        path: the index directory: new, empty, or an index.
+        path: the index directory: new, empty, or an index where ``replace`` says so.
         nlist: number of lists; ``None`` takes about 4*sqrt(n).
         metric: "ip" (inner product; k-means is spherical, as faiss does) or "l2" (squared Euclidean distance).
         codec: see :func:`hybridindex.index.codec.parse_codec`.
@@ -87,11 +90,13 @@ def build(
         memory_budget_bytes: bound on the anonymous memory that the build adds, see :mod:`hybridindex.index.memory`.
         train_size: rows of the k-means sample; ``None`` takes 64 per list, at least 65,536, as far as the budget goes.
         seed: of sampling and k-means; the same vectors, options and seed give the same fingerprint.
+        replace: an index that stands at ``path`` may be replaced.
         progress: ``progress(stage, done, total)`` with the stages spool, train, assign, encode, pack, checksum; units
             are rows (pack: lists; checksum: bytes).
 
     Raises:
         InvalidInputError: an argument is wrong, or a vector holds NaN or infinity or is too long; names it.
+        IndexExistsError: an index stands at ``path``; says what it is and who serves it.
         DuplicateIdError: an id is given twice.
         DiskFullError: no room; the previous generation is untouched.
         NotWritableError: ``path`` cannot be made or written.
@@ -107,7 +112,7 @@ def build(
         raise InvalidInputError(f"seed is {seed}; expected at most {_MAX_SEED}")
     require_faiss()
     report = progress or no_progress
-    with GenerationWriter(path) as writer:
+    with GenerationWriter(path, replace=replace) as writer:
         source = open_source(vectors, ids, writer, report)
         if nlist is None:
             nlist = default_nlist(source.n)
@@ -117,7 +122,7 @@ def build(
             raise InvalidInputError(f"nprobe is {nprobe}; expected at most nlist, {nlist}")
         spec = parse_codec(codec, source.dim)
         # Normalised, every element is at most 1.
-        source = replace(source, max_abs=None if normalize else spec.max_abs)
+        source = dataclasses.replace(source, max_abs=None if normalize else spec.max_abs)
         memory = divide_budget(memory_budget_bytes, dim=source.dim, nlist=nlist, spec=spec)
         _check_ids_unique(source, writer, memory)
         model = new_model(spec, dim=source.dim, nlist=nlist, metric=metric, normalize=normalize)

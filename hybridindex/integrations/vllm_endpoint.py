@@ -157,7 +157,9 @@ class RouterPlugin:
             stack.callback(ENGINE_LOAD.detach)
             if not uds:
                 scheme = "https" if getattr(args, "ssl_certfile", None) else "http"
-                address.announce((f"{scheme}://{_host(config.host)}:{port}{PREFIX}",))
+                urls = (f"{scheme}://{_host(config.host)}:{port}{PREFIX}",)
+                address.announce(urls, service.index.ivf.generation)
+                service.generations.on_generation.append(lambda number: address.announce(urls, number))
             self._app = own
             self._stack = stack.pop_all()
         _log.info("hybridindex serves %s below %s", settings.index, PREFIX)

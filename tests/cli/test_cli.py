@@ -107,6 +107,17 @@ def test_faiss_files_come_in_and_go_out(cli, planned, tmp_path):
     imported = cli("import", tmp_path / "out.faiss", tmp_path / "again", "--json")
     assert imported.code == 0, imported.err
     assert imported.json["count"] == 2500
+    assert imported.json["previous_generation"] is None
+    refused = cli("import", tmp_path / "out.faiss", tmp_path / "again", "--json")
+    assert refused.code == ExitCode.BAD_INPUT
+    assert "generation 1, 2,500 x " in refused.json["error"]["message"]
+    replaced = cli("import", tmp_path / "out.faiss", tmp_path / "again", "--replace", "--json")
+    assert (replaced.json["generation"], replaced.json["previous_generation"]) == (2, 1)
+    assert "hybridindex rollback" in replaced.err
+    assert cli("rollback", tmp_path / "again", "--json").json == {"generation": 1, "rolled_back": 2}
+    assert cli("gc", tmp_path / "again", "--json").json == {"removed": [2]}
+    assert cli("rollback", tmp_path / "again", "--json").code == ExitCode.BAD_INPUT
+    assert cli("verify", tmp_path / "again", "--json").json["generation"] == 1
 
 
 def test_infeasible_is_an_exit_status_not_an_error(cli, planned):

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from hybridindex.errors import DuplicateIdError, InvalidInputError
-from hybridindex.index import IVFIndex, build, open_index
+from hybridindex.index import IVFIndex, build, open_index, remove_replaced
 from hybridindex.index.build import default_nlist, default_nprobe
 from tests.conftest import clustered_vectors
 from tests.examples import examples
@@ -130,9 +130,11 @@ def test_inner_product_centroids_have_length_one_as_in_faiss(make_index: Callabl
 def test_rebuild_replaces_and_open_readers_keep_theirs(make_index: Callable[..., IVFIndex], tmp_path: Path) -> None:
     old = make_index(path=tmp_path / "i")
     before = old.decode_list(0)
-    new = make_index("sq8", path=tmp_path / "i", n=500)
+    new = make_index("sq8", path=tmp_path / "i", n=500, replace=True)
     assert (old.generation, new.generation, new.count) == (1, 2, 500)
-    assert sorted(p.name for p in (tmp_path / "i").iterdir()) == [".lock", "CURRENT", "gen-000002"]
+    kept = [".lock", "CURRENT", "PREVIOUS", "gen-000001", "gen-000002"]
+    assert sorted(p.name for p in (tmp_path / "i").iterdir()) == kept
+    assert remove_replaced(tmp_path / "i") == [1]
     np.testing.assert_array_equal(old.decode_list(0), before)
     assert old.mapped_model().nbytes == old.manifest.files["model.faiss"].size
 

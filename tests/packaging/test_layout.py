@@ -41,7 +41,7 @@ ALLOWED = {
     "plans": {"index", "partitioner", "profiler", "store", "tiers"},
     "api": {"index", "partitioner", "profiler", "router", "plans", "store"},
     "refresh": {"index", "tiers", "partitioner", "profiler", "router", "plans", "store"},
-    "service": {"tiers", "partitioner", "router", "plans", "store", "api", "refresh"},
+    "service": {"index", "tiers", "partitioner", "router", "plans", "store", "api", "refresh"},
     "client": set(),
     "rag": {"llm"},
     # Puts the daemon's routes into vLLM's server, whose arguments come from a plan; retrievers of other frameworks.
@@ -225,6 +225,8 @@ def test_public_names():
         "build",
         "from_faiss",
         "open",
+        "remove_replaced",
+        "rollback",
     ]
     for name in hybridindex.__all__:
         assert hasattr(hybridindex, name)

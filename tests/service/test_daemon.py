@@ -27,6 +27,7 @@ from hybridindex.service.daemon import Daemon
 from hybridindex.service.daemon_address import bind_tcp, bind_unix, find_daemon
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
+from tests.clustered import clustered
 from tests.service.conftest import assert_same, held_engine
 from tests.stuck import Stuck, ended
 
@@ -253,6 +254,36 @@ def test_a_device_that_never_ends_does_not_keep_the_daemon(make_service, queries
         ended(service.close)
         assert not write.go_on.is_set()
     assert caplog.text.count("left behind") == 1
+
+
+def test_sighup_serves_the_generation_that_is_there_now(make_service, index_path, queries):
+    service = make_service(warm=False)
+    sockets = [bind_tcp("127.0.0.1", 0)]
+    url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
+
+    def play():
+        with Client(url, retry=RetryPolicy(attempts=20)) as client:
+            while not service.ready:
+                pass
+            old = client.search(queries, 5)
+            vectors = clustered(2500, seed=1)
+            hx.build(vectors, index_path, nlist=24, metric="l2", nprobe=6, replace=True).close()
+            os.kill(os.getpid(), signal.SIGHUP)
+            while service.generations.counts.done == 0:
+                assert_same(client.search(queries, 5), old)
+            # A damaged one ends nothing.
+            hx.build(vectors, index_path, nlist=24, metric="l2", nprobe=6, replace=True).close()
+            (index_path / "gen-000003" / "model.faiss").unlink()
+            os.kill(os.getpid(), signal.SIGHUP)
+            while service.generations.counts.failed == 0:
+                assert_same(client.search(queries, 5), old)
+            said = client.status()
+            client.drain()
+        return said
+
+    said = run_daemon(service, sockets, play)
+    assert said["index"]["generation"] == 2
+    assert "model.faiss" in said["reload"]["last_error"]
 
 
 def test_keys_over_tcp(index_path, tmp_path, queries):

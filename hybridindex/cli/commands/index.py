@@ -1,4 +1,4 @@
-"""Commands that make or check an index: build, import, export, verify."""
+"""Commands that make or check an index: build, import, export, verify; rollback and gc after a replacement."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import typer
 from rich.table import Table
 
 import hybridindex as hx
-from hybridindex.cli.console import CliProgress, emit, load_npy, parse_bytes, readable_bytes
+from hybridindex.cli.console import CliProgress, emit, err, load_npy, parse_bytes, readable_bytes
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, Json
+from hybridindex.index import previous_generation, read_manifest
+from hybridindex.service.daemon_address import find_daemon
 
 __all__ = ["register"]
 
@@ -56,6 +58,27 @@ def _table(facts: dict[str, Any], title: str) -> Table:
     return table
 
 
+Replace = Annotated[
+    bool,
+    typer.Option("--replace", help="Replace the index that stands there; it stays for rollback."),
+]
+
+
+def _say_who_serves(index: Path) -> None:
+    """On standard error: what a running daemon serves, and what changes that."""
+    daemon = find_daemon(index)
+    if daemon is not None and daemon.generation != read_manifest(index).generation:
+        words = f'{daemon}; it goes on until: hybridindex reload {index} (or its setting reload = "auto")'
+        err.print(words, highlight=False)
+
+
+def _say_replaced(index: Path, facts: dict[str, Any]) -> None:
+    facts["previous_generation"] = kept = previous_generation(index)
+    if kept is not None:
+        err.print(f"generation {kept} stays until this one serves; back to it: hybridindex rollback {index}")
+        _say_who_serves(index)
+
+
 def register(app: typer.Typer) -> None:
     """Adds the commands of this file."""
 
@@ -69,6 +92,7 @@ def register(app: typer.Typer) -> None:
         ids: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="(n,) int64 ids; default 0..n-1.")] = None,
         memory: Annotated[str, typer.Option(help="Budget of anonymous memory.")] = "1GiB",
         seed: Annotated[int | None, typer.Option(help="Seed of training; default the library's.")] = None,
+        replace: Replace = False,
         json: Json = False,
     ) -> None:
         """Build an index from a .npy file, streaming, in bounded memory."""
@@ -88,22 +112,29 @@ def register(app: typer.Typer) -> None:
                 normalize=layout.normalize,
                 nprobe=layout.nprobe,
                 memory_budget_bytes=parse_bytes(memory),
+                replace=replace,
                 progress=progress,
                 **options,
             ) as built,
         ):
             facts = describe(built)
+        _say_replaced(index, facts)
         emit(facts, as_json=json, table=_table(facts, "built"))
 
     @app.command(name="import")
     def import_(
         file: Annotated[Path, typer.Argument(metavar="FILE.faiss", help="Any faiss IVF index.", show_default=False)],
         index: IndexPath,
+        replace: Replace = False,
         json: Json = False,
     ) -> None:
         """Import a faiss IVF index file, pre-transforms included."""
-        with CliProgress(quiet=json) as progress, hx.from_faiss(file, index, progress=progress) as imported:
+        with (
+            CliProgress(quiet=json) as progress,
+            hx.from_faiss(file, index, replace=replace, progress=progress) as imported,
+        ):
             facts = describe(imported)
+        _say_replaced(index, facts)
         emit(facts, as_json=json, table=_table(facts, "imported"))
 
     @app.command()
@@ -124,3 +155,19 @@ def register(app: typer.Typer) -> None:
         with hx.open(index, verify="full") as opened:
             facts = describe(opened)
         emit({**facts, "ok": True}, as_json=json, table=_table(facts, "all checksums match"))
+
+    @app.command()
+    def rollback(index: IndexPath, json: Json = False) -> None:
+        """Go back to the generation that the current one replaced, after checking it. Again: forth."""
+        before = read_manifest(index).generation
+        facts = {"generation": hx.rollback(index), "rolled_back": before}
+        words = f"generation {facts['generation']} is the current one again; generation {before} stays until it serves"
+        emit(facts, as_json=json, table=words)
+        _say_who_serves(index)
+
+    @app.command()
+    def gc(index: IndexPath, json: Json = False) -> None:
+        """Remove what was replaced; rollback ends with it. A daemon does it when the new one serves."""
+        removed = hx.remove_replaced(index)
+        words = f"removed generations: {', '.join(map(str, removed)) or 'none'}"
+        emit({"removed": removed}, as_json=json, table=words)

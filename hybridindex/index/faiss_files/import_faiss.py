@@ -52,7 +52,12 @@ _KINDS = (
 
 
 def from_faiss(
-    file: str | Path, path: str | Path, *, nprobe: int | None = None, progress: Progress | None = None
+    file: str | Path,
+    path: str | Path,
+    *,
+    nprobe: int | None = None,
+    replace: bool = False,
+    progress: Progress | None = None,
 ) -> IVFIndex:
     """Import a faiss index file into the index directory ``path`` and open it.
 
@@ -62,12 +67,13 @@ def from_faiss(
 
     Args:
         file: written by ``faiss.write_index``.
-        path: as in :func:`hybridindex.index.build.build`.
+        path, replace: as in :func:`hybridindex.index.build.build`.
         nprobe: default number of probes; ``None`` keeps the file's.
         progress: ``progress(stage, done, total)`` with the stages import (lists) and checksum (bytes).
 
     Raises:
         InvalidInputError: the file is not there, or ``nprobe`` is out of range.
+        IndexExistsError: as in :func:`hybridindex.index.build.build`.
         UnsupportedIndexError: not a faiss file, or not an IVF index that can be served; says what was found.
         CorruptIndexError: the file is truncated or damaged.
         DiskFullError, BuildError: as in :func:`hybridindex.index.build.build`.
@@ -88,7 +94,7 @@ def from_faiss(
     default = max(1, min(int(model.ivf.nprobe), nlist)) if nprobe is None else nprobe
     if isinstance(default, bool) or not isinstance(default, int | np.integer) or not 1 <= default <= nlist:
         raise InvalidInputError(f"nprobe is {nprobe!r}; expected 1 to nlist, {nlist}")
-    with GenerationWriter(path) as writer:
+    with GenerationWriter(path, replace=replace) as writer:
         table = plan_extents(lists.sizes, code_size, lists.layout)
         out = writer.open_file(LISTS_FILE)
         out.reserve(total_bytes(table, code_size))
