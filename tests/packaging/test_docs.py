@@ -277,6 +277,13 @@ def test_an_option_that_is_gone_is_noticed():
     assert unknown_in("hybridindex calibrate idx") == "calibrate"
 
 
+@pytest.mark.parametrize("decision", DECISIONS, ids=lambda page: page.name)
+def test_a_decision_says_whether_it_stands(decision):
+    number, status = re.match(r"# (\d{4})\. .+\n\n(Status: (?:accepted|superseded)\b.*)?", decision.read_text()).groups()
+    assert decision.name.startswith(number)
+    assert status
+
+
 def test_threads_are_those_of_the_code():
     table = (ROOT / "docs/devices.md").read_text().partition("## Threads")[2]
     named = {name.removesuffix("-N") for name in re.findall(r"`(hybridindex-[\w-]+)`", table)}
