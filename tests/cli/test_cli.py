@@ -12,8 +12,9 @@ import pytest
 import typer
 from rich.table import Table
 
+from hybridindex.cli import main
 from hybridindex.cli.console import ExitCode, parse_bytes, readable_bytes, to_json
-from hybridindex.cli.main import app
+from hybridindex.cli.main import make_app
 from hybridindex.errors import InvalidInputError
 from tests.clustered import DIM, clustered
 
@@ -187,12 +188,22 @@ def test_ctrl_c_is_130(cli, planned, monkeypatch):
 
 
 def test_every_command_takes_json_and_explains_itself():
-    commands = dict(typer.main.get_command(app).commands)
+    commands = dict(typer.main.get_command(make_app()).commands)
     for group in ("keys", "profile", "refresh-schedule"):
         commands |= commands.pop(group).commands
     for name, command in commands.items():
         assert command.help, name
         assert any("--json" in p.opts for p in command.params), name
+
+
+def test_each_command_is_found_in_its_module():
+    named = {name for names in main._COMMANDS.values() for name in names}
+    assert named == set(typer.main.get_command(make_app()).commands)
+    for word in named:
+        assert word in typer.main.get_command(make_app(word)).commands
+        assert len(typer.main.get_command(make_app(word)).commands) < len(named)
+    assert not typer.main.get_command(make_app("--version")).commands
+    assert set(typer.main.get_command(make_app("verfy")).commands) == named
 
 
 @pytest.mark.parametrize(
