@@ -231,7 +231,7 @@ class Engine:
             request.reply.fail(error)
 
     def _take(self, requests: list[Request]) -> bool:
-        """Adds everything that waits to the one that is there, up to the cap; True: the engine should stop afterwards."""
+        """Adds everything that waits to the first one, up to the cap; True when the engine should stop afterwards."""
         n = len(requests[0].queries)
         while True:
             try:

@@ -71,7 +71,7 @@ def make_app(word: str | None = None) -> typer.Typer:
     )
     app.callback()(_root)
     meant = [name for name, commands in _COMMANDS.items() if word in commands]
-    for name in meant or ([] if word == "--version" else _COMMANDS):
+    for name in meant or _COMMANDS:
         import_module(f"hybridindex.cli.commands.{name}").register(app)
     return app
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridindex.config import check_count
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
 from hybridindex.index.codec import DEVICE_KINDS, DeviceCodec
 from hybridindex.index.faiss_model import (

@@ -285,7 +285,9 @@ def test_an_option_that_is_gone_is_noticed():
 
 @pytest.mark.parametrize("decision", DECISIONS, ids=lambda page: page.name)
 def test_a_decision_says_whether_it_stands(decision):
-    number, status = re.match(r"# (\d{4})\. .+\n\n(Status: (?:accepted|superseded)\b.*)?", decision.read_text()).groups()
+    number, status = re.match(
+        r"# (\d{4})\. .+\n\n(Status: (?:accepted|superseded)\b.*)?", decision.read_text()
+    ).groups()
     assert decision.name.startswith(number)
     assert status
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridindex.config import check_count
 from hybridindex.errors import CorruptIndexError, InvalidInputError, UnsupportedIndexError
 from hybridindex.index.faiss_model import LoadedModel, faiss_message, peel, require_faiss, write_empty_model
 from hybridindex.index.ids import find_duplicates
