@@ -174,6 +174,7 @@ def _be_child(job: dict[str, Any]) -> None:
 
 def _preload() -> None:
     """Whatever a command or a daemon imports: no child does it again."""
+    import alembic.command  # noqa: F401
     import faiss  # noqa: F401
     import torch  # noqa: F401
     import uvicorn.protocols.http.httptools_impl  # noqa: F401
