@@ -160,7 +160,7 @@ def probes_of(index, queries, nprobe):
 )
 def test_exact_over_any_probes(index, scanner, n, nprobe, k, seed):
     if is_interpreted(scanner):
-        n, nprobe = min(n, 5), min(nprobe, 6)
+        n, nprobe = min(n, 4), min(nprobe, 2)
     rng = np.random.default_rng(seed)
     queries = index.transform(clustered(n, seed=seed + 2))
     probes, coarse = index.quantize(queries, nprobe)
