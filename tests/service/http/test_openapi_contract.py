@@ -143,7 +143,7 @@ def failures(document, port, key, **config):
 
 
 def test_requests_allowed_and_forbidden_get_described_answers(served, document):
-    """Among the slowest tests: nine of ten requests are the systematic ones that schemathesis derives from the document.
+    """Among the slowest: nine of ten requests are the systematic ones that schemathesis derives from the document.
 
     Fewer of them would leave limits and required fields untried; nothing else tries them all.
     """
