@@ -15,7 +15,7 @@ FUZZ_SECONDS ?= 30
 # fixtures, stay together.
 PARALLEL := -n logical --maxprocesses=4 --dist=worksteal
 # Rooms whose tests often need no folder: those tests are marked pure.
-PURE := -m pure tests/packaging/test_layout.py $(addprefix tests/,partitioner plans refresh report router store tiers/contract)
+PURE := -m pure $(addprefix tests/packaging/,test_layout.py test_docs.py) $(addprefix tests/,partitioner plans refresh report router store tiers/contract)
 
 .PHONY: help demo check test deep test-vllm test-ecosystem chromium lint wheel-check sanitize fuzz bench figures clean
 
@@ -59,12 +59,12 @@ test: $(VENV)/.test
 deep: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) -m hypothesis --hypothesis-profile=deep --timeout=7200 $(PYTEST_ARGS)
 
-# Before a commit. Types are checked beside the tests.
+# Before a commit. Types are checked beside the tests: seconds where mypy ran before.
 check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy & types=$$!; \
-	$(BIN)/python -m pytest --hypothesis-profile=quick $(PURE); status=$$?; \
+	$(BIN)/python -m pytest $(PARALLEL) --hypothesis-profile=quick $(PURE); status=$$?; \
 	wait $$types && exit $$status
 
 # Without a browser the tests of the page are skipped and say so: never a reason to fail here.

@@ -71,15 +71,20 @@ def _finite(value: Any) -> bool:
         return False
 
 
-def check_count(name: str, value: Any, limit: int | None = None) -> int:
-    """An integer 1..limit; None: no limit."""
-    if type(value) is int and value >= 1 and (limit is None or value <= limit):  # what nearly all searches give
+def check_count(name: str, value: Any, limit: int) -> int:
+    """An integer 1..limit."""
+    if type(value) is int and 1 <= value <= limit:  # what nearly all searches give
         return value
-    expected = "1 or more" if limit is None else f"1..{limit}"
     if not _is_integer(value):
-        raise InvalidInputError(f"{name} is {value!r}; expected an integer {expected}")
-    if value < 1 or (limit is not None and value > limit):
-        raise InvalidInputError(f"{name} is {value}; expected {expected}")
+        raise InvalidInputError(f"{name} is {value!r}; expected an integer 1..{limit}")
+    if not 1 <= value <= limit:
+        raise InvalidInputError(f"{name} is {value}; expected 1..{limit}")
+    return int(value)
+
+
+def _check_integer(name: str, value: Any) -> int:
+    if not _is_integer(value):
+        raise InvalidInputError(f"{name} is {value!r}; expected an integer")
     return int(value)
 
 
@@ -345,19 +350,19 @@ class SearchParams:
         k, nprobe, least = self.k, self.nprobe, self.min_nprobe
         plain = type(k) is type(least) is int and (nprobe is None or type(nprobe) is int)
         # The way of nearly all searches: each makes one of these, so that functions would cost.
-        if not (plain and 0 < k <= MAX_K and least > 0 and (nprobe is None or nprobe > 0)):
+        if not (plain and 0 < k <= MAX_K):
             _set(self, "k", check_count("k", k, MAX_K))
             if nprobe is not None:
-                _set(self, "nprobe", check_count("nprobe", nprobe))
-            _set(self, "min_nprobe", check_count("min_nprobe", least))
+                _set(self, "nprobe", _check_integer("nprobe", nprobe))
+            _set(self, "min_nprobe", _check_integer("min_nprobe", least))
         if self.deadline_ms is not None:
             _set(self, "deadline_ms", check_milliseconds("deadline_ms", self.deadline_ms))
 
     def check_index(self, nlist: int) -> None:
-        """Raises InvalidInputError: more lists are named than the index has."""
-        if self.min_nprobe > nlist:
+        """Raises InvalidInputError: ``nprobe`` or ``min_nprobe`` is not in 1..nlist."""
+        if not 0 < self.min_nprobe <= nlist:
             check_count("min_nprobe", self.min_nprobe, nlist)
-        if self.nprobe is not None and self.nprobe > nlist:
+        if self.nprobe is not None and not 0 < self.nprobe <= nlist:
             check_count("nprobe", self.nprobe, nlist)
 
 

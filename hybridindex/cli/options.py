@@ -8,11 +8,9 @@ from typing import Annotated
 
 import typer
 
-from hybridindex.store.retention import Retention
 from hybridindex.types import DEFAULT_HEADROOM
 
 __all__ = [
-    "KEPT",
     "WHAT_IF",
     "Budget",
     "Devices",
@@ -63,8 +61,6 @@ Key = Annotated[
     str | None,
     typer.Option("--key", envvar="HYBRIDINDEX_KEY", help="API key; better set in the environment.", show_default=False),
 ]
-#: Defaults of the next three options.
-KEPT = Retention()
 KeepPlans = Annotated[int, typer.Option("--keep-plans", help="Newest plans of each index that stay.", min=1)]
 KeepProfiles = Annotated[int, typer.Option("--keep-profiles", help="Newest profiles of each index that stay.", min=1)]
 KeepEvents = Annotated[int, typer.Option("--keep-events", help="Newest events that stay.", min=1)]

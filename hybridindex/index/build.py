@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridindex.config import check_count
 from hybridindex.errors import DuplicateIdError, InvalidInputError
 from hybridindex.index.codec import CodecSpec, parse_codec
 from hybridindex.index.faiss_model import (
@@ -105,8 +106,7 @@ def build(
     """
     path = as_path(path)
     _check_metric(metric, normalize)
-    nlist, nprobe = _optional("nlist", nlist), _optional("nprobe", nprobe)
-    train_size = _optional("train_size", train_size)
+    nlist, train_size = _optional("nlist", nlist), _optional("train_size", train_size)
     memory_budget_bytes, seed = _whole("memory_budget_bytes", memory_budget_bytes, 1), _whole("seed", seed, 0)
     if seed > _MAX_SEED:
         raise InvalidInputError(f"seed is {seed}; expected at most {_MAX_SEED}")
@@ -118,8 +118,8 @@ def build(
             nlist = default_nlist(source.n)
         if source.n < nlist:
             raise InvalidInputError(f"nlist is {nlist} but there are {source.n} vectors; expected nlist <= {source.n}")
-        if nprobe is not None and nprobe > nlist:
-            raise InvalidInputError(f"nprobe is {nprobe}; expected at most nlist, {nlist}")
+        if nprobe is not None:
+            nprobe = check_count("nprobe", nprobe, nlist)
         spec = parse_codec(codec, source.dim)
         # Normalised, every element is at most 1.
         source = dataclasses.replace(source, max_abs=None if normalize else spec.max_abs)

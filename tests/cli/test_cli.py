@@ -12,8 +12,9 @@ import pytest
 import typer
 from rich.table import Table
 
+from hybridindex.cli import main
 from hybridindex.cli.console import ExitCode, parse_bytes, readable_bytes, to_json
-from hybridindex.cli.main import PANELS, app, command_name, run
+from hybridindex.cli.main import PANELS, command_name, make_app, run
 from hybridindex.errors import InvalidInputError
 from tests.clustered import DIM, clustered
 
@@ -203,7 +204,7 @@ def test_ctrl_c_is_130(cli, planned, monkeypatch):
 
 
 def test_every_command_takes_json_and_explains_itself():
-    commands = dict(typer.main.get_command(app).commands)
+    commands = dict(typer.main.get_command(make_app()).commands)
     for group in ("keys", "profile", "refresh-schedule"):
         commands |= commands.pop(group).commands
     for name, command in commands.items():
@@ -212,6 +213,7 @@ def test_every_command_takes_json_and_explains_itself():
 
 
 def test_help_shows_every_command_in_a_group(cli):
+    app = make_app()
     named = [command_name(each) for each in (*app.registered_commands, *app.registered_groups)]
     assert sorted(named) == sorted(name for names in PANELS.values() for name in names)
     shown = cli("--help").out
@@ -234,6 +236,15 @@ def test_shells_complete_commands(shell, monkeypatch, capsys):
     assert "report" in said
     assert "repartition" in said
     assert "build" not in said
+
+
+def test_each_command_is_found_in_its_module():
+    named = {name for names in main._COMMANDS.values() for name in names}
+    assert named == set(typer.main.get_command(make_app()).commands)
+    for word in named:
+        assert word in typer.main.get_command(make_app(word)).commands
+        assert len(typer.main.get_command(make_app(word)).commands) < len(named)
+    assert set(typer.main.get_command(make_app("verfy")).commands) == named
 
 
 @pytest.mark.parametrize(
@@ -301,10 +312,15 @@ def test_the_entry_point_runs_commands(monkeypatch, capsys):
     from hybridindex.cli import entry
 
     monkeypatch.setattr(sys, "argv", ["hybridindex", "--version"])
+    entry.run()
+    at_once = capsys.readouterr().out
+    assert at_once.startswith("hybridindex ")
+    # By the command line proper.
+    monkeypatch.setattr(sys, "argv", ["hybridindex", "--version", "build"])
     with pytest.raises(SystemExit) as stopped:
         entry.run()
     assert not stopped.value.code
-    assert capsys.readouterr().out.startswith("hybridindex ")
+    assert capsys.readouterr().out == at_once
 
 
 def test_wrong_usage_is_json_too(cli):

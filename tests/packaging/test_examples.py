@@ -14,7 +14,7 @@ import pytest
 import typer
 import yaml
 
-from hybridindex.cli.main import app
+from hybridindex.cli.main import make_app
 from tests.cli.conftest import cli
 from tests.cli.test_daemon_commands import running
 
@@ -27,7 +27,7 @@ DOCKERFILE = ROOT / "examples/Dockerfile"
 
 def parses(words):
     """Whether the command line takes these words; it is not run."""
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(make_app())
     context = group.make_context("hybridindex", list(words), resilient_parsing=True)
     name, command, rest = group.resolve_command(context, list(words))
     if rest != ["--help"]:

@@ -375,11 +375,12 @@ BAD_CALLS = [
     ({"k": 2049}, "2048"),
     ({"k": 2.0}, "integer"),
     ({"k": True}, "integer"),
-    ({"nprobe": 0}, "nprobe is 0"),
-    ({"nprobe": NLIST + 1}, f"1..{NLIST}"),
+    ({"nprobe": 0}, f"nprobe is 0; expected 1..{NLIST}"),
+    ({"nprobe": NLIST + 1}, f"nprobe is {NLIST + 1}; expected 1..{NLIST}"),
+    ({"nprobe": 2.0}, "nprobe is 2.0; expected an integer"),
     ({"deadline_ms": 0}, "deadline_ms"),
     ({"deadline_ms": float("nan")}, "deadline_ms"),
-    ({"deadline_ms": 10, "min_nprobe": 0}, "min_nprobe"),
+    ({"deadline_ms": 10, "min_nprobe": 0}, f"min_nprobe is 0; expected 1..{NLIST}"),
 ]
 
 

@@ -18,7 +18,6 @@ from hybridindex.cli.commands.llm import chosen_llm, profile_group
 from hybridindex.cli.console import CliProgress, ExitCode, emit, load_npy, out, parse_bytes, readable_bytes, to_json
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import (
-    KEPT,
     IndexPath,
     Json,
     KeepEvents,
@@ -40,6 +39,9 @@ from hybridindex.store.retention import Retention
 from hybridindex.types import Profile
 
 __all__ = ["index_info", "register"]
+
+#: Defaults of ``prune``.
+_KEPT = Retention()
 
 
 def profile_summary(profile: Profile) -> dict[str, Any]:
@@ -257,9 +259,9 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def prune(
         index: IndexPath,
-        keep_plans: KeepPlans = KEPT.plans,
-        keep_profiles: KeepProfiles = KEPT.profiles,
-        keep_events: KeepEvents = KEPT.events,
+        keep_plans: KeepPlans = _KEPT.plans,
+        keep_profiles: KeepProfiles = _KEPT.profiles,
+        keep_events: KeepEvents = _KEPT.events,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much would go.")] = False,
         key: Key = None,
         store: StoreUrl = None,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridindex.config import check_count
 from hybridindex.errors import CorruptIndexError, InvalidInputError, UnsupportedIndexError
 from hybridindex.index.faiss_model import LoadedModel, faiss_message, peel, require_faiss, write_empty_model
 from hybridindex.index.ids import find_duplicates
@@ -91,9 +92,7 @@ def from_faiss(
     metric = _check_servable(model, file)
     lists = _SourceLists(model.ivf, file, id_map)
     code_size, nlist = int(model.ivf.code_size), int(model.ivf.nlist)
-    default = max(1, min(int(model.ivf.nprobe), nlist)) if nprobe is None else nprobe
-    if isinstance(default, bool) or not isinstance(default, int | np.integer) or not 1 <= default <= nlist:
-        raise InvalidInputError(f"nprobe is {nprobe!r}; expected 1 to nlist, {nlist}")
+    default = max(1, min(int(model.ivf.nprobe), nlist)) if nprobe is None else check_count("nprobe", nprobe, nlist)
     with GenerationWriter(path, replace=replace) as writer:
         table = plan_extents(lists.sizes, code_size, lists.layout)
         out = writer.open_file(LISTS_FILE)
