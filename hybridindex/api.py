@@ -16,7 +16,7 @@ import numpy as np
 
 from hybridindex.config import RouterConfig, RouterOptions
 from hybridindex.errors import InvalidInputError
-from hybridindex.types import F32, I64, LLMProfile, Metric, Profile
+from hybridindex.types import F32, I64, LLMProfile, Metric, Profile, SearchResult, VectorFile
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
@@ -273,6 +273,20 @@ class Index:
             )
         return router
 
+    def search(self, queries: Any, k: int = 10, nprobe: int | None = None) -> SearchResult:
+        """One search on the host, for trying things: opens a router and closes it again. A server keeps a router.
+
+        Args:
+            queries: (d,) or (n, d) float32; (d,) answers (1, k).
+            k: neighbours per query.
+            nprobe: lists per query; default the index's.
+
+        Raises:
+            InvalidInputError: names the argument.
+        """
+        with self.router(devices=()) as router:
+            return router.search(queries, k, nprobe)
+
     def save(self, path: str | Path, **options: Any) -> Index:
         """Writes a copy of the current generation to another directory and opens it."""
         from hybridindex.index import save
@@ -299,7 +313,7 @@ class Index:
 
 
 def build(
-    vectors: np.ndarray[Any, Any] | str | Path | Iterable[Any],
+    vectors: np.ndarray[Any, Any] | str | Path | VectorFile | Iterable[Any],
     path: str | Path,
     *,
     nlist: int | None = None,
@@ -308,14 +322,23 @@ def build(
     ids: Any = None,
     **options: Any,
 ) -> Index:
-    """Builds an index directory and opens it; see :func:`hybridindex.index.build.build` for all options."""
+    """Builds an index directory and opens it; see :func:`hybridindex.index.build.build` for all options.
+
+    ``vectors``: an array, a file (docs/inputs.md lists the formats), or an iterator of batches.
+    """
     from hybridindex.index import build as build_index
 
     return Index(build_index(vectors, path, nlist=nlist, metric=metric, codec=codec, ids=ids, **options))
 
 
-def from_faiss(file: str | Path, path: str | Path, **options: Any) -> Index:
-    """Imports any faiss IVF index file, pre-transforms included, and opens it."""
+def from_faiss(file: Any, path: str | Path, **options: Any) -> Index:
+    """Imports any faiss IVF index, pre-transforms included, and opens it.
+
+    Args:
+        file: its path, or an index object, which stays as it is.
+        path: the index directory.
+        options: see :func:`hybridindex.index.faiss_files.import_faiss.from_faiss`.
+    """
     from hybridindex.index import from_faiss as import_index
 
     return Index(import_index(file, path, **options))
