@@ -71,6 +71,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.ServiceError, ExitCode.SERVICE),
     (errors.LLMServerError, ExitCode.SERVICE),
     (errors.GenerationError, ExitCode.SERVICE),
+    (errors.EmbeddingError, ExitCode.SERVICE),
     (errors.DocumentStoreError, ExitCode.BAD_INDEX),
     (errors.TraceError, ExitCode.BAD_INPUT),
     (KeyboardInterrupt, ExitCode.INTERRUPTED),
