@@ -129,7 +129,7 @@ def _stored(pa: Any, kind: Any) -> Any:
 def _holds_vectors(pa: Any, kind: Any) -> bool:
     kind, types = _stored(pa, kind), pa.types
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    return is_list and types.is_floating(kind.value_type)
+    return bool(is_list and types.is_floating(kind.value_type))
 
 
 def _rows(pa: Any, path: Path, parts: Generator[Any], columns: tuple[str, ...]) -> Generator[Batch]:
