@@ -120,6 +120,15 @@ def test_vectors_come_from_columns_and_an_import_says_its_nprobe(cli, tmp_path, 
     assert caplog.text == ""
     assert cli("import", tmp_path / "x.faiss", tmp_path / "b", "--json").json["nprobe"] == 1
     assert "nprobe 1, faiss's default" in caplog.text
+    heads = np.full((600, 1), x.shape[1], np.int32).view(np.float32)
+    np.hstack([heads, x]).tofile(tmp_path / "q.fvecs")
+    np.save(tmp_path / "q.npy", x)
+    np.save(tmp_path / "half.npy", x.astype(np.float16))
+    found = [
+        cli("search", tmp_path / "a", "-q", tmp_path / name, "--json").json["ids"] for name in ("q.fvecs", "q.npy")
+    ]
+    assert found[0] == found[1]
+    assert cli("search", tmp_path / "a", "-q", tmp_path / "half.npy", "--json").code == 0
     refused = cli("import", tmp_path / "x.faiss", tmp_path / "c", "--refine", "drop")
     assert (refused.code, "holds no refinement" in refused.err) == (ExitCode.BAD_INPUT, True)
 

@@ -95,6 +95,7 @@ def test_texts_are_split_and_the_next_passage_is_known(cli, double, tmp_path):
     made = cli("ingest", tmp_path / "x.txt", tmp_path / "idx", *words)
     assert made.code == 0, made.err
     assert "openai:toy" in made.out
+    assert "True" in made.out
     with DocumentStore(tmp_path / "idx" / "documents.sqlite") as store:
         found = [passage.document for passage in store.first(9)]
         assert [(d.text, d.successor) for d in found] == [

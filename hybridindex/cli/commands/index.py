@@ -71,7 +71,7 @@ def describe(index: hx.Index) -> dict[str, Any]:
 def _table(facts: dict[str, Any], title: str) -> Table:
     table = Table(title=title, show_header=False)
     for name, value in facts.items():
-        shown = readable_bytes(value) if name.endswith("_bytes") else f"{value:,}" if isinstance(value, int) else value
+        shown = readable_bytes(value) if name.endswith("_bytes") else f"{value:,}" if type(value) is int else value
         table.add_row(name.replace("_", " "), str(shown))
     return table
 

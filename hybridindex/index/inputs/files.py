@@ -12,12 +12,11 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.index.inputs.batches import Batches
 from hybridindex.index.inputs.columns import open_arrow, open_parquet
 from hybridindex.index.inputs.hdf5 import open_hdf5
-from hybridindex.index.inputs.matrices import map_npy, map_vecs
+from hybridindex.index.inputs.matrices import VECS, map_npy, map_vecs
 from hybridindex.types import VectorFile
 
 __all__ = ["open_file"]
 
-_VECS = (".fvecs", ".bvecs")
 _COLUMNS: dict[str, Callable[[Path, VectorFile], Batches]] = {
     ".parquet": open_parquet,
     ".arrow": open_arrow,
@@ -38,7 +37,7 @@ def open_file(path: Path, file: VectorFile) -> np.ndarray[Any, Any] | Batches:
     ending = path.suffix.lower()
     if file.dtype not in (None, "bf16"):
         raise InvalidInputError(f"dtype is {file.dtype!r}; expected 'bf16' or none")
-    if file.dtype is not None and ending in (*_VECS, *_COLUMNS):
+    if file.dtype is not None and ending in (*VECS, *_COLUMNS):
         raise InvalidInputError(f"dtype is {file.dtype!r}, and {path} is no .npy file; expected no dtype")
     if ending in _COLUMNS:
         return _COLUMNS[ending](path, file)
@@ -47,4 +46,4 @@ def open_file(path: Path, file: VectorFile) -> np.ndarray[Any, Any] | Batches:
             raise InvalidInputError(
                 f"{name} is {value!r}, and {path} has no columns; expected a {', '.join(_COLUMNS)} file"
             )
-    return map_vecs(path) if ending in _VECS else map_npy(path, file.dtype)
+    return map_vecs(path) if ending in VECS else map_npy(path, file.dtype)

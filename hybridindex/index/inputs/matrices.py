@@ -12,12 +12,12 @@ import numpy as np
 
 from hybridindex.errors import InvalidInputError
 
-__all__ = ["map_npy", "map_vecs"]
+__all__ = ["VECS", "map_npy", "map_vecs"]
 
 _HEADER_BYTES = 4
 _CHECKED_BYTES = 16 << 20
 #: Suffix -> elements.
-_VECS: dict[str, type[np.generic]] = {".fvecs": np.float32, ".bvecs": np.uint8}
+VECS: dict[str, type[np.generic]] = {".fvecs": np.float32, ".bvecs": np.uint8}
 
 
 def map_npy(path: Path, dtype: str | None = None) -> np.ndarray[Any, Any]:
@@ -51,7 +51,7 @@ def map_vecs(path: Path) -> np.ndarray[Any, Any]:
     Raises:
         InvalidInputError: missing, empty, truncated, or rows of several dimensions; names the row.
     """
-    element = np.dtype(_VECS[path.suffix.lower()])
+    element = np.dtype(VECS[path.suffix.lower()])
     try:
         data = np.memmap(path, dtype=np.uint8, mode="r")
     except OSError as error:
