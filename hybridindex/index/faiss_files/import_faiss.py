@@ -133,7 +133,7 @@ def _check_object(given: Any) -> None:
 
 def _import(file: Path, name: str, writer: GenerationWriter, options: _Options, scratch: OutFile | None = None) -> None:
     """Commits the index in ``file``, called ``name`` in messages. ``scratch``: the file, where it is the writer's."""
-    outer = _read(file, name)
+    outer = _read(file, name, refined=options.refine is not None)
     refinement = find_refinement(outer, name, options.refine)
     model, id_map = peel(outer if refinement is None else refinement.base)
     metric = _check_servable(model, name)
@@ -191,12 +191,15 @@ def _nprobe_of(ivf: Any, name: str, given: int | None) -> int:
     return int(given)
 
 
-def _read(file: Path, name: str) -> Any:
+def _read(file: Path, name: str, *, refined: bool) -> Any:
     faiss = require_faiss()
     # Tables that are derived from the file and only speed up searches: not wanted here, and larger than the file.
     lean = getattr(faiss, "IO_FLAG_PQ_SKIP_SDC_TABLE", 0) | getattr(faiss, "IO_FLAG_SKIP_PRECOMPUTE_TABLE", 0)
     try:
         with _limited_vectors(faiss, file.stat().st_size):
+            if refined:
+                # All arrays are mapped, the vectors of a refinement too.
+                return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC | lean)
             try:
                 return faiss.read_index(str(file), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY | lean)
             except RuntimeError as error:

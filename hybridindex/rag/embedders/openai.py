@@ -153,7 +153,7 @@ class OpenAIEmbedder:
         try:
             with self._client.stream("POST", self._url, json=asked) as answer:
                 good = answer.status_code == 200
-                body = b""
+                body = bytearray()
                 for chunk in answer.iter_raw():
                     body += chunk
                     if not good and len(body) > _MAX_ERROR_BYTES:
@@ -164,7 +164,7 @@ class OpenAIEmbedder:
                         raise EmbeddingError(f"{self._url} took longer than {self._limits.timeout_s:g} s", status=0)
                 if not good:
                     raise EmbeddingError(
-                        refusal_of(self._url, answer.status_code, body),
+                        refusal_of(self._url, answer.status_code, bytes(body)),
                         status=answer.status_code,
                         retry_after_s=_seconds(answer.headers.get("retry-after")),
                     )
@@ -172,7 +172,7 @@ class OpenAIEmbedder:
             raise EmbeddingError(f"{self._url} took longer than {self._limits.timeout_s:g} s", status=0) from error
         except self._httpx.HTTPError as error:
             raise EmbeddingError(f"no answer from {self._url} ({error or type(error).__name__})", status=0) from error
-        return self._vectors(body, len(texts))
+        return self._vectors(bytes(body), len(texts))
 
     def _vectors(self, body: bytes, n: int) -> F32:
         found = parse_object(body, f"the answer of {self._url}", EmbeddingError)
