@@ -144,9 +144,10 @@ class Retriever:
         if None not in (given, was) and given != was:
             raise InvalidInputError(f"the embedder is {given!r}, the documents were embedded by {was!r}; use that one")
         if expected is not None and (found := self.embed(["dimension"]).shape[1]) != expected:
+            of, by = f" {given!r}" if given else "", f", embedded by {was!r}" if was else ""
             raise InvalidInputError(
-                f"the embedder{f' {given!r}' if given else ''} gives {found} dimensions, the index"
-                f"{f', embedded by {was!r},' if was else ''} has {expected}; use the embedder it was built with"
+                f"the embedder{of} gives {found} dimensions, the index has {expected}{by}; use the embedder it was "
+                "built with"
             )
 
     def token_starts(self, given: TokenStarts | None = None) -> TokenStarts:

@@ -72,7 +72,7 @@ def test_texts_are_ingested_by_a_server_and_asked(cli, double, file, tmp_path, m
     double.vectors_of = lambda asked: [[1.0, 2.0]] * len(asked)
     refused = cli("chat", tmp_path / "idx", *asked, "--embedder-url", double.url)
     assert refused.code == ExitCode.BAD_INPUT
-    assert "'openai:toy' gives 2 dimensions, the index, embedded by 'openai:toy', has 16" in refused.err
+    assert "'openai:toy' gives 2 dimensions, the index has 16, embedded by 'openai:toy'" in refused.err
 
 
 def test_the_demos_embedder_is_centred_and_needs_no_name_later(cli, double, file, tmp_path, monkeypatch):
