@@ -124,7 +124,7 @@ def _check_object(given: Any) -> None:
     faiss = require_faiss()
     if not isinstance(given, faiss.Index):
         raise InvalidInputError(
-            f"file is a {type(given).__name__}; expected the path of a faiss file, or a faiss index in main memory "
+            f"file is a {type(given).__name__}; expected a string or a pathlib.Path, or a faiss index in memory "
             "(faiss.index_gpu_to_cpu of one on a GPU)"
         )
     if faiss.try_extract_index_ivf(given) is None:

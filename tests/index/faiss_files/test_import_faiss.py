@@ -255,7 +255,7 @@ def test_an_index_in_memory_imports_as_its_file_does_and_stays_what_it_is(tmp_pa
 
 def test_what_is_no_ivf_index_in_memory_is_refused(tmp_path: Path) -> None:
     for what, error, message in (
-        ([1], InvalidInputError, "file is a list; expected the path"),
+        ([1], InvalidInputError, "file is a list; expected a string or a pathlib.Path, or a faiss index"),
         (faiss.IndexBinaryFlat(16), InvalidInputError, "file is a IndexBinaryFlat"),
         (faiss.IndexFlat(16), UnsupportedIndexError, "the faiss index is IndexFlat"),
     ):
