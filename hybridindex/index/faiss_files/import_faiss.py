@@ -124,11 +124,13 @@ def _check_object(given: Any) -> None:
     faiss = require_faiss()
     if not isinstance(given, faiss.Index):
         raise InvalidInputError(
-            f"file is a {type(given).__name__}; expected a string or a pathlib.Path, or a faiss index in memory "
-            "(faiss.index_gpu_to_cpu of one on a GPU)"
+            f"file is a {type(given).__name__}; expected a string or a pathlib.Path, or a faiss index in memory"
         )
     if faiss.try_extract_index_ivf(given) is None:
-        raise UnsupportedIndexError(f"the faiss index is {type(given).__name__}; expected an IVF index")
+        raise UnsupportedIndexError(
+            f"the faiss index is {type(given).__name__}; expected an IVF index in main memory (faiss.index_gpu_to_cpu "
+            "brings one there)"
+        )
 
 
 def _import(file: Path, name: str, writer: GenerationWriter, options: _Options, scratch: OutFile | None = None) -> None:

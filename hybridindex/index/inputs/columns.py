@@ -14,7 +14,6 @@ import numpy as np
 
 from hybridindex.errors import InvalidInputError, MissingDependencyError
 from hybridindex.index.inputs.batches import Batch, Batches
-from hybridindex.index.inputs.elements import ELEMENTS
 from hybridindex.types import I64, VectorFile
 
 __all__ = ["open_arrow", "open_parquet"]
@@ -108,7 +107,7 @@ def _choose(pa: Any, path: Path, schema: Any, file: VectorFile) -> tuple[str, ..
             )
         name = fits[0]
     elif not _holds_vectors(pa, column(name)):
-        raise InvalidInputError(f"{path}: column {name!r} holds {column(name)}; expected lists of {ELEMENTS}")
+        raise InvalidInputError(f"{path}: column {name!r} holds {column(name)}; expected lists of floats")
     if file.ids_column is None:
         return (name,)
     if not pa.types.is_integer(column(file.ids_column)):
