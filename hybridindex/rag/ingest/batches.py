@@ -25,11 +25,14 @@ def embedded(passages: Iterable[Document], embedder: Embedder) -> Iterator[tuple
     """Chunks of vectors (n, d) and ids (n,), as :func:`hybridindex.build` takes them.
 
     Raises:
-        InvalidInputError: an embedder that answers something else. What the embedder raises.
+        InvalidInputError: an embedder that refuses a text, or answers something else. What else it raises.
     """
     stream = iter(passages)
     while batch := list(itertools.islice(stream, _BATCH)):
-        vectors: Any = embedder.embed([passage.text for passage in batch])
+        try:
+            vectors: Any = embedder.embed([passage.text for passage in batch])
+        except InvalidInputError as error:
+            raise InvalidInputError(f"passages {batch[0].id} to {batch[-1].id}: {error}") from error
         if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or len(vectors) != len(batch):
             raise InvalidInputError(
                 f"the embedder gave {type(vectors).__name__} for {len(batch)} texts; expected (n, d)"

@@ -112,3 +112,10 @@ def test_an_embedder_that_answers_something_else():
 
     with pytest.raises(InvalidInputError, match="the embedder gave"):
         list(embedded([Document(id=0, text="a")], Bad()))
+
+    class Refusing:
+        def embed(self, texts, /):
+            raise InvalidInputError("text 1 is too long")
+
+    with pytest.raises(InvalidInputError, match="passages 4 to 9: text 1 is too long"):
+        list(embedded([Document(id=4, text="a"), Document(id=9, text="b")], Refusing()))
