@@ -22,7 +22,10 @@ __all__ = ["CenteredEmbedder", "Embedder", "RetrievalSession", "Retriever", "Ses
 
 
 class Embedder(Protocol):
-    """Texts to query vectors of an index. One that has a ``name`` is compared with the document store's."""
+    """Texts to query vectors of an index. One that has a ``name`` is compared with the document store's.
+
+    One that embeds passages in another way than queries has a method ``embed_passages`` too.
+    """
 
     def embed(self, texts: Sequence[str], /) -> F32:
         """(n, d) float32."""
@@ -84,7 +87,13 @@ class CenteredEmbedder:
 
     def embed(self, texts: Sequence[str], /) -> F32:
         """(n, d) float32, of length 1 or 0. Raises InvalidInputError where the mean has another dimension."""
-        vectors = self._embedder.embed(texts)
+        return self._centered(self._embedder.embed(texts))
+
+    def embed_passages(self, texts: Sequence[str], /) -> F32:
+        """As :meth:`embed`, of passages."""
+        return self._centered(getattr(self._embedder, "embed_passages", self._embedder.embed)(texts))
+
+    def _centered(self, vectors: F32) -> F32:
         if vectors.shape[1:] != self._mean.shape:
             raise InvalidInputError(
                 f"the embedder gives {vectors.shape[1:]} dimensions, the mean has {self._mean.shape}; "

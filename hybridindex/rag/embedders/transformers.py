@@ -41,8 +41,15 @@ class SentenceEmbedder:
         self.name = f"sentence-transformers:{model}"
 
     def embed(self, texts: Sequence[str], /) -> F32:
-        """Unit vectors (n, d) float32."""
-        found = self._model.encode(
-            list(texts), batch_size=self._batch_size, show_progress_bar=False, convert_to_numpy=True
-        )
+        """Unit vectors (n, d) float32 of queries, with the model's prompt for them where it has one."""
+        return self._encoded("encode_query", texts)
+
+    def embed_passages(self, texts: Sequence[str], /) -> F32:
+        """The same of passages."""
+        return self._encoded("encode_document", texts)
+
+    def _encoded(self, how: str, texts: Sequence[str]) -> F32:
+        # Before version 5 there is one way for both.
+        encode = getattr(self._model, how, self._model.encode)
+        found = encode(list(texts), batch_size=self._batch_size, show_progress_bar=False, convert_to_numpy=True)
         return normalize(np.asarray(found, dtype=np.float32))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,11 @@ def embedded(passages: Iterable[Document], embedder: Embedder) -> Iterator[tuple
     Raises:
         InvalidInputError: an embedder that refuses a text, or answers something else. What else it raises.
     """
+    embed: Callable[[list[str]], Any] = getattr(embedder, "embed_passages", embedder.embed)
     stream = iter(passages)
     while batch := list(itertools.islice(stream, _BATCH)):
         try:
-            vectors: Any = embedder.embed([passage.text for passage in batch])
+            vectors = embed([passage.text for passage in batch])
         except InvalidInputError as error:
             raise InvalidInputError(f"passages {batch[0].id} to {batch[-1].id}: {error}") from error
         if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or len(vectors) != len(batch):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hybridindex.errors import InvalidInputError, MissingDependencyError
-from hybridindex.rag import Retriever, embed
+from hybridindex.rag import Document, Retriever, embed, embedded
 from hybridindex.rag.embed import EMBEDDER
 from hybridindex.rag.embedders import EmbedderOptions, OpenAIEmbedder, SentenceEmbedder, open_embedder
 from hybridindex.rag.retriever import CenteredEmbedder
@@ -29,6 +29,9 @@ class Model:
         assert (batch_size, show_progress_bar, convert_to_numpy) == (32, False, True)
         return np.array([[3.0 * len(text), 4.0 * len(text)] for text in texts], dtype=np.float64)
 
+    def encode_query(self, texts, **options):
+        return self.encode(["a" + text for text in texts], **options) * [1, -1]
+
 
 @pytest.fixture
 def package(monkeypatch):
@@ -41,8 +44,13 @@ def test_a_model_of_sentence_transformers(package):
         assert isinstance(found, SentenceEmbedder)
         assert found.name == "sentence-transformers:org/tiny"
         vectors = found.embed(["a", "bcd"])
-        np.testing.assert_allclose(vectors, [[0.6, 0.8]] * 2, rtol=1e-6)
+        np.testing.assert_allclose(vectors, [[0.6, -0.8]] * 2, rtol=1e-6)
         assert vectors.dtype == np.float32
+        passages = [Document(id=5, text="a"), Document(id=6, text="bcd")]
+        ((vectors, _),) = embedded(passages, found)
+        np.testing.assert_allclose(vectors, [[0.6, 0.8]] * 2, rtol=1e-6)
+        ((vectors, _),) = embedded(passages, CenteredEmbedder(found, np.array([0.6, 0], np.float32)))
+        np.testing.assert_allclose(vectors, [[0, 1]] * 2, atol=1e-6)
         with pytest.raises(InvalidInputError, match="cannot load 'none': none is not a local folder"):
             open_embedder(owned, "sentence-transformers:none", EmbedderOptions())
 
