@@ -85,7 +85,7 @@ def _require_pyarrow(path: Path) -> Any:
 def _readable(pa: Any, path: Path) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         words = " ".join(str(error).split())
         raise InvalidInputError(f"vectors {str(path)!r} cannot be read as {path.suffix}: {words[:200]}") from error
 

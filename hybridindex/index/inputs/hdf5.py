@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import contextlib
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +26,28 @@ def open_hdf5(path: Path, file: VectorFile) -> Batches:
         import h5py
     except ImportError as error:
         raise MissingDependencyError(f"h5py is needed to read {path}: pip install 'hybridindex[formats]'") from error
-    try:
-        opened = h5py.File(path, "r")
-    except OSError as error:
-        raise InvalidInputError(f"vectors {str(path)!r} cannot be read as HDF5: {error}") from error
-    try:
+    with contextlib.ExitStack() as owned, _readable(path):
+        opened = owned.enter_context(h5py.File(path, "r"))
         vectors = _vectors_of(h5py, opened, path, file.column)
         ids = None if file.ids_column is None else _ids_of(h5py, opened, path, file.ids_column, len(vectors))
-    except BaseException:
-        opened.close()
-        raise
+        kept = owned.pop_all()
 
     def batches() -> Generator[Batch]:
         rows = max(1, BATCH_BYTES // max(1, vectors.shape[1] * vectors.dtype.itemsize))
-        with opened:
+        with kept, _readable(path):
             for start in range(0, len(vectors), rows):
                 part = slice(start, start + rows)
-                try:
-                    batch = vectors[part] if ids is None else (vectors[part], ids[part])
-                except OSError as error:
-                    raise InvalidInputError(f"{path} cannot be read from row {start} on: {error}") from error
-                yield batch
+                yield vectors[part] if ids is None else (vectors[part], ids[part])
 
     return Batches(count=len(vectors), batches=batches())
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError, KeyError) as error:
+        raise InvalidInputError(f"vectors {str(path)!r} cannot be read as HDF5: {error}") from error
 
 
 def _vectors_of(h5py: Any, opened: Any, path: Path, name: str | None) -> Any:

@@ -271,6 +271,11 @@ BAD: dict[str, tuple[str, Callable[[Path], object], dict[str, Any], str]] = {
         "x.arrow", written(lambda p: pyarrow.feather.write_feather(table(fixed(X)), p)), {}, "cannot be read",
     ),
     "truncated hdf5": ("x.h5", written(lambda p: write_hdf5(p, train=X)), {}, "cannot be read as HDF5"),
+    "damaged hdf5": (
+        "x.h5",
+        written(lambda p: write_hdf5(p, train=X), lambda p: p.write_bytes(p.read_bytes().replace(b"HEAP", b"heap"))),
+        {}, "cannot be read as HDF5",
+    ),
     "hdf5 without vectors": ("x.h5", lambda p: write_hdf5(p, train=IDS), {}, "has 0 datasets of vectors"),
     "hdf5 ids of another length": (
         "x.h5", lambda p: write_hdf5(p, train=X, key=IDS[1:]), {"ids_column": "key"}, r"expected \(5000,\) integers",
