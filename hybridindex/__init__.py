@@ -16,7 +16,7 @@ from hybridindex.api import open_index as open  # noqa: A004 - hx.open, as in io
 from hybridindex.config import HealthPolicy, RouterConfig, SearchParams
 from hybridindex.errors import HybridIndexError
 from hybridindex.old_paths import install as _find_old_paths
-from hybridindex.types import LLMProfile, Profile, SearchResult
+from hybridindex.types import LLMProfile, Profile, SearchResult, VectorFile
 
 __version__ = "0.2.0"
 
@@ -29,6 +29,7 @@ __all__ = [
     "RouterConfig",
     "SearchParams",
     "SearchResult",
+    "VectorFile",
     "__version__",
     "build",
     "from_faiss",

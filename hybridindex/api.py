@@ -16,7 +16,17 @@ import numpy as np
 
 from hybridindex.config import RouterConfig, RouterOptions
 from hybridindex.errors import InvalidInputError, StoreError
-from hybridindex.types import DEFAULT_HEADROOM, F32, I64, HitRateChoice, LLMProfile, Metric, Profile
+from hybridindex.types import (
+    DEFAULT_HEADROOM,
+    F32,
+    I64,
+    HitRateChoice,
+    LLMProfile,
+    Metric,
+    Profile,
+    SearchResult,
+    VectorFile,
+)
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
@@ -312,6 +322,20 @@ class Index:
             )
         return router
 
+    def search(self, queries: Any, k: int = 10, nprobe: int | None = None) -> SearchResult:
+        """One search on the host, for trying things: opens a router and closes it again. A server keeps a router.
+
+        Args:
+            queries: (d,) or (n, d) float32; (d,) answers (1, k).
+            k: neighbours per query.
+            nprobe: lists per query; default the index's.
+
+        Raises:
+            InvalidInputError: names the argument.
+        """
+        with self.router(devices=()) as router:
+            return router.search(queries, k, nprobe)
+
     def save(self, path: str | Path, *, plans: bool = True, **options: Any) -> Index:
         """Writes a copy of this generation to another directory and opens it.
 
@@ -365,7 +389,7 @@ class Index:
 
 
 def build(
-    vectors: np.ndarray[Any, Any] | str | Path | Iterable[Any],
+    vectors: np.ndarray[Any, Any] | str | Path | VectorFile | Iterable[Any],
     path: str | Path,
     *,
     nlist: int | None = None,
@@ -376,6 +400,8 @@ def build(
 ) -> Index:
     """Builds an index directory and opens it; see :func:`hybridindex.index.build.build` for all options.
 
+    ``vectors``: an array, a file (docs/inputs.md lists the formats), or an iterator of batches.
+
     An index that stands at ``path`` is refused without ``replace=True``.
     """
     from hybridindex.index import build as build_index
@@ -383,8 +409,14 @@ def build(
     return Index(build_index(vectors, path, nlist=nlist, metric=metric, codec=codec, ids=ids, **options))
 
 
-def from_faiss(file: str | Path, path: str | Path, **options: Any) -> Index:
-    """Imports any faiss IVF index file, pre-transforms included, and opens it. ``replace``: as for :func:`build`."""
+def from_faiss(file: Any, path: str | Path, **options: Any) -> Index:
+    """Imports any faiss IVF index, pre-transforms included, and opens it.
+
+    Args:
+        file: its path, or an index object, which stays as it is.
+        path: the index directory.
+        options: see :func:`hybridindex.index.faiss_files.import_faiss.from_faiss`.
+    """
     from hybridindex.index import from_faiss as import_index
 
     return Index(import_index(file, path, **options))

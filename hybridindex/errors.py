@@ -14,6 +14,7 @@ __all__ = [
     "DiskFullError",
     "DocumentStoreError",
     "DuplicateIdError",
+    "EmbeddingError",
     "GenerationError",
     "HybridIndexError",
     "IndexExistsError",
@@ -165,6 +166,15 @@ class DocumentStoreError(HybridIndexError):
 
 class GenerationError(_HTTPStatusError):
     """An LLM server cannot be reached, refused the request, or sent an answer that cannot be read."""
+
+
+class EmbeddingError(_HTTPStatusError):
+    """A server of embeddings cannot be reached, refused the request, or sent an answer that cannot be read."""
+
+    def __init__(self, message: str, *, status: int | None = None, retry_after_s: float = 0.0) -> None:
+        """``retry_after_s``: what the server asked for; 0 where it did not."""
+        super().__init__(message, status=status)
+        self.retry_after_s = retry_after_s
 
 
 class TraceError(HybridIndexError):

@@ -58,6 +58,19 @@ def test_the_snippet(index, profile):
             assert session.search(queries[0], k=3, deadline_ms=4000, min_nprobe=4).ids.shape == (1, 3)
 
 
+def test_one_search_needs_no_router(index):
+    queries = clustered(5, seed=8)
+    found = index.search(queries, k=4, nprobe=6)
+    with index.router() as router:
+        expected = router.search(queries, 4, 6)
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_array_equal(found.distances, expected.distances)
+    assert set(found.nprobe_used.tolist()) == {6}
+    assert index.search(queries[0]).ids.shape == (1, 10)
+    with pytest.raises(InvalidInputError, match="k is 0"):
+        index.search(queries, k=0)
+
+
 def test_what_an_index_says(index):
     assert index.centroids.shape == (NLIST, index.dim)
     assert index.list_sizes.sum() == index.count == N

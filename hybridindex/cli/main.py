@@ -43,7 +43,7 @@ class _Commands(TyperGroup):
 
 #: Module in :mod:`hybridindex.cli.commands` -> its commands, in the order of the help.
 _COMMANDS = {
-    "index": ("build", "import", "export", "verify", "rollback", "gc"),
+    "index": ("build", "ingest", "import", "export", "verify", "rollback", "gc"),
     "plan": ("profile", "plan", "explain", "history", "prune", "report"),
     "search": ("search",),
     "bench": ("bench",),
@@ -60,7 +60,7 @@ _COMMANDS = {
 
 #: Panels of --help, and their commands.
 PANELS = {
-    "Index": ("build", "import", "export", "verify", "rollback", "gc"),
+    "Index": ("build", "ingest", "import", "export", "verify", "rollback", "gc"),
     "Profile and plan": ("profile", "plan", "explain", "apply", "history", "prune", "report"),
     "Search": ("search", "bench", "chat"),
     "Daemon": ("serve", "status", "repartition", "reload", "drain", "refresh-schedule", "keys"),

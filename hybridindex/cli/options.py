@@ -33,7 +33,8 @@ __all__ = [
 
 IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Index directory.", show_default=False)]
 QueriesPath = Annotated[
-    Path, typer.Option("--queries", "-q", metavar="FILE.npy", help="Queries, (n, d) float32.", show_default=False)
+    Path,
+    typer.Option("--queries", "-q", metavar="FILE.npy", help="Queries, (n, d); or .fvecs, .bvecs.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")]
 Nprobe = Annotated[

@@ -1,13 +1,14 @@
 """Building an index from vectors: train on a sample, assign, encode and sort into lists, commit; in bounded memory.
 
 Two passes over the vectors. The first assigns each to its nearest centroid and counts; the second encodes and writes
-every vector to its final place. Chunks of an iterator are spooled to disk before (in the index directory: it must be
-on a disk with room for the vectors once more).
+every vector to its final place. What cannot be read at any place (an iterator, Parquet, Arrow, HDF5) is spooled to disk
+before (in the index directory: it must be on a disk with room for the vectors once more, as float32).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import math
 from collections.abc import Iterator
@@ -78,9 +79,9 @@ def build(
     included) leaves the old one.
 
     Args:
-        vectors: (n, dim) float32 array or memory map; the path of a ``.npy`` file of one; or an iterable of (n_i, dim)
-            float32 chunks or of (chunk, ids) pairs. Other float types are refused: convert them, so that no
-            precision is lost silently.
+        vectors: (n, dim) array or memory map; the path of a file, or a :class:`hybridindex.types.VectorFile`, which
+            names its columns; or an iterable of (n_i, dim) chunks or of (chunk, ids) pairs. Elements are float32,
+            float16, bfloat16, uint8, or float64, which is rounded to float32.
         path: the index directory: new, empty, or an index where ``replace`` says so.
         nlist: number of lists; ``None`` takes about 4*sqrt(n).
         metric: "ip" (inner product; k-means is spherical, as faiss does) or "l2" (squared Euclidean distance).
@@ -102,7 +103,7 @@ def build(
         DiskFullError: no room; the previous generation is untouched.
         NotWritableError: ``path`` cannot be made or written.
         BuildError: another process is writing to the same index.
-        MissingDependencyError: faiss is not installed.
+        MissingDependencyError: faiss, or the package that reads the file, is not installed.
     """
     path = as_path(path)
     _check_metric(metric, normalize)
@@ -183,9 +184,15 @@ def _check_ids_unique(source: VectorSource, writer: GenerationWriter, memory: Bu
     chunks = (source.ids(start, stop) for start, stop in _spans(source.n, memory.chunk_rows))
     found = find_duplicates(chunks, source.n, writer)
     if found.surplus:
+        repeated, whose = found.examples[0], f" of {source.origin}" if source.origin else ""
+        spans = _spans(source.n, memory.chunk_rows)
+        rows = (
+            start + int(row) for start, stop in spans for row in np.flatnonzero(source.ids(start, stop) == repeated)
+        )
+        first, second = itertools.islice(rows, 2)
         raise DuplicateIdError(
-            f"ids hold {found.examples[0]} more than once ({found.surplus} of {source.n} ids repeat an earlier one); "
-            "expected every id once"
+            f"ids{whose} hold {repeated} more than once ({found.surplus} of {source.n} ids repeat an earlier one), "
+            f"first in rows {first} and {second}; expected every id once"
         )
 
 

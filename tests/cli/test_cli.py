@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from rich.table import Table
@@ -119,6 +121,33 @@ def test_faiss_files_come_in_and_go_out(cli, planned, tmp_path):
     assert cli("gc", tmp_path / "again", "--json").json == {"removed": [2]}
     assert cli("rollback", tmp_path / "again", "--json").code == ExitCode.BAD_INPUT
     assert cli("verify", tmp_path / "again", "--json").json["generation"] == 1
+
+
+def test_vectors_come_from_columns_and_an_import_says_its_nprobe(cli, tmp_path, caplog):
+    x = clustered(600, seed=1)
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), x.shape[1])
+    pq.write_table(pa.table({"v": rows, "w": rows, "key": np.arange(600) + 9}), tmp_path / "x.parquet")
+    words = ["build", tmp_path / "x.parquet", tmp_path / "idx", "--nlist", 8, "--nprobe", 1]
+    built = cli(*words, "--column", "v", "--ids-column", "key", "--json")
+    assert built.code == 0, built.err
+    assert built.json["count"] == 600
+    assert "2 columns of vectors" in cli(*words).err
+    assert cli("export", tmp_path / "idx", tmp_path / "x.faiss").code == 0
+    assert cli("import", tmp_path / "x.faiss", tmp_path / "a", "--nprobe", 3, "--json").json["nprobe"] == 3
+    assert caplog.text == ""
+    assert cli("import", tmp_path / "x.faiss", tmp_path / "b", "--json").json["nprobe"] == 1
+    assert "nprobe 1, faiss's default" in caplog.text
+    heads = np.full((600, 1), x.shape[1], np.int32).view(np.float32)
+    np.hstack([heads, x]).tofile(tmp_path / "q.fvecs")
+    np.save(tmp_path / "q.npy", x)
+    np.save(tmp_path / "half.npy", x.astype(np.float16))
+    found = [
+        cli("search", tmp_path / "a", "-q", tmp_path / name, "--json").json["ids"] for name in ("q.fvecs", "q.npy")
+    ]
+    assert found[0] == found[1]
+    assert cli("search", tmp_path / "a", "-q", tmp_path / "half.npy", "--json").code == 0
+    refused = cli("import", tmp_path / "x.faiss", tmp_path / "c", "--refine", "drop")
+    assert (refused.code, "holds no refinement" in refused.err) == (ExitCode.BAD_INPUT, True)
 
 
 def test_infeasible_is_an_exit_status_not_an_error(cli, planned):

@@ -170,9 +170,8 @@ def _chunks(*chunks: Any) -> Iterator[Any]:
 
 
 BAD_VECTORS: list[tuple[Any, str]] = [
-    (X.astype(np.float64), "dtype float64; expected float32"),
-    (X.astype(np.float16), "dtype float16"),
-    (X.astype(">f4"), "dtype >f4"),
+    (X.astype(">f4"), "dtype >f4; expected float32, float16, bfloat16"),
+    (X.astype(bool), "dtype bool"),
     (X.astype(np.int32), "dtype int32"),
     (X[0], "two dimensions"),
     (X[None], "two dimensions"),

@@ -57,13 +57,13 @@ ABOVE = {"cli", "__main__", "old_paths"}
 #: Room -> its sub-rooms and files from the bottom up: each imports itself and what stands before it. "." are the files
 #: that have no entry of their own.
 ORDER = {
-    "index": ("storage", ".", "faiss_files"),
+    "index": ("storage", "inputs", ".", "faiss_files"),
     "tiers": ("contract", "host", "paged", "shard", "."),
     "router": ("batch", "lookahead", "devices", "."),
     "partitioner": ("models", "."),
     "profiler": (".", "llm"),
     "service": (".", "observe", "http", "daemon"),
-    "rag": (".", "pipelines"),
+    "rag": (".", "embedders", "ingest", "pipelines"),
     "cli": (".", "commands", "main", "entry"),
     "studies": ("hardware", "schedule", "simulator", "what_if"),
     "studies.schedule": ("stages", "."),
@@ -221,6 +221,7 @@ def test_public_names():
         "RouterConfig",
         "SearchParams",
         "SearchResult",
+        "VectorFile",
         "__version__",
         "build",
         "from_faiss",
@@ -230,7 +231,7 @@ def test_public_names():
     ]
     for name in hybridindex.__all__:
         assert hasattr(hybridindex, name)
-    for method in ("profile", "plan", "router", "centroids", "list_sizes"):
+    for method in ("profile", "plan", "router", "search", "centroids", "list_sizes"):
         assert hasattr(hybridindex.Index, method)
 
 

@@ -116,6 +116,8 @@ def _torch() -> list[Finding]:
 
 def _extras() -> list[Finding]:
     extras = [
+        ("pyarrow", "formats", "Parquet and Arrow files"),
+        ("h5py", "formats", "HDF5 files"),
         ("matplotlib", "report", "pictures and reports"),
         ("psycopg", "postgres", "control store in PostgreSQL"),
         ("vllm", "vllm", "serving beside vLLM"),
