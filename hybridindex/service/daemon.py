@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridindex.api import Index
-from hybridindex.errors import InvalidInputError, MissingDependencyError
+from hybridindex.errors import InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.router.router import Router
 from hybridindex.service.auth import Keyring
@@ -32,7 +32,7 @@ from hybridindex.store.control import ControlStore
 try:
     import uvicorn
 except ImportError as error:
-    raise MissingDependencyError("the daemon needs uvicorn: pip install 'hybridindex[service]'") from error
+    raise MissingDependencyError(f"the daemon needs uvicorn: {how_to_install('service')}") from error
 
 if TYPE_CHECKING:
     from hybridindex.service.observe.traces import Traces
