@@ -22,7 +22,7 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from hybridindex import __version__
-from hybridindex.errors import HybridIndexError, ProfileError
+from hybridindex.errors import HybridIndexError, ProfileError, ProfileMismatchError
 from hybridindex.plans.replan import SOLVE
 from hybridindex.plans.stored import plan_tradeoff
 from hybridindex.service.auth import Caller, Keyring
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 #: Time between two samples of the series.
 _SAMPLE_S = 1.0
-_REPARTITION = {"apply", "slo_ms", "device_budget_bytes", "rate_qps", "coverage", "bandwidth_share"}
+_REPARTITION = {"apply", "slo_ms", "device_budget_bytes", "rate_qps", "coverage", "bandwidth_share", "force"}
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -224,6 +224,27 @@ def _number_of(request: Request, name: str, default: float) -> float:
     return value
 
 
+def _take_flag(options: dict[str, Any], name: str) -> bool:
+    """Takes a flag out of a body. Raises BodyError."""
+    value = options.pop(name, False)
+    if not isinstance(value, bool):
+        raise BodyError(name, f"is {str(value)[:60]!r}; expected true or false")
+    return value
+
+
+def _check_share(options: dict[str, Any]) -> None:
+    """Raises BodyError."""
+    share = options.get("bandwidth_share", 1.0)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not MIN_BANDWIDTH_SHARE <= share <= 1:
+        # With less, lists would move for hours, and block other changes of the plan.
+        raise BodyError("bandwidth_share", f"is {str(share)[:60]}; expected {MIN_BANDWIDTH_SHARE}..1")
+
+
+def _unknown_plan(choice: str) -> ProblemError:
+    detail = f"there is no plan {choice} of this index; GET /v1/plans lists those there are"
+    return ProblemError(Problem(404, "unknown-plan", "Unknown plan", detail, "plan"))
+
+
 def _describe_all(app: FastAPI, *, keys: bool) -> None:
     make = app.openapi
 
@@ -308,6 +329,11 @@ class _Routes:
                 {200: answers.REPARTITIONED, **taken, **change, **openapi.problems(507)},
             ),
             (
+                "POST", "/v1/plans/{plan}/apply", self.apply_plan, "Make a stored plan the one that serves; admin",
+                {"parameters": openapi.PLAN_PATH, **openapi.APPLY},
+                {200: answers.REPARTITIONED, **taken, **change, **openapi.problems(404, 507)},
+            ),
+            (
                 "POST", RECENT_PATH, recent.upload, "Give recent queries to the refresh; admin", bodies.recent(),
                 {200: answers.RECENT, **taken, **change},
             ),
@@ -386,8 +412,7 @@ class _Routes:
         try:
             found = await asyncio.to_thread(self._service.stored_plan, choice)
         except ProfileError:
-            detail = f"there is no plan {choice} of this index; GET /v1/plans lists those there are"
-            raise ProblemError(Problem(404, "unknown-plan", "Unknown plan", detail, "plan")) from None
+            raise _unknown_plan(choice) from None
         return _json(describe(found))
 
     async def plans(self, _request: Request) -> Response:
@@ -413,25 +438,35 @@ class _Routes:
 
     async def repartition(self, request: Request) -> Response:
         options = await self._object(request, _REPARTITION)
-        apply = options.pop("apply", False)
-        if not isinstance(apply, bool):
-            raise BodyError("apply", f"is {apply!r}; expected true or false")
+        apply, force = _take_flag(options, "apply"), _take_flag(options, "force")
         for name in sorted(set(options) - {"device_budget_bytes"}):
             if name == "coverage" and options[name] == SOLVE:
                 continue
             if isinstance(options[name], bool) or not isinstance(options[name], int | float):
                 expected = f"a number, or {SOLVE!r}" if name == "coverage" else "a number"
                 raise BodyError(name, f"is {str(options[name])[:60]!r}; expected {expected}")
-        share = options.get("bandwidth_share", 1.0)
-        if not MIN_BANDWIDTH_SHARE <= share <= 1:
-            # With less, lists would move for hours, and block other changes of the plan.
-            raise BodyError("bandwidth_share", f"is {share!r}; expected {MIN_BANDWIDTH_SHARE}..1")
+        _check_share(options)
         budget = options.get("device_budget_bytes")
         if isinstance(budget, list):
             options["device_budget_bytes"] = tuple(to_bytes("device_budget_bytes", each) for each in budget)
         elif budget is not None:
             options["device_budget_bytes"] = to_bytes("device_budget_bytes", budget)
-        answer = await asyncio.to_thread(self._service.repartition, apply=apply, **options)
+        answer = await asyncio.to_thread(self._service.repartition, apply=apply, force=force, **options)
+        return _json(describe(answer))
+
+    async def apply_plan(self, request: Request) -> Response:
+        options = await self._object(request, {"dry_run", "force", "bandwidth_share"})
+        dry_run, force = _take_flag(options, "dry_run"), _take_flag(options, "force")
+        _check_share(options)
+        choice = request.path_params["plan"]
+        try:
+            answer = await asyncio.to_thread(
+                self._service.apply_plan, choice, apply=not dry_run, force=force, **options
+            )
+        except ProfileMismatchError:
+            raise
+        except ProfileError:
+            raise _unknown_plan(choice) from None
         return _json(describe(answer))
 
     async def drain(self, request: Request) -> Response:

@@ -45,7 +45,8 @@ _WORDS = {
     403: "The key's role does not allow this",
     404: "No such session or plan",
     408: "The body did not come in time",
-    409: "No profile to plan from, a new target beside a fixed coverage, queries are not kept, or a device has failed",
+    409: "No profile to plan from, a new target beside a fixed coverage, an infeasible plan without force, queries are "
+    "not kept, or a device has failed",
     413: "Too large",
     415: "Media type not supported",
     429: "This client's share of the queue is full; see Retry-After-Ms",
@@ -169,6 +170,13 @@ SESSION: dict[str, Any] = _options(
 )
 
 
+_SHARE = {"type": "number", "minimum": MIN_BANDWIDTH_SHARE, "maximum": 1}
+_FORCE = {"type": "boolean", "default": False, "description": "Apply a plan that cannot meet its SLO, too."}
+APPLY: dict[str, Any] = _options(
+    {"dry_run": {"type": "boolean", "default": False}, "bandwidth_share": _SHARE, "force": _FORCE}, {"force": False}
+)
+
+
 def repartition(n_devices: int) -> dict[str, Any]:
     """The body of a change of the plan. A list of budgets has one entry per device."""
     each = {"type": "array", "items": _BYTES, "minItems": n_devices, "maxItems": n_devices}
@@ -179,7 +187,8 @@ def repartition(n_devices: int) -> dict[str, Any]:
             "device_budget_bytes": {"oneOf": [_BYTES, each]},
             "rate_qps": _POSITIVE,
             "coverage": {"oneOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"const": SOLVE}]},
-            "bandwidth_share": {"type": "number", "minimum": MIN_BANDWIDTH_SHARE, "maximum": 1},
+            "bandwidth_share": _SHARE,
+            "force": _FORCE,
         },
         {"apply": False, "slo_ms": 50, "coverage": SOLVE},
     )
