@@ -32,7 +32,7 @@ help:
 	@echo "make sanitize     tests of the native scan under address, undefined-behaviour and thread sanitizers"
 	@echo "make fuzz         the native scan over malformed input, FUZZ_SECONDS=30"
 	@echo "make bench        the benchmarks behind the README's numbers (build/bench)"
-	@echo "make figures      the papers' figures beside ours: docs/images and the tables of docs/reproduction.md"
+	@echo "make figures      the papers' figures beside ours (minutes): docs/images, benchmarks/results, and the texts that quote them"
 	@echo "make clean        remove .venv and build"
 
 $(BIN)/python:
@@ -100,8 +100,8 @@ bench: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.all --output build/bench
 
 figures: $(VENV)/.test
-	$(BIN)/python -m benchmarks.papers.figures --plot docs/images --report docs/reproduction.md \
-	  --json benchmarks/results/figures.json
+	$(BIN)/python -m benchmarks.papers.figures --plot docs/images --json benchmarks/results/figures.json
+	$(BIN)/python -m benchmarks.texts
 
 clean:
 	rm -rf $(VENV) build

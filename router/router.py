@@ -296,6 +296,8 @@ class Router:
 
     def _window_bytes(self, plan: Plan, window_ms: float, share_bytes: int) -> int:
         """The plan's answer, remembered: pipelines have few steps, and asking takes longer than a small search."""
+        if share_bytes == 0:  # no device: nothing was copied when it was profiled, and nothing will be
+            return 0
         key = (id(plan), window_ms, share_bytes)
         known = self._window_budgets.get(key)
         if known is None:

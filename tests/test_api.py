@@ -71,6 +71,15 @@ def test_one_search_needs_no_router(index):
         index.search(queries, k=0)
 
 
+def test_a_session_with_a_window_serves_where_there_is_no_device(index):
+    profile = index.profile(clustered(400, seed=2), nprobe=8, max_seconds=1, save=False)
+    plan = index.plan(slo_ms=50, device_budget_bytes=2 << 30, profile=profile)
+    queries = clustered(2, seed=3)
+    with index.router(plan=plan, devices=[]) as router, router.session(window_ms=120) as session:
+        session.lookahead(queries[0])
+        assert session.search(queries[1], k=3, deadline_ms=4000, min_nprobe=4).ids.shape == (1, 3)
+
+
 def test_what_an_index_says(index):
     assert index.centroids.shape == (NLIST, index.dim)
     assert index.list_sizes.sum() == index.count == N

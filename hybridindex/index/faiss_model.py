@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridindex.errors import CorruptIndexError, MissingDependencyError, UnsupportedIndexError
+from hybridindex.errors import CorruptIndexError, MissingDependencyError, UnsupportedIndexError, how_to_install
 from hybridindex.index.codec import CodecSpec
 from hybridindex.types import F32, I64, U8, Metric
 
@@ -52,8 +52,8 @@ def require_faiss() -> Any:
         import faiss
     except ImportError as error:
         raise MissingDependencyError(
-            "faiss is needed to train, quantize and scan: pip install 'hybridindex[cpu]' "
-            "(or 'hybridindex[gpu]' on a machine with a CUDA device)"
+            f"faiss is needed to train, quantize and scan: {how_to_install('cpu')}; on a machine with a CUDA device "
+            f"instead: {how_to_install('gpu')}"
         ) from error
     return faiss
 

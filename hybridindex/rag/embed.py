@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.errors import InvalidInputError, MissingDependencyError
+from hybridindex.errors import InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.rag.wheels import FetchError, WheelSpec, fetch_wheel
 from hybridindex.types import F32
 
@@ -124,9 +124,7 @@ def load_embedder(wheel_folder: Path) -> StaticEmbedder:
         import safetensors.numpy
         import tokenizers
     except ImportError as error:
-        raise MissingDependencyError(
-            f"{error.name} is needed to embed text; pip install 'hybridindex[demo]'"
-        ) from error
+        raise MissingDependencyError(f"{error.name} is needed to embed text: {how_to_install('demo')}") from error
     weights, tokenizer = _read_parts(wheel_folder)
     for what, content, expected in (("weights", weights, WEIGHTS_SHA256), ("tokenizer", tokenizer, _TOKENIZER_SHA256)):
         if (found := hashlib.sha256(content).hexdigest()) != expected:

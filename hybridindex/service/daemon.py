@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridindex.errors import HybridIndexError, InvalidInputError, MissingDependencyError
+from hybridindex.errors import HybridIndexError, InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.service.auth import Keyring
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
@@ -29,7 +29,7 @@ from hybridindex.service.serving import MakeRefresher
 try:
     import uvicorn
 except ImportError as error:
-    raise MissingDependencyError("the daemon needs uvicorn: pip install 'hybridindex[service]'") from error
+    raise MissingDependencyError(f"the daemon needs uvicorn: {how_to_install('service')}") from error
 
 if TYPE_CHECKING:
     from hybridindex.service.observe.traces import Traces

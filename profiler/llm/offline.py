@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from hybridindex.errors import InvalidInputError, LLMServerError, MissingDependencyError
+from hybridindex.errors import InvalidInputError, LLMServerError, MissingDependencyError, how_to_install
 from hybridindex.profiler.checkpoint import Checkpoint
 from hybridindex.profiler.hardware import hardware_info
 from hybridindex.types import LLMLevel, LLMMeasurement, LLMProfile
@@ -105,7 +105,7 @@ def sweep_kv_cache(
         known = kept.get(f"kv {size}")
         result = known[0] if known is not None else _run_point(request, size)
         if "missing" in result:
-            raise MissingDependencyError(f"sweeping needs vLLM ({result['missing']}): pip install 'hybridindex[vllm]'")
+            raise MissingDependencyError(f"sweeping needs vLLM ({result['missing']}): {how_to_install('vllm')}")
         kept.put(f"kv {size}", result)
         total = size * request.n_devices
         if "raced" in result:

@@ -97,7 +97,11 @@ def test_the_whole_way_by_commands(cli, files, tmp_path):
     assert cli("verify", idx, "--json").json["ok"] is True
     report = cli("report", idx, "-o", tmp_path / "report", "--json")
     assert report.code == 0, report.err
-    assert "<html" in Path(report.json["html"]).read_text().lower()
+    shown = Path(report.json["html"]).read_text()
+    assert "<html" in shown.lower()
+    assert "what bench measured" in shown
+    assert f"<td>plan {report.json['plan_id']}</td><td>200</td>" in shown
+    assert "No load test was run" not in shown
 
 
 def planned_nprobe(cli, idx) -> int:

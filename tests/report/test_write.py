@@ -179,6 +179,26 @@ def test_extreme_plans_are_drawn(tmp_path: Path, bare_profile: Profile, asked: d
     assert tmp_path / "slo-bytes.png" in files.pngs
 
 
+def test_a_plan_without_lists_speaks_of_no_hits(tmp_path: Path, bare_profile: Profile) -> None:
+    plan = make_plan(bare_profile, PlanRequest.resolve(slo_ms=50.0, device_budget_bytes=12 << 20))
+    assert not plan.resident_lists.size
+    text = read(write_report(tmp_path, index_info=INDEX_INFO, profile=bare_profile, plan=plan).html).text
+    assert "everything stays on the host" in text
+    assert "The plan keeps no list on a device." in text
+    for gone in ("Predicted hit rate", "mean hit rate", "slowest query's hit rate", "the plan: 0.0%"):
+        assert gone not in text
+
+
+def test_dark_pages_have_dark_pictures(full_report: ReportFiles) -> None:
+    page = full_report.html.read_text(encoding="utf-8")
+    style = page[page.index("<style>") : page.index("</style>")]
+    dark = style[style.index("prefers-color-scheme: dark") :]
+    assert "img { filter: invert" in dark
+    # Every colour is a variable, or would stay as it is in the dark.
+    rules = style.partition("body {")[2]
+    assert not re.findall(r"#[0-9a-fA-F]{3,6}\b", rules)
+
+
 def test_second_report_replaces_the_first_and_drops_its_stale_pictures(
     tmp_path: Path, full_report: ReportFiles, bare_profile: Profile, bare_plan: Plan
 ) -> None:
@@ -220,6 +240,6 @@ def test_missing_matplotlib_names_the_extra(
     tmp_path: Path, bare_profile: Profile, bare_plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'hybridindex\[report\]'"):
+    with pytest.raises(MissingDependencyError, match="pip install 'matplotlib"):
         write_report(tmp_path, index_info=INDEX_INFO, profile=bare_profile, plan=bare_plan)
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hybridindex.errors import MissingDependencyError
+from hybridindex.errors import MissingDependencyError, how_to_install
 from hybridindex.router.batch.stages import LOOKAHEAD_WAIT, BatchReport, StageSum
 from hybridindex.service.core import Observation, Service
 from hybridindex.service.describe import describe
@@ -19,7 +19,7 @@ try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
     from prometheus_client.registry import Collector
 except ImportError as error:
-    raise MissingDependencyError("metrics need prometheus-client: pip install 'hybridindex[service]'") from error
+    raise MissingDependencyError(f"metrics need prometheus-client: {how_to_install('service')}") from error
 
 from hybridindex.service.observe.histograms import Buckets, Histogram
 
