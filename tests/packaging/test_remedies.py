@@ -38,7 +38,7 @@ def test_every_extra_that_a_message_names_exists():
     assert {"client", "service", "report", "device"} <= named <= set(PROJECT["optional-dependencies"])
 
 
-@pytest.mark.parametrize("extra", ["client", "service", "gpu", "postgres", "refresh"])
+@pytest.mark.parametrize("extra", ["client", "gpu", "postgres", "refresh"])
 def test_an_extra_is_told_by_its_packages(extra):
     told = re.findall(r"'([^']+)'", how_to_install(extra))
     names = [re.split(r"[<>=]", package)[0] for package in told]
