@@ -1,7 +1,7 @@
 """The first searches of a router, against later ones: is the index in memory when the router is ready?
 
-An index comes to a router in one of three ways: built in the process, imported from a faiss file, or opened with nothing
-of its files in memory. Then one search comes after the other, each of other lists. Every run has a process of its own,
+An index comes to a router in one of three ways: built in the process, imported from a faiss file, or opened with
+nothing of its files in memory. Then one search comes after the other, each of other lists. Every run has a process of its own,
 once with the router's ``warm_bytes`` as it is by default and once with 0: nothing is read ahead, as before the setting
 came. The two take turns.
 
@@ -61,7 +61,9 @@ def run_one(way: str, codec: str, folder: Path, nprobe: int, settings: dict[str,
 
     queries = np.load(folder / "queries.npy")
     if way == "build":
-        index = hx.build(np.load(folder / "vectors.npy"), folder / f"built-{os.getpid()}", nlist=1024, metric="ip", codec=codec)
+        index = hx.build(
+            np.load(folder / "vectors.npy"), folder / f"built-{os.getpid()}", nlist=1024, metric="ip", codec=codec
+        )
     elif way == "import":
         index = hx.from_faiss(folder / f"{codec}.faiss", folder / f"imported-{os.getpid()}")
     else:
@@ -85,7 +87,9 @@ def run_apart(args: argparse.Namespace, folder: Path, way: str, codec: str, sett
     forget_files(folder)
     one = json.dumps({"way": way, "codec": codec, "folder": str(folder), "nprobe": args.nprobe, "settings": settings})
     command = [sys.executable, "-m", "benchmarks.host.first_searches", "--one", one]
-    done = subprocess.run(command, env=os.environ | {PART: "1"}, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, env=os.environ | {PART: "1"}, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -138,9 +142,24 @@ def main() -> None:
                     for side in sorted(sides, reverse=bool(number % 2)):
                         runs[side].append(run_apart(args, folder, way, codec, sides[side]))
                 rows += [{"codec": codec, "way": way, "warm": side, **describe(found)} for side, found in runs.items()]
-    names = ("codec", "way", "warm", "open_ms", "first_ms", "first_ten_ms", "first_hundred_ms", "warm_ms", "ratio", "met")
+    names = (
+        "codec",
+        "way",
+        "warm",
+        "open_ms",
+        "first_ms",
+        "first_ten_ms",
+        "first_hundred_ms",
+        "warm_ms",
+        "ratio",
+        "met",
+    )
     show("the first searches of a router, ms", names, [[row[name] for name in names] for row in rows])
-    write(args.json, "first_searches", {"most_ratio": MOST_RATIO, "dim": args.dim, "megabytes": args.megabytes, "rows": rows})
+    write(
+        args.json,
+        "first_searches",
+        {"most_ratio": MOST_RATIO, "dim": args.dim, "megabytes": args.megabytes, "rows": rows},
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Reading lists into the page cache before they are searched: a scan that reads from disk takes tens of times as long.
 
-Nothing is locked: what the system needs for something else it may drop again. The files are mapped; what is read here is
-also mapped in, so that no search has to.
+Nothing is locked: what the system needs for something else it may drop again. What is read is also mapped in, so that
+no search has to.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ class Warmed:
 def available_bytes() -> int:
     """Memory that could be used without swapping, as the system estimates it; a container's limit counts."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) << 10)
+    found += [int(line.split()[1]) << 10 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")]
     found += [int(line) for line in _lines("/sys/fs/cgroup/memory.max") if line.isdecimal()]
     return min(found)
 

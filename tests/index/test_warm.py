@@ -41,7 +41,12 @@ def in_memory(data):
     """(pages,) bool of a map: whether a page is in the page cache."""
     found = np.zeros(-(-len(data) // PAGE), np.uint8)
     libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mincore(ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(len(data)), found.ctypes.data_as(ctypes.c_void_p)) == 0
+    assert (
+        libc.mincore(
+            ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(len(data)), found.ctypes.data_as(ctypes.c_void_p)
+        )
+        == 0
+    )
     return (found & 1).astype(bool)
 
 

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include <time.h>
 #include <unistd.h>
 
 #include "scan/row_scan.h"
@@ -32,6 +33,27 @@ constexpr std::size_t kNoItem = static_cast<std::size_t>(-1);
 constexpr std::size_t kReserveUntil = 4;
 // Work, as in make_items, that is worth waking a thread for.
 constexpr std::int64_t kWorkOfAHelper = 256 << 10;
+// So long without its core a scan is disturbed; and so much work is worth it.
+constexpr std::chrono::microseconds kDisturbed{200};
+constexpr std::chrono::milliseconds kLongScan{3};
+
+// Time since it was made, of the world and of this thread's work.
+class Clocks {
+public:
+    std::chrono::nanoseconds off_core() const { return passed() - worked(); }
+    bool worked_for(std::chrono::nanoseconds time) const { return passed() >= time && worked() >= time; }
+
+private:
+    static std::chrono::nanoseconds now(clockid_t clock) {
+        timespec time{};
+        clock_gettime(clock, &time);
+        return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+    }
+    std::chrono::nanoseconds passed() const { return now(CLOCK_MONOTONIC) - started_; }
+    std::chrono::nanoseconds worked() const { return now(CLOCK_THREAD_CPUTIME_ID) - idle_; }
+
+    const std::chrono::nanoseconds started_ = now(CLOCK_MONOTONIC), idle_ = now(CLOCK_THREAD_CPUTIME_ID);
+};
 
 }  // namespace
 
@@ -65,8 +87,13 @@ public:
                 pool.take_back(job);
             }
         } closing{*this, pool};
-        wanted_ -= pool.ask(*this, wanted_);
-        lead(pool);
+        const bool eager = wanted_ > 0 && pool.worth_asking();
+        const int asked = eager ? pool.ask(*this, wanted_) : 0;
+        wanted_ -= asked;
+        const Clocks clocks;
+        lead(pool, eager, clocks);
+        // What on_done waits for says nothing.
+        if (asked > 0 && !task.on_done) pool.learn(helped_ && clocks.off_core() < kDisturbed);
         deliver();
         whole_ = true;
         if (error_) std::rethrow_exception(error_);
@@ -189,6 +216,7 @@ private:
             if (left_[static_cast<std::size_t>(q)] == 0) finish_query(q);
         threads_.resize(std::max(threads_.size(), static_cast<std::size_t>(wanted_) + 1));
         theirs_.clear();
+        helped_ = false;
         if (wanted_ > 0) {
             if (asides_.size() < items_.size()) asides_ = std::vector<Aside>(2 * items_.size());
             for (std::size_t i = 0; i < items_.size(); ++i) asides_[i].state.store(State::open, std::memory_order_relaxed);
@@ -200,7 +228,8 @@ private:
 
     // -- on the calling thread
 
-    void lead(ThreadPool& pool) {
+    // `eager`: helpers that become free are asked at once; else only for what turns out to be long.
+    void lead(ThreadPool& pool, bool eager, const Clocks& clocks) {
         Thread& mine = threads_[0];
         mine.rows.make_room(queries_, widest_);
         const Registers registers(mine.rows);
@@ -211,8 +240,8 @@ private:
             take_in_found();
             deliver_between(mine.rows);
             if (error_) return;
-            // Helpers that were with another caller.
-            if (wanted_ > 0 && pool.has_idle()) wanted_ -= pool.ask(*this, wanted_);
+            if (wanted_ > 0 && pool.has_idle() && (eager || clocks.worked_for(kLongScan)))
+                wanted_ -= pool.ask(*this, wanted_);
         }
         for (take_in_found(); !theirs_.empty(); take_in_found()) {
             Aside& aside = asides_[theirs_.back()];
@@ -236,6 +265,7 @@ private:
                 continue;
             }
             take_in(item, asides_[item].found);
+            helped_ = true;
             theirs_[i] = theirs_.back();
             theirs_.pop_back();
         }
@@ -384,6 +414,7 @@ private:
     // The caller's alone.
     const ScanTask* task_ = nullptr;
     int wanted_ = 0;                   // helpers that could still be asked
+    bool helped_ = false;
     std::vector<std::int32_t> left_;   // items of each query
     std::vector<std::size_t> theirs_;  // items that helpers began, not taken in yet
     std::vector<std::int32_t> done_;   // complete, not reported

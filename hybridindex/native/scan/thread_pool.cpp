@@ -1,10 +1,12 @@
 #include "scan/thread_pool.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 
+#include <sched.h>
 #include <unistd.h>
 
 namespace hybridindex {
@@ -12,6 +14,9 @@ namespace {
 
 // Nothing lies there.
 ThreadPool::Work* busy() { return reinterpret_cast<ThreadPool::Work*>(std::uintptr_t{1}); }
+
+// Callers in a row that do not ask, at most.
+constexpr int kMostSkipped = 32;
 
 int checked(int n_helpers) {
     if (n_helpers < 0) throw std::invalid_argument("n_helpers is " + std::to_string(n_helpers) + "; expected 0 or more");
@@ -51,6 +56,9 @@ void ThreadPool::stop() {
 }
 
 void ThreadPool::serve(Helper& self) {
+    // A helper that wakes where its caller runs must not take that core from it: somebody else may get it next.
+    const sched_param plain{};
+    if (sched_getscheduler(0) == SCHED_OTHER) sched_setscheduler(0, SCHED_BATCH, &plain);
     for (;;) {
         while (sem_wait(&self.asked) != 0 && errno == EINTR) {}
         if (stop_.load(std::memory_order_acquire)) return;
@@ -81,6 +89,19 @@ int ThreadPool::ask(Work& work, int most) {
         ++found;
     }
     return found;
+}
+
+// Callers may overwrite each other's count: nothing but time depends on it.
+bool ThreadPool::worth_asking() {
+    const int skipped = skipped_.load(std::memory_order_relaxed);
+    if (skipped > 0) skipped_.store(skipped - 1, std::memory_order_relaxed);
+    return skipped == 0;
+}
+
+void ThreadPool::learn(bool paid) {
+    const int next = next_skipped_.load(std::memory_order_relaxed);
+    if (!paid) skipped_.store(next, std::memory_order_relaxed);
+    next_skipped_.store(paid ? 1 : std::min(2 * next, kMostSkipped), std::memory_order_relaxed);
 }
 
 void ThreadPool::take_back(Work& work) {
