@@ -1,9 +1,9 @@
 """The first searches of a router, against later ones: is the index in memory when the router is ready?
 
 An index comes to a router in one of three ways: built in the process, imported from a faiss file, or opened with
-nothing of its files in memory. Then one search comes after the other, each of other lists. Every run has a process of its own,
-once with the router's ``warm_bytes`` as it is by default and once with 0: nothing is read ahead, as before the setting
-came. The two take turns.
+nothing of its files in memory. Then one search comes after the other, each of other lists. Every run has a process of
+its own, once with the router's ``warm_bytes`` as it is by default and once with 0: nothing is read ahead. The two take
+turns.
 
 Per way: how long the router took to open, the first search, the mean of the first ten, and the median of warm searches,
 those after the first 500 of the same run. Target: the first ten take at most 2 times as long as ten warm ones.
