@@ -35,12 +35,14 @@ constexpr std::size_t kReserveUntil = 4;
 constexpr std::int64_t kWorkOfAHelper = 256 << 10;
 // So long without its core a scan is disturbed; and so much work is worth it.
 constexpr std::chrono::microseconds kDisturbed{200};
+constexpr int kMostSkipped = 256, kSkippedWhenLate = 4;
 constexpr std::chrono::milliseconds kLongScan{3};
 
 // Time since it was made, of the world and of this thread's work.
 class Clocks {
 public:
     std::chrono::nanoseconds off_core() const { return passed() - worked(); }
+    std::chrono::nanoseconds worked() const { return std::max(now(CLOCK_THREAD_CPUTIME_ID) - idle_, std::chrono::nanoseconds{1}); }
     bool worked_for(std::chrono::nanoseconds time) const { return passed() >= time && worked() >= time; }
 
 private:
@@ -50,7 +52,6 @@ private:
         return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
     }
     std::chrono::nanoseconds passed() const { return now(CLOCK_MONOTONIC) - started_; }
-    std::chrono::nanoseconds worked() const { return now(CLOCK_THREAD_CPUTIME_ID) - idle_; }
 
     const std::chrono::nanoseconds started_ = now(CLOCK_MONOTONIC), idle_ = now(CLOCK_THREAD_CPUTIME_ID);
 };
@@ -93,10 +94,18 @@ public:
         const Clocks clocks;
         lead(pool, eager, clocks);
         // What on_done waits for says nothing.
-        if (asked > 0 && !task.on_done) pool.learn(helped_ && clocks.off_core() < kDisturbed);
+        if (asked > 0 && !task.on_done) pool.skip(scans_to_skip(clocks));
         deliver();
         whole_ = true;
         if (error_) std::rethrow_exception(error_);
+    }
+
+    // While all cores are busy a helper comes late, or gets its caller's core, which may then go to somebody else. Help saves
+    // about as much time as the caller worked, so that many scans pay for the time that one lost.
+    int scans_to_skip(const Clocks& clocks) const {
+        if (clocks.off_core() >= kDisturbed)
+            return static_cast<int>(std::min<std::int64_t>(1 + 2 * (clocks.off_core() / clocks.worked()), kMostSkipped));
+        return helped_ ? 0 : kSkippedWhenLate;
     }
 
     // Whether the last run came to its end. What another left half done is of no use.

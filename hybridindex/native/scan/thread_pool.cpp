@@ -1,6 +1,5 @@
 #include "scan/thread_pool.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <stdexcept>
@@ -14,9 +13,6 @@ namespace {
 
 // Nothing lies there.
 ThreadPool::Work* busy() { return reinterpret_cast<ThreadPool::Work*>(std::uintptr_t{1}); }
-
-// Callers in a row that do not ask, at most.
-constexpr int kMostSkipped = 32;
 
 int checked(int n_helpers) {
     if (n_helpers < 0) throw std::invalid_argument("n_helpers is " + std::to_string(n_helpers) + "; expected 0 or more");
@@ -96,12 +92,6 @@ bool ThreadPool::worth_asking() {
     const int skipped = skipped_.load(std::memory_order_relaxed);
     if (skipped > 0) skipped_.store(skipped - 1, std::memory_order_relaxed);
     return skipped == 0;
-}
-
-void ThreadPool::learn(bool paid) {
-    const int next = next_skipped_.load(std::memory_order_relaxed);
-    if (!paid) skipped_.store(next, std::memory_order_relaxed);
-    next_skipped_.store(paid ? 1 : std::min(2 * next, kMostSkipped), std::memory_order_relaxed);
 }
 
 void ThreadPool::take_back(Work& work) {
