@@ -33,17 +33,17 @@ constexpr std::size_t kNoItem = static_cast<std::size_t>(-1);
 constexpr std::size_t kReserveUntil = 4;
 // Work, as in make_items, that is worth waking a thread for.
 constexpr std::int64_t kWorkOfAHelper = 256 << 10;
-// So long without its core a scan is disturbed; and so much work is worth it.
+// So long without its core a scan is disturbed, if that is not little beside its work.
 constexpr std::chrono::microseconds kDisturbed{200};
 constexpr int kMostSkipped = 256, kSkippedWhenLate = 4;
-constexpr std::chrono::milliseconds kLongScan{3};
 
 // Time since it was made, of the world and of this thread's work.
 class Clocks {
 public:
     std::chrono::nanoseconds off_core() const { return passed() - worked(); }
-    std::chrono::nanoseconds worked() const { return std::max(now(CLOCK_THREAD_CPUTIME_ID) - idle_, std::chrono::nanoseconds{1}); }
-    bool worked_for(std::chrono::nanoseconds time) const { return passed() >= time && worked() >= time; }
+    std::chrono::nanoseconds worked() const {
+        return std::max(now(CLOCK_THREAD_CPUTIME_ID) - idle_, std::chrono::nanoseconds{1});
+    }
 
 private:
     static std::chrono::nanoseconds now(clockid_t clock) {
@@ -88,11 +88,11 @@ public:
                 pool.take_back(job);
             }
         } closing{*this, pool};
-        const bool eager = wanted_ > 0 && pool.worth_asking();
-        const int asked = eager ? pool.ask(*this, wanted_) : 0;
+        if (wanted_ > 0 && !pool.worth_asking()) wanted_ = 0;
+        const int asked = pool.ask(*this, wanted_);
         wanted_ -= asked;
         const Clocks clocks;
-        lead(pool, eager, clocks);
+        lead(pool);
         // What on_done waits for says nothing.
         if (asked > 0 && !task.on_done) pool.skip(scans_to_skip(clocks));
         deliver();
@@ -103,8 +103,9 @@ public:
     // While all cores are busy a helper comes late, or gets its caller's core, which may then go to somebody else. Help saves
     // about as much time as the caller worked, so that many scans pay for the time that one lost.
     int scans_to_skip(const Clocks& clocks) const {
-        if (clocks.off_core() >= kDisturbed)
-            return static_cast<int>(std::min<std::int64_t>(1 + 2 * (clocks.off_core() / clocks.worked()), kMostSkipped));
+        const std::chrono::nanoseconds off_core = clocks.off_core(), worked = clocks.worked();
+        if (off_core >= kDisturbed && off_core >= worked / 4)
+            return static_cast<int>(std::min<std::int64_t>(1 + 2 * (off_core / worked), kMostSkipped));
         return helped_ ? 0 : kSkippedWhenLate;
     }
 
@@ -237,8 +238,7 @@ private:
 
     // -- on the calling thread
 
-    // `eager`: helpers that become free are asked at once; else only for what turns out to be long.
-    void lead(ThreadPool& pool, bool eager, const Clocks& clocks) {
+    void lead(ThreadPool& pool) {
         Thread& mine = threads_[0];
         mine.rows.make_room(queries_, widest_);
         const Registers registers(mine.rows);
@@ -249,8 +249,8 @@ private:
             take_in_found();
             deliver_between(mine.rows);
             if (error_) return;
-            if (wanted_ > 0 && pool.has_idle() && (eager || clocks.worked_for(kLongScan)))
-                wanted_ -= pool.ask(*this, wanted_);
+            // Helpers that were with another caller.
+            if (wanted_ > 0 && pool.has_idle()) wanted_ -= pool.ask(*this, wanted_);
         }
         for (take_in_found(); !theirs_.empty(); take_in_found()) {
             Aside& aside = asides_[theirs_.back()];
