@@ -62,7 +62,7 @@ def run_one(way: str, codec: str, folder: Path, nprobe: int, settings: dict[str,
     queries = np.load(folder / "queries.npy")
     if way == "build":
         index = hx.build(
-            np.load(folder / "vectors.npy"), folder / f"built-{os.getpid()}", nlist=1024, metric="ip", codec=codec
+            np.load(folder / "vectors.npy"), folder / f"built-{os.getpid()}", nlist=256, metric="ip", codec=codec
         )
     elif way == "import":
         index = hx.from_faiss(folder / f"{codec}.faiss", folder / f"imported-{os.getpid()}")
@@ -102,7 +102,7 @@ def prepare(args: argparse.Namespace, folder: Path) -> None:
     np.save(folder / "vectors.npy", data.vectors)
     np.save(folder / "queries.npy", make_queries(data.centres, SEARCHES, "low"))
     for codec in args.codecs:
-        with hx.build(data.vectors, folder / codec, nlist=1024, metric="ip", codec=codec) as index:
+        with hx.build(data.vectors, folder / codec, nlist=256, metric="ip", codec=codec) as index:
             index.to_faiss(folder / f"{codec}.faiss")
 
 
