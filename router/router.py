@@ -19,6 +19,7 @@ from hybridindex.config import RouterConfig, RouterSettings, SearchParams, check
 from hybridindex.errors import InvalidInputError, ProfileMismatchError, RouterError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.warm import available_bytes, warm_lists
+from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.router.batch.batch import FutureReply
 from hybridindex.router.batch.loop_reply import LoopReply
 from hybridindex.router.batch.parts import RouterParts
@@ -153,7 +154,7 @@ class Router:
         self._stats.add(device_recoveries=1)
         self._placement.restore(tier)
 
-    def apply_plan(self, plan: Plan, *, bandwidth_share: float = 1.0) -> None:
+    def apply_plan(self, plan: Plan, *, bandwidth_share: float = 1.0, force: bool = False) -> None:
         """Changes to another plan of the same index while serving; moves only the difference. Lists on their way are
         served by the host. The arenas keep their size: lists that do not fit stay on the host, counted as unplaced;
         those that found no room because sessions had it come when it is given back. Returns when all this is done, the
@@ -162,8 +163,10 @@ class Router:
         Args:
             bandwidth_share: 0 < share <= 1, the part of the time in which a device may copy for this; lookahead goes
                 first.
+            force: apply a plan that is infeasible, too.
 
         Raises:
+            InfeasiblePlanError: the plan is infeasible, and ``force`` is false.
             ProfileMismatchError: the plan is of another index.
             InvalidInputError: the plan is for another number of devices, or the share is out of range.
         """
@@ -175,6 +178,7 @@ class Router:
             )
         if plan.n_devices != len(self._tiers):
             raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); this router has {len(self._tiers)}")
+        refuse_infeasible(plan, force=force)
         self._placement.apply(plan, bandwidth_share)
         self._window_budgets.clear()
 
@@ -343,6 +347,10 @@ class Router:
             return read
         wanted = (plan.list_device >= 0) & (self._index.list_sizes > 0)
         return replace(read, unplaced_lists=int((wanted & (self._residency.current.list_device < 0)).sum()))
+
+    def forget_load(self) -> None:
+        """Counts searches from now on alone: those of a warm-up are no load."""
+        self._stats.forget_load()
 
     def arena_use(self) -> tuple[ArenaUse, ...]:
         """What each device's bytes are in use for, now."""
