@@ -13,6 +13,8 @@ NAMES = (
     "host.solver",
     "host.router_overhead",
     "host.host_scan",
+    "host.busy_neighbours",
+    "host.first_searches",
     "device.tier",
     "host.early_dispatch",
     "host.recall_qps",

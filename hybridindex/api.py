@@ -333,7 +333,7 @@ class Index:
         Raises:
             InvalidInputError: names the argument.
         """
-        with self.router(devices=()) as router:
+        with self.router(devices=(), warm_bytes=0) as router:
             return router.search(queries, k, nprobe)
 
     def save(self, path: str | Path, *, plans: bool = True, **options: Any) -> Index:

@@ -256,6 +256,14 @@ class RouterConfig:
             is_bytes=True,
         ),
     ] = 0
+    warm_bytes: Annotated[
+        int | None,
+        Setting(
+            help="Most bytes of lists that are read into memory before the router is ready, the plan's hottest first; "
+            "default half of the memory that is available. 0: none, and first searches read from disk.",
+            is_bytes=True,
+        ),
+    ] = None
     wait_for_lists: Annotated[
         bool,
         Setting(
@@ -286,6 +294,8 @@ class RouterConfig:
         if not isinstance(health, HealthPolicy):
             raise InvalidInputError(f"health is {health!r}; expected a HealthPolicy")
         _set(self, "pin_host_lists", check_bytes("pin_host_lists", self.pin_host_lists))
+        if self.warm_bytes is not None:
+            _set(self, "warm_bytes", check_bytes("warm_bytes", self.warm_bytes))
         _check_flag(self, "early_dispatch", "wait_for_lists")
 
     def _budgets(self) -> int | tuple[int, ...] | None:
@@ -320,6 +330,7 @@ class RouterOptions(TypedDict, total=False):
     cache_fraction: float
     health: HealthPolicy | None
     pin_host_lists: int
+    warm_bytes: int | None
     wait_for_lists: bool
 
 

@@ -13,9 +13,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
+import numpy as np
+
 from hybridindex.config import RouterConfig, RouterSettings, SearchParams, check_bytes, check_milliseconds
 from hybridindex.errors import InvalidInputError, ProfileMismatchError, RouterError
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.warm import available_bytes, warm_lists
 from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.router.batch.batch import FutureReply
 from hybridindex.router.batch.loop_reply import LoopReply
@@ -62,7 +65,7 @@ class Router:
         config: RouterConfig | None = None,
         **settings: Unpack[RouterSettings],
     ) -> None:
-        """Allocates the arenas, copies the plan's lists, and is ready when it returns.
+        """Reads lists into memory, allocates the arenas, copies the plan's lists, and is ready when it returns.
 
         Args:
             index: an open index; stays the caller's to close, after the router.
@@ -86,6 +89,12 @@ class Router:
                 "profile and plan this index again"
             )
         self._opening = opening = TierOpening(index, plan, config)
+        #: What of the lists was read into memory.
+        self.warmed = warm_lists(
+            index,
+            available_bytes() // 2 if config.warm_bytes is None else config.warm_bytes,
+            None if plan is None else _hottest_first(plan),
+        )
         # The constants that serve several users best: docs/lookahead.md.
         cache = HotnessPolicy(decay_factor=1.1, cache_fraction=config.cache_fraction) if config.cache_fraction else None
         self._stats = StatsCounter()
@@ -387,3 +396,9 @@ class Router:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _hottest_first(plan: Plan) -> I64:
+    """List ids by the accesses that the plan's profile counted; those that devices hold come last."""
+    order: I64 = np.lexsort((-plan.analysis.profile.access.list_accesses, plan.list_device >= 0))
+    return order
