@@ -101,7 +101,8 @@ def make_app(word: str | None = None) -> typer.Typer:
     meant = [name for name, commands in _COMMANDS.items() if word in commands]
     for name in meant or _COMMANDS:
         import_module(f"hybridindex.cli.commands.{name}").register(app)
-    for registered in (*app.registered_commands, *app.registered_groups):
+    every: list[Any] = [*app.registered_commands, *app.registered_groups]
+    for registered in every:
         registered.rich_help_panel = _PANEL_OF.get(command_name(registered))
     return app
 
