@@ -147,7 +147,7 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
     # Both decide by one comparison; what is accepted must not be a rounding error above it.
     most = max(problem.max_qps(work, sum(each), slo_s), (final.rate_qps or 0.0) if met else 0.0)
     reason, nearest = _reason(problem, request, solution, final, met, work, sum(each))
-    epsilon, coverage_at_epsilon = _batching_model(problem, request, work, final.rate_qps, slo_s)
+    epsilon, coverage_at_epsilon = _batching_model(problem, request, solution, work, final.rate_qps)
     mean_hit = float(curve.of_lists(resident).hit_rate.mean())
     nbytes = int(curve.prefix_bytes[-1])
     return Plan(
@@ -190,16 +190,18 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
 
 
 def _batching_model(
-    problem: Problem, request: PlanRequest, work: QueryWork, rate: float | None, slo_s: float
+    problem: Problem, request: PlanRequest, solution: Solution | None, work: QueryWork, rate: float | None
 ) -> tuple[float | None, float | None]:
     """Epsilon of the batching model at ``rate``, and the coverage solved with it; ``None`` each where there is no rate,
     or the coverage is fixed."""
     if rate is None or rate <= 0 or request.search_slo_s <= 0:
         return None, None
     epsilon = waiting_factor(rate, problem.settle(work, rate).mean_s, request.percentile)
-    if request.coverage is not None:
+    if solution is None:
         return epsilon, None
-    return epsilon, solve(problem.at_epsilon(None), slo_s).count / problem.curve.nlist
+    if request.epsilon is not None:
+        solution = solve(problem.at_epsilon(None), request.search_slo_s)
+    return epsilon, solution.count / problem.curve.nlist
 
 
 def _wanted(

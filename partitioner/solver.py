@@ -24,7 +24,7 @@ from hybridindex.partitioner.models.hitrate import HitRateName, modelled
 from hybridindex.partitioner.models.latency import LatencyModel
 from hybridindex.partitioner.models.throughput import Queue, ThroughputModel, throughput_model, waiting_factor
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.types import F64, I64
+from hybridindex.types import I64
 
 __all__ = ["Problem", "Settled", "Solution", "SolverStep", "in_words", "problem_of", "solve"]
 
@@ -49,7 +49,7 @@ class SolverStep:
     device_bytes: int
     #: Requests/s to serve; ``None`` when no rate is known.
     rate_qps: float | None
-    #: Batch size that search settles at, rounded down; where no size sustains the rate, the one that sustains most.
+    #: Batch size that search settles at, rounded down; where no size sustains the rate, the largest.
     batch: int
     #: Its latency at the SLO's percentile, and its mean.
     latency_s: float
@@ -125,8 +125,9 @@ class Problem:
     hit_rates: HitRateName = "empirical"
     #: What a resident set must have to spare, as a fraction: of the rate that it sustains, and of the SLO.
     headroom: float = 0.0
-    _timings: dict[tuple[int, int], tuple[float, float]] = field(init=False, repr=False, default_factory=dict)
-    _rows: dict[int, tuple[F64, F64]] = field(init=False, repr=False, default_factory=dict)
+    _timings: dict[tuple[int | QueryWork, int], tuple[float, float]] = field(
+        init=False, repr=False, default_factory=dict
+    )
     _works: dict[int, QueryWork] = field(init=False, repr=False, default_factory=dict)
 
     def work_at(self, count: int) -> QueryWork:
@@ -149,21 +150,9 @@ class Problem:
         between = np.sqrt(measured[1:] * measured[:-1])
         return np.unique(np.round(np.concatenate((measured, between)))).astype(np.int64)
 
-    def timings(self, work: QueryWork) -> tuple[F64, F64]:
-        """((b,) seconds at the SLO's percentile, (b,) mean seconds) of each of :attr:`batches`, made monotone."""
-        known = self._rows.get(work.prefix) if work.prefix is not None else None
-        if known is None:
-            slowest, mean = np.array([self.timing(work, batch) for batch in self.batches.tolist()]).T
-            known = np.maximum.accumulate(slowest), np.maximum.accumulate(mean)
-            if work.prefix is not None:
-                self._rows[work.prefix] = known
-        return known
-
     def timing(self, work: QueryWork, batch: int) -> tuple[float, float]:
-        """(seconds at the SLO's percentile, mean seconds) of a batch; predicted once per prefix and batch size."""
-        if work.prefix is None:
-            return self.latency.both(self.curve, work, batch, self.percentile)
-        key = (work.prefix, batch)
+        """(seconds at the SLO's percentile, mean seconds) of a batch; predicted once per resident set and size."""
+        key = (work if work.prefix is None else work.prefix, batch)
         known = self._timings.get(key)
         if known is None:
             known = self._timings[key] = self.latency.both(self.curve, work, batch, self.percentile)
@@ -184,7 +173,7 @@ class Problem:
     def _but(self, **changes: Any) -> Problem:
         """Shares the caches: no timing depends on what changes. Not thread-safe."""
         other = replace(self, **changes)
-        for name in ("_timings", "_rows", "_works"):
+        for name in ("_timings", "_works"):
             object.__setattr__(other, name, getattr(self, name))
         return other
 
@@ -224,43 +213,47 @@ class Problem:
             return Settled(
                 batch=1.0, slowest_s=slowest_s, mean_s=mean_s, response_s=(1.0 + epsilon) * slowest_s * beyond
             )
-        slowest, mean = self.timings(work)
         wanted = rate * beyond
-        spare = self.batches - wanted * mean
-        queue = self._queue(mean)
-        wait_s = queue.wait_s(wanted)
-        if rate <= 0 or math.isinf(wait_s) or not (spare >= 0).any():
-            at = int(np.argmax(self.batches / np.maximum(mean, 1e-300)))
-            return Settled(
-                batch=float(self.batches[at]),
-                slowest_s=float(slowest[at]),
-                mean_s=float(mean[at]),
-                response_s=math.inf,
+        wait_s = self._queue(work).wait_s(wanted)
+        slowest_s, mean_s, batch = 0.0, 0.0, 1.0
+        below: tuple[float, float, float, float] | None = None
+        for size in self.batches.tolist() if rate > 0 and math.isfinite(wait_s) else ():
+            # A larger batch never takes less time.
+            slowest_s, mean_s = (max(pair) for pair in zip((slowest_s, mean_s), self.timing(work, size), strict=True))
+            batch, spare = float(size), size - wanted * mean_s
+            if spare >= 0:
+                break
+            below = batch, slowest_s, mean_s, spare
+        else:
+            top = int(self.batches[-1])
+            slowest_s, mean_s = self.timing(work, top)
+            return Settled(batch=float(top), slowest_s=slowest_s, mean_s=mean_s, response_s=math.inf)
+        if below is not None:
+            # Straight between two sizes, because on-demand batches vary around their mean.
+            part = spare / (spare - below[3])
+            batch, slowest_s, mean_s = (
+                high + part * (low - high) for high, low in zip((batch, slowest_s, mean_s), below[:3], strict=True)
             )
-        at = int(np.argmax(spare >= 0))
-        # Straight between two sizes, because on-demand batches vary around their mean.
-        part = 0.0 if at == 0 else float(spare[at] / (spare[at] - spare[at - 1]))
-        below = max(at - 1, 0)
-        batch, slowest_s, mean_s = (float(v[at] + part * (v[below] - v[at])) for v in (self.batches, slowest, mean))
         if self.epsilon is None:
             waits_s = waiting_factor(wanted, mean_s, self.percentile) * mean_s
             response_s = mean_s + math.hypot(waits_s, slowest_s - mean_s, wait_s)
         else:
-            response_s = max((1.0 + self.epsilon) * slowest_s, float(slowest[0]) + wait_s)
+            response_s = max((1.0 + self.epsilon) * slowest_s, self.timing(work, 1)[0] + wait_s)
         return Settled(batch=batch, slowest_s=slowest_s, mean_s=mean_s, response_s=response_s * beyond)
 
-    def _queue(self, mean: F64) -> Queue:
+    def _queue(self, work: QueryWork) -> Queue:
         """Requests that each take as long as one more query in a batch."""
         top = int(self.batches[-1])
-        each_s = float(mean[-1] - mean[0]) / (top - 1) if top > 1 else float(mean[0])
+        first_s, last_s = self.timing(work, 1)[1], self.timing(work, top)[1]
+        each_s = (last_s - first_s) / (top - 1) if top > 1 else first_s
         return Queue(each_s=max(each_s, 0.0), late=1.0 - self.percentile / 100.0)
 
     def max_qps(self, work: QueryWork, device_bytes: int, slo_s: float) -> float:
         """Highest requests/s that ``work``'s resident set serves within ``slo_s``, less the headroom; 0 when a single
         query takes longer. Beside an LLM, at most what the LLM takes next to ``device_bytes``.
         """
-        _, mean = self.timings(work)
-        low, high = 0.0, float((self.batches / np.maximum(mean, 1e-300)).max()) / (1.0 + self.headroom)
+        most = max(batch / max(self.timing(work, batch)[1], 1e-300) for batch in self.batches.tolist())
+        low, high = 0.0, most / (1.0 + self.headroom)
         if self.settle(work, high).response_s <= slo_s:
             low = high
         while high - low > _RATE_PRECISION * high:

@@ -172,7 +172,7 @@ def test_the_batch_is_the_smallest_that_sustains_the_rate(analysis: Analysis, mo
     means = {1: 1.5e-3, 2: 1.9e-3, 3: 2.9e-3, 4: 4.1e-3}
 
     def both(self: object, curve: object, work: object, batch: int, *rest: object, **options: object) -> object:
-        return 2e-3, means.get(batch, batch * 1e-3 + 5e-4)
+        return 2e-3, means.get(batch, batch * 0.98e-3 + 1.2e-3)
 
     monkeypatch.setattr(type(analysis.latency), "both", both)
     wide = {"percentile": 1.0}  # no wait that counts
