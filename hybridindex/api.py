@@ -248,6 +248,7 @@ class Index:
         devices: Sequence[str] | None = None,
         *,
         config: RouterConfig | None = None,
+        llm: LLMProfile | None = None,
         **settings: Unpack[RouterOptions],
     ) -> Router:
         """Starts serving; see :class:`hybridindex.router.Router`. A context manager; close it before the index.
@@ -256,14 +257,14 @@ class Index:
             plan: what to keep on the devices; None: nothing.
             devices: "cuda:N", or "cpu" for the stand-in device in RAM; default the configuration's.
             config: default :class:`hybridindex.config.RouterConfig`'s own.
+            llm: whose measured step times are the windows of lookahead; None: the plan's.
             settings: fields of ``config``, which they and ``devices`` override.
         """
         from hybridindex.router.router import Router
 
         config = config or RouterConfig()
-        router = Router(
-            self._ivf, plan=plan, config=config, devices=config.devices if devices is None else devices, **settings
-        )
+        chosen = config.devices if devices is None else devices
+        router = Router(self._ivf, plan=plan, config=config, llm=llm, devices=chosen, **settings)
         if plan is not None and (measured := plan.analysis.profile.scanner) != router.host_scanner:
             _log.warning(
                 "the plan's profile timed the host scanner %s, and %s serves: what the plan predicts will be off; "

@@ -99,9 +99,10 @@ class AsyncClient:
         *,
         lookahead_bytes: int | None = None,
         window_ms: float | None = None,
+        step: str | None = None,
     ) -> AsyncRemoteSession:
         """Opens a retrieval session; see :meth:`hybridindex.router.Router.session`. A context manager."""
-        asked = messages.open_session_call(lookahead_bytes=lookahead_bytes, window_ms=window_ms)
+        asked = messages.open_session_call(lookahead_bytes=lookahead_bytes, window_ms=window_ms, step=step)
         return AsyncRemoteSession(self, await self._send(asked))
 
     async def status(self) -> dict[str, Any]:
@@ -155,9 +156,21 @@ class AsyncRemoteSession:
         self._name = name
         self._closed = False
 
-    async def lookahead(self, drafts: Any, *, nprobe: int | None = None, budget_bytes: int | None = None) -> None:
-        """Starts moving the lists that ``drafts`` (d,) or (n, d) float32 would probe; does not wait for them."""
-        await self._client._send(messages.lookahead_call(drafts, self._name, nprobe=nprobe, budget_bytes=budget_bytes))
+    async def lookahead(
+        self,
+        drafts: Any,
+        *,
+        nprobe: int | None = None,
+        budget_bytes: int | None = None,
+        window_ms: float | None = None,
+        step: str | None = None,
+    ) -> None:
+        """Starts moving the lists that ``drafts`` (d,) or (n, d) float32 would probe; does not wait for them. See
+        :meth:`hybridindex.router.session.Session.lookahead`."""
+        asked = messages.lookahead_call(
+            drafts, self._name, nprobe=nprobe, budget_bytes=budget_bytes, window_ms=window_ms, step=step
+        )
+        await self._client._send(asked)
 
     async def search(
         self,

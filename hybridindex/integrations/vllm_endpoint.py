@@ -98,14 +98,22 @@ class PluginSettings:
 
 
 class ServiceBesideLLM(Service):
-    """A service whose sessions take the engine's lookahead window where they name none."""
+    """A service whose sessions have the windows of measured steps; where no step was measured, and they name none, the
+    mean of the engine's finished requests."""
 
-    def open_session(self, client: str, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> str:
-        live = ENGINE_LOAD.window_ms()
-        if lookahead_bytes is None and window_ms is None and live is not None and self.router.plan is not None:
+    def open_session(
+        self,
+        client: str,
+        *,
+        lookahead_bytes: int | None = None,
+        window_ms: float | None = None,
+        step: str | None = None,
+    ) -> str:
+        live = ENGINE_LOAD.window_ms() if self.router.window_ms is None and self.router.plan is not None else None
+        if lookahead_bytes is None and window_ms is None and step is None and live is not None:
             with contextlib.suppress(ProfileError):  # its profile timed no copies: the router's own default then
                 return super().open_session(client, window_ms=live)
-        return super().open_session(client, lookahead_bytes=lookahead_bytes, window_ms=window_ms)
+        return super().open_session(client, lookahead_bytes=lookahead_bytes, window_ms=window_ms, step=step)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.stored import plan_summary
 from hybridindex.types import I64, Profile
 
-__all__ = ["Comparison", "Proposal", "Served", "compare_plans", "propose"]
+__all__ = ["Comparison", "Placed", "Proposal", "Served", "compare_plans", "placed", "propose"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -136,6 +136,39 @@ class Proposal:
             "objection": self.objection,
             "stage_seconds": dict(self.stage_seconds),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """What a plan wants on devices, and what of it is there; None: nobody looked, as nothing was applied."""
+
+    #: Lists with rows, and the bytes of their pages.
+    planned_lists: int
+    planned_bytes: int
+    resident_lists: int | None = None
+    resident_bytes: int | None = None
+    #: What the plan predicts with the lists that are there.
+    hit_rate: float | None = None
+
+
+def placed(plan: Plan, present: npt.ArrayLike | None) -> Placed:
+    """``present`` (nlist,) where lists are, -1 = host; None: nothing was applied."""
+    curve = plan.analysis.curve
+    wanted = plan.resident_lists[plan.analysis.profile.list_sizes[plan.resident_lists] > 0]
+
+    def nbytes(lists: I64) -> int:
+        return int(curve.pages_by_rank[curve.rank[lists]].sum()) * curve.geometry.page_bytes
+
+    if present is None:
+        return Placed(planned_lists=len(wanted), planned_bytes=nbytes(wanted))
+    there = wanted[np.asarray(present)[wanted] == plan.list_device[wanted]]
+    return Placed(
+        planned_lists=len(wanted),
+        planned_bytes=nbytes(wanted),
+        resident_lists=len(there),
+        resident_bytes=nbytes(there),
+        hit_rate=float(curve.of_lists(there).hit_rate.mean()),
+    )
 
 
 def propose(plan: Plan, base: Plan | None, served: Served, *, reason: str, bandwidth_share: float) -> Proposal:

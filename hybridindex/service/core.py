@@ -11,19 +11,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from hybridindex.api import Index, open_index
 from hybridindex.errors import HybridIndexError, InvalidInputError, OverloadedError, ProfileError
 from hybridindex.plans.current import applied_plans, make_current
+from hybridindex.plans.llm_profiles import step_times
 from hybridindex.plans.planner import devices_of, plan_next
-from hybridindex.plans.proposal import Proposal, Served, propose
+from hybridindex.plans.proposal import Proposal, Served, placed, propose
 from hybridindex.plans.replan import PlanChanges
 from hybridindex.plans.stored import load_plan, plan_summary, resume_plan
 from hybridindex.refresh.config import UpdateRecord
 from hybridindex.refresh.refresher import Refresher
+from hybridindex.refresh.updater import arenas_of
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.router import Router
 from hybridindex.router.session import Session
@@ -145,7 +147,7 @@ class Service:
             try:
                 found = resume_plan(index, config.plan, store, config.router.devices)
                 plan_id, plan = found if found is not None else (None, None)
-                router = index.router(plan, config=config.router)
+                router = index.router(plan, config=config.router, llm=step_times(store, plan))
                 refresher = make_refresher(index, router, store) if make_refresher is not None else None
             except BaseException:
                 store.close()
@@ -243,7 +245,14 @@ class Service:
 
     # Sessions
 
-    def open_session(self, client: str, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> str:
+    def open_session(
+        self,
+        client: str,
+        *,
+        lookahead_bytes: int | None = None,
+        window_ms: float | None = None,
+        step: str | None = None,
+    ) -> str:
         """Returns the new session's name.
 
         Raises:
@@ -252,19 +261,27 @@ class Service:
         if self.admission.draining:
             raise OverloadedError("the daemon is about to stop; ask another one", retry_after_s=1)
         return self.sessions.open(
-            lambda: self.router.session(lookahead_bytes=lookahead_bytes, window_ms=window_ms), client
+            lambda: self.router.session(lookahead_bytes=lookahead_bytes, window_ms=window_ms, step=step), client
         )
 
     def lookahead(
-        self, session_id: str, client: str, drafts: F32, *, nprobe: int | None = None, budget_bytes: int | None = None
+        self,
+        session_id: str,
+        client: str,
+        drafts: F32,
+        *,
+        nprobe: int | None = None,
+        budget_bytes: int | None = None,
+        window_ms: float | None = None,
+        step: str | None = None,
     ) -> None:
         """Starts to copy lists for ``drafts`` (n, d) float32; returns at once.
 
         Raises:
-            UnknownSessionError, InvalidInputError.
+            UnknownSessionError, InvalidInputError, ProfileError.
         """
         with self.sessions.use(session_id, client) as session:
-            session.lookahead(drafts, nprobe=nprobe, budget_bytes=budget_bytes)
+            session.lookahead(drafts, nprobe=nprobe, budget_bytes=budget_bytes, window_ms=window_ms, step=step)
 
     def session_stats(self, session_id: str, client: str) -> dict[str, Any]:
         """Raises UnknownSessionError."""
@@ -355,6 +372,7 @@ class Service:
                 **proposal.to_data(),
                 "plan_id": plan_id,
                 "unplaced_lists": self.router.stats().unplaced_lists if apply else None,
+                "placed": asdict(placed(proposal.plan, self.router.residency.list_device if apply else None)),
                 "update": None if update is None else update.to_data(),
             }
         finally:
@@ -376,7 +394,7 @@ class Service:
             raise InvalidInputError("devices is empty: the daemon serves on the host alone; start it with --device")
         current = self.router.plan
         devices = devices_of(self.index.ivf, len(self.router.devices), self.config.router.device_budget_bytes)
-        plan, profile_id = plan_next(self.index.ivf, self.store, current, changes, devices)
+        plan, profile_id = plan_next(self.index.ivf, self.store, current, changes, devices, arenas_of(self.router))
         served = Served.by(current, self.router.residency.list_device)
         return propose(plan, current, served, reason="requested", bandwidth_share=bandwidth_share), profile_id
 

@@ -6,7 +6,7 @@ All but ``keys`` talk to a running daemon: the one of the index directory, or th
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -122,6 +122,12 @@ def _repartition_table(answer: dict[str, Any]) -> Table:
         ("predicted hit rate", "hit_rate", lambda v: f"{v:.1%}"),
     ):
         table.add_row(title, *("-" if (v := answer[f"{name}_{w}"]) is None else show(v) for w in ("before", "after")))
+    there = answer["placed"]
+    planned = f"{there['planned_lists']:,} lists, {readable_bytes(there['planned_bytes'])}"
+    table.add_row("planned on devices", "", planned)
+    if there["resident_lists"] is not None:
+        on = f"{there['resident_lists']:,} of them, {readable_bytes(there['resident_bytes'])}"
+        table.add_row("there now", "", f"{on}; with these a hit rate of {there['hit_rate']:.1%}")
     gain = answer["gain"]
     took = "" if answer["move_s"] is None else f", about {answer['move_s']:.2g} s"
     table.add_row("to move", "", f"{answer['lists_to_move']:,} lists, {readable_bytes(answer['bytes_to_move'])}{took}")
@@ -142,7 +148,7 @@ def _plan_offline(
 ) -> dict[str, Any]:
     """The same proposal against the control store and empty devices: what the next daemon would load."""
     from hybridindex.plans.planner import devices_of, plan_next
-    from hybridindex.plans.proposal import Served, propose
+    from hybridindex.plans.proposal import Served, placed, propose
     from hybridindex.tiers.contract.copy_queue import check_share
 
     check_share(bandwidth_share)
@@ -156,7 +162,7 @@ def _plan_offline(
         proposal = propose(plan, current, served, reason="requested", bandwidth_share=bandwidth_share)
         plan_id = control.save_plan(plan.to_record(), profile_id) if apply else None
     known = {"applied": apply, "plan_id": plan_id, "unplaced_lists": None, "update": None}
-    return {**proposal.to_data(), **known}
+    return {**proposal.to_data(), **known, "placed": asdict(placed(plan, None))}
 
 
 def register(app: typer.Typer) -> None:

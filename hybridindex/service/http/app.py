@@ -347,7 +347,7 @@ class _Routes:
     # Sessions
 
     async def open_session(self, request: Request) -> Response:
-        options = await self._object(request, {"lookahead_bytes", "window_ms"})
+        options = await self._object(request, {"lookahead_bytes", "window_ms", "step"})
         if "lookahead_bytes" in options:
             options["lookahead_bytes"] = to_bytes("lookahead_bytes", options["lookahead_bytes"])
         name = await asyncio.to_thread(self._service.open_session, _caller(request).name, **options)
@@ -366,6 +366,8 @@ class _Routes:
             asked.queries,
             nprobe=asked.nprobe,
             budget_bytes=asked.budget_bytes,
+            window_ms=asked.window_ms,
+            step=asked.step,
         )
         return _json({"started": True}, 202)
 

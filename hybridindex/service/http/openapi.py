@@ -96,6 +96,10 @@ SESSION_PATH = _path("session", schema={"type": "string"})
 PLAN_PATH = _path("plan", schema={"type": "string", "pattern": "^([0-9]+|latest)$"}, description="Its id, or latest.")
 
 
+_WINDOW = {**_POSITIVE, "maximum": 86_400_000, "description": "Instead of bytes: time to hide copies in."}
+_STEP = {"type": "string", "description": "Instead of bytes: the pipeline step, as profile llm named it."}
+
+
 class Bodies:
     """Parameters and bodies of the routes that take queries."""
 
@@ -122,7 +126,7 @@ class Bodies:
         return self._with(options, {"queries": self._example, "k": 2})
 
     def lookahead(self) -> dict[str, Any]:
-        options = {"nprobe": self._nprobe, "budget_bytes": _BYTES}
+        options = {"nprobe": self._nprobe, "budget_bytes": _BYTES, "window_ms": _WINDOW, "step": _STEP}
         return self._with(options, {"queries": self._example, "budget_bytes": 1 << 20})
 
     def recent(self) -> dict[str, Any]:
@@ -163,9 +167,9 @@ def _options(properties: dict[str, Any], example: dict[str, Any], **more: Any) -
 
 
 SESSION: dict[str, Any] = _options(
-    {"lookahead_bytes": _BYTES, "window_ms": {**_POSITIVE, "description": "Instead of bytes: time to hide copies in."}},
+    {"lookahead_bytes": _BYTES, "window_ms": _WINDOW, "step": _STEP},
     {"lookahead_bytes": 8 << 20},
-    **{"not": {"required": ["lookahead_bytes", "window_ms"]}},
+    maxProperties=1,
 )
 
 

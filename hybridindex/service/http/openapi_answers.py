@@ -135,6 +135,13 @@ REPARTITIONED = answer(
             "applied": _YES,
             "plan_id": _nullable(_INTEGER),
             "unplaced_lists": _nullable(_COUNT),
+            "placed": closed(
+                {
+                    **dict.fromkeys(("planned_lists", "planned_bytes"), _COUNT),
+                    **dict.fromkeys(("resident_lists", "resident_bytes"), _nullable(_COUNT)),
+                    "hit_rate": _nullable(_SHARE),
+                }
+            ),
             "update": _nullable(_ANY_OBJECT),
             "number": _nullable(_COUNT),
             "reason": _TEXT,
@@ -155,8 +162,9 @@ REPARTITIONED = answer(
             "stage_seconds": {"type": "object", "additionalProperties": _NUMBER},
         }
     ),
-    "What changes, or would. Null: plan_id, unplaced_lists and update of a dry run; update, number, created_at, "
-    "n_queries, worthwhile and objection where no refresh plans from recent queries; current without a plan",
+    "What changes, or would. Null: plan_id, unplaced_lists, what is resident and update of a dry run; update, number, "
+    "created_at, n_queries, worthwhile and objection where no refresh plans from recent queries; current without a "
+    "plan",
 )
 STATUS = answer(
     closed(

@@ -62,6 +62,8 @@ class LookaheadRequest:
     queries: F32
     nprobe: int | None = None
     budget_bytes: int | None = None
+    window_ms: float | None = None
+    step: str | None = None
 
 
 def parse_search(
@@ -82,18 +84,11 @@ def parse_search(
         raise BodyError(
             "k", f"is {k} for {len(queries)} queries; expected at most {limits.max_answer_rows} answers in all"
         )
-    deadline = given.get("deadline_ms")
-    if deadline is not None:
-        good = isinstance(deadline, int | float) and not isinstance(deadline, bool)
-        if not good or not 0 < deadline <= 86_400_000:
-            raise BodyError(
-                "deadline_ms", f"is {deadline!r}; expected a positive number of milliseconds, a day at most"
-            )
     return SearchRequest(
         queries=queries,
         k=k,
         nprobe=_nprobe("nprobe", given, limits, nlist),
-        deadline_ms=None if deadline is None else float(deadline),
+        deadline_ms=_milliseconds("deadline_ms", given),
         min_nprobe=_nprobe("min_nprobe", given, limits, nlist),
     )
 
@@ -102,13 +97,27 @@ def parse_lookahead(
     body: bytes, content_type: str, options: Mapping[str, str], limits: Limits, dim: int, nlist: int
 ) -> LookaheadRequest:
     """As :func:`parse_search`."""
-    queries, given = _parse(body, content_type, options, limits, dim, {"nprobe", "budget_bytes"})
-    budget = given.get("budget_bytes")
+    queries, given = _parse(body, content_type, options, limits, dim, {"nprobe", "budget_bytes", "window_ms", "step"})
+    budget, step = given.get("budget_bytes"), given.get("step")
+    if step is not None and not isinstance(step, str):
+        raise BodyError("step", f"is {step!r}; expected the name of a measured step")
     return LookaheadRequest(
         queries=queries,
         budget_bytes=None if budget is None else to_bytes("budget_bytes", budget),
         nprobe=_nprobe("nprobe", given, limits, nlist),
+        window_ms=_milliseconds("window_ms", given),
+        step=step,
     )
+
+
+def _milliseconds(name: str, given: Mapping[str, Any]) -> float | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if not good or not 0 < value <= 86_400_000:
+        raise BodyError(name, f"is {value!r}; expected a positive number of milliseconds, a day at most")
+    return float(value)
 
 
 def _parse(
@@ -132,7 +141,8 @@ def _parse(
         raise BodyError(_short(min(unknown)), f"is not known here; expected one of {', '.join(sorted(allowed))}")
     is_raw = content_type == "application/octet-stream"
     queries = _from_raw(body, options, limits, dim) if is_raw else _from_npy(body, limits, dim)
-    return queries, {name: _parse_number(name, options[name]) for name in known if name in options}
+    said = {name: options[name] for name in known if name in options}
+    return queries, {name: text if name == "step" else _parse_number(name, text) for name, text in said.items()}
 
 
 def _nprobe(name: str, given: Mapping[str, Any], limits: Limits, nlist: int) -> int | None:
