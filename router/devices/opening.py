@@ -65,10 +65,12 @@ class TierOpening:
         self._plan = plan
         self._config = config
         self._budgets = device_budgets(plan, config)
-        self._page_bytes = DEFAULT_PAGE_BYTES if plan is None else plan.request.page_bytes
-        geometry = PageGeometry.for_code_size(index.code_size, self._page_bytes)
+        self._most_page_bytes = DEFAULT_PAGE_BYTES if plan is None else plan.request.page_bytes
+        geometry = PageGeometry.for_code_size(index.code_size, self._most_page_bytes)
+        self._page_bytes = geometry.page_bytes
         #: (nlist,) int64 device bytes of each list, page rounding included.
         self.list_bytes: I64 = geometry.pages_for(index.list_sizes) * geometry.page_bytes
+        self._index_bytes = int(self.list_bytes.sum())
         #: Whether single lists come and leave: not where a codec has them come in shards.
         self.moves_single_lists = index.device_codec() is not None
         #: The host memory that the tiers share.
@@ -85,15 +87,16 @@ class TierOpening:
 
     def wanted_bytes(self, plan: Plan | None, ordinal: int) -> int:
         """Bytes of pages that are of use on one device under ``plan``: its lists, and lookahead's share."""
-        pinned = self.pinned_bytes(plan, ordinal)
-        # More than the whole index would never be used.
-        return min(pinned + self.lookahead_bytes(plan, ordinal), int(self.list_bytes.sum()))
+        return self.pinned_bytes(plan, ordinal) + self.lookahead_bytes(plan, ordinal)
 
     def lookahead_bytes(self, plan: Plan | None, ordinal: int) -> int:
         """Bytes of pages that are kept for sessions on one device under ``plan``, whose lists come first."""
         if not self.moves_single_lists:
             return 0
-        left = self.budget_of(plan, ordinal) - self.scratch_of(plan, ordinal) - self.pinned_bytes(plan, ordinal)
+        room = max(0, self.budget_of(plan, ordinal) - self.scratch_of(plan, ordinal))
+        # Whole pages, and no more than the whole index: that would never be used.
+        room = min(room - room % self._page_bytes, self._index_bytes)
+        left = room - self.pinned_bytes(plan, ordinal)
         asked = self._config.lookahead_bytes
         if asked is None:
             asked = self._windows.share_bytes(plan)
@@ -110,21 +113,6 @@ class TierOpening:
     def scratch_of(self, plan: Plan | None, ordinal: int) -> int:
         """What of one device's budget is for scans: as ``plan`` has it, where that has this budget."""
         budget = self.budget_of(plan, ordinal)
-        if plan is not None and budget == plan.request.budgets[ordinal]:
-            return plan.request.scratch[ordinal]
-        return scratch_for_budget(budget)
-
-    def _say_lookahead(self, plan: Plan | None, tier: Tier) -> None:
-        asked, measured = self._config.lookahead_bytes, self._windows.describe(plan)
-        default = f"{format_bytes(_DEFAULT_LOOKAHEAD_BYTES)}: no window or no bandwidth was measured"
-        why = "as configured" if asked is not None else measured or default
-        nbytes = format_bytes(self.lookahead_bytes(plan, tier.ordinal))
-        budget = format_bytes(self.budget_of(plan, tier.ordinal))
-        _log.info("device %s: %s for lookahead (%s), within a budget of %s", tier.label, nbytes, why, budget)
-
-    def _scratch(self, ordinal: int) -> int:
-        """Of one device, for good: as the plan at the opening has it, where that has its budget."""
-        budget, plan = self._budgets[ordinal], self._plan
         if plan is not None and budget == plan.request.budgets[ordinal]:
             return plan.request.scratch[ordinal]
         return scratch_for_budget(budget)
@@ -146,7 +134,7 @@ class TierOpening:
                 wanted_bytes=self.wanted_bytes(plan, ordinal),
                 memory=PagedMemory(
                     scratch_bytes=self.scratch_of(plan, ordinal),
-                    page_bytes=self._page_bytes,
+                    page_bytes=self._most_page_bytes,
                     pinned=self.host_lists.memory_for(name),
                 ),
                 without_room="retry" if config.health.retry_open else "fail",

@@ -46,7 +46,7 @@ def router_on(index, cache_fraction=0.0):
 def fill(router):
     """The plan gives its pages up, and a session takes them all: the session, and the lists that are not there."""
     router.apply_plan(plan_of(router._index, []))
-    session = router.session()
+    session = router.session(lookahead_bytes=1 << 30)
     session.lookahead(clustered(2, seed=3), nprobe=NLIST).result(30)
     tier = router.devices[0]
     assert tier.arena.pages.n_pages == PLANNED + PROMISED
