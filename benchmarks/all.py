@@ -24,6 +24,7 @@ NAMES = (
     "service.drift",
     "service.drift_trace",
     "service.repartition_cycle",
+    "service.repartition_load",
     "papers.schedule_figures",
 )
 

@@ -118,7 +118,7 @@ class Index:
         recall: float | None = None,
         k: int = 10,
         threads: int | None = None,
-        devices: Sequence[str] = (),
+        devices: Sequence[str] | Literal[0] | None = None,
         max_seconds: float = 60.0,
         seed: int = 0,
         save: bool = True,
@@ -134,7 +134,8 @@ class Index:
             recall: target recall@k in (0, 1]; the smallest nprobe that reaches it is used.
             k: neighbours per query.
             threads: host threads per scan; None: faiss's own setting.
-            devices: also time scans and copies on these devices.
+            devices: also time scans and copies on these devices; None: on those that this machine has, GPUs or else the
+                stand-in. 0, or an empty list: on none.
             max_seconds: about how long latency measurements may take.
             seed: of the split into halves and of the measured batches.
             save: write it into the control store.
@@ -147,19 +148,21 @@ class Index:
             InvalidInputError, ProfileError, StoreError.
         """
         from hybridindex.profiler.access import split_halves
+        from hybridindex.profiler.device import devices_here
         from hybridindex.profiler.request import ProfileRequest
         from hybridindex.profiler.routed import time_routed
         from hybridindex.profiler.run import profile_index
 
         if nprobe is not None and recall is not None:
             raise InvalidInputError("nprobe and recall were both given; give one: recall chooses nprobe")
+        chosen = devices_here(self._ivf) if devices is None else () if devices == 0 else devices
         checkpoint = options.pop("checkpoint", None)
         request = ProfileRequest(
             nprobe=nprobe,
             recall_target=recall,
             k=k,
             threads=threads,
-            devices=devices,
+            devices=chosen,
             max_seconds=max_seconds,
             seed=seed,
             **options,
@@ -171,7 +174,7 @@ class Index:
             self._ivf,
             profile,
             np.asarray(queries)[held],
-            devices=devices,
+            devices=chosen,
             device_budget_bytes=request.device_budget_bytes,
             max_seconds=max_seconds / 4,
             progress=progress,

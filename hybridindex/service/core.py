@@ -24,6 +24,7 @@ from hybridindex.plans.proposal import Proposal, Served, placed, propose
 from hybridindex.plans.replan import PlanChanges
 from hybridindex.plans.stored import load_plan, plan_summary, resume_plan
 from hybridindex.refresh.config import UpdateRecord
+from hybridindex.refresh.gil_switch import short_switch_interval
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.refresh.updater import arenas_of
 from hybridindex.router.batch.stages import BatchReport
@@ -360,9 +361,11 @@ class Service:
             plan_id: int | None = None
             proposal = self._propose_recent(changes, bandwidth_share)
             if proposal is None:
-                proposal, profile_id = self._propose(changes, 1.0 if bandwidth_share is None else bandwidth_share)
-                if apply:
-                    plan_id = self._apply(proposal, profile_id)
+                # Searches wait for the interpreter meanwhile.
+                with short_switch_interval():
+                    proposal, profile_id = self._propose(changes, 1.0 if bandwidth_share is None else bandwidth_share)
+                    if apply:
+                        plan_id = self._apply(proposal, profile_id)
             elif apply:
                 assert self.refresher is not None
                 update = self.refresher.apply(proposal)
