@@ -16,10 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridindex.api import Index
 from hybridindex.errors import InvalidInputError, MissingDependencyError
-from hybridindex.refresh.refresher import Refresher
-from hybridindex.router.router import Router
 from hybridindex.service.auth import Keyring
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
@@ -27,7 +24,7 @@ from hybridindex.service.daemon_address import DaemonAddress, bind_tcp, bind_uni
 from hybridindex.service.http.app import create_app
 from hybridindex.service.http.protocol import MAX_HEAD_BYTES, choose_protocol
 from hybridindex.service.observe.logs import configure
-from hybridindex.store.control import ControlStore
+from hybridindex.service.refresh_settings import MakeRefresher
 
 try:
     import uvicorn
@@ -40,8 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["Daemon", "bound_arenas", "serve"]
 
 _log = logging.getLogger(__name__)
-
-MakeRefresher = Callable[[Index, Router, ControlStore], Refresher]
 
 #: mallopt's parameter M_ARENA_MAX, and its value here.
 _M_ARENA_MAX, _ARENAS = -8, 2
