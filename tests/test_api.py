@@ -11,7 +11,9 @@ import torch
 
 import hybridindex as hx
 from hybridindex.errors import InvalidInputError, ProfileError, ProfileMismatchError
+from hybridindex.profiler import device as measuring
 from hybridindex.profiler import routed as calibrate
+from hybridindex.profiler import run
 from hybridindex.router import Router
 from tests.clustered import clustered
 from tests.oracle import check_answer
@@ -157,6 +159,26 @@ def test_a_codec_that_lies_in_shards_is_timed_planned_and_served_within_its_budg
 def test_recall_and_nprobe_together_are_refused(index):
     with pytest.raises(InvalidInputError, match="recall"):
         index.profile(clustered(200), nprobe=4, recall=0.9)
+
+
+def test_the_devices_that_are_there_are_measured_unless_none_is_wanted(index, monkeypatch):
+    asked = []
+
+    class EnoughError(Exception):
+        """What comes after is tested elsewhere."""
+
+    def measure(_index, _queries, request, **_options):
+        asked.append(request.devices)
+        raise EnoughError
+
+    monkeypatch.setattr(run, "profile_index", measure)
+    for options in ({}, {"devices": 0}, {"devices": []}, {"devices": ["cpu", "cpu"]}):
+        with pytest.raises(EnoughError):
+            index.profile(clustered(200), nprobe=4, **options)
+    assert asked == [("cpu",), (), (), ("cpu", "cpu")]
+    monkeypatch.setattr(measuring, "kind_here", lambda: "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert measuring.devices_here(index.ivf) == ("cuda:0", "cuda:1")
 
 
 def test_routed_batches_are_part_of_the_profile(profile):

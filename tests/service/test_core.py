@@ -12,12 +12,15 @@ import hybridindex as hx
 from hybridindex.config import RouterConfig
 from hybridindex.errors import InvalidInputError, OverloadedError, PlanConflictError, ProfileError
 from hybridindex.plans.current import make_current
+from hybridindex.plans.llm_profiles import save_llm_measurement
+from hybridindex.profiler.hardware import hardware_info
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
 from hybridindex.service.search_request import SearchRequest
 from hybridindex.service.status import status_of
+from hybridindex.types import LLMMeasurement, LLMProfile
 from tests.service.conftest import assert_same, held_engine
 
 
@@ -88,6 +91,52 @@ def test_a_fixed_coverage_and_a_new_target_contradict_each_other_and_solve_gives
     assert solved["plan"]["slo_ms"] == 40
     assert service.router.plan.request.coverage is None
     assert service.repartition(apply=False, slo_ms=30)["plan"]["slo_ms"] == 30
+
+
+def test_what_was_planned_is_there_and_the_answer_says_so(make_service, queries):
+    service = make_service(router={"device_budget_bytes": 16 << 20})
+    [tier] = service.router.devices
+    for coverage in (0.1, 0.6, 0.2):
+        dry = service.repartition(apply=False, coverage=coverage)
+        assert (dry["placed"]["resident_lists"], dry["placed"]["hit_rate"]) == (None, None)
+        done = service.repartition(apply=True, coverage=coverage)
+        assert dry["plan"] == done["plan"]
+        assert dry["placed"]["planned_lists"] == done["placed"]["planned_lists"] == done["placed"]["resident_lists"]
+        assert dry["placed"]["planned_bytes"] == done["placed"]["resident_bytes"] == tier.used_bytes
+        assert done["placed"]["hit_rate"] == pytest.approx(done["hit_rate_after"])
+        assert done["unplaced_lists"] == 0
+        assert tier.capacity_bytes + tier.reserved_bytes <= 16 << 20
+        assert search(service, queries).ids.shape == (20, 10)
+
+
+def test_a_dry_run_and_what_comes_of_it_tell_the_same_story_within_a_small_budget(make_service):
+    """Seen: 21 of 154 lists, "applied", and a hit rate of all of them."""
+    budget = 5 << 16
+    service = make_service(router={"device_budget_bytes": budget})
+    dry, done = (service.repartition(apply=apply, coverage=0.6) for apply in (False, True))
+    assert dry["plan"] == done["plan"]
+    assert done["plan"]["coverage"] < 0.5
+    assert f"{budget:,} bytes" in done["plan"]["reason"]
+    assert 0 < done["placed"]["resident_lists"] == dry["placed"]["planned_lists"]
+    assert done["placed"]["hit_rate"] == pytest.approx(dry["hit_rate_after"])
+
+
+def test_measured_steps_are_the_windows_of_sessions(make_service, index_path):
+    steps = {"answer": 1.5, "narrow": 0.2}
+    measured = LLMMeasurement(
+        created_at="2026-01-01T00:00:00+00:00",
+        hardware_fingerprint=hardware_info().fingerprint,
+        model="m",
+        method="server",
+        profile=LLMProfile(kv_cache_bytes=1, throughput_rps=1.0, points=((1, 1.0),), generation_s=steps),
+        levels=(),
+    )
+    with hx.open(index_path) as index, index.store() as store:
+        save_llm_measurement(store, measured)
+    service = make_service()
+    assert service.router.window_ms == 1500
+    with pytest.raises(InvalidInputError, match="expected one of answer, narrow"):
+        service.open_session("me", step="rewrite")
 
 
 def test_without_devices_nothing_can_move(make_service, queries):
