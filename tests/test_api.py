@@ -85,7 +85,7 @@ def test_a_session_moves_what_its_window_allows(index, profile):
             budget = plan.lookahead_budget(window_ms, share_bytes=spare).nbytes
             with router.session(window_ms=window_ms) as session:
                 session.lookahead(query, nprobe=8).result(30)
-                assert session.stats.bytes_moved <= budget == session._lookahead_bytes
+                assert session.stats.bytes_moved <= budget == session._budgets.in_all
         with pytest.raises(InvalidInputError, match="both"):
             router.session(window_ms=5, lookahead_bytes=1)
         with pytest.raises(InvalidInputError, match="window_ms"):
