@@ -100,27 +100,25 @@ class Session:
             draft_queries: (d,) or (n, d) float32; several share the budget rank by rank.
             nprobe: lists wanted per draft; default the router's.
             budget_bytes: most bytes to move; default the router's share for one session.
-            window_ms: or the generation time that this lookahead alone can hide behind; the share of the session counts
-                as well.
-            step: or the measured step that it hides behind; see :meth:`hybridindex.router.Router.session`.
+            window_ms: generation time that this lookahead alone can hide behind: moves no more than that hides, either.
+            step: or the measured step whose time that is; see :meth:`hybridindex.router.Router.session`.
 
         Returns:
             A future that is done when the bytes have landed. Waiting for it is optional: a search uses what is there,
             waits for more where that is faster, and scans the rest on the host.
 
         Raises:
-            InvalidInputError: bad queries, nprobe or budget, or more than one of the three budgets.
+            InvalidInputError: bad queries, nprobe or budget, or both a window and a step.
             ProfileError: a window or step, and the plan's profile timed no copies.
             RouterClosedError: the session or its router is closed.
         """
         self._check_open()
         self._searcher.refuse_closed()
-        given = {"budget_bytes": budget_bytes, "window_ms": window_ms, "step": step}
-        if len(said := [name for name, value in given.items() if value is not None]) > 1:
-            raise InvalidInputError(f"{' and '.join(said)} are both given; the window decides the bytes")
+        if window_ms is not None and step is not None:
+            raise InvalidInputError("window_ms and step are both given; the step has its own window")
         budget = alone = check_bytes("budget_bytes", self._budgets.in_all if budget_bytes is None else budget_bytes)
         if window_ms is not None or step is not None:
-            alone = self._budgets.in_window(window_ms, step)
+            alone = min(budget, self._budgets.in_window(window_ms, step))
         elif budget_bytes is None:
             alone = self._budgets.each
         nprobe = self._searcher.nprobe if nprobe is None else self._searcher.check_nprobe(nprobe)

@@ -2,8 +2,8 @@
 
 After each change: lists that the plan wants against lists that are on the device, and the arena's bytes against the
 budget, which are read all the time. Every answer is compared with the host's. Latencies of requests that were under way
-during a change stand beside those of the quiet time before it, and quiet times beside each other (A/A). The device is
-the stand-in: its copies and scans take the host's own cores.
+during a change, planning included, stand beside those of the quiet time before it, and quiet times beside each other
+(A/A). Plans are made in a process of their own. The device is the stand-in: its copies and scans take the host's cores.
 """
 
 from __future__ import annotations
@@ -20,10 +20,17 @@ import numpy as np
 from benchmarks.common.clusters import import_lists, make_clusters
 from benchmarks.common.measure import arguments, environment, show, write
 from benchmarks.service.drift import DIM, queries_of
+from hybridindex.api import Index
 from hybridindex.config import RouterConfig
 from hybridindex.plans.current import save_plan
+from hybridindex.refresh.config import RefreshConfig
+from hybridindex.refresh.drift import DriftPolicy
+from hybridindex.refresh.refresher import Refresher
+from hybridindex.refresh.update_cycle import UpdatePolicy
+from hybridindex.router.router import Router
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
+from hybridindex.store.control import ControlStore
 from hybridindex.types import F32, F64
 
 NPROBE, K = 32, 10
@@ -98,6 +105,14 @@ class Load:
         return (times[:, 1] - times[:, 0]) * 1e3 if len(times) else np.zeros(0)
 
 
+def _refresher(index: Index, router: Router, store: ControlStore) -> Refresher:
+    """Makes plans in a process of their own; each serves for good as soon as it is there. Nothing else begins one."""
+    config = RefreshConfig(
+        drift=DriftPolicy(window_s=1e6, window_requests=1 << 30), update=UpdatePolicy(verify_windows=0)
+    )
+    return Refresher(index, router, store, config)
+
+
 def _p99(latencies: list[F64]) -> float:
     return float(np.percentile(np.concatenate(latencies), 99))
 
@@ -121,9 +136,12 @@ def main() -> None:
             with index.router() as host:
                 truth = host.search(queries, K, NPROBE)
         router = RouterConfig(devices=("cpu",), device_budget_bytes=budget, lookahead_bytes=8 << 20, threads=1)
-        service = Service.open(folder, ServiceConfig(router=router))
+        service = Service.open(folder, ServiceConfig(router=router), make_refresher=_refresher)
         try:
             service.warm_up()
+            service.start()
+            assert service.refresher is not None
+            service.refresher.offer(queries)
             with Load(service, queries, truth.ids, truth.distances, args.rate) as load:
                 time.sleep(2.0)
                 for number in range(args.rounds):

@@ -99,10 +99,9 @@ class AsyncClient:
         *,
         lookahead_bytes: int | None = None,
         window_ms: float | None = None,
-        step: str | None = None,
     ) -> AsyncRemoteSession:
         """Opens a retrieval session; see :meth:`hybridindex.router.Router.session`. A context manager."""
-        asked = messages.open_session_call(lookahead_bytes=lookahead_bytes, window_ms=window_ms, step=step)
+        asked = messages.open_session_call(lookahead_bytes=lookahead_bytes, window_ms=window_ms)
         return AsyncRemoteSession(self, await self._send(asked))
 
     async def status(self) -> dict[str, Any]:
@@ -163,12 +162,11 @@ class AsyncRemoteSession:
         nprobe: int | None = None,
         budget_bytes: int | None = None,
         window_ms: float | None = None,
-        step: str | None = None,
     ) -> None:
         """Starts moving the lists that ``drafts`` (d,) or (n, d) float32 would probe; does not wait for them. See
         :meth:`hybridindex.router.session.Session.lookahead`."""
         asked = messages.lookahead_call(
-            drafts, self._name, nprobe=nprobe, budget_bytes=budget_bytes, window_ms=window_ms, step=step
+            drafts, self._name, nprobe=nprobe, budget_bytes=budget_bytes, window_ms=window_ms
         )
         await self._client._send(asked)
 

@@ -96,10 +96,9 @@ class Client:
         *,
         lookahead_bytes: int | None = None,
         window_ms: float | None = None,
-        step: str | None = None,
     ) -> RemoteSession:
         """Opens a retrieval session; see :meth:`hybridindex.router.Router.session`. A context manager."""
-        asked = messages.open_session_call(lookahead_bytes=lookahead_bytes, window_ms=window_ms, step=step)
+        asked = messages.open_session_call(lookahead_bytes=lookahead_bytes, window_ms=window_ms)
         return RemoteSession(self, self._send(asked))
 
     def status(self) -> dict[str, Any]:
@@ -160,12 +159,11 @@ class RemoteSession:
         nprobe: int | None = None,
         budget_bytes: int | None = None,
         window_ms: float | None = None,
-        step: str | None = None,
     ) -> None:
         """Starts moving the lists that ``drafts`` (d,) or (n, d) float32 would probe; does not wait for them. See
         :meth:`hybridindex.router.session.Session.lookahead`."""
         asked = messages.lookahead_call(
-            drafts, self._name, nprobe=nprobe, budget_bytes=budget_bytes, window_ms=window_ms, step=step
+            drafts, self._name, nprobe=nprobe, budget_bytes=budget_bytes, window_ms=window_ms
         )
         self._client._send(asked)
 

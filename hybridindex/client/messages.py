@@ -125,10 +125,10 @@ def drain_call() -> Call[None]:
     return Call(method="POST", path="/v1/drain", read=nothing)
 
 
-def open_session_call(*, lookahead_bytes: int | None, window_ms: float | None, step: str | None) -> Call[str]:
+def open_session_call(*, lookahead_bytes: int | None, window_ms: float | None) -> Call[str]:
     """The answer is the session's name. Sent twice, it opens two sessions."""
     asked = Call(method="POST", path="/v1/sessions", read=_session_of, repeatable=False)
-    return _with_json(asked, {"lookahead_bytes": lookahead_bytes, "window_ms": window_ms, "step": step})
+    return _with_json(asked, {"lookahead_bytes": lookahead_bytes, "window_ms": window_ms})
 
 
 def _session_of(body: bytes) -> str:

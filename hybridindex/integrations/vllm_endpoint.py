@@ -119,13 +119,12 @@ class ServiceBesideLLM(Service):
         *,
         lookahead_bytes: int | None = None,
         window_ms: float | None = None,
-        step: str | None = None,
     ) -> str:
         live = ENGINE_LOAD.window_ms() if self.router.window_ms is None and self.router.plan is not None else None
-        if lookahead_bytes is None and window_ms is None and step is None and live is not None:
+        if lookahead_bytes is None and window_ms is None and live is not None:
             with contextlib.suppress(ProfileError):  # its profile timed no copies: the router's own default then
                 return super().open_session(client, window_ms=live)
-        return super().open_session(client, lookahead_bytes=lookahead_bytes, window_ms=window_ms, step=step)
+        return super().open_session(client, lookahead_bytes=lookahead_bytes, window_ms=window_ms)
 
 
 @dataclass(slots=True)

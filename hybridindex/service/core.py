@@ -252,7 +252,6 @@ class Service:
         *,
         lookahead_bytes: int | None = None,
         window_ms: float | None = None,
-        step: str | None = None,
     ) -> str:
         """Returns the new session's name.
 
@@ -262,7 +261,7 @@ class Service:
         if self.admission.draining:
             raise OverloadedError("the daemon is about to stop; ask another one", retry_after_s=1)
         return self.sessions.open(
-            lambda: self.router.session(lookahead_bytes=lookahead_bytes, window_ms=window_ms, step=step), client
+            lambda: self.router.session(lookahead_bytes=lookahead_bytes, window_ms=window_ms), client
         )
 
     def lookahead(
@@ -274,7 +273,6 @@ class Service:
         nprobe: int | None = None,
         budget_bytes: int | None = None,
         window_ms: float | None = None,
-        step: str | None = None,
     ) -> None:
         """Starts to copy lists for ``drafts`` (n, d) float32; returns at once.
 
@@ -282,7 +280,7 @@ class Service:
             UnknownSessionError, InvalidInputError, ProfileError.
         """
         with self.sessions.use(session_id, client) as session:
-            session.lookahead(drafts, nprobe=nprobe, budget_bytes=budget_bytes, window_ms=window_ms, step=step)
+            session.lookahead(drafts, nprobe=nprobe, budget_bytes=budget_bytes, window_ms=window_ms)
 
     def session_stats(self, session_id: str, client: str) -> dict[str, Any]:
         """Raises UnknownSessionError."""

@@ -136,7 +136,7 @@ def test_measured_steps_are_the_windows_of_sessions(make_service, index_path):
     service = make_service()
     assert service.router.window_ms == 1500
     with pytest.raises(InvalidInputError, match="expected one of answer, narrow"):
-        service.open_session("me", step="rewrite")
+        service.router.session(step="rewrite")
 
 
 def test_without_devices_nothing_can_move(make_service, queries):

@@ -277,7 +277,7 @@ class _Routes:
             ),
             (
                 "POST", "/v1/sessions/{session}/lookahead", self.lookahead, "Move lists of drafts", ahead,
-                {202: answers.STARTED, **taken, **unknown},
+                {202: answers.STARTED, **taken, **unknown, **openapi.problems(409)},
             ),
             (
                 "POST", "/v1/sessions/{session}/search", _described, "Search in it", in_session,
@@ -347,7 +347,7 @@ class _Routes:
     # Sessions
 
     async def open_session(self, request: Request) -> Response:
-        options = await self._object(request, {"lookahead_bytes", "window_ms", "step"})
+        options = await self._object(request, {"lookahead_bytes", "window_ms"})
         if "lookahead_bytes" in options:
             options["lookahead_bytes"] = to_bytes("lookahead_bytes", options["lookahead_bytes"])
         name = await asyncio.to_thread(self._service.open_session, _caller(request).name, **options)
@@ -367,7 +367,6 @@ class _Routes:
             nprobe=asked.nprobe,
             budget_bytes=asked.budget_bytes,
             window_ms=asked.window_ms,
-            step=asked.step,
         )
         return _json({"started": True}, 202)
 

@@ -96,8 +96,7 @@ SESSION_PATH = _path("session", schema={"type": "string"})
 PLAN_PATH = _path("plan", schema={"type": "string", "pattern": "^([0-9]+|latest)$"}, description="Its id, or latest.")
 
 
-_WINDOW = {**_POSITIVE, "maximum": 86_400_000, "description": "Instead of bytes: time to hide copies in."}
-_STEP = {"type": "string", "description": "Instead of bytes: the pipeline step, as profile llm named it."}
+_WINDOW = {**_POSITIVE, "maximum": 86_400_000, "description": "Generation time that hides these copies."}
 
 
 class Bodies:
@@ -126,7 +125,7 @@ class Bodies:
         return self._with(options, {"queries": self._example, "k": 2})
 
     def lookahead(self) -> dict[str, Any]:
-        options = {"nprobe": self._nprobe, "budget_bytes": _BYTES, "window_ms": _WINDOW, "step": _STEP}
+        options = {"nprobe": self._nprobe, "budget_bytes": _BYTES, "window_ms": _WINDOW}
         return self._with(options, {"queries": self._example, "budget_bytes": 1 << 20})
 
     def recent(self) -> dict[str, Any]:
@@ -167,9 +166,9 @@ def _options(properties: dict[str, Any], example: dict[str, Any], **more: Any) -
 
 
 SESSION: dict[str, Any] = _options(
-    {"lookahead_bytes": _BYTES, "window_ms": _WINDOW, "step": _STEP},
+    {"lookahead_bytes": _BYTES, "window_ms": {**_POSITIVE, "description": "Instead of bytes: time to hide copies in."}},
     {"lookahead_bytes": 8 << 20},
-    maxProperties=1,
+    **{"not": {"required": ["lookahead_bytes", "window_ms"]}},
 )
 
 

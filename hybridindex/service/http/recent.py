@@ -43,7 +43,7 @@ class RecentQueries:
             raise _not_kept("the daemon follows no load; start it with --refresh")
         scope = request.scope
         asked = await self._search.read(scope, request.receive, dict(scope["headers"]), parse_lookahead)
-        for name in ("nprobe", "budget_bytes", "window_ms", "step"):
+        for name in ("nprobe", "budget_bytes", "window_ms"):
             if getattr(asked, name) is not None:
                 raise BodyError(name, "is not known here; expected queries alone")
         if not np.isfinite(asked.queries).all():

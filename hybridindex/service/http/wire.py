@@ -63,7 +63,6 @@ class LookaheadRequest:
     nprobe: int | None = None
     budget_bytes: int | None = None
     window_ms: float | None = None
-    step: str | None = None
 
 
 def parse_search(
@@ -97,16 +96,13 @@ def parse_lookahead(
     body: bytes, content_type: str, options: Mapping[str, str], limits: Limits, dim: int, nlist: int
 ) -> LookaheadRequest:
     """As :func:`parse_search`."""
-    queries, given = _parse(body, content_type, options, limits, dim, {"nprobe", "budget_bytes", "window_ms", "step"})
-    budget, step = given.get("budget_bytes"), given.get("step")
-    if step is not None and not isinstance(step, str):
-        raise BodyError("step", f"is {step!r}; expected the name of a measured step")
+    queries, given = _parse(body, content_type, options, limits, dim, {"nprobe", "budget_bytes", "window_ms"})
+    budget = given.get("budget_bytes")
     return LookaheadRequest(
         queries=queries,
         budget_bytes=None if budget is None else to_bytes("budget_bytes", budget),
         nprobe=_nprobe("nprobe", given, limits, nlist),
         window_ms=_milliseconds("window_ms", given),
-        step=step,
     )
 
 
@@ -141,8 +137,7 @@ def _parse(
         raise BodyError(_short(min(unknown)), f"is not known here; expected one of {', '.join(sorted(allowed))}")
     is_raw = content_type == "application/octet-stream"
     queries = _from_raw(body, options, limits, dim) if is_raw else _from_npy(body, limits, dim)
-    said = {name: options[name] for name in known if name in options}
-    return queries, {name: text if name == "step" else _parse_number(name, text) for name, text in said.items()}
+    return queries, {name: _parse_number(name, options[name]) for name in known if name in options}
 
 
 def _nprobe(name: str, given: Mapping[str, Any], limits: Limits, nlist: int) -> int | None:
