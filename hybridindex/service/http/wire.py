@@ -175,10 +175,10 @@ def _short(value: Any) -> str:
 
 def _parse_number(name: str, text: str) -> int | float:
     # int() takes signs, spaces and underscores, and is slow for very long strings.
-    if not (_DECIMAL if name == "deadline_ms" else _DIGITS).fullmatch(text):
+    if not (_DECIMAL if name.endswith("_ms") else _DIGITS).fullmatch(text):
         raise BodyError(name, f"is {_short(text)}; expected a number")
     try:
-        return float(text) if name == "deadline_ms" else int(text)
+        return float(text) if name.endswith("_ms") else int(text)
     except ValueError:
         raise BodyError(name, f"is {_short(text)}; expected a number") from None
 
