@@ -16,7 +16,7 @@ import numpy as np
 
 from hybridindex.config import RouterConfig, RouterOptions
 from hybridindex.errors import InvalidInputError
-from hybridindex.types import F32, I64, LLMProfile, Metric, Profile
+from hybridindex.types import DEFAULT_HEADROOM, F32, I64, HitRateChoice, LLMProfile, Metric, Profile
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
@@ -194,10 +194,12 @@ class Index:
         rate_qps: float | None = None,
         llm: LLMProfile | None = None,
         n_devices: int = 1,
-        epsilon: float = 1.0,
+        epsilon: float | None = None,
         percentile: float = 90,
         coverage: float | None = None,
         slo_stage: Literal["search", "ttft"] = "search",
+        hit_rate_model: HitRateChoice = "best",
+        headroom: float = DEFAULT_HEADROOM,
         allow_other_hardware: bool = False,
         store_url: str | None = None,
     ) -> Plan:
@@ -212,10 +214,13 @@ class Index:
             rate_qps: arrival rate to sustain; without it and without ``llm``, solve for single queries.
             llm: throughput of the LLM against its KV-cache size.
             n_devices: devices to place on.
-            epsilon: queueing factor (VectorLiteRAG, Eq. 3); 1 is the worst case.
+            epsilon: queueing factor (VectorLiteRAG, Eq. 3); 1 is the worst case. None: from the rate.
             percentile: of the SLO.
             coverage: fraction of lists to place, instead of solving for it.
             slo_stage: what the SLO bounds.
+            hit_rate_model: "beta" (VectorLiteRAG's), "beta_binomial", "empirical", or "best": the one of them that
+                predicts held-back queries best.
+            headroom: what search must have to spare, as a fraction: of the rate and of the SLO.
             allow_other_hardware: accept a profile that was measured on another machine.
             store_url: another control store than the one beside the index.
 
@@ -241,6 +246,8 @@ class Index:
             percentile=percentile,
             coverage=coverage,
             slo_stage=slo_stage,
+            hit_rate_model=hit_rate_model,
+            headroom=headroom,
         )
         devices = devices_of(self._ivf, n_devices)
         return plan_index(self._ivf, profile, asked, devices, allow_other_hardware=allow_other_hardware)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "DEFAULT_HEADROOM",
     "F32",
     "F64",
     "I32",
@@ -21,6 +22,7 @@ __all__ = [
     "U8",
     "AccessSample",
     "HardwareInfo",
+    "HitRateChoice",
     "LLMLevel",
     "LLMMeasurement",
     "LLMProfile",
@@ -40,6 +42,11 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 Metric = Literal["ip", "l2"]
+
+#: The model of hit rates that decides a plan; "best": the one that predicts held-back queries best.
+HitRateChoice = Literal["best", "beta", "beta_binomial", "empirical"]
+#: What a plan must have to spare, as a fraction: of the rate and of the SLO (``benchmarks/host/plan_calibration.py``).
+DEFAULT_HEADROOM = 0.06
 
 #: What a latency sample timed. ``coarse``: coarse quantization of a batch on the host. ``host_scan``: the host scanner
 #: over the probes it was given. ``device_scan``: one device's scan. ``merge``: merging both. ``batch``: a whole routed

@@ -16,7 +16,7 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.lookahead_budget import LookaheadBudget, lookahead_budget, miss_curve_of
 from hybridindex.partitioner.models.coverage import QueryWork
-from hybridindex.partitioner.models.hitrate import distribution
+from hybridindex.partitioner.models.hitrate import HitRateName, distribution
 from hybridindex.partitioner.models.transfer import fit_transfers
 from hybridindex.partitioner.request import PlanRequest, check_batch
 from hybridindex.partitioner.solver import SolverStep
@@ -69,7 +69,8 @@ class Decision:
     batch: int
     #: Requests/s the plan was solved for; ``None`` when neither rate nor LLM was given.
     rate_qps: float | None
-    #: Highest requests/s that measured batch sizes sustain within tau_s, capped by the LLM's throughput.
+    #: Highest requests/s that this placement serves within the SLO with the headroom asked for; beside an LLM at most
+    #: the LLM's throughput. A plan is feasible exactly where this is no less than ``rate_qps``.
     max_sustainable_qps: float
     #: Epsilon that the batching model gives for this plan, and the coverage solved with it; ``None`` without a rate.
     epsilon_solved: float | None
@@ -78,12 +79,13 @@ class Decision:
     nearest_slo_ms: float | None
     trace: tuple[SolverStep, ...]
     #: Hit-rate model in use, and (median, worst) absolute error of each on unseen queries.
-    hit_rate_model: str
+    hit_rate_model: HitRateName
     hit_rate_errors: Mapping[str, tuple[float, float]]
     #: Host scan model in use, and the median relative error of each on unseen samples.
     host_model: str
     host_model_errors: Mapping[str, float]
     analysis: Analysis = field(repr=False)
+    #: Under the hit-rate model in use.
     _work: QueryWork = field(repr=False)
 
     @property
@@ -100,13 +102,14 @@ class Decision:
         return self.request.n_devices
 
     def predicted_min_hit_rate(self, batch: int) -> float:
-        """E[smallest hit rate by bytes in a batch], by the model that validated best (Eq. 2).
+        """E[smallest hit rate by bytes in a batch], by the model in use (Eq. 2).
 
         Raises:
             InvalidInputError: ``batch`` is no integer >= 1.
         """
         check_batch(batch)
-        model = distribution(self.analysis.curve, self._work, self.analysis.hit_rates.best)
+        curve = self.analysis.curve
+        model = distribution(curve, curve.of_lists(self.resident_lists), self.hit_rate_model)
         return min(model.expected_min(batch), self.predicted_hit_rate)
 
     def predicted_latency_ms(self, batch: int, percentile: float | None = None) -> float:

@@ -1,4 +1,4 @@
-"""Ten lines that tell a person what a plan decided, from what, and what would change it."""
+"""Eleven lines that tell a person what a plan decided, from what, and what would change it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import dataclasses
 
 from hybridindex.paging import format_bytes
 from hybridindex.partitioner.decision import Decision
+from hybridindex.partitioner.eq1 import coverage_of_eq1
+from hybridindex.partitioner.models.hitrate import MODEL_NAMES
 from hybridindex.partitioner.models.throughput import throughput_model
 from hybridindex.partitioner.solver import Solution, problem_of, solve
 
@@ -13,7 +15,7 @@ __all__ = ["explain_plan"]
 
 
 def explain_plan(plan: Decision) -> str:
-    """Ten lines of plain words."""
+    """Eleven lines of plain words."""
     request, curve, latency = plan.request, plan.analysis.curve, plan.analysis.latency
     profile = plan.analysis.profile
     batch = plan.batch
@@ -28,13 +30,13 @@ def explain_plan(plan: Decision) -> str:
     epsilon = (
         f"; the batching model gives {plan.epsilon_solved:.2f}"
         + (f" (coverage {plan.coverage_at_epsilon_solved:.1%})" if plan.coverage_at_epsilon_solved is not None else "")
-        if plan.epsilon_solved is not None
+        if plan.epsilon_solved is not None and request.epsilon is not None
         else ""
     )
     llm = throughput_model(request.llm) if request.llm is not None else None
     unmeasured = [*latency.notes, *(llm.unmeasured(plan.device_bytes) if llm is not None else ())]
     lines = [
-        f"Verdict: {plan.verdict.value}: {plan.reason}.",
+        f"Verdict: {plan.verdict.value}. {_decision(plan)} {plan.reason[0].upper()}{plan.reason[1:]}.",
         f"Asked: {request.slo_stage} p{request.percentile:g} within {request.slo_ms:g} ms at {load}, "
         f"budget {' + '.join(format_bytes(b) for b in request.budgets)} on {plan.n_devices} device(s).",
         f"Placed: {plan.resident_lists.size} of {plan.nlist} lists ({plan.coverage:.1%} of lists, "
@@ -46,8 +48,10 @@ def explain_plan(plan: Decision) -> str:
         f"Latency of a batch of {batch}: {plan.predicted_latency_ms(batch):.3g} ms median, "
         f"{plan.predicted_latency_ms(batch, request.percentile):.3g} ms p{request.percentile:g}{beyond} "
         f"({plan.host_model} host model, median error {plan.host_model_errors[plan.host_model]:.1%}).",
-        f"Queueing: search may take {plan.tau_s * 1e3:.4g} ms = SLO/(1+{request.epsilon:g}){epsilon}; "
-        f"highest sustainable rate {plan.max_sustainable_qps:.4g} requests/s at measured batch sizes.",
+        f"Queueing: a batch may take {plan.tau_s * 1e3:.4g} ms, for requests wait up to "
+        f"{_first(request.epsilon, plan.epsilon_solved, 1.0):.2f} times as long{epsilon}; "
+        f"at most {plan.max_sustainable_qps:.4g} requests/s, {request.headroom:.0%} below what search sustains.",
+        _models(plan),
         f"From: profile {profile.id if profile.id is not None else '(not stored)'} of {profile.created_at}, {held}, "
         f"nprobe {plan.nprobe}, {latency.host.n_samples} host scan timings ({profile.scanner}, "
         f"{profile.threads} threads, {profile.hardware.cpu_model}).",
@@ -56,6 +60,40 @@ def explain_plan(plan: Decision) -> str:
         _other_budget(plan),
     ]
     return "\n".join(lines)
+
+
+def _decision(plan: Decision) -> str:
+    """What to do, in one sentence."""
+    request = plan.request
+    held = f"{plan.resident_lists.size} of {plan.nlist} lists on devices ({format_bytes(plan.device_bytes)})"
+    served = "one query at a time" if plan.rate_qps is None else f"{plan.rate_qps:.4g} requests/s"
+    goal = f"{served} within {request.slo_ms:g} ms at p{request.percentile:g}"
+    return f"With {held} search serves {goal}." if plan.feasible else f"Even with {held} search does not serve {goal}."
+
+
+def _models(plan: Decision) -> str:
+    """What each hit-rate model would have decided, beside its error on queries that it has not seen."""
+    if plan.request.coverage is not None:
+        return "Hit-rate models: none decides; the coverage is fixed."
+    told, slo_s = [], _slo_s(plan)
+    for name in MODEL_NAMES:
+        problem = problem_of(plan.analysis, dataclasses.replace(plan.request, hit_rate_model=name))
+        found = solve(problem, slo_s)
+        lists = f"{found.count} lists" if found.feasible else "infeasible"
+        error = plan.hit_rate_errors.get(name, (float("nan"),))[0]
+        chosen = ", decides" if name == plan.hit_rate_model else ""
+        told.append(f"{name.replace('_', '-')} {lists} (error {error:.3f}{chosen})")
+    rule = coverage_of_eq1(problem_of(plan.analysis, plan.request), plan.tau_s)
+    paper = "no coverage suffices" if rule is None else f"{round(rule * plan.nlist)} lists"
+    return f"Hit-rate models: {'; '.join(told)}; VectorLiteRAG's Eq. 1 alone, with its Beta: {paper}."
+
+
+def _slo_s(plan: Decision) -> float:
+    return max(plan.request.search_slo_s, 1e-12)
+
+
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)
 
 
 def _in_words(plan: Decision, solution: Solution) -> str:
@@ -68,7 +106,7 @@ def _in_words(plan: Decision, solution: Solution) -> str:
 
 def _other_slo(plan: Decision) -> str:
     problem = problem_of(plan.analysis, plan.request)
-    half, double = (solve(problem, plan.tau_s * factor) for factor in (0.5, 2.0))
+    half, double = (solve(problem, _slo_s(plan) * factor) for factor in (0.5, 2.0))
     return f"Another SLO: half of it would take {_in_words(plan, half)}, twice {_in_words(plan, double)}." + (
         f" Nearest that can be met: {plan.nearest_slo_ms:.4g} ms." if plan.nearest_slo_ms is not None else ""
     )
@@ -79,7 +117,7 @@ def _other_budget(plan: Decision) -> str:
         spare = sum(plan.request.budgets) - plan.device_bytes
         return f"Another budget: {format_bytes(spare)} are spare; down to {format_bytes(plan.device_bytes)} this holds."
     problem = problem_of(plan.analysis, plan.request)
-    unlimited = solve(dataclasses.replace(problem, limit_pages=1 << 60), plan.tau_s)
+    unlimited = solve(problem.without_limit(), _slo_s(plan))
     if unlimited.feasible:
         return f"Another budget: {_in_words(plan, unlimited)} in all would meet the SLO."
     return "Another budget: no budget meets this SLO on this machine; lower the rate or nprobe, or raise the SLO."

@@ -19,15 +19,18 @@ from hybridindex.partitioner.analysis import Analysis, analyse
 from hybridindex.partitioner.decision import Decision, Verdict
 from hybridindex.partitioner.explain import explain_plan
 from hybridindex.partitioner.models.coverage import QueryWork
+from hybridindex.partitioner.models.hitrate import modelled
+from hybridindex.partitioner.models.throughput import waiting_factor
 from hybridindex.partitioner.placement import choose_hottest, place_lpt
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.partitioner.solver import Problem, Solution, SolverStep, problem_of, solve
-from hybridindex.partitioner.sustain import max_sustainable_qps, self_consistent_epsilon
+from hybridindex.partitioner.solver import Problem, Solution, SolverStep, in_words, problem_of, solve
 from hybridindex.types import I64, Profile
 
 __all__ = ["Plan", "Verdict", "make_plan"]
 
-RECORD_VERSION = 3
+RECORD_VERSION = 4
+#: The version before: its steps had other columns, and its predictions used the held-back queries themselves.
+_EARLIER_VERSION = 3
 #: Fields of a plan that a record converts, keeps as arrays, or computes again; it keeps the others as they are.
 _CONVERTED_FIELDS = {"verdict", "request", "device_bytes_each", "hit_rate_errors", "host_model_errors", "trace"}
 _PLAIN_FIELDS = [
@@ -42,7 +45,7 @@ class Plan(Decision):
     """A decision that can be explained in words and stored."""
 
     def explain(self) -> str:
-        """Ten lines: what was decided, from what, and what would change it."""
+        """Eleven lines: what was decided, from what, and what would change it."""
         return explain_plan(self)
 
     def to_record(self) -> dict[str, Any]:
@@ -71,8 +74,11 @@ class Plan(Decision):
         ):
             if data[name] != own:
                 raise ProfileMismatchError(f"the plan's {name} is {data[name]!r}, the profile's {own!r}")
-        if data.pop("version") != RECORD_VERSION:
-            raise InvalidInputError(f"plan record has version {record['data']['version']}; {RECORD_VERSION} is known")
+        version = data.pop("version")
+        if version not in (_EARLIER_VERSION, RECORD_VERSION):
+            raise InvalidInputError(f"plan record has version {version}; {RECORD_VERSION} is known")
+        if version == _EARLIER_VERSION:
+            data |= {"trace": [], "hit_rate_model": "empirical"}
         request = PlanRequest.from_data(data.pop("request"))
         resident = np.asarray(record["arrays"]["resident_lists"], dtype=np.int64)
         base = analysis if analysis is not None else analyse(profile, page_bytes=request.page_bytes)
@@ -88,7 +94,7 @@ class Plan(Decision):
             resident_lists=resident,
             list_device=np.asarray(record["arrays"]["list_device"], dtype=np.int16),
             analysis=configured,
-            _work=configured.curve.of_lists(resident),
+            _work=modelled(configured.curve, configured.curve.of_lists(resident), data["hit_rate_model"]),
             **data,
         )
 
@@ -114,8 +120,8 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
     problem = problem_of(analysis, request)
     capacity = request.capacity_pages(curve.geometry.page_bytes)
     # Where the LLM alone breaks the SLO nothing is left for search: the smallest positive target finds the best effort.
-    tau_s = max(request.search_slo_s, 1e-12) / (1.0 + request.epsilon)
-    solution = solve(problem, tau_s) if request.coverage is None else None
+    slo_s = max(request.search_slo_s, 1e-12)
+    solution = solve(problem, slo_s) if request.coverage is None else None
     wanted, notes = _wanted(problem, request, solution, capacity)
 
     pages = curve.pages_by_rank[wanted]
@@ -128,20 +134,21 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
     if placement.n_unplaced:
         notes.append(f"{placement.n_unplaced} wanted lists fit on no device and stay on the host")
 
-    work = curve.of_lists(resident)
+    work = problem.work_of(resident)
     each = tuple(
         int(used) * curve.geometry.page_bytes + scratch if used > 0 else 0
         for used, scratch in zip(placement.pages_used.tolist(), request.scratch, strict=True)
     )
     if problem.llm is not None and problem.llm.extrapolated(sum(each)):
         notes.extend(problem.llm.unmeasured(sum(each)))
-    final = problem.step(work, int(resident.size), sum(each), tau_s, measured_too=True)
+    final = problem.step(work, int(resident.size), sum(each), slo_s)
     met = final.accepted and request.search_slo_s > 0
     trace = (*(solution.trace if solution is not None else ()), final)
-    batch = final.accepted_batch or final.batch_up
+    # Both decide by one comparison; what is accepted must not be a rounding error above it.
+    most = max(problem.max_qps(work, sum(each), slo_s), (final.rate_qps or 0.0) if met else 0.0)
     reason, nearest = _reason(problem, request, solution, final, met, work, sum(each))
-    epsilon_solved, coverage_solved = self_consistent_epsilon(problem, request, work, batch, final.rate_qps)
-    mean_hit = float(work.hit_rate.mean())
+    epsilon, coverage_at_epsilon = _batching_model(problem, request, work, final.rate_qps, slo_s)
+    mean_hit = float(curve.of_lists(resident).hit_rate.mean())
     nbytes = int(curve.prefix_bytes[-1])
     return Plan(
         verdict=Verdict.FEASIBLE if met else Verdict.INFEASIBLE,
@@ -163,21 +170,36 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
         n_unplaced=placement.n_unplaced,
         imbalance=placement.imbalance,
         predicted_hit_rate=mean_hit,
-        tau_s=tau_s,
-        batch=batch,
+        tau_s=slo_s
+        / (1.0 + request.headroom)
+        / (1.0 + next(e for e in (request.epsilon, epsilon, 1.0) if e is not None)),
+        batch=final.batch,
         rate_qps=final.rate_qps,
-        max_sustainable_qps=max_sustainable_qps(problem, work, sum(each), tau_s),
-        epsilon_solved=epsilon_solved,
-        coverage_at_epsilon_solved=coverage_solved,
+        max_sustainable_qps=most,
+        epsilon_solved=epsilon,
+        coverage_at_epsilon_solved=coverage_at_epsilon,
         nearest_slo_ms=nearest,
         trace=trace,
-        hit_rate_model=analysis.hit_rates.best,
+        hit_rate_model=problem.hit_rates,
         hit_rate_errors=analysis.hit_rates.summary(),
         host_model=analysis.latency.host.model.name,
         host_model_errors=dict(analysis.latency.host.errors),
         analysis=analysis,
         _work=work,
     )
+
+
+def _batching_model(
+    problem: Problem, request: PlanRequest, work: QueryWork, rate: float | None, slo_s: float
+) -> tuple[float | None, float | None]:
+    """Epsilon of the batching model at ``rate``, and the coverage solved with it; ``None`` each where there is no rate,
+    or the coverage is fixed."""
+    if rate is None or rate <= 0 or request.search_slo_s <= 0:
+        return None, None
+    epsilon = waiting_factor(rate, problem.settle(work, rate).mean_s, request.percentile)
+    if request.coverage is not None:
+        return epsilon, None
+    return epsilon, solve(problem.at_epsilon(None), slo_s).count / problem.curve.nlist
 
 
 def _wanted(
@@ -226,33 +248,26 @@ def _reason(
     device_bytes: int,
 ) -> tuple[str, float | None]:
     """One sentence, and the nearest SLO when this one is not met."""
-    tau_ms = final.bound_up_s * 1e3
+    slo_ms = final.bound_s * 1e3
     how = "fixed" if request.coverage is not None else "smallest"
     if met:
-        return (
-            f"the {how} coverage answers batches of {final.batch_up} in {final.latency_up_s * 1e3:.3g} ms "
-            f"at p{request.percentile:g}, within {tau_ms:.3g} ms"
-            if final.accepted_batch == final.batch_up
-            else f"the {how} coverage sustains {final.rate_qps or 0:.4g} requests/s "
-            f"in batches of {final.accepted_batch}",
-            None,
-        )
+        load = "" if final.rate_qps is None else f"sustains {final.rate_qps:.4g} requests/s and "
+        return f"the {how} coverage {load}{in_words(final)}, within {slo_ms:.3g} ms", None
     # A new plan is sure to meet the solver's own nearest target. The factor absorbs rounding.
-    nearest_tau = solution.nearest_tau_s if solution is not None else None
-    if nearest_tau is None:
-        nearest_tau = problem.nearest_tau(work, device_bytes)
-    nearest = request.slo_ms_of(nearest_tau * (1.0 + 1e-9), request.epsilon) if nearest_tau is not None else None
+    nearest_s = solution.nearest_s if solution is not None else None
+    if nearest_s is None:
+        nearest_s = problem.nearest(work, device_bytes)
+    nearest = request.slo_ms_of(nearest_s * (1.0 + 1e-9)) if nearest_s is not None else None
     if request.search_slo_s <= 0:
         llm_ms = request.llm.ttft_s * 1e3 if request.llm else 0.0
         why = f"the LLM alone takes {llm_ms:.4g} ms of the {request.slo_ms:.4g} ms"
     elif solution is not None and not solution.feasible:
         why = solution.reason
+    elif not final.sustained:
+        why = f"the {how} coverage does not sustain {final.rate_qps or 0.0:.4g} requests/s"
     else:
-        why = (
-            f"search takes {final.latency_up_s * 1e3:.3g} ms at batch {final.batch_up} "
-            f"where {tau_ms:.3g} ms are allowed"
-        )
+        why = f"the {how} coverage {in_words(final)} where {slo_ms:.3g} ms are allowed"
     if nearest is None:
-        most = max_sustainable_qps(problem, work, device_bytes, math.inf)
+        most = problem.max_qps(work, device_bytes, math.inf)
         return f"{why}; no SLO can be met at this rate: at most {most:.4g} requests/s are sustained", None
     return f"{why}; the nearest SLO that can be met is {nearest:.4g} ms", nearest

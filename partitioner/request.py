@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.paging import DEFAULT_PAGE_BYTES, scratch_for_budget
-from hybridindex.types import LLMProfile
+from hybridindex.types import DEFAULT_HEADROOM, HitRateChoice, LLMProfile
 
 __all__ = ["PlanRequest", "SloStage", "check_batch"]
 
@@ -31,10 +31,14 @@ class PlanRequest:
     scratch: tuple[int, ...]
     rate_qps: float | None
     llm: LLMProfile | None
-    epsilon: float
+    epsilon: float | None
     percentile: float
     coverage: float | None
     slo_stage: SloStage
+    #: The model of hit rates that decides; "best": the one that predicts held-back queries best.
+    hit_rate_model: HitRateChoice
+    #: What search must have to spare, as a fraction: of the rate that it sustains, and of the SLO.
+    headroom: float
     page_bytes: int
     #: Whether the device tier can scan the index's codec; when not, nothing is placed.
     scannable: bool
@@ -50,10 +54,12 @@ class PlanRequest:
         rate_qps: float | None = None,
         llm: LLMProfile | None = None,
         n_devices: int = 1,
-        epsilon: float = 1.0,
+        epsilon: float | None = None,
         percentile: float = 90.0,
         coverage: float | None = None,
         slo_stage: SloStage = "search",
+        hit_rate_model: HitRateChoice = "best",
+        headroom: float = DEFAULT_HEADROOM,
         page_bytes: int = DEFAULT_PAGE_BYTES,
         scratch_bytes: int | Sequence[int] | None = None,
         fixed_bytes: int = 0,
@@ -66,9 +72,13 @@ class PlanRequest:
             slo_ms: bound on search including its queueing (or on TTFT, see ``slo_stage``), at ``percentile``.
             device_budget_bytes: bytes of each device: one number for all, or one per device.
             rate_qps: offered load; with ``llm`` the smaller of it and what the LLM takes counts.
-            epsilon: queueing time over batch time (Eq. 3); 1 is the paper's worst case.
+            epsilon: queueing time over batch time (Eq. 3); 1 is the paper's worst case. None: from the batching model,
+                at the rate; without a rate 1.
             coverage: fix the fraction of lists instead of solving for it.
             slo_stage: "search", or "ttft" = search + ``llm.ttft_s``.
+            hit_rate_model: "beta" (VectorLiteRAG), "beta_binomial", "empirical", or "best" of them on unseen queries.
+            headroom: what search must have to spare, as a fraction: of the rate and of the SLO. The default was
+                calibrated: with it at least 95 % of feasible plans meet their SLO in the simulator.
             scratch_bytes: scan scratch per device, inside the budget; by default what the arena sets aside.
             fixed_bytes: what the tier takes of each budget besides lists and that default scratch.
             scannable: False where no device tier scans this codec: everything stays on the host.
@@ -83,8 +93,10 @@ class PlanRequest:
             raise InvalidInputError(f"n_devices is {n_devices!r}; give an integer >= 1")
         if rate_qps is not None and not _positive(rate_qps):
             raise InvalidInputError(f"rate_qps is {rate_qps!r}; give a finite number > 0, or None when it is not known")
-        if not _finite(epsilon) or epsilon < 0:
-            raise InvalidInputError(f"epsilon is {epsilon!r}; give a finite number >= 0")
+        if epsilon is not None and (not _finite(epsilon) or epsilon < 0):
+            raise InvalidInputError(
+                f"epsilon is {epsilon!r}; give a finite number >= 0, or None for the batching model"
+            )
         if not _finite(percentile) or not 0.0 < percentile < 100.0:
             raise InvalidInputError(f"percentile is {percentile!r}; give a number between 0 and 100")
         if coverage is not None and not (_finite(coverage) and 0.0 <= coverage <= 1.0):
@@ -97,6 +109,13 @@ class PlanRequest:
             raise InvalidInputError("slo_stage is 'ttft' but llm is None; give an LLM profile with its ttft_s")
         if llm is not None and (not math.isfinite(llm.ttft_s) or llm.ttft_s < 0):
             raise InvalidInputError(f"llm.ttft_s is {llm.ttft_s}; give finite seconds >= 0")
+        if isinstance(hit_rate_model, str):
+            hit_rate_model = hit_rate_model.replace("-", "_")  # type: ignore[assignment]
+        if hit_rate_model not in get_args(HitRateChoice):
+            choices = ", ".join(repr(name) for name in get_args(HitRateChoice))
+            raise InvalidInputError(f"hit_rate_model is {hit_rate_model!r}; give one of {choices}")
+        if not _finite(headroom) or not 0.0 <= headroom <= 10.0:
+            raise InvalidInputError(f"headroom is {headroom!r}; give a fraction of the rate in [0, 10]")
         if not _integral(page_bytes) or page_bytes < 1:
             raise InvalidInputError(f"page_bytes is {page_bytes!r}; give an integer >= 1")
         budgets = _per_device("device_budget_bytes", device_budget_bytes, n_devices)
@@ -110,10 +129,12 @@ class PlanRequest:
             scratch=scratch,
             rate_qps=None if rate_qps is None else float(rate_qps),
             llm=llm,
-            epsilon=float(epsilon),
+            epsilon=None if epsilon is None else float(epsilon),
             percentile=float(percentile),
             coverage=None if coverage is None else float(coverage),
             slo_stage=slo_stage,
+            hit_rate_model=hit_rate_model,
+            headroom=float(headroom),
             page_bytes=int(page_bytes),
             scannable=scannable,
             unscannable=unscannable,
@@ -129,10 +150,10 @@ class PlanRequest:
         spent = self.llm.ttft_s if self.slo_stage == "ttft" and self.llm is not None else 0.0
         return self.slo_ms / 1e3 - spent
 
-    def slo_ms_of(self, tau_s: float, epsilon: float) -> float:
-        """The SLO at which search may take ``tau_s``: the inverse of Eq. 3."""
+    def slo_ms_of(self, search_s: float) -> float:
+        """The SLO at which search may take ``search_s``, waiting included."""
         spent = self.llm.ttft_s if self.slo_stage == "ttft" and self.llm is not None else 0.0
-        return (tau_s * (1.0 + epsilon) + spent) * 1e3
+        return (search_s + spent) * 1e3
 
     def capacity_pages(self, page_bytes: int) -> tuple[int, ...]:
         """Pages of each device once its scratch is set aside."""
@@ -156,7 +177,8 @@ class PlanRequest:
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> PlanRequest:
         """Inverse of :meth:`to_data`."""
-        values = dict(data)
+        # Plans of before 0.3 had no margin, and were decided with the held-back queries themselves.
+        values = {"hit_rate_model": "best", "headroom": 0.0, **data}
         values["budgets"] = tuple(int(b) for b in values["budgets"])
         values["scratch"] = tuple(int(b) for b in values["scratch"])
         if values["llm"] is not None:

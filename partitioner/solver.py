@@ -1,12 +1,11 @@
 """Algorithm 1 of VectorLiteRAG, corrected: the fewest hot lists with which search meets its latency target.
 
 Searches over prefixes of the hot order. Their memory is the page bytes of *those* lists. Places no list on a device.
-Three corrections: the printed update overshoots, so we bisect for the smallest coverage rho with
-infer(mu(rho)) <= rho; a batch that rounds down to 0 has no branch of its own; throughput falls with real bytes.
 
-A batch size B is accepted at rho when its latency meets the bound of its branch. Latency on the host never rises with
-rho, so infer(mu(rho)) <= rho holds exactly when one branch accepts rho. One test of rho therefore costs two latency
-predictions instead of an inner search.
+On-demand batching settles at the smallest batch size that is sustained: whose mean latency is within B / mu. A resident
+set is accepted when its answers are then in time, waiting included. Predicted batch sizes depend on neither target,
+rate nor budget, and a larger batch is never predicted to take less time. So a larger SLO, a larger budget or a lower
+rate never takes more lists, and the verdict is the same comparison as the highest sustainable rate (ADR 0021).
 """
 
 from __future__ import annotations
@@ -14,26 +13,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.models.coverage import CoverageCurve, QueryWork
+from hybridindex.partitioner.models.hitrate import HitRateName, modelled
 from hybridindex.partitioner.models.latency import LatencyModel
-from hybridindex.partitioner.models.throughput import ThroughputModel, throughput_model
+from hybridindex.partitioner.models.throughput import Queue, ThroughputModel, throughput_model, waiting_factor
 from hybridindex.partitioner.request import PlanRequest
+from hybridindex.types import F64, I64
 
-__all__ = ["Problem", "Solution", "SolverStep", "problem_of", "solve"]
+__all__ = ["Problem", "Settled", "Solution", "SolverStep", "in_words", "problem_of", "solve"]
 
-#: Largest batch that is tried; latency is a straight line long before.
-MAX_BATCH = 1 << 24
-#: Relative step that puts a target above a limit which it must exceed.
-_HAIR = 1e-6
-#: Prefixes that are tried for the nearest target, and its relative precision.
+#: Prefixes that are tried for the nearest target.
 _NEAREST_PREFIXES = 8
-_NEAREST_PRECISION = 1e-2
-_LARGEST_TAU_S = 1e7
+_LARGEST_SLO_S = 1e7
+#: A target that is missed by less is met.
+_ROUNDING = 1e-12
+#: Relative precision of the highest rate, and the smallest one that is told from 0.
+_RATE_PRECISION = 1e-7
+_LEAST_RATE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,29 +49,29 @@ class SolverStep:
     device_bytes: int
     #: Requests/s to serve; ``None`` when no rate is known.
     rate_qps: float | None
-    #: ceil(tau mu), its latency, and its bound tau.
-    batch_up: int
-    latency_up_s: float
-    bound_up_s: float
-    #: floor(tau mu), its mean latency, and its bound B / mu; 0 and NaN where that branch is undefined or the same.
-    batch_down: int
-    latency_down_s: float
-    bound_down_s: float
+    #: Batch size that search settles at, rounded down; where no size sustains the rate, the one that sustains most.
+    batch: int
+    #: Its latency at the SLO's percentile, and its mean.
+    latency_s: float
+    mean_s: float
+    #: What a request takes with its waiting and the headroom, ``None`` where the rate is not sustained; and the SLO.
+    response_s: float | None
+    bound_s: float
     accepted: bool
-    #: The batch size that was accepted, ``batch_up`` if both are; 0 when refused.
-    accepted_batch: int
 
     def to_data(self) -> list[Any]:
-        """JSON-able values in field order; NaN becomes null."""
-        values = [getattr(self, name) for name in self.__dataclass_fields__]
-        return [None if isinstance(v, float) and math.isnan(v) else v for v in values]
+        """JSON-able values in field order."""
+        return [getattr(self, name) for name in self.__dataclass_fields__]
+
+    @property
+    def sustained(self) -> bool:
+        """Some batch size sustains the rate, in time or not."""
+        return self.response_s is not None
 
     @classmethod
     def from_data(cls, values: Sequence[Any]) -> SolverStep:
         """Inverse of :meth:`to_data`."""
-        pairs = zip(cls.__dataclass_fields__, values, strict=True)
-        named: dict[str, Any] = {n: math.nan if v is None and n != "rate_qps" else v for n, v in pairs}
-        return cls(**named)
+        return cls(**dict(zip(cls.__dataclass_fields__, values, strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,18 +82,31 @@ class Solution:
     feasible: bool
     #: Why it is infeasible; empty when feasible.
     reason: str
-    #: Search latency target after queueing: tau_s = SLO / (1 + epsilon).
-    tau_s: float
+    #: What search may take, waiting included.
+    slo_s: float
     #: Requests/s at the solution; ``None`` when no rate is known.
     rate_qps: float | None
-    #: Batch size that the accepted branch runs at.
+    #: Batch size that search settles at.
     batch: int
-    #: Smallest tau_s that could be met within the same budget; ``None`` when no latency target can.
-    nearest_tau_s: float | None
+    #: Smallest ``slo_s`` that could be met within the same budget; ``None`` when none can.
+    nearest_s: float | None
     trace: tuple[SolverStep, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Where on-demand batching settles under one load, between two batch sizes."""
+
+    batch: float
+    #: Latency of a batch at the SLO's percentile, and its mean.
+    slowest_s: float
+    mean_s: float
+    #: What a request takes at the SLO's percentile, waiting and headroom included; infinite where the load is not
+    #: sustained.
+    response_s: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
     """What coverage is solved for. Every method is a function of its arguments; timings are cached."""
 
@@ -105,15 +120,44 @@ class Problem:
     scratch_bytes: int
     #: Pages that all devices hold.
     limit_pages: int
+    #: Queueing time over the latency of a batch (Eq. 3); ``None``: from the batching model, at the load.
+    epsilon: float | None = None
+    hit_rates: HitRateName = "empirical"
+    #: What a resident set must have to spare, as a fraction: of the rate that it sustains, and of the SLO.
+    headroom: float = 0.0
     _timings: dict[tuple[int, int], tuple[float, float]] = field(init=False, repr=False, default_factory=dict)
+    _rows: dict[int, tuple[F64, F64]] = field(init=False, repr=False, default_factory=dict)
     _works: dict[int, QueryWork] = field(init=False, repr=False, default_factory=dict)
 
     def work_at(self, count: int) -> QueryWork:
-        """The work of the first ``count`` lists of the hot order."""
+        """The work of the first ``count`` lists of the hot order, under the hit-rate model."""
         work = self._works.get(count)
         if work is None:
-            work = self._works[count] = self.curve.at(count)
+            work = self._works[count] = modelled(self.curve, self.curve.at(count), self.hit_rates)
         return work
+
+    def work_of(self, lists: I64) -> QueryWork:
+        """The same for the list ids (m,)."""
+        work = self.curve.of_lists(lists)
+        return self.work_at(work.prefix) if work.prefix is not None else modelled(self.curve, work, self.hit_rates)
+
+    @cached_property
+    def batches(self) -> I64:
+        """(b,) batch sizes that are predicted, ascending from 1: those measured, and one between each two."""
+        measured = np.array(sorted({1, self.latency.max_batch, *self.latency.host.batches}), dtype=np.float64)
+        measured = measured[measured <= max(self.latency.max_batch, 1)]
+        between = np.sqrt(measured[1:] * measured[:-1])
+        return np.unique(np.round(np.concatenate((measured, between)))).astype(np.int64)
+
+    def timings(self, work: QueryWork) -> tuple[F64, F64]:
+        """((b,) seconds at the SLO's percentile, (b,) mean seconds) of each of :attr:`batches`, made monotone."""
+        known = self._rows.get(work.prefix) if work.prefix is not None else None
+        if known is None:
+            slowest, mean = np.array([self.timing(work, batch) for batch in self.batches.tolist()]).T
+            known = np.maximum.accumulate(slowest), np.maximum.accumulate(mean)
+            if work.prefix is not None:
+                self._rows[work.prefix] = known
+        return known
 
     def timing(self, work: QueryWork, batch: int) -> tuple[float, float]:
         """(seconds at the SLO's percentile, mean seconds) of a batch; predicted once per prefix and batch size."""
@@ -126,12 +170,22 @@ class Problem:
         return known
 
     def at_rate(self, rate_qps: float) -> Problem:
-        """The same resident sets under another offered load, without the LLM. Shares the caches: no timing depends on
-        the load. Not thread-safe.
-        """
-        other = replace(self, rate_qps=rate_qps, llm=None)
-        object.__setattr__(other, "_timings", self._timings)
-        object.__setattr__(other, "_works", self._works)
+        """The same resident sets under another offered load, without the LLM."""
+        return self._but(rate_qps=rate_qps, llm=None)
+
+    def at_epsilon(self, epsilon: float | None) -> Problem:
+        """The same with another queueing factor."""
+        return self._but(epsilon=epsilon)
+
+    def without_limit(self) -> Problem:
+        """The same on devices that hold every list."""
+        return self._but(limit_pages=1 << 60)
+
+    def _but(self, **changes: Any) -> Problem:
+        """Shares the caches: no timing depends on what changes. Not thread-safe."""
+        other = replace(self, **changes)
+        for name in ("_timings", "_rows", "_works"):
+            object.__setattr__(other, name, getattr(self, name))
         return other
 
     def prefix_bytes(self, count: int) -> int:
@@ -156,94 +210,91 @@ class Problem:
         """Longest prefix that fits :attr:`most_pages`."""
         return int(np.searchsorted(self.curve.prefix_pages, self.most_pages, side="right")) - 1
 
-    def step(self, work: QueryWork, count: int, device_bytes: int, tau_s: float, *, measured_too: bool) -> SolverStep:
-        """Test one resident set with the two branches of INFERPARTITION: is this coverage enough?
+    def settle(self, work: QueryWork, rate: float | None) -> Settled:
+        """Where batching settles when ``work``'s lists are resident and ``rate`` requests/s arrive.
 
-        Rounded up, B = ceil(tau mu) must stay within tau. Rounded down, B = floor(tau mu) must stay within tau at the
-        SLO's percentile and within B / mu on average, so that the rate is sustained. ``measured_too`` also tries the
-        measured batch sizes below: on-demand batching settles there when they sustain the rate.
+        A request waits for the batch before it (epsilon of the mean), takes longer than the mean itself, and waits for
+        bursts as at a single server (M/D/1). These add up like independent deviations. Without a rate, and with an
+        epsilon that is given, the wait is epsilon times the slowest batch, as in Eq. 3: 1 is the worst case.
         """
+        beyond = 1.0 + self.headroom
+        if rate is None:
+            slowest_s, mean_s = self.timing(work, 1)
+            epsilon = 1.0 if self.epsilon is None else self.epsilon
+            return Settled(
+                batch=1.0, slowest_s=slowest_s, mean_s=mean_s, response_s=(1.0 + epsilon) * slowest_s * beyond
+            )
+        slowest, mean = self.timings(work)
+        wanted = rate * beyond
+        spare = self.batches - wanted * mean
+        queue = self._queue(mean)
+        wait_s = queue.wait_s(wanted)
+        if rate <= 0 or math.isinf(wait_s) or not (spare >= 0).any():
+            at = int(np.argmax(self.batches / np.maximum(mean, 1e-300)))
+            return Settled(
+                batch=float(self.batches[at]),
+                slowest_s=float(slowest[at]),
+                mean_s=float(mean[at]),
+                response_s=math.inf,
+            )
+        at = int(np.argmax(spare >= 0))
+        # Straight between two sizes, because on-demand batches vary around their mean.
+        part = 0.0 if at == 0 else float(spare[at] / (spare[at] - spare[at - 1]))
+        below = max(at - 1, 0)
+        batch, slowest_s, mean_s = (float(v[at] + part * (v[below] - v[at])) for v in (self.batches, slowest, mean))
+        if self.epsilon is None:
+            waits_s = waiting_factor(wanted, mean_s, self.percentile) * mean_s
+            response_s = mean_s + math.hypot(waits_s, slowest_s - mean_s, wait_s)
+        else:
+            response_s = max((1.0 + self.epsilon) * slowest_s, float(slowest[0]) + wait_s)
+        return Settled(batch=batch, slowest_s=slowest_s, mean_s=mean_s, response_s=response_s * beyond)
+
+    def _queue(self, mean: F64) -> Queue:
+        """Requests that each take as long as one more query in a batch."""
+        top = int(self.batches[-1])
+        each_s = float(mean[-1] - mean[0]) / (top - 1) if top > 1 else float(mean[0])
+        return Queue(each_s=max(each_s, 0.0), late=1.0 - self.percentile / 100.0)
+
+    def max_qps(self, work: QueryWork, device_bytes: int, slo_s: float) -> float:
+        """Highest requests/s that ``work``'s resident set serves within ``slo_s``, less the headroom; 0 when a single
+        query takes longer. Beside an LLM, at most what the LLM takes next to ``device_bytes``.
+        """
+        _, mean = self.timings(work)
+        low, high = 0.0, float((self.batches / np.maximum(mean, 1e-300)).max()) / (1.0 + self.headroom)
+        if self.settle(work, high).response_s <= slo_s:
+            low = high
+        while high - low > _RATE_PRECISION * high:
+            middle = (low + high) / 2.0
+            low, high = (middle, high) if self.settle(work, middle).response_s <= slo_s else (low, middle)
+            if high < _LEAST_RATE:
+                return 0.0
+        return min(low, self.llm.at(device_bytes)) if self.llm is not None else low
+
+    def step(self, work: QueryWork, count: int, device_bytes: int, slo_s: float) -> SolverStep:
+        """Test one resident set: does search answer in time at the rate?"""
         rate = self.rate_at(device_bytes)
-        expected = min(tau_s * rate, float(MAX_BATCH)) if rate is not None else 0.0
-        up = max(1, math.ceil(expected - 1e-9))
-        down = math.floor(expected + 1e-9)
-        latency_up, mean_up = self.timing(work, up)
-        sustained = rate is None or rate <= 0 or mean_up <= up / rate
-        accepted = up if latency_up <= tau_s and sustained else 0
-        latency_down = bound_down = math.nan
-        if rate is not None and rate > 0 and 1 <= down < up:
-            slowest, latency_down = self.timing(work, down)
-            bound_down = down / rate
-            if not accepted and slowest <= tau_s and latency_down <= bound_down:
-                accepted = down
-        if not accepted and measured_too and rate is not None and rate > 0:
-            for batch in self.latency.host.batches:
-                if batch >= down:
-                    break
-                slowest, mean = self.timing(work, batch)
-                if slowest <= tau_s and mean <= batch / rate:
-                    accepted = down = batch
-                    latency_down, bound_down = mean, batch / rate
-                    break
-        if self.llm is not None and rate is not None and rate <= 0:
-            accepted = 0
+        found = self.settle(work, rate)
         return SolverStep(
             count=count,
             coverage=count / self.curve.nlist,
             device_bytes=device_bytes,
             rate_qps=rate,
-            batch_up=up,
-            latency_up_s=latency_up,
-            bound_up_s=tau_s,
-            batch_down=down if not math.isnan(bound_down) else 0,
-            latency_down_s=latency_down,
-            bound_down_s=bound_down,
-            accepted=accepted > 0,
-            accepted_batch=accepted,
+            batch=math.floor(found.batch + 1e-9),
+            latency_s=found.slowest_s,
+            mean_s=found.mean_s,
+            response_s=found.response_s if math.isfinite(found.response_s) else None,
+            bound_s=slo_s,
+            accepted=found.response_s <= slo_s * (1.0 + _ROUNDING),
         )
 
-    def prefix_step(self, count: int, tau_s: float, *, measured_too: bool = False) -> SolverStep:
+    def prefix_step(self, count: int, slo_s: float) -> SolverStep:
         """:meth:`step` for the first ``count`` lists of the hot order."""
-        return self.step(self.work_at(count), count, self.prefix_bytes(count), tau_s, measured_too=measured_too)
+        return self.step(self.work_at(count), count, self.prefix_bytes(count), slo_s)
 
-    def nearest_tau(self, work: QueryWork, device_bytes: int, least_s: float = 0.0) -> float | None:
-        """Smallest latency target >= ``least_s`` that ``work``'s resident set meets; ``None`` when none can be met.
-
-        :meth:`step` accepts a sustained batch B for targets from max(latency(B), (B - 1) / mu) on: for all larger ones
-        when B was measured, otherwise below (B + 1) / mu. So the smallest sustained batch decides, measured or not.
-        """
-        rate = self.rate_at(device_bytes)
-        if rate is not None and rate <= 0 and self.llm is not None:
-            return None
-        if rate is None or rate <= 0:
-            return max(self.timing(work, 1)[0], least_s)
-        arrivals_per_s = rate
-
-        def target(batch: int) -> float:
-            return max(self.timing(work, batch)[0], (batch - 1 + _HAIR) / arrivals_per_s, least_s)
-
-        def sustained(batch: int) -> bool:
-            return self.timing(work, batch)[1] <= batch / arrivals_per_s
-
-        def settles(batch: int) -> bool:
-            return sustained(batch) and target(batch) * (1.0 + _HAIR) < (batch + 1) / arrivals_per_s
-
-        first = next((target(batch) for batch in self.latency.host.batches if sustained(batch)), math.inf)
-        found = [first]
-        low = max(0, math.floor(min(least_s * rate, float(MAX_BATCH))) - 1)
-        high = low + 1
-        # A batch that takes longer to fill than the best target so far cannot improve on it.
-        while high <= MAX_BATCH and (high - 1) / rate < first and not settles(high):
-            low, high = high, high * 4
-        if high <= MAX_BATCH and (high - 1) / rate < first:
-            while high - low > 1 and (high - low) * 128 > high:
-                middle = (low + high) // 2
-                low, high = (low, middle) if settles(middle) else (middle, high)
-            found.append(target(high))
-        for tau_s in sorted(t for t in found if t <= _LARGEST_TAU_S):
-            if self.step(work, 0, device_bytes, tau_s, measured_too=True).accepted:
-                return tau_s
-        return None
+    def nearest(self, work: QueryWork, device_bytes: int, least_s: float = 0.0) -> float | None:
+        """Smallest SLO >= ``least_s`` in seconds that ``work``'s resident set meets; ``None`` when none can be met."""
+        nearest_s = max(self.settle(work, self.rate_at(device_bytes)).response_s, least_s)
+        return nearest_s if nearest_s <= _LARGEST_SLO_S else None
 
 
 def problem_of(analysis: Analysis, request: PlanRequest) -> Problem:
@@ -257,114 +308,128 @@ def problem_of(analysis: Analysis, request: PlanRequest) -> Problem:
         llm=throughput_model(request.llm) if request.llm is not None else None,
         scratch_bytes=sum(s for s, p in zip(request.scratch, pages, strict=True) if p > 0),
         limit_pages=sum(pages),
+        epsilon=request.epsilon,
+        hit_rates=analysis.hit_rates.best if request.hit_rate_model == "best" else request.hit_rate_model,
+        headroom=request.headroom,
     )
 
 
-def solve(problem: Problem, tau_s: float) -> Solution:
-    """Smallest hot prefix whose latency meets ``tau_s``; the most useful one when none does. Never raises.
+def solve(problem: Problem, slo_s: float) -> Solution:
+    """Smallest hot prefix that answers within ``slo_s``; the most useful one when none does. Never raises.
 
     Latency need not fall with coverage: the device's own time rises, and the first resident list brings the cost of a
     second tier. So prefixes are tried upwards on a coarse grid. The first that meets the target is narrowed down to a
-    list.
+    list. Neither grid nor bisection depends on the budget, which only decides whether the prefix that was found fits.
     """
     trace: list[SolverStep] = []
+    tried, cap = _prefixes(problem), problem.cap_count()
+    needed = _smallest(problem, tried, slo_s, trace)
+    if needed is not None and needed.count <= cap:
+        return Solution(
+            count=needed.count,
+            feasible=True,
+            reason="",
+            slo_s=slo_s,
+            rate_qps=needed.rate_qps,
+            batch=needed.batch,
+            nearest_s=None,
+            trace=tuple(trace),
+        )
+    count, nearest_s = _nearest(problem, tried, cap, slo_s)
+    step = problem.prefix_step(count, slo_s)
+    return Solution(
+        count=count,
+        feasible=False,
+        reason=_why(problem, step, cap, slo_s),
+        slo_s=slo_s,
+        rate_qps=step.rate_qps,
+        batch=step.batch,
+        nearest_s=nearest_s,
+        trace=(*trace, step),
+    )
 
-    def attempt(count: int) -> SolverStep:
-        trace.append(problem.prefix_step(count, tau_s, measured_too=True))
-        return trace[-1]
 
+def _smallest(problem: Problem, tried: list[int], slo_s: float, trace: list[SolverStep]) -> SolverStep | None:
+    """The first of ``tried`` that is accepted, narrowed down; whether it fits or not."""
     refused = -1
-    tried = _prefixes(problem)
     for count in tried:
-        step = attempt(count)
+        step = problem.prefix_step(count, slo_s)
+        trace.append(step)
         if not step.accepted:
             refused = count
             continue
         while step.count - refused > 1:
-            middle = attempt((step.count + refused) // 2)
+            middle = problem.prefix_step((step.count + refused) // 2, slo_s)
+            trace.append(middle)
             if middle.accepted:
                 step = middle
             else:
                 refused = middle.count
-        return Solution(
-            count=step.count,
-            feasible=True,
-            reason="",
-            tau_s=tau_s,
-            rate_qps=step.rate_qps,
-            batch=step.accepted_batch,
-            nearest_tau_s=None,
-            trace=tuple(trace),
-        )
-    count, nearest_tau_s = _nearest(problem, tried, tau_s)
-    step = problem.prefix_step(count, tau_s)
-    trace.append(step)
-    return Solution(
-        count=count,
-        feasible=False,
-        reason=_why(problem, step, problem.cap_count(), tau_s),
-        tau_s=tau_s,
-        rate_qps=step.rate_qps,
-        batch=step.batch_up,
-        nearest_tau_s=nearest_tau_s,
-        trace=tuple(trace),
-    )
+        return step
+    return None
 
 
 def _prefixes(problem: Problem) -> list[int]:
-    """Counts to try, ascending from 0 to all lists that fit and are ever probed; denser among the hottest."""
-    most = min(problem.cap_count(), problem.curve.useful_count())
+    """Counts to try, ascending from 0 to all lists that are ever probed; denser among the hottest."""
+    most = problem.curve.useful_count()
     if most < 1:
         return [0]
     counts = np.concatenate(([0], np.geomspace(1, most, 9), np.linspace(0, most, 11)))
     return [int(count) for count in np.unique(np.round(counts))]
 
 
-def _nearest(problem: Problem, counts: list[int], tau_s: float) -> tuple[int, float | None]:
-    """The prefix that meets the smallest target from ``tau_s`` on, and that target.
+def _nearest(problem: Problem, tried: list[int], cap: int, slo_s: float) -> tuple[int, float | None]:
+    """The prefix up to ``cap`` that meets the smallest target from ``slo_s`` on, and that target.
 
-    When the rate is too high for every prefix: the one that sustains the most, and ``None``. Tries few of ``counts``,
-    both ends included: the target is near the best, and is met by a prefix that :func:`solve` tries.
+    When the rate is too high for every prefix: the one that sustains the most, and ``None``. Looks at few of ``tried``,
+    and at ``cap``: the target is near the best, and :func:`solve` meets it.
     """
-    places = np.unique(np.round(np.linspace(0, len(counts) - 1, _NEAREST_PREFIXES)).astype(int))
-    works = {counts[place]: problem.work_at(counts[place]) for place in places.tolist()}
+    within = [count for count in tried if count <= cap]
+    places = np.unique(np.round(np.linspace(0, len(within) - 1, _NEAREST_PREFIXES)).astype(int))
+    few = {within[place] for place in places.tolist()} | {min(cap, tried[-1])}
     targets: dict[int, float] = {}
-    for count, work in works.items():
-        nearest_s = problem.nearest_tau(work, problem.prefix_bytes(count), tau_s)
+    for count in few:
+        nearest_s = problem.nearest(problem.work_at(count), problem.prefix_bytes(count), slo_s)
         if nearest_s is not None:
             targets[count] = nearest_s
-    if targets:
-        winner = min(targets, key=lambda count: targets[count])
-        # Timings that do not rise evenly with the batch may allow a smaller target: bisect down to the next edge.
-        low, high = tau_s, targets[winner]
-        while high > low * (1.0 + _NEAREST_PRECISION):
-            middle = math.sqrt(low * high)
-            met = problem.prefix_step(winner, middle, measured_too=True).accepted
-            low, high = (low, middle) if met else (middle, high)
-        return winner, high
-    batch = max(problem.latency.max_batch, 1)
-    means = {count: problem.timing(work, batch)[1] for count, work in works.items()}
-    return min(means, key=lambda count: means[count]), None
+    for count in sorted(targets, key=targets.__getitem__):
+        found = None if count in tried else _smallest(problem, tried, targets[count], [])
+        if count in tried or (found is not None and found.count <= cap):
+            return count, targets[count]
+    most = {count: problem.max_qps(problem.work_at(count), problem.prefix_bytes(count), math.inf) for count in few}
+    return max(most, key=most.__getitem__), None
 
 
-def _why(problem: Problem, step: SolverStep, cap: int, tau_s: float) -> str:
-    if problem.llm is not None and (step.rate_qps or 0.0) <= 0:
+def _why(problem: Problem, step: SolverStep, cap: int, slo_s: float) -> str:
+    rate = step.rate_qps
+    if problem.llm is not None and (rate or 0.0) <= 0:
         return "the LLM has no throughput left at any coverage"
     coarse = problem.latency.coarse
-    fixed = float(coarse.predict(step.batch_up)) if coarse is not None else 0.0
-    if fixed > tau_s:
+    fixed = float(coarse.predict(step.batch)) if coarse is not None else 0.0
+    if step.sustained and fixed > slo_s:
         return (
-            f"coarse quantization alone takes {fixed * 1e3:.3g} ms at batch {step.batch_up}, "
-            f"more than the {tau_s * 1e3:.3g} ms that search may take"
+            f"coarse quantization alone takes {fixed * 1e3:.3g} ms at batch {step.batch}, "
+            f"more than the {slo_s * 1e3:.3g} ms that search may take"
         )
+    useful = problem.curve.useful_count()
     if cap == 0:
         what = "the device budget holds no list, and the host alone"
-    elif step.count < min(cap, problem.curve.useful_count()):
+    elif step.count < min(cap, useful):
         what = f"more than {step.count} resident lists do not make it faster; with them search"
-    elif cap < problem.curve.useful_count():
+    elif cap < useful:
         what = f"the device memory holds {cap} of {problem.curve.nlist} lists; with them search"
     else:
         what = "even with every useful list resident search"
+    if step.response_s is None:
+        most = problem.max_qps(problem.work_at(step.count), step.device_bytes, math.inf)
+        return f"{what} sustains {most:.4g} requests/s where {rate:.4g} are asked for"
+    return f"{what} {in_words(step)} where {slo_s * 1e3:.3g} ms are allowed"
+
+
+def in_words(step: SolverStep) -> str:
+    """How fast search answers, where it sustains the rate."""
+    assert step.response_s is not None
     return (
-        f"{what} takes {step.latency_up_s * 1e3:.3g} ms at batch {step.batch_up} where {tau_s * 1e3:.3g} ms are allowed"
+        f"answers in {step.response_s * 1e3:.3g} ms, waiting and headroom included "
+        f"(batches of {step.batch} take {step.latency_s * 1e3:.3g} ms)"
     )

@@ -14,7 +14,6 @@ from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.decision import Decision, Verdict
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.partitioner.solver import problem_of, solve
-from hybridindex.partitioner.sustain import max_sustainable_qps
 
 __all__ = ["SloPoint", "Tradeoff", "TradeoffPoint", "slo_curve", "tradeoff_of"]
 
@@ -44,7 +43,7 @@ class TradeoffPoint:
     #: One routed batch of the plan's size: the median, and at the SLO's percentile.
     median_ms: float
     latency_ms: float
-    #: Highest requests/s that measured batch sizes sustain within the latency target; 0 when none does.
+    #: Highest requests/s served within the SLO, with the plan's headroom; 0 when none is.
     max_qps: float
 
 
@@ -70,7 +69,7 @@ def slo_curve(analysis: Analysis, request: PlanRequest, slos_ms: Sequence[float]
     spent_s = request.slo_ms / 1e3 - request.search_slo_s
     points = []
     for slo_ms in slos_ms:
-        solution = solve(problem, max(slo_ms / 1e3 - spent_s, 1e-12) / (1.0 + request.epsilon))
+        solution = solve(problem, max(slo_ms / 1e3 - spent_s, 1e-12))
         met = solution.feasible and slo_ms / 1e3 > spent_s
         points.append(
             SloPoint(
@@ -94,16 +93,17 @@ def tradeoff_of(plan: Decision, *, points: int = 20) -> Tradeoff:
     batch = max(1, plan.batch)
 
     def point(lists: int | None) -> TradeoffPoint:
-        work = curve.of_lists(plan.resident_lists) if lists is None else problem.work_at(lists)
+        work = problem.work_of(plan.resident_lists) if lists is None else problem.work_at(lists)
+        measured = curve.of_lists(plan.resident_lists) if lists is None else curve.at(lists)
         count = len(plan.resident_lists) if lists is None else lists
         nbytes = plan.device_bytes if lists is None else problem.prefix_bytes(lists)
         return TradeoffPoint(
             coverage=count / curve.nlist,
             device_bytes=nbytes,
-            hit_rate=float(work.hit_rate.mean()),
+            hit_rate=float(measured.hit_rate.mean()),
             median_ms=plan.analysis.latency.predict(curve, work, batch).seconds * 1e3,
             latency_ms=problem.timing(work, batch)[0] * 1e3,
-            max_qps=max_sustainable_qps(problem, work, nbytes, plan.tau_s),
+            max_qps=problem.max_qps(work, nbytes, max(plan.request.search_slo_s, 1e-12)),
         )
 
     most = curve.useful_count()

@@ -206,7 +206,7 @@ def test_the_hottest_host_lists_of_a_plan_are_pinned(index, profile):
     with index.router(plan, ["cpu"], pin_host_lists=1 << 20) as router:
         [tier] = router.devices
         accesses = profile.access.list_accesses
-        pinned = np.array([i for i in range(NLIST) if tier._pinned.find(i) is not None])
+        pinned = np.array([i for i in range(NLIST) if tier._path.pinned.find(i) is not None])
         others = np.setdiff1d(np.flatnonzero(plan.list_device < 0), pinned)
         assert 0 < router.stats().pinned_host_bytes <= 1 << 20
         assert (plan.list_device[pinned] < 0).all()

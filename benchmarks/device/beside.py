@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.common.clusters import import_lists, make_clusters, make_queries
 from benchmarks.common.measure import Attempts, arguments, show, write
-from benchmarks.device.reclaim import reclaim_into
+from benchmarks.device.reclaim import pin_all, reclaim_into
 from benchmarks.device.targets import BESIDE_TARGET
 
 LOADS = ("memory", "matmul")
@@ -214,7 +214,7 @@ def main() -> None:
     import torch
 
     from hybridindex.tiers.contract.residency import ResidencyStore
-    from hybridindex.tiers.paged.device_tier import DeviceTier
+    from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
 
     name = args.device if args.device != "auto" else "cuda:0" if torch.cuda.is_available() else "cpu"
     stand_in = name == "cpu"
@@ -235,10 +235,13 @@ def main() -> None:
         import_lists(data.vectors, data.lists, data.centres, "flat", "ip", Path(folder) / "idx") as index,
     ):
         wanted = int(index.list_bytes.sum()) + index.ivf.nlist * 65_536
-        tiers = [DeviceTier(index.ivf, name, 0, budget_bytes=wanted + (64 << 20), wanted_bytes=wanted) for _ in "ab"]
+        pinned = PagedMemory(pinned=pin_all(index.ivf, page_locked=not stand_in)[0])
+        tiers = [
+            DeviceTier(index.ivf, name, 0, budget_bytes=wanted + (64 << 20), wanted_bytes=wanted, memory=memory)
+            for memory in (pinned, PagedMemory())
+        ]
         with closing(tiers[0]), closing(tiers[1]):
             stores = [ResidencyStore(index.ivf.nlist, reclaim_into(tier)) for tier in tiers]
-            tiers[0].pin_lists(range(index.ivf.nlist))
             tiers[1].load(range(index.ivf.nlist), stores[1]).result()
             queries = make_queries(data.centres, 16, "low")
             mover = Mover(tiers[0], stores[0], index.ivf.nlist)

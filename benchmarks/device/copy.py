@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.common.measure import Attempts, arguments, interleave, ratio_of_medians, show, write
-from benchmarks.device.reclaim import reclaim_into
+from benchmarks.device.reclaim import pin_all, reclaim_into
 from benchmarks.device.targets import BANDWIDTH_TARGET, PLAN_TARGET
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
     from hybridindex.tiers.contract.residency import ResidencyStore
     from hybridindex.tiers.paged.device_tier import DeviceTier
+    from hybridindex.tiers.paged.pinned import PinReport
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -71,10 +72,11 @@ def plain_copy(tier: DeviceTier, nbytes: int) -> Callable[[], None]:
     return run
 
 
-def prefetch(index: IVFIndex, tier: DeviceTier, store: ResidencyStore, *, repeats: int, pin: bool) -> dict[str, Any]:
+def prefetch(
+    index: IVFIndex, tier: DeviceTier, store: ResidencyStore, *, repeats: int, pinned: PinReport | None
+) -> dict[str, Any]:
     """Loads everything into an empty arena, against the plain copy of as many bytes."""
     lists = np.flatnonzero(index.list_sizes).tolist()
-    pinned = tier.pin_lists(lists) if pin else None
     nbytes = int(index.list_bytes.sum())
     plain = plain_copy(tier, nbytes)
     load_s: list[float] = []
@@ -92,7 +94,7 @@ def prefetch(index: IVFIndex, tier: DeviceTier, store: ResidencyStore, *, repeat
     ratio = np.percentile(np.array(timed["plain"].seconds) / loads, [50, 25, 75])
     stats = tier.copy_stats
     return {
-        "lists from": "pinned memory" if pin else "mapped file",
+        "lists from": "pinned memory" if pinned is not None else "mapped file",
         "bytes": nbytes,
         "lists": len(lists),
         "GB/s": nbytes / float(np.median(loads)) / 1e9,
@@ -146,7 +148,7 @@ def main() -> None:
     import torch
 
     from hybridindex.tiers.contract.residency import ResidencyStore
-    from hybridindex.tiers.paged.device_tier import DeviceTier
+    from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
 
     name = args.device if args.device != "auto" else "cuda:0" if torch.cuda.is_available() else "cpu"
     on_gpu = name != "cpu"
@@ -170,14 +172,18 @@ def main() -> None:
             write(args.json, "device_copy", result)
 
         for pin in (True, False):
+            memory, pinned = pin_all(index, page_locked=on_gpu) if pin else (None, None)
+            sizes = PagedMemory(pinned=memory)
             with (
                 attempts(f"copies, pinned: {pin}"),
-                closing(DeviceTier(index, name, 0, budget_bytes=wanted + (64 << 20), wanted_bytes=wanted)) as tier,
+                closing(
+                    DeviceTier(index, name, 0, budget_bytes=wanted + (64 << 20), wanted_bytes=wanted, memory=sizes)
+                ) as tier,
             ):
                 store = ResidencyStore(index.nlist, reclaim_into(tier))
                 label = tier.label
                 with attempts(f"prefetch, pinned: {pin}"):
-                    prefetched.append(prefetch(index, tier, store, repeats=repeats, pin=pin))
+                    prefetched.append(prefetch(index, tier, store, repeats=repeats, pinned=pinned))
                 save()
                 if pin:
                     with attempts("plan change"):

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from hybridindex.store.retention import Retention
+from hybridindex.types import DEFAULT_HEADROOM
 
 __all__ = [
     "KEPT",
@@ -102,13 +103,21 @@ class PlanOptions:
             help="LLM profile: a file, or one that profile llm stored. With --hardware also the name of a model.",
         ),
     ] = None
-    epsilon: Annotated[float, typer.Option(help="Queueing factor; 1 is the worst case.")] = 1.0
+    epsilon: Annotated[
+        float | None, typer.Option(help="Queueing factor; 1 is the worst case. Default: from the rate.")
+    ] = None
     percentile: Annotated[float, typer.Option(help="Percentile of latencies that the SLO bounds.")] = 90.0
     coverage: Annotated[float | None, typer.Option(help="Fix the fraction of lists instead of solving.")] = None
     slo_stage: Annotated[
         str | None,
         typer.Option(help="What the SLO bounds: search or ttft. Default search; with --hardware and --llm ttft."),
     ] = None
+    hit_rate_model: Annotated[
+        str, typer.Option(help="Model of hit rates that decides: beta, beta-binomial, empirical, or best of them.")
+    ] = "best"
+    headroom: Annotated[
+        float, typer.Option(help="What search must have to spare, as a fraction: of the rate and of the SLO.")
+    ] = DEFAULT_HEADROOM
     profile_id: Annotated[int | None, typer.Option("--profile", help="Profile id; default the newest.")] = None
     any_hardware: Annotated[bool, typer.Option("--any-hardware", help="Accept another machine's profile.")] = False
 

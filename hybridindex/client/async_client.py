@@ -120,7 +120,8 @@ class AsyncClient:
         """Plans anew; moves lists only where ``apply`` says so. Needs a key with the role admin.
 
         Args:
-            changes: slo_ms, device_budget_bytes, rate_qps, coverage (or "solve"), bandwidth_share.
+            changes: slo_ms, device_budget_bytes, rate_qps, coverage (or "solve"), hit_rate_model, headroom,
+                bandwidth_share.
         """
         return await self._send(messages.repartition_call(apply=apply, changes=changes))
 

@@ -8,6 +8,7 @@ unsealed file, which counts as absent. :func:`check` reads the whole file and so
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -18,16 +19,11 @@ import xxhash
 
 __all__ = ["atomic_path", "check", "digest", "seal", "seal_path", "write_json"]
 
-_BLOCK_BYTES = 1 << 22
-
 
 def digest(path: Path) -> str:
     """xxh3 (128 bit, hex) of a file."""
-    state = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            state.update(block)
-    return str(state.hexdigest())
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 @contextlib.contextmanager

@@ -8,7 +8,9 @@ value                  asked for now       not asked for
 SLO                    the new value       as in force; without a plan in force an error
 budget                 the new value       as in force; else as configured; else an error
 rate, LLM, epsilon,    the new value       as in force; else the default of :class:`PlanRequest`
-percentile, SLO stage
+percentile, SLO stage,
+hit-rate model,
+headroom
 coverage               the table below
 devices and pages      never               as configured; a refresh keeps those that are open
 =====================  ==================  ======================================================
@@ -36,7 +38,7 @@ from typing import Any, Final, Literal
 from hybridindex.errors import InvalidInputError, PlanConflictError
 from hybridindex.paging import DEFAULT_PAGE_BYTES, scratch_for_budget
 from hybridindex.partitioner.request import PlanRequest, SloStage
-from hybridindex.types import LLMProfile
+from hybridindex.types import HitRateChoice, LLMProfile
 
 __all__ = ["SOLVE", "PlanChanges", "PlanDevices", "replan"]
 
@@ -59,6 +61,8 @@ class PlanChanges:
     #: A fraction of lists to fix, or "solve".
     coverage: float | Literal["solve"] | None = None
     slo_stage: SloStage | None = None
+    hit_rate_model: HitRateChoice | None = None
+    headroom: float | None = None
 
     def given(self) -> dict[str, Any]:
         """What is asked for, by name."""
@@ -126,5 +130,5 @@ def _given(values: PlanChanges | PlanDevices) -> dict[str, Any]:
 
 
 def _kept(current: PlanRequest) -> dict[str, Any]:
-    same = ("slo_ms", "rate_qps", "llm", "epsilon", "percentile", "coverage", "slo_stage")
+    same = ("slo_ms", "rate_qps", "llm", "epsilon", "percentile", "coverage", "slo_stage", "hit_rate_model", "headroom")
     return {"device_budget_bytes": current.budgets, **{name: getattr(current, name) for name in same}}

@@ -168,18 +168,18 @@ def _note_rows(notes: Mapping[str, Any]) -> list[tuple[str, str]]:
 def trace(plan: Plan) -> Table:
     """Every coverage that the solver tried, in order."""
     return Table(
-        header=("lists", "coverage", "device memory", "rate/s", "batch", "latency", "allowed", ""),
+        header=("lists", "coverage", "device memory", "rate/s", "batch", "batch takes", "answers in", "allowed", ""),
         rows=[
             (
                 f"{step.count:,}",
                 f"{step.coverage:.2%}",
                 format_bytes(step.device_bytes),
                 f"{step.rate_qps:.4g}" if step.rate_qps is not None else "-",
-                f"{step.batch_up:,}" + (f" / {step.batch_down:,}" if step.batch_down else ""),
-                _milliseconds(step.latency_up_s)
-                + (f" / {_milliseconds(step.latency_down_s)}" if step.batch_down else ""),
-                _milliseconds(step.bound_up_s) + (f" / {_milliseconds(step.bound_down_s)}" if step.batch_down else ""),
-                "enough" if step.accepted else "too slow",
+                f"{step.batch:,}",
+                _milliseconds(step.latency_s),
+                "-" if step.response_s is None else _milliseconds(step.response_s),
+                _milliseconds(step.bound_s),
+                "enough" if step.accepted else "too slow" if step.sustained else "too little",
             )
             for step in plan.trace[-_MAX_TRACE_ROWS:]
         ],

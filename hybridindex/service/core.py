@@ -38,7 +38,7 @@ from hybridindex.service.sessions import SessionTable
 from hybridindex.service.warmup import warm_up
 from hybridindex.store.control import ControlStore
 from hybridindex.tiers.contract.copy_queue import check_share
-from hybridindex.types import F32, SearchResult
+from hybridindex.types import F32, HitRateChoice, SearchResult
 
 __all__ = ["Observation", "SearchTrace", "Service", "Traces"]
 
@@ -336,6 +336,8 @@ class Service:
         device_budget_bytes: int | tuple[int, ...] | None = None,
         rate_qps: float | None = None,
         coverage: float | Literal["solve"] | None = None,
+        hit_rate_model: HitRateChoice | None = None,
+        headroom: float | None = None,
         bandwidth_share: float | None = None,
     ) -> dict[str, Any]:
         """Plans anew, says what would change, and changes it where ``apply`` says so. Blocks while lists move.
@@ -353,7 +355,12 @@ class Service:
             raise OverloadedError("another change of the plan is under way", retry_after_s=5)
         try:
             changes = PlanChanges(
-                slo_ms=slo_ms, device_budget_bytes=device_budget_bytes, rate_qps=rate_qps, coverage=coverage
+                slo_ms=slo_ms,
+                device_budget_bytes=device_budget_bytes,
+                rate_qps=rate_qps,
+                coverage=coverage,
+                hit_rate_model=hit_rate_model,
+                headroom=headroom,
             )
             update: UpdateRecord | None = None
             plan_id: int | None = None

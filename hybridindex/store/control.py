@@ -10,25 +10,30 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, delete, func, select, text, update
 from sqlalchemy.orm import Session
 
 from hybridindex.errors import InvalidInputError, StoreError
-from hybridindex.store import plans, profiles, schedules
+from hybridindex.store import plans, profiles
 from hybridindex.store.checks import check_scalar, check_time
 from hybridindex.store.engine import Location, locate, make_engine, writing
 from hybridindex.store.faults import translated
 from hybridindex.store.migrate import upgrade_store
+from hybridindex.store.models import ScheduleRow
 from hybridindex.store.records import PlanSummary, ProfileSummary, ScheduleEntry, StoredEvent, StoredPlan
 from hybridindex.store.retention import Pruned, Retention, prune_rows
 from hybridindex.types import Profile
 
 __all__ = ["ControlStore"]
+
+#: Rows of the refresh's schedule in one store.
+_MAX_SCHEDULE = 64
 
 
 def _utc_now() -> datetime:
@@ -213,14 +218,26 @@ class ControlStore:
         Raises:
             InvalidInputError: a field that is not stored, or too many rows.
         """
+        for name in ("name", "kind", "spec", "action"):
+            check_scalar(getattr(entry, name), f"schedule {entry.name!r}: {name}", str)
+        check_scalar(entry.enabled, f"schedule {entry.name!r}: enabled", bool)
         at = self._now()
         with self._transaction(self._writer) as session:
-            schedules.put_schedule(session, entry, at)
+            if session.get(ScheduleRow, entry.name) is None:
+                rows = session.scalar(select(func.count()).select_from(ScheduleRow)) or 0
+                if rows >= _MAX_SCHEDULE:
+                    words = f"there are {rows} rows, and {_MAX_SCHEDULE} are allowed"
+                    raise InvalidInputError(f"schedule {entry.name!r}: {words}")
+            session.merge(ScheduleRow(**{**asdict(entry), "last_run_at": None, "created_at": at}))
 
     def list_schedule(self) -> list[ScheduleEntry]:
-        """All rows of the schedule, by name; not checked for sense."""
+        """All rows of the schedule, by name. What they mean, :mod:`hybridindex.refresh.timetable` checks.
+
+        A store keeps what another version wrote.
+        """
         with self._transaction(self._engine) as session:
-            return schedules.select_schedule(session)
+            rows = session.execute(select(ScheduleRow.__table__).order_by(ScheduleRow.name)).mappings()
+            return [ScheduleEntry(**row) for row in rows]
 
     def remove_schedule(self, name: str) -> None:
         """Remove a row of the schedule.
@@ -229,14 +246,15 @@ class ControlStore:
             InvalidInputError: there is none of that name.
         """
         with self._transaction(self._writer) as session:
-            if not schedules.delete_schedule(session, name):
+            gone = delete(ScheduleRow).where(ScheduleRow.name == name).returning(ScheduleRow.name)
+            if not session.execute(gone).all():
                 raise InvalidInputError(f"schedule {name!r}: there is no such row in {self.name}")
 
     def mark_schedule_run(self, name: str) -> None:
-        """Note that a row's time came now."""
+        """Note that a row's time came now; a row that was removed meanwhile stays away."""
         at = self._now()
         with self._transaction(self._writer) as session:
-            schedules.mark_schedule_run(session, name, at)
+            session.execute(update(ScheduleRow).where(ScheduleRow.name == name).values(last_run_at=at))
 
     def prune(self, retention: Retention, *, keep_plans: Collection[int] = (), dry_run: bool = False) -> Pruned:
         """Delete old rows; see :mod:`hybridindex.store.retention` for what always stays.

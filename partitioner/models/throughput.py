@@ -10,7 +10,7 @@ import numpy as np
 from hybridindex.errors import InvalidInputError
 from hybridindex.types import F64, LLMProfile
 
-__all__ = ["ThroughputModel", "throughput_model", "waiting_factor"]
+__all__ = ["Queue", "ThroughputModel", "throughput_model", "waiting_factor"]
 
 _LINEAR = (
     "LLM throughput at another KV-cache size (one point: the linear rule is assumed, and overstates a convex curve)"
@@ -82,3 +82,20 @@ def waiting_factor(rate_qps: float, batch_s: float, percentile: float) -> float:
         return 0.0
     busy = load / (load + math.exp(-load)) if load < 700 else 1.0
     return max(0.0, 1.0 - (1.0 - percentile / 100.0) / busy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """Poisson arrivals at one server that takes ``each_s`` for each, in heavy traffic (M/D/1).
+
+    P(wait > t) = exp(-2 (1 - u) t / (u each_s)) at load u.
+    """
+
+    each_s: float
+    #: Part of the requests that may wait longer.
+    late: float
+
+    def wait_s(self, rate_qps: float) -> float:
+        """Seconds that all but ``late`` of the requests wait at most."""
+        load = rate_qps * self.each_s
+        return math.log(1.0 / self.late) * self.each_s / 2.0 * load / (1.0 - load) if load < 1 else math.inf

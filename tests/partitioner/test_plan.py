@@ -91,7 +91,7 @@ def test_odd_indexes_are_planned(nlist: int, seed: int, empty: float, skew: floa
     )
     plan = make_plan(profile, PlanRequest.resolve(slo_ms=slo_ms, device_budget_bytes=budget, rate_qps=100.0))
     check_invariants(plan)
-    assert len(plan.explain().splitlines()) == 10
+    assert len(plan.explain().splitlines()) == 11
 
 
 @examples(30)
@@ -115,9 +115,9 @@ def test_a_feasible_plan_meets_its_target(analysis: Analysis) -> None:
     assert plan.nearest_slo_ms is None
 
 
-def test_a_plan_bounds_the_90th_percentile_of_search_with_the_worst_queueing_unless_told_otherwise() -> None:
+def test_a_plan_bounds_the_90th_percentile_of_search_with_the_queueing_of_its_rate_unless_told_otherwise() -> None:
     request = PlanRequest.resolve(slo_ms=1.0, device_budget_bytes=0)
-    assert (request.percentile, request.epsilon, request.slo_stage, request.n_devices) == (90.0, 1.0, "search", 1)
+    assert (request.percentile, request.epsilon, request.slo_stage, request.n_devices) == (90.0, None, "search", 1)
     assert (request.coverage, request.rate_qps, request.llm, request.scannable) == (None, None, None, True)
 
 
@@ -203,14 +203,14 @@ def test_a_measured_curve_replaces_the_linear_rule_and_what_lies_below_it_is_sai
     assert "linear rule" in line.explain()
     assert f"less than {90 * MIB} bytes of KV cache" in curve.reason
     assert f"less than {90 * MIB} bytes of KV cache" in curve.explain()
-    assert len(curve.explain().splitlines()) == 10
+    assert len(curve.explain().splitlines()) == 11
     restored = Plan.from_record(curve.to_record(), analysis.profile)
     assert restored.request.llm == steep
 
 
 def test_a_ttft_slo_leaves_search_what_the_llm_does_not_take(analysis: Analysis) -> None:
     llm = LLMProfile(kv_cache_bytes=1 << 40, throughput_rps=500.0, ttft_s=0.2)
-    plan = plan_for(analysis, slo_ms=203.0, llm=llm, slo_stage="ttft")
+    plan = plan_for(analysis, slo_ms=203.0, llm=llm, slo_stage="ttft", epsilon=1.0, headroom=0.0)
     assert plan.tau_s == pytest.approx(0.0015)
     late = plan_for(analysis, slo_ms=150.0, llm=llm, slo_stage="ttft")
     assert late.verdict == "infeasible"
@@ -395,16 +395,70 @@ def test_batches_are_whole(analysis: Analysis, batch: Any) -> None:
             predict(batch)
 
 
-def test_the_reason_names_the_batch_that_was_accepted(analysis: Analysis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_names_the_batch_that_search_settles_at(analysis: Analysis, monkeypatch: pytest.MonkeyPatch) -> None:
     def both(self: object, curve: object, work: object, batch: int, *rest: object, **options: object) -> object:
-        return 3e-3, {3: 2.9e-3, 4: 4.1e-3}.get(batch, 1.0)
+        return 3e-3, {1: 2e-3, 3: 2.9e-3, 4: 4.1e-3}.get(batch, batch * 1e-3 + 5e-4)
 
     monkeypatch.setattr(type(analysis.latency), "both", both)
-    plan = plan_for(analysis, slo_ms=7.0, rate_qps=1000.0)
+    plan = plan_for(analysis, slo_ms=7.0, rate_qps=1000.0, percentile=1.0, headroom=0.0)
     assert plan.feasible
     final = plan.trace[-1]
-    assert (final.batch_up, final.accepted_batch, plan.batch) == (4, 3, 3)
-    assert final.latency_up_s <= final.bound_up_s
-    assert "sustains 1000 requests/s in batches of 3" in plan.reason
+    assert (final.batch, plan.batch) == (2, 2)  # between 2 and 3, rounded down
+    assert final.latency_s <= final.bound_s
+    assert "sustains 1000 requests/s and answers in 3.48 ms, waiting and headroom included (batches of 2" in plan.reason
     again = Plan.from_record(plan.to_record(), analysis.profile, analysis=analysis)
-    assert again.trace[-1].accepted_batch == 3
+    assert again.trace[-1].batch == 2
+    assert (again.request.hit_rate_model, again.request.headroom) == ("best", 0.0)
+
+
+def test_the_hit_rate_model_decides() -> None:
+    """Queries of two kinds: half find everything among the hot lists, half nothing. No Beta with one variance for all
+    coverages is like that."""
+    rng, nlist = np.random.default_rng(0), 64
+    hot = rng.random((400, 8)).argsort(axis=1)[:, :4]
+    cold = 8 + rng.random((400, nlist - 8)).argsort(axis=1)[:, :4]
+    probes = np.where((np.arange(400) % 2 == 0)[:, None], hot, cold).astype(np.int32)
+    accesses = np.bincount(probes.ravel(), minlength=nlist).astype(np.float64)
+    profile = dataclasses.replace(
+        make_profile(nlist=nlist, nprobe=4, noise=0.02),
+        access=AccessSample(fit_probes=probes, held_probes=probes, list_accesses=accesses),
+    )
+    analysis = analyse(profile)
+    asked: dict[str, Any] = {"slo_ms": 0.55, "percentile": 60.0, "coverage": 8 / nlist}
+    plans = {n: plan_for(analysis, hit_rate_model=n, **asked) for n in ("beta", "beta-binomial", "empirical", "best")}
+    assert [p.hit_rate_model for p in plans.values()][:3] == ["beta", "beta_binomial", "empirical"]
+    assert plans["best"].hit_rate_model == analysis.hit_rates.best
+    told = {name: plan.predicted_latency_ms(1, 40.0) for name, plan in plans.items()}
+    assert told["beta"] > 1.2 * told["empirical"]
+    again = Plan.from_record(plans["beta"].to_record(), profile, analysis=analysis)
+    assert again.predicted_latency_ms(1, 40.0) == told["beta"]
+    with pytest.raises(InvalidInputError, match="hit_rate_model is 'gamma'; give one of 'best', 'beta'"):
+        plan_for(analysis, hit_rate_model="gamma")
+
+
+def test_an_earlier_record_is_read(analysis: Analysis) -> None:
+    plan = plan_for(analysis, hit_rate_model="empirical", headroom=0.0, rate_qps=500.0)
+    record = plan.to_record()
+    record["data"] |= {"version": 3, "trace": [[0] * 14]}
+    for name in ("hit_rate_model", "headroom"):
+        del record["data"]["request"][name]
+    again = Plan.from_record(record, analysis.profile, analysis=analysis)
+    assert again.predicted_latency_ms(8, 90) == plan.predicted_latency_ms(8, 90)
+    assert (again.request.headroom, again.request.hit_rate_model, again.trace) == (0.0, "best", ())
+
+
+@examples(100)
+@given(
+    slo_ms=st.floats(0.1, 30),
+    budget=st.integers(0, 80 * MIB),
+    rate=st.floats(1, 20_000),
+    n_devices=st.integers(1, 3),
+    kv=st.one_of(st.none(), st.integers(1, 100 * MIB)),
+)
+def test_a_plan_is_feasible_exactly_where_its_rate_is_sustainable(
+    analysis: Analysis, slo_ms: float, budget: int, rate: float, n_devices: int, kv: int | None
+) -> None:
+    llm = None if kv is None else LLMProfile(kv_cache_bytes=kv, throughput_rps=800.0)
+    plan = plan_for(analysis, slo_ms=slo_ms, device_budget_bytes=budget, rate_qps=rate, n_devices=n_devices, llm=llm)
+    assert plan.rate_qps is not None
+    assert plan.feasible == (plan.rate_qps > 0 and plan.rate_qps <= plan.max_sustainable_qps)

@@ -19,7 +19,7 @@ from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.tiers.paged.pinned import PinnedMemory
 from tests.clustered import NLIST, clustered, small_index
 from tests.oracle import check_answer
-from tests.tiers.options import tier_options
+from tests.tiers.options import hold_lists, tier_options
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -49,13 +49,14 @@ def check_bytes(index, tier, residency):
 @pytest.mark.parametrize("pin", [False, True])
 @pytest.mark.parametrize("share", [None, 0.5])
 def test_lists_arrive_in_scattered_pages_and_scan_right(index, pin, share):
-    tier, store = open_tier(index, **SMALL)
+    memory = PinnedMemory(PageGeometry.for_code_size(index.code_size, SMALL["page_bytes"]), page_locked=True)
+    tier, store = open_tier(index, **SMALL, pinned=memory)
     with closing(tier):
         holes = [tier.arena.pages.allocate(1) for _ in range(tier.arena.pages.n_pages)]
         for page in holes[::2]:  # every second page: no two neighbours
             tier.arena.pages.free(page)
         if pin:
-            assert tier.pin_lists(range(0, NLIST, 2)).reason == ""
+            assert hold_lists(memory, index, range(0, NLIST, 2)).reason == ""
         report = tier.load(range(NLIST), store, bandwidth_share=share).result(60)
         assert report.loaded == tuple(np.flatnonzero(index.list_sizes).tolist())
         queries = index.transform(clustered(5, seed=4))
@@ -162,7 +163,7 @@ def test_pinned_blocks_are_page_locked_and_within_the_limit(index):
     shared = PinnedMemory(PageGeometry.for_code_size(index.code_size), page_locked=True, limit_bytes=1 << 18)
     tier, store = open_tier(index, pinned=shared)
     with closing(tier):
-        report = tier.pin_lists(np.flatnonzero(index.list_sizes))
+        report = hold_lists(shared, index, np.flatnonzero(index.list_sizes))
         assert report.pinned
         assert report.left_out
         assert shared.nbytes <= 1 << 18

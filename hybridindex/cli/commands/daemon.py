@@ -50,6 +50,12 @@ class TargetOptions:
     coverage: Annotated[
         str | None, typer.Option(metavar="FRACTION|solve", help="Fix the fraction of lists, or solve for it again.")
     ] = None
+    hit_rate_model: Annotated[
+        str | None, typer.Option(help="Model of hit rates that decides: beta, beta-binomial, empirical or best.")
+    ] = None
+    headroom: Annotated[
+        float | None, typer.Option(help="What search must have to spare, as a fraction: of the rate and of the SLO.")
+    ] = None
 
     def changes(self) -> PlanChanges:
         """Raises InvalidInputError where ``coverage`` is no number."""
@@ -66,6 +72,8 @@ class TargetOptions:
             device_budget_bytes=budgets[0] if len(budgets) == 1 else budgets or None,
             rate_qps=self.rate,
             coverage=coverage,
+            hit_rate_model=self.hit_rate_model and self.hit_rate_model.replace("-", "_"),  # type: ignore[arg-type]
+            headroom=self.headroom,
         )
 
 

@@ -172,6 +172,8 @@ def register(app: typer.Typer) -> None:
                 percentile=goal.percentile,
                 coverage=goal.coverage,
                 slo_stage=goal.slo_stage or "search",  # type: ignore[arg-type]
+                hit_rate_model=goal.hit_rate_model,  # type: ignore[arg-type]
+                headroom=goal.headroom,
                 allow_other_hardware=goal.any_hardware,
             )
             assert measured.id is not None

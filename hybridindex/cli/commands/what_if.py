@@ -103,6 +103,8 @@ def _answer(
         slo_stage=_stage(goal.slo_stage, llm),
         percentile=goal.percentile,
         epsilon=goal.epsilon,
+        hit_rate_model=goal.hit_rate_model,  # type: ignore[arg-type]
+        headroom=goal.headroom,
     )
     return forecast(setting), [*said, *_llm_words(llm, service, machine.efficiency)]
 

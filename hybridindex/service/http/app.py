@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from starlette.types import Receive, Scope, Send
 
 from hybridindex import __version__
 from hybridindex.errors import HybridIndexError, ProfileError
-from hybridindex.plans.replan import SOLVE
 from hybridindex.plans.stored import plan_tradeoff
 from hybridindex.service.auth import Caller, Keyring
 from hybridindex.service.core import Service
@@ -35,14 +33,9 @@ from hybridindex.service.http.middleware import CALLER, RequestMiddleware
 from hybridindex.service.http.page.files import PAGE_FILES, PageFile
 from hybridindex.service.http.problems import Problem, ProblemError, problem_of
 from hybridindex.service.http.recent import RECENT_PATH, RecentQueries
+from hybridindex.service.http.requests import EVENTS, SERIES, Body
 from hybridindex.service.http.searching import SearchRoute
-from hybridindex.service.http.wire import (
-    MIN_BANDWIDTH_SHARE,
-    BodyError,
-    parse_json_object,
-    parse_lookahead,
-    to_bytes,
-)
+from hybridindex.service.http.wire import BodyError
 from hybridindex.service.observe.events import DeviceWatch, read_events
 from hybridindex.service.observe.logs import REQUEST_ID
 from hybridindex.service.observe.metrics import CONTENT_TYPE, Metrics
@@ -56,7 +49,6 @@ _log = logging.getLogger(__name__)
 
 #: Time between two samples of the series.
 _SAMPLE_S = 1.0
-_REPARTITION = {"apply", "slo_ms", "device_budget_bytes", "rate_qps", "coverage", "bandwidth_share"}
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -212,18 +204,6 @@ def _serving(file: PageFile) -> Handler:
     return serve
 
 
-def _number_of(request: Request, name: str, default: float) -> float:
-    """A finite number in the query string. Raises BodyError."""
-    text = request.query_params.get(name)
-    try:
-        value = default if text is None else float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise BodyError(name, f"is {(text or '')[:60]!r}; expected a number")
-    return value
-
-
 def _describe_all(app: FastAPI, *, keys: bool) -> None:
     make = app.openapi
 
@@ -249,26 +229,24 @@ class _Routes:
     _keyring: Keyring | None
 
     def register(self, app: FastAPI) -> None:
-        index, taken = self._service.index, openapi.problems(400, 401, 408, 413, 415, 503)
-        bodies = openapi.Bodies(index.dim, index.nlist, self._service.config.limits)
+        bodies, taken = self._search.requests, openapi.problems(400, 401, 408, 413, 415, 503)
         unknown, read = openapi.problems(404), openapi.problems(401)
         searching: dict[int | str, dict[str, Any]] = {200: answers.SEARCHED, **taken, **openapi.problems(429, 504)}
         change = openapi.problems(403, 409)
         text: dict[int | str, dict[str, Any]] = {
             200: {"description": "ok", "content": {"text/plain": {"schema": {"type": "string"}}}}
         }
-        repartition = openapi.repartition(len(self._service.router.devices))
         session = {"parameters": openapi.SESSION_PATH}
-        search, ahead = bodies.search(), bodies.lookahead()
         in_session, ahead = (
-            {**body, "parameters": [*openapi.SESSION_PATH, *body["parameters"]]} for body in (search, ahead)
+            {**body.document, "parameters": [*openapi.SESSION_PATH, *body.parameters]}
+            for body in (bodies.search, bodies.lookahead)
         )
         recent = RecentQueries(self._service, self._search)
         gone = {204: {"description": "It is over"}, **read, **unknown}
         routes: tuple[tuple[str, str, Handler, str, dict[str, Any], dict[int | str, dict[str, Any]]], ...] = (
-            ("POST", "/v1/search", _described, "Search", search, searching),
+            ("POST", "/v1/search", _described, "Search", bodies.search.document, searching),
             (
-                "POST", "/v1/sessions", self.open_session, "Open a session", openapi.SESSION,
+                "POST", "/v1/sessions", self.open_session, "Open a session", bodies.session.document,
                 {201: answers.SESSION_OPENED, **taken, **openapi.problems(409)},
             ),
             (
@@ -296,19 +274,19 @@ class _Routes:
                 {200: answers.TRADEOFF, **read},
             ),
             (
-                "GET", "/v1/series", self.series, "The last hour", openapi.SERIES,
+                "GET", "/v1/series", self.series, "The last hour", SERIES.document,
                 {200: answers.SERIES, **read, **openapi.problems(400)},
             ),
             (
-                "GET", "/v1/events", self.events, "What happened", openapi.EVENTS,
+                "GET", "/v1/events", self.events, "What happened", EVENTS.document,
                 {200: answers.EVENTS, **read, **openapi.problems(400)},
             ),
             (
-                "POST", "/v1/repartition", self.repartition, "Plan anew; admin", repartition,
+                "POST", "/v1/repartition", self.repartition, "Plan anew; admin", bodies.repartition.document,
                 {200: answers.REPARTITIONED, **taken, **change, **openapi.problems(507)},
             ),
             (
-                "POST", RECENT_PATH, recent.upload, "Give recent queries to the refresh; admin", bodies.recent(),
+                "POST", RECENT_PATH, recent.upload, "Give recent queries to the refresh; admin", bodies.recent.document,
                 {200: answers.RECENT, **taken, **change},
             ),
             (
@@ -336,20 +314,18 @@ class _Routes:
                 openapi_extra=extra or None,
             )
 
-    async def _object(self, request: Request, known: set[str]) -> dict[str, Any]:
+    async def _object(self, request: Request, kind: Body) -> dict[str, Any]:
         headers = dict(request.scope["headers"])
-        body, kind = await read_body(headers, request.receive, self._service.config.limits), media_type(headers)
+        body, media = await read_body(headers, request.receive, self._service.config.limits), media_type(headers)
         # A form of another site cannot send JSON.
-        if body and kind != "application/json":
-            raise BodyError("Content-Type", f"is {kind[:60]!r}; expected application/json", 415)
-        return parse_json_object(body, known)
+        if body and media != "application/json":
+            raise BodyError("Content-Type", f"is {media[:60]!r}; expected application/json", 415)
+        return kind.parse(body)
 
     # Sessions
 
     async def open_session(self, request: Request) -> Response:
-        options = await self._object(request, {"lookahead_bytes", "window_ms"})
-        if "lookahead_bytes" in options:
-            options["lookahead_bytes"] = to_bytes("lookahead_bytes", options["lookahead_bytes"])
+        options = await self._object(request, self._search.requests.session)
         name = await asyncio.to_thread(self._service.open_session, _caller(request).name, **options)
         return _json({"session": name, "ttl_s": self._service.config.limits.session_ttl_s}, 201)
 
@@ -358,16 +334,10 @@ class _Routes:
 
     async def lookahead(self, request: Request) -> Response:
         scope = request.scope
-        asked = await self._search.read(scope, request.receive, dict(scope["headers"]), parse_lookahead)
-        await asyncio.to_thread(
-            self._service.lookahead,
-            request.path_params["session"],
-            _caller(request).name,
-            asked.queries,
-            nprobe=asked.nprobe,
-            budget_bytes=asked.budget_bytes,
-            window_ms=asked.window_ms,
-        )
+        parse = self._search.requests.lookahead.read
+        drafts, options = await self._search.read(scope, request.receive, dict(scope["headers"]), parse)
+        session, client = request.path_params["session"], _caller(request).name
+        await asyncio.to_thread(self._service.lookahead, session, client, drafts, **options)
         return _json({"started": True}, 202)
 
     async def close_session(self, request: Request) -> Response:
@@ -398,7 +368,7 @@ class _Routes:
         return _json(describe(await asyncio.to_thread(plan_tradeoff, self._service.router.plan)))
 
     async def series(self, request: Request) -> Response:
-        since_s = _number_of(request, "since", 0)
+        since_s = SERIES.parse_query(request.query_params).get("since", 0.0)
         return Response(
             await asyncio.to_thread(lambda: json.dumps(self._series.read(since_s), allow_nan=False)),
             headers={"cache-control": "no-store"},
@@ -406,37 +376,16 @@ class _Routes:
         )
 
     async def events(self, request: Request) -> Response:
-        since, limit = _number_of(request, "since", 0), _number_of(request, "limit", 100)
-        for name, value in (("since", since), ("limit", limit)):
-            if value != int(value):
-                raise BodyError(name, f"is {value}; expected an integer")
-        return _json(await asyncio.to_thread(read_events, self._service, since=int(since), limit=int(limit)))
+        asked = {"since": 0, "limit": 100, **EVENTS.parse_query(request.query_params)}
+        return _json(await asyncio.to_thread(read_events, self._service, **asked))
 
     async def repartition(self, request: Request) -> Response:
-        options = await self._object(request, _REPARTITION)
-        apply = options.pop("apply", False)
-        if not isinstance(apply, bool):
-            raise BodyError("apply", f"is {apply!r}; expected true or false")
-        for name in sorted(set(options) - {"device_budget_bytes"}):
-            if name == "coverage" and options[name] == SOLVE:
-                continue
-            if isinstance(options[name], bool) or not isinstance(options[name], int | float):
-                expected = f"a number, or {SOLVE!r}" if name == "coverage" else "a number"
-                raise BodyError(name, f"is {str(options[name])[:60]!r}; expected {expected}")
-        share = options.get("bandwidth_share", 1.0)
-        if not MIN_BANDWIDTH_SHARE <= share <= 1:
-            # With less, lists would move for hours, and block other changes of the plan.
-            raise BodyError("bandwidth_share", f"is {share!r}; expected {MIN_BANDWIDTH_SHARE}..1")
-        budget = options.get("device_budget_bytes")
-        if isinstance(budget, list):
-            options["device_budget_bytes"] = tuple(to_bytes("device_budget_bytes", each) for each in budget)
-        elif budget is not None:
-            options["device_budget_bytes"] = to_bytes("device_budget_bytes", budget)
-        answer = await asyncio.to_thread(self._service.repartition, apply=apply, **options)
+        asked = {"apply": False, **await self._object(request, self._search.requests.repartition)}
+        answer = await asyncio.to_thread(self._service.repartition, **asked)
         return _json(describe(answer))
 
     async def drain(self, request: Request) -> Response:
-        await self._object(request, set())
+        await self._object(request, self._search.requests.nothing)
         if self._on_drain is not None:
             self._on_drain()
         else:

@@ -17,7 +17,7 @@ from hybridindex.errors import ProfileError
 from hybridindex.service.core import Service
 from hybridindex.service.http.problems import Problem, ProblemError
 from hybridindex.service.http.searching import SearchRoute
-from hybridindex.service.http.wire import BodyError, parse_lookahead
+from hybridindex.service.http.wire import BodyError
 
 __all__ = ["RECENT_PATH", "RecentQueries"]
 
@@ -42,17 +42,17 @@ class RecentQueries:
         if refresher is None:
             raise _not_kept("the daemon follows no load; start it with --refresh")
         scope = request.scope
-        asked = await self._search.read(scope, request.receive, dict(scope["headers"]), parse_lookahead)
-        for name in ("nprobe", "budget_bytes", "window_ms"):
-            if getattr(asked, name) is not None:
-                raise BodyError(name, "is not known here; expected queries alone")
-        if not np.isfinite(asked.queries).all():
+        read = self._search.requests.lookahead.read
+        queries, options = await self._search.read(scope, request.receive, dict(scope["headers"]), read)
+        for name in options:
+            raise BodyError(name, "is not known here; expected queries alone")
+        if not np.isfinite(queries).all():
             raise BodyError("queries", "hold NaN or infinity; expected finite numbers")
         try:
-            kept = await asyncio.to_thread(refresher.offer, asked.queries)
+            kept = await asyncio.to_thread(refresher.offer, queries)
         except ProfileError as error:
             raise _not_kept(str(error)) from error
-        answer = json.dumps({"offered": len(asked.queries), "kept": kept})
+        answer = json.dumps({"offered": len(queries), "kept": kept})
         return Response(answer, 200, {"cache-control": "no-store"}, "application/json")
 
 

@@ -16,11 +16,11 @@ from typing import TypeVar
 from urllib.parse import parse_qsl
 
 from hybridindex.answer_codec import ANSWER_TYPE, encode_answer
-from hybridindex.service.config import Limits
 from hybridindex.service.core import Service
 from hybridindex.service.http.bodies import media_type, read_body
 from hybridindex.service.http.middleware import CALLER, Receive, Scope, Send
-from hybridindex.service.http.wire import BodyError, accepts_binary, parse_search, to_json_answer
+from hybridindex.service.http.requests import Requests
+from hybridindex.service.http.wire import BodyError, accepts_binary, to_json_answer
 from hybridindex.service.observe.metrics import Metrics
 from hybridindex.types import SearchResult
 
@@ -31,7 +31,7 @@ _LARGE_BYTES = 1 << 20
 #: Longer headers and query strings are not cached.
 _SHORT = 256
 T = TypeVar("T")
-Parse = Callable[[bytes, str, Mapping[str, str], Limits, int, int], T]
+Parse = Callable[[bytes, str, Mapping[str, str]], T]
 _BINARY = (b"content-type", ANSWER_TYPE.encode())
 _JSON = (b"content-type", b"application/json")
 
@@ -44,10 +44,21 @@ class SearchRoute:
     def __init__(self, service: Service, metrics: Metrics) -> None:
         self._service = service
         self._metrics = metrics
+        self._index: object = None
+
+    @property
+    def requests(self) -> Requests:
+        """What the routes take of the index that serves."""
+        service = self._service
+        if self._index is not (index := service.index):
+            devices = len(service.router.devices)
+            self._requests = Requests(service.config.limits, index.dim, index.nlist, devices)
+            self._index = index
+        return self._requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        asked = await self.read(scope, receive, headers, parse_search)
+        asked = await self.read(scope, receive, headers, self.requests.read_search)
         session = scope["path_params"].get("session")
         result = await self._service.search(asked, scope[CALLER].name, session)
         began = time.perf_counter()
@@ -59,16 +70,15 @@ class SearchRoute:
         await send({"type": "http.response.body", "body": answer})
 
     async def read(self, scope: Scope, receive: Receive, headers: dict[bytes, bytes], parse: Parse[T]) -> T:
-        """Reads a request's queries and options. ``parse``: one of ``wire.py``."""
-        limits, index = self._service.config.limits, self._service.index
-        body = await read_body(headers, receive, limits)
+        """Reads a request's queries and options. ``parse``: one of ``requests.py``."""
+        body = await read_body(headers, receive, self._service.config.limits)
         began = time.perf_counter()
         kind, options = media_type(headers), options_of(scope)
         # Parsing float32 bodies copies nothing; parsing JSON takes time.
         if len(body) > _LARGE_BYTES and kind == "application/json":
-            parsed = await asyncio.to_thread(parse, body, kind, options, limits, index.dim, index.nlist)
+            parsed = await asyncio.to_thread(parse, body, kind, options)
         else:
-            parsed = parse(body, kind, options, limits, index.dim, index.nlist)
+            parsed = parse(body, kind, options)
         self._metrics.time_stage("parse", time.perf_counter() - began)
         return parsed
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from hybridindex.errors import InvalidInputError, StoreError
+from hybridindex.errors import StoreError
 from hybridindex.service.core import Service
 
 __all__ = ["DEVICE_FAILED", "DEVICE_RECOVERED", "MAX_EVENTS", "DeviceWatch", "read_events"]
@@ -60,12 +60,8 @@ def read_events(service: Service, *, since: int, limit: int) -> dict[str, Any]:
     """For ``GET /v1/events``: the newest events of this index with an id above ``since``, oldest first.
 
     Raises:
-        InvalidInputError: ``since`` below 0, or ``limit`` not 1 to 200. StoreError: the store cannot be read.
+        StoreError: the store cannot be read.
     """
-    if since < 0:
-        raise InvalidInputError(f"since is {since}; expected the id of an event, or 0")
-    if not 1 <= limit <= MAX_EVENTS:
-        raise InvalidInputError(f"limit is {limit}; expected an integer 1..{MAX_EVENTS}")
     found = service.store.list_events(
         index_fingerprint=service.index.fingerprint, after_id=min(since, _LAST_ID), limit=limit
     )

@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.partitioner.models.coverage import build_coverage_curve
-from hybridindex.partitioner.plan import Plan, make_plan
-from hybridindex.partitioner.request import PlanRequest
-from hybridindex.plans.proposal import Comparison
+from hybridindex.partitioner.plan import Plan
+from hybridindex.plans import proposal
 from hybridindex.refresh import update_cycle as cycle
 from hybridindex.refresh.drift import (
     DriftMonitor,
@@ -226,19 +225,8 @@ class MovingLoad:
         return took
 
     def _planned(self, phase: int) -> Plan:
-        given, analysis = self._inputs, self._analyses[phase]
-        return make_plan(
-            analysis.profile,
-            PlanRequest.resolve(
-                slo_ms=given.slo_s * 1e3,
-                device_budget_bytes=given.budget_bytes,
-                rate_qps=given.rate,
-                n_devices=given.n_devices,
-                percentile=given.percentile,
-                coverage=given.plan.coverage if given.plan is not None else None,
-            ),
-            analysis=analysis,
-        )
+        given = self._inputs
+        return given.make_plan(self._analyses[phase], None if given.plan is None else given.plan.coverage)
 
     def _expectation(self, plan: Plan, phase: int) -> Expectation:
         return Expectation(
@@ -247,21 +235,12 @@ class MovingLoad:
             hit_rate=predict_hit_rate(self._analyses[phase].curve, plan.resident_lists),
         )
 
-    def _comparison(self) -> Comparison:
+    def _comparison(self) -> proposal.Comparison:
         assert self._next is not None
-        plan, analysis = self._next, self._analyses[self._phase(self._now)]
-        old = analysis.curve.of_lists(np.flatnonzero(self._list_device >= 0))
-        coming = np.flatnonzero((plan.list_device >= 0) & (plan.list_device != self._list_device))
-        nbytes = int(analysis.curve.pages_by_rank[analysis.curve.rank[coming]].sum()) * self._page_bytes()
-        latency = analysis.latency.predict(analysis.curve, old, plan.batch, self._inputs.percentile).seconds
-        return Comparison(
-            hit_rate_before=float(old.hit_rate.mean()),
-            hit_rate_after=plan.predicted_hit_rate,
-            latency_ms_before=latency * 1e3,
-            latency_ms_after=plan.predicted_latency_ms(plan.batch, self._inputs.percentile),
-            bytes_to_move=nbytes,
-            move_s=nbytes / self._rules.bytes_per_s,
-        )
+        here = self._list_device
+        base = proposal.Served(resident_lists=np.flatnonzero(here >= 0), list_device=here, present=here)
+        found, _, _ = proposal.compare_plans(self._next, base, bandwidth_share=1.0)
+        return replace(found, move_s=found.bytes_to_move / self._rules.bytes_per_s)
 
     def check_invariants(self) -> None:
         """Asserts what must hold between two batches."""

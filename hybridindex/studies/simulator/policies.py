@@ -81,6 +81,20 @@ class Inputs:
         if self.plan is not None and self.plan.nlist != self.analysis.profile.nlist:
             raise InvalidInputError(f"plan has {self.plan.nlist} lists, the profile {self.analysis.profile.nlist}")
 
+    def make_plan(self, analysis: Analysis, coverage: float | None = None) -> Plan:
+        """A plan for these inputs, from ``analysis``; ``coverage`` None: the least that suffices."""
+        request = PlanRequest.resolve(
+            slo_ms=self.slo_s * 1e3,
+            device_budget_bytes=self.budget_bytes,
+            rate_qps=self.rate,
+            llm=self.llm,
+            n_devices=self.n_devices,
+            percentile=self.percentile,
+            slo_stage="ttft" if self.llm is not None else "search",
+            coverage=coverage,
+        )
+        return make_plan(analysis.profile, request, analysis=analysis)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unservable:
@@ -213,19 +227,7 @@ class _Builder:
 
 def _planned(build: _Builder, lookahead: LookaheadRules) -> System | Unservable:
     given = build.inputs
-    plan = given.plan or make_plan(
-        given.analysis.profile,
-        PlanRequest.resolve(
-            slo_ms=given.slo_s * 1e3,
-            device_budget_bytes=given.budget_bytes,
-            rate_qps=given.rate,
-            llm=given.llm,
-            n_devices=given.n_devices,
-            percentile=given.percentile,
-            slo_stage="ttft" if given.llm is not None else "search",
-        ),
-        analysis=given.analysis,
-    )
+    plan = given.plan or given.make_plan(given.analysis)
     return build.system(plan.list_device, given.n_devices, lookahead=lookahead)
 
 

@@ -13,7 +13,7 @@ from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.models.throughput import throughput_model
 from hybridindex.partitioner.request import PlanRequest, SloStage
 from hybridindex.studies.what_if.fleet import LLMService
-from hybridindex.types import LLMProfile
+from hybridindex.types import DEFAULT_HEADROOM, HitRateChoice, LLMProfile
 
 __all__ = ["INPUTS", "Setting"]
 
@@ -40,7 +40,9 @@ class Setting:
     llm_devices: int = 1
     slo_stage: SloStage = "search"
     percentile: float = 90.0
-    epsilon: float = 1.0
+    epsilon: float | None = None
+    hit_rate_model: HitRateChoice = "best"
+    headroom: float = DEFAULT_HEADROOM
 
     def __post_init__(self) -> None:
         self.request()
@@ -60,6 +62,8 @@ class Setting:
             epsilon=self.epsilon,
             percentile=self.percentile,
             slo_stage=self.slo_stage,
+            hit_rate_model=self.hit_rate_model,
+            headroom=self.headroom,
             page_bytes=self.analysis.curve.geometry.page_bytes,
         )
 

@@ -27,7 +27,7 @@ from hybridindex.tiers.paged.copier import DEFAULT_STAGING_BYTES, CopyStats, ope
 from hybridindex.tiers.paged.kernel_choice import choose_scanner
 from hybridindex.tiers.paged.loading import ListLoad, LoadPath
 from hybridindex.tiers.paged.page_scanner import PageScanner
-from hybridindex.tiers.paged.pinned import PinnedMemory, PinReport
+from hybridindex.tiers.paged.pinned import PinnedMemory
 from hybridindex.types import I64
 
 __all__ = ["DeviceTier", "PagedMemory"]
@@ -47,7 +47,7 @@ class PagedMemory:
     block_bytes: int = DEFAULT_BLOCK_BYTES
     #: Host memory for copies in progress; taken with the first copy, none on the stand-in.
     staging_bytes: int = DEFAULT_STAGING_BYTES
-    #: Lists in page-locked memory that tiers share; it stays the caller's. None: the tier has its own.
+    #: Lists in page-locked memory that tiers share; it stays the caller's.
     pinned: PinnedMemory | None = None
 
 
@@ -112,13 +112,11 @@ class DeviceTier(Tier):
         #: Held while the arena changes its size.
         self._sizing = threading.Lock()
         self._copier = open_copier(self.arena, staging_bytes=memory.staging_bytes)
-        self._shares_pinned = memory.pinned is not None
-        self._pinned = memory.pinned or PinnedMemory(self.geometry, page_locked=self.device.type == "cuda")
         self._path = LoadPath(
             index=index,
             arena=self.arena,
             copier=self._copier,
-            pinned=self._pinned,
+            pinned=memory.pinned,
             ordinal=ordinal,
             usable=lambda: self.usable,
         )
@@ -214,8 +212,8 @@ class DeviceTier(Tier):
 
     @property
     def host_bytes(self) -> int:
-        """Of staging buffers and pinned lists; pinned lists that others share do not count."""
-        return self._copier.staging_bytes + (0 if self._shares_pinned else self._pinned.nbytes)
+        """Of staging buffers; pinned lists are not the tier's."""
+        return self._copier.staging_bytes
 
     @property
     def copy_stats(self) -> CopyStats:
@@ -323,16 +321,6 @@ class DeviceTier(Tier):
         self._put(load, bandwidth_share)
         return load.future
 
-    def pin_lists(self, lists: Sequence[int]) -> PinReport:
-        """Copies lists into page-locked host memory, from where later loads go without staging. Takes as long.
-
-        Where the host refuses, the rest goes on through the staging buffers: said by the report and in the log.
-        """
-        report = self._pinned.add_all([int(list_id) for list_id in lists], self._index.list_codes, lambda: self._closed)
-        if report.reason and not self._closed:
-            _log.warning("device %s: %s; other lists go through the staging buffers", self.label, report.reason)
-        return report
-
     def check_invariants(self) -> None:
         """Asserts that the budget holds, and that every page is free or has an owner."""
         self.arena.pages.check_invariants()
@@ -343,8 +331,6 @@ class DeviceTier(Tier):
         self._copier.close()
 
     def _release(self) -> None:
-        if not self._shares_pinned:
-            self._pinned.clear()
         self.arena.release()
 
     def _left_bytes(self) -> int:

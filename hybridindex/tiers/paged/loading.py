@@ -32,7 +32,7 @@ class LoadPath:
     index: IVFIndex
     arena: PageArena
     copier: Copier
-    pinned: PinnedMemory
+    pinned: PinnedMemory | None
     #: The device's number in its router.
     ordinal: int
     #: Whether the device takes lists; asked before each list and each buffer.
@@ -206,7 +206,8 @@ class ListLoad:
                 self._seen.add(list_id)
                 # Held by the load from here on: reading its codes may fail.
                 self._sending = _Sending(list_id, pages, np.empty(0, dtype=np.uint8))
-                self._sending.source = self._pinned.find(list_id) or self._index.list_codes(list_id)
+                pinned = None if self._pinned is None else self._pinned.find(list_id)
+                self._sending.source = pinned or self._index.list_codes(list_id)
                 return self._sending
         return None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -107,25 +107,6 @@ class PinnedMemory:
         """Bytes of all blocks, what torch rounds them up to included."""
         return self._blocks.nbytes
 
-    def add_all(self, lists: Iterable[int], codes_of: Callable[[int], U8], cancelled: Callable[[], bool]) -> PinReport:
-        """Adds copies of lists, one after the other; ends when the host refuses memory."""
-        pinned: list[int] = []
-        left_out: list[int] = []
-        reason = ""
-        with self._lock:
-            before = self.nbytes
-            for list_id in lists:
-                if cancelled():
-                    reason = "it was cancelled"
-                    break
-                codes = codes_of(list_id)
-                self._take_back()
-                missing = 0 if list_id in self._lists else self._pages_of(codes) - self._blocks.n_free
-                if missing > 0 and (reason := self._grow_to(self._blocks.n_pages + missing)):
-                    break
-                (pinned if self._add(list_id, codes) else left_out).append(list_id)
-            return PinReport(pinned=tuple(pinned), nbytes=self.nbytes - before, reason=reason, left_out=tuple(left_out))
-
     def hold(
         self,
         lists: Sequence[int],
@@ -184,7 +165,7 @@ class PinnedMemory:
     def _pages_of(self, codes: U8) -> int:
         return -(-len(codes) // self._geometry.rows_per_page)
 
-    def _grow_to(self, n_pages: int, cancelled: Callable[[], bool] = lambda: False) -> str:
+    def _grow_to(self, n_pages: int, cancelled: Callable[[], bool]) -> str:
         """Why the host refused; "" where it did not."""
         try:
             self._blocks.grow_to(n_pages, cancelled)

@@ -63,7 +63,7 @@ def hot_order(seed):
 
 def pinned_in(router):
     """List -> where it lies."""
-    memory = router.devices[0]._pinned
+    memory = router.devices[0]._path.pinned
     return {i: found for i in range(NLIST) if (found := memory.find(i)) is not None}
 
 

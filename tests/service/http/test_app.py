@@ -215,7 +215,7 @@ def test_wrong_changes_are_problems_and_change_nothing(service, field, value):
 def test_a_coverage_in_words_is_told_the_one_word_there_is(service):
     answer = ask(service, "POST", "/v1/repartition", json={"coverage": "solved"})
     assert answer.status_code == 400
-    assert answer.json()["detail"] == "coverage is 'solved'; expected a number, or 'solve'"
+    assert answer.json()["detail"] == "coverage is 'solved'; expected a number 0..1, or 'solve'"
 
 
 @pytest.mark.parametrize("path", ["/v1/repartition", "/v1/sessions", "/v1/drain"])

@@ -1,21 +1,24 @@
 """Bodies: every format reads the same queries, and every wrong body names its field."""
 
-from __future__ import annotations
-
 import io
 import json
+from typing import Annotated
 
 import numpy as np
 import pytest
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from hybridindex.answer_codec import decode_answer, encode_answer
 from hybridindex.errors import InvalidInputError
 from hybridindex.service.config import Limits
-from hybridindex.service.http.wire import BodyError, accepts_binary, parse_lookahead, parse_search, to_json_answer
+from hybridindex.service.http.requests import Query, Requests
+from hybridindex.service.http.wire import BodyError, accepts_binary, to_json_answer
 from hybridindex.types import SearchResult
 
 DIM, NLIST = 4, 10
 LIMITS = Limits(max_queries=8, max_k=20, max_nprobe=6, max_answer_rows=100)
+REQUESTS = Requests(LIMITS, DIM, NLIST, n_devices=2)
 QUERIES = np.arange(12, dtype=np.float32).reshape(3, DIM) / 7
 
 
@@ -28,7 +31,7 @@ def npy(array) -> bytes:
 def parse(body, kind="application/json", **options):
     if not isinstance(body, bytes):
         body = json.dumps(body).encode()
-    return parse_search(body, kind, options, LIMITS, DIM, NLIST)
+    return REQUESTS.read_search(body, kind, options)
 
 
 def raw(array, **options):
@@ -157,12 +160,90 @@ def test_options_of_json_belong_into_the_body():
 
 
 def test_lookahead_takes_its_own_options():
-    asked = parse_lookahead(QUERIES.tobytes(), "application/octet-stream", {"budget_bytes": "100"}, LIMITS, DIM, NLIST)
-    assert asked.budget_bytes == 100
+    read = REQUESTS.lookahead.read
+    queries, options = read(QUERIES.tobytes(), "application/octet-stream", {"budget_bytes": "100"})
+    assert np.array_equal(queries, QUERIES)
+    assert options == {"budget_bytes": 100}
     with pytest.raises(BodyError, match="budget_bytes"):
-        parse_lookahead(b'{"queries": [0, 0, 0, 0], "budget_bytes": -1}', "application/json", {}, LIMITS, DIM, NLIST)
+        read(b'{"queries": [0, 0, 0, 0], "budget_bytes": -1}', "application/json", {})
     with pytest.raises(BodyError, match="'k'"):
-        parse_lookahead(QUERIES.tobytes(), "application/octet-stream", {"k": "1"}, LIMITS, DIM, NLIST)
+        read(QUERIES.tobytes(), "application/octet-stream", {"k": "1"})
+
+
+A_DAY = "a positive number of milliseconds, a day at most"
+BUDGETS = f"whole bytes, 0..{10**18}, or a list of 2 such numbers, one per device"
+CHANGES = "apply, bandwidth_share, coverage, device_budget_bytes, headroom, hit_rate_model, rate_qps, slo_ms"
+
+
+def words(call, *given):
+    with pytest.raises(BodyError) as wrong:
+        call(*given)
+    return str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"k": 0}, "k is 0; expected an integer 1..20"),
+        ({"k": True}, "k is True; expected an integer 1..20"),
+        ({"k": 1.5}, "k is 1.5; expected an integer 1..20"),
+        ({"k": None}, "k is null; expected a value, or no such key"),
+        ({"nprobe": 7}, "nprobe is 7; expected an integer 1..6"),
+        ({"deadline_ms": False}, f"deadline_ms is False; expected {A_DAY}"),
+        ({"deadline_ms": 86_400_001}, f"deadline_ms is 86400001; expected {A_DAY}"),
+        ({"deadline_ms": 10**400}, f"deadline_ms is 1{'0' * 56}...; expected {A_DAY}"),
+        ({"queries": [[1, True, 0, 0]]}, "queries holds something else than numbers; expected (n, 4) of them"),
+        ({"queries": [[1, 2, 3, 4], 5]}, "queries has rows of different lengths; expected 4 numbers each"),
+    ],
+)
+def test_a_wrong_value_is_told_what_would_be_right(body, said):
+    assert words(parse, {"queries": [0] * DIM, **body}) == said
+
+
+def test_options_of_a_query_string_are_numbers_or_words():
+    class Asked(TypedDict, total=False):
+        step: Annotated[str, Field(max_length=5, description="a step")]
+        n: Annotated[int, Field(description="a number")]
+
+    query = Query(Asked)
+    assert query.parse_query({"step": "12", "n": "12", "other": "x"}) == {"step": "12", "n": 12}
+    assert words(query.parse_query, {"step": "longer"}) == "step is 'longer'; expected a step"
+    assert words(query.parse_query, {"n": "twelve"}) == "n is 'twelve'; expected a number"
+
+
+def test_a_key_given_twice_is_refused():
+    body = b'{"queries": [0, 0, 0, 0], "k": 3, "k": 5}'
+    assert words(parse, body) == "'k' is given twice; expected each key once"
+
+
+def test_json_of_another_language_writes_integers_with_a_point():
+    assert parse(b'{"queries": [0, 0, 0, 0], "k": 5.0}').k == 5
+    assert REQUESTS.repartition.parse(b'{"device_budget_bytes": [8.0, 9]}') == {"device_budget_bytes": (8, 9)}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"apply": 1}, "apply is 1; expected true or false"),
+        ({"slo_ms": "fast"}, "slo_ms is 'fast'; expected a number above 0"),
+        ({"slo_ms": True}, "slo_ms is True; expected a number above 0"),
+        ({"bandwidth_share": 0}, "bandwidth_share is 0; expected 0.01..1"),
+        ({"coverage": True}, "coverage is True; expected a number 0..1, or 'solve'"),
+        ({"coverage": 2}, "coverage is 2; expected a number 0..1, or 'solve'"),
+        ({"coverage": "solved"}, "coverage is 'solved'; expected a number 0..1, or 'solve'"),
+        (
+            {"device_budget_bytes": [1, True]},
+            f"device_budget_bytes is [1, True]; expected {BUDGETS}",
+        ),
+        (
+            {"device_budget_bytes": [1]},
+            f"device_budget_bytes is [1]; expected {BUDGETS}",
+        ),
+        ({"color": 1}, f"'color' is not known here; expected {CHANGES}"),
+    ],
+)
+def test_a_wrong_change_of_the_plan_is_told_what_would_be_right(body, said):
+    assert words(REQUESTS.repartition.parse, json.dumps(body).encode()) == said
 
 
 def answer() -> SearchResult:

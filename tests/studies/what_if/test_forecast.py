@@ -31,7 +31,7 @@ def test_the_design_with_the_highest_rate_is_chosen_and_the_others_explained(fou
 
 def test_a_dedicated_gpu_is_chosen_where_the_cache_is_scarce_and_the_engines_many(setting):
     # All lists fit one device, and beside the LLM they would cost it a third of its cache.
-    scarce = replace(setting, llm=replace(setting.llm, points=(), throughput_rps=60.0), service=None, slo_ms=110.0)
+    scarce = replace(setting, llm=replace(setting.llm, points=(), throughput_rps=60.0), service=None, slo_ms=80.0)
     # On a device that is fast enough to serve all alone.
     chosen = forecast(scarce.varied("hbm_bandwidth", 10.0))
     assert chosen.chosen.name == "dedicated-gpu", chosen.why

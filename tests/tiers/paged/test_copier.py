@@ -43,7 +43,7 @@ def test_what_was_sent_arrives_through_any_pages(data, late, sizes):
     arena, copier = open_late(LateStream() if late else None)
     pinned = PinnedMemory(GEOMETRY, page_locked=False, block_bytes=6 * GEOMETRY.page_bytes)
     free = data.draw(st.permutations(range(N_PAGES)))
-    expected, tickets = [], []
+    expected, tickets, held = [], [], {}
     for number, size in enumerate(sizes):
         n_pages = -(-size // 2)
         if n_pages > len(free):
@@ -53,7 +53,8 @@ def test_what_was_sent_arrives_through_any_pages(data, late, sizes):
         expected.append((pages, codes))
         writes = [Write(pages, codes)]
         if data.draw(st.booleans()):
-            pinned.add_all([number], lambda _, codes=codes: codes, lambda: False)
+            held[number] = codes
+            pinned.hold(list(held), [-(-len(c) // 2) for c in held.values()], held.__getitem__, lambda: False)
             writes, left = [], pages
             for n, part in pinned.find(number).cut(0, n_pages):
                 writes.append(Write(left[:n], part))

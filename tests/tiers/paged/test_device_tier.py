@@ -14,19 +14,20 @@ import torch
 
 from hybridindex.errors import DeviceBusyError, DeviceError, InvalidInputError, OutOfBudgetError, RouterClosedError
 from hybridindex.index import build
+from hybridindex.paging import PageGeometry
 from hybridindex.tiers.contract import devices
 from hybridindex.tiers.contract.address_range import HostRange
 from hybridindex.tiers.contract.driver import free_bytes_outside
 from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.paged import device_tier as device
 from hybridindex.tiers.paged.arena import PageArena
-from hybridindex.tiers.paged.blocks import Blocks
 from hybridindex.tiers.paged.copier import Copier
 from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.tiers.paged.pinned import PinnedMemory
 from tests.clustered import NLIST, clustered, small_index
 from tests.oracle import check_answer
 from tests.tiers.late_stream import LateStream
-from tests.tiers.options import tier_options
+from tests.tiers.options import hold_lists, tier_options
 
 BUDGET = 4 << 20
 
@@ -388,30 +389,18 @@ def test_closing_leaves_behind_what_does_not_end(index, held_write):
     assert tier.close(30)
 
 
-def test_pinned_lists_go_without_staging_and_a_refusing_host_is_said(index, stream, monkeypatch, caplog):
+def test_pinned_lists_go_without_staging_and_others_through_it(index, stream):
     lists = full_lists(index)
-    tier, store = open_tier(index)
-    grow_to, n_pages = Blocks.grow_to, tier.geometry.pages_for(index.list_sizes[lists[:5]]).sum()
-
-    def refuse(self, n, cancelled):
-        if n > n_pages:
-            raise RuntimeError("CUDA error: out of memory")
-        grow_to(self, n, cancelled)
-
+    memory = PinnedMemory(PageGeometry.for_code_size(index.code_size), page_locked=False)
+    assert hold_lists(memory, index, lists[:5]).pinned == tuple(lists[:5])
+    tier, store = open_tier(index, pinned=memory)
     with closing(tier):
-        with monkeypatch.context() as patch:
-            patch.setattr(tier._pinned._blocks, "_block_pages", 1)
-            patch.setattr(Blocks, "grow_to", refuse)
-            report = tier.pin_lists(lists)
-        assert report.pinned == tuple(lists[:5])
-        assert "out of memory" in report.reason
-        assert "go through the staging buffers" in caplog.text
         assert tier.load(lists[:5], store).result(60).loaded == tuple(lists[:5])
-        assert tier.host_bytes == report.nbytes, "staging was used"
+        assert tier.host_bytes == 0, "staging was used"
         tier.load(lists, store).result(60)
-        assert tier.host_bytes > report.nbytes
+        assert tier.host_bytes > 0
         check_scan(index, tier, store)
-        assert tier.pin_lists(lists).reason == ""
+    assert memory.find(lists[0]) is not None, "it is not the tier's"
 
 
 def test_a_share_out_of_range_is_refused(index):

@@ -14,6 +14,7 @@ from hybridindex.tiers.paged.loading import ListLoad, LoadPath
 from hybridindex.tiers.paged.pinned import PinnedMemory
 from tests.clustered import NLIST, small_index
 from tests.tiers.late_stream import LateStream
+from tests.tiers.options import hold_lists
 
 SEND_PAGES = 4
 
@@ -107,8 +108,7 @@ def test_a_load_that_failed_claims_nothing(bench, large):
 @pytest.mark.parametrize("pinned_of", [0, 2, 1])
 def test_all_lists_arrive_whole_in_few_sends(bench, index, depth, pinned_of):
     """None are pinned, or every second one, or all."""
-    for list_id in range(0, NLIST, pinned_of) if pinned_of else ():
-        bench.pinned.add_all([list_id], index.list_codes, lambda: False)
+    hold_lists(bench.pinned, index, range(0, NLIST, pinned_of) if pinned_of else [])
     report = bench.run(range(NLIST), depth=depth)
     full = np.flatnonzero(index.list_sizes)
     assert report.loaded == tuple(full.tolist())

@@ -29,12 +29,6 @@ def make(limit_pages=None, *, page_locked=False):
     return PinnedMemory(GEOMETRY, page_locked=page_locked, block_bytes=4 * PAGE, limit_bytes=limit)
 
 
-def pin(sizes, limit_pages=None):
-    """``sizes``: pages of each list."""
-    memory = make(limit_pages)
-    return memory, memory.add_all(range(len(sizes)), lambda i: codes(i, sizes[i]), lambda: False)
-
-
 def hold(memory, sizes, lists=None):
     """``sizes``: pages of each list, or of all that may be in ``lists``."""
     lists = list(sizes) if lists is None else lists
@@ -57,12 +51,13 @@ def check(memory, sizes, pinned):
 
 def test_lists_lie_side_by_side_each_in_one_run_where_there_is_one():
     sizes = dict(enumerate([1, 2, 1, 6, 3]))
-    memory, report = pin(sizes)
+    memory = make()
+    report = hold(memory, sizes)
     assert (report.pinned, report.left_out, report.reason) == ((0, 1, 2, 3, 4), (), "")
     assert memory.nbytes == report.nbytes == 4 * 4 * PAGE
     assert [len(memory.find(i).runs) for i in sizes] == [1, 1, 1, 2, 1]
     check(memory, sizes, report.pinned)
-    assert memory.add_all([3], lambda i: codes(i, 6), lambda: False).nbytes == 0
+    assert hold(memory, sizes).nbytes == 0
     memory.clear()
     assert (memory.find(0), memory.nbytes) == (None, 0)
 
@@ -79,7 +74,7 @@ def test_the_limit_holds_with_what_torch_rounds_up_and_smaller_lists_fill_what_i
     monkeypatch.setattr(torch, "empty", plain)
     sizes = dict(enumerate([3, 9, 2, 1, 1, 2, 1]))
     memory = make(7, page_locked=page_locked)
-    report = memory.add_all(sizes, lambda i: codes(i, sizes[i]), lambda: False)
+    report = hold(memory, sizes)
     # Blocks of four pages, two and one: powers of two, the largest that the limit still has.
     assert (report.pinned, report.left_out) == ((0, 2, 3, 4), (1, 5, 6))
     assert sum(taken) == memory.nbytes == 7 * PAGE
@@ -88,17 +83,14 @@ def test_the_limit_holds_with_what_torch_rounds_up_and_smaller_lists_fill_what_i
 
 def test_a_limit_below_a_page_pins_nothing():
     memory = PinnedMemory(GEOMETRY, page_locked=False, limit_bytes=PAGE - 1)
-    for report in (memory.add_all([0, 1], lambda i: codes(i, 1), lambda: False), hold(memory, {0: 1, 1: 1})):
-        assert (report.pinned, report.left_out, memory.nbytes) == ((), (0, 1), 0)
+    report = hold(memory, {0: 1, 1: 1})
+    assert (report.pinned, report.left_out, memory.nbytes) == ((), (0, 1), 0)
 
 
 def test_pinning_ends_when_nobody_wants_it_any_more():
-    memory, other = make(), make()
-    for report in (
-        memory.add_all([0, 1], lambda i: codes(i, 1), lambda: memory.find(0) is not None),
-        other.hold([0, 1], [1, 1], lambda i: codes(i, 1), lambda: other.find(0) is not None),
-    ):
-        assert (report.pinned, report.reason) == ((0,), "it was cancelled")
+    memory = make()
+    report = memory.hold([0, 1], [1, 1], lambda i: codes(i, 1), lambda: memory.find(0) is not None)
+    assert (report.pinned, report.reason) == ((0,), "it was cancelled")
 
 
 def test_a_change_that_is_given_up_before_its_blocks_are_there_drops_nothing():

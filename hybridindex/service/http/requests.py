@@ -1,0 +1,228 @@
+"""What requests may hold: one type each. Checks, error texts and the OpenAPI document are derived from it.
+
+The first sentence of a field's description says what is expected, in the document and in errors. Tests send what the
+document allows and what it forbids. Two rules stand there in words alone: a JSON body holds its own options, and
+vectors have a greatest length.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
+
+from hybridindex.plans.replan import SOLVE
+from hybridindex.service.config import Limits
+from hybridindex.service.http.wire import (
+    BodyError,
+    check_known,
+    parse_json_object,
+    parse_number,
+    read_npy,
+    read_raw,
+    read_rows,
+    short,
+)
+from hybridindex.service.observe.events import MAX_EVENTS
+from hybridindex.service.search_request import SearchRequest
+from hybridindex.types import F32, HitRateChoice
+
+__all__ = ["EVENTS", "SERIES", "Body", "Query", "QueryBody", "Requests"]
+
+#: Largest number of bytes in an option: an exabyte.
+_MOST_BYTES = 10**18
+#: With a smaller share of the copy time, lists would move for hours, and block other changes of the plan.
+_LEAST_SHARE = 0.01
+_RAW, _NPY = "application/octet-stream", "application/x-npy"
+_HitRates = Annotated[HitRateChoice, Field(description=f"one of {', '.join(get_args(HitRateChoice))}")]
+_Headroom = Annotated[float, Field(ge=0, le=10, description="a number 0..10")]
+_closed = with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
+
+
+def _whole(value: Any) -> Any:
+    """8.0 is the integer 8 to JSON Schema, and to languages that know one kind of number."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53 else value
+
+
+_WHOLE = BeforeValidator(_whole)
+_Bytes = Annotated[int, Field(ge=0, le=_MOST_BYTES, description=f"whole bytes, 0..{_MOST_BYTES}"), _WHOLE]
+_Part = Annotated[float, Field(ge=0, le=1)]
+_Positive = Annotated[float, Field(gt=0, description="a number above 0")]
+_Share = Annotated[float, Field(ge=_LEAST_SHARE, le=1, description=f"{_LEAST_SHARE}..1")]
+_Flag = Annotated[bool, Field(description="true or false. Default: false.")]
+
+
+def _count(most: int, more: str = "") -> Any:
+    return Field(ge=1, le=most, description=f"an integer 1..{most}{more}")
+
+
+class Query:
+    """Options in a query string; others beside them are not looked at."""
+
+    def __init__(self, kind: Any) -> None:
+        """``kind``: a TypedDict."""
+        self._kind = TypeAdapter(kind)
+        self.schema = self._kind.json_schema()
+        self.options: dict[str, Any] = self.schema["properties"]
+        self._words = {name for name, schema in self.options.items() if schema.get("type") == "string"}
+        self.parameters = [{"name": name, "in": "query", "schema": schema} for name, schema in self.options.items()]
+        #: Of the OpenAPI document.
+        self.document: dict[str, Any] = {"parameters": self.parameters}
+
+    def parse_query(self, texts: Mapping[str, str]) -> dict[str, Any]:
+        """What is given. Raises BodyError."""
+        known = {name: text for name, text in texts.items() if name in self.options}
+        return self._check({n: t if n in self._words else parse_number(n, t) for n, t in known.items()})
+
+    def _check(self, given: dict[str, Any]) -> dict[str, Any]:
+        try:
+            checked: dict[str, Any] = self._kind.validate_python(given)
+        except ValidationError as error:
+            name = str(error.errors(include_url=False, include_context=False)[0]["loc"][0])
+            expected = self.options[name]["description"].partition(". ")[0]
+            raise BodyError(name, f"is {short(given[name])}; expected {expected}") from None
+        return checked
+
+
+class Body(Query):
+    """A JSON object."""
+
+    def __init__(self, kind: Any, example: Mapping[str, Any], **schema: Any) -> None:
+        """``schema``: what ``kind`` cannot say."""
+        super().__init__(kind)
+        self.schema |= schema
+        json = {"application/json": {"schema": self.schema, "example": example}}
+        self.document = {"requestBody": {"content": json}}
+
+    def parse(self, body: bytes) -> dict[str, Any]:
+        """What is given. Raises BodyError."""
+        return self._check(parse_json_object(body, self.options.keys()))
+
+
+class QueryBody(Body):
+    """Queries and options: all in JSON; or raw float32 values or a ``.npy`` file, and options in the query string."""
+
+    def __init__(self, kind: Any, example: Mapping[str, Any], limits: Limits, dim: int) -> None:
+        super().__init__(kind, {"queries": [[round(0.1 * (i % 10), 1) for i in range(dim)]], **example})
+        self._limits, self._dim = limits, dim
+        row = {"type": "array", "minItems": dim, "maxItems": dim, "items": {"type": "number"}}
+        queries = {
+            "description": "One query, or several. Finite in float32, and no longer than 1.58e18.",
+            "oneOf": [row, {"type": "array", "minItems": 1, "maxItems": limits.max_queries, "items": row}],
+        }
+        self.schema |= {"properties": {"queries": queries, **self.options}, "required": ["queries"]}
+        words = "Rows of an octet-stream; default what the body makes."
+        shape = {
+            "n": {"type": "integer", "minimum": 1, "maximum": limits.max_queries, "description": words},
+            "d": {"const": dim, "type": "integer", "description": "Its columns."},
+        }
+        beside = [{"name": name, "in": "query", "schema": schema} for name, schema in shape.items()]
+        self.parameters = [{**each, "description": "Binary bodies only."} for each in beside + self.parameters]
+        asked = self.document["requestBody"]
+        asked["content"] |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in (_RAW, _NPY)}
+        self.document |= {"parameters": self.parameters, "requestBody": {**asked, "required": True}}
+
+    def read(self, body: bytes, content_type: str, options: Mapping[str, str]) -> tuple[F32, dict[str, Any]]:
+        """(n, d) float32 queries, and the options that are given.
+
+        Args:
+            content_type: media type without parameters, lower case.
+
+        Raises:
+            BodyError: names the field.
+        """
+        if content_type == "application/json":
+            given = parse_json_object(body, {"queries", *self.options})
+            if "queries" not in given:
+                raise BodyError("queries", "is missing; expected a list of numbers, or a list of such lists")
+            for name in options:
+                raise BodyError(short(name), "stands in the query string; with JSON it belongs in the body")
+            return read_rows(given.pop("queries"), self._limits, self._dim), self._check(given)
+        if content_type not in (_RAW, _NPY):
+            words = f"is {short(content_type)}; expected application/json, {_RAW} or {_NPY}"
+            raise BodyError("Content-Type", words, 415)
+        raw = content_type == _RAW
+        check_known(options, {*self.options, *(("n", "d") if raw else ())})
+        queries = read_raw(body, options, self._limits, self._dim) if raw else read_npy(body, self._limits, self._dim)
+        return queries, self.parse_query(options)
+
+
+@_closed
+class _Series(TypedDict, total=False):
+    since: Annotated[float, Field(description="a number. Only what ended later: seconds since 1970.")]
+
+
+@_closed
+class _Events(TypedDict, total=False):
+    since: Annotated[int, Field(ge=0, description="the id of an event, or 0. Only events with a larger id."), _WHOLE]
+    limit: Annotated[int, _count(MAX_EVENTS, ". Default: 100."), _WHOLE]
+
+
+SERIES, EVENTS = Query(_Series), Query(_Events)
+
+
+class Requests:
+    """The bodies that one daemon takes."""
+
+    def __init__(self, limits: Limits, dim: int, nlist: int, n_devices: int) -> None:
+        self._most_rows = limits.max_answer_rows
+        most = min(nlist, limits.max_nprobe or nlist)
+        budgets = f"whole bytes, 0..{_MOST_BYTES}, or a list of {n_devices} such numbers, one per device"
+        each = Field(min_length=n_devices, max_length=n_devices, strict=False)
+        window = "a number above 0. Instead of bytes: time to hide copies in."
+        deadline = (
+            "a positive number of milliseconds, a day at most. nprobe may be lowered, down to min_nprobe, to answer by "
+            "then."
+        )
+
+        @_closed
+        class Nothing(TypedDict):
+            pass
+
+        @_closed
+        class Search(TypedDict, total=False):
+            k: Annotated[int, _count(limits.max_k, ". Default: 10."), _WHOLE]
+            nprobe: Annotated[int, _count(most, ". Default: the plan's."), _WHOLE]
+            deadline_ms: Annotated[float, Field(gt=0, le=86_400_000, description=deadline)]
+            min_nprobe: Annotated[int, _count(most, ". Floor of nprobe under a deadline or overload."), _WHOLE]
+
+        @_closed
+        class Lookahead(TypedDict, total=False):
+            nprobe: Annotated[int, _count(most, ". Default: the plan's."), _WHOLE]
+            budget_bytes: _Bytes
+            window_ms: Annotated[
+                float, Field(gt=0, le=86_400_000, description="generation time that hides these copies")
+            ]
+
+        @_closed
+        class Session(TypedDict, total=False):
+            lookahead_bytes: _Bytes
+            window_ms: Annotated[float, Field(gt=0, description=window)]
+
+        @_closed
+        class Repartition(TypedDict, total=False):
+            apply: _Flag
+            slo_ms: _Positive
+            device_budget_bytes: Annotated[_Bytes | Annotated[tuple[_Bytes, ...], each], Field(description=budgets)]
+            rate_qps: _Positive
+            coverage: Annotated[_Part | Literal["solve"], Field(description=f"a number 0..1, or {SOLVE!r}")]
+            hit_rate_model: _HitRates
+            headroom: _Headroom
+            bandwidth_share: _Share
+
+        self.search = QueryBody(Search, {"k": 2}, limits, dim)
+        self.lookahead = QueryBody(Lookahead, {"budget_bytes": 1 << 20}, limits, dim)
+        self.recent = QueryBody(Nothing, {}, limits, dim)
+        both = {"required": ["lookahead_bytes", "window_ms"]}
+        self.session = Body(Session, {"lookahead_bytes": 8 << 20}, **{"not": both})
+        self.repartition = Body(Repartition, {"apply": False, "slo_ms": 50, "coverage": SOLVE})
+        self.nothing = Body(Nothing, {})
+
+    def read_search(self, body: bytes, content_type: str, options: Mapping[str, str]) -> SearchRequest:
+        """As :meth:`QueryBody.read`."""
+        queries, given = self.search.read(body, content_type, options)
+        asked = SearchRequest(queries=queries, **given)
+        if len(queries) * asked.k > self._most_rows:
+            words = f"is {asked.k} for {len(queries)} queries; expected at most {self._most_rows} answers in all"
+            raise BodyError("k", words)
+        return asked
