@@ -1,5 +1,5 @@
 #!/usr/bin/env sh
-# The router inside vLLM's server, from two commands. Before them, once: build, profile and plan an index, measure the
+# The router inside vLLM's server, from two commands. Before them, once: build, profile, plan and apply, measure the
 # LLM (hybridindex profile llm --url http://127.0.0.1:8000 --index "$INDEX") and plan with it (plan … --llm latest).
 #
 #   INDEX=idx MODEL=Qwen/Qwen3-8B DEVICE=cuda:0 sh examples/beside_vllm.sh

@@ -252,6 +252,35 @@ class Index:
         devices = devices_of(self._ivf, n_devices)
         return plan_index(self._ivf, profile, asked, devices, allow_other_hardware=allow_other_hardware)
 
+    def apply_plan(self, plan: Plan | int, *, force: bool = False, store_url: str | None = None) -> int:
+        """Makes a plan the current one, which daemons serve and a restart resumes; returns its id. Moves nothing: a
+        running daemon is told by its own client, a router by :meth:`hybridindex.router.Router.apply_plan`.
+
+        Args:
+            plan: as :meth:`plan` returned it (it is stored then), or the id of a stored one.
+            force: also where it is infeasible.
+            store_url: another control store than the one beside the index.
+
+        Raises:
+            InfeasiblePlanError: it is infeasible, and ``force`` is false.
+            ProfileError, ProfileMismatchError: there is no such plan, or it is another index's. StoreError.
+        """
+        from hybridindex.plans.current import apply_offline
+
+        with self.store(store_url) as store:
+            return apply_offline(self, store, plan, force=force)
+
+    def current_plan(self, *, store_url: str | None = None) -> Plan | None:
+        """The plan that was applied last; None where none was.
+
+        Raises:
+            ProfileMismatchError: it was made on another machine. StoreError.
+        """
+        from hybridindex.plans.current import current_plan
+
+        with self.store(store_url) as store:
+            return current_plan(store, self)
+
     def router(
         self,
         plan: Plan | None = None,

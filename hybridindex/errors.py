@@ -17,6 +17,7 @@ __all__ = [
     "GenerationError",
     "HybridIndexError",
     "IndexFormatError",
+    "InfeasiblePlanError",
     "InvalidInputError",
     "LLMServerError",
     "MissingDependencyError",
@@ -50,6 +51,10 @@ class InvalidInputError(HybridIndexError, ValueError):
 
 class PlanConflictError(InvalidInputError):
     """What is asked of the next plan contradicts the plan in force, or itself beside one. The message names both."""
+
+
+class InfeasiblePlanError(InvalidInputError):
+    """A plan that cannot meet its SLO would be applied, and nobody forced it. Nothing was stored or moved."""
 
 
 class DuplicateIdError(InvalidInputError):

@@ -251,6 +251,14 @@ class Profile:
     #: Other facts about the measurement (data source, notes on load).
     notes: Mapping[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        queries = len(self.access.fit_probes) + len(self.access.held_probes)
+        return (
+            f"<hybridindex.Profile {'not stored' if self.id is None else self.id} of {self.created_at}: "
+            f"{self.count:,} x {self.dim}, nlist {self.nlist}, {self.codec}, {self.metric}; nprobe {self.nprobe}, "
+            f"{queries:,} queries, {len(self.stages):,} stage and {len(self.transfers):,} copy timings>"
+        )
+
     @property
     def nbytes(self) -> int:
         """Code bytes of the whole index."""

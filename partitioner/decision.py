@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import InfeasiblePlanError, InvalidInputError
 from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.lookahead_budget import LookaheadBudget, lookahead_budget, miss_curve_of
 from hybridindex.partitioner.models.coverage import QueryWork
@@ -22,7 +22,7 @@ from hybridindex.partitioner.request import PlanRequest, check_batch
 from hybridindex.partitioner.solver import SolverStep
 from hybridindex.types import I64
 
-__all__ = ["Decision", "Verdict"]
+__all__ = ["Decision", "Verdict", "refuse_infeasible"]
 
 
 class Verdict(StrEnum):
@@ -161,4 +161,16 @@ class Decision:
             host_scan_s=float(latency.parts(curve, curve.at(0), batch).host_s.mean()),
             device_scan_s=float(latency.parts(curve, curve.at(curve.nlist), batch).device_s.mean()),
             share_bytes=share_bytes,
+        )
+
+
+def refuse_infeasible(plan: Decision, *, force: bool) -> None:
+    """Holds the rule that nobody applies an infeasible plan by mistake.
+
+    Raises:
+        InfeasiblePlanError: the plan is infeasible, and ``force`` is false.
+    """
+    if not force and not plan.feasible:
+        raise InfeasiblePlanError(
+            f"the plan is infeasible and was not applied: {plan.reason}; force (--force) applies it all the same"
         )

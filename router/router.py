@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from hybridindex.config import RouterConfig, RouterSettings, SearchParams, check_bytes, check_milliseconds
 from hybridindex.errors import InvalidInputError, ProfileMismatchError, RouterError
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.router.batch.batch import FutureReply
 from hybridindex.router.batch.loop_reply import LoopReply
 from hybridindex.router.batch.parts import RouterParts
@@ -139,7 +140,7 @@ class Router:
         self._stats.add(device_recoveries=1)
         self._placement.restore(tier)
 
-    def apply_plan(self, plan: Plan, *, bandwidth_share: float = 1.0) -> None:
+    def apply_plan(self, plan: Plan, *, bandwidth_share: float = 1.0, force: bool = False) -> None:
         """Changes to another plan of the same index while serving; moves only the difference. Lists on their way are
         served by the host. The arenas of single lists grow and shrink to what the plan and lookahead want, within
         ``device_budget_bytes``, or within the plan's budget where none is configured. Lists that do not fit stay on the
@@ -149,8 +150,10 @@ class Router:
         Args:
             bandwidth_share: 0 < share <= 1, the part of the time in which a device may copy for this; lookahead goes
                 first.
+            force: apply a plan that is infeasible, too.
 
         Raises:
+            InfeasiblePlanError: the plan is infeasible, and ``force`` is false.
             ProfileMismatchError: the plan is of another index.
             InvalidInputError: the plan is for another number of devices, or the share is out of range.
         """
@@ -162,6 +165,7 @@ class Router:
             )
         if plan.n_devices != len(self._tiers):
             raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); this router has {len(self._tiers)}")
+        refuse_infeasible(plan, force=force)
         self._placement.apply(plan, bandwidth_share)
 
     def settle(self) -> None:
@@ -340,6 +344,10 @@ class Router:
             return read
         wanted = (plan.list_device >= 0) & (self._index.list_sizes > 0)
         return replace(read, unplaced_lists=int((wanted & (self._residency.current.list_device < 0)).sum()))
+
+    def forget_load(self) -> None:
+        """Counts searches from now on alone: those of a warm-up are no load."""
+        self._stats.forget_load()
 
     def arena_use(self) -> tuple[ArenaUse, ...]:
         """What each device's bytes are in use for, now."""

@@ -48,6 +48,7 @@ def hand_made_plan(index: IVFIndex, list_device: np.ndarray, *, n_devices: int =
     plan = SimpleNamespace(
         index_fingerprint=index.fingerprint,
         n_devices=n_devices,
+        feasible=True,
         nprobe=index.nprobe,
         request=SimpleNamespace(
             budgets=(budget,) * n_devices,

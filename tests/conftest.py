@@ -91,8 +91,7 @@ def planned_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
         profile = index.profile(clustered(300, seed=2), 6, devices=0, max_seconds=1)
         assert profile.id is not None
         plan = index.plan(50, 16 << 20, profile, coverage=0.3)
-        with index.store() as store:
-            store.save_plan(plan.to_record(), profile.id)
+        index.apply_plan(plan)
     return path
 
 

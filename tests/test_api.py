@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hybridindex as hx
-from hybridindex.errors import InvalidInputError, ProfileError, ProfileMismatchError
+from hybridindex.errors import InfeasiblePlanError, InvalidInputError, ProfileError, ProfileMismatchError
 from hybridindex.profiler import device as measuring
 from hybridindex.profiler import routed as calibrate
 from hybridindex.profiler import run
@@ -56,6 +56,30 @@ def test_what_an_index_says(index):
     assert index.list_sizes.sum() == index.count == N
     assert index.list_bytes.sum() == N * index.dim * 4
     assert "3,000" in repr(index)
+
+
+def test_a_profile_is_shown_in_a_line_with_counts(profile):
+    shown = repr(profile)
+    assert len(shown) < 300
+    for words in ("Profile 1 of", "3,000 x", "nprobe 8", "400 queries", "copy timings"):
+        assert words in shown
+
+
+def test_only_an_applied_plan_is_the_current_one(index, profile):
+    first, bad = index.plan(50, 1 << 30, profile, coverage=0.5), index.plan(1e-4, 1 << 30, profile)
+    assert index.current_plan() is None
+    with pytest.raises(InfeasiblePlanError, match="infeasible"):
+        index.apply_plan(bad)
+    with index.store() as store:
+        assert store.list_plans() == []
+    number = index.apply_plan(first)
+    assert index.current_plan().resident_lists.tolist() == first.resident_lists.tolist()
+    assert index.apply_plan(first) == number, "it is stored once"
+    assert index.apply_plan(bad, force=True) == number + 1
+    assert index.current_plan().verdict == "infeasible"
+    assert index.apply_plan(number) == number
+    with pytest.raises(ProfileError, match="no plan 99"):
+        index.apply_plan(99)
 
 
 def test_coverage_fixes_what_is_resident(index, profile):

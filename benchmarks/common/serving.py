@@ -109,10 +109,7 @@ def planned_index(
         calibration = sorted_clusters(400, dim, n_centres=n_centres // 4, seed=2)
         # Copies are timed: sessions name the time that theirs may take.
         profile = index.profile(calibration, nprobe, devices=["cpu"], max_seconds=2)
-        assert profile.id is not None
-        plan = index.plan(50, budget_bytes, profile, coverage=0.3)
-        with index.store() as store:
-            store.save_plan(plan.to_record(), profile.id)
+        index.apply_plan(index.plan(50, budget_bytes, profile, coverage=0.3), force=True)
 
 
 def _refresher(index: Any, router: Any, store: Any) -> Any:

@@ -157,15 +157,15 @@ def main() -> None:
                         quiet.append([load.latencies_ms(rested, began)])
                         moving.append([load.latencies_ms(began, ended)])
                         [tier] = service.router.devices
-                        placed = answer["placed"]
+                        planned, placed = answer["planned"], answer["placed"]
                         rows.append(
                             {
                                 "round": number,
                                 "coverage": coverage,
-                                "planned_lists": placed["planned_lists"],
-                                "resident_lists": placed["resident_lists"],
-                                "planned_bytes": placed["planned_bytes"],
-                                "resident_bytes": placed["resident_bytes"],
+                                "planned_lists": planned["lists"],
+                                "resident_lists": placed["lists"],
+                                "planned_bytes": planned["bytes"],
+                                "resident_bytes": placed["bytes"],
                                 "arena_bytes": tier.capacity_bytes,
                                 "seconds": ended - began,
                                 "requests": len(moving[-1][0]),

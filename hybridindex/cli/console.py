@@ -53,7 +53,7 @@ class ExitCode(IntEnum):
     BUILD_FAILED = 7
     #: No daemon or LLM server answers, or it refused.
     SERVICE = 8
-    #: ``plan``: the SLO cannot be met; the best effort was stored.
+    #: The SLO cannot be met: ``plan`` stored the best effort; nothing applied it without ``--force``.
     INFEASIBLE = 10
     #: ``doctor``: something that the core needs is missing.
     UNHEALTHY = 11
@@ -61,6 +61,7 @@ class ExitCode(IntEnum):
 
 
 _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
+    (errors.InfeasiblePlanError, ExitCode.INFEASIBLE),
     (errors.InvalidInputError, ExitCode.BAD_INPUT),
     (errors.IndexFormatError, ExitCode.BAD_INDEX),
     (errors.BuildError, ExitCode.BUILD_FAILED),

@@ -10,6 +10,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 # Must be set before faiss loads: spinning OpenMP threads distort timings on a busy machine. Only entry points set it;
 # the library warns.
@@ -38,17 +39,48 @@ __all__ = ["app", "run"]
 #: Typer's parent of all "you called it wrong" errors: its own copy of click in newer versions, click's in older ones.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
+
+def command_name(registered: Any) -> str:
+    """Of a command, which may take its name from its function, or of a group of commands, which has one."""
+    return str(registered.name or typer.main.get_command_name(registered.callback.__name__))
+
+
+class _Commands(TyperGroup):
+    """Shows commands in the order of :data:`PANELS`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        order = list(_PANEL_OF)
+        return sorted(
+            super().list_commands(ctx), key=lambda name: order.index(name) if name in _PANEL_OF else len(order)
+        )
+
+
 app = typer.Typer(
     name="hybridindex",
+    cls=_Commands,
     help="SLO-aware manager of a hybrid CPU+GPU IVF index for retrieval-augmented generation.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _COMMANDS = (index, plan, search, bench, llm, serve, daemon, schedule, chat, refresh_schedule, simulate, doctor, demo)
 for commands in _COMMANDS:
     commands.register(app)
+
+#: Panels of --help, and their commands.
+PANELS = {
+    "Index": ("build", "import", "export", "verify"),
+    "Profile and plan": ("profile", "plan", "explain", "apply", "history", "prune", "report"),
+    "Search": ("search", "bench", "chat"),
+    "Daemon": ("serve", "status", "repartition", "drain", "refresh-schedule", "keys"),
+    "Without the hardware": ("simulate", "schedule", "hardware"),
+    "This machine": ("doctor", "demo", "vllm-args"),
+}
+_PANEL_OF = {command: panel for panel, names in PANELS.items() for command in names}
+for command in app.registered_commands:
+    command.rich_help_panel = _PANEL_OF.get(command_name(command))
+for group in app.registered_groups:
+    group.rich_help_panel = _PANEL_OF.get(command_name(group))
 
 
 def _show_version(wanted: bool) -> None:
@@ -71,7 +103,7 @@ def run() -> None:
     as_json = "--json" in sys.argv[1:]
     try:
         # Standalone, Typer would turn Ctrl-C into a generic abort and print errors itself.
-        status = typer.main.get_command(app)(standalone_mode=False)
+        status = typer.main.get_command(app)(prog_name="hybridindex", standalone_mode=False)
         # Typer turns Ctrl-C into this status, and says nothing.
         if status == ExitCode.INTERRUPTED:
             status = fail(KeyboardInterrupt(), as_json=as_json)

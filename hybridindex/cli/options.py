@@ -52,7 +52,12 @@ StoreUrl = Annotated[
 ]
 Budget = Annotated[str | None, typer.Option("--budget", help="Bytes per device; default the plan's.")]
 PlanChoice = Annotated[
-    str, typer.Option("--plan", help="Plan id, 'latest', or 'none' to search on the host alone.", show_default=True)
+    str,
+    typer.Option(
+        "--plan",
+        help="Plan id, 'latest', 'current' (applied last), or 'none' to search on the host alone.",
+        show_default=True,
+    ),
 ]
 Key = Annotated[
     str | None,

@@ -118,9 +118,23 @@ class Client:
 
         Args:
             changes: slo_ms, device_budget_bytes, rate_qps, coverage (or "solve"), hit_rate_model, headroom,
-                bandwidth_share.
+                bandwidth_share, force.
+
+        Raises:
+            InfeasiblePlanError: it was to be applied, the SLO cannot be met, and ``force`` was not given.
         """
         return self._send(messages.repartition_call(apply=apply, changes=changes))
+
+    def apply_plan(self, plan: int | str = "latest", *, dry_run: bool = False, **options: Any) -> dict[str, Any]:
+        """Makes a stored plan the one that serves; answers as :meth:`repartition`. Needs a key with the role admin.
+
+        Args:
+            options: bandwidth_share, force.
+
+        Raises:
+            InfeasiblePlanError: it cannot meet its SLO, and ``force`` was not given.
+        """
+        return self._send(messages.apply_plan_call(plan, dry_run=dry_run, options=options))
 
     def upload_queries(self, queries: Any) -> dict[str, Any]:
         """Gives recent (n, d) float32 queries to the refresh, to plan from. Needs a key with the role admin.

@@ -17,6 +17,7 @@ from hybridindex.errors import (
     AccessDeniedError,
     DeadlineExceededError,
     HybridIndexError,
+    InfeasiblePlanError,
     InvalidInputError,
     OverloadedError,
     PlanConflictError,
@@ -29,6 +30,7 @@ from hybridindex.types import SearchResult
 __all__ = [
     "Address",
     "Call",
+    "apply_plan_call",
     "close_session_call",
     "drain_call",
     "error_of",
@@ -119,6 +121,12 @@ def plans_call() -> Call[dict[str, Any]]:
 def repartition_call(*, apply: bool, changes: Mapping[str, Any]) -> Call[dict[str, Any]]:
     asked = Call(method="POST", path="/v1/repartition", read=object_of, repeatable=not apply)
     return _with_json(asked, {"apply": apply, **changes})
+
+
+def apply_plan_call(plan: int | str, *, dry_run: bool, options: Mapping[str, Any]) -> Call[dict[str, Any]]:
+    path = f"/v1/plans/{quote(str(plan), safe='')}/apply"
+    asked = Call(method="POST", path=path, read=object_of, repeatable=dry_run)
+    return _with_json(asked, {"dry_run": dry_run, **options})
 
 
 def drain_call() -> Call[None]:
@@ -212,6 +220,8 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> HybridInde
         return UnknownSessionError(detail)
     if status == 409 and kind.endswith(":plan-conflict"):
         return PlanConflictError(detail)
+    if status == 409 and kind.endswith(":infeasible-plan"):
+        return InfeasiblePlanError(detail)
     if status not in kinds:
         detail = f"{detail} (status {status}, request {problem.get('request_id', 'unknown')})"
     return kinds.get(status, ServiceError)(detail)

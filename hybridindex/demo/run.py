@@ -206,9 +206,7 @@ def _plan(index: hx.Index, profile: Profile) -> Plan:
     plan = index.plan(slo_ms, BUDGET_BYTES, profile, rate_qps=rate)
     if plan.coverage == 0:
         plan = index.plan(slo_ms, BUDGET_BYTES, profile, rate_qps=rate, coverage=FORCED_COVERAGE)
-    assert profile.id is not None
-    with index.store() as store:
-        store.save_plan(plan.to_record(), profile.id)
+    index.apply_plan(plan, force=True)
     return plan
 
 

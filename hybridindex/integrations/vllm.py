@@ -116,7 +116,7 @@ def share_with(
                 "less than a hundredth is left for vLLM; plan with a smaller budget"
             )
     if model_bytes is None:
-        notes.append("weights and activations of the model are not in the account: give model or model_bytes")
+        notes.append("weights and activations of the model are not in the account: give model_bytes")
     if kv is None:
         notes.append("vLLM sizes its KV cache itself: nothing on the device may free memory while it starts")
     return EngineShare(

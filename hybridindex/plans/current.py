@@ -1,17 +1,17 @@
 """The ledger: which plan of an index is the current one, kept in the control store so that a restart resumes it.
 
-A plan is stored before it serves. An event of kind :data:`PLAN_CURRENT` makes it the current one when it serves. What a
-restart resumes as "latest", with a refresh or without, also after a crash between the two:
+A plan that is stored serves nobody: it may be an experiment. An event of kind :data:`PLAN_CURRENT` makes it the current
+one. What a restart resumes is the current plan; "latest" is for who looks at plans or tries them:
 
-=====================================================  ===================================================
-what happened last to the index                        "latest" is
-=====================================================  ===================================================
-a plan became the current one                          that plan, whenever it was stored
-a plan was stored, by hand or to be applied            that plan: it was meant to serve next
-a refresh stored a plan to try, and has not            the latest before that
+=====================================================  =================  ========================================
+what happened last to the index                        current            "latest"
+=====================================================  =================  ========================================
+a plan was applied, or committed by a refresh          that plan          that plan, whenever it was stored
+a plan was stored                                      as before          that plan
+a refresh stored a plan to try, and has not            as before          as before
 committed it
-nothing                                                none
-=====================================================  ===================================================
+nothing                                                none               none
+=====================================================  =================  ========================================
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from hybridindex.errors import ProfileMismatchError
+from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.profiler.check import check_profile
@@ -35,6 +37,7 @@ __all__ = [
     "PLAN_CURRENT",
     "HasFingerprint",
     "applied_plans",
+    "apply_offline",
     "current_plan",
     "current_plan_id",
     "latest_plan_id",
@@ -102,6 +105,28 @@ def make_current(store: ControlStore, plan: Plan, plan_id: int, *, verified: boo
     store.record_event(PLAN_CURRENT, facts)
 
 
+def apply_offline(
+    index: HasFingerprint, store: ControlStore, plan: Plan | int, *, force: bool, why: str = "applied by hand"
+) -> int:
+    """Makes ``plan`` (an id, or a plan that may not be stored yet) the current one where nothing serves; its id.
+
+    Raises:
+        InfeasiblePlanError: it is infeasible, and ``force`` is false.
+        ProfileError, ProfileMismatchError: there is no such plan, or it is another index's. StoreError.
+    """
+    plan_id = plan if isinstance(plan, int) else stored_as(store, plan)
+    if isinstance(plan, int):
+        stored = store.load_plan(plan, index_fingerprint=index.fingerprint)
+        plan = Plan.from_record(stored.record, store.load_profile(stored.profile_id))
+    elif plan.index_fingerprint != index.fingerprint:
+        raise ProfileMismatchError(f"the plan was made for index {plan.index_fingerprint}, not {index.fingerprint}")
+    refuse_infeasible(plan, force=force)
+    if plan_id is None:
+        plan, plan_id = save_plan(store, plan)
+    make_current(store, plan, plan_id, verified=False, why=why)
+    return plan_id
+
+
 def _events(store: ControlStore, index_fingerprint: str, limit: int) -> list[StoredEvent]:
     """Newest first; only those that name a plan of this index."""
     found = store.list_events(kind=PLAN_CURRENT, index_fingerprint=index_fingerprint, limit=limit)
@@ -119,7 +144,7 @@ def current_plan_id(store: ControlStore, index_fingerprint: str) -> int | None:
 
 
 def latest_plan_id(store: ControlStore, index_fingerprint: str) -> int | None:
-    """What a restart resumes, by the table above."""
+    """The "latest" plan, by the table above."""
     stored = store.newest_plan(index_fingerprint)
     event = next(iter(_events(store, index_fingerprint, 10)), None)
     if event is not None and (stored is None or event.at > stored.created_at):

@@ -61,17 +61,10 @@ def plan_index(
 
 
 def plan_next(
-    ivf: IVFIndex,
-    store: ControlStore,
-    current: Plan | None,
-    changes: PlanChanges,
-    devices: PlanDevices,
-    arenas: Arenas | None = None,
+    ivf: IVFIndex, store: ControlStore, current: Plan | None, changes: PlanChanges, devices: PlanDevices
 ) -> tuple[Plan, int]:
     """The next plan from the stored profile of ``current``, or without a plan from the newest profile of the index;
     and the id of that profile.
-
-    ``arenas``: what an open router was configured to take; None: what the plan says.
 
     Raises:
         ProfileError: there is no profile, or it is not stored. And as :func:`plan_index`.
@@ -83,8 +76,7 @@ def plan_next(
     if profile.id is None:
         raise ProfileError("the profile of the plan in force is not stored; profile the index again")
     request = None if current is None else current.request
-    check_profile(profile, ivf.fingerprint, hardware_info().fingerprint)
-    return plan_again(profile, replan(request, changes, devices), arenas), profile.id
+    return plan_index(ivf, profile, changes, devices, current=request), profile.id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,33 +1,38 @@
 """A new plan beside the one in force: what changing to it would bring, and what it would move. Nothing moves here.
 
+What it brings is told of the lists that devices have room for (:mod:`hybridindex.plans.placed`), before and after.
+
 The daemon, the command line, the page and the refresh show one :class:`Proposal`. Computes of values only, so that
 another process can do it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from hybridindex.errors import ProfileError
+from hybridindex.partitioner.decision import Verdict, refuse_infeasible
 from hybridindex.partitioner.models.transfer import fit_transfers
 from hybridindex.partitioner.plan import Plan
+from hybridindex.plans.placed import Held, as_placed, forecast_placed, judge
 from hybridindex.plans.stored import plan_summary
 from hybridindex.types import I64, Profile
 
-__all__ = ["Comparison", "Placed", "Proposal", "Served", "compare_plans", "placed", "propose"]
+__all__ = ["Comparison", "Proposal", "Served", "compare_plans", "held_now", "propose"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Served:
     """What a new plan is compared with."""
 
-    #: (m,) int64, and (nlist,) int16 with -1 = host: as the plan in force decided.
+    #: (m,) int64 lists of the plan in force that devices hold, or shall hold where they are still empty.
     resident_lists: I64
+    #: (nlist,) int16 with -1 = host: as the plan in force decided.
     list_device: npt.NDArray[np.int16]
     #: (nlist,) int16: where lists really are.
     present: npt.NDArray[np.int16]
@@ -37,7 +42,9 @@ class Served:
         """``plan`` None: the host scans everything."""
         there = np.asarray(present, dtype=np.int16)
         return cls(
-            resident_lists=np.empty(0, dtype=np.int64) if plan is None else plan.resident_lists,
+            resident_lists=np.empty(0, dtype=np.int64)
+            if plan is None
+            else plan.resident_lists[there[plan.resident_lists] >= 0],
             list_device=there if plan is None else plan.list_device,
             present=there,
         )
@@ -46,12 +53,13 @@ class Served:
     def nowhere(cls, plan: Plan | None, nlist: int) -> Self:
         """By devices that are still empty."""
         empty = np.full(nlist, -1, dtype=np.int16)
-        return cls(resident_lists=cls.by(plan, empty).resident_lists, list_device=empty, present=empty)
+        lists = np.empty(0, dtype=np.int64) if plan is None else plan.resident_lists
+        return cls(resident_lists=lists, list_device=empty, present=empty)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two plans on the profile of the new one, and what it takes to go from one to the other."""
+    """Two plans on the profile of the new one and at its SLO, and what it takes to go from one to the other."""
 
     hit_rate_before: float
     hit_rate_after: float
@@ -62,6 +70,16 @@ class Comparison:
     bytes_to_move: int
     #: None: copies were never timed.
     move_s: float | None
+    #: Whether the lists of each meet the new plan's SLO, at its rate.
+    feasible_before: bool = False
+    feasible_after: bool = True
+    #: Most requests/s within that SLO.
+    max_qps_before: float = 0.0
+    max_qps_after: float = 0.0
+
+    @property
+    def loses_feasibility(self) -> bool:
+        return self.feasible_before and not self.feasible_after
 
     @property
     def hit_rate_gain(self) -> float:
@@ -82,6 +100,11 @@ class Proposal:
     #: What would serve, and what serves; None: the host alone.
     plan: Plan = field(repr=False)
     base: Plan | None = field(repr=False)
+    #: ``plan`` as the devices hold it, or are going to.
+    placed: Plan = field(repr=False)
+    #: What they hold before it is applied, whoever brought it.
+    resident: Held
+    #: Of ``base`` and ``placed``.
     comparison: Comparison
     #: (m,) int64 list ids that come to a device, or to another one, hottest first; and that leave, ascending.
     lists_in: I64 = field(repr=False)
@@ -106,6 +129,22 @@ class Proposal:
     def bytes_to_move(self) -> int:
         return self.comparison.bytes_to_move
 
+    def refuse_infeasible(self, *, force: bool) -> None:
+        """Raises InfeasiblePlanError where it cannot meet its SLO with the lists that have room, unless ``force``."""
+        refuse_infeasible(self.placed, force=force)
+
+    def placed_as(self, list_device: npt.NDArray[np.int16]) -> Proposal:
+        """The proposal told of the lists that devices hold after it was applied; (nlist,) int16, -1 = host."""
+        placed = as_placed(self.plan, list_device)
+        comparison = replace(
+            self.comparison,
+            hit_rate_after=placed.predicted_hit_rate,
+            latency_ms_after=_latency_ms(self.plan, placed),
+            feasible_after=placed.feasible,
+            max_qps_after=placed.max_sustainable_qps,
+        )
+        return replace(self, placed=placed, comparison=comparison)
+
     def to_data(self) -> dict[str, Any]:
         """JSON-able; lists by number only."""
         both = self.comparison
@@ -121,10 +160,16 @@ class Proposal:
             "hit_rate_after": both.hit_rate_after,
             "latency_ms_before": both.latency_ms_before,
             "latency_ms_after": both.latency_ms_after,
+            "verdict_before": str(Verdict.FEASIBLE if both.feasible_before else Verdict.INFEASIBLE),
+            "max_qps_before": both.max_qps_before,
+            "max_qps_after": both.max_qps_after,
+            "resident": self.resident.to_data(),
+            "planned": _in_short(self.plan, self.plan),
+            "placed": {**_in_short(self.plan, self.placed), "reason": self.placed.reason},
             "gain": {
                 "latency_ms": both.latency_ms_before - both.latency_ms_after,
                 "hit_rate": both.hit_rate_gain,
-                "device_bytes": before - self.plan.device_bytes,
+                "device_bytes": before - self.placed.device_bytes,
                 "batch": max(1, self.plan.batch),
             },
             "lists_to_move": int(self.lists_in.size),
@@ -138,51 +183,35 @@ class Proposal:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """What a plan wants on devices, and what of it is there; None: nobody looked, as nothing was applied."""
-
-    #: Lists with rows, and the bytes of their pages.
-    planned_lists: int
-    planned_bytes: int
-    resident_lists: int | None = None
-    resident_bytes: int | None = None
-    #: What the plan predicts with the lists that are there.
-    hit_rate: float | None = None
-
-
-def placed(plan: Plan, present: npt.ArrayLike | None) -> Placed:
-    """``present`` (nlist,) where lists are, -1 = host; None: nothing was applied."""
-    curve = plan.analysis.curve
-    wanted = plan.resident_lists[plan.analysis.profile.list_sizes[plan.resident_lists] > 0]
-
-    def nbytes(lists: I64) -> int:
-        return int(curve.pages_by_rank[curve.rank[lists]].sum()) * curve.geometry.page_bytes
-
-    if present is None:
-        return Placed(planned_lists=len(wanted), planned_bytes=nbytes(wanted))
-    there = wanted[np.asarray(present)[wanted] == plan.list_device[wanted]]
-    return Placed(
-        planned_lists=len(wanted),
-        planned_bytes=nbytes(wanted),
-        resident_lists=len(there),
-        resident_bytes=nbytes(there),
-        hit_rate=float(curve.of_lists(there).hit_rate.mean()),
-    )
-
-
-def propose(plan: Plan, base: Plan | None, served: Served, *, reason: str, bandwidth_share: float) -> Proposal:
-    """``plan`` beside ``base``, made without a refresh."""
-    comparison, lists_in, lists_out = compare_plans(plan, served, bandwidth_share=bandwidth_share)
+def propose(
+    plan: Plan,
+    base: Plan | None,
+    served: Served,
+    *,
+    reason: str,
+    bandwidth_share: float,
+    room_bytes: Sequence[int] | None = None,
+) -> Proposal:
+    """``plan`` beside ``base``, made without a refresh. ``room_bytes``: of each device, without scratch; None: as much
+    as the plan needs."""
+    placed = plan if room_bytes is None else forecast_placed(plan, room_bytes)
+    comparison, lists_in, lists_out = compare_plans(placed, served, bandwidth_share=bandwidth_share)
     return Proposal(
         reason=reason,
         plan=plan,
         base=base,
+        placed=placed,
+        resident=held_now(plan, served.present),
         comparison=comparison,
         lists_in=lists_in,
         lists_out=lists_out,
         bandwidth_share=bandwidth_share,
     )
+
+
+def held_now(plan: Plan, present: npt.NDArray[np.int16]) -> Held:
+    """What devices hold by ``present`` (nlist,) int16; ``plan``: any of this index, for the size of pages."""
+    return Held.of(plan.analysis.curve, np.flatnonzero(present >= 0))
 
 
 def compare_plans(plan: Plan, base: Served, *, bandwidth_share: float) -> tuple[Comparison, I64, I64]:
@@ -193,6 +222,7 @@ def compare_plans(plan: Plan, base: Served, *, bandwidth_share: float) -> tuple[
     wanted = plan.resident_lists[plan.analysis.profile.list_sizes[plan.resident_lists] > 0]
     lists_in = wanted[base.present[wanted] != plan.list_device[wanted]]
     nbytes = int(curve.pages_by_rank[curve.rank[lists_in]].sum()) * curve.geometry.page_bytes
+    meets_before, max_qps_before = judge(plan, base.resident_lists)
     comparison = Comparison(
         hit_rate_before=float(old.hit_rate.mean()),
         hit_rate_after=plan.predicted_hit_rate,
@@ -200,9 +230,27 @@ def compare_plans(plan: Plan, base: Served, *, bandwidth_share: float) -> tuple[
         latency_ms_after=plan.predicted_latency_ms(batch, percentile),
         bytes_to_move=nbytes,
         move_s=_move_s(plan.analysis.profile, nbytes, bandwidth_share),
+        feasible_before=meets_before,
+        feasible_after=plan.feasible,
+        max_qps_before=max_qps_before,
+        max_qps_after=plan.max_sustainable_qps,
     )
-    lists_out = np.flatnonzero((base.list_device >= 0) & (plan.list_device < 0))
+    lists_out = np.flatnonzero((base.list_device >= 0) & (base.present >= 0) & (plan.list_device < 0))
     return comparison, lists_in, lists_out
+
+
+def _latency_ms(plan: Plan, placed: Plan) -> float:
+    """Of a batch as ``plan`` expects it, at its percentile, with the lists of ``placed``."""
+    return placed.predicted_latency_ms(max(1, plan.batch), plan.request.percentile)
+
+
+def _in_short(plan: Plan, placed: Plan) -> dict[str, Any]:
+    return {
+        **Held.of(plan.analysis.curve, placed.resident_lists).to_data(),
+        "verdict": str(placed.verdict),
+        "hit_rate": placed.predicted_hit_rate,
+        "latency_ms": _latency_ms(plan, placed),
+    }
 
 
 def _move_s(profile: Profile, nbytes: int, bandwidth_share: float) -> float | None:

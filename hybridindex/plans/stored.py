@@ -5,43 +5,62 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from hybridindex.errors import InvalidInputError, ProfileMismatchError
-from hybridindex.partitioner.plan import Plan
+from hybridindex.errors import InvalidInputError, ProfileError, ProfileMismatchError
+from hybridindex.partitioner.plan import Plan, Verdict
 from hybridindex.partitioner.tradeoff import Tradeoff, tradeoff_of
-from hybridindex.plans.current import HasFingerprint, latest_plan_id
+from hybridindex.plans.current import HasFingerprint, current_plan_id, latest_plan_id
 from hybridindex.profiler.hardware import hardware_info
 
 if TYPE_CHECKING:
     from hybridindex.store.control import ControlStore
 
-__all__ = ["load_plan", "plan_summary", "plan_tradeoff", "resume_plan"]
+__all__ = ["how_to_apply", "load_plan", "plan_summary", "plan_tradeoff", "resume_plan"]
 
 
 def load_plan(index: HasFingerprint, choice: str, store: ControlStore) -> tuple[int, Plan] | None:
-    """The plan named by ``--plan``: an id, "latest" (see :mod:`hybridindex.plans.current`), or None for "none".
+    """The plan named by ``--plan``: an id, "current" or "latest" (see :mod:`hybridindex.plans.current`), or None for
+    "none".
 
     Raises:
         InvalidInputError: not an id. ProfileError: there is no such plan.
     """
     if choice == "none":
         return None
-    if choice != "latest" and not choice.isdecimal():
-        raise InvalidInputError(f"--plan is {choice!r}; expected a plan id, 'latest' or 'none'")
-    plan_id = latest_plan_id(store, index.fingerprint) if choice == "latest" else int(choice)
+    if choice not in ("current", "latest") and not choice.isdecimal():
+        raise InvalidInputError(f"--plan is {choice!r}; expected a plan id, 'current', 'latest' or 'none'")
+    if choice == "current":
+        plan_id = current_plan_id(store, index.fingerprint)
+        if plan_id is None:
+            raise ProfileError(f"no plan of index {index.fingerprint!r} was applied; {how_to_apply(index, store)}")
+    else:
+        plan_id = latest_plan_id(store, index.fingerprint) if choice == "latest" else int(choice)
     stored = store.load_plan(plan_id, index_fingerprint=index.fingerprint)
     profile = store.load_profile(stored.profile_id, index_fingerprint=index.fingerprint)
     return stored.id, Plan.from_record(stored.record, profile)
 
 
+def how_to_apply(index: HasFingerprint, store: ControlStore, path: object = "INDEX") -> str:
+    """What to do where no plan was applied: the command."""
+    newest = store.newest_plan(index.fingerprint)
+    if newest is None:
+        return f"none is stored either: run profile and plan, then: hybridindex apply {path}"
+    force = "" if newest.verdict == Verdict.FEASIBLE else " --force"
+    command = f"hybridindex apply {path} --plan {newest.id}{force}"
+    return f"plan {newest.id} is stored ({newest.verdict}); apply it with: {command}"
+
+
 def resume_plan(
     index: HasFingerprint, choice: str, store: ControlStore, devices: tuple[str, ...]
 ) -> tuple[int, Plan] | None:
-    """The plan that a daemon starts with. Without devices a plan only gives nprobe, and a missing one is no error.
+    """The plan that a router starts with; None: the host serves alone. Without devices a plan only gives nprobe.
 
     Raises:
         InvalidInputError, ProfileError. ProfileMismatchError: it was made for another machine.
     """
-    if choice == "latest" and not devices and latest_plan_id(store, index.fingerprint) is None:
+    fingerprint = index.fingerprint
+    if choice == "current" and current_plan_id(store, fingerprint) is None:
+        return None
+    if choice == "latest" and not devices and latest_plan_id(store, fingerprint) is None:
         return None
     found = load_plan(index, choice, store)
     if found is not None and devices:

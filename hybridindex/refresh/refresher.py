@@ -187,18 +187,23 @@ class Refresher:
         with self._work:
             return self._updates.propose(reason, changes, share)
 
-    def apply(self, proposal: Proposal) -> UpdateRecord:
+    def apply(self, proposal: Proposal, *, plan_id: int | None = None, force: bool = False) -> UpdateRecord:
         """Applies a proposal, also one with an objection, and returns when its lists have moved.
 
         The update is then ``verifying``: the next windows commit it or roll it back; see :meth:`status`. A move that
         fails is rolled back, and the record says so.
 
+        Args:
+            plan_id: of its plan, where the store has it already.
+            force: also where the plan is infeasible.
+
         Raises:
+            InfeasiblePlanError: it is infeasible, and ``force`` is false.
             RefreshError: another update is running, or the plan in force is not the one that was proposed against.
             RouterClosedError: after :meth:`close`.
         """
         with self._work:
-            return self._updates.choose(proposal)
+            return self._updates.choose(proposal, plan_id, force=force)
 
     def status(self) -> RefreshStatus:
         """A reading of everything; cheap."""

@@ -130,6 +130,8 @@ class UpdatePolicy:
 def objection(comparison: Comparison, policy: UpdatePolicy) -> str:
     """Why a move is not worth it; empty where it is."""
     new = comparison
+    if new.loses_feasibility:
+        return "the new plan cannot meet the SLO, the one in force does: only a person applies it, with force"
     if new.bytes_to_move == 0:
         return "nothing has to move: the devices hold what the new plan wants"
     faster = new.latency_gain >= policy.min_latency_gain

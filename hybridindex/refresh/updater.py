@@ -29,7 +29,7 @@ from hybridindex.plans.current import (
     stored_as,
 )
 from hybridindex.plans.planner import Arenas
-from hybridindex.plans.proposal import Proposal, Served
+from hybridindex.plans.proposal import Proposal, Served, held_now
 from hybridindex.plans.replan import PlanChanges, replan
 from hybridindex.refresh import update_cycle as cycle
 from hybridindex.refresh.config import RefreshConfig, UpdateRecord
@@ -187,16 +187,17 @@ class PlanUpdates:
         self.record("refresh_proposal", proposal.to_data())
         return proposal
 
-    def choose(self, proposal: Proposal) -> UpdateRecord:
+    def choose(self, proposal: Proposal, plan_id: int | None, *, force: bool) -> UpdateRecord:
         """Applies a proposal; see :meth:`hybridindex.refresh.refresher.Refresher.apply`."""
         self.refuse_closed()
+        proposal.refuse_infeasible(force=force)
         if self.stage is not CycleStage.IDLE:
             raise RefreshError(f"an update is {self.stage}; apply the proposal when it has ended")
         if proposal.base is not self._served():
             raise RefreshError(f"proposal {proposal.number} was made for a plan that serves no more; propose again")
         self._notice_served()
         draft = self._begin(proposal.reason)
-        draft.plan, draft.proposal = proposal.plan, proposal
+        draft.plan, draft.plan_id, draft.proposal = proposal.plan, plan_id, proposal
         draft.seconds.update(proposal.stage_seconds)
         chosen = cycle.Chosen(now_s=self._clock(), reason=proposal.reason, before=tuple(self._windows))
         self._carry_out(self._cycle.handle(chosen))
@@ -334,7 +335,7 @@ class PlanUpdates:
                 return cycle.Committed(now_s=self._clock())
             case cycle.RollBack():
                 with _timed(draft.seconds, "rolling_back"):
-                    self._router.apply_plan(draft.base, bandwidth_share=self._config.bandwidth_share)
+                    self._router.apply_plan(draft.base, bandwidth_share=self._config.bandwidth_share, force=True)
                 self._serve_now(draft.base)
                 return cycle.RolledBack(now_s=self._clock())
 
@@ -411,9 +412,8 @@ class PlanUpdates:
         self, plan: Plan, base: Plan, reason: str, seconds: Mapping[str, float], bandwidth_share: float
     ) -> Proposal:
         assert self._planner is not None
-        comparison, lists_in, lists_out = self._planner.weigh(
-            plan, Served.by(base, self._router.residency.list_device), bandwidth_share
-        )
+        served = Served.by(base, self._router.residency.list_device)
+        comparison, lists_in, lists_out = self._planner.weigh(plan, served, bandwidth_share)
         self._proposals += 1
         access = plan.analysis.profile.access
         return Proposal(
@@ -422,6 +422,9 @@ class PlanUpdates:
             created_at=_now(),
             plan=plan,
             base=base,
+            # It was decided within the open arenas.
+            placed=plan,
+            resident=held_now(plan, served.present),
             n_queries=len(access.fit_probes) + len(access.held_probes),
             comparison=comparison,
             lists_in=lists_in,
@@ -439,6 +442,8 @@ class PlanUpdates:
                 # A restart must find what served before.
                 self.commit_served()
                 draft.base_plan_id = self.plan_id
+                if draft.plan_id is not None:
+                    return  # it was stored before
                 parent = replace(draft.base.analysis.profile, id=self._profile_id)
                 draft.plan, draft.plan_id = save_plan(self._store, draft.plan, parent=parent, trial=True)
 
@@ -447,7 +452,8 @@ class PlanUpdates:
         assert draft.plan is not None
         assert draft.proposal is not None
         before = sum(tier.n_failures for tier in self._router.devices)
-        self._router.apply_plan(draft.plan, bandwidth_share=draft.proposal.bandwidth_share)
+        # Whether it may be infeasible was decided when it was proposed.
+        self._router.apply_plan(draft.plan, bandwidth_share=draft.proposal.bandwidth_share, force=True)
         if sum(tier.n_failures for tier in self._router.devices) > before:
             raise DeviceError("a device failed while lists moved to it")
 

@@ -80,7 +80,14 @@ class ServiceConfig:
     ] = "127.0.0.1"
     port: Annotated[int, Setting(help="0: any free one.")] = 8080
     uds: Annotated[Path | None, Setting(help="Also listen on this unix socket.", metavar="PATH")] = None
-    plan: Annotated[str, Setting(help="Plan id, 'latest' or 'none'.")] = "latest"
+    plan: Annotated[
+        str,
+        Setting(
+            help="'current': the plan applied last. An id, or 'latest' (the newest): that plan is applied. 'none': the "
+            "host scans everything."
+        ),
+    ] = "current"
+    force: Annotated[bool, Setting(help="Apply the plan that plan names also where it is infeasible.")] = False
     slo_ms: Annotated[float | None, Setting(help="What attainment counts; default the plan's.")] = None
     tls_cert: Annotated[Path | None, Setting(help="Certificate; with tls_key.", metavar="FILE.pem")] = None
     tls_key: Annotated[Path | None, Setting(help="Its key.", metavar="FILE.pem")] = None
@@ -114,8 +121,11 @@ class ServiceConfig:
                 raise InvalidInputError(f"{name} is {value!r}; expected a pathlib.Path or None")
         if self.uds is not None and len(str(self.uds.absolute()).encode()) > 107:
             raise InvalidInputError(f"uds is {self.uds}, longer than the 107 bytes that a socket's path may have")
-        if self.plan not in ("latest", "none") and not (isinstance(self.plan, str) and self.plan.isdecimal()):
-            raise InvalidInputError(f"plan is {self.plan!r}; expected a plan id, 'latest' or 'none'")
+        known = ("current", "latest", "none")
+        if self.plan not in known and not (isinstance(self.plan, str) and self.plan.isdecimal()):
+            raise InvalidInputError(f"plan is {self.plan!r}; expected a plan id, 'current', 'latest' or 'none'")
+        if not isinstance(self.force, bool):
+            raise InvalidInputError(f"force is {self.force!r}; expected true or false")
         _number(self, "slo_ms", 86_400_000, optional=True)
         _number(self, "drain_timeout_s", 3600)
         if (self.tls_cert is None) != (self.tls_key is None):

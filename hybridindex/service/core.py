@@ -6,25 +6,33 @@ Searches are coroutines of one event loop; all other calls may block and belong 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from hybridindex.api import Index, open_index
-from hybridindex.errors import HybridIndexError, InvalidInputError, OverloadedError, ProfileError
-from hybridindex.plans.current import applied_plans, make_current
+from hybridindex.errors import (
+    HybridIndexError,
+    InfeasiblePlanError,
+    InvalidInputError,
+    OverloadedError,
+    ProfileError,
+)
+from hybridindex.partitioner.decision import refuse_infeasible
+from hybridindex.partitioner.plan import Plan
+from hybridindex.plans.current import applied_plans, current_plan_id, make_current, save_plan
 from hybridindex.plans.llm_profiles import step_times
 from hybridindex.plans.planner import devices_of, plan_next
-from hybridindex.plans.proposal import Proposal, Served, placed, propose
+from hybridindex.plans.proposal import Proposal, Served, propose
 from hybridindex.plans.replan import PlanChanges
-from hybridindex.plans.stored import load_plan, plan_summary, resume_plan
+from hybridindex.plans.stored import how_to_apply, load_plan, plan_summary, resume_plan
 from hybridindex.refresh.config import UpdateRecord
-from hybridindex.refresh.gil_switch import short_switch_interval
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.refresh.updater import arenas_of
 from hybridindex.router.batch.stages import BatchReport
@@ -93,6 +101,26 @@ class Observation:
         return self.queue_s + self.search_s
 
 
+def _plan_at_start(index: Index, store: ControlStore, config: ServiceConfig) -> tuple[int, Plan] | None:
+    """The plan to start with, and its id.
+
+    Raises:
+        InfeasiblePlanError: a plan that is not the current one was named by its id, is infeasible and not forced.
+    """
+    found = resume_plan(index, config.plan, store, config.router.devices)
+    if found is None or found[0] == current_plan_id(store, index.fingerprint):
+        return found
+    try:
+        refuse_infeasible(found[1], force=config.force)
+    except InfeasiblePlanError as error:
+        if config.plan != "latest":
+            raise
+        # What somebody tried must not keep a daemon from starting again.
+        _log.warning("plan %d: %s; the plan applied last is resumed", found[0], error)
+        return resume_plan(index, "current", store, config.router.devices)
+    return found
+
+
 class Service:
     """One served index. Searches on one event loop, other methods on any thread."""
 
@@ -146,10 +174,24 @@ class Service:
         try:
             store = index.store(config.store_url)
             try:
-                found = resume_plan(index, config.plan, store, config.router.devices)
-                plan_id, plan = found if found is not None else (None, None)
-                router = index.router(plan, config=config.router, llm=step_times(store, plan))
-                refresher = make_refresher(index, router, store) if make_refresher is not None else None
+                plan_id, plan = _plan_at_start(index, store, config) or (None, None)
+                told = config.router
+                if plan is None and config.plan != "none":
+                    _log.warning("serving on the host: %s", how_to_apply(index, store, path))
+                    if told.devices and told.device_budget_bytes is None:
+                        _log.warning("without a plan and a budget no device is opened; start again after apply")
+                        told = replace(told, devices=())
+                    if make_refresher is not None:
+                        _log.warning("nothing is refreshed without a plan; start again after apply")
+                        make_refresher = None
+                router = index.router(plan, config=told, llm=step_times(store, plan))
+                try:
+                    if plan is not None and plan_id not in (None, current_plan_id(store, index.fingerprint)):
+                        make_current(store, plan, plan_id, verified=False, why="named when the daemon started")
+                    refresher = make_refresher(index, router, store) if make_refresher is not None else None
+                except BaseException:
+                    router.close()
+                    raise
             except BaseException:
                 store.close()
                 raise
@@ -246,13 +288,7 @@ class Service:
 
     # Sessions
 
-    def open_session(
-        self,
-        client: str,
-        *,
-        lookahead_bytes: int | None = None,
-        window_ms: float | None = None,
-    ) -> str:
+    def open_session(self, client: str, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> str:
         """Returns the new session's name.
 
         Raises:
@@ -265,22 +301,15 @@ class Service:
         )
 
     def lookahead(
-        self,
-        session_id: str,
-        client: str,
-        drafts: F32,
-        *,
-        nprobe: int | None = None,
-        budget_bytes: int | None = None,
-        window_ms: float | None = None,
+        self, session_id: str, client: str, drafts: F32, *, nprobe: int | None = None, budget_bytes: int | None = None
     ) -> None:
         """Starts to copy lists for ``drafts`` (n, d) float32; returns at once.
 
         Raises:
-            UnknownSessionError, InvalidInputError, ProfileError.
+            UnknownSessionError, InvalidInputError.
         """
         with self.sessions.use(session_id, client) as session:
-            session.lookahead(drafts, nprobe=nprobe, budget_bytes=budget_bytes, window_ms=window_ms)
+            session.lookahead(drafts, nprobe=nprobe, budget_bytes=budget_bytes)
 
     def session_stats(self, session_id: str, client: str) -> dict[str, Any]:
         """Raises UnknownSessionError."""
@@ -339,6 +368,7 @@ class Service:
         hit_rate_model: HitRateChoice | None = None,
         headroom: float | None = None,
         bandwidth_share: float | None = None,
+        force: bool = False,
     ) -> dict[str, Any]:
         """Plans anew, says what would change, and changes it where ``apply`` says so. Blocks while lists move.
 
@@ -347,44 +377,90 @@ class Service:
 
         Raises:
             InvalidInputError: without devices, a value out of range, or one that contradicts a fixed coverage.
+            InfeasiblePlanError: it was to be applied, the SLO cannot be met, and ``force`` is false.
             ProfileError: nothing to plan from.
             OverloadedError: another change is under way.
         """
         check_share(bandwidth_share)
+        changes = PlanChanges(
+            slo_ms=slo_ms,
+            device_budget_bytes=device_budget_bytes,
+            rate_qps=rate_qps,
+            coverage=coverage,
+            hit_rate_model=hit_rate_model,
+            headroom=headroom,
+        )
+        with self._one_change():
+            recent = self._propose_recent(changes, bandwidth_share)
+            if recent is not None:
+                return self._answer(recent, None, self.refresher, apply=apply, force=force)
+            proposal = self._propose(changes, 1.0 if bandwidth_share is None else bandwidth_share)
+            return self._answer(proposal, None, None, apply=apply, force=force)
+
+    def apply_plan(
+        self, choice: str, *, apply: bool = True, bandwidth_share: float | None = None, force: bool = False
+    ) -> dict[str, Any]:
+        """Makes a stored plan, by its id or "latest", the one that serves; answers as :meth:`repartition`. Blocks while
+        lists move.
+
+        Raises:
+            InvalidInputError: no id, no devices, or the plan is for another number of them.
+            ProfileError: there is no such plan of this index, or it is another machine's.
+            InfeasiblePlanError, OverloadedError: as :meth:`repartition`.
+        """
+        check_share(bandwidth_share)
+        found = resume_plan(self.index, choice, self.store, self.config.router.devices)
+        if found is None:
+            raise InvalidInputError(f"plan is {choice!r}; expected a plan id or 'latest'")
+        plan_id, plan = found
+        self._check_devices()
+        if plan.n_devices != len(self.router.devices):
+            raise InvalidInputError(
+                f"plan {plan_id} is for {plan.n_devices} device(s); the daemon has {len(self.router.devices)}"
+            )
+        with self._one_change():
+            share = 1.0 if bandwidth_share is None else bandwidth_share
+            proposal = self._beside_current(plan, f"plan {plan_id} was chosen", share)
+            return self._answer(proposal, plan_id, self.refresher, apply=apply, force=force)
+
+    @contextlib.contextmanager
+    def _one_change(self) -> Iterator[None]:
         if not self._changing.acquire(blocking=False):
             raise OverloadedError("another change of the plan is under way", retry_after_s=5)
         try:
-            changes = PlanChanges(
-                slo_ms=slo_ms,
-                device_budget_bytes=device_budget_bytes,
-                rate_qps=rate_qps,
-                coverage=coverage,
-                hit_rate_model=hit_rate_model,
-                headroom=headroom,
-            )
-            update: UpdateRecord | None = None
-            plan_id: int | None = None
-            proposal = self._propose_recent(changes, bandwidth_share)
-            if proposal is None:
-                # Searches wait for the interpreter meanwhile.
-                with short_switch_interval():
-                    proposal, profile_id = self._propose(changes, 1.0 if bandwidth_share is None else bandwidth_share)
-                    if apply:
-                        plan_id = self._apply(proposal, profile_id)
-            elif apply:
-                assert self.refresher is not None
-                update = self.refresher.apply(proposal)
-                plan_id = update.plan_id
-            return {
-                "applied": apply,
-                **proposal.to_data(),
-                "plan_id": plan_id,
-                "unplaced_lists": self.router.stats().unplaced_lists if apply else None,
-                "placed": asdict(placed(proposal.plan, self.router.residency.list_device if apply else None)),
-                "update": None if update is None else update.to_data(),
-            }
+            yield
         finally:
             self._changing.release()
+
+    def _answer(
+        self, proposal: Proposal, plan_id: int | None, refresher: Refresher | None, *, apply: bool, force: bool
+    ) -> dict[str, Any]:
+        """Applies ``proposal`` where that is asked for, and tells of it.
+
+        Args:
+            plan_id: where its plan is stored.
+            refresher: applies it and verifies it afterwards.
+        """
+        update: UpdateRecord | None = None
+        if apply:
+            proposal.refuse_infeasible(force=force)
+            if refresher is None:
+                plan_id = self._apply(proposal, plan_id)
+            else:
+                update = refresher.apply(proposal, plan_id=plan_id, force=force)
+                plan_id = update.plan_id
+            proposal = proposal.placed_as(self.router.residency.list_device)
+        return {
+            "applied": apply,
+            **proposal.to_data(),
+            "plan_id": plan_id,
+            "unplaced_lists": self.router.stats().unplaced_lists if apply else None,
+            "update": None if update is None else update.to_data(),
+        }
+
+    def _check_devices(self) -> None:
+        if not self.router.devices:
+            raise InvalidInputError("devices is empty: the daemon serves on the host alone; start it with --device")
 
     def _propose_recent(self, changes: PlanChanges, bandwidth_share: float | None) -> Proposal | None:
         """From recent queries; None without a refresher, or while it has seen too few searches to plan from."""
@@ -396,20 +472,28 @@ class Service:
             _log.info("planning from the stored profile: %s", error)
             return None
 
-    def _propose(self, changes: PlanChanges, bandwidth_share: float) -> tuple[Proposal, int]:
-        """From the profile of the plan in force; and the id of that profile."""
-        if not self.router.devices:
-            raise InvalidInputError("devices is empty: the daemon serves on the host alone; start it with --device")
-        current = self.router.plan
+    def _propose(self, changes: PlanChanges, bandwidth_share: float) -> Proposal:
+        """From the profile of the plan in force."""
+        self._check_devices()
         devices = devices_of(self.index.ivf, len(self.router.devices), self.config.router.device_budget_bytes)
-        plan, profile_id = plan_next(self.index.ivf, self.store, current, changes, devices, arenas_of(self.router))
-        served = Served.by(current, self.router.residency.list_device)
-        return propose(plan, current, served, reason="requested", bandwidth_share=bandwidth_share), profile_id
+        plan, _ = plan_next(self.index.ivf, self.store, self.router.plan, changes, devices)
+        return self._beside_current(plan, "requested", bandwidth_share)
 
-    def _apply(self, proposal: Proposal, profile_id: int) -> int:
-        plan_id = self.store.save_plan(proposal.plan.to_record(), profile_id)
-        self.router.apply_plan(proposal.plan, bandwidth_share=proposal.bandwidth_share)
-        # It serves, whether or not the store takes the event: a restart resumes it as the one stored last.
+    def _beside_current(self, plan: Plan, reason: str, bandwidth_share: float) -> Proposal:
+        current, there, arenas = self.router.plan, self.router.residency.list_device, arenas_of(self.router)
+        return propose(
+            plan,
+            current,
+            Served.by(current, there),
+            reason=reason,
+            bandwidth_share=bandwidth_share,
+            room_bytes=None if arenas is None else [a - b for a, b in zip(arenas.room, arenas.scratch, strict=True)],
+        )
+
+    def _apply(self, proposal: Proposal, plan_id: int | None) -> int:
+        if plan_id is None:
+            _, plan_id = save_plan(self.store, proposal.plan)
+        self.router.apply_plan(proposal.plan, bandwidth_share=proposal.bandwidth_share, force=True)
         self.plan_id = plan_id
         make_current(self.store, proposal.plan, plan_id, verified=False, why=proposal.reason)
         return plan_id
@@ -430,9 +514,11 @@ class Service:
         return self._warm and not self.admission.draining and not self._closed
 
     def warm_up(self) -> None:
-        """Searches through every tier, then sets :attr:`ready`. Blocks."""
+        """Searches through every tier, then sets :attr:`ready`. Its searches are in no statistic; neither are those of
+        clients that did not wait for it. Blocks."""
         started = self.clock()
         tiers = warm_up(self.router, self.index.dim, self.index.nlist, stop=lambda: self.admission.draining)
+        self.router.forget_load()
         self._warm = True
         _log.info("warmed up %d tier(s) in %.2f s", len(tiers), self.clock() - started)
 

@@ -57,6 +57,10 @@ class RouterStats:
         return self.device_work_bytes / total if total else 0.0
 
 
+#: Counters of what was asked.
+_LOAD = ("requests", "queries", "batches", "largest_batch", "host_work_bytes", "device_work_bytes", "nprobe_lowered")
+
+
 class StatsCounter:
     """Owner of the running counters. Thread-safe."""
 
@@ -85,6 +89,12 @@ class StatsCounter:
     def _add_stage(self, stage: str, seconds: float) -> None:
         count, total = self._stages.get(stage, (0, 0.0))
         self._stages[stage] = count + 1, total + seconds
+
+    def forget_load(self) -> None:
+        """Sets what was asked and how long it took to nothing; failures, fallbacks and moves stay."""
+        with self._lock:
+            self._counts.update(dict.fromkeys(_LOAD, 0))
+            self._stages.clear()
 
     def read(self) -> RouterStats:
         with self._lock:

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from hybridindex.cli.console import ExitCode, parse_bytes, readable_bytes, to_json
-from hybridindex.cli.main import app
+from hybridindex.cli.main import PANELS, app, command_name, run
 from hybridindex.errors import InvalidInputError
 from tests.clustered import DIM, clustered
 
@@ -53,6 +53,11 @@ def test_the_whole_way_by_commands(cli, files, tmp_path):
     )
     assert profiled.code == 0, profiled.err
     assert profiled.json["profile_id"] == 1
+    timed = {(one["stage"], one["device"], one["coverage"] > 0) for one in profiled.json["latencies"]}
+    stand_in = "cpu (stand-in)"
+    assert {("coarse", "", False), ("host_scan", "", False), ("device_scan", stand_in, False)} <= timed
+    assert {("batch", "", False), ("batch", stand_in, True)} <= timed
+    assert all(one["median_ms"] > 0 for one in profiled.json["latencies"])
     assert max(p["recall"] for p in profiled.json["recall"] if p["nprobe"] <= profiled.json["nprobe"]) >= 0.9
     planned = cli("plan", idx, "--slo-ms", 1000, "--budget", "16MiB", "--coverage", 0.25, "--json")
     assert planned.code == 0, planned.err
@@ -193,6 +198,31 @@ def test_every_command_takes_json_and_explains_itself():
     for name, command in commands.items():
         assert command.help, name
         assert any("--json" in p.opts for p in command.params), name
+
+
+def test_help_shows_every_command_in_a_group(cli):
+    named = [command_name(each) for each in (*app.registered_commands, *app.registered_groups)]
+    assert sorted(named) == sorted(name for names in PANELS.values() for name in names)
+    shown = cli("--help").out
+    assert all(f" {panel} " in shown for panel in PANELS)
+    assert shown.index(" Index ") < shown.index(" build ") < shown.index(" Search ") < shown.index(" bench ")
+    assert "Commands" not in shown
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands(shell, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["hybridindex"])
+    monkeypatch.setenv("_HYBRIDINDEX_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "hybridindex rep")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    monkeypatch.setenv("COMP_WORDS", "hybridindex rep")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    with pytest.raises(SystemExit):
+        run()
+    said = capsys.readouterr().out
+    assert "report" in said
+    assert "repartition" in said
+    assert "build" not in said
 
 
 @pytest.mark.parametrize(

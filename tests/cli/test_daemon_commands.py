@@ -27,7 +27,7 @@ def test_commands_find_the_daemon_of_an_index(cli, running):
     assert dry.code == 0
     assert dry.json["bytes_to_move"] > 0
     shown = cli("repartition", index, "--coverage", 0.5)
-    for word in ("dry run", "predicted latency", "to move", "gain"):
+    for word in ("dry run", "planned", "would be placed", "predicted latency", "To move", "Gain"):
         assert word in shown.out
     assert cli("repartition", index, "--coverage", 0.5, "--apply", "--json").json["plan_id"] == 2
     assert cli("status", index, "--json").json["plan_id"] == 2
@@ -63,15 +63,13 @@ def test_explain_and_history_ask_the_daemon_or_the_store(cli, running):
     assert "no plan 99" in missing.json["error"]["message"]
     assert cli("drain", index).code == 0
     assert process.wait() == 0
-    for plan in ("1", "2", "latest"):
+    for plan in ("1", "2", "latest", "current"):
         assert cli("explain", index, plan, "--json").json == live[plan].json
-    gone = cli("explain", index, "current", "--json")
-    assert gone.code == ExitCode.SERVICE
-    assert "no daemon serves" in gone.json["error"]["message"]
     offline = cli("history", index, "--json").json
-    assert {**history.json, "current": None} == offline
+    assert history.json == offline
+    assert "plan, applied" in cli("history", index).out
     assert len(offline["plans"]) == 2
-    assert [a["plan_id"] for a in offline["applied"]] == [2]
+    assert [a["plan_id"] for a in offline["applied"]] == [1, 2]
 
 
 def test_prune_keeps_what_a_daemon_serves(cli, running):
@@ -81,7 +79,7 @@ def test_prune_keeps_what_a_daemon_serves(cli, running):
     assert cli("plan", index, "--slo-ms", 50, "--budget", "16MiB", "--json").code in (0, ExitCode.INFEASIBLE)
     few = ("--keep-plans", 1, "--keep-profiles", 1, "--keep-events", 1, "--json")
     dry = cli("prune", index, "--dry-run", *few)
-    assert dry.json == {"dry_run": True, "plans": 2, "profiles": 0, "events": 1}
+    assert dry.json == {"dry_run": True, "plans": 2, "profiles": 0, "events": 2}
     assert len(cli("history", index, "--json").json["plans"]) == 4
     assert cli("prune", index, *few).json == {**dry.json, "dry_run": False}
     left = cli("history", index, "--json").json
@@ -100,10 +98,58 @@ def test_without_a_daemon_repartition_plans_for_the_next_one(cli, index_path):
     assert refused.code == ExitCode.BAD_INPUT
     assert "coverage is 0.3, fixed by the plan in force, so slo_ms 40" in refused.json["error"]["message"]
     assert cli("repartition", index_path, "--slo-ms", 40, "--coverage", "solve", "--json").json["plan"]["slo_ms"] == 40
-    assert "to move" in cli("repartition", index_path, "--coverage", 0.5).out
+    assert "To move" in cli("repartition", index_path, "--coverage", 0.5).out
     assert len(cli("history", index_path, "--json").json["plans"]) == 1
     assert cli("repartition", index_path, "--coverage", 0.5, "--apply", "--json").json["plan_id"] == 2
     assert len(cli("history", index_path, "--json").json["plans"]) == 2
+
+
+def test_a_plan_that_is_tried_changes_nothing_until_it_is_applied(cli, index_path):
+    tried = ("plan", index_path, "--slo-ms", 50, "--budget", "16MiB", "--coverage", 0.6)
+    dry = cli(*tried, "--dry-run", "--json")
+    assert (dry.code, dry.json["plan_id"]) == (0, None)
+    assert "Nothing was stored. Plan 1 stays the one that serves." in cli(*tried, "--dry-run").out
+    assert len(cli("history", index_path, "--json").json["plans"]) == 1
+    said = cli(*tried).out
+    assert f"Plan 1 stays the one that serves. Apply this one with: hybridindex apply {index_path} --plan 2" in said
+    assert cli("history", index_path, "--json").json["current"] == 1
+    assert cli("explain", index_path, "current", "--json").json["plan_id"] == 1
+    looked = cli("apply", index_path, "--dry-run", "--json")
+    assert (looked.json["plan_id"], looked.json["applied"]) == (2, False)
+    assert "applied plan 2" in cli("apply", index_path, "--plan", 2).out
+    assert cli("history", index_path, "--json").json["current"] == 2
+    assert cli("apply", index_path, "--plan", "none", "--json").code == ExitCode.BAD_INPUT
+    assert cli("apply", index_path, "--plan", 7, "--json").code == ExitCode.NO_PROFILE
+
+
+def test_an_infeasible_plan_is_applied_only_by_force(cli, index_path):
+    assert cli("plan", index_path, "--slo-ms", 0.001, "--budget", "16MiB", "--json").code == ExitCode.INFEASIBLE
+    for words in (
+        ("apply", index_path),
+        ("repartition", index_path, "--slo-ms", 0.001, "--coverage", "solve", "--apply"),
+    ):
+        refused = cli(*words, "--json")
+        assert refused.code == ExitCode.INFEASIBLE
+        assert "--force" in refused.json["error"]["message"]
+    found = cli("history", index_path, "--json").json
+    assert (found["current"], len(found["plans"])) == (1, 2)
+    forced = cli("apply", index_path, "--force", "--json")
+    assert (forced.code, forced.json["plan_id"]) == (ExitCode.INFEASIBLE, 2)
+    assert cli("history", index_path, "--json").json["current"] == 2
+
+
+def test_a_running_daemon_applies_a_stored_plan(cli, running):
+    index = running[0]
+    assert cli("plan", index, "--slo-ms", 50, "--budget", "16MiB", "--coverage", 0.6, "--json").code == 0
+    assert cli("status", index, "--json").json["plan_id"] == 1
+    shown = cli("apply", index, "--plan", 2)
+    assert shown.code == 0, shown.err
+    assert "applied plan 2" in shown.out
+    status = cli("status", index, "--json").json
+    assert (status["plan_id"], status["residency"]["lists"]) == (2, 15)
+    assert cli("plan", index, "--slo-ms", 0.001, "--budget", "16MiB", "--json").code == ExitCode.INFEASIBLE
+    assert cli("apply", index, "--json").code == ExitCode.INFEASIBLE
+    assert cli("status", index, "--json").json["plan_id"] == 2
 
 
 def test_neither_index_nor_url_is_an_error(cli):

@@ -56,7 +56,7 @@ def test_an_llm_is_measured_planned_with_and_fitted(cli, index, tmp_path) -> Non
     only = cli("vllm-args", index, "--device-memory", "24GiB", "--args-only")
     assert only.out.split() == fitted.json["args"]
     assert only.err.splitlines()[-1] == (
-        "Note: weights and activations of the model are not in the account: give model or model_bytes"
+        "Note: weights and activations of the model are not in the account: give --model or --model-bytes"
     )
     weights = tmp_path / "tiny-llama"
     weights.mkdir()
@@ -116,7 +116,7 @@ def test_profile_without_a_subject_is_of_an_index(cli, index, tmp_path) -> None:
         (["plan", "{idx}", "--slo-ms", "5", "--budget", "1MiB", "--llm", "latest"], ExitCode.NO_PROFILE, "profile llm"),
         (["vllm-args", "{idx}", "--plan", "none"], ExitCode.BAD_INPUT, "--plan is 'none'"),
         (["vllm-args", "{idx}"], ExitCode.NO_PROFILE, "no plan"),
-        (["vllm-args", "{idx}", "--model", "{tmp}/none"], ExitCode.BAD_INPUT, "which is no folder here"),
+        (["vllm-args", "{idx}", "--model", "{tmp}/none"], ExitCode.BAD_INPUT, "by name give --model or --model-bytes"),
         (
             ["vllm-args", "{idx}", "--model", "{tmp}", "--model-bytes", "1GiB"],
             ExitCode.BAD_INPUT,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import pytest
 
 import hybridindex as hx
@@ -134,3 +137,16 @@ def test_retrieval_can_be_what_a_profile_measured(cli, planned_index, tmp_path):
     empty = tmp_path / "bare"
     hx.build(clustered(300, seed=1), empty, nlist=8, metric="l2").close()
     assert cli("schedule", "case1", "--profile", empty, "--json").code == ExitCode.NO_PROFILE
+
+
+def test_points_that_are_alike_are_one_row_and_none_is_left_out(cli):
+    answer = cli("schedule", "case4", "--json").json
+    points, chosen = len(answer["frontier"]), answer["chosen"]
+    shown = cli("schedule", "case4").out.split("point ")[0]
+    rows = re.findall(r"^│ (\d+)(?: to (\d+))?( \*)? +│", shown, flags=re.M)
+    spans = [(int(first), int(last or first)) for first, last, _ in rows]
+    assert spans[0][0] == 1
+    assert spans[-1][1] == points
+    assert all(one[1] + 1 == other[0] for one, other in itertools.pairwise(spans))
+    assert len(spans) < points / 2
+    assert [(int(first), last) for first, last, star in rows if star] == [(chosen, "")]

@@ -67,6 +67,10 @@ def test_searches_equal_those_in_process(service, queries):
         assert len((await client.plans())["plans"]) == 1
         assert not (await client.repartition(coverage=0.5))["applied"]
         assert (await client.repartition(apply=True, coverage=0.5))["plan_id"] == 2
+        assert (await client.apply_plan(1, dry_run=True))["lists_to_drop"] > 0
+        assert (await client.apply_plan(1))["plan_id"] == 1
+        with pytest.raises(errors.InfeasiblePlanError, match="--force"):
+            await client.repartition(apply=True, slo_ms=0.001, coverage="solve")
         await client.drain()
         with pytest.raises(errors.OverloadedError):
             await client.search(queries, deadline_ms=500)

@@ -28,8 +28,7 @@ def _planned(files, tmp_path_factory):
     with hx.build(np.load(files / "old.npy"), path, nlist=NLIST, **BUILD) as index:
         profile = index.profile(np.load(files / "calibration.npy"), NPROBE, devices=["cpu"], max_seconds=1)
         assert profile.id is not None
-        with index.store() as store:
-            store.save_plan(index.plan(50, 16 << 20, profile, coverage=0.3).to_record(), profile.id)
+        index.apply_plan(index.plan(50, 16 << 20, profile, coverage=0.3))
     return path
 
 

@@ -30,8 +30,7 @@ def turn(path: Path, files: Path, keys: KeyFile, number: int) -> None:
         )
         say("plan")
         assert profile.id is not None
-        with index.store() as store:
-            store.save_plan(index.plan(50, 16 << 20, profile, coverage=0.3).to_record(), profile.id)
+        index.apply_plan(index.plan(50, 16 << 20, profile, coverage=0.3))
     say("start")
     service = Service.open(path, ServiceConfig(router=RouterConfig(devices=("cpu",))))
     for coverage in (0.6, 0.1, 0.8, 0.2):

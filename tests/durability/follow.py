@@ -16,7 +16,7 @@ from tests.refresh.world import CONFIG, LATE_S, World
 def follow(path: Path, armed: Path) -> str:
     """The outcome of the update."""
     with hx.open(path) as index, index.store() as store:
-        found = load_plan(index, "latest", store)
+        found = load_plan(index, "current", store)
         assert found is not None
         world = World(index, found[1], store, CONFIG)
         world.refresher.start()

@@ -48,8 +48,7 @@ def _followed(tmp_path_factory):
     with hx.build(clustered(6000, seed=1), path, nlist=NLIST, metric="l2", nprobe=NPROBE) as index:
         queries = moving_queries(800, seed=2, moved=False)
         profile = index.profile(queries, NPROBE, devices=["cpu"], max_seconds=1)
-        with index.store() as store:
-            store.save_plan(index.plan(50, BUDGET, profile, coverage=0.2).to_record(), profile.id)
+        index.apply_plan(index.plan(50, BUDGET, profile, coverage=0.2))
     return path
 
 

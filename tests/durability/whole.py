@@ -32,13 +32,15 @@ def check_router(index, router) -> None:
 
 
 @contextmanager
-def restarted(path: Path, *, devices: tuple[str, ...] = ("cpu",), refresh: bool = False):
+def restarted(path: Path, *, devices: tuple[str, ...] = ("cpu",), refresh: bool = False, plan: str = "current"):
     """The service as a daemon starts it after the crash; checked before it is given."""
     verify(path)
     address = DaemonAddress(path)
     try:
         service = Service.open(
-            path, ServiceConfig(router=RouterConfig(devices=devices)), make_refresher=Refresher if refresh else None
+            path,
+            ServiceConfig(plan=plan, router=RouterConfig(devices=devices)),
+            make_refresher=Refresher if refresh else None,
         )
         try:
             service.warm_up()

@@ -30,8 +30,7 @@ def index_path(tmp_path_factory):
     with hx.build(clustered(2500, seed=1), path, nlist=24, metric="l2", nprobe=6) as index:
         profile = index.profile(clustered(300, seed=2), 6, max_seconds=1, devices=["cpu"])
         plan = index.plan(50, 16 << 20, profile, coverage=0.2)
-        with index.store() as store:
-            store.save_plan(plan.to_record(), profile.id)
+        index.apply_plan(plan)
     return path
 
 

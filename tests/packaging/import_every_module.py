@@ -66,7 +66,7 @@ def main(wheel: str) -> None:
     assert "hybridindex/py.typed" in files
     page = {
         f"hybridindex/service/http/page/{name}"
-        for name in ("index.html", "page.css", "page.js", "charts.js", "icon.svg")
+        for name in ("index.html", "page.css", "page.js", "charts.js", "docs.html", "docs.js", "icon.svg")
     }
     assert page <= set(files), f"the wheel lacks {sorted(page - set(files))}"
     assert "hybridindex/studies/hardware/chips/h100.json" in files

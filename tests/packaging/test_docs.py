@@ -253,7 +253,7 @@ def test_every_option_in_the_text_exists(page):
     group = typer.main.get_command(app)
     known = {
         option
-        for command in group.commands.values()
+        for command in (group, *group.commands.values())
         for inner in [command, *getattr(command, "commands", {}).values()]
         for parameter in inner.params
         for option in [*parameter.opts, *parameter.secondary_opts]

@@ -63,7 +63,7 @@ def test_commands_of_the_compose_file_parse(compose):
         parses([*index, "--no-such-option"])
     shown = re.findall(r"run --rm tools (.*)|^#   (?:hybridindex) (.*?)(?: &&|$)", COMPOSE.read_text(), flags=re.M)
     names = [parses(shlex.split(tool or plain)) for tool, plain in shown]
-    assert names == ["build", "profile", "plan", "keys"]
+    assert names == ["build", "profile", "plan", "apply", "keys"]
 
 
 def test_the_index_goes_first_and_both_share_one_gpu(compose):

@@ -159,6 +159,7 @@ def test_what_worse_means():
         ({"hit_rate_after": 0.41, "latency_ms_after": 8.9}, {}, "less than the gain"),
         ({"bytes_to_move": 10 << 30, "latency_ms_after": 8.9}, {"min_gain_per_gib": 0.1}, "not worth"),
         ({"move_s": 50.0}, {"max_move_s": 20.0}, "50 s"),
+        ({"feasible_before": True, "feasible_after": False}, {}, "only a person applies it"),
     ],
 )
 def test_what_is_not_worth_its_move_is_declined(changes, policy, word):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 
 import numpy as np
@@ -10,7 +11,13 @@ import pytest
 
 import hybridindex as hx
 from hybridindex.config import RouterConfig
-from hybridindex.errors import InvalidInputError, OverloadedError, PlanConflictError, ProfileError
+from hybridindex.errors import (
+    InfeasiblePlanError,
+    InvalidInputError,
+    OverloadedError,
+    PlanConflictError,
+    ProfileError,
+)
 from hybridindex.plans.current import make_current
 from hybridindex.plans.llm_profiles import save_llm_measurement
 from hybridindex.profiler.hardware import hardware_info
@@ -51,7 +58,7 @@ def test_applying_moves_the_difference_records_it_and_keeps_answers(service, que
     assert service.plan()["plan_id"] == answer["plan_id"] == 2
     history = service.history()
     assert history["current"] == 2
-    assert [e["plan_id"] for e in history["applied"]] == [2]
+    assert [e["plan_id"] for e in history["applied"]] == [1, 2]
     assert service.repartition(apply=False)["lists_to_move"] == 0
 
 
@@ -67,11 +74,88 @@ def test_a_restart_resumes_the_plan_that_was_applied_last(make_service, index_pa
     again.close()
     third = make_service()
     assert third.plan_id == 1
-    # What is stored by hand afterwards is newer still.
-    plan = third.index.plan(50, 16 << 20, coverage=0.2)
-    stored = third.store.save_plan(plan.to_record(), plan.profile_id)
+    # What is only stored, be it an experiment, serves nobody.
+    plan = third.index.plan(0.001, 16 << 20)
+    third.store.save_plan(plan.to_record(), plan.profile_id)
     third.close()
-    assert make_service().plan_id == stored
+    assert make_service().plan_id == 1
+
+
+def test_a_plan_that_is_named_at_the_start_is_applied_and_an_infeasible_one_only_by_force(make_service, caplog):
+    service = make_service()
+    good = save(service, service.index.plan(50, 16 << 20, coverage=0.2))
+    bad = save(service, service.index.plan(0.001, 16 << 20))
+    service.close()
+    with pytest.raises(InfeasiblePlanError, match=r"infeasible.*--force"):
+        make_service(plan=str(bad))
+    resumed = make_service(plan="latest")
+    assert resumed.plan_id == 1, "what was tried does not keep a daemon from starting"
+    assert "the plan applied last is resumed" in caplog.text
+    resumed.close()
+    for told, serves in (({"plan": str(good)}, good), ({}, good), ({"plan": str(bad), "force": True}, bad), ({}, bad)):
+        service = make_service(**told)
+        assert service.plan_id == serves
+        service.close()
+
+
+def save(service, plan):
+    return service.store.save_plan(plan.to_record(), plan.profile_id)
+
+
+def test_an_infeasible_plan_is_applied_only_by_force_and_nothing_is_lost(service):
+    before = service.router.residency.version
+    with pytest.raises(InfeasiblePlanError, match="infeasible"):
+        service.repartition(apply=True, slo_ms=0.001, coverage="solve")
+    bad = save(service, service.index.plan(0.001, 16 << 20))
+    with pytest.raises(InfeasiblePlanError, match="infeasible"):
+        service.apply_plan(str(bad))
+    with pytest.raises(InfeasiblePlanError, match="infeasible"):
+        service.router.apply_plan(service.index.plan(0.001, 16 << 20))
+    assert service.router.residency.version == before
+    assert service.plan_id == 1
+    assert len(service.store.list_plans()) == 2
+    assert service.repartition(apply=False, slo_ms=0.001, coverage="solve")["placed"]["verdict"] == "infeasible"
+    assert service.repartition(apply=True, slo_ms=0.001, coverage="solve", force=True)["plan_id"] == 3
+    assert service.apply_plan(str(bad), force=True)["plan_id"] == bad == service.plan_id
+
+
+def test_a_stored_plan_is_applied_by_its_id(service, queries):
+    expected = service.router.search(queries, 5)
+    chosen = save(service, service.index.plan(50, 16 << 20, coverage=0.6))
+    dry = service.apply_plan("latest", apply=False)
+    assert (dry["applied"], dry["plan_id"], service.plan_id) == (False, chosen, 1)
+    done = service.apply_plan(str(chosen))
+    assert {k: v for k, v in done.items() if k not in ("applied", "unplaced_lists")} == {
+        k: v for k, v in dry.items() if k not in ("applied", "unplaced_lists")
+    }
+    assert service.plan_id == chosen
+    assert len(service.store.list_plans()) == 2, "it was stored already"
+    assert_same(search(service, queries, k=5), expected)
+    with pytest.raises(ProfileError, match="no plan 99"):
+        service.apply_plan("99")
+    two = service.index.plan(50, 16 << 20, coverage=0.2, n_devices=2)
+    with pytest.raises(InvalidInputError, match=r"is for 2 device\(s\); the daemon has 1"):
+        service.apply_plan(str(save(service, two)))
+
+
+def test_what_has_no_room_is_said_before_and_after(make_service):
+    """A daemon told to take few bytes is asked for more lists than they hold."""
+    service = make_service(router={"device_budget_bytes": 256 << 10})
+    dry = service.repartition(apply=False, coverage=1.0)
+    assert dry["placed"]["lists"] < dry["planned"]["lists"] == 24
+    assert dry["placed"]["bytes"] <= service.router.devices[0].capacity_bytes < dry["planned"]["bytes"]
+    assert dry["placed"]["hit_rate"] == dry["hit_rate_after"] < dry["planned"]["hit_rate"]
+    assert f"{dry['placed']['lists']} of the 24 planned lists" in dry["placed"]["reason"]
+    done = service.repartition(apply=True, coverage=1.0, force=True)
+    for part in ("resident", "planned", "placed", "hit_rate_after", "latency_ms_after", "gain"):
+        assert done[part] == dry[part]
+    held = service.router.residency.list_device >= 0
+    assert done["placed"]["lists"] == held.sum()
+    assert done["unplaced_lists"] == 24 - held.sum()
+    again = service.repartition(apply=False, coverage=1.0)
+    assert again["resident"] == {k: done["placed"][k] for k in ("lists", "bytes")}
+    assert again["hit_rate_before"] == pytest.approx(done["hit_rate_after"])
+    assert again["bytes_to_move"] == 0
 
 
 def test_values_out_of_range_are_named(service):
@@ -98,27 +182,15 @@ def test_what_was_planned_is_there_and_the_answer_says_so(make_service, queries)
     [tier] = service.router.devices
     for coverage in (0.1, 0.6, 0.2):
         dry = service.repartition(apply=False, coverage=coverage)
-        assert (dry["placed"]["resident_lists"], dry["placed"]["hit_rate"]) == (None, None)
         done = service.repartition(apply=True, coverage=coverage)
         assert dry["plan"] == done["plan"]
-        assert dry["placed"]["planned_lists"] == done["placed"]["planned_lists"] == done["placed"]["resident_lists"]
-        assert dry["placed"]["planned_bytes"] == done["placed"]["resident_bytes"] == tier.used_bytes
-        assert done["placed"]["hit_rate"] == pytest.approx(done["hit_rate_after"])
+        assert dry["planned"] == done["planned"]
+        assert {**done["placed"], "reason": ""} == {**dry["placed"], "reason": ""}
+        assert done["placed"]["bytes"] == done["planned"]["bytes"] == tier.used_bytes
+        assert done["placed"]["lists"] == done["planned"]["lists"] == service.router.residency.n_resident
         assert done["unplaced_lists"] == 0
         assert tier.capacity_bytes + tier.reserved_bytes <= 16 << 20
         assert search(service, queries).ids.shape == (20, 10)
-
-
-def test_a_dry_run_and_what_comes_of_it_tell_the_same_story_within_a_small_budget(make_service):
-    """Seen: 21 of 154 lists, "applied", and a hit rate of all of them."""
-    budget = 5 << 16
-    service = make_service(router={"device_budget_bytes": budget})
-    dry, done = (service.repartition(apply=apply, coverage=0.6) for apply in (False, True))
-    assert dry["plan"] == done["plan"]
-    assert done["plan"]["coverage"] < 0.5
-    assert f"{budget:,} bytes" in done["plan"]["reason"]
-    assert 0 < done["placed"]["resident_lists"] == dry["placed"]["planned_lists"]
-    assert done["placed"]["hit_rate"] == pytest.approx(dry["hit_rate_after"])
 
 
 def test_measured_steps_are_the_windows_of_sessions(make_service, index_path):
@@ -164,15 +236,41 @@ def test_changes_take_turns(service):
     service.repartition(apply=False)
 
 
-def test_devices_without_any_plan_say_what_is_missing(tmp_path):
+def test_without_an_applied_plan_the_host_serves_and_the_command_is_named(make_service, index_path, caplog):
+    with sqlite3.connect(index_path / "control.sqlite") as store:
+        store.execute("DELETE FROM events")
+    store.close()
+    service = make_service()
+    assert service.plan()["plan"] is None
+    assert not service.router.devices
+    assert (
+        f"serving on the host: plan 1 is stored (feasible); apply it with: hybridindex apply {index_path} --plan 1"
+        in (caplog.text)
+    )
+    service.close()
+    with hx.open(index_path) as index:
+        assert index.current_plan() is None
+        index.apply_plan(1)
+        assert index.current_plan().request.coverage == 0.3
+    assert make_service().plan_id == 1
+
+
+def test_devices_without_any_plan_say_what_is_missing(tmp_path, caplog):
     from tests.clustered import clustered
 
-    hx.build(clustered(500), tmp_path / "bare", nlist=8, metric="l2").close()
-    with pytest.raises(ProfileError):
-        Service.open(tmp_path / "bare", ServiceConfig(router=RouterConfig(devices=("cpu",))))
-    service = Service.open(tmp_path / "bare", ServiceConfig())
-    assert service.plan()["plan"] is None
-    service.close()
+    bare = tmp_path / "bare"
+    hx.build(clustered(500), bare, nlist=8, metric="l2").close()
+    for devices, opened in ((("cpu",), 0), ((), 0)):
+        service = Service.open(bare, ServiceConfig(router=RouterConfig(devices=devices)), make_refresher=Following)
+        assert service.plan()["plan"] is None
+        assert service.refresher is None
+        assert len(service.router.devices) == opened
+        service.close()
+        service.close()
+    assert "run profile and plan" in caplog.text
+    told = RouterConfig(devices=("cpu",), device_budget_bytes=1 << 20)
+    service = Service.open(bare, ServiceConfig(router=told))
+    assert len(service.router.devices) == 1, "its budget is known"
     service.close()
 
 
@@ -251,7 +349,18 @@ def test_answers_have_one_shape_with_and_without_a_refresher(index_path, queries
             unknown = {name for name, value in answer.items() if value is None}
             known = {"number", "created_at", "n_queries", "worthwhile", "objection"}
             assert unknown - {"move_s"} == {"plan_id", "unplaced_lists", "update"} | (known if make is None else set())
-            parts = ("plan", "current", "gain", "lists_to_move", "bytes_to_move", "lists_to_drop", "hit_rate_after")
+            parts = (
+                "plan",
+                "current",
+                "resident",
+                "planned",
+                "placed",
+                "gain",
+                "lists_to_move",
+                "bytes_to_move",
+                "lists_to_drop",
+                "hit_rate_after",
+            )
             found.append((set(answer), [shape(answer[part]) for part in parts]))
         finally:
             service.close()

@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
+import hybridindex as hx
 from hybridindex.config import RouterConfig
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import InfeasiblePlanError, InvalidInputError
 from hybridindex.refresh.refresher import RefreshConfig, Refresher
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
@@ -73,14 +74,31 @@ def test_a_restart_resumes_the_committed_plan(index_path, queries, refresh):
 
 
 @pytest.mark.parametrize("refresh", [True, False])
-def test_what_is_stored_by_hand_afterwards_is_resumed(index_path, refresh):
+def test_what_is_stored_by_hand_afterwards_is_resumed_once_it_is_applied(index_path, refresh):
     service = Service.open(index_path, CONFIG, make_refresher=follow)
     service.start()
     stored = service.store.save_plan(service.index.plan(50, 4 << 20, coverage=0.9).to_record(), 1)
     service.close()
-    again = Service.open(index_path, CONFIG, make_refresher=follow if refresh else None)
-    assert again.plan_id == stored
-    again.close()
+    for apply in (False, True):
+        if apply:
+            with hx.open(index_path) as index:
+                assert index.apply_plan(stored) == stored
+        again = Service.open(index_path, CONFIG, make_refresher=follow if refresh else None)
+        assert again.plan_id == (stored if apply else 1)
+        again.close()
+
+
+def test_the_refresh_applies_a_stored_plan_verifies_it_and_stores_nothing_anew(service):
+    bad = service.store.save_plan(service.index.plan(0.001, 16 << 20).to_record(), 1)
+    stored = service.store.save_plan(service.index.plan(50, 16 << 20, coverage=0.5).to_record(), 1)
+    assert service.apply_plan("latest", apply=False)["update"] is None
+    with pytest.raises(InfeasiblePlanError, match="--force"):
+        service.apply_plan(str(bad))
+    answer = service.apply_plan(str(stored))
+    assert (answer["plan_id"], answer["update"]["plan_id"], answer["update"]["stage"]) == (stored, stored, "verifying")
+    assert service.router.plan.coverage == pytest.approx(0.5)
+    assert len(service.store.list_plans()) == 3
+    assert service.plan()["plan_id"] == 1, "until it is verified"
 
 
 def test_what_a_daemon_without_a_refresh_applied_is_resumed_with_one(index_path):

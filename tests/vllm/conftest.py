@@ -68,10 +68,7 @@ def served(
     """vLLM with the router inside it; the plan is for the stand-in device."""
     with hx.open(library.index) as index:
         profile = index.profile(queries(200, seed=2), NPROBE, max_seconds=2, devices=["cpu"])
-        assert profile.id is not None
-        plan = index.plan(50, 8 << 20, profile, coverage=0.3)
-        with index.store() as store:
-            store.save_plan(plan.to_record(), profile.id)
+        index.apply_plan(index.plan(50, 8 << 20, profile, coverage=0.3))
     inside = {"VLLM_PLUGINS": "hybridindex", "HYBRIDINDEX_INDEX": str(library.index), "HYBRIDINDEX_DEVICES": "cpu"}
     with serve(model, tmp_path_factory.mktemp("served"), HYBRIDINDEX_THREADS="1", **inside) as running:
         yield running

@@ -85,7 +85,10 @@ class PassageOptions:
     ] = None
     plan: Annotated[
         str | None,
-        typer.Option(help="Plan id, 'latest', or 'none' to search on the host alone.", show_default="latest"),
+        typer.Option(
+            help="Plan id, 'current' (applied last), 'latest', or 'none' to search on the host alone.",
+            show_default="current",
+        ),
     ] = None
     store: StoreUrl = None
     cache: Annotated[Path, typer.Option("--cache", help="Where the embedder is kept.")] = Path("build/cache")

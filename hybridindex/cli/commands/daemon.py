@@ -1,4 +1,4 @@
-"""Commands around a running daemon: status, repartition, drain; and keys.
+"""Commands around a running daemon: status, repartition, apply, drain; and keys.
 
 All but ``keys`` talk to a running daemon: the one of the index directory, or the one at ``--url``.
 """
@@ -6,7 +6,8 @@ All but ``keys`` talk to a running daemon: the one of the index directory, or th
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,13 +19,16 @@ import hybridindex as hx
 from hybridindex.cli.console import ExitCode, emit, err, out, parse_bytes, readable_bytes, to_json
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import Json, Key, StoreUrl
+from hybridindex.cli.proposal_table import proposal_table, proposal_words
 from hybridindex.client.client import Client
 from hybridindex.errors import InvalidInputError, UnreachableError
-from hybridindex.plans.current import latest_plan_id
+from hybridindex.partitioner.plan import Plan
+from hybridindex.plans.current import apply_offline, current_plan_id
 from hybridindex.plans.replan import SOLVE, PlanChanges
 from hybridindex.plans.stored import load_plan
 from hybridindex.service.auth import KeyFile
 from hybridindex.service.daemon_address import find_daemon
+from hybridindex.store.control import ControlStore
 
 __all__ = ["register"]
 
@@ -34,6 +38,10 @@ Index = Annotated[
 Url = Annotated[
     str | None,
     typer.Option("--url", help="http://host:port or unix:/path; default the daemon of the index.", show_default=False),
+]
+Force = Annotated[bool, typer.Option("--force", help="Apply a plan that cannot meet its SLO, too.")]
+BandwidthShare = Annotated[
+    float | None, typer.Option("--bandwidth-share", help="Part of the time that may go into copying.")
 ]
 KeyPath = Annotated[Path, typer.Argument(metavar="FILE", help="Key file.", show_default=False)]
 #: Longest time of a plan change: lists travel meanwhile.
@@ -115,62 +123,44 @@ def _status_table(status: dict[str, Any]) -> Table:
     return table
 
 
-def _repartition_table(answer: dict[str, Any]) -> Table:
-    table = Table("", "now", "then", title="applied" if answer["applied"] else "dry run; --apply does it")
-    then, now = answer["plan"], answer["current"] or {}
-    for title, name, show in (
-        ("verdict", "verdict", str),
-        ("SLO", "slo_ms", lambda v: f"{v:g} ms"),
-        ("lists on devices", "n_resident", lambda v: f"{v:,}"),
-        ("device bytes", "device_bytes", readable_bytes),
-    ):
-        table.add_row(title, show(now[name]) if now.get(name) is not None else "-", show(then[name]))
-    for title, name, show in (
-        ("predicted latency", "latency_ms", lambda v: f"{v:.2f} ms"),
-        ("predicted hit rate", "hit_rate", lambda v: f"{v:.1%}"),
-    ):
-        table.add_row(title, *("-" if (v := answer[f"{name}_{w}"]) is None else show(v) for w in ("before", "after")))
-    there = answer["placed"]
-    planned = f"{there['planned_lists']:,} lists, {readable_bytes(there['planned_bytes'])}"
-    table.add_row("planned on devices", "", planned)
-    if there["resident_lists"] is not None:
-        on = f"{there['resident_lists']:,} of them, {readable_bytes(there['resident_bytes'])}"
-        table.add_row("there now", "", f"{on}; with these a hit rate of {there['hit_rate']:.1%}")
-    gain = answer["gain"]
-    took = "" if answer["move_s"] is None else f", about {answer['move_s']:.2g} s"
-    table.add_row("to move", "", f"{answer['lists_to_move']:,} lists, {readable_bytes(answer['bytes_to_move'])}{took}")
-    table.add_row("to drop", "", f"{answer['lists_to_drop']:,} lists")
-    faster = "-" if gain["latency_ms"] is None else f"{gain['latency_ms']:+.2f} ms faster"
-    table.add_row(f"gain at batch {gain['batch']}", "", f"{faster}, hit rate {gain['hit_rate']:+.1%}")
-    if answer["n_queries"] is not None:
-        table.add_row("from", "", f"{answer['n_queries']:,} recent queries")
-    if answer["objection"]:
-        table.add_row("objection", "", answer["objection"])
-    if answer["update"] is not None:
-        table.add_row("update", "", f"{answer['update']['number']}, {answer['update']['stage']}")
-    return table
+def _show(answer: dict[str, Any], *, as_json: bool) -> None:
+    """Raises Exit with status 10 where the SLO is not met by what is placed."""
+    emit(answer, as_json=as_json, table=proposal_table(answer))
+    if not as_json:
+        for sentence in proposal_words(answer):
+            out.print(sentence, highlight=False, soft_wrap=True)
+    if answer["placed"]["verdict"] == "infeasible":
+        raise typer.Exit(ExitCode.INFEASIBLE)
 
 
-def _plan_offline(
-    index: Path, store: str | None, changes: PlanChanges, bandwidth_share: float, *, apply: bool
+#: (index, store, plan in force) -> a plan, and its id where it is stored.
+_Decide = Callable[[hx.Index, ControlStore, Plan | None], tuple[Plan, int | None]]
+
+
+def _offline(
+    index: Path, store: str | None, decide: _Decide, bandwidth_share: float | None, *, apply: bool, force: bool
 ) -> dict[str, Any]:
-    """The same proposal against the control store and empty devices: what the next daemon would load."""
-    from hybridindex.plans.planner import devices_of, plan_next
-    from hybridindex.plans.proposal import Served, placed, propose
+    """A daemon's answer, against the control store and empty devices: what the next daemon would load."""
+    from hybridindex.plans.proposal import Served, propose
     from hybridindex.tiers.contract.copy_queue import check_share
 
-    check_share(bandwidth_share)
+    share = 1.0 if bandwidth_share is None else bandwidth_share
+    check_share(share)
+    if bandwidth_share is not None:
+        err.print("no daemon runs: --bandwidth-share only says how long the move would take", highlight=False)
     with hx.open(index, verify="quick") as opened, opened.store(store) as control:
-        stored = latest_plan_id(control, opened.fingerprint) is not None
-        found = load_plan(opened, "latest", control) if stored else None
+        serves = current_plan_id(control, opened.fingerprint) is not None
+        found = load_plan(opened, "current", control) if serves else None
         current = None if found is None else found[1]
-        devices = devices_of(opened.ivf, 1 if current is None else current.n_devices)
-        plan, profile_id = plan_next(opened.ivf, control, current, changes, devices)
+        plan, plan_id = decide(opened, control, current)
         served = Served.nowhere(current, opened.nlist)
-        proposal = propose(plan, current, served, reason="requested", bandwidth_share=bandwidth_share)
-        plan_id = control.save_plan(plan.to_record(), profile_id) if apply else None
+        proposal = propose(plan, current, served, reason="requested", bandwidth_share=share)
+        if apply:
+            plan_id = apply_offline(opened, control, plan if plan_id is None else plan_id, force=force)
     known = {"applied": apply, "plan_id": plan_id, "unplaced_lists": None, "update": None}
-    return {**proposal.to_data(), **known, "placed": asdict(placed(plan, None))}
+    err.print("no daemon runs; compared with empty devices", highlight=False)
+    answer: dict[str, Any] = to_json({**proposal.to_data(), **known})
+    return answer
 
 
 def register(app: typer.Typer) -> None:
@@ -200,34 +190,69 @@ def register(app: typer.Typer) -> None:
     def repartition(
         index: Index = None,
         apply: Annotated[bool, typer.Option("--apply", help="Do it; otherwise only say what would change.")] = False,
+        force: Force = False,
         *,
         asked: TargetOptions,
-        bandwidth_share: Annotated[
-            float | None, typer.Option("--bandwidth-share", help="Part of the time that may go into copying.")
-        ] = None,
+        bandwidth_share: BandwidthShare = None,
         url: Url = None,
         key: Key = None,
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
-        """Plan anew: predicted latency, bytes to move, gain. --apply moves the difference while searches go on.
+        """Plan anew: what is on devices now, what is planned, what has room. --apply moves lists while searches go on.
 
-        Without a running daemon, the plan is made (and with --apply stored) for the next one. Exit status 10 when the
-        SLO cannot be met. What is not given stays; a fixed coverage is given up by --coverage solve.
+        Without a running daemon, the plan is made (and with --apply becomes the current one) for the next one. Exit
+        status 10 when the SLO cannot be met: such a plan is applied only with --force. What is not given stays; a fixed
+        coverage is given up by --coverage solve.
         """
         changes = asked.changes()
+
+        def decide(opened: hx.Index, control: ControlStore, current: Plan | None) -> tuple[Plan, None]:
+            from hybridindex.plans.planner import devices_of, plan_next
+
+            devices = devices_of(opened.ivf, 1 if current is None else current.n_devices)
+            return plan_next(opened.ivf, control, current, changes, devices)[0], None
+
         if url is None and index is not None and find_daemon(index) is None:
-            if bandwidth_share is not None:
-                err.print("no daemon runs: --bandwidth-share only says how long the move would take", highlight=False)
-            share = 1.0 if bandwidth_share is None else bandwidth_share
-            answer = to_json(_plan_offline(index, store, changes, share, apply=apply))
-            err.print("no daemon runs; compared with empty devices", highlight=False)
+            answer = _offline(index, store, decide, bandwidth_share, apply=apply, force=force)
         else:
             with _connect(index, url, key, _CHANGE_TIMEOUT_S) as client:
-                answer = client.repartition(apply=apply, bandwidth_share=bandwidth_share, **changes.given())
-        emit(answer, as_json=json, table=_repartition_table(answer))
-        if answer["plan"]["verdict"] == "infeasible":
-            raise typer.Exit(ExitCode.INFEASIBLE)
+                answer = client.repartition(
+                    apply=apply, force=force or None, bandwidth_share=bandwidth_share, **changes.given()
+                )
+        _show(answer, as_json=json)
+
+    @app.command(name="apply")
+    @grouped
+    def apply_(
+        index: Index = None,
+        plan: Annotated[str, typer.Option("--plan", help="Plan id, or 'latest'.")] = "latest",
+        force: Force = False,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+        *,
+        bandwidth_share: BandwidthShare = None,
+        url: Url = None,
+        key: Key = None,
+        store: StoreUrl = None,
+        json: Json = False,
+    ) -> None:
+        """Make a stored plan the one that serves; a running daemon moves its lists, the next one resumes it.
+
+        Exit status 10 when the plan cannot meet its SLO; such a plan is applied only with --force.
+        """
+
+        def decide(opened: hx.Index, control: ControlStore, _current: Plan | None) -> tuple[Plan, int]:
+            found = load_plan(opened, plan, control)
+            if found is None:
+                raise InvalidInputError("--plan is 'none'; expected a plan id or 'latest'")
+            return found[1], found[0]
+
+        if url is None and index is not None and (store is not None or find_daemon(index) is None):
+            answer = _offline(index, store, decide, bandwidth_share, apply=not dry_run, force=force)
+        else:
+            with _connect(index, url, key, _CHANGE_TIMEOUT_S) as client:
+                answer = client.apply_plan(plan, dry_run=dry_run, force=force or None, bandwidth_share=bandwidth_share)
+        _show(answer, as_json=json)
 
     @app.command()
     def drain(
@@ -245,8 +270,8 @@ def register(app: typer.Typer) -> None:
 
 
 def _register_keys(app: typer.Typer) -> None:
-    keys = typer.Typer(name="keys", help="API keys of a daemon.", no_args_is_help=True, add_completion=False)
-    app.add_typer(keys)
+    keys = typer.Typer(help="API keys of a daemon.", no_args_is_help=True, add_completion=False)
+    app.add_typer(keys, name="keys")
 
     @keys.command()
     def add(

@@ -322,7 +322,8 @@ def register(app: typer.Typer) -> None:
 
         if memory.model is not None and memory.model_bytes is not None:
             raise InvalidInputError("--model and --model-bytes: expected one of them")
-        weights = None if memory.model is None else weight_bytes(memory.model)
+        with _naming_flags():
+            weights = None if memory.model is None else weight_bytes(memory.model)
         with hx.open(index, verify="quick") as opened, opened.store(store) as control:
             found = load_plan(opened, plan_id, control)
         if found is None:
@@ -334,13 +335,18 @@ def register(app: typer.Typer) -> None:
         taken = parse_bytes(memory.model_bytes) if memory.model_bytes else None
         if weights is not None:
             taken = -(-weights // decided.n_devices)
-        share = share_with(
-            decided,
-            device_memory_bytes=total,
-            kv_cache_bytes=parse_bytes(memory.kv_cache_bytes) if memory.kv_cache_bytes else None,
-            model_bytes=taken,
-        )
-        notes = list(share.notes)
+        with _naming_flags():
+            share = share_with(
+                decided,
+                device_memory_bytes=total,
+                kv_cache_bytes=parse_bytes(memory.kv_cache_bytes) if memory.kv_cache_bytes else None,
+                model_bytes=taken,
+            )
+        notes = [_with_flags(note) for note in share.notes]
+        if not decided.feasible:
+            notes.append(
+                f"the plan is infeasible; before the first start: hybridindex apply {index} --plan {number} --force"
+            )
         if weights is not None:
             parts = f", {taken} on each of {decided.n_devices} devices" if decided.n_devices > 1 else ""
             notes.append(
@@ -377,6 +383,25 @@ def register(app: typer.Typer) -> None:
                 ["vllm", "serve", "MODEL" if memory.model is None else str(memory.model), *share.arguments()]
             )
             _show_share(serve, notes, environment, beside)
+
+
+def _with_flags(text: str) -> str:
+    """What :mod:`hybridindex.integrations.vllm` says, with the names of options for those of its arguments."""
+    flags = {
+        "device_memory_bytes": "--device-memory",
+        "kv_cache_bytes": "--kv-cache-bytes",
+        "model_bytes": "--model or --model-bytes",
+    }
+    return re.sub("|".join(rf"\b{name}\b" for name in flags), lambda found: flags[found[0]], text)
+
+
+@contextmanager
+def _naming_flags() -> Iterator[None]:
+    """Errors raised within name options."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise InvalidInputError(_with_flags(str(error))) from error
 
 
 def _show_share(serve: str, notes: list[str], environment: dict[str, str], beside: list[str]) -> None:

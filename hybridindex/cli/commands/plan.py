@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -31,8 +32,8 @@ from hybridindex.cli.options import (
     WhatIfOptions,
 )
 from hybridindex.client.client import Client
-from hybridindex.errors import InvalidInputError, UnreachableError
-from hybridindex.plans.current import applied_plans
+from hybridindex.errors import InvalidInputError
+from hybridindex.plans.current import applied_plans, current_plan_id
 from hybridindex.plans.stored import load_plan, plan_summary
 from hybridindex.service.daemon_address import find_daemon
 from hybridindex.store.retention import Retention
@@ -56,10 +57,32 @@ def profile_summary(profile: Profile) -> dict[str, Any]:
         "recall": [{"nprobe": p.nprobe, "recall": p.recall, "ndcg": p.ndcg} for p in profile.recall],
         "skew": skew_summary(profile),
         "sample_size": sample_size_error(profile.access, profile.list_bytes),
+        "latencies": _latencies(profile),
         "samples": len(profile.stages),
         "transfers": len(profile.transfers),
         "notes": dict(profile.notes),
     }
+
+
+def _latencies(profile: Profile) -> list[dict[str, Any]]:
+    """Medians of what was timed, by stage, device and batch size. Scans on the host: those of all lists. Whole batches:
+    by the part of the lists that were on devices."""
+    timed: dict[tuple[str, str, float, int], list[float]] = {}
+    for sample in profile.stages:
+        if sample.stage == "host_scan" and sample.coverage > 0:
+            continue
+        coverage = sample.coverage if sample.stage == "batch" else 0.0
+        timed.setdefault((sample.stage, sample.device, coverage, sample.batch), []).append(sample.seconds)
+    return [
+        {"stage": stage, "device": device, "coverage": coverage, "batch": batch, "median_ms": 1e3 * median(seconds)}
+        for (stage, device, coverage, batch), seconds in sorted(timed.items())
+    ]
+
+
+def _stage_words(stage: str, device: str, coverage: float) -> str:
+    if stage == "batch":
+        return f"whole batch, {f'{coverage:.0%} of lists on {device}' if coverage else 'host alone'}"
+    return f"{stage.replace('_', ' ')}{f', {device}' if device else ''}"
 
 
 def _profile_table(summary: dict[str, Any]) -> Table:
@@ -80,6 +103,12 @@ def _profile_table(summary: dict[str, Any]) -> Table:
         )
     for point in summary["recall"]:
         table.add_row(f"recall at nprobe {point['nprobe']}", f"{point['recall']:.3f} (NDCG {point['ndcg']:.3f})")
+    stages: dict[str, list[str]] = {}
+    for timed in summary["latencies"]:
+        words = _stage_words(timed["stage"], timed["device"], timed["coverage"])
+        stages.setdefault(words, []).append(f"{timed['batch']}: {timed['median_ms']:.3g}")
+    for words, medians in stages.items():
+        table.add_row(words, f"median ms by batch size: {', '.join(medians)}")
     table.add_row("timed runs", f"{summary['samples']} stages, {summary['transfers']} transfers")
     return table
 
@@ -136,12 +165,14 @@ def register(app: typer.Typer) -> None:
         goal: PlanOptions,
         machine: what_if.MachineToSuppose,
         change: WhatIfOptions,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Store nothing.")] = False,
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
         """Decide which lists to keep on devices; store the plan. Exit status 10 when the SLO cannot be met.
 
-        With --hardware: predict what another machine would do, and store nothing.
+        A stored plan serves nobody until apply makes it the one that serves. With --hardware: predict what another
+        machine would do, and store nothing.
         """
         if machine.hardware is not None:
             what_if.forecast_machine(index, goal, machine, change, store, as_json=json)
@@ -177,12 +208,16 @@ def register(app: typer.Typer) -> None:
                 allow_other_hardware=goal.any_hardware,
             )
             assert measured.id is not None
-            plan_id = control.save_plan(decided.to_record(), measured.id)
+            plan_id = None if dry_run else control.save_plan(decided.to_record(), measured.id)
+            serves = current_plan_id(control, opened.fingerprint)
         payload = {"plan_id": plan_id, "profile_id": measured.id, **plan_summary(decided)}
         emit(payload, as_json=json)
         if not json:
-            out.print(f"plan {plan_id}", style="bold")
+            out.print("dry run" if plan_id is None else f"plan {plan_id}", style="bold")
             out.print(decided.explain(), highlight=False, soft_wrap=True)
+            out.print(
+                _what_serves(index, plan_id, serves, forced=not decided.feasible), highlight=False, soft_wrap=True
+            )
         if not decided.feasible:
             raise typer.Exit(ExitCode.INFEASIBLE)
 
@@ -190,7 +225,7 @@ def register(app: typer.Typer) -> None:
     def explain(
         index: IndexPath,
         plan_id: Annotated[
-            str, typer.Argument(metavar="[PLAN]", help="Plan id, 'latest', or 'current': what a daemon serves.")
+            str, typer.Argument(metavar="[PLAN]", help="Plan id, 'latest', or 'current': what serves, or would.")
         ] = "latest",
         key: Key = None,
         store: StoreUrl = None,
@@ -214,13 +249,14 @@ def register(app: typer.Typer) -> None:
         """List stored profiles and plans of an index, newest last. Asks the index's daemon where one runs."""
         with _daemon(index, key, store) as client:
             found = to_json(_stored_history(index, store)) if client is None else client.plans()
+            word = "applied" if client is None else "serves"
         table = Table("kind", "id", "made", "what")
         for made in found["profiles"]:
             what = f"nprobe {made['nprobe']}, {made['threads']} threads"
             table.add_row("profile", str(made["id"]), made["created_at"][:19], what)
         for kept in found["plans"]:
             table.add_row(
-                "plan, serves" if kept["id"] == found["current"] else "plan",
+                f"plan, {word}" if kept["id"] == found["current"] else "plan",
                 str(kept["id"]),
                 kept["created_at"][:19],
                 f"{kept['verdict']}, SLO {kept['slo_ms']} ms, coverage {kept['coverage'] or 0:.1%}, "
@@ -269,6 +305,14 @@ def register(app: typer.Typer) -> None:
         emit({"plan_id": number, "html": files.html, "pngs": files.pngs}, as_json=json, table=f"wrote {files.html}")
 
 
+def _what_serves(index: Path, plan_id: int | None, serves: int | None, *, forced: bool) -> str:
+    """``serves``: the plan that was applied last."""
+    now = "No plan was applied yet" if serves is None else f"Plan {serves} stays the one that serves"
+    if plan_id is None:
+        return f"Nothing was stored. {now}."
+    return f"{now}. Apply this one with: hybridindex apply {index} --plan {plan_id}{' --force' if forced else ''}"
+
+
 @contextmanager
 def _daemon(index: Path, key: str | None, store: str | None) -> Iterator[Client | None]:
     """A client of the daemon that serves ``index``; None where none runs, or another store is meant."""
@@ -281,8 +325,6 @@ def _daemon(index: Path, key: str | None, store: str | None) -> Iterator[Client 
 
 
 def _explain_stored(index: Path, plan_id: str, store: str | None) -> dict[str, Any]:
-    if plan_id == "current":
-        raise UnreachableError(f"PLAN is 'current', and no daemon serves {index}; expected a plan id or 'latest'")
     with hx.open(index, verify="quick") as opened, opened.store(store) as control:
         found = load_plan(opened, plan_id, control)
     assert found is not None, "only 'none' is no plan"
@@ -293,7 +335,7 @@ def _explain_stored(index: Path, plan_id: str, store: str | None) -> dict[str, A
 def _stored_history(index: Path, store: str | None) -> dict[str, Any]:
     with hx.open(index, verify="quick") as opened, opened.store(store) as control:
         return {
-            "current": None,
+            "current": current_plan_id(control, opened.fingerprint),
             "profiles": control.list_profiles(index_fingerprint=opened.fingerprint),
             "plans": control.list_plans(index_fingerprint=opened.fingerprint),
             "applied": applied_plans(control, opened.fingerprint),

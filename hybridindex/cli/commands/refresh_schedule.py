@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
         no_args_is_help=True,
         add_completion=False,
     )
-    app.add_typer(schedule)
+    app.add_typer(schedule, name="refresh-schedule")
 
     @schedule.command(name="list")
     def list_(index: IndexPath, store: StoreUrl = None, json: Json = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +36,8 @@ from hybridindex.studies.schedule.stages.tree_scan import MeasuredRetrieval
 
 __all__ = ["register"]
 
+#: Rows of the frontier whose requests/s differ by less are one row.
+_ALIKE = 0.01
 _KINDS: dict[str, Callable[[str], hardware.Chip | hardware.Server | hardware.Model]] = {
     "chips": hardware.chip,
     "servers": hardware.server,
@@ -221,17 +223,40 @@ def _payload(frontier: Frontier, point: int, misses: list[str]) -> dict[str, Any
     }
 
 
+def _folded(schedules: Sequence[Schedule], point: int) -> Iterator[tuple[int, list[Schedule]]]:
+    """Neighbours on the frontier that place and share chips alike and gain less than :data:`_ALIKE` over the first of
+    them, with the number of that one, from 1. The chosen ``point`` stands alone."""
+    alike: list[Schedule] = []
+    for number, schedule in enumerate(schedules, 1):
+        if alike and (
+            point in (number, number - 1)
+            or (schedule.placement, schedule.chips, schedule.decoding.tpot_s)
+            != (alike[0].placement, alike[0].chips, alike[0].decoding.tpot_s)
+            or schedule.qps_per_chip > alike[0].qps_per_chip * (1 + _ALIKE)
+        ):
+            yield number - len(alike), alike
+            alike = []
+        alike.append(schedule)
+    if alike:
+        yield len(schedules) - len(alike) + 1, alike
+
+
+def _span(first: str, last: str) -> str:
+    return first if first == last else f"{first} to {last}"
+
+
 def _tables(frontier: Frontier, point: int, misses: list[str], resources: Resources) -> list[Any]:
     title = f"{frontier.servers} servers retrieve, at most {resources.chips} {resources.chip.name}"
     points = Table("", "TTFT ms", "requests/s per chip", "chips", "TPOT ms", "sharing chips", title=title)
-    for number, schedule in enumerate(frontier.schedules, 1):
+    for first, alike in _folded(frontier.schedules, point):
+        last, one = first + len(alike) - 1, alike[0]
         points.add_row(
-            f"{number}{' *' if number == point else ''}",
-            f"{schedule.ttft_s * 1e3:,.1f}",
-            f"{schedule.qps_per_chip:.3g}",
-            str(schedule.chips),
-            f"{schedule.decoding.tpot_s * 1e3:.3g}",
-            schedule.placement,
+            f"{_span(str(first), str(last))}{' *' if first == point else ''}",
+            _span(*(f"{schedule.ttft_s * 1e3:,.1f}" for schedule in (one, alike[-1]))),
+            _span(*(f"{schedule.qps_per_chip:.3g}" for schedule in (one, alike[-1]))),
+            str(one.chips),
+            f"{one.decoding.tpot_s * 1e3:.3g}",
+            one.placement,
         )
     stages = Table("stage", "chips", "batch", "split", "latency ms", "busy", title=f"point {point}")
     chosen = frontier.schedules[point - 1]

@@ -89,7 +89,10 @@ def register(app: typer.Typer) -> None:
         config: ConfigFile = None,
         json: Json = False,
     ) -> None:
-        """Serve an index over HTTP until SIGTERM, Ctrl-C or drain; resume its latest plan.
+        """Serve an index over HTTP until SIGTERM, Ctrl-C or drain, by the plan that was applied last.
+
+        --plan N applies plan N first. Where no plan was ever applied, the host scans everything, and the log says which
+        command applies one.
 
         All settings can also stand in a file (--config), which docs/settings.md describes. Log lines go to standard
         error. With --json, one object with pid and addresses is printed once it listens.

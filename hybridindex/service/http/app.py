@@ -21,7 +21,7 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from hybridindex import __version__
-from hybridindex.errors import HybridIndexError, ProfileError
+from hybridindex.errors import HybridIndexError, ProfileError, ProfileMismatchError
 from hybridindex.plans.stored import plan_tradeoff
 from hybridindex.service.auth import Caller, Keyring
 from hybridindex.service.core import Service
@@ -204,6 +204,11 @@ def _serving(file: PageFile) -> Handler:
     return serve
 
 
+def _unknown_plan(choice: str) -> ProblemError:
+    detail = f"there is no plan {choice} of this index; GET /v1/plans lists those there are"
+    return ProblemError(Problem(404, "unknown-plan", "Unknown plan", detail, "plan"))
+
+
 def _describe_all(app: FastAPI, *, keys: bool) -> None:
     make = app.openapi
 
@@ -286,6 +291,11 @@ class _Routes:
                 {200: answers.REPARTITIONED, **taken, **change, **openapi.problems(507)},
             ),
             (
+                "POST", "/v1/plans/{plan}/apply", self.apply_plan, "Make a stored plan the one that serves; admin",
+                {**bodies.apply.document, "parameters": openapi.PLAN_PATH},
+                {200: answers.REPARTITIONED, **taken, **change, **openapi.problems(404, 507)},
+            ),
+            (
                 "POST", RECENT_PATH, recent.upload, "Give recent queries to the refresh; admin", bodies.recent.document,
                 {200: answers.RECENT, **taken, **change},
             ),
@@ -357,8 +367,7 @@ class _Routes:
         try:
             found = await asyncio.to_thread(self._service.stored_plan, choice)
         except ProfileError:
-            detail = f"there is no plan {choice} of this index; GET /v1/plans lists those there are"
-            raise ProblemError(Problem(404, "unknown-plan", "Unknown plan", detail, "plan")) from None
+            raise _unknown_plan(choice) from None
         return _json(describe(found))
 
     async def plans(self, _request: Request) -> Response:
@@ -380,8 +389,20 @@ class _Routes:
         return _json(await asyncio.to_thread(read_events, self._service, **asked))
 
     async def repartition(self, request: Request) -> Response:
-        asked = {"apply": False, **await self._object(request, self._search.requests.repartition)}
+        asked = {"apply": False, "force": False, **await self._object(request, self._search.requests.repartition)}
         answer = await asyncio.to_thread(self._service.repartition, **asked)
+        return _json(describe(answer))
+
+    async def apply_plan(self, request: Request) -> Response:
+        asked = {"force": False, **await self._object(request, self._search.requests.apply)}
+        dry_run = asked.pop("dry_run", False)
+        choice = request.path_params["plan"]
+        try:
+            answer = await asyncio.to_thread(self._service.apply_plan, choice, apply=not dry_run, **asked)
+        except ProfileMismatchError:
+            raise
+        except ProfileError:
+            raise _unknown_plan(choice) from None
         return _json(describe(answer))
 
     async def drain(self, request: Request) -> Response:

@@ -185,7 +185,7 @@ class RequestMiddleware:
             return Caller(name=_address_of(scope), role=Role.ADMIN if self._keyring is None else Role.SEARCH)
         shown = headers.get(b"authorization")
         caller = self._keyring.identify(None if shown is None else shown.decode("latin-1"))
-        if path in _ADMIN and caller.role is not Role.ADMIN:
+        if _for_admins(path) and caller.role is not Role.ADMIN:
             _audit.warning("refused", extra={"action": path, "client": caller.name, "outcome": 403})
             raise ProblemError(Problem(403, "forbidden", "Forbidden", "this needs a key with the role admin"))
         return caller
@@ -194,12 +194,16 @@ class RequestMiddleware:
         route = _route_of(scope)
         self._metrics.count_response(route, status, seconds)
         client = caller.name if caller is not None else "unknown"
-        if scope["path"] in _ADMIN and caller is not None and caller.role is Role.ADMIN:
+        if _for_admins(scope["path"]) and caller is not None and caller.role is Role.ADMIN:
             _audit.info("admin call", extra={"action": scope["path"], "client": client, "outcome": status})
         if route in _QUIET and status < 400:
             return
         fields = {"method": scope["method"], "route": route, "status": status, "ms": round(seconds * 1e3, 3)}
         self._access.note("request", {**fields, "client": client, "request_id": request_id})
+
+
+def _for_admins(path: str) -> bool:
+    return path in _ADMIN or (path.startswith("/v1/plans/") and path.endswith("/apply"))
 
 
 class _Stamped:

@@ -40,7 +40,8 @@ _WORDS = {
     403: "The key's role does not allow this",
     404: "No such session or plan",
     408: "The body did not come in time",
-    409: "No profile to plan from, a new target beside a fixed coverage, queries are not kept, or a device has failed",
+    409: "No profile to plan from, a new target beside a fixed coverage, an infeasible plan without force, queries are "
+    "not kept, or a device has failed",
     413: "Too large",
     415: "Media type not supported",
     429: "This client's share of the queue is full; see Retry-After-Ms",
@@ -68,4 +69,8 @@ def _path(name: str, **words: Any) -> list[dict[str, Any]]:
 
 
 SESSION_PATH = _path("session", schema={"type": "string"})
-PLAN_PATH = _path("plan", schema={"type": "string", "pattern": "^([0-9]+|latest)$"}, description="Its id, or latest.")
+PLAN_PATH = _path(
+    "plan",
+    schema={"type": "string", "pattern": "^([0-9]+|latest|current)$"},
+    description="Its id, latest (the newest) or current (applied last).",
+)

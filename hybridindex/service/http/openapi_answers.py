@@ -129,19 +129,19 @@ PLANS = answer(
     ),
     "Stored plans in the order of saving, and when each was applied",
 )
+_HELD: dict[str, Schema] = {"lists": _COUNT, "bytes": _COUNT}
+_SHORT: dict[str, Schema] = {
+    **_HELD,
+    "verdict": {"enum": ["feasible", "infeasible"]},
+    "hit_rate": _SHARE,
+    "latency_ms": _nullable(_NUMBER),
+}
 REPARTITIONED = answer(
     closed(
         {
             "applied": _YES,
             "plan_id": _nullable(_INTEGER),
             "unplaced_lists": _nullable(_COUNT),
-            "placed": closed(
-                {
-                    **dict.fromkeys(("planned_lists", "planned_bytes"), _COUNT),
-                    **dict.fromkeys(("resident_lists", "resident_bytes"), _nullable(_COUNT)),
-                    "hit_rate": _nullable(_SHARE),
-                }
-            ),
             "update": _nullable(_ANY_OBJECT),
             "number": _nullable(_COUNT),
             "reason": _TEXT,
@@ -149,8 +149,13 @@ REPARTITIONED = answer(
             "n_queries": _nullable(_COUNT),
             "plan": _plan_summary(),
             "current": _nullable(_plan_summary()),
+            "resident": closed(_HELD),
+            "planned": closed(_SHORT),
+            "placed": closed({**_SHORT, "reason": _TEXT}),
             **dict.fromkeys(("hit_rate_before", "hit_rate_after"), _SHARE),
             **dict.fromkeys(("latency_ms_before", "latency_ms_after"), _nullable(_NUMBER)),
+            "verdict_before": {"enum": ["feasible", "infeasible"]},
+            **dict.fromkeys(("max_qps_before", "max_qps_after"), _nullable(_NUMBER)),
             "gain": closed(
                 {"latency_ms": _nullable(_NUMBER), "hit_rate": _NUMBER, "device_bytes": _INTEGER, "batch": _COUNT}
             ),
@@ -162,9 +167,10 @@ REPARTITIONED = answer(
             "stage_seconds": {"type": "object", "additionalProperties": _NUMBER},
         }
     ),
-    "What changes, or would. Null: plan_id, unplaced_lists, what is resident and update of a dry run; update, number, "
-    "created_at, n_queries, worthwhile and objection where no refresh plans from recent queries; current without a "
-    "plan",
+    "What changes, or would: what devices hold before (resident), what the plan wants there (planned), and what has "
+    "room there (placed), of which hit rate, latency and gain are told. Null: unplaced_lists and update of a dry run, "
+    "and plan_id unless its plan is stored; update, number, created_at, n_queries, worthwhile and objection where no "
+    "refresh plans from recent queries; current without a plan",
 )
 STATUS = answer(
     closed(

@@ -15,6 +15,7 @@ from hybridindex.errors import (
     AccessDeniedError,
     DeadlineExceededError,
     DeviceError,
+    InfeasiblePlanError,
     InvalidInputError,
     OverloadedError,
     PlanConflictError,
@@ -103,6 +104,8 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(401, "access-denied", "Access denied", str(error))
     if isinstance(error, PlanConflictError):
         return Problem(409, "plan-conflict", "Contradiction to the plan in force", str(error), "coverage")
+    if isinstance(error, InfeasiblePlanError):
+        return Problem(409, "infeasible-plan", "The plan cannot meet its SLO", str(error), "force")
     if isinstance(error, InvalidInputError):
         # Messages begin with the name of the field.
         named = _FIELD.match(str(error))

@@ -209,6 +209,13 @@ class Requests:
             hit_rate_model: _HitRates
             headroom: _Headroom
             bandwidth_share: _Share
+            force: _Flag
+
+        @_closed
+        class Apply(TypedDict, total=False):
+            dry_run: _Flag
+            force: _Flag
+            bandwidth_share: _Share
 
         self.search = QueryBody(Search, {"k": 2}, limits, dim)
         self.lookahead = QueryBody(Lookahead, {"budget_bytes": 1 << 20}, limits, dim)
@@ -216,6 +223,7 @@ class Requests:
         both = {"required": ["lookahead_bytes", "window_ms"]}
         self.session = Body(Session, {"lookahead_bytes": 8 << 20}, **{"not": both})
         self.repartition = Body(Repartition, {"apply": False, "slo_ms": 50, "coverage": SOLVE})
+        self.apply = Body(Apply, {"force": False})
         self.nothing = Body(Nothing, {})
 
     def read_search(self, body: bytes, content_type: str, options: Mapping[str, str]) -> SearchRequest:

@@ -241,16 +241,21 @@ def test_sessions_are_limited(make_service):
     talk(service, conversation)
 
 
-def test_readiness_follows_warming_up_and_draining(make_service):
+def test_readiness_follows_warming_up_and_draining(make_service, monkeypatch):
     service = make_service(warm=False)
+    forget, warmed = service.router.forget_load, []
+    monkeypatch.setattr(service.router, "forget_load", lambda: (warmed.append(service.router.stats()), forget()))
     is_problem(ask(service, "GET", "/readyz"), 503)
     assert ask(service, "GET", "/livez").text == "ok\n"
     service.warm_up()
     assert ask(service, "GET", "/readyz").text == "ok\n"
     # Every tier that holds lists scanned something.
-    stats = service.router.stats()
+    (stats,) = warmed
     assert stats.device_work_bytes > 0
     assert stats.host_work_bytes > 0
+    # Nobody asked for that.
+    counted = ask(service, "GET", "/v1/status").json()["router"]
+    assert (counted["queries"], counted["batches"], counted["hit_rate"], counted["stages"]) == (0, 0, 0, {})
     assert ask(service, "POST", "/v1/drain").status_code == 202
     is_problem(ask(service, "GET", "/readyz"), 503)
     refused = ask(service, "POST", "/v1/search", json={"queries": [0] * 24})
@@ -343,6 +348,7 @@ def keys(tmp_path):
         ("POST", "/v1/sessions", 401, 201, 201),
         ("GET", "/nowhere", 401, 404, 404),
         ("POST", "/v1/repartition", 401, 403, 200),
+        ("POST", "/v1/plans/1/apply", 401, 403, 200),
         ("POST", "/v1/queries/recent", 401, 403, 409),
         ("POST", "/v1/drain", 401, 403, 202),
     ],
@@ -397,16 +403,35 @@ def test_admin_calls_are_audited_and_so_are_attempts(service, keys, caplog):
     assert not any(key in caplog.text for key in known.values())
 
 
+def test_a_stored_plan_is_applied_and_an_infeasible_one_only_by_force(service):
+    bad = service.store.save_plan(service.index.plan(0.001, 16 << 20).to_record(), 1)
+    apply = f"/v1/plans/{bad}/apply"
+    dry = ask(service, "POST", apply, json={"dry_run": True})
+    assert (dry.status_code, dry.json()["applied"], dry.json()["plan_id"]) == (200, False, bad)
+    for path, body in ((apply, {}), ("/v1/repartition", {"apply": True, "slo_ms": 0.001, "coverage": "solve"})):
+        refused = ask(service, "POST", path, json=body)
+        is_problem(refused, 409)
+        assert refused.json()["type"] == "urn:hybridindex:problem:infeasible-plan"
+        assert refused.json()["field"] == "force"
+    assert service.plan_id == 1
+    assert ask(service, "POST", apply, json={"force": True}).json()["plan_id"] == bad == service.plan_id
+    is_problem(ask(service, "POST", "/v1/plans/99/apply"), 404)
+    for field, value in (("force", "yes"), ("dry_run", 1), ("bandwidth_share", 0.001), ("bandwidth_share", "half")):
+        wrong = ask(service, "POST", apply, json={field: value})
+        is_problem(wrong, 400)
+        assert wrong.json()["field"] == field
+
+
 def test_the_openapi_document_describes_every_route_and_its_examples_work(service):
     schema = ask(service, "GET", "/v1/openapi.json").json()
-    assert len(schema["paths"]) == 19
+    assert len(schema["paths"]) == 20
     assert "Problem" in schema["components"]["schemas"]
-    for path, body in (("/v1/search", {}), ("/v1/sessions", {}), ("/v1/repartition", {})):
+    for path in ("/v1/search", "/v1/sessions", "/v1/repartition", "/v1/plans/{plan}/apply"):
         example = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]
         if "queries" in example:
             example["queries"] = [[0.1] * 24]
             example["nprobe"] = 4
-        assert ask(service, "POST", path, json={**example, **body}).status_code in (200, 201)
+        assert ask(service, "POST", path.replace("{plan}", "1"), json=example).status_code in (200, 201)
 
 
 @examples(80, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -108,6 +108,9 @@ def test_charts_fill_while_searches_go_on_and_nothing_leaves_the_origin(serving,
         page.wait_for_selector("#c-rate circle.chosen")
         plan = client.plan()["plan"]
         assert f"hit rate {plan['predicted_hit_rate'] * 100:.1f} %" in text_of(page, "#plan-words")
+        assert f"Verdict: feasible: {plan['reason']}" in text_of(page, "#plan-words")
+        assert "feasible, coverage" in text_of(page, "#tiles")
+        assert "its times say nothing of a GPU" in text_of(page, "#stand-in")
         assert "State: stable" in text_of(page, "#drift-words")
         assert "No window has closed yet" in text_of(page, "#drift")
         assert "is the current one" in text_of(page, "#events")
@@ -137,6 +140,8 @@ def test_a_dry_run_moves_nothing_and_applying_asks_first(serving, open_page):
         assert "SLO of 50 ms" in said
         assert f"To move: {dry['lists_to_move']} list" in said
         assert dry["plan"]["reason"] in said
+        for row in ("at an SLO of 50 ms", "meets it", "most requests within it", "lists on devices"):
+            assert row in said
         assert client.plan() == before
         page.locator("#apply").click()
         page.get_by_role("button", name="Cancel").click()
@@ -164,6 +169,14 @@ def test_a_dry_run_moves_nothing_and_applying_asks_first(serving, open_page):
         page.get_by_role("button", name="Dry run").click()
         page.wait_for_selector("text=Predicted to miss the SLO of 40 ms", timeout=30_000)
         assert client.plan() == after
+        # It is applied only by force.
+        page.locator("#apply").click()
+        assert page.get_by_role("button", name="Move lists").is_disabled()
+        page.get_by_role("checkbox", name="cannot meet the SLO").check()
+        page.get_by_role("button", name="Move lists").click()
+        page.wait_for_selector("text=Applied as plan #", timeout=60_000)
+        assert client.plan()["plan"]["verdict"] == "infeasible"
+        page.wait_for_selector("#plan-words >> text=Verdict: infeasible", timeout=30_000)
         assert page.asked
         assert all(asked.startswith(f"{url}/") for asked in page.asked)
 
@@ -209,6 +222,22 @@ def test_a_key_is_asked_for_and_its_role_decides(serving, open_page, tmp_path):
         assert page.complaints == []
 
 
+def test_every_route_stands_on_a_page_of_its_own(serving, open_page):
+    with serving("--device", "cpu") as (_, [url]), client_of(url) as client:
+        client.status()
+        page = open_page(f"{url}/docs")
+        page.wait_for_selector("#routes details")
+        document = page.evaluate("fetch('v1/openapi.json').then((a) => a.json())")
+        routes = [f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods]
+        assert page.locator("#routes > details > summary > strong").all_inner_texts() == routes
+        page.locator("#post_v1_repartition > summary").click()
+        shown = text_of(page, "#post_v1_repartition")
+        for words in ("bandwidth_share", "number (0.01 to 1)", "default false", "200: What changes", '"solve"'):
+            assert words in shown, words
+        assert all(asked.startswith(f"{url}/") for asked in page.asked)
+        assert page.complaints == []
+
+
 def test_a_daemon_without_plan_devices_or_searches_says_what_is_missing(serving, open_page):
     with serving("--plan", "none") as (_, [url]):
         page = open_page(url)
@@ -219,7 +248,7 @@ def test_a_daemon_without_plan_devices_or_searches_says_what_is_missing(serving,
             ("#devices", "the host scans everything"),
             ("#c-tradeoff", "No plan is in force"),
             ("#drift", "without --refresh"),
-            ("#events", "Nothing has happened yet"),
+            ("#events", "Plan #1 is the current one"),
             ("#repartition-off", "nothing to repartition"),
         ):
             assert words in text_of(page, where), where

@@ -63,6 +63,8 @@ PAGE_FILES = (
     PageFile(path="/page.css", name="page.css", media_type="text/css; charset=utf-8"),
     PageFile(path="/page.js", name="page.js", media_type="text/javascript; charset=utf-8"),
     PageFile(path="/charts.js", name="charts.js", media_type="text/javascript; charset=utf-8"),
+    PageFile(path="/docs", name="docs.html", media_type="text/html; charset=utf-8"),
+    PageFile(path="/docs.js", name="docs.js", media_type="text/javascript; charset=utf-8"),
     PageFile(path="/icon.svg", name="icon.svg", media_type="image/svg+xml"),
 )
 PAGE_PATHS = frozenset(file.path for file in PAGE_FILES)

@@ -93,6 +93,7 @@ async function pollOnce() {
     // A plan that is still verified serves under the number of the one before.
     const serving = `${page.state.plan_id} ${page.samples.at(-1)?.expected_hit_rate}`;
     if (page.tradeoffPlan !== serving) {
+      page.plan = (await ask("v1/plan")).plan;
       page.tradeoff = await ask("v1/plan/tradeoff");
       page.tradeoffPlan = serving;
       drawTradeoff();
@@ -203,7 +204,7 @@ function drawTiles(rows) {
     ["Attainment", percent(now.attainment), promised == null ? "no target" : `target ${percent(promised)}`, now.attainment == null ? "" : late ? "bad" : "good"],
     ["Hit rate", percent(now.hit_rate), recent.at(-1)?.expected_hit_rate == null ? "no plan" : `predicted ${percent(recent.at(-1).expected_hit_rate)}`],
     ["Load", rate(now.requests_s), `${rate(now.queries_s)} queries`],
-    ["Plan", state.plan_id == null ? "none" : `#${state.plan_id}`, tradeoff ? `coverage ${percent(tradeoff.chosen.coverage)}` : "host alone"],
+    ["Plan", state.plan_id == null ? "none" : `#${state.plan_id}`, tradeoff ? `${page.plan?.verdict}, coverage ${percent(tradeoff.chosen.coverage)}` : "host alone", page.plan?.verdict === "infeasible" ? "bad" : ""],
     ["Devices", state.devices.length ? `${usable} of ${state.devices.length}` : "none", state.devices.length ? "usable" : "host alone", usable < state.devices.length ? "bad" : ""],
     ["Drift", follows ? words(follows.drift_state) : "not watched", follows ? `update: ${words(follows.stage)}` : "no refresher", follows?.drift_state === "drifting" ? "bad" : ""],
   ];
@@ -285,6 +286,8 @@ function drawLoad(rows) {
 function drawDevices(rows) {
   const { devices } = page.state, host = $("devices");
   $("device-legend").replaceChildren(...(devices.length ? PARTS.map(([, kind, name]) => el("span", {}, swatch(kind, true), name)) : []));
+  const isStandIn = (d) => d.name.includes("stand-in");
+  $("stand-in").hidden = !devices.some(isStandIn);
   if (!devices.length) return nothing(host, "No devices: the host scans everything. Start the daemon with --device to use some.");
   while (host.children.length > devices.length || host.querySelector(":scope > .empty")) host.lastChild.remove();
   devices.forEach((device, i) => {
@@ -314,7 +317,8 @@ function drawTradeoff() {
   const { chosen } = t, most = t.points.at(-1).device_bytes, x = { min: 0, max: Math.max(most, chosen.device_bytes) * 1.05 || 1, bytes: true, label: "device bytes, scratch included", format: bytes };
   const line = (field) => t.points.map((p) => [p.device_bytes, p[field]]);
   const budget = t.budget_bytes <= x.max ? [{ x: t.budget_bytes, kind: "soft", text: `budget ${bytes(t.budget_bytes)}` }] : [];
-  $("plan-words").textContent = `Chosen: ${percent(chosen.coverage)} of the lists, ${bytes(chosen.device_bytes)} of ${bytes(t.budget_bytes)} on devices, hit rate ${percent(chosen.hit_rate)}, ${ms(chosen.latency_ms)} at p${round(t.percentile)} for a batch of ${t.batch}; at most ${rate(chosen.max_qps)} within the target.`;
+  const { verdict, reason } = page.plan ?? {};
+  $("plan-words").replaceChildren(el("strong", { class: verdict === "feasible" ? "good" : "bad" }, `Verdict: ${verdict}`), `: ${reason}. Chosen: ${percent(chosen.coverage)} of the lists, ${bytes(chosen.device_bytes)} of ${bytes(t.budget_bytes)} on devices, hit rate ${percent(chosen.hit_rate)}, ${ms(chosen.latency_ms)} at p${round(t.percentile)} for a batch of ${t.batch}; at most ${rate(chosen.max_qps)} within the target.`);
   const seen = [...t.points, chosen].flatMap((p) => [p.median_ms, p.latency_ms]);
   chart($("c-tradeoff"), {
     height: 210, summary: `Predicted latency of a batch of ${t.batch} against device bytes, from ${ms(t.points[0].latency_ms)} without devices to ${ms(t.points.at(-1).latency_ms)} with every useful list; chosen ${ms(chosen.latency_ms)}.`,
@@ -422,19 +426,19 @@ function wanted() {
 }
 
 function showProposal(o) {
-  const next = o.plan, before = o.current;
-  const row = (name, a, b, show) => [[name], [a == null ? "–" : show(a), "n"], [show(b), "n"]];
-  const pair = (name, field, show) => row(name, before?.[field], next[field], show);
-  const met = next.verdict === "feasible", gain = o.gain.latency_ms;
+  const next = o.plan, { placed } = o, row = (name, show, a, b) => [[name], [show(a), "n"], [show(b), "n"]], yes = (verdict) => (verdict === "feasible" ? "yes" : "no");
+  const met = placed.verdict === "feasible", gain = o.gain.latency_ms, slo = ms(next.slo_ms);
   const facts = [
-    el("p", { class: met ? "good" : "bad" }, el("strong", {}, `Predicted to ${met ? "meet" : "miss"} the SLO of ${ms(next.slo_ms)}`), `: ${next.reason}`),
-    table([["prediction"], ["now", "n"], ["proposed", "n"]], [
-      row(`latency, batch of ${o.gain.batch}`, o.latency_ms_before, o.latency_ms_after, ms), row("hit rate", o.hit_rate_before, o.hit_rate_after, percent), pair("coverage", "coverage", percent),
-      pair("device bytes", "device_bytes", bytes), pair("most requests within the target", "max_sustainable_qps", rate),
+    el("p", { class: met ? "good" : "bad" }, el("strong", {}, `Predicted to ${met ? "meet" : "miss"} the SLO of ${slo}`), `: ${placed.reason}`),
+    table([[`at an SLO of ${slo}`], ["now", "n"], [o.applied ? "placed" : "proposed", "n"]], [
+      row("meets it", yes, o.verdict_before, placed.verdict), row("most requests within it", rate, o.max_qps_before, o.max_qps_after),
+      row(`latency, batch of ${o.gain.batch}`, ms, o.latency_ms_before, placed.latency_ms), row("hit rate", percent, o.hit_rate_before, placed.hit_rate),
+      row("lists on devices", String, o.resident.lists, placed.lists), row("their bytes", bytes, o.resident.bytes, placed.bytes),
     ]),
     el("p", {}, el("strong", {}, "To move: "), `${lists(o.lists_to_move)}, ${bytes(o.bytes_to_move)}${o.move_s == null ? "" : `, about ${round(o.move_s)} s`}; to leave: ${lists(o.lists_to_drop)}. `,
       el("strong", {}, "Gain: "), gain == null ? "unknown" : `${gain >= 0 ? "" : "−"}${ms(Math.abs(gain))} of predicted latency`),
   ];
+  if (placed.lists < o.planned.lists) facts.push(el("p", { class: "bad" }, `${placed.lists} of ${lists(o.planned.lists)} that were planned have room; the host scans the others.`));
   if (o.objection) facts.push(el("p", { class: "bad" }, `The refresher would not do it: ${o.objection}.`));
   if (!met && next.nearest_slo_ms != null) facts.push(el("p", {}, `The nearest SLO that could be met: ${ms(next.nearest_slo_ms)}.`));
   if (o.applied) {
@@ -446,7 +450,7 @@ function showProposal(o) {
 }
 
 async function repartition(apply) {
-  const asked = apply ? page.proposed.asked : wanted();
+  const asked = apply ? { ...page.proposed.asked, force: $("force").checked } : wanted();
   const buttons = [$("dry-run"), $("apply")];
   for (const button of buttons) button.disabled = true;
   $("repartition-said").replaceChildren(el("p", {}, apply ? "Moving lists …" : "Planning …"));
@@ -474,9 +478,14 @@ $("repartition-form").addEventListener("input", () => {
 });
 $("apply").addEventListener("click", () => {
   const o = page.proposed.said;
-  $("confirm-words").textContent = `To move to devices: ${lists(o.lists_to_move)}, ${bytes(o.bytes_to_move)}; to leave: ${lists(o.lists_to_drop)}. Predicted latency ${ms(o.latency_ms_after)}, hit rate ${percent(o.hit_rate_after)}, verdict ${o.plan.verdict}.${o.objection ? ` Objection: ${o.objection}.` : ""}`;
+  $("confirm-words").textContent = `To move to devices: ${lists(o.lists_to_move)}, ${bytes(o.bytes_to_move)}; to leave: ${lists(o.lists_to_drop)}. Predicted latency ${ms(o.placed.latency_ms)}, hit rate ${percent(o.placed.hit_rate)}, verdict ${o.placed.verdict}.${o.objection ? ` Objection: ${o.objection}.` : ""}`;
+  const infeasible = o.placed.verdict === "infeasible";
+  $("confirm-force").hidden = !infeasible;
+  $("force").checked = false;
+  $("confirm-yes").disabled = infeasible;
   $("confirm").showModal();
 });
+$("force").addEventListener("change", () => { $("confirm-yes").disabled = !$("force").checked; });
 $("confirm-no").addEventListener("click", () => $("confirm").close());
 $("confirm-yes").addEventListener("click", () => { $("confirm").close(); repartition(true); });
 
