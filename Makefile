@@ -15,7 +15,7 @@ FUZZ_SECONDS ?= 30
 # fixtures, stay together.
 PARALLEL := -n logical --maxprocesses=4 --dist=worksteal
 # Rooms whose tests often need no folder: those tests are marked pure.
-PURE := -m pure tests/packaging/test_layout.py $(addprefix tests/,partitioner plans refresh report router store tiers/contract)
+PURE := -m pure $(addprefix tests/packaging/,test_layout.py test_docs.py) $(addprefix tests/,partitioner plans refresh report router store tiers/contract)
 
 .PHONY: help demo check test deep test-vllm test-ecosystem chromium lint wheel-check sanitize fuzz bench figures clean
 
@@ -32,7 +32,7 @@ help:
 	@echo "make sanitize     tests of the native scan under address, undefined-behaviour and thread sanitizers"
 	@echo "make fuzz         the native scan over malformed input, FUZZ_SECONDS=30"
 	@echo "make bench        the benchmarks behind the README's numbers (build/bench)"
-	@echo "make figures      the papers' figures beside ours: docs/images and the tables of docs/reproduction.md"
+	@echo "make figures      the papers' figures beside ours (minutes): docs/images, benchmarks/results, and the texts that quote them"
 	@echo "make clean        remove .venv and build"
 
 $(BIN)/python:
@@ -59,12 +59,12 @@ test: $(VENV)/.test
 deep: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) -m hypothesis --hypothesis-profile=deep --timeout=7200 $(PYTEST_ARGS)
 
-# Before a commit. Types are checked beside the tests.
+# Before a commit. Types are checked beside the tests: seconds where mypy ran before.
 check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy & types=$$!; \
-	$(BIN)/python -m pytest --hypothesis-profile=quick $(PURE); status=$$?; \
+	$(BIN)/python -m pytest $(PARALLEL) --hypothesis-profile=quick $(PURE); status=$$?; \
 	wait $$types && exit $$status
 
 # Without a browser the tests of the page are skipped and say so: never a reason to fail here.
@@ -100,8 +100,8 @@ bench: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.all --output build/bench
 
 figures: $(VENV)/.test
-	$(BIN)/python -m benchmarks.papers.figures --plot docs/images --report docs/reproduction.md \
-	  --json benchmarks/results/figures.json
+	$(BIN)/python -m benchmarks.papers.figures --plot docs/images --json benchmarks/results/figures.json
+	$(BIN)/python -m benchmarks.texts
 
 clean:
 	rm -rf $(VENV) build

@@ -13,6 +13,8 @@ NAMES = (
     "host.solver",
     "host.router_overhead",
     "host.host_scan",
+    "host.busy_neighbours",
+    "host.first_searches",
     "device.tier",
     "host.early_dispatch",
     "host.recall_qps",
@@ -25,6 +27,7 @@ NAMES = (
     "service.drift_trace",
     "service.repartition_cycle",
     "service.repartition_load",
+    "service.replacement",
     "papers.schedule_figures",
 )
 

@@ -11,12 +11,12 @@
         result = router.search(queries, k=10)
 """
 
-from hybridindex.api import Index, build, from_faiss
+from hybridindex.api import Index, build, from_faiss, remove_replaced, rollback
 from hybridindex.api import open_index as open  # noqa: A004 - hx.open, as in io.open
 from hybridindex.config import HealthPolicy, RouterConfig, SearchParams
 from hybridindex.errors import HybridIndexError
 from hybridindex.old_paths import install as _find_old_paths
-from hybridindex.types import LLMProfile, Profile, SearchResult
+from hybridindex.types import LLMProfile, Profile, SearchResult, VectorFile
 
 __version__ = "0.2.0"
 
@@ -29,10 +29,13 @@ __all__ = [
     "RouterConfig",
     "SearchParams",
     "SearchResult",
+    "VectorFile",
     "__version__",
     "build",
     "from_faiss",
     "open",
+    "remove_replaced",
+    "rollback",
 ]
 
 _find_old_paths()

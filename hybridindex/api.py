@@ -15,8 +15,18 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 
 from hybridindex.config import RouterConfig, RouterOptions
-from hybridindex.errors import InvalidInputError
-from hybridindex.types import DEFAULT_HEADROOM, F32, I64, HitRateChoice, LLMProfile, Metric, Profile
+from hybridindex.errors import InvalidInputError, StoreError
+from hybridindex.types import (
+    DEFAULT_HEADROOM,
+    F32,
+    I64,
+    HitRateChoice,
+    LLMProfile,
+    Metric,
+    Profile,
+    SearchResult,
+    VectorFile,
+)
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
@@ -24,9 +34,12 @@ if TYPE_CHECKING:
     from hybridindex.router.router import Router
     from hybridindex.store.control import ControlStore
 
-__all__ = ["Index", "Progress", "build", "from_faiss", "open_index"]
+__all__ = ["Index", "Progress", "build", "from_faiss", "open_index", "remove_replaced", "rollback"]
 
 _log = logging.getLogger(__name__)
+
+#: The control store beside an index.
+STORE_FILE = "control.sqlite"
 
 #: progress(stage, done, total): total is None while it is not known.
 Progress = Callable[[str, int, int | None], None]
@@ -108,7 +121,7 @@ class Index:
         """Opens the control store: ``control.sqlite`` beside the index, or a SQLAlchemy URL. The caller closes it."""
         from hybridindex.store.control import ControlStore
 
-        return ControlStore.open(url or self.path / "control.sqlite")
+        return ControlStore.open(url or self.path / STORE_FILE)
 
     def profile(
         self,
@@ -313,11 +326,52 @@ class Index:
             )
         return router
 
-    def save(self, path: str | Path, **options: Any) -> Index:
-        """Writes a copy of the current generation to another directory and opens it."""
-        from hybridindex.index import save
+    def search(self, queries: Any, k: int = 10, nprobe: int | None = None) -> SearchResult:
+        """One search on the host, for trying things: opens a router and closes it again. A server keeps a router.
 
-        return Index(save(self._ivf, path, **options))
+        Args:
+            queries: (d,) or (n, d) float32; (d,) answers (1, k).
+            k: neighbours per query.
+            nprobe: lists per query; default the index's.
+
+        Raises:
+            InvalidInputError: names the argument.
+        """
+        with self.router(devices=(), warm_bytes=0) as router:
+            return router.search(queries, k, nprobe)
+
+    def save(self, path: str | Path, *, plans: bool = True, **options: Any) -> Index:
+        """Writes a copy of this generation to another directory and opens it.
+
+        Args:
+            path: new, empty, or with ``replace=True`` an index that gets a new generation.
+            plans: profiles and plans go with it: the control store beside the index is copied as a whole. One that
+                lies elsewhere (``store_url``) is not: the copy has the same fingerprint, so it serves both.
+            options: ``replace`` and ``progress``, see :func:`hybridindex.index.opening.save`.
+
+        Raises:
+            InvalidInputError: ``path`` holds something else. StoreError: it has a control store already; or the copy
+            of the store failed, after that of the index.
+        """
+        from hybridindex.index import save
+        from hybridindex.index.storage.generation import as_path
+
+        here, there = self.path / STORE_FILE, as_path(path) / STORE_FILE
+        plans = plans and here.exists() and here.resolve() != there.resolve()
+        if plans and there.exists():
+            raise StoreError(
+                f"path {str(path)!r} has a control store already, {STORE_FILE}; expected plans=False, which leaves "
+                "it as it is, or a path without one"
+            )
+        copy = Index(save(self._ivf, path, **options))
+        try:
+            if plans:
+                with self.store() as store:
+                    store.copy_to(there)
+        except BaseException:
+            copy.close()
+            raise
+        return copy
 
     def to_faiss(self, path: str | Path) -> None:
         """Exports a faiss file that holds the same index."""
@@ -339,7 +393,7 @@ class Index:
 
 
 def build(
-    vectors: np.ndarray[Any, Any] | str | Path | Iterable[Any],
+    vectors: np.ndarray[Any, Any] | str | Path | VectorFile | Iterable[Any],
     path: str | Path,
     *,
     nlist: int | None = None,
@@ -348,14 +402,25 @@ def build(
     ids: Any = None,
     **options: Any,
 ) -> Index:
-    """Builds an index directory and opens it; see :func:`hybridindex.index.build.build` for all options."""
+    """Builds an index directory and opens it; see :func:`hybridindex.index.build.build` for all options.
+
+    ``vectors``: an array, a file (docs/inputs.md lists the formats), or an iterator of batches.
+
+    An index that stands at ``path`` is refused without ``replace=True``.
+    """
     from hybridindex.index import build as build_index
 
     return Index(build_index(vectors, path, nlist=nlist, metric=metric, codec=codec, ids=ids, **options))
 
 
-def from_faiss(file: str | Path, path: str | Path, **options: Any) -> Index:
-    """Imports any faiss IVF index file, pre-transforms included, and opens it."""
+def from_faiss(file: Any, path: str | Path, **options: Any) -> Index:
+    """Imports any faiss IVF index, pre-transforms included, and opens it.
+
+    Args:
+        file: its path, or an index object, which stays as it is.
+        path: the index directory.
+        options: see :func:`hybridindex.index.faiss_files.import_faiss.from_faiss`.
+    """
     from hybridindex.index import from_faiss as import_index
 
     return Index(import_index(file, path, **options))
@@ -374,3 +439,20 @@ def open_index(path: str | Path, *, verify: Literal["full", "quick"] = "full") -
     from hybridindex.index import open_index as open_directory
 
     return Index(open_directory(path, verify=verify))
+
+
+def rollback(path: str | Path) -> int:
+    """Makes the generation that the current one replaced the current one again; the number of the generation.
+
+    See :func:`hybridindex.index.opening.rollback`.
+    """
+    from hybridindex.index import rollback as roll_back
+
+    return roll_back(path).generation
+
+
+def remove_replaced(path: str | Path) -> list[int]:
+    """Removes what was replaced; the numbers of the removed generations. A daemon does it when the new one serves."""
+    from hybridindex.index import remove_replaced as remove
+
+    return remove(path)

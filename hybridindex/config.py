@@ -71,15 +71,20 @@ def _finite(value: Any) -> bool:
         return False
 
 
-def check_count(name: str, value: Any, limit: int | None = None) -> int:
-    """An integer 1..limit; None: no limit."""
-    if type(value) is int and value >= 1 and (limit is None or value <= limit):  # what nearly all searches give
+def check_count(name: str, value: Any, limit: int) -> int:
+    """An integer 1..limit."""
+    if type(value) is int and 1 <= value <= limit:  # what nearly all searches give
         return value
-    expected = "1 or more" if limit is None else f"1..{limit}"
     if not _is_integer(value):
-        raise InvalidInputError(f"{name} is {value!r}; expected an integer {expected}")
-    if value < 1 or (limit is not None and value > limit):
-        raise InvalidInputError(f"{name} is {value}; expected {expected}")
+        raise InvalidInputError(f"{name} is {value!r}; expected an integer 1..{limit}")
+    if not 1 <= value <= limit:
+        raise InvalidInputError(f"{name} is {value}; expected 1..{limit}")
+    return int(value)
+
+
+def _check_integer(name: str, value: Any) -> int:
+    if not _is_integer(value):
+        raise InvalidInputError(f"{name} is {value!r}; expected an integer")
     return int(value)
 
 
@@ -266,6 +271,14 @@ class RouterConfig:
             is_bytes=True,
         ),
     ] = 0
+    warm_bytes: Annotated[
+        int | None,
+        Setting(
+            help="Most bytes of lists that are read into memory before the router is ready, the plan's hottest first; "
+            "default half of the memory that is available. 0: none, and first searches read from disk.",
+            is_bytes=True,
+        ),
+    ] = None
     wait_for_lists: Annotated[
         bool,
         Setting(
@@ -298,6 +311,8 @@ class RouterConfig:
         if not isinstance(health, HealthPolicy):
             raise InvalidInputError(f"health is {health!r}; expected a HealthPolicy")
         _set(self, "pin_host_lists", check_bytes("pin_host_lists", self.pin_host_lists))
+        if self.warm_bytes is not None:
+            _set(self, "warm_bytes", check_bytes("warm_bytes", self.warm_bytes))
         _check_flag(self, "early_dispatch", "shrink_arenas", "wait_for_lists")
 
     def _budgets(self) -> int | tuple[int, ...] | None:
@@ -334,6 +349,7 @@ class RouterOptions(TypedDict, total=False):
     shrink_arenas: bool
     health: HealthPolicy | None
     pin_host_lists: int
+    warm_bytes: int | None
     wait_for_lists: bool
 
 
@@ -364,19 +380,19 @@ class SearchParams:
         k, nprobe, least = self.k, self.nprobe, self.min_nprobe
         plain = type(k) is type(least) is int and (nprobe is None or type(nprobe) is int)
         # The way of nearly all searches: each makes one of these, so that functions would cost.
-        if not (plain and 0 < k <= MAX_K and least > 0 and (nprobe is None or nprobe > 0)):
+        if not (plain and 0 < k <= MAX_K):
             _set(self, "k", check_count("k", k, MAX_K))
             if nprobe is not None:
-                _set(self, "nprobe", check_count("nprobe", nprobe))
-            _set(self, "min_nprobe", check_count("min_nprobe", least))
+                _set(self, "nprobe", _check_integer("nprobe", nprobe))
+            _set(self, "min_nprobe", _check_integer("min_nprobe", least))
         if self.deadline_ms is not None:
             _set(self, "deadline_ms", check_milliseconds("deadline_ms", self.deadline_ms))
 
     def check_index(self, nlist: int) -> None:
-        """Raises InvalidInputError: more lists are named than the index has."""
-        if self.min_nprobe > nlist:
+        """Raises InvalidInputError: ``nprobe`` or ``min_nprobe`` is not in 1..nlist."""
+        if not 0 < self.min_nprobe <= nlist:
             check_count("min_nprobe", self.min_nprobe, nlist)
-        if self.nprobe is not None and self.nprobe > nlist:
+        if self.nprobe is not None and not 0 < self.nprobe <= nlist:
             check_count("nprobe", self.nprobe, nlist)
 
 

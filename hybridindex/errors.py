@@ -14,8 +14,10 @@ __all__ = [
     "DiskFullError",
     "DocumentStoreError",
     "DuplicateIdError",
+    "EmbeddingError",
     "GenerationError",
     "HybridIndexError",
+    "IndexExistsError",
     "IndexFormatError",
     "InfeasiblePlanError",
     "InvalidInputError",
@@ -28,6 +30,7 @@ __all__ = [
     "ProfileError",
     "ProfileMismatchError",
     "RefreshError",
+    "ReloadError",
     "RouterClosedError",
     "RouterError",
     "ServiceError",
@@ -38,6 +41,7 @@ __all__ = [
     "UnknownSessionError",
     "UnreachableError",
     "UnsupportedIndexError",
+    "how_to_install",
 ]
 
 
@@ -55,6 +59,10 @@ class PlanConflictError(InvalidInputError):
 
 class InfeasiblePlanError(InvalidInputError):
     """A plan that cannot meet its SLO would be applied, and nobody forced it. Nothing was stored or moved."""
+
+
+class IndexExistsError(InvalidInputError):
+    """An index stands where a new one was to be written, and nobody asked to replace it. The message describes it."""
 
 
 class DuplicateIdError(InvalidInputError):
@@ -161,12 +169,25 @@ class GenerationError(_HTTPStatusError):
     """An LLM server cannot be reached, refused the request, or sent an answer that cannot be read."""
 
 
+class EmbeddingError(_HTTPStatusError):
+    """A server of embeddings cannot be reached, refused the request, or sent an answer that cannot be read."""
+
+    def __init__(self, message: str, *, status: int | None = None, retry_after_s: float = 0.0) -> None:
+        """``retry_after_s``: what the server asked for; 0 where it did not."""
+        super().__init__(message, status=status)
+        self.retry_after_s = retry_after_s
+
+
 class TraceError(HybridIndexError):
     """A trace cannot be read, or has other steps than the pipeline that replays it."""
 
 
 class ServiceError(HybridIndexError):
     """A daemon cannot serve the request, or cannot be reached."""
+
+
+class ReloadError(ServiceError):
+    """Another generation of the index could not take the place of the one that serves, which goes on."""
 
 
 class AccessDeniedError(ServiceError):
@@ -193,3 +214,16 @@ class UnknownSessionError(ServiceError):
 
 class UnreachableError(ServiceError):
     """Nothing answers at the daemon's address."""
+
+
+def how_to_install(extra: str) -> str:
+    """``pip install`` with what an extra brings, by the packages' own names: no package index has hybridindex."""
+    import re
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        needed = requires("hybridindex") or []
+    except PackageNotFoundError:
+        return f"in the source of hybridindex: pip install '.[{extra}]'"
+    found = [entry.partition(";")[0].strip() for entry in needed if re.search(rf"extra == .{extra}.$", entry)]
+    return "pip install " + " ".join(f"'{package}'" for package in found)

@@ -7,7 +7,8 @@ in frozen dataclasses as read-only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +34,7 @@ __all__ = [
     "Stage",
     "StageSample",
     "TransferSample",
+    "VectorFile",
 ]
 
 F32 = npt.NDArray[np.float32]
@@ -52,6 +54,20 @@ DEFAULT_HEADROOM = 0.06
 #: over the probes it was given. ``device_scan``: one device's scan. ``merge``: merging both. ``batch``: a whole routed
 #: batch end to end.
 Stage = Literal["coarse", "host_scan", "device_scan", "merge", "batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class VectorFile:
+    """A file that a build reads. Its ending names its format: see docs/inputs.md."""
+
+    path: str | Path
+    _: KW_ONLY
+    #: Column (Parquet, Arrow) or dataset (HDF5) of the vectors; None: the only one that can hold vectors.
+    column: str | None = None
+    #: Column or dataset of the ids; None: rows are numbered from 0, or ``ids`` of the build.
+    ids_column: str | None = None
+    #: "bf16": the elements of a ``.npy`` file of uint16 are the bits of bfloat16 numbers.
+    dtype: Literal["bf16"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

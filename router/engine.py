@@ -30,7 +30,7 @@ from hybridindex.router.devices.device_queue import DeviceQueue, DeviceTask
 from hybridindex.router.devices.health import HealthWatch
 from hybridindex.router.devices.watchdog import Watchdog
 from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
-from hybridindex.tiers.contract.residency import Residency
+from hybridindex.tiers.contract.residency import Lease, Residency
 from hybridindex.types import F32, I32, I64, SearchResult
 
 __all__ = ["Engine"]
@@ -203,12 +203,18 @@ class Engine:
         self._held_back = None
         if first is None:
             return False
+        requests = [first]
         self._turn_wanted = True
         with self._turn:
             self._turn_wanted = False
-            # Only now the rest: while a turn or a slot is waited for, requests gather and form one larger batch.
-            self._slots.get()
-            requests, last = self._take(first)
+            try:
+                # Only now the rest: while a turn or a slot is waited for, requests gather and form one larger batch.
+                self._slots.get()
+                last = self._take(requests)
+            except BaseException as error:
+                for request in requests:
+                    request.reply.fail(error)
+                raise
             self._execute(requests)
         return not last
 
@@ -224,34 +230,37 @@ class Engine:
         for request in waiting:
             request.reply.fail(error)
 
-    def _take(self, first: Request) -> tuple[list[Request], bool]:
-        """``first`` and everything that waits, up to the cap; True when the engine should stop afterwards."""
-        requests, n = [first], len(first.queries)
+    def _take(self, requests: list[Request]) -> bool:
+        """Adds everything that waits to the first one, up to the cap; True when the engine should stop afterwards."""
+        n = len(requests[0].queries)
         while True:
             try:
                 request = self._waiting.get_nowait()
             except queue.Empty:
-                return requests, False
+                return False
             if request is None:
-                return requests, True
+                return True
             if not fits(n, len(request.queries), self._max_batch):
                 self._held_back = request
-                return requests, False
+                return False
             requests.append(request)
             n += len(request.queries)
 
     def _execute(self, requests: list[Request]) -> None:
-        lease, slot = self._residency.lease(), _Slot(self._slots)
+        lease: Lease | None = None
+        slot = _Slot(self._slots)
 
         def finished(batch: Batch | None = None) -> None:
             try:
-                lease.release()
+                if lease is not None:
+                    lease.release()
             finally:
                 slot.give_back()
             if batch is not None:
                 self._report(batch)
 
         try:
+            lease = self._residency.lease()
             batch, host_part, chosen_s = self._start(requests, lease.residency, slot, finished)
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
             _log.exception("a batch of %d requests failed before its scan", len(requests))

@@ -13,9 +13,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
+import numpy as np
+
 from hybridindex.config import RouterConfig, RouterSettings, SearchParams, check_bytes, check_milliseconds
 from hybridindex.errors import InvalidInputError, ProfileMismatchError, RouterError
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.warm import available_bytes, warm_lists
 from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.router.batch.batch import FutureReply
 from hybridindex.router.batch.loop_reply import LoopReply
@@ -61,7 +64,7 @@ class Router:
         llm: LLMProfile | None = None,
         **settings: Unpack[RouterSettings],
     ) -> None:
-        """Allocates the arenas, copies the plan's lists, and is ready when it returns.
+        """Reads lists into memory, allocates the arenas, copies the plan's lists, and is ready when it returns.
 
         Args:
             index: an open index; stays the caller's to close, after the router.
@@ -87,6 +90,12 @@ class Router:
             )
         self._windows = Windows(config.window_ms, llm, pinned=config.pin_host_lists > 0)
         self._opening = opening = TierOpening(index, plan, config, self._windows)
+        #: What of the lists was read into memory.
+        self.warmed = warm_lists(
+            index,
+            available_bytes() // 2 if config.warm_bytes is None else config.warm_bytes,
+            None if plan is None else _hottest_first(plan),
+        )
         # The constants that serve several users best: docs/lookahead.md.
         cache = HotnessPolicy(decay_factor=1.1, cache_fraction=config.cache_fraction) if config.cache_fraction else None
         self._stats = StatsCounter()
@@ -286,6 +295,8 @@ class Router:
             raise InvalidInputError(f"{' and '.join(said)} are both given; the window decides the bytes")
         each: int | None = None
         if window_ms is not None or step is not None:
+            if plan is None:
+                raise InvalidInputError("window_ms needs a router with a plan; give lookahead_bytes")
             lookahead_bytes = self._window_bytes(window_ms, step)
         elif lookahead_bytes is None:
             lookahead_bytes, default_ms = share, self._windows.default_ms(plan)
@@ -391,3 +402,9 @@ class Router:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _hottest_first(plan: Plan) -> I64:
+    """List ids by the accesses that the plan's profile counted; those that devices hold come last."""
+    order: I64 = np.lexsort((-plan.analysis.profile.access.list_accesses, plan.list_device >= 0))
+    return order

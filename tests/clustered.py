@@ -58,5 +58,6 @@ def hand_made_plan(index: IVFIndex, list_device: np.ndarray, *, n_devices: int =
         ),
         list_device=list_device.astype(np.int16),
         resident_lists=resident,
+        analysis=SimpleNamespace(profile=SimpleNamespace(access=SimpleNamespace(list_accesses=index.list_sizes * 0.5))),
     )
     return cast("Plan", plan)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
+from typing import Any
 
 METRICS = """# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
 # TYPE vllm:cache_config_info gauge
@@ -59,10 +60,15 @@ class LLMDouble:
             "/v1/models": lambda h, _: h.answer(b'{"object": "list", "data": [{"id": "tiny", "max_model_len": 2048}]}'),
             "/metrics": lambda h, _: h.answer(METRICS.encode(), kind="text/plain"),
             "/v1/completions": self.complete,
+            "/v1/embeddings": self.embed,
             **(routes or {}),
         }
         #: Bodies of completions, as they came.
         self.completions: list[dict[str, object]] = []
+        #: Bodies of requests for embeddings, and their headers.
+        self.embeddings: list[tuple[dict[str, Any], dict[str, str]]] = []
+        #: (n, d) vectors of texts; what the double answers to these requests.
+        self.vectors_of: Callable[[list[str]], Any] = lambda texts: [[len(text), 1.0] for text in texts]
         self.largest_crowd = 0
         self._crowd = 0
         self._lock = threading.Lock()
@@ -107,6 +113,15 @@ class LLMDouble:
         finally:
             with self._lock:
                 self._crowd -= 1
+
+    def embed(self, handler: Handler, body: bytes) -> None:
+        asked = json.loads(body)
+        with self._lock:
+            self.embeddings.append((asked, dict(handler.headers.items())))
+        vectors = [[float(value) for value in vector] for vector in self.vectors_of(asked["input"])]
+        data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
+        # In another order than they were asked for.
+        handler.answer(json.dumps({"object": "list", "model": asked["model"], "data": data[::-1]}).encode())
 
     def __enter__(self) -> LLMDouble:
         self._thread.start()

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import hybridindex as hx
-from hybridindex.errors import InfeasiblePlanError, InvalidInputError, ProfileError, ProfileMismatchError
+from hybridindex.errors import (
+    IndexExistsError,
+    InfeasiblePlanError,
+    InvalidInputError,
+    ProfileError,
+    ProfileMismatchError,
+    StoreError,
+)
+from hybridindex.partitioner.plan import Plan
 from hybridindex.profiler import device as measuring
 from hybridindex.profiler import routed as calibrate
 from hybridindex.profiler import run
@@ -49,6 +58,28 @@ def test_the_snippet(index, profile):
         with router.session() as session:
             session.lookahead(queries[0])
             assert session.search(queries[0], k=3, deadline_ms=4000, min_nprobe=4).ids.shape == (1, 3)
+
+
+def test_one_search_needs_no_router(index):
+    queries = clustered(5, seed=8)
+    found = index.search(queries, k=4, nprobe=6)
+    with index.router() as router:
+        expected = router.search(queries, 4, 6)
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_array_equal(found.distances, expected.distances)
+    assert set(found.nprobe_used.tolist()) == {6}
+    assert index.search(queries[0]).ids.shape == (1, 10)
+    with pytest.raises(InvalidInputError, match="k is 0"):
+        index.search(queries, k=0)
+
+
+def test_a_session_with_a_window_serves_where_there_is_no_device(index):
+    profile = index.profile(clustered(400, seed=2), nprobe=8, max_seconds=1, save=False)
+    plan = index.plan(slo_ms=50, device_budget_bytes=2 << 30, profile=profile)
+    queries = clustered(2, seed=3)
+    with index.router(plan=plan, devices=[]) as router, router.session(window_ms=120) as session:
+        session.lookahead(queries[0])
+        assert session.search(queries[1], k=3, deadline_ms=4000, min_nprobe=4).ids.shape == (1, 3)
 
 
 def test_what_an_index_says(index):
@@ -237,7 +268,59 @@ def test_the_hottest_host_lists_of_a_plan_are_pinned(index, profile):
         assert accesses[pinned].min() >= accesses[others].max()
 
 
-def test_save_copies_an_index(index, tmp_path):
+def test_save_copies_an_index_with_profiles_and_plans(index, profile, tmp_path):
+    plan = index.plan(50, 1 << 30, profile, coverage=0.5)
+    with index.store() as store:
+        number = store.save_plan(plan.to_record(), profile.id)
     with index.save(tmp_path / "copy") as copy:
         assert copy.fingerprint == index.fingerprint
         assert copy.count == N
+        with copy.store() as store:
+            store.check_invariants()
+            taken = Plan.from_record(store.load_plan(number).record, store.load_profile(profile.id))
+        assert np.array_equal(taken.list_device, plan.list_device)
+        with copy.router(taken, ["cpu"]) as router:
+            assert router.residency.n_resident > 0
+    # A store that stands there is nobody's to write over.
+    with pytest.raises(StoreError, match=r"control store already.*plans=False"):
+        index.save(tmp_path / "copy", replace=True)
+    assert index.save(tmp_path / "copy", replace=True, plans=False).ivf.generation == 2
+    with pytest.raises(IndexExistsError):
+        index.save(tmp_path / "copy", plans=False)
+    bare = index.save(tmp_path / "bare", plans=False)
+    bare.close()
+    assert not (tmp_path / "bare/control.sqlite").exists()
+    # Where there is no store, none is made.
+    hx.open(tmp_path / "bare").save(tmp_path / "again").close()
+    assert not (tmp_path / "again/control.sqlite").exists()
+
+
+def test_a_program_goes_over_to_another_generation(tmp_path):
+    """As docs/service.md says: what was submitted to the old router is answered by it."""
+    path, queries = tmp_path / "idx", clustered(4, seed=3)
+    index = hx.build(clustered(600, seed=1), path, nlist=4)
+    router = index.router()
+    before = router.search(queries)
+    waiting = router.submit(queries)
+    hx.build(clustered(600, seed=2), path, nlist=4, replace=True).close()
+    new_index = hx.open(path)
+    new_router = new_index.router()
+    (index, router), (old_index, old_router) = (new_index, new_router), (index, router)
+    old_router.close()
+    old_index.close()
+    assert hx.remove_replaced(path) == [1]
+    assert np.array_equal(waiting.result(60).ids, before.ids)
+    assert not np.array_equal(router.search(queries).ids, before.ids)
+    router.close()
+    index.close()
+
+
+def test_a_store_that_cannot_be_copied_is_said(index, profile, tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "rename", _refuse)
+    with index.store() as store, pytest.raises(StoreError, match="could not be copied"):
+        store.copy_to(tmp_path / "control.sqlite")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _refuse(*_):
+    raise OSError("no room")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-__all__ = ["Claim", "replace_section", "table_of"]
+__all__ = ["Claim", "claim_of", "table_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,12 @@ class Claim:
         return f"{self.ours / self.paper - 1:+.0%}"
 
 
+def claim_of(row: Mapping[str, Any]) -> Claim:
+    """What ``dataclasses.asdict`` and JSON made of a claim."""
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return Claim(**fields)
+
+
 def table_of(claims: Sequence[Claim]) -> str:
     """Markdown: one row per claim."""
     lines = ["| figure | what | paper | ours | difference | inputs | remarks |", "|---|---|---|---|---|---|---|"]
@@ -44,16 +50,6 @@ def table_of(claims: Sequence[Claim]) -> str:
         for c in claims
     ]
     return "\n".join(lines) + "\n"
-
-
-def replace_section(file: Path, name: str, text: str) -> None:
-    """Writes ``text`` between the markers ``name: begin`` and ``name: end`` of a Markdown file; elsewhere nothing."""
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, found, rest = file.read_text().partition(begin)
-    _, ended, after = rest.partition(end)
-    if not found or not ended:
-        raise SystemExit(f"{file} has no markers {begin} and {end}")
-    file.write_text(f"{before}{begin}\n{text}{end}{after}")
 
 
 def _shown(value: float | tuple[float, ...] | None) -> str:

@@ -1,7 +1,6 @@
 """RAGO's published figures beside ours: ``python -m benchmarks.papers.schedule_figures [--json FILE] [--plot DIR]``.
 
-Everything is computed from shipped profiles; nothing is measured but the time of the searches. ``--report FILE`` writes
-the tables between the markers of a Markdown file.
+Everything is computed from shipped profiles; nothing is measured but the time of the searches.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.claims import Claim, replace_section, table_of
+from benchmarks.common.claims import Claim, table_of
 from benchmarks.common.measure import arguments, write
 from benchmarks.papers.schedule_cases import PAPER, section_5
 from benchmarks.papers.schedule_policies import search_seconds, section_7
@@ -23,15 +22,14 @@ from hybridindex.studies.schedule import Frontier, case, llm_extension, search
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write the frontiers as SVG")
-    parser.add_argument("--report", type=Path, metavar="FILE.md", help="write the tables between its markers")
 
 
 def main() -> None:
     args = arguments(__doc__ or "", _options)
-    build(json=args.json, plot=args.plot, report=args.report)
+    build(json=args.json, plot=args.plot)
 
 
-def build(*, json: Path | None, plot: Path | None, report: Path | None) -> None:
+def build(*, json: Path | None, plot: Path | None) -> None:
     """Computes everything, and writes what is asked for."""
     characterisation, policies = list(section_5()), list(section_7())
     seconds = search_seconds()
@@ -39,19 +37,11 @@ def build(*, json: Path | None, plot: Path | None, report: Path | None) -> None:
     _show(claims)
     print("search, processor seconds:", ", ".join(f"{name} {s:.2f}" for name, s in seconds.items()))
     if json is not None:
-        rows = [asdict(claim) for claim in claims]
+        parts = {"section 5": characterisation, "section 7": policies}
+        rows = {name: [asdict(claim) for claim in part] for name, part in parts.items()}
         write(json, "schedule_figures", {"claims": rows, "search_cpu_s": seconds})
     if plot is not None:
         draw_frontiers(plot)
-    if report is not None:
-        slowest = max(seconds, key=lambda name: seconds[name])
-        text = (
-            f"### Characterisation (RAGO, section 5)\n\n{table_of(characterisation)}\n"
-            f"### Scheduling policies (RAGO, section 7)\n\n{table_of(policies)}\n"
-            f"The longest search of a published case, {slowest} with 128 chips, took {seconds[slowest]:.1f} s of one "
-            "core.\n"
-        )
-        replace_section(report, "schedule_figures", text)
 
 
 def _show(claims: list[Claim]) -> None:

@@ -76,7 +76,7 @@ def overlaps(index: Index, retriever: Retriever, runs: Sequence[RunTrace], nprob
     def nearest(texts: Sequence[str]) -> I64:
         return np.argsort(-(retriever.embed(texts) @ index.centroids.T), axis=1)
 
-    shares: dict[str, list[list[float]]] = {name: [] for name in PIPELINES}
+    shares: dict[str, list[list[float]]] = {name: [] for name in OPTIONS}
     for run in runs:
         for draft, final in pairs_of(run):
             drafts, finals = nearest(draft.texts), nearest(final.texts)[:, :nprobe]
@@ -156,7 +156,7 @@ def replays(
     reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
     router.on_batch.append(reports.put)
     found: dict[str, Any] = {}
-    for name in PIPELINES:
+    for name in OPTIONS:
         mine = [run for run in runs if run.pipeline == name]
         searches: list[_Search] = []
         same = True

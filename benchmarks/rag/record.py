@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.common.data import benchmark_cache
 from hybridindex.rag.generator import OpenAIGenerator
-from hybridindex.rag.pipelines import PIPELINES, run_pipeline
+from hybridindex.rag.pipelines import run_pipeline
 from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.trace import RunTrace, TraceWriter, read_traces
 
@@ -48,7 +48,7 @@ def recorded(path: Path) -> list[RunTrace]:
 def record(path: Path, retriever: Retriever, generator: OpenAIGenerator, asked: Sequence[str], at_once: int) -> None:
     """Adds the runs that ``path`` lacks. Raises GenerationError of the first that failed; the others are kept."""
     there = {(run.pipeline, run.question) for run in recorded(path)}
-    missing = [(name, question) for question in asked for name in PIPELINES if (name, question) not in there]
+    missing = [(name, question) for question in asked for name in OPTIONS if (name, question) not in there]
     lock = threading.Lock()
     done = 0
     with TraceWriter(path, model=generator.model) as writer, ThreadPoolExecutor(at_once) as pool:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,7 +31,11 @@ from hybridindex.service.daemon_address import find_daemon
 from hybridindex.store.control import ControlStore
 from hybridindex.types import LLMMeasurement
 
+if TYPE_CHECKING:
+    from hybridindex.rag.embedders import EmbedderOptions
+
 __all__ = [
+    "EmbedderChoice",
     "LLMOptions",
     "Terminated",
     "measured_llm",
@@ -81,6 +85,38 @@ class LLMOptions:
     wait: Annotated[
         float, typer.Option(help="Seconds that the LLM's server may still be starting.", min=0, max=86_400)
     ] = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedderChoice:
+    """What embeds texts."""
+
+    embedder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="demo, sentence-transformers:MODEL or openai:MODEL. chat: default the documents' own.",
+        ),
+    ] = None
+    embedder_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="HYBRIDINDEX_EMBEDDER_URL",
+            help="Of the server with /v1/embeddings, for openai:MODEL.",
+        ),
+    ] = None
+    embedder_key: Annotated[
+        str | None,
+        typer.Option(envvar="HYBRIDINDEX_EMBEDDER_KEY", help="Its API key; better set in the environment."),
+    ] = None
+
+    def options(self, cache: Path) -> EmbedderOptions:
+        from hybridindex.rag.embedders.named import EmbedderOptions
+
+        return EmbedderOptions(
+            url=self.embedder_url, key=self.embedder_key, wheel_folder=cache / "downloads" / "wheels"
+        )
 
 
 def open_llm(owned: contextlib.ExitStack, server: LLMOptions) -> OpenAIGenerator:
@@ -155,14 +191,25 @@ def open_source(owned: contextlib.ExitStack, index: Path, texts: DocumentStore, 
     return owned.enter_context(opened.router(chosen, config=config.router, llm=llm))
 
 
-def open_embedder(info: DocumentsInfo, cache: Path) -> Embedder:
-    """The embedder that the store names."""
-    from hybridindex.rag.embed import EMBEDDER, load_embedder
+def open_embedder(owned: contextlib.ExitStack, info: DocumentsInfo, chosen: EmbedderChoice, cache: Path) -> Embedder:
+    """The embedder that the store names.
 
-    if info.embedder != EMBEDDER:
-        raise MissingDependencyError(
-            f"the documents were embedded by {info.embedder!r}; chat has {EMBEDDER!r} alone. Use hybridindex.rag from "
-            "Python with an embedder of your own"
+    Raises:
+        InvalidInputError: another one was chosen. MissingDependencyError: the store's is not one of ours.
+    """
+    from hybridindex.rag.embedders import named
+
+    if chosen.embedder is not None and (name := named.full_name(chosen.embedder)) != info.embedder:
+        raise InvalidInputError(
+            f"--embedder is {name!r}, and the documents were embedded by {info.embedder!r}; leave it out, or ingest "
+            "the texts again"
         )
-    embedder = load_embedder(cache / "downloads" / "wheels")
+    try:
+        named.full_name(info.embedder)
+    except InvalidInputError as error:
+        raise MissingDependencyError(
+            f"the documents were embedded by {info.embedder!r}; chat has {named.EMBEDDERS}. Use hybridindex.rag from "
+            "Python with an embedder of your own"
+        ) from error
+    embedder = named.open_embedder(owned, info.embedder, chosen.options(cache))
     return embedder if info.mean is None else CenteredEmbedder(embedder, info.mean)

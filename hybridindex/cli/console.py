@@ -72,6 +72,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.ServiceError, ExitCode.SERVICE),
     (errors.LLMServerError, ExitCode.SERVICE),
     (errors.GenerationError, ExitCode.SERVICE),
+    (errors.EmbeddingError, ExitCode.SERVICE),
     (errors.DocumentStoreError, ExitCode.BAD_INDEX),
     (errors.TraceError, ExitCode.BAD_INPUT),
     (KeyboardInterrupt, ExitCode.INTERRUPTED),
@@ -168,11 +169,16 @@ def readable_bytes(nbytes: float) -> str:
 
 
 def load_npy(path: Path, what: str) -> np.ndarray[Any, Any]:
-    """Memory-maps a ``.npy`` file.
+    """The array of a ``.npy`` file, or the float32 vectors of an ``.fvecs`` or ``.bvecs`` file; mapped where it can be.
 
     Raises:
-        InvalidInputError: missing, not a ``.npy`` file, truncated, or pickled objects.
+        InvalidInputError: missing, no such file, truncated, or pickled objects.
     """
+    from hybridindex.index.inputs.elements import as_float32, holds_vectors
+    from hybridindex.index.inputs.matrices import VECS, map_vecs
+
+    if path.suffix.lower() in VECS:
+        return as_float32(map_vecs(path))
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
@@ -181,4 +187,4 @@ def load_npy(path: Path, what: str) -> np.ndarray[Any, Any]:
         raise InvalidInputError(f"{what}: {path} is not a readable .npy file ({error})") from error
     if not isinstance(array, np.ndarray):
         raise InvalidInputError(f"{what}: {path} is an archive; expected one array in a .npy file")
-    return array
+    return as_float32(array) if array.ndim == 2 and holds_vectors(array.dtype) else array

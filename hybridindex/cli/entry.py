@@ -1,4 +1,4 @@
-"""The console script: sets the environment before faiss loads, and handles Ctrl-C while modules still load.
+"""The console script: sets the environment before faiss loads; answers ``--version`` and Ctrl-C while modules load.
 
 Everything else is in :mod:`hybridindex.cli.main`.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
+from hybridindex import __version__
+
 __all__ = ["run"]
 
 _INTERRUPTED = 130
@@ -15,6 +17,9 @@ _INTERRUPTED = 130
 
 def run() -> None:
     """Entry point. Ctrl-C during start-up prints one line and exits with 130, as it does later."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"hybridindex {__version__}")
+        return
     # Spinning OpenMP threads distort timings on a busy machine. Only entry points set this; the library warns.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:

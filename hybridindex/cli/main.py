@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -17,24 +18,9 @@ from typer.core import TyperGroup
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from hybridindex import HybridIndexError, __version__
-from hybridindex.cli.commands import (
-    bench,
-    chat,
-    daemon,
-    demo,
-    doctor,
-    index,
-    llm,
-    plan,
-    refresh_schedule,
-    schedule,
-    search,
-    serve,
-    simulate,
-)
 from hybridindex.cli.console import ExitCode, fail, show_json_error
 
-__all__ = ["app", "run"]
+__all__ = ["make_app", "run"]
 
 #: Typer's parent of all "you called it wrong" errors: its own copy of click in newer versions, click's in older ones.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -55,32 +41,33 @@ class _Commands(TyperGroup):
         )
 
 
-app = typer.Typer(
-    name="hybridindex",
-    cls=_Commands,
-    help="SLO-aware manager of a hybrid CPU+GPU IVF index for retrieval-augmented generation.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-_COMMANDS = (index, plan, search, bench, llm, serve, daemon, schedule, chat, refresh_schedule, simulate, doctor, demo)
-for commands in _COMMANDS:
-    commands.register(app)
+#: Module in :mod:`hybridindex.cli.commands` -> its commands, in the order of the help.
+_COMMANDS = {
+    "index": ("build", "ingest", "import", "export", "verify", "rollback", "gc"),
+    "plan": ("profile", "plan", "explain", "history", "prune", "report"),
+    "search": ("search",),
+    "bench": ("bench",),
+    "llm": ("vllm-args",),
+    "serve": ("serve",),
+    "daemon": ("status", "repartition", "apply", "reload", "drain", "keys"),
+    "schedule": ("schedule", "hardware"),
+    "chat": ("chat",),
+    "refresh_schedule": ("refresh-schedule",),
+    "simulate": ("simulate",),
+    "doctor": ("doctor",),
+    "demo": ("demo",),
+}
 
 #: Panels of --help, and their commands.
 PANELS = {
-    "Index": ("build", "import", "export", "verify"),
+    "Index": ("build", "ingest", "import", "export", "verify", "rollback", "gc"),
     "Profile and plan": ("profile", "plan", "explain", "apply", "history", "prune", "report"),
     "Search": ("search", "bench", "chat"),
-    "Daemon": ("serve", "status", "repartition", "drain", "refresh-schedule", "keys"),
+    "Daemon": ("serve", "status", "repartition", "reload", "drain", "refresh-schedule", "keys"),
     "Without the hardware": ("simulate", "schedule", "hardware"),
     "This machine": ("doctor", "demo", "vllm-args"),
 }
 _PANEL_OF = {command: panel for panel, names in PANELS.items() for command in names}
-for command in app.registered_commands:
-    command.rich_help_panel = _PANEL_OF.get(command_name(command))
-for group in app.registered_groups:
-    group.rich_help_panel = _PANEL_OF.get(command_name(group))
 
 
 def _show_version(wanted: bool) -> None:
@@ -89,7 +76,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
@@ -98,12 +84,38 @@ def _root(
     pass
 
 
+def make_app(word: str | None = None) -> typer.Typer:
+    """The whole command line; where its first ``word`` says which module is meant, that module's alone.
+
+    Importing all of them takes as long as many a command.
+    """
+    app = typer.Typer(
+        name="hybridindex",
+        cls=_Commands,
+        help="SLO-aware manager of a hybrid CPU+GPU IVF index for retrieval-augmented generation.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    meant = [name for name, commands in _COMMANDS.items() if word in commands]
+    for name in meant or _COMMANDS:
+        import_module(f"hybridindex.cli.commands.{name}").register(app)
+    every: list[Any] = [*app.registered_commands, *app.registered_groups]
+    for registered in every:
+        registered.rich_help_panel = _PANEL_OF.get(command_name(registered))
+    return app
+
+
 def run() -> None:
     """Entry point: turns deliberate errors, and those of the system, into one line and an exit status."""
-    as_json = "--json" in sys.argv[1:]
+    words = sys.argv[1:]
+    as_json = "--json" in words
     try:
         # Standalone, Typer would turn Ctrl-C into a generic abort and print errors itself.
-        status = typer.main.get_command(app)(prog_name="hybridindex", standalone_mode=False)
+        status = typer.main.get_command(make_app(words[0] if words else None))(
+            prog_name="hybridindex", standalone_mode=False
+        )
         # Typer turns Ctrl-C into this status, and says nothing.
         if status == ExitCode.INTERRUPTED:
             status = fail(KeyboardInterrupt(), as_json=as_json)

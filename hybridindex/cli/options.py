@@ -8,11 +8,9 @@ from typing import Annotated
 
 import typer
 
-from hybridindex.store.retention import Retention
 from hybridindex.types import DEFAULT_HEADROOM
 
 __all__ = [
-    "KEPT",
     "WHAT_IF",
     "Budget",
     "Devices",
@@ -35,7 +33,8 @@ __all__ = [
 
 IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Index directory.", show_default=False)]
 QueriesPath = Annotated[
-    Path, typer.Option("--queries", "-q", metavar="FILE.npy", help="Queries, (n, d) float32.", show_default=False)
+    Path,
+    typer.Option("--queries", "-q", metavar="FILE.npy", help="Queries, (n, d); or .fvecs, .bvecs.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")]
 Nprobe = Annotated[
@@ -63,8 +62,6 @@ Key = Annotated[
     str | None,
     typer.Option("--key", envvar="HYBRIDINDEX_KEY", help="API key; better set in the environment.", show_default=False),
 ]
-#: Defaults of the next three options.
-KEPT = Retention()
 KeepPlans = Annotated[int, typer.Option("--keep-plans", help="Newest plans of each index that stay.", min=1)]
 KeepProfiles = Annotated[int, typer.Option("--keep-profiles", help="Newest profiles of each index that stay.", min=1)]
 KeepEvents = Annotated[int, typer.Option("--keep-events", help="Newest events that stay.", min=1)]

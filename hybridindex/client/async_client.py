@@ -147,6 +147,14 @@ class AsyncClient:
         """
         return await self._send(messages.recent_call(queries))
 
+    async def reload(self) -> dict[str, Any]:
+        """Lets the current generation of the index directory serve. Needs a key with the role admin.
+
+        Raises:
+            ReloadError: the generation before goes on serving, and why.
+        """
+        return await self._send(messages.reload_call())
+
     async def drain(self) -> None:
         """Lets the daemon finish and stop. Needs a key with the role admin."""
         await self._send(messages.drain_call())

@@ -144,6 +144,14 @@ class Client:
         """
         return self._send(messages.recent_call(queries))
 
+    def reload(self) -> dict[str, Any]:
+        """Lets the current generation of the index directory serve. Needs a key with the role admin.
+
+        Raises:
+            ReloadError: the generation before goes on serving, and why.
+        """
+        return self._send(messages.reload_call())
+
     def drain(self) -> None:
         """Lets the daemon finish and stop. Needs a key with the role admin."""
         self._send(messages.drain_call())

@@ -22,6 +22,7 @@ from hybridindex.errors import (
     OverloadedError,
     PlanConflictError,
     ProfileError,
+    ReloadError,
     ServiceError,
     UnknownSessionError,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "plan_call",
     "plans_call",
     "recent_call",
+    "reload_call",
     "repartition_call",
     "search_call",
     "session_call",
@@ -127,6 +129,11 @@ def apply_plan_call(plan: int | str, *, dry_run: bool, options: Mapping[str, Any
     path = f"/v1/plans/{quote(str(plan), safe='')}/apply"
     asked = Call(method="POST", path=path, read=object_of, repeatable=dry_run)
     return _with_json(asked, {"dry_run": dry_run, **options})
+
+
+def reload_call() -> Call[dict[str, Any]]:
+    """Sent twice, it finds that generation serving."""
+    return Call(method="POST", path="/v1/reload", read=object_of)
 
 
 def drain_call() -> Call[None]:
@@ -222,6 +229,8 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> HybridInde
         return PlanConflictError(detail)
     if status == 409 and kind.endswith(":infeasible-plan"):
         return InfeasiblePlanError(detail)
+    if status == 409 and kind.endswith(":reload-failed"):
+        return ReloadError(detail)
     if status not in kinds:
         detail = f"{detail} (status {status}, request {problem.get('request_id', 'unknown')})"
     return kinds.get(status, ServiceError)(detail)

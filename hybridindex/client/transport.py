@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from hybridindex.client.messages import Address, Call
-from hybridindex.errors import InvalidInputError, MissingDependencyError, UnreachableError
+from hybridindex.errors import InvalidInputError, MissingDependencyError, UnreachableError, how_to_install
 
 __all__ = [
     "RequestMaker",
@@ -29,7 +29,7 @@ def load_httpx() -> ModuleType:
     try:
         import httpx
     except ImportError as error:
-        raise MissingDependencyError("the client needs httpx: pip install 'hybridindex[client]'") from error
+        raise MissingDependencyError(f"the client needs httpx: {how_to_install('client')}") from error
     return httpx
 
 

@@ -168,7 +168,9 @@ def _index(data: Dataset, path: Path, progress: Progress) -> hx.Index:
     except (OSError, ValueError, HybridIndexError):
         pass  # missing, or damaged: build it again
 
-    index = hx.build(data.iter_centered(), path, nlist=nlist, metric="ip", codec="flat", progress=progress)
+    vectors = data.iter_centered()
+    index = hx.build(vectors, path, nlist=nlist, metric="ip", codec="flat", replace=True, progress=progress)
+    hx.remove_replaced(path)
     cache.write_json(made_from, recipe)
     return index
 

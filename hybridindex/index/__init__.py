@@ -8,8 +8,9 @@ from hybridindex.index.faiss_files.export_faiss import to_faiss
 from hybridindex.index.faiss_files.import_faiss import from_faiss
 from hybridindex.index.faiss_model import require_faiss
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.index.opening import open_index, read_manifest, save, verify
+from hybridindex.index.opening import open_index, read_manifest, remove_replaced, rollback, save, verify
 from hybridindex.index.rewrite import write_layout
+from hybridindex.index.storage.going_back import previous_generation
 from hybridindex.index.storage.manifest import Manifest
 
 __all__ = [
@@ -19,8 +20,11 @@ __all__ = [
     "build",
     "from_faiss",
     "open_index",
+    "previous_generation",
     "read_manifest",
+    "remove_replaced",
     "require_faiss",
+    "rollback",
     "save",
     "to_faiss",
     "verify",

@@ -1,21 +1,23 @@
 """Building an index from vectors: train on a sample, assign, encode and sort into lists, commit; in bounded memory.
 
 Two passes over the vectors. The first assigns each to its nearest centroid and counts; the second encodes and writes
-every vector to its final place. Chunks of an iterator are spooled to disk before (in the index directory: it must be
-on a disk with room for the vectors once more).
+every vector to its final place. What cannot be read at any place (an iterator, Parquet, Arrow, HDF5) is spooled to disk
+before (in the index directory: it must be on a disk with room for the vectors once more, as float32).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hybridindex.config import check_count
 from hybridindex.errors import DuplicateIdError, InvalidInputError
 from hybridindex.index.codec import CodecSpec, parse_codec
 from hybridindex.index.faiss_model import (
@@ -66,18 +68,21 @@ def build(
     memory_budget_bytes: int = 1 << 30,
     train_size: int | None = None,
     seed: int = DEFAULT_SEED,
+    replace: bool = False,
     progress: Progress | None = None,
 ) -> IVFIndex:
     """Build an index at ``path`` and open it.
 
-    A first build makes the directory; building onto an existing index adds a generation and removes the old one once
-    the new one is safely on disk. Whatever stops a build (Ctrl-C and a full disk included) leaves the old one.
+    A first build makes the directory. Building onto an existing index is refused without ``replace``, which adds a
+    generation and makes it the current one once it is safely on disk. The old one stays for
+    :func:`hybridindex.index.opening.rollback`, until the new one serves. Whatever stops a build (Ctrl-C and a full disk
+    included) leaves the old one.
 
     Args:
-        vectors: (n, dim) float32 array or memory map; the path of a ``.npy`` file of one; or an iterable of (n_i, dim)
-            float32 chunks or of (chunk, ids) pairs. Other float types are refused: convert them, so that no
-            precision is lost silently.
-        path: the index directory: new, empty, or an index.
+        vectors: (n, dim) array or memory map; the path of a file, or a :class:`hybridindex.types.VectorFile`, which
+            names its columns; or an iterable of (n_i, dim) chunks or of (chunk, ids) pairs. Elements are float32,
+            float16, bfloat16, uint8, or float64, which is rounded to float32.
+        path: the index directory: new, empty, or an index where ``replace`` says so.
         nlist: number of lists; ``None`` takes about 4*sqrt(n).
         metric: "ip" (inner product; k-means is spherical, as faiss does) or "l2" (squared Euclidean distance).
         codec: see :func:`hybridindex.index.codec.parse_codec`.
@@ -87,37 +92,38 @@ def build(
         memory_budget_bytes: bound on the anonymous memory that the build adds, see :mod:`hybridindex.index.memory`.
         train_size: rows of the k-means sample; ``None`` takes 64 per list, at least 65,536, as far as the budget goes.
         seed: of sampling and k-means; the same vectors, options and seed give the same fingerprint.
+        replace: an index that stands at ``path`` may be replaced.
         progress: ``progress(stage, done, total)`` with the stages spool, train, assign, encode, pack, checksum; units
             are rows (pack: lists; checksum: bytes).
 
     Raises:
         InvalidInputError: an argument is wrong, or a vector holds NaN or infinity or is too long; names it.
+        IndexExistsError: an index stands at ``path``; says what it is and who serves it.
         DuplicateIdError: an id is given twice.
         DiskFullError: no room; the previous generation is untouched.
         NotWritableError: ``path`` cannot be made or written.
         BuildError: another process is writing to the same index.
-        MissingDependencyError: faiss is not installed.
+        MissingDependencyError: faiss, or the package that reads the file, is not installed.
     """
     path = as_path(path)
     _check_metric(metric, normalize)
-    nlist, nprobe = _optional("nlist", nlist), _optional("nprobe", nprobe)
-    train_size = _optional("train_size", train_size)
+    nlist, train_size = _optional("nlist", nlist), _optional("train_size", train_size)
     memory_budget_bytes, seed = _whole("memory_budget_bytes", memory_budget_bytes, 1), _whole("seed", seed, 0)
     if seed > _MAX_SEED:
         raise InvalidInputError(f"seed is {seed}; expected at most {_MAX_SEED}")
     require_faiss()
     report = progress or no_progress
-    with GenerationWriter(path) as writer:
+    with GenerationWriter(path, replace=replace) as writer:
         source = open_source(vectors, ids, writer, report)
         if nlist is None:
             nlist = default_nlist(source.n)
         if source.n < nlist:
             raise InvalidInputError(f"nlist is {nlist} but there are {source.n} vectors; expected nlist <= {source.n}")
-        if nprobe is not None and nprobe > nlist:
-            raise InvalidInputError(f"nprobe is {nprobe}; expected at most nlist, {nlist}")
+        if nprobe is not None:
+            nprobe = check_count("nprobe", nprobe, nlist)
         spec = parse_codec(codec, source.dim)
         # Normalised, every element is at most 1.
-        source = replace(source, max_abs=None if normalize else spec.max_abs)
+        source = dataclasses.replace(source, max_abs=None if normalize else spec.max_abs)
         memory = divide_budget(memory_budget_bytes, dim=source.dim, nlist=nlist, spec=spec)
         _check_ids_unique(source, writer, memory)
         model = new_model(spec, dim=source.dim, nlist=nlist, metric=metric, normalize=normalize)
@@ -178,9 +184,15 @@ def _check_ids_unique(source: VectorSource, writer: GenerationWriter, memory: Bu
     chunks = (source.ids(start, stop) for start, stop in _spans(source.n, memory.chunk_rows))
     found = find_duplicates(chunks, source.n, writer)
     if found.surplus:
+        repeated, whose = found.examples[0], f" of {source.origin}" if source.origin else ""
+        spans = _spans(source.n, memory.chunk_rows)
+        rows = (
+            start + int(row) for start, stop in spans for row in np.flatnonzero(source.ids(start, stop) == repeated)
+        )
+        first, second = itertools.islice(rows, 2)
         raise DuplicateIdError(
-            f"ids hold {found.examples[0]} more than once ({found.surplus} of {source.n} ids repeat an earlier one); "
-            "expected every id once"
+            f"ids{whose} hold {repeated} more than once ({found.surplus} of {source.n} ids repeat an earlier one), "
+            f"first in rows {first} and {second}; expected every id once"
         )
 
 

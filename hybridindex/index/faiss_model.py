@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridindex.errors import CorruptIndexError, MissingDependencyError, UnsupportedIndexError
+from hybridindex.errors import CorruptIndexError, MissingDependencyError, UnsupportedIndexError, how_to_install
 from hybridindex.index.codec import CodecSpec
 from hybridindex.types import F32, I64, U8, Metric
 
@@ -33,6 +33,7 @@ __all__ = [
     "peel",
     "quantize",
     "require_faiss",
+    "stream_index",
     "train_model",
     "write_empty_model",
 ]
@@ -51,8 +52,8 @@ def require_faiss() -> Any:
         import faiss
     except ImportError as error:
         raise MissingDependencyError(
-            "faiss is needed to train, quantize and scan: pip install 'hybridindex[cpu]' "
-            "(or 'hybridindex[gpu]' on a machine with a CUDA device)"
+            f"faiss is needed to train, quantize and scan: {how_to_install('cpu')}; on a machine with a CUDA device "
+            f"instead: {how_to_install('gpu')}"
         ) from error
     return faiss
 
@@ -228,6 +229,11 @@ def write_empty_model(outer: Any, ivf: Any, write: Callable[[bytes], None]) -> N
     """Streams ``outer`` without vectors to ``write``; the lists of its ``ivf`` are released. Makes no second copy."""
     empty_lists(ivf)
     ivf.ntotal = outer.ntotal = 0
+    stream_index(outer, write)
+
+
+def stream_index(index: Any, write: Callable[[bytes], None]) -> None:
+    """What ``faiss.write_index`` would put into a file, to ``write``. ``index`` stays as it is; no second copy."""
     faiss = require_faiss()
     failure: list[BaseException] = []
 
@@ -240,7 +246,7 @@ def write_empty_model(outer: Any, ivf: Any, write: Callable[[bytes], None]) -> N
                 failure.append(error)
 
     buffered = faiss.BufferedIOWriter(faiss.PyCallbackIOWriter(guarded, _WRITE_CHUNK_BYTES), _WRITE_CHUNK_BYTES)
-    faiss.write_index(outer, buffered)
+    faiss.write_index(index, buffered)
     del buffered  # flushes
     if failure:
         raise failure[0]

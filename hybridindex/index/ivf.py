@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridindex.config import check_count
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
 from hybridindex.index.codec import DEVICE_KINDS, DeviceCodec
 from hybridindex.index.faiss_model import (
@@ -250,9 +251,8 @@ class IVFIndex:
         Raises:
             InvalidInputError: nprobe is not in 1..nlist.
         """
-        if isinstance(nprobe, bool) or not isinstance(nprobe, int | np.integer) or not 1 <= nprobe <= self.nlist:
-            raise InvalidInputError(f"nprobe is {nprobe!r}; expected 1 to nlist, {self.nlist}")
-        return quantize(self._open().model.ivf, np.ascontiguousarray(transformed, dtype=np.float32), int(nprobe))
+        nprobe = check_count("nprobe", nprobe, self.nlist)
+        return quantize(self._open().model.ivf, np.ascontiguousarray(transformed, dtype=np.float32), nprobe)
 
     def open_faiss(self) -> Any:
         """The faiss IVF index whose lists are mapped from this directory. Owned by this object; do not change it."""

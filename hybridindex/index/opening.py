@@ -19,13 +19,14 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.rewrite import write_copy
 from hybridindex.index.storage.checksums import digest_file
 from hybridindex.index.storage.commit import Progress, no_progress
-from hybridindex.index.storage.generation import GenerationWriter, as_path, read_current
+from hybridindex.index.storage.generation import GenerationWriter, as_path, generation_name, read_current
+from hybridindex.index.storage.going_back import previous_generation, remove_others, switch_back
 from hybridindex.index.storage.huge_pages import load_in_huge_pages, map_file
 from hybridindex.index.storage.layout import check_extents
 from hybridindex.index.storage.manifest import LISTS_FILE, MODEL_FILE, TABLE_FILE, Manifest, parse_manifest
 from hybridindex.types import I64, U8
 
-__all__ = ["Verify", "open_index", "read_manifest", "save", "verify"]
+__all__ = ["Verify", "open_index", "read_manifest", "remove_replaced", "rollback", "save", "verify"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,16 +39,16 @@ _CONVERT_LOCK_TIMEOUT_S = 600.0
 _T = TypeVar("_T")
 
 
-def save(index: IVFIndex, path: str | Path, *, progress: Progress | None = None) -> IVFIndex:
-    """Copy an open index to ``path`` (new, empty, or an index that gets a new generation) and open the copy.
+def save(index: IVFIndex, path: str | Path, *, replace: bool = False, progress: Progress | None = None) -> IVFIndex:
+    """Copy an open index to ``path`` (new, empty, or with ``replace`` an index that gets a new generation) and open it.
 
     The copy has the same fingerprint, so profiles stay valid; the control store is not copied.
 
     Raises:
         InvalidInputError: ``path`` exists and is not an index.
-        DiskFullError, BuildError: as :func:`hybridindex.index.build.build`.
+        IndexExistsError, DiskFullError, BuildError: as :func:`hybridindex.index.build.build`.
     """
-    with GenerationWriter(as_path(path)) as writer:
+    with GenerationWriter(as_path(path), replace=replace) as writer:
         write_copy(index, writer, index.manifest.layout, progress or no_progress)
     return open_index(path, verify="quick")
 
@@ -69,6 +70,36 @@ def verify(path: str | Path) -> Manifest:
         InvalidInputError, UnsupportedIndexError: there is no index.
     """
     return _of_current(as_path(path), _verify_generation)
+
+
+def rollback(path: str | Path) -> Manifest:
+    """Make the generation that the current one replaced the current one again, after checking all of it.
+
+    The other one stays in its place: a second call undoes the first. Needs no faiss. Who serves the index goes on with
+    the generation that it opened until it is reloaded.
+
+    Raises:
+        InvalidInputError: there is no index, or nothing to go back to.
+        CorruptIndexError: what was replaced is damaged; nothing has changed.
+        BuildError: another process is writing.
+    """
+    path = as_path(path)
+    switch_back(path, _verify_generation)
+    return read_manifest(path)
+
+
+def remove_replaced(path: str | Path, *, serving: int | None = None) -> list[int]:
+    """Remove what was replaced, after which nothing can be rolled back; the numbers of the removed generations.
+
+    Args:
+        path: the index directory.
+        serving: only where this generation is the current one.
+
+    Raises:
+        InvalidInputError, UnsupportedIndexError, CorruptIndexError: there is no index, or no current generation.
+        BuildError: another process is writing.
+    """
+    return remove_others(as_path(path), serving)
 
 
 def _verify_generation(generation: Path) -> Manifest:
@@ -103,7 +134,9 @@ def _of_current(path: Path, read: Callable[[Path], _T]) -> _T:
     try:
         return _of_whole_current(path, read)
     except CorruptIndexError as error:
-        raise CorruptIndexError(f"{error}; restore the index from a copy, or build it again") from error
+        kept = previous_generation(path)
+        back = "" if kept is None else f", or go back to generation {kept}: hybridindex rollback {path}"
+        raise CorruptIndexError(f"{error}; restore the index from a copy, or build it again{back}") from error
 
 
 def _of_whole_current(path: Path, read: Callable[[Path], _T]) -> _T:
@@ -152,7 +185,7 @@ def _read_manifest(generation: Path) -> Manifest:
     except OSError as error:
         raise CorruptIndexError(f"{file} cannot be read: {error}") from error
     manifest = parse_manifest(raw, str(file))
-    if generation.name != f"gen-{manifest.generation:06d}":
+    if generation.name != generation_name(manifest.generation):
         raise CorruptIndexError(f"{file} is of generation {manifest.generation}, but lies in {generation.name}")
     return manifest
 
@@ -208,8 +241,8 @@ def _converted(blocks: IVFIndex) -> IVFIndex:
         blocks.mapped_lists().nbytes,
     )
     try:
-        with GenerationWriter(path, lock_timeout_s=_CONVERT_LOCK_TIMEOUT_S) as writer:
-            if read_current(path).name != f"gen-{blocks.generation:06d}":
+        with GenerationWriter(path, replace=True, keep=False, lock_timeout_s=_CONVERT_LOCK_TIMEOUT_S) as writer:
+            if read_current(path).name != generation_name(blocks.generation):
                 raise _OvertakenError
             write_copy(blocks, writer, "rows")
     except _OvertakenError:

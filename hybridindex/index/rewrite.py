@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,16 +21,18 @@ __all__ = ["write_copy", "write_layout"]
 _COPY_BYTES = 8 << 20
 
 
-def write_layout(index: IVFIndex, path: str | Path, layout: Layout, *, progress: Progress | None = None) -> Manifest:
+def write_layout(
+    index: IVFIndex, path: str | Path, layout: Layout, *, replace: bool = False, progress: Progress | None = None
+) -> Manifest:
     """Write a copy of an open index to ``path`` in the layout "rows" or "blocks16", without opening it.
 
     Opening a ``blocks16`` copy converts it to rows, because faiss maps nothing else; this is for scanners that do.
 
     Raises:
         InvalidInputError: the codec has no such layout, or ``path`` exists and is not an index.
-        DiskFullError, BuildError: as :func:`hybridindex.index.build.build`.
+        IndexExistsError, DiskFullError, BuildError: as :func:`hybridindex.index.build.build`.
     """
-    with GenerationWriter(as_path(path)) as writer:
+    with GenerationWriter(as_path(path), replace=replace) as writer:
         return write_copy(index, writer, layout, progress or no_progress)
 
 
@@ -61,5 +63,5 @@ def write_copy(index: IVFIndex, writer: GenerationWriter, layout: Layout, progre
             element=element,
             progress=lambda done: progress("pack", done, index.nlist),
         )
-    spec = replace(manifest, layout=layout)
+    spec = dataclasses.replace(manifest, layout=layout)
     return commit_generation(writer, lists, table, spec, fingerprint=manifest.fingerprint, progress=progress)

@@ -1,4 +1,4 @@
-"""What a build reads its vectors from: an array, a memory map, a ``.npy`` file, or chunks that are spooled first.
+"""What a build reads its vectors from: an array, a memory map, a file, or chunks that are spooled first.
 
 Covers reading rows and ids by position in bounded memory, and the checks on them. Does not train, assign or encode.
 """
@@ -6,6 +6,7 @@ Covers reading rows and ids by position in bounded memory, and the checks on the
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ import numpy as np
 
 from hybridindex.errors import InvalidInputError
 from hybridindex.extension import native
+from hybridindex.index.inputs.batches import Batches
+from hybridindex.index.inputs.elements import ELEMENTS, as_float32, holds_vectors
+from hybridindex.index.inputs.files import open_file
 from hybridindex.index.storage.commit import Progress
 from hybridindex.index.storage.generation import GenerationWriter, OutFile, as_path
-from hybridindex.types import F32, I64
+from hybridindex.types import F32, I64, VectorFile
 
 __all__ = [
     "MAX_DIM",
@@ -40,10 +44,12 @@ _SURE_SQUARED_NORM = 0.99 * MAX_SQUARED_NORM
 class VectorSource:
     """Rows by position: (n, dim) float32 and their ids (n,) int64."""
 
-    #: (n, dim) float32: in the caller's memory, or mapped.
-    vectors: F32
+    #: (n, dim) of any element that a build takes: in the caller's memory, or mapped.
+    vectors: np.ndarray[Any, Any]
     #: (n,) integers; ``None`` means 0..n-1.
     given_ids: Any
+    #: Where rows come from, for messages: a file, or "" for an argument.
+    origin: str = ""
     #: Spool files to drop when the source is no longer needed.
     scratch: tuple[OutFile, ...] = ()
     #: Largest absolute value that the codec can hold; ``None``: all that pass the check of norms.
@@ -59,8 +65,7 @@ class VectorSource:
 
     def rows(self, start: int, stop: int) -> F32:
         """Rows start..stop, C-contiguous, checked to be usable; a view where the source allows it."""
-        x = np.ascontiguousarray(self.vectors[start:stop])
-        _check_finite(x, start)
+        x = _usable(self.vectors[start:stop], start, self.origin)
         self._check_fits(x, start)
         return x
 
@@ -69,8 +74,7 @@ class VectorSource:
         out = np.empty((len(rows), self.dim), dtype=np.float32)
         for start in range(0, len(rows), chunk_rows):
             part = rows[start : start + chunk_rows]
-            x = self.vectors[part]
-            _check_finite(x, part)
+            x = _usable(self.vectors[part], part, self.origin)
             self._check_fits(x, part)
             out[start : start + chunk_rows] = x
         return out
@@ -80,8 +84,8 @@ class VectorSource:
             return
         local = int(np.argmax((np.abs(x) > self.max_abs).any(axis=1)))
         raise InvalidInputError(
-            f"vectors[{_row(rows, local)}] holds {np.abs(x[local]).max():.4g}; the codec holds up to {self.max_abs:g}: "
-            "scale the vectors, or take codec 'bf16'"
+            f"{_row(rows, local, self.origin)} holds {np.abs(x[local]).max():.4g}; the codec holds up to "
+            f"{self.max_abs:g}: scale the vectors, or take codec 'bf16'"
         )
 
     def ids(self, start: int, stop: int) -> I64:
@@ -92,26 +96,34 @@ class VectorSource:
 
 
 def open_source(vectors: Any, ids: Any, writer: GenerationWriter, progress: Progress) -> VectorSource:
-    """Make a source of whatever the caller gave; chunks are spooled into the generation being written.
+    """Make a source of whatever the caller gave; what cannot be mapped is spooled into the generation being written.
 
     Raises:
         InvalidInputError: wrong type, dtype, shape or dimension; NaN, infinity or too long a vector in a chunk.
+        MissingDependencyError: the package that reads a file's format is not installed.
     """
     if isinstance(vectors, str | Path):
-        vectors = _map_npy(as_path(vectors, "vectors"))
+        vectors = VectorFile(vectors)
+    origin = ""
+    if isinstance(vectors, VectorFile):
+        path = as_path(vectors.path, "vectors")
+        origin, vectors = str(path), open_file(path, vectors)
     if isinstance(vectors, np.ndarray):
-        _check_matrix(vectors, "vectors")
-        return VectorSource(vectors=vectors, given_ids=check_ids_argument(ids, len(vectors)))
+        _check_matrix(vectors, origin or "vectors")
+        return VectorSource(vectors=vectors, given_ids=check_ids_argument(ids, len(vectors)), origin=origin)
+    if isinstance(vectors, Batches):
+        with closing(vectors.batches) as batches:
+            return _spool(batches, ids, writer, progress, origin=origin, total=vectors.count)
     if not isinstance(vectors, Iterable) or isinstance(vectors, bytes | dict) or hasattr(vectors, "__array__"):
         raise InvalidInputError(
-            f"vectors is a {type(vectors).__name__}; expected a float32 numpy array (n, dim), the path of a .npy file, "
-            "or an iterable of such arrays or of (vectors, ids) pairs"
+            f"vectors is a {type(vectors).__name__}; expected a numpy array (n, dim), the path of a file, or an "
+            "iterable of such arrays or of (vectors, ids) pairs"
         )
     return _spool(vectors, ids, writer, progress)
 
 
-def check_ids_argument(ids: Any, n: int) -> Any:
-    """``ids`` as an integer array of n elements, or ``None``.
+def check_ids_argument(ids: Any, n: int, *, first_row: int = 0, origin: str = "") -> Any:
+    """``ids`` as an integer array of n elements, or ``None``. The rest is for messages.
 
     Raises:
         InvalidInputError: wrong dtype, shape or length, or a negative id.
@@ -130,27 +142,16 @@ def check_ids_argument(ids: Any, n: int) -> Any:
         part = array[start : start + (1 << 20)]
         if part.size and int(part.min()) < 0:
             row = start + int(np.argmax(part < 0))
-            raise InvalidInputError(f"ids[{row}] is {int(array[row])}; expected ids of 0 or more (-1 means 'none')")
+            name = f"{origin}, row {first_row + row}: its id" if origin else f"ids[{row}]"
+            raise InvalidInputError(f"{name} is {int(array[row])}; expected ids of 0 or more (-1 means 'none')")
     return array
-
-
-def _map_npy(path: Path) -> Any:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except OSError as error:
-        raise InvalidInputError(f"vectors {str(path)!r} cannot be read: {error}") from error
-    except (EOFError, ValueError) as error:
-        raise InvalidInputError(f"vectors {str(path)!r} is not a .npy file of float32: {error}") from error
 
 
 def _check_matrix(x: Any, name: str, dim: int | None = None) -> None:
     if not isinstance(x, np.ndarray):
-        raise InvalidInputError(f"{name} is a {type(x).__name__}; expected a float32 numpy array (n, dim)")
-    if x.dtype != np.float32:
-        raise InvalidInputError(
-            f"{name} has dtype {x.dtype}; expected float32 (convert with .astype(np.float32): the index would not keep "
-            "more precision)"
-        )
+        raise InvalidInputError(f"{name} is a {type(x).__name__}; expected a numpy array (n, dim)")
+    if not holds_vectors(x.dtype):
+        raise InvalidInputError(f"{name} has dtype {x.dtype}; expected {ELEMENTS}")
     if x.ndim != 2:
         raise InvalidInputError(f"{name} has shape {x.shape}; expected two dimensions (n, dim)")
     if dim is not None and x.shape[1] != dim:
@@ -159,11 +160,15 @@ def _check_matrix(x: Any, name: str, dim: int | None = None) -> None:
         raise InvalidInputError(f"{name} has dim {x.shape[1]}; expected 1 to {MAX_DIM}")
 
 
-def _check_finite(x: F32, rows: int | I64) -> None:
-    """Refuses NaN, infinity and too long a vector. ``rows``: position of the first row, or of every row."""
+def _usable(raw: np.ndarray[Any, Any], rows: int | I64, origin: str) -> F32:
+    """``raw`` as float32. Refuses NaN, infinity and too long a vector. ``rows``: position of the first, or of all."""
+    x = as_float32(raw)
     if (found := find_unusable(x)) is not None:
         local, fault = found
-        raise InvalidInputError(f"vectors[{_row(rows, local)}] {fault}")
+        if raw.dtype == np.float64 and np.isfinite(raw[local]).all() and not np.isfinite(x[local]).all():
+            fault = f"holds {np.abs(raw[local]).max():.4g}, which float32 cannot hold"
+        raise InvalidInputError(f"{_row(rows, local, origin)} {fault}")
+    return x
 
 
 def find_unusable(x: F32) -> tuple[int, str] | None:
@@ -188,36 +193,46 @@ def find_unusable(x: F32) -> tuple[int, str] | None:
     return None
 
 
-def _row(rows: int | I64, local: int) -> int:
-    return rows + local if isinstance(rows, int) else int(rows[local])
+def _row(rows: int | I64, local: int, origin: str) -> str:
+    row = rows + local if isinstance(rows, int) else int(rows[local])
+    return f"{origin}, row {row}," if origin else f"vectors[{row}]"
 
 
-def _spool(chunks: Iterable[Any], ids: Any, writer: GenerationWriter, progress: Progress) -> VectorSource:
+def _spool(
+    chunks: Iterable[Any],
+    ids: Any,
+    writer: GenerationWriter,
+    progress: Progress,
+    *,
+    origin: str = "",
+    total: int | None = None,
+) -> VectorSource:
+    """Copies chunks into scratch files. ``origin``: the file that they come from. ``total``: rows, where known."""
     rows_file, ids_file = writer.open_file("spool.f32"), writer.open_file("spool.i64")
     n, dim, paired = 0, None, None
-    progress("spool", 0, None)
+    progress("spool", 0, total)
     for number, item in enumerate(chunks):
         is_pair = isinstance(item, tuple)
         if is_pair and len(item) != 2:
             raise InvalidInputError(f"chunk {number} is a tuple of {len(item)}; expected (vectors, ids)")
         x, chunk_ids = item if is_pair else (item, None)
-        _check_matrix(x, f"chunk {number}", dim)
+        name = origin or f"chunk {number}"
+        _check_matrix(x, name, dim)
         if paired is not None and paired != is_pair:
-            raise InvalidInputError(f"chunk {number}: ids must come with every chunk or with none")
+            raise InvalidInputError(f"{name}: ids must come with every chunk or with none")
         if is_pair and ids is not None:
-            raise InvalidInputError("ids was given and the chunks bring ids as well; expected one of them")
+            raise InvalidInputError(f"ids was given and {origin or 'the chunks'} brings ids as well; expected one")
         dim, paired = int(x.shape[1]), is_pair
-        x = np.ascontiguousarray(x)
-        _check_finite(x, n)
-        rows_file.append(x)
+        rows_file.append(_usable(x, n, origin))
         if is_pair and chunk_ids is None:
-            raise InvalidInputError(f"chunk {number}: its ids are None; expected ({len(x)},) int64")
+            raise InvalidInputError(f"{name}: its ids are None; expected ({len(x)},) int64")
         if is_pair:
-            ids_file.append(np.ascontiguousarray(check_ids_argument(chunk_ids, len(x)), dtype=np.int64))
+            checked = check_ids_argument(chunk_ids, len(x), first_row=n, origin=origin)
+            ids_file.append(np.ascontiguousarray(checked, dtype=np.int64))
         n += len(x)
-        progress("spool", n, None)
+        progress("spool", n, total)
     if n == 0 or dim is None:
-        raise InvalidInputError("vectors yielded no rows; expected at least one")
+        raise InvalidInputError(f"{origin or 'vectors'} yielded no rows; expected at least one")
     vectors = np.memmap(rows_file.path, dtype=np.float32, mode="r", shape=(n, dim))
     given = np.memmap(ids_file.path, dtype=np.int64, mode="r", shape=(n,)) if paired else check_ids_argument(ids, n)
-    return VectorSource(vectors=vectors, given_ids=given, scratch=(rows_file, ids_file))
+    return VectorSource(vectors=vectors, given_ids=given, origin=origin, scratch=(rows_file, ids_file))

@@ -8,16 +8,14 @@
 
 from __future__ import annotations
 
-from hybridindex.errors import MissingDependencyError
+from hybridindex.errors import MissingDependencyError, how_to_install
 from hybridindex.rag.records import Passage
 from hybridindex.rag.retriever import Retriever
 
 try:
     from haystack import Document, component
 except ImportError as error:
-    raise MissingDependencyError(
-        "the Haystack retriever needs haystack-ai: pip install 'hybridindex[haystack]'"
-    ) from error
+    raise MissingDependencyError(f"the Haystack retriever needs haystack-ai: {how_to_install('haystack')}") from error
 
 __all__ = ["HybridIndexRetriever"]
 

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from hybridindex.errors import MissingDependencyError
+from hybridindex.errors import MissingDependencyError, how_to_install
 from hybridindex.rag.records import Passage
 from hybridindex.rag.retriever import Retriever
 
@@ -18,7 +18,7 @@ try:
     from langchain_core.retrievers import BaseRetriever
 except ImportError as error:
     raise MissingDependencyError(
-        "the LangChain retriever needs langchain-core: pip install 'hybridindex[langchain]'"
+        f"the LangChain retriever needs langchain-core: {how_to_install('langchain')}"
     ) from error
 
 __all__ = ["HybridIndexRetriever"]

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from hybridindex.errors import MissingDependencyError
+from hybridindex.errors import MissingDependencyError, how_to_install
 from hybridindex.rag.records import Passage
 from hybridindex.rag.retriever import Retriever
 
@@ -18,7 +18,7 @@ try:
     from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 except ImportError as error:
     raise MissingDependencyError(
-        "the LlamaIndex retriever needs llama-index-core: pip install 'hybridindex[llamaindex]'"
+        f"the LlamaIndex retriever needs llama-index-core: {how_to_install('llamaindex')}"
     ) from error
 
 __all__ = ["HybridIndexRetriever"]

@@ -26,7 +26,7 @@ from hybridindex.service.daemon_address import DaemonAddress
 from hybridindex.service.http.app import create_app
 from hybridindex.service.http.middleware import send_problem
 from hybridindex.service.http.problems import Problem
-from hybridindex.service.refresh_settings import MakeRefresher, refresher_of
+from hybridindex.service.serving import MakeRefresher, refresher_of
 from hybridindex.service.settings import Settings, Table, read_settings
 
 __all__ = ["PREFIX", "PluginSettings", "RouterPlugin", "ServiceBesideLLM"]
@@ -176,7 +176,9 @@ class RouterPlugin:
             stack.callback(ENGINE_LOAD.detach)
             if not uds:
                 scheme = "https" if getattr(args, "ssl_certfile", None) else "http"
-                address.announce((f"{scheme}://{_host(config.host)}:{port}{PREFIX}",))
+                urls = (f"{scheme}://{_host(config.host)}:{port}{PREFIX}",)
+                address.announce(urls, service.index.ivf.generation)
+                service.generations.on_generation.append(lambda number: address.announce(urls, number))
             self._app = own
             self._stack = stack.pop_all()
         _log.info("hybridindex serves %s below %s", settings.index, PREFIX)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybridindex.errors import MissingDependencyError
+from hybridindex.errors import MissingDependencyError, how_to_install
 from hybridindex.integrations.llm_load import ENGINE_LOAD
 
 try:
     from vllm.v1.metrics.loggers import StatLoggerBase
 except ImportError as error:
-    raise MissingDependencyError("the stat logger needs vLLM: pip install 'hybridindex[vllm]'") from error
+    raise MissingDependencyError(f"the stat logger needs vLLM: {how_to_install('vllm')}") from error
 
 __all__ = ["LoadLogger"]
 

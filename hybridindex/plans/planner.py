@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
     from hybridindex.store.control import ControlStore
 
-__all__ = ["Arenas", "devices_of", "plan_again", "plan_index", "plan_next"]
+__all__ = ["Arenas", "devices_of", "plan_again", "plan_index", "plan_next", "plan_other_content"]
 
 
 def devices_of(ivf: IVFIndex, n_devices: int, device_budget_bytes: int | tuple[int, ...] | None = None) -> PlanDevices:
@@ -77,6 +77,17 @@ def plan_next(
         raise ProfileError("the profile of the plan in force is not stored; profile the index again")
     request = None if current is None else current.request
     return plan_index(ivf, profile, changes, devices, current=request), profile.id
+
+
+def plan_other_content(ivf: IVFIndex, store: ControlStore, request: PlanRequest, devices: PlanDevices) -> Plan:
+    """What ``request`` asks for, decided anew for an index that has other content, from its own newest profile here.
+
+    Raises:
+        ProfileError: there is none. And as :func:`plan_index`.
+    """
+    here = hardware_info().fingerprint
+    profile = store.load_profile(index_fingerprint=ivf.fingerprint, hardware_fingerprint=here)
+    return plan_index(ivf, profile, PlanChanges(), devices, current=request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
 
-from hybridindex.errors import InvalidInputError, MissingDependencyError
+from hybridindex.errors import InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.rag.wheels import FetchError, WheelSpec, fetch_wheel
 from hybridindex.types import F32
 
@@ -68,8 +67,9 @@ def center(vectors: F32, mean: F32) -> F32:
 class StaticEmbedder:
     """Mean of token rows. Read-only after construction; the tokenizer uses all cores by itself."""
 
-    def __init__(self, table: F32, tokenizer: Any) -> None:
-        """``table`` is (vocabulary, d) float32, ``tokenizer`` a ``tokenizers.Tokenizer``."""
+    def __init__(self, table: F32, tokenizer: Any, name: str | None = None) -> None:
+        """``table`` is (vocabulary, d) float32, ``tokenizer`` a ``tokenizers.Tokenizer``. ``name``: in stores."""
+        self.name = name
         self._table = table
         self._tokenizer = tokenizer
         tokenizer.no_padding()
@@ -81,6 +81,8 @@ class StaticEmbedder:
 
     def embed(self, texts: Sequence[str]) -> F32:
         """Unit vectors (n, d) float32 of ``texts``; the vector of a text without any token is zero."""
+        from scipy import sparse  # a tenth of a second, for those who embed
+
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [np.array(encoding.ids, dtype=np.int32) for encoding in encoded]
         counts = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
@@ -122,9 +124,7 @@ def load_embedder(wheel_folder: Path) -> StaticEmbedder:
         import safetensors.numpy
         import tokenizers
     except ImportError as error:
-        raise MissingDependencyError(
-            f"{error.name} is needed to embed text; pip install 'hybridindex[demo]'"
-        ) from error
+        raise MissingDependencyError(f"{error.name} is needed to embed text: {how_to_install('demo')}") from error
     weights, tokenizer = _read_parts(wheel_folder)
     for what, content, expected in (("weights", weights, WEIGHTS_SHA256), ("tokenizer", tokenizer, _TOKENIZER_SHA256)):
         if (found := hashlib.sha256(content).hexdigest()) != expected:
@@ -132,4 +132,4 @@ def load_embedder(wheel_folder: Path) -> StaticEmbedder:
                 f"wordllama {what}: SHA-256 is {found}, expected {expected}; remove {wheel_folder} and retry"
             )
     (table,) = safetensors.numpy.load(weights).values()
-    return StaticEmbedder(table.astype(np.float32), tokenizers.Tokenizer.from_str(tokenizer.decode()))
+    return StaticEmbedder(table.astype(np.float32), tokenizers.Tokenizer.from_str(tokenizer.decode()), EMBEDDER)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
-from hybridindex.errors import GenerationError, InvalidInputError, MissingDependencyError
+from hybridindex.errors import GenerationError, InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.llm.events import EventReader, events_of, shown
 from hybridindex.llm.models import names_of
 from hybridindex.llm.refusals import NOT_YET, refusal_of
@@ -126,7 +126,7 @@ class OpenAIGenerator:
         try:
             import httpx
         except ImportError as error:
-            raise MissingDependencyError("a generator needs httpx: pip install 'hybridindex[client]'") from error
+            raise MissingDependencyError(f"a generator needs httpx: {how_to_install('client')}") from error
         if not url.startswith(("http://", "https://")):
             raise InvalidInputError(f"url is {url!r}; expected http://host:port or https://…")
         if mode not in ("chat", "completions"):

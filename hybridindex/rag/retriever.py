@@ -22,7 +22,10 @@ __all__ = ["CenteredEmbedder", "Embedder", "RetrievalSession", "Retriever", "Ses
 
 
 class Embedder(Protocol):
-    """Texts to query vectors of an index."""
+    """Texts to query vectors of an index. One that has a ``name`` is compared with the document store's.
+
+    One that embeds passages in another way than queries has a method ``embed_passages`` too.
+    """
 
     def embed(self, texts: Sequence[str], /) -> F32:
         """(n, d) float32."""
@@ -77,9 +80,20 @@ class CenteredEmbedder:
         """Those of the embedder within; None where it has none."""
         return getattr(self._embedder, "token_starts", None)
 
+    @property
+    def name(self) -> str | None:
+        """That of the embedder within; None where it has none."""
+        return getattr(self._embedder, "name", None)
+
     def embed(self, texts: Sequence[str], /) -> F32:
         """(n, d) float32, of length 1 or 0. Raises InvalidInputError where the mean has another dimension."""
-        vectors = self._embedder.embed(texts)
+        return self._centered(self._embedder.embed(texts))
+
+    def embed_passages(self, texts: Sequence[str], /) -> F32:
+        """As :meth:`embed`, of passages."""
+        return self._centered(getattr(self._embedder, "embed_passages", self._embedder.embed)(texts))
+
+    def _centered(self, vectors: F32) -> F32:
         if vectors.shape[1:] != self._mean.shape:
             raise InvalidInputError(
                 f"the embedder gives {vectors.shape[1:]} dimensions, the mean has {self._mean.shape}; "
@@ -117,7 +131,8 @@ class Retriever:
                 checked against it once, here.
 
         Raises:
-            InvalidInputError: a bad k or nprobe, or embeddings of another dimension than the documents or ``dim``.
+            InvalidInputError: a bad k or nprobe, another embedder than the documents', or embeddings of another
+            dimension than the documents or ``dim``.
         """
         for name, value in (("k", k), ("nprobe", nprobe)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -133,9 +148,15 @@ class Retriever:
         expected = documents.info.dim if documents is not None else dim
         if dim is not None and expected != dim:
             raise InvalidInputError(f"documents are of {expected} dimensions, the index of {dim}; they do not belong")
+        given = getattr(embedder, "name", None)
+        was = None if documents is None else documents.info.embedder
+        if None not in (given, was) and given != was:
+            raise InvalidInputError(f"the embedder is {given!r}, the documents were embedded by {was!r}; use that one")
         if expected is not None and (found := self.embed(["dimension"]).shape[1]) != expected:
+            of, by = f" {given!r}" if given else "", f", embedded by {was!r}" if was else ""
             raise InvalidInputError(
-                f"the embedder gives {found} dimensions, the index has {expected}; use the embedder it was built with"
+                f"the embedder{of} gives {found} dimensions, the index has {expected}{by}; use the embedder it was "
+                "built with"
             )
 
     def token_starts(self, given: TokenStarts | None = None) -> TokenStarts:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.errors import InvalidInputError, MissingDependencyError, ProfileError
+from hybridindex.errors import InvalidInputError, MissingDependencyError, ProfileError, how_to_install
 from hybridindex.plans.proposal import Proposal
 from hybridindex.plans.replan import PlanChanges
 from hybridindex.refresh import drift
@@ -247,7 +247,7 @@ class Refresher:
             from apscheduler.schedulers.background import BackgroundScheduler
         except ImportError as error:
             raise MissingDependencyError(
-                "a schedule needs APScheduler; install hybridindex[refresh]", name="apscheduler"
+                f"a schedule needs APScheduler: {how_to_install('refresh')}", name="apscheduler"
             ) from error
         with self._work:
             self._updates.refuse_closed()

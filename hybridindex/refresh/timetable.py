@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from hybridindex.errors import InvalidInputError, MissingDependencyError
+from hybridindex.errors import InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.store.records import ScheduleEntry
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def timetable_of(entry: ScheduleEntry, now: datetime) -> Timetable:
         from apscheduler.triggers.interval import IntervalTrigger
     except ImportError as error:
         raise MissingDependencyError(
-            "a schedule needs APScheduler; install hybridindex[refresh]", name="apscheduler"
+            f"a schedule needs APScheduler: {how_to_install('refresh')}", name="apscheduler"
         ) from error
 
     def wrong(field: str, expected: str) -> InvalidInputError:

@@ -24,7 +24,7 @@ __all__ = ["draw_load"]
 def draw_load(rows: Sequence[LoadRow], *, slo_ms: float, percentile: float) -> Picture:
     """Every policy at every rate: p50, p95, p99, and the share of requests answered within the SLO."""
     if not rows:
-        caption = "No load test was run for this report."
+        caption = "No load test was run for this report: hybridindex bench runs one."
         return Picture(name="load", title="Under load", caption=caption, png=None)
     rates = sorted({row.rate for row in rows})
     policies = list(dict.fromkeys(row.policy for row in rows))

@@ -59,20 +59,10 @@ def draw_hit_rate(plan: Plan) -> Picture:
         if beta_apart:
             handles.append(Line2D([], [], color=GREY, linestyle=":", label="predicted (Beta)"))
         handles.append(Line2D([], [], color=GREY, marker="o", linestyle="", label="measured"))
-        axes.axvline(plan.coverage, color=INK, linewidth=1.2)
-        right = plan.coverage > 0.75
-        axes.annotate(
-            f"the plan: {plan.coverage:.1%}",
-            (plan.coverage, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(-5 if right else 5, -3),
-            textcoords="offset points",
-            ha="right" if right else "left",
-            va="top",
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85},
-            zorder=5,
-        )
         axes.set_xlim(0, 1)
+        if plan.resident_lists.size:
+            axes.axvline(plan.coverage, color=INK, linewidth=1.2)
+            handles.append(Line2D([], [], color=INK, linewidth=1.2, label=f"the plan: {plan.coverage:.1%}"))
         axes.set_ylim(0, 1.02)
         axes.set_xlabel("coverage: share of lists on the devices, hottest first")
         axes.set_ylabel("hit rate, by bytes")
@@ -83,6 +73,7 @@ def draw_hit_rate(plan: Plan) -> Picture:
         )
         png = drawing.png()
     own, beta = check.errors(check.predicted_at_marks), check.errors(check.beta_at_marks)
+    none = "" if plan.resident_lists.size else " The plan keeps no list on a device."
     left = f" Batches of {', '.join(map(str, check.left_out))} need more queries." if check.left_out else ""
     compared = f"; the Beta model {np.median(beta):.3f} and {beta.max():.3f}" if beta_apart else ""
     return Picture(
@@ -91,7 +82,7 @@ def draw_hit_rate(plan: Plan) -> Picture:
         caption=f"Lines predict from {check.n_predict:,} queries, marks are measured on {check.n_measure:,} other "
         "queries, as the average over random batches; neither half chose which lists are hot. A batch waits for its "
         "slowest query, so the lower lines decide latency. Absolute error at the marks: "
-        f"{_MODEL_WORDS[check.model]} model median {np.median(own):.3f}, worst {own.max():.3f}{compared}.{left}",
+        f"{_MODEL_WORDS[check.model]} model median {np.median(own):.3f}, worst {own.max():.3f}{compared}.{left}{none}",
         png=png,
     )
 
@@ -139,7 +130,6 @@ def draw_slo(plan: Plan) -> Picture:
                 textcoords="offset points",
                 ha="right",
                 color=VERMILLION,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85},
             )
         else:
             axes.annotate(

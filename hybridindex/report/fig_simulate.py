@@ -1,4 +1,4 @@
-"""Picture of a simulation: TTFT of each policy as a distribution."""
+"""Picture of a simulation: latency of each policy as a distribution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ __all__ = ["draw_simulated"]
 
 
 def draw_simulated(found: Sequence[Compared], *, slo_ms: float) -> Picture:
-    """Cumulative distribution of TTFT, one line per policy that could be simulated."""
+    """Cumulative distribution of TTFT, without an LLM of search time: one line per policy that could be simulated."""
+    generated = any(one.outcome is not None and one.outcome.tpot_s is not None for one in found)
+    what = "time to first token" if generated else "search time"
     with canvas(4.6) as drawing:
         (axes,) = drawing.panels()
         for number, one in enumerate(found):
@@ -28,7 +30,7 @@ def draw_simulated(found: Sequence[Compared], *, slo_ms: float) -> Picture:
         axes.axvline(slo_ms, color=INK, linestyle="--", linewidth=1.2)
         axes.annotate(f"SLO {slo_ms:g} ms", (slo_ms, 0.02), color=GREY, ha="right", rotation=90)
         axes.set_xscale("log")
-        axes.set_xlabel("time to first token, ms")
+        axes.set_xlabel(f"{what}, ms")
         axes.set_ylabel("requests")
         show_percent(axes, x=False)
         if axes.get_legend_handles_labels()[0]:
@@ -36,7 +38,7 @@ def draw_simulated(found: Sequence[Compared], *, slo_ms: float) -> Picture:
         png = drawing.png()
     return Picture(
         name="simulated",
-        title="Simulated time to first token",
+        title=f"Simulated {what}",
         caption="Distribution over all simulated requests.",
         png=png,
     )

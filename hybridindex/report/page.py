@@ -13,30 +13,38 @@ from hybridindex.report.tables import Table
 __all__ = ["Block", "page", "picture_block", "pre_block", "table_block", "text_block"]
 
 _CSS = """
-:root { color-scheme: light; }
-body { margin: 0; background: #fff; color: #222; font: 16px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
+:root { color-scheme: light dark; --back: #fff; --ink: #222; --soft: #555; --line: #ddd; --box: #f6f7f9;
+        --good: #0072B2; --bad: #D55E00; --warned: #fff6ef; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --back: #1f1f1f; --ink: #e4e4e4; --soft: #ababab; --line: #444; --box: #2a2b2e;
+          --good: #56B4E9; --bad: #F0915A; --warned: #33261d; }
+  /* Pictures are drawn on white; their colours keep their hue. White becomes the page's background. */
+  img { filter: invert(.88) hue-rotate(180deg); }
+}
+body { margin: 0; background: var(--back); color: var(--ink);
+       font: 16px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
 main { max-width: 800px; margin: 0 auto; padding: 24px 20px 64px; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywhere; }
-h2 { font-size: 1.2rem; margin: 40px 0 10px; padding-top: 14px; border-top: 1px solid #ddd; }
+h2 { font-size: 1.2rem; margin: 40px 0 10px; padding-top: 14px; border-top: 1px solid var(--line); }
 p { margin: 8px 0; overflow-wrap: anywhere; }
-.under { color: #555; margin-bottom: 20px; }
-.verdict { border-left: 6px solid; padding: 10px 14px; margin: 16px 0; background: #f6f7f9; }
+.under { color: var(--soft); margin-bottom: 20px; }
+.verdict { border-left: 6px solid; padding: 10px 14px; margin: 16px 0; background: var(--box); }
 .verdict b { text-transform: uppercase; letter-spacing: .04em; }
-.feasible { border-color: #0072B2; }
-.infeasible { border-color: #D55E00; }
-.warning { border: 2px solid #D55E00; padding: 10px 14px; margin: 16px 0; background: #fff6ef; }
-.missing { color: #555; font-style: italic; }
+.feasible { border-color: var(--good); }
+.infeasible { border-color: var(--bad); }
+.warning { border: 2px solid var(--bad); padding: 10px 14px; margin: 16px 0; background: var(--warned); }
+.missing { color: var(--soft); font-style: italic; }
 figure { margin: 12px 0 0; }
 img { display: block; width: 800px; max-width: 100%; height: auto; }
-figcaption { color: #444; font-size: .92rem; margin-top: 6px; overflow-wrap: anywhere; }
-pre { background: #f6f7f9; padding: 12px 14px; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .82rem;
+figcaption { color: var(--soft); font-size: .92rem; margin-top: 6px; overflow-wrap: anywhere; }
+pre { background: var(--box); padding: 12px 14px; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .82rem;
       line-height: 1.55; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; margin: 8px 0; }
-th, td { text-align: left; vertical-align: top; padding: 5px 10px 5px 0; border-bottom: 1px solid #e6e6e6; }
+th, td { text-align: left; vertical-align: top; padding: 5px 10px 5px 0; border-bottom: 1px solid var(--line); }
 td, tbody th { overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 tbody th { font-weight: 600; width: 14rem; }
-thead th { color: #555; font-weight: 600; white-space: nowrap; }
+thead th { color: var(--soft); font-weight: 600; white-space: nowrap; }
 summary { cursor: pointer; padding: 6px 0; }
 @media print { main { max-width: none; } figure, table { break-inside: avoid; } }
 """

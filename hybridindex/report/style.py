@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hybridindex.errors import MissingDependencyError
+from hybridindex.errors import MissingDependencyError, how_to_install
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -125,7 +125,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise MissingDependencyError("pictures need matplotlib: pip install 'hybridindex[report]'") from error
+        raise MissingDependencyError(f"pictures need matplotlib: {how_to_install('report')}") from error
 
 
 @contextmanager

@@ -45,6 +45,13 @@ def key_numbers(plan: Plan) -> Table:
         f" ({' + '.join(format_bytes(b) for b in plan.device_bytes_each)})" if len(plan.device_bytes_each) > 1 else ""
     )
     beyond = " (extrapolated)" if plan.extrapolated(batch) else ""
+    hits = [
+        ("Predicted hit rate", f"{plan.predicted_hit_rate:.1%} of a query's bytes on average"),
+        (f"Slowest query of {batch}", f"{plan.predicted_min_hit_rate(batch):.1%} predicted hit rate"),
+    ]
+    # Where no list is on a device nothing can be hit.
+    if not plan.resident_lists.size:
+        hits = []
     rows = [
         ("Verdict", plan.verdict.value),
         ("Asked for", f"{request.slo_stage} within {request.slo_ms:g} ms at p{request.percentile:g}"),
@@ -56,8 +63,7 @@ def key_numbers(plan: Plan) -> Table:
         ("Coverage by bytes", f"{plan.coverage_bytes_fraction:.1%} of {format_bytes(plan.analysis.profile.nbytes)}"),
         ("Device memory", f"{format_bytes(plan.device_bytes)}{each}, pages and scratch"),
         ("Budget", " + ".join(format_bytes(b) for b in request.budgets)),
-        ("Predicted hit rate", f"{plan.predicted_hit_rate:.1%} of a query's bytes on average"),
-        (f"Slowest query of {batch}", f"{plan.predicted_min_hit_rate(batch):.1%} predicted hit rate"),
+        *hits,
         (
             f"Latency of a batch of {batch}",
             f"{plan.predicted_latency_ms(batch):.3g} ms median, "
@@ -75,15 +81,15 @@ def key_numbers(plan: Plan) -> Table:
 def latency_table(plan: Plan) -> Table:
     """Predictions at several batch sizes."""
     batches = sorted({*_BATCHES, max(plan.batch, 1)})
+    hits = ("mean hit rate", "slowest query's hit rate") if plan.resident_lists.size else ()
     return Table(
-        header=("batch", "median", "p90", "mean hit rate", "slowest query's hit rate", ""),
+        header=("batch", "median", "p90", *hits, ""),
         rows=[
             (
                 f"{batch:,}",
                 f"{plan.predicted_latency_ms(batch):.3g} ms",
                 f"{plan.predicted_latency_ms(batch, 90):.3g} ms",
-                f"{plan.predicted_hit_rate:.1%}",
-                f"{plan.predicted_min_hit_rate(batch):.1%}",
+                *((f"{plan.predicted_hit_rate:.1%}", f"{plan.predicted_min_hit_rate(batch):.1%}") if hits else ()),
                 ", ".join(
                     word
                     for word, holds in (

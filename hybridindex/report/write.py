@@ -122,9 +122,9 @@ def _blocks(
     pictures: Mapping[str, Picture],
 ) -> list[Block]:
     blocks = []
-    warning = _stand_in_warning(profile, devices)
+    lead, warning = _warning(profile, devices)
     if warning:
-        blocks.append(text_block(warning, kind="warning", lead="Stand-in device."))
+        blocks.append(text_block(warning, kind="warning", lead=lead))
     blocks.append(text_block(_verdict_sentence(plan), kind=f"verdict {plan.verdict.value}", lead=plan.verdict.value))
     blocks += [text_block(note) for note in notes]
     blocks.append(table_block(tables.key_numbers(plan), heading="Key numbers"))
@@ -177,21 +177,21 @@ def _verdict_sentence(plan: Plan) -> str:
     return f"p{request.percentile:g} {asked}{load}: {placed}. {plan.reason[:1].upper()}{plan.reason[1:]}."
 
 
-def _stand_in_warning(profile: Profile, devices: Sequence[str]) -> str:
-    """A warning where no real device took part; else empty."""
+def _warning(profile: Profile, devices: Sequence[str]) -> tuple[str, str]:
+    """Lead and text of a warning where no real device took part; else empty."""
     seen = {*devices, *(s.device for s in profile.stages if s.device), *(t.device for t in profile.transfers)}
     if any(label.lower().startswith("cpu") or "stand-in" in label.lower() for label in seen):
-        return (
+        return "Stand-in device.", (
             "The device in this report is not a GPU but ordinary main memory, scanned by the same processor that does "
             "the host's part. Bytes, hit rates, recall and exactness are real; device and transfer times, and latency "
             "and attainment of hybrid search, say nothing about a GPU."
         )
     if not seen and not profile.hardware.devices:
-        return (
+        return "No device.", (
             "This machine has no GPU and no device was timed. Bytes and hit rates are real; predicted latency counts "
             "the device's part as hidden behind the host's."
         )
-    return ""
+    return "", ""
 
 
 def _number(value: object) -> str:

@@ -98,6 +98,20 @@ class ServiceConfig:
         str | None,
         Setting(help="Control store; default control.sqlite in the index directory.", flag="--store", metavar="URL"),
     ] = None
+    reload: Annotated[
+        Literal["manual", "auto"],
+        Setting(
+            help="When another generation of the index takes the place of the one that serves. 'manual': on request "
+            "(hybridindex reload, SIGHUP). 'auto': as soon as it is there."
+        ),
+    ] = "manual"
+    keep_replaced: Annotated[
+        bool,
+        Setting(
+            help="Keep the generation that was replaced on disk, for hybridindex rollback, also when the new one "
+            "serves; until the next replacement."
+        ),
+    ] = False
     drain_timeout_s: Annotated[
         float, Setting(help="Seconds for requests in flight at the end.", flag="--drain-timeout")
     ] = 30.0
@@ -127,6 +141,9 @@ class ServiceConfig:
         if not isinstance(self.force, bool):
             raise InvalidInputError(f"force is {self.force!r}; expected true or false")
         _number(self, "slo_ms", 86_400_000, optional=True)
+        check_one_of("reload", self.reload, ("manual", "auto"))
+        if not isinstance(self.keep_replaced, bool):
+            raise InvalidInputError(f"keep_replaced is {self.keep_replaced!r}; expected true or false")
         _number(self, "drain_timeout_s", 3600)
         if (self.tls_cert is None) != (self.tls_key is None):
             missing = "tls_cert" if self.tls_cert is None else "tls_key"

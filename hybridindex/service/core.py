@@ -12,14 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from hybridindex.api import Index, open_index
 from hybridindex.errors import (
     HybridIndexError,
-    InfeasiblePlanError,
     InvalidInputError,
     OverloadedError,
     ProfileError,
@@ -27,11 +26,10 @@ from hybridindex.errors import (
 from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.current import applied_plans, current_plan_id, make_current, save_plan
-from hybridindex.plans.llm_profiles import step_times
 from hybridindex.plans.planner import devices_of, plan_next
 from hybridindex.plans.proposal import Proposal, Served, propose
 from hybridindex.plans.replan import PlanChanges
-from hybridindex.plans.stored import how_to_apply, load_plan, plan_summary, resume_plan
+from hybridindex.plans.stored import load_plan, plan_summary, resume_plan
 from hybridindex.refresh.config import UpdateRecord
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.refresh.updater import arenas_of
@@ -41,7 +39,9 @@ from hybridindex.router.session import Session
 from hybridindex.service.admission import Admission
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.describe import describe
+from hybridindex.service.reload import Generations
 from hybridindex.service.search_request import SearchRequest
+from hybridindex.service.serving import MakeRefresher, Serving, choose_plan, close_serving, open_serving
 from hybridindex.service.sessions import SessionTable
 from hybridindex.service.warmup import warm_up
 from hybridindex.store.control import ControlStore
@@ -54,6 +54,8 @@ _log = logging.getLogger(__name__)
 
 #: Larger queries are checked and copied on a thread, not on the event loop.
 _LARGE_BYTES = 1 << 20
+#: How long the end of the service waits for a reload to notice it.
+_RELOAD_ENDS_S = 60.0
 
 
 class SearchTrace(Protocol):
@@ -101,56 +103,42 @@ class Observation:
         return self.queue_s + self.search_s
 
 
-def _plan_at_start(index: Index, store: ControlStore, config: ServiceConfig) -> tuple[int, Plan] | None:
-    """The plan to start with, and its id.
-
-    Raises:
-        InfeasiblePlanError: a plan that is not the current one was named by its id, is infeasible and not forced.
-    """
-    found = resume_plan(index, config.plan, store, config.router.devices)
-    if found is None or found[0] == current_plan_id(store, index.fingerprint):
-        return found
-    try:
-        refuse_infeasible(found[1], force=config.force)
-    except InfeasiblePlanError as error:
-        if config.plan != "latest":
-            raise
-        # What somebody tried must not keep a daemon from starting again.
-        _log.warning("plan %d: %s; the plan applied last is resumed", found[0], error)
-        return resume_plan(index, "current", store, config.router.devices)
-    return found
-
-
 class Service:
     """One served index. Searches on one event loop, other methods on any thread."""
 
     def __init__(
         self,
-        index: Index,
-        router: Router,
+        first: Serving,
         store: ControlStore,
         config: ServiceConfig,
         *,
-        plan_id: int | None = None,
-        refresher: Refresher | None = None,
+        make_refresher: MakeRefresher | None = None,
         traces: Traces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """:meth:`close` closes index, router and store, but not ``traces``. ``clock``: monotonic seconds."""
-        self.index = index
-        self.router = router
+        """:meth:`close` closes what serves and the store, but not ``traces``. ``clock``: monotonic seconds.
+
+        ``make_refresher``: for later generations.
+        """
         self.store = store
         self.config = config
-        self.plan_id = plan_id
-        self.refresher = refresher
         self.traces = traces
         self.clock = clock
         self.started_s = clock()
         self.admission = Admission(config.limits, clock)
         self.sessions = SessionTable(config.limits, clock)
+        self.generations = Generations(
+            first,
+            config,
+            store,
+            self.sessions,
+            make_refresher=make_refresher,
+            stopping=lambda: self._closed or self.admission.draining,
+        )
         #: Called on the event loop after each search; must not block.
         self.on_search: list[Callable[[Observation], None]] = []
         self._changing = threading.Lock()
+        self._reloading = threading.Lock()
         self._warm = False
         self._closed = False
         #: Observers that raised.
@@ -162,10 +150,11 @@ class Service:
         path: Path,
         config: ServiceConfig,
         *,
-        make_refresher: Callable[[Index, Router, ControlStore], Refresher] | None = None,
+        make_refresher: MakeRefresher | None = None,
         traces: Traces | None = None,
     ) -> Service:
-        """Opens an index directory, resumes its plan and starts the router.
+        """Opens an index directory, resumes its plan and starts the router. Without a plan for this index and machine
+        it serves on the host and says so.
 
         Raises:
             HybridIndexError: whatever is wrong with index, store, plan or devices.
@@ -174,23 +163,14 @@ class Service:
         try:
             store = index.store(config.store_url)
             try:
-                plan_id, plan = _plan_at_start(index, store, config) or (None, None)
-                told = config.router
-                if plan is None and config.plan != "none":
-                    _log.warning("serving on the host: %s", how_to_apply(index, store, path))
-                    if told.devices and told.device_budget_bytes is None:
-                        _log.warning("without a plan and a budget no device is opened; start again after apply")
-                        told = replace(told, devices=())
-                    if make_refresher is not None:
-                        _log.warning("nothing is refreshed without a plan; start again after apply")
-                        make_refresher = None
-                router = index.router(plan, config=told, llm=step_times(store, plan))
+                choice = choose_plan(index, config.plan, config, store)
+                first = open_serving(index, choice, config, store, make_refresher)
                 try:
-                    if plan is not None and plan_id not in (None, current_plan_id(store, index.fingerprint)):
-                        make_current(store, plan, plan_id, verified=False, why="named when the daemon started")
-                    refresher = make_refresher(index, router, store) if make_refresher is not None else None
+                    if choice.plan_id not in (None, current_plan_id(store, index.fingerprint)):
+                        assert choice.plan is not None
+                        make_current(store, choice.plan, choice.plan_id, verified=False, why="named at the start")
                 except BaseException:
-                    router.close()
+                    close_serving(first, index=False)
                     raise
             except BaseException:
                 store.close()
@@ -198,7 +178,27 @@ class Service:
         except BaseException:
             index.close()
             raise
-        return cls(index, router, store, config, plan_id=plan_id, refresher=refresher, traces=traces)
+        if first.note:
+            _log.warning("serving on the host: %s", first.note.replace("INDEX", str(path)))
+        return cls(first, store, config, make_refresher=make_refresher, traces=traces)
+
+    # What serves now
+
+    @property
+    def index(self) -> Index:
+        return self.generations.current.index
+
+    @property
+    def router(self) -> Router:
+        return self.generations.current.router
+
+    @property
+    def refresher(self) -> Refresher | None:
+        return self.generations.current.refresher
+
+    @property
+    def plan_id(self) -> int | None:
+        return self.generations.current.plan_id
 
     # Searching, on the event loop
 
@@ -239,8 +239,10 @@ class Service:
         n = len(request.queries)
         await self.admission.enter(client, n, deadline_s)
         entered = answered = self.clock()
+        generations = self.generations
+        serving = generations.enter() if session is None else generations.of_session(session)
         try:
-            asked = self.router.nprobe if request.nprobe is None else request.nprobe
+            asked = serving.router.nprobe if request.nprobe is None else request.nprobe
             nprobe = max(self.admission.nprobe_under_load(asked), min(asked, request.min_nprobe or 1))
             options: dict[str, Any] = {}
             if request.deadline_ms is not None and deadline_s is not None:
@@ -250,8 +252,10 @@ class Service:
             if trace is not None:
                 trace.admitted()
                 options["on_batch"] = trace.on_batch
-            result = await self._run(request, nprobe, options, session)
+            result = await self._run(request, nprobe, options, serving.router if session is None else session)
         finally:
+            if session is None:
+                generations.leave(serving)
             answered = self.clock()
             self.admission.leave(n)
         if trace is not None:
@@ -263,25 +267,25 @@ class Service:
                 search_s=answered - entered,
                 result=result,
                 lowered=nprobe < asked,
-            )
+            ),
+            serving.refresher,
         )
         return result
 
     async def _run(
-        self, request: SearchRequest, nprobe: int, options: dict[str, Any], session: Session | None
+        self, request: SearchRequest, nprobe: int, options: dict[str, Any], searched: Router | Session
     ) -> SearchResult:
-        searched = self.router if session is None else session
         if request.queries.nbytes <= _LARGE_BYTES:
             return await searched.asearch(request.queries, request.k, nprobe, **options)
         waiting = await asyncio.to_thread(searched.submit, request.queries, request.k, nprobe, **options)
         return await asyncio.wrap_future(waiting)
 
-    def _tell(self, seen: Observation) -> None:
+    def _tell(self, seen: Observation, refresher: Refresher | None) -> None:
         try:
             for tell in self.on_search:
                 tell(seen)
-            if self.refresher is not None:
-                self.refresher.observe(seen.queries, seen.latency_s, seen.result.hit_rate)
+            if refresher is not None:
+                refresher.observe(seen.queries, seen.latency_s, seen.result.hit_rate)
         except Exception:  # noqa: BLE001 - an observer must not cost a client its answer
             self.n_observer_errors += 1
             _log.exception("an observer of searches raised")
@@ -296,20 +300,25 @@ class Service:
         """
         if self.admission.draining:
             raise OverloadedError("the daemon is about to stop; ask another one", retry_after_s=1)
-        return self.sessions.open(
-            lambda: self.router.session(lookahead_bytes=lookahead_bytes, window_ms=window_ms), client
-        )
+        return self.generations.open_session(client, lookahead_bytes=lookahead_bytes, window_ms=window_ms)
 
     def lookahead(
-        self, session_id: str, client: str, drafts: F32, *, nprobe: int | None = None, budget_bytes: int | None = None
+        self,
+        session_id: str,
+        client: str,
+        drafts: F32,
+        *,
+        nprobe: int | None = None,
+        budget_bytes: int | None = None,
+        window_ms: float | None = None,
     ) -> None:
         """Starts to copy lists for ``drafts`` (n, d) float32; returns at once.
 
         Raises:
-            UnknownSessionError, InvalidInputError.
+            UnknownSessionError, InvalidInputError, ProfileError.
         """
         with self.sessions.use(session_id, client) as session:
-            session.lookahead(drafts, nprobe=nprobe, budget_bytes=budget_bytes)
+            session.lookahead(drafts, nprobe=nprobe, budget_bytes=budget_bytes, window_ms=window_ms)
 
     def session_stats(self, session_id: str, client: str) -> dict[str, Any]:
         """Raises UnknownSessionError."""
@@ -413,6 +422,11 @@ class Service:
         if found is None:
             raise InvalidInputError(f"plan is {choice!r}; expected a plan id or 'latest'")
         plan_id, plan = found
+        if apply and not self.router.devices and self.generations.current.note:
+            # The daemon started without a plan: its devices open with this one.
+            refuse_infeasible(plan, force=force)
+            make_current(self.store, plan, plan_id, verified=False, why="applied")
+            self.reload(f"plan {plan_id} was applied")
         self._check_devices()
         if plan.n_devices != len(self.router.devices):
             raise InvalidInputError(
@@ -460,7 +474,8 @@ class Service:
 
     def _check_devices(self) -> None:
         if not self.router.devices:
-            raise InvalidInputError("devices is empty: the daemon serves on the host alone; start it with --device")
+            why = f", since {note}" if (note := self.generations.current.note) else "; start it with --device"
+            raise InvalidInputError(f"devices is empty: the daemon serves on the host alone{why}")
 
     def _propose_recent(self, changes: PlanChanges, bandwidth_share: float | None) -> Proposal | None:
         """From recent queries; None without a refresher, or while it has seen too few searches to plan from."""
@@ -494,9 +509,28 @@ class Service:
         if plan_id is None:
             _, plan_id = save_plan(self.store, proposal.plan)
         self.router.apply_plan(proposal.plan, bandwidth_share=proposal.bandwidth_share, force=True)
-        self.plan_id = plan_id
+        # It serves, whether or not the store takes the event.
+        self.generations.current.plan_id = plan_id
         make_current(self.store, proposal.plan, plan_id, verified=False, why=proposal.reason)
         return plan_id
+
+    # Generations
+
+    def reload(self, reason: str = "requested") -> dict[str, Any]:
+        """Lets the current generation of the index directory serve, without a failed search; see
+        :class:`hybridindex.service.reload.Generations`. Blocks.
+
+        Raises:
+            ReloadError: what serves goes on, and why.
+            OverloadedError: a change of the plan or another reload is under way, or the daemon is about to stop.
+        """
+        if not self._changing.acquire(blocking=False):
+            raise OverloadedError("another change of the plan or index is under way", retry_after_s=5)
+        try:
+            with self._reloading:
+                return self.generations.reload(reason)
+        finally:
+            self._changing.release()
 
     # State
 
@@ -520,6 +554,7 @@ class Service:
         tiers = warm_up(self.router, self.index.dim, self.index.nlist, stop=lambda: self.admission.draining)
         self.router.forget_load()
         self._warm = True
+        self.generations.remove_replaced()
         _log.info("warmed up %d tier(s) in %.2f s", len(tiers), self.clock() - started)
 
     def start(self) -> None:
@@ -539,12 +574,13 @@ class Service:
             return
         self._closed = True
         self.admission.drain()
+        # A reload ends by itself once it sees that the service is closed; a device may keep it.
+        if self._reloading.acquire(timeout=_RELOAD_ENDS_S):
+            self._reloading.release()
         self.stop_changes()
         self.sessions.close_all()
-        # An error of one must not keep the others open.
-        for close in (*((self.refresher.close,) if self.refresher else ()), self.router.close, self.store.close):
-            try:
-                close()
-            except HybridIndexError:
-                _log.exception("closing the service")
-        self.index.close()
+        self.generations.close()
+        try:
+            self.store.close()
+        except HybridIndexError:
+            _log.exception("closing the service")

@@ -1,4 +1,4 @@
-"""The daemon's process: opens the index, listens, serves, drains at SIGTERM, stops at the second one.
+"""The daemon's process: opens the index, listens, serves, reloads at SIGHUP, drains at SIGTERM, stops at the second.
 
 One uvicorn server per socket, on one event loop: TCP may have TLS, the unix socket needs none.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridindex.errors import InvalidInputError, MissingDependencyError
+from hybridindex.errors import HybridIndexError, InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.service.auth import Keyring
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
@@ -24,17 +24,17 @@ from hybridindex.service.daemon_address import DaemonAddress, bind_tcp, bind_uni
 from hybridindex.service.http.app import create_app
 from hybridindex.service.http.protocol import MAX_HEAD_BYTES, choose_protocol
 from hybridindex.service.observe.logs import configure
-from hybridindex.service.refresh_settings import MakeRefresher
+from hybridindex.service.serving import MakeRefresher
 
 try:
     import uvicorn
 except ImportError as error:
-    raise MissingDependencyError("the daemon needs uvicorn: pip install 'hybridindex[service]'") from error
+    raise MissingDependencyError(f"the daemon needs uvicorn: {how_to_install('service')}") from error
 
 if TYPE_CHECKING:
     from hybridindex.service.observe.traces import Traces
 
-__all__ = ["Daemon", "bound_arenas", "serve"]
+__all__ = ["Daemon", "MakeRefresher", "bound_arenas", "serve"]
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +68,8 @@ class Daemon:
     def __init__(self, service: Service, keyring: Keyring | None, sockets: list[socket.socket]) -> None:
         self._service = service
         self._stopping = asyncio.Event()
+        #: A task that nobody holds may be lost.
+        self._reloads: set[asyncio.Future[None]] = set()
         self._app = create_app(service, keyring=keyring, on_drain=self.stop)
         self._sockets = sockets
         self._servers = [self._server(s, first=s is sockets[0]) for s in sockets]
@@ -107,9 +109,22 @@ class Daemon:
                 for task in server.server_state.tasks:
                     task.cancel()
 
+    def reload(self) -> None:
+        """Lets the current generation of the index serve; a failure is logged."""
+        task = asyncio.ensure_future(asyncio.to_thread(self._reload))
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    def _reload(self) -> None:
+        try:
+            self._service.reload("SIGHUP")
+        except HybridIndexError as error:
+            _log.warning("SIGHUP: %s", error)
+
     async def run(self) -> None:
         """Serves until :meth:`stop`, and until what was admitted is answered."""
         loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         try:
@@ -128,7 +143,7 @@ class Daemon:
         finally:
             # The end of the loop waits for its threads: none may go on with a change of the plan.
             self._service.stop_changes()
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
 
 
@@ -172,7 +187,8 @@ def serve(
         traces = _open_traces(config.traces, os.environ)
         service = Service.open(path, config, make_refresher=make_refresher, traces=traces)
         try:
-            address.announce(tuple(urls))
+            address.announce(tuple(urls), service.index.ivf.generation)
+            service.generations.on_generation.append(lambda number: address.announce(tuple(urls), number))
             _log.info("serving %s at %s", path, ", ".join(urls))
             if on_listening is not None:
                 on_listening(tuple(urls))

@@ -9,25 +9,15 @@ import json
 import os
 import socket
 import stat
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from hybridindex.errors import ServiceError
+from hybridindex.index.storage.standing import ADDRESS_FILE, ADDRESS_LOCK, RunningDaemon, find_daemon
 
 __all__ = ["DaemonAddress", "RunningDaemon", "bind_tcp", "bind_unix", "find_daemon"]
-
-_FILE, _LOCK = "daemon.json", "daemon.lock"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningDaemon:
-    """The contents of the address file."""
-
-    pid: int
-    #: ``http://…`` and ``unix:…``, for the client; the best one first.
-    urls: tuple[str, ...]
 
 
 class DaemonAddress:
@@ -35,9 +25,9 @@ class DaemonAddress:
 
     def __init__(self, folder: Path) -> None:
         """Raises ServiceError: another daemon serves the index, or the folder cannot be written."""
-        self._file = folder / _FILE
+        self._file = folder / ADDRESS_FILE
         # find_daemon holds the lock for a moment.
-        self._lock = FileLock(folder / _LOCK, timeout=1)
+        self._lock = FileLock(folder / ADDRESS_LOCK, timeout=1)
         try:
             self._lock.acquire()
         except Timeout:
@@ -51,10 +41,11 @@ class DaemonAddress:
         # A killed daemon may have left its addresses.
         self._file.unlink(missing_ok=True)
 
-    def announce(self, urls: tuple[str, ...]) -> None:
-        """Writes the address file, whole or not at all."""
-        beside = self._file.with_name(f".{_FILE}.new")
-        beside.write_text(json.dumps(asdict(RunningDaemon(pid=os.getpid(), urls=urls))) + "\n")
+    def announce(self, urls: tuple[str, ...], generation: int | None = None) -> None:
+        """Writes the address file, whole or not at all; again when another generation is served."""
+        beside = self._file.with_name(f".{ADDRESS_FILE}.new")
+        served = RunningDaemon(pid=os.getpid(), urls=urls, generation=generation)
+        beside.write_text(json.dumps(asdict(served)) + "\n")
         beside.replace(self._file)
 
     def leave(self) -> None:
@@ -62,26 +53,6 @@ class DaemonAddress:
         if self._lock.is_locked:
             self._file.unlink(missing_ok=True)
             self._lock.release()
-
-
-def find_daemon(folder: Path) -> RunningDaemon | None:
-    """The daemon that serves an index, or None. Without its lock, an address file is a dead daemon's."""
-    lock = folder / _LOCK
-    if not lock.exists():
-        return None
-    probe = FileLock(lock, timeout=0)
-    try:
-        probe.acquire()
-    except Timeout:
-        try:
-            data = json.loads((folder / _FILE).read_text())
-            return RunningDaemon(pid=int(data["pid"]), urls=tuple(str(u) for u in data["urls"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            return None  # it is starting or stopping
-    except OSError:
-        return None
-    probe.release()
-    return None
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:

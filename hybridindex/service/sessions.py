@@ -9,7 +9,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridindex.errors import OverloadedError, UnknownSessionError
 from hybridindex.router.session import Session
@@ -34,6 +34,8 @@ class SessionTable:
         self._limits = limits
         self._clock = clock
         self._lock = threading.Lock()
+        #: Somebody has ended using a session.
+        self._unused = threading.Condition(self._lock)
         self._entries: dict[str, _Entry] = {}
         self._closed = False
         #: Sessions that expired.
@@ -60,6 +62,26 @@ class SessionTable:
             self._entries[name] = _Entry(make(), owner, self._clock() + self._limits.session_ttl_s)
         return name
 
+    def sessions(self) -> list[Session]:
+        """The open ones."""
+        with self._lock:
+            return [entry.session for entry in self._entries.values()]
+
+    def move(self, again: Callable[[Session], Session | None]) -> list[Session]:
+        """Puts another session in the place of each that ``again`` gives one for; the names stay.
+
+        Returns the sessions that were replaced, when nobody uses them any more; the caller closes them.
+        """
+        moved = []
+        with self._lock:
+            for name, entry in self._entries.items():
+                session = again(entry.session)
+                if session is not None:
+                    self._entries[name] = replace(entry, session=session, n_users=0)
+                    moved.append(entry)
+            self._unused.wait_for(lambda: not any(entry.n_users for entry in moved))
+        return [entry.session for entry in moved]
+
     @contextmanager
     def use(self, name: str, owner: str) -> Iterator[Session]:
         """The session; it does not expire while in use.
@@ -75,7 +97,10 @@ class SessionTable:
         finally:
             with self._lock:
                 entry.n_users -= 1
-                entry.expires_s = self._clock() + self._limits.session_ttl_s
+                if not entry.n_users:
+                    self._unused.notify_all()
+                if (now := self._entries.get(name)) is not None:
+                    now.expires_s = self._clock() + self._limits.session_ttl_s
 
     def _find(self, name: str, owner: str) -> _Entry:
         entry = self._entries.get(name)

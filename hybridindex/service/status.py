@@ -49,6 +49,7 @@ def status_of(service: Service) -> dict[str, Any]:
     return {
         "index": {
             "fingerprint": index.fingerprint,
+            "generation": index.ivf.generation,
             "count": index.count,
             "dim": index.dim,
             "nlist": index.nlist,
@@ -85,6 +86,12 @@ def status_of(service: Service) -> dict[str, Any]:
         },
         "sessions": {"open": len(service.sessions), "expired": service.sessions.n_expired},
         "refresher": refresher,
+        "note": service.generations.current.note or None,
+        "reload": {
+            "mode": service.config.reload,
+            **describe(service.generations.counts),
+            "retired": [{"generation": number, "sessions": n} for number, n in service.generations.retired()],
+        },
     }
 
 

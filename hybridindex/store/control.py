@@ -7,9 +7,10 @@ Covers opening (which creates or upgrades the schema), transactions and closing;
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -265,6 +266,30 @@ class ControlStore:
         """
         with self._transaction(self._engine if dry_run else self._writer) as session:
             return prune_rows(session, retention, keep_plans=keep_plans, dry_run=dry_run)
+
+    def copy_to(self, file: Path) -> None:
+        """Copy the whole store, as it is at one moment, to a SQLite file that does not exist yet.
+
+        Raises:
+            InvalidInputError: the store is no SQLite file, or ``file`` is there.
+            StoreError: it cannot be read, or ``file`` cannot be written; nothing is left of it.
+        """
+        if self.file is None or file.exists():
+            raise InvalidInputError(f"file {str(file)!r}: {self.name} can be copied from SQLite alone, to a new file")
+        beside = file.with_name(f"{file.name}.new")
+        try:
+            beside.unlink(missing_ok=True)
+            # Within a transaction: nobody closes the store meanwhile.
+            with (
+                self._transaction(self._engine),
+                closing(sqlite3.connect(self.file)) as mine,
+                closing(sqlite3.connect(beside)) as other,
+            ):
+                mine.backup(other)
+            beside.rename(file)
+        except (sqlite3.Error, OSError) as error:
+            beside.unlink(missing_ok=True)
+            raise StoreError(f"control store {self.name} could not be copied to {file}: {error}") from error
 
     def check_writable(self) -> None:
         """Write a page and commit it, so that a full disk or a lost permission shows before a plan is lost to it.

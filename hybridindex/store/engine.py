@@ -20,7 +20,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
-from hybridindex.errors import InvalidInputError, MissingDependencyError
+from hybridindex.errors import InvalidInputError, MissingDependencyError, how_to_install
 
 __all__ = ["PG_SCHEMA", "Location", "locate", "make_engine", "writing"]
 
@@ -88,7 +88,7 @@ def make_engine(location: Location, *, busy_timeout_s: float, migrating: bool = 
     try:
         engine = create_engine(location.url, connect_args={"connect_timeout": max(2, round(busy_timeout_s))}, **pool)
     except ImportError as error:
-        raise MissingDependencyError("PostgreSQL needs psycopg: pip install 'hybridindex[postgres]'") from error
+        raise MissingDependencyError(f"PostgreSQL needs psycopg: {how_to_install('postgres')}") from error
     _prepare_postgresql(engine, lock_timeout_ms=max(1, round(busy_timeout_s * 1000)))
     return engine
 

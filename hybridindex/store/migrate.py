@@ -16,12 +16,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from filelock import FileLock, Timeout
 from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -29,6 +25,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from hybridindex.errors import StoreError, StoreLockedError, StoreVersionError
 from hybridindex.store.engine import PG_SCHEMA, Location, make_engine, writing
 from hybridindex.store.faults import store_fault, translated
+
+# Alembic is loaded only where something is to be migrated.
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 __all__ = ["SCRIPTS", "alembic_config", "upgrade_store"]
 
@@ -44,6 +44,8 @@ _alembic_lock = threading.Lock()
 
 def alembic_config(connection: Connection | None = None, *, scripts: Path = SCRIPTS) -> Config:
     """Alembic's configuration, without a file."""
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(scripts).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
@@ -155,16 +157,20 @@ def _upgrade_postgresql(engine: Engine, name: str, scripts: Path) -> str:
     return head
 
 
+def _versions(scripts: Path) -> list[str]:
+    """All revisions, the oldest first: a file's name begins with its own."""
+    return sorted(path.name[:4] for path in (scripts / "versions").glob("[0-9]*.py"))
+
+
 def _head(scripts: Path) -> str:
-    head = ScriptDirectory.from_config(alembic_config(scripts=scripts)).get_current_head()
-    assert head is not None, "migrations/versions holds no version"
-    return head
+    return _versions(scripts)[-1]
 
 
 def _known_revision(connection: Connection, name: str, scripts: Path) -> str | None:
-    revision = MigrationContext.configure(connection).get_current_revision()
-    known = {s.revision for s in ScriptDirectory.from_config(alembic_config(scripts=scripts)).walk_revisions()}
-    if revision is not None and revision not in known:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    revision: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    if revision is not None and revision not in _versions(scripts):
         raise StoreVersionError(
             f"control store {name}: schema version {revision!r} is newer than this hybridindex knows "
             f"(up to {_head(scripts)!r}); upgrade hybridindex, or give another store"
@@ -173,6 +179,8 @@ def _known_revision(connection: Connection, name: str, scripts: Path) -> str | N
 
 
 def _run(connection: Connection, name: str, scripts: Path) -> None:
+    from alembic import command
+
     try:
         with _alembic_lock:
             command.upgrade(alembic_config(connection, scripts=scripts), "head")

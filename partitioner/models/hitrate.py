@@ -253,7 +253,8 @@ def modelled(curve: CoverageCurve, work: QueryWork, name: HitRateName) -> QueryW
 
     def hits(every: F64, measured: F64) -> F64:
         told = hit_rate * every
-        return np.minimum(told * (measured.sum() / max(float(told.sum()), 1e-300)), every)
+        scaled = told * (measured.sum() / max(float(told.sum()), 1e-300))
+        return np.asarray(np.minimum(scaled, every), dtype=np.float64)
 
     return replace(work, hit_work=hits(work.work, work.hit_work), hit_probes=hits(work.probes, work.hit_probes))
 

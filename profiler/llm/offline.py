@@ -7,6 +7,7 @@ measured. Needs vLLM in this environment. Latencies come from a server: :mod:`hy
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -20,18 +21,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from hybridindex.errors import InvalidInputError, LLMServerError, MissingDependencyError
+from hybridindex.errors import InvalidInputError, LLMServerError, MissingDependencyError, how_to_install
 from hybridindex.profiler.checkpoint import Checkpoint
 from hybridindex.profiler.hardware import hardware_info
 from hybridindex.types import LLMLevel, LLMMeasurement, LLMProfile
 
 __all__ = ["SweepRequest", "sweep_kv_cache"]
 
-_POINT: Final = "hybridindex.profiler.llm.offline_point"
+_log = logging.getLogger(__name__)
+
+#: Run as a file: it needs nothing else of ours, and the package takes longer to import than a small engine to start.
+_POINT: Final = Path(__file__).with_name("offline_point.py")
 _SHOWN_LINES: Final = 12
 _MAX_RESULT_BYTES, _MAX_LOG_BYTES = 1 << 20, 1 << 20
 _SHOWN_CAUSE: Final = 400
 _ERROR: Final = re.compile(r"\b([A-Z]\w*(?:Error|Exception): .+)$", re.MULTILINE)
+#: vLLM walks a dictionary that another of its threads fills while the engine starts. The next start mostly works.
+_RACE: Final = "dictionary changed size during iteration"
 #: Arguments that the sweep sets.
 _OWN: Final = {"model", "kv_cache_memory_bytes", "seed", "enable_prefix_caching", "disable_log_stats"}
 
@@ -78,7 +84,8 @@ def sweep_kv_cache(
     """Measures requests/s at each size, the smallest first.
 
     Sizes at which vLLM does not start, because they hold no request of the longest length for example, are kept as
-    ``refused`` with the reason, and count as 0 requests/s: a plan may not go there.
+    ``refused`` with the reason, and count as 0 requests/s: a plan may not go there. An engine that loses a race of its
+    own threads is started once more; the note ``started_again`` says so.
 
     Raises:
         LLMServerError: no size worked, one took longer than ``timeout_s``, or vLLM failed for another reason than its
@@ -91,15 +98,18 @@ def sweep_kv_cache(
     levels: list[tuple[int, LLMLevel]] = []
     refused: list[tuple[int, str]] = []
     tokens: dict[str, int | None] = {}
+    started_again: dict[str, str] = {}
     sizes = sorted(set(request.kv_cache_bytes))
     for i, size in enumerate(sizes):
         tell("KV-cache sizes", i, len(sizes))
         known = kept.get(f"kv {size}")
         result = known[0] if known is not None else _run_point(request, size)
         if "missing" in result:
-            raise MissingDependencyError(f"sweeping needs vLLM ({result['missing']}): pip install 'hybridindex[vllm]'")
+            raise MissingDependencyError(f"sweeping needs vLLM ({result['missing']}): {how_to_install('vllm')}")
         kept.put(f"kv {size}", result)
         total = size * request.n_devices
+        if "raced" in result:
+            started_again[str(total)] = result["raced"]
         if "refused" in result:
             refused.append((total, str(result["refused"])))
             continue
@@ -127,7 +137,11 @@ def sweep_kv_cache(
         ),
         levels=tuple(level for _, level in levels),
         refused=tuple(refused),
-        notes={"kv_cache_tokens": tokens, "engine_args": dict(request.engine_args)},
+        notes={
+            "kv_cache_tokens": tokens,
+            "engine_args": dict(request.engine_args),
+            **({"started_again": started_again} if started_again else {}),
+        },
     )
 
 
@@ -143,6 +157,16 @@ def _level_of(request: SweepRequest, result: Mapping[str, Any]) -> LLMLevel:
 
 
 def _run_point(request: SweepRequest, size: int) -> dict[str, Any]:
+    try:
+        return _start_point(request, size)
+    except LLMServerError as error:
+        if _RACE not in str(error):
+            raise
+        _log.warning("%s; it is started once more", error)
+        return {**_start_point(request, size), "raced": str(error)}
+
+
+def _start_point(request: SweepRequest, size: int) -> dict[str, Any]:
     job = {**asdict(request), "kv_cache_bytes": size, "engine_args": dict(request.engine_args)}
     with tempfile.TemporaryDirectory(prefix="hybridindex-llm-") as folder:
         asked, answered, log = (Path(folder) / name for name in ("job.json", "result.json", "log"))
@@ -150,7 +174,7 @@ def _run_point(request: SweepRequest, size: int) -> dict[str, Any]:
         with log.open("wb") as output:
             # Its own session, so that the processes that vLLM starts can be ended with it.
             child = subprocess.Popen(  # noqa: S603 - our own module, no shell
-                [sys.executable, "-m", _POINT, str(asked), str(answered)],
+                [sys.executable, "-P", str(_POINT), str(asked), str(answered)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -1,7 +1,7 @@
-"""One point of mu(KV) in a process of its own: ``python -m hybridindex.profiler.llm.offline_point JOB RESULT``.
+"""One point of mu(KV) in a process of its own: ``python -P offline_point.py JOB RESULT``.
 
 Reads a job and writes a result, JSON files both. vLLM frees its memory for good only when its process ends, hence one
-process for each KV-cache size. Started by :mod:`hybridindex.profiler.llm.offline`.
+process for each KV-cache size. Started by :mod:`hybridindex.profiler.llm.offline`; imports nothing of ours.
 """
 
 from __future__ import annotations

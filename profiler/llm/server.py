@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from hybridindex.errors import InvalidInputError, LLMServerError, MissingDependencyError
+from hybridindex.errors import InvalidInputError, LLMServerError, MissingDependencyError, how_to_install
 from hybridindex.llm.events import EventReader, parse_object, shown
 from hybridindex.llm.models import max_tokens_of, names_of
 from hybridindex.llm.refusals import NOT_YET, refusal_of
@@ -95,7 +95,7 @@ class LLMServer:
         try:
             import httpx
         except ImportError as error:
-            raise MissingDependencyError("profiling an LLM needs httpx: pip install 'hybridindex[client]'") from error
+            raise MissingDependencyError(f"profiling an LLM needs httpx: {how_to_install('client')}") from error
         self.url = base_url(url)
         self._httpx = httpx
         self._timeout_s = timeout_s

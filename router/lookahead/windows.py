@@ -65,6 +65,8 @@ class Windows:
         Raises:
             InvalidInputError: there is no plan. ProfileError: its profile timed no copies.
         """
+        if share_bytes == 0:  # no device: no copies were timed, and none will be made
+            return 0
         if plan is None:
             raise InvalidInputError("window_ms needs a router with a plan; give lookahead_bytes")
         key = (id(plan), window_ms, share_bytes)

@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from rich.table import Table
 
+from hybridindex.cli import main
 from hybridindex.cli.console import ExitCode, parse_bytes, readable_bytes, to_json
-from hybridindex.cli.main import PANELS, app, command_name, run
+from hybridindex.cli.main import PANELS, command_name, make_app, run
 from hybridindex.errors import InvalidInputError
 from tests.clustered import DIM, clustered
 
@@ -94,7 +97,11 @@ def test_the_whole_way_by_commands(cli, files, tmp_path):
     assert cli("verify", idx, "--json").json["ok"] is True
     report = cli("report", idx, "-o", tmp_path / "report", "--json")
     assert report.code == 0, report.err
-    assert "<html" in Path(report.json["html"]).read_text().lower()
+    shown = Path(report.json["html"]).read_text()
+    assert "<html" in shown.lower()
+    assert "what bench measured" in shown
+    assert f"<td>plan {report.json['plan_id']}</td><td>200</td>" in shown
+    assert "No load test was run" not in shown
 
 
 def planned_nprobe(cli, idx) -> int:
@@ -107,6 +114,44 @@ def test_faiss_files_come_in_and_go_out(cli, planned, tmp_path):
     imported = cli("import", tmp_path / "out.faiss", tmp_path / "again", "--json")
     assert imported.code == 0, imported.err
     assert imported.json["count"] == 2500
+    assert imported.json["previous_generation"] is None
+    refused = cli("import", tmp_path / "out.faiss", tmp_path / "again", "--json")
+    assert refused.code == ExitCode.BAD_INPUT
+    assert "generation 1, 2,500 x " in refused.json["error"]["message"]
+    replaced = cli("import", tmp_path / "out.faiss", tmp_path / "again", "--replace", "--json")
+    assert (replaced.json["generation"], replaced.json["previous_generation"]) == (2, 1)
+    assert "hybridindex rollback" in replaced.err
+    assert cli("rollback", tmp_path / "again", "--json").json == {"generation": 1, "rolled_back": 2}
+    assert cli("gc", tmp_path / "again", "--json").json == {"removed": [2]}
+    assert cli("rollback", tmp_path / "again", "--json").code == ExitCode.BAD_INPUT
+    assert cli("verify", tmp_path / "again", "--json").json["generation"] == 1
+
+
+def test_vectors_come_from_columns_and_an_import_says_its_nprobe(cli, tmp_path, caplog):
+    x = clustered(600, seed=1)
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), x.shape[1])
+    pq.write_table(pa.table({"v": rows, "w": rows, "key": np.arange(600) + 9}), tmp_path / "x.parquet")
+    words = ["build", tmp_path / "x.parquet", tmp_path / "idx", "--nlist", 8, "--nprobe", 1]
+    built = cli(*words, "--column", "v", "--ids-column", "key", "--json")
+    assert built.code == 0, built.err
+    assert built.json["count"] == 600
+    assert "2 columns of vectors" in cli(*words).err
+    assert cli("export", tmp_path / "idx", tmp_path / "x.faiss").code == 0
+    assert cli("import", tmp_path / "x.faiss", tmp_path / "a", "--nprobe", 3, "--json").json["nprobe"] == 3
+    assert caplog.text == ""
+    assert cli("import", tmp_path / "x.faiss", tmp_path / "b", "--json").json["nprobe"] == 1
+    assert "nprobe 1, faiss's default" in caplog.text
+    heads = np.full((600, 1), x.shape[1], np.int32).view(np.float32)
+    np.hstack([heads, x]).tofile(tmp_path / "q.fvecs")
+    np.save(tmp_path / "q.npy", x)
+    np.save(tmp_path / "half.npy", x.astype(np.float16))
+    found = [
+        cli("search", tmp_path / "a", "-q", tmp_path / name, "--json").json["ids"] for name in ("q.fvecs", "q.npy")
+    ]
+    assert found[0] == found[1]
+    assert cli("search", tmp_path / "a", "-q", tmp_path / "half.npy", "--json").code == 0
+    refused = cli("import", tmp_path / "x.faiss", tmp_path / "c", "--refine", "drop")
+    assert (refused.code, "holds no refinement" in refused.err) == (ExitCode.BAD_INPUT, True)
 
 
 def test_infeasible_is_an_exit_status_not_an_error(cli, planned):
@@ -192,7 +237,7 @@ def test_ctrl_c_is_130(cli, planned, monkeypatch):
 
 
 def test_every_command_takes_json_and_explains_itself():
-    commands = dict(typer.main.get_command(app).commands)
+    commands = dict(typer.main.get_command(make_app()).commands)
     for group in ("keys", "profile", "refresh-schedule"):
         commands |= commands.pop(group).commands
     for name, command in commands.items():
@@ -201,6 +246,7 @@ def test_every_command_takes_json_and_explains_itself():
 
 
 def test_help_shows_every_command_in_a_group(cli):
+    app = make_app()
     named = [command_name(each) for each in (*app.registered_commands, *app.registered_groups)]
     assert sorted(named) == sorted(name for names in PANELS.values() for name in names)
     shown = cli("--help").out
@@ -223,6 +269,15 @@ def test_shells_complete_commands(shell, monkeypatch, capsys):
     assert "report" in said
     assert "repartition" in said
     assert "build" not in said
+
+
+def test_each_command_is_found_in_its_module():
+    named = {name for names in main._COMMANDS.values() for name in names}
+    assert named == set(typer.main.get_command(make_app()).commands)
+    for word in named:
+        assert word in typer.main.get_command(make_app(word)).commands
+        assert len(typer.main.get_command(make_app(word)).commands) < len(named)
+    assert set(typer.main.get_command(make_app("verfy")).commands) == named
 
 
 @pytest.mark.parametrize(
@@ -290,10 +345,15 @@ def test_the_entry_point_runs_commands(monkeypatch, capsys):
     from hybridindex.cli import entry
 
     monkeypatch.setattr(sys, "argv", ["hybridindex", "--version"])
+    entry.run()
+    at_once = capsys.readouterr().out
+    assert at_once.startswith("hybridindex ")
+    # By the command line proper.
+    monkeypatch.setattr(sys, "argv", ["hybridindex", "--version", "build"])
     with pytest.raises(SystemExit) as stopped:
         entry.run()
     assert not stopped.value.code
-    assert capsys.readouterr().out.startswith("hybridindex ")
+    assert capsys.readouterr().out == at_once
 
 
 def test_wrong_usage_is_json_too(cli):

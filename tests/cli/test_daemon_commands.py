@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from hybridindex.cli.console import ExitCode
 from hybridindex.service import daemon as run
+from tests.clustered import clustered
 
 
 @pytest.fixture
@@ -42,6 +44,35 @@ def test_commands_find_the_daemon_of_an_index(cli, running):
     gone = cli("status", index, "--json")
     assert gone.code == ExitCode.SERVICE
     assert "no daemon serves" in gone.json["error"]["message"]
+
+
+def test_an_index_is_replaced_under_its_daemon(cli, running, tmp_path):
+    index, process, url = running
+    np.save(tmp_path / "new.npy", clustered(600, seed=4))
+    words = ("build", tmp_path / "new.npy", index, "--nlist", 8, "--metric", "l2")
+    refused = cli(*words, "--json")
+    assert refused.code == ExitCode.BAD_INPUT
+    assert f"pid {process.pid} serves generation 1 at {url}" in refused.json["error"]["message"]
+    replaced = cli(*words, "--replace")
+    assert replaced.code == 0
+    assert f"hybridindex reload {index}" in replaced.err.replace("\n", " ")
+    assert cli("status", index, "--json").json["index"]["generation"] == 1
+    reloaded = cli("reload", index, "--json")
+    assert (reloaded.json["generation_before"], reloaded.json["generation"]) == (1, 2)
+    assert "no plan is stored" in reloaded.json["note"]
+    assert "serves already" in cli("reload", index).out
+    assert json.loads((index / "daemon.json").read_text())["generation"] == 2
+    shown = cli("status", index).out
+    assert "generation 2, reload manual: 1 done, 0 failed" in shown
+    assert "no plan is stored" in shown
+    assert cli(*words, "--replace").code == 0
+    (index / "gen-000003" / "model.faiss").unlink()
+    failed = cli("reload", index, "--json")
+    assert failed.code == ExitCode.SERVICE
+    assert "generation 2 goes on serving" in failed.json["error"]["message"]
+    assert cli("rollback", index).code == 0
+    assert cli("drain", index).code == 0
+    assert process.wait() == 0
 
 
 def test_explain_and_history_ask_the_daemon_or_the_store(cli, running):

@@ -45,6 +45,14 @@ def test_policies_are_compared_with_what_was_assumed(cli, index, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_without_an_llm_no_first_token_is_spoken_of(cli, index):
+    words = ("--profile", index, "--rate", 50, "--slo-ms", 150, "--policy", "cpu-only", *FEW[:-1])
+    alone = cli(*words).out
+    assert "search p50 / p90 / p99 ms" in alone
+    assert not {"TTFT", "TPOT", "KV use"} & {cell.split(" p50")[0].strip() for cell in alone.split("┃")}
+    assert "TTFT p50" in cli(*words, "--llm", index / "llm.json").out
+
+
 def test_an_infeasible_goal_names_the_nearest_feasible_rate(cli, index):
     words = ("--profile", index, "--rate", 5000, "--slo-ms", 2, "--policy", "cpu-only", "--requests", 5000)
     told = cli(*words, "--budget", "64MiB")

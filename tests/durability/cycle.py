@@ -22,7 +22,8 @@ def say(stage: str) -> None:
 def turn(path: Path, files: Path, keys: KeyFile, number: int) -> None:
     """Once around."""
     say("build")
-    with hx.build(np.load(files / ("old.npy", "new.npy")[number % 2]), path, nlist=NLIST, **BUILD) as index:
+    vectors = np.load(files / ("old.npy", "new.npy")[number % 2])
+    with hx.build(vectors, path, nlist=NLIST, replace=True, **BUILD) as index:
         say("profile")
         calibration = np.load(files / "calibration.npy")
         profile = index.profile(

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from hybridindex.cli.main import make_app
 from tests.durability.points import Point, arm
 
 __all__ = ["Child", "Launcher"]
@@ -173,13 +174,15 @@ def _be_child(job: dict[str, Any]) -> None:
 
 def _preload() -> None:
     """Whatever a command or a daemon imports: no child does it again."""
+    import alembic.command  # noqa: F401
     import faiss  # noqa: F401
     import torch  # noqa: F401
     import uvicorn.protocols.http.httptools_impl  # noqa: F401
     import uvloop  # noqa: F401
 
-    for name in ("hybridindex.cli.main", "hybridindex.service.daemon", "hybridindex.refresh.refresher"):
+    for name in ("hybridindex.service.daemon", "hybridindex.refresh.refresher"):
         importlib.import_module(name)
+    make_app()
     # Collections in a child leave the pages alone that it shares with this process.
     gc.freeze()
 

@@ -21,15 +21,25 @@ REBUILD = [
     (Point(name="files synced, manifest not", target="os:fsync", when="after", count=3), "old"),
     (Point(name="before the generation gets its name", target="os:rename", when="before", having="gen-"), "old"),
     (Point(name="named, CURRENT not begun", target="os:rename", when="after", having="gen-"), "old"),
-    (Point(name="CURRENT.new written", target="os:replace", when="before", having="CURRENT"), "old"),
-    (Point(name="CURRENT switched", target="os:replace", when="after", having="CURRENT"), "new"),
-    (Point(name="old generation not yet removed", target="shutil:rmtree", when="before", having="gen-000001"), "new"),
-    (Point(name="old generation half removed", target="os:unlink", when="after", having=".bin"), "new"),
+    (Point(name="CURRENT.new written", target="os:replace", when="before", having="/CURRENT"), "old"),
+    (Point(name="CURRENT switched", target="os:replace", when="after", having="/CURRENT"), "new"),
+    (Point(name="PREVIOUS named, CURRENT not begun", target="os:replace", when="after", having="/PREVIOUS"), "old"),
+]
+
+
+#: (command after a rebuild, point, which index serves afterwards)
+AFTERWARDS = [
+    ("gc", Point(name="nothing removed", target="shutil:rmtree", when="before", having="gen-000001"), "new"),
+    ("gc", Point(name="half removed", target="os:unlink", when="after", having=".bin"), "new"),
+    ("rollback", Point(name="CURRENT.new written", target="os:replace", when="before", having="/CURRENT"), "new"),
+    ("rollback", Point(name="CURRENT switched", target="os:replace", when="after", having="/CURRENT"), "old"),
+    ("rollback", Point(name="PREVIOUS switched", target="os:replace", when="after", having="/PREVIOUS"), "old"),
 ]
 
 
 def build_words(files, path, which="new"):
-    return ("build", files / f"{which}.npy", path, "--nlist", 24, "--metric", "l2", "--nprobe", 6, "--json")
+    layout = ("--nlist", 24, "--metric", "l2", "--nprobe", 6)
+    return ("build", files / f"{which}.npy", path, *layout, "--replace", "--json")
 
 
 @pytest.mark.parametrize(("point", "serves"), REBUILD, ids=lambda v: v.name if isinstance(v, Point) else v)
@@ -50,9 +60,20 @@ def test_a_killed_rebuild(launcher, files, index_path, fingerprints, point, serv
     assert len([e for e in index_path.iterdir() if e.name.startswith("gen-")]) == 1
 
 
+@pytest.mark.parametrize(("command", "point", "serves"), AFTERWARDS, ids=lambda v: getattr(v, "name", v))
+def test_a_killed_end_of_a_replacement(launcher, files, index_path, fingerprints, command, point, serves):
+    assert launcher.start(*build_words(files, index_path)).wait() == 0
+    child = launcher.start(command, index_path, "--json", at=point)
+    assert child.wait() == -signal.SIGKILL, child.log
+    with restarted(index_path, devices=()) as service:
+        assert service.index.fingerprint == fingerprints[0 if serves == "old" else 1]
+    # Who serves removes what it replaced.
+    assert len([e for e in index_path.iterdir() if e.name.startswith("gen-")]) == 1
+
+
 @pytest.mark.parametrize(
     "point",
-    [p for p, _ in REBUILD if "old generation" not in p.name],
+    [p for p, _ in REBUILD if "PREVIOUS" not in p.name],
     ids=lambda p: p.name,
 )
 def test_a_killed_first_build(launcher, files, tmp_path, fingerprints, point):

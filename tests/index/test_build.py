@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from hybridindex.errors import DuplicateIdError, InvalidInputError
-from hybridindex.index import IVFIndex, build, open_index
+from hybridindex.index import IVFIndex, build, open_index, remove_replaced
 from hybridindex.index.build import default_nlist, default_nprobe
 from tests.conftest import clustered_vectors
 from tests.examples import examples
@@ -130,9 +130,11 @@ def test_inner_product_centroids_have_length_one_as_in_faiss(make_index: Callabl
 def test_rebuild_replaces_and_open_readers_keep_theirs(make_index: Callable[..., IVFIndex], tmp_path: Path) -> None:
     old = make_index(path=tmp_path / "i")
     before = old.decode_list(0)
-    new = make_index("sq8", path=tmp_path / "i", n=500)
+    new = make_index("sq8", path=tmp_path / "i", n=500, replace=True)
     assert (old.generation, new.generation, new.count) == (1, 2, 500)
-    assert sorted(p.name for p in (tmp_path / "i").iterdir()) == [".lock", "CURRENT", "gen-000002"]
+    kept = [".lock", "CURRENT", "PREVIOUS", "gen-000001", "gen-000002"]
+    assert sorted(p.name for p in (tmp_path / "i").iterdir()) == kept
+    assert remove_replaced(tmp_path / "i") == [1]
     np.testing.assert_array_equal(old.decode_list(0), before)
     assert old.mapped_model().nbytes == old.manifest.files["model.faiss"].size
 
@@ -168,9 +170,8 @@ def _chunks(*chunks: Any) -> Iterator[Any]:
 
 
 BAD_VECTORS: list[tuple[Any, str]] = [
-    (X.astype(np.float64), "dtype float64; expected float32"),
-    (X.astype(np.float16), "dtype float16"),
-    (X.astype(">f4"), "dtype >f4"),
+    (X.astype(">f4"), "dtype >f4; expected float32, float16, bfloat16"),
+    (X.astype(bool), "dtype bool"),
     (X.astype(np.int32), "dtype int32"),
     (X[0], "two dimensions"),
     (X[None], "two dimensions"),
@@ -241,8 +242,8 @@ def test_duplicate_id_is_named(tmp_path: Path, order: str) -> None:
         ({"nlist": -3}, "nlist is -3"),
         ({"nlist": 2.5}, "nlist is 2.5"),
         ({"nlist": True}, "nlist is True"),
-        ({"nprobe": 0}, "nprobe is 0"),
-        ({"nprobe": 9}, "nprobe is 9; expected at most nlist, 8"),
+        ({"nprobe": 0}, "nprobe is 0; expected 1..8"),
+        ({"nprobe": 9}, "nprobe is 9; expected 1..8"),
         ({"metric": "cosine"}, "metric is 'cosine'"),
         ({"metric": "l2", "normalize": True}, "normalize=True with metric 'l2'"),
         ({"codec": "pq5"}, "codec is 'pq5'; M must divide dim 16"),

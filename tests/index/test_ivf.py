@@ -188,7 +188,7 @@ def test_importing_the_room_does_not_import_faiss() -> None:
 
 def test_missing_faiss_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(MissingDependencyError, match=r"hybridindex\[cpu\]"):
+    with pytest.raises(MissingDependencyError, match="pip install 'faiss-cpu"):
         require_faiss()
 
 

@@ -29,6 +29,7 @@ def chunks(path):
     for start in range(0, 200_000, 10_000):
         yield np.array(np.load(path, mmap_mode="r")[start:start + 10_000])
 
+import h5py, pyarrow.parquet  # libraries do not count
 path, source, codec, budget = sys.argv[1:]
 before = peak = anonymous_bytes()
 stop = threading.Event()
@@ -40,7 +41,7 @@ def watch():
 
 thread = threading.Thread(target=watch)
 thread.start()
-vectors = chunks(path + "/x.npy") if source == "iterator" else path + "/x.npy"
+vectors = chunks(path + "/x.npy") if source == "iterator" else path + "/x." + source
 ids = np.load(path + "/ids.npy", mmap_mode="r")
 index = build(vectors, path + "/" + source + codec, nlist=128, codec=codec, ids=ids, train_size=6000,
               memory_budget_bytes=int(budget))
@@ -51,7 +52,9 @@ print(json.dumps({"grew": peak - before, "count": index.count}))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(("source", "codec"), [("npy", "flat"), ("iterator", "sq8"), ("npy", "pqfs")])
+@pytest.mark.parametrize(
+    ("source", "codec"), [("npy", "flat"), ("iterator", "sq8"), ("npy", "pqfs"), ("parquet", "sq8"), ("h5", "flat")]
+)
 def test_anonymous_memory_stays_under_the_budget(tmp_path: Path, source: str, codec: str) -> None:
     make = """
 import sys, numpy as np
@@ -59,6 +62,12 @@ rng = np.random.default_rng(0)
 x = np.lib.format.open_memmap(sys.argv[1] + "/x.npy", "w+", np.float32, (200_000, 64))
 for start in range(0, 200_000, 20_000):
     x[start:start + 20_000] = rng.standard_normal((20_000, 64), dtype=np.float32)
+import h5py, pyarrow as pa, pyarrow.parquet
+with h5py.File(sys.argv[1] + "/x.h5", "w") as file:
+    file["x"] = x
+# One row group, larger than the budget.
+rows = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 64)
+pyarrow.parquet.write_table(pa.table({"x": rows}), sys.argv[1] + "/x.parquet", row_group_size=200_000)
 np.save(sys.argv[1] + "/ids.npy", rng.permutation(400_000)[:200_000])
 """
     subprocess.run([sys.executable, "-c", make, tmp_path], check=True)

@@ -27,6 +27,7 @@ from hybridindex.index import (
     open_index,
     opening,
     read_manifest,
+    remove_replaced,
     save,
     verify,
     write_layout,
@@ -156,7 +157,8 @@ def test_a_reader_overtaken_by_a_rebuild_opens_the_new_generation(
     def read_late(*args: object) -> object:
         if not overtaken:
             overtaken.append(True)
-            build(clustered_vectors(50, 8), path, nlist=2)
+            build(clustered_vectors(50, 8), path, nlist=2, replace=True)
+            remove_replaced(path)
         return read_table(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(opening, "_read_table", read_late)
@@ -173,7 +175,8 @@ def test_a_manifest_overtaken_by_a_rebuild_is_the_new_one(
     def read_late(generation: Path) -> Manifest:
         if generation.name == "gen-000001":
             monkeypatch.setattr(opening, "_read_manifest", read_now)
-            build(clustered_vectors(50, 8), path, nlist=2)
+            build(clustered_vectors(50, 8), path, nlist=2, replace=True)
+            remove_replaced(path)
         return read_now(generation)
 
     monkeypatch.setattr(opening, "_read_manifest", read_late)
@@ -187,12 +190,12 @@ def test_save_copies_and_keeps_the_fingerprint(make_index: Callable[..., IVFInde
             assert copy.fingerprint == index.fingerprint
             assert verify(tmp_path / codec).files == index.manifest.files
             np.testing.assert_array_equal(copy.mapped_lists(), index.mapped_lists())
-        assert save(index, tmp_path / codec).generation == 2
+        assert save(index, tmp_path / codec, replace=True).generation == 2
 
 
 def test_save_works_after_the_directory_was_rebuilt(make_index: Callable[..., IVFIndex], tmp_path: Path) -> None:
     index = make_index(path=tmp_path / "i")
-    make_index("sq8", path=tmp_path / "i")
+    make_index("sq8", path=tmp_path / "i", replace=True)
     assert save(index, tmp_path / "copy").fingerprint == index.fingerprint
 
 

@@ -52,6 +52,7 @@ SHORT = {
     "iter_retgen": {"rounds": 2, "answer_tokens": 8},
     "flare": {"sentences": 2, "sentence_tokens": 12},
     "self_rag": {"candidates": 1, "answer_tokens": 8},
+    "plain": {"answer_tokens": 8},
 }
 SMALL = LLMRequest(input_tokens=40, output_tokens=6, max_concurrency=2, prompt_lengths=(16, 2000), max_seconds=20)
 

@@ -257,6 +257,83 @@ def test_a_child_process_scans_alone_and_lets_go_of_the_pool():
     subprocess.run([sys.executable, "-W", "ignore", "-c", _FORK], check=True, timeout=60)
 
 
+_STUCK = """
+import ctypes, gc, os, signal, sys
+import numpy as np
+from hybridindex import _native
+from tests.native.lists import make_lists, make_queries, scan
+
+before = set(os.listdir("/proc/self/task"))
+pool, alone = _native.ThreadPool(1), _native.ThreadPool(0)
+(helper,) = map(int, set(os.listdir("/proc/self/task")) - before)
+
+# A signal whose handler is pause() stops the one thread that gets it, wherever it is; any other lets it go on.
+libc = ctypes.CDLL(None)
+libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+libc.signal(signal.SIGUSR1, ctypes.cast(libc.pause, ctypes.c_void_p))
+libc.signal(signal.SIGUSR2, ctypes.cast(libc.getppid, ctypes.c_void_p))
+
+def state_of_helper():
+    with open(f"/proc/self/task/{helper}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+def stopped():
+    with open(f"/proc/self/task/{helper}/status") as file:
+        return any(int(line.split()[1], 16) >> signal.SIGUSR1 - 1 & 1 for line in file if line.startswith("SigBlk"))
+
+def stop_or_go(number, wanted):
+    while stopped() != wanted:
+        libc.tgkill(os.getpid(), helper, number)
+        os.sched_yield()
+
+rng = np.random.default_rng(16)
+code, filtered = sys.argv[1], sys.argv[2] == "filtered"
+lists = make_lists(rng, [20_000, 10, 300], 32, code)
+scanner = lists.scanner("l2", "portable")
+queries, probes = make_queries(rng, 300, 32), np.tile(np.array([0, 2]), (300, 1))
+probes[0] = -1  # is done before anything is scanned, and told while there is work for the helper
+one = queries[1:2].copy(), np.array([[0, 2]])
+
+def some_filter():
+    return {"sorted": np.sort(lists.ids)[::2].copy()} if filtered else {}
+
+expected = scan(scanner, queries, probes, 100, alone, **some_filter())
+expected_of_one = scan(scanner, *one, 10, alone)
+inside = 0
+for turn in range(6):
+    seen = []
+
+    def on_done(rows):
+        if not seen:
+            for _ in range(1000):
+                if state_of_helper() == "R":
+                    break
+                os.sched_yield()
+            seen.append(state_of_helper())
+            stop_or_go(signal.SIGUSR1, True)
+
+    answer = scan(scanner, queries.copy(), probes.copy(), 100, pool, on_done=on_done, **some_filter())
+    assert stopped()
+    inside += seen == ["R"]
+    gc.collect()
+    # The helper is still where it was; nobody misses it.
+    of_one = scan(scanner, *one, 10, pool)
+    again = scan(scanner, queries, probes, 100, pool, **some_filter())
+    for got, want in zip((*answer, *of_one, *again), (*expected, *expected_of_one, *expected)):
+        np.testing.assert_array_equal(got, want)
+    stop_or_go(signal.SIGUSR2, False)
+assert inside, "the helper was never at work when it was stopped"
+del scanner, pool
+"""
+
+
+@pytest.mark.parametrize("filtered", ["filtered", "unfiltered"])
+@pytest.mark.parametrize("code", ["f32", "sq8"])
+def test_a_scan_does_not_wait_for_a_helper_without_a_core(code, filtered):
+    """Stopped in the middle of its work, for as long as several scans take."""
+    subprocess.run([sys.executable, "-c", _STUCK, code, filtered], check=True, timeout=60)
+
+
 # -- bad input
 
 

@@ -39,6 +39,7 @@ def sources() -> set[str]:
 
 def main(wheel: str) -> None:
     import hybridindex
+    from hybridindex.errors import how_to_install
 
     home = Path(hybridindex.__file__).parent
     assert "site-packages" in home.parts, f"imported from {home}, not from the installed wheel"
@@ -53,7 +54,7 @@ def main(wheel: str) -> None:
             refusal = repr(error)
         if name in NEED_AN_EXTRA:
             assert refusal.startswith("MissingDependencyError"), f"{name}: {refusal or 'imported without its extra'}"
-            assert f"hybridindex[{NEED_AN_EXTRA[name]}]" in refusal, refusal
+            assert how_to_install(NEED_AN_EXTRA[name]) in refusal, refusal
         else:
             assert not refusal, f"{name}: {refusal}"
     with zipfile.ZipFile(wheel) as archive:

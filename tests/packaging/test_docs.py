@@ -11,11 +11,12 @@ import re
 import shlex
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
-from hybridindex.cli.main import app
+from hybridindex.cli.main import make_app
 from hybridindex.old_paths import MOVED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +86,11 @@ def types() -> frozenset[str]:
     return frozenset(found)
 
 
+@cache
+def command_line() -> Any:
+    return typer.main.get_command(make_app())
+
+
 def prose(page: Path) -> list[str]:
     """Paragraphs without code blocks; a table's row is a paragraph."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
@@ -98,7 +104,7 @@ def spans(paragraph: str) -> list[str]:
 def resolved(name: str) -> str | None:
     """The path from the root of a file or folder that may be named without ``hybridindex/``."""
     name = name.rstrip("/")
-    return next((path for path in (name, f"hybridindex/{name}") if path in files() | folders()), None)
+    return next((path for path in (name, f"hybridindex/{name}") if path in files() or path in folders()), None)
 
 
 def missing_paths(paragraph: str) -> list[str]:
@@ -187,12 +193,12 @@ def test_a_module_that_is_gone_is_noticed():
 def is_known(word: str) -> bool:
     """Our sources write metrics and environment variables without their prefix, and some metrics without ``_total``."""
     if re.fullmatch(r"[A-Z][a-z]\w*", word):
-        return word in types() | NOT_OUR_NAMES
+        return word in types() or word in NOT_OUR_NAMES
     bare = re.sub(r"^hybridindex_|^HYBRIDINDEX_", "", word)
     forms = {word, bare, bare.removesuffix("_total")}
     if word.startswith("_"):
         return any(other.endswith(tuple(forms)) for other in words())
-    return not forms.isdisjoint(words() | NOT_OUR_NAMES)
+    return not (forms.isdisjoint(words()) and forms.isdisjoint(NOT_OUR_NAMES))
 
 
 @current
@@ -227,7 +233,7 @@ def command_lines(page: Path) -> list[str]:
 def unknown_in(line: str) -> str | None:
     """What the command line does not have: a command or an option."""
     parts = shlex.split(re.sub(r"[\[\]…]", " ", line).replace("'", ""))[1:]
-    command = typer.main.get_command(app)
+    command = command_line()
     while parts and getattr(command, "commands", None):
         if parts[0].startswith("-"):
             break
@@ -250,7 +256,7 @@ def test_every_command_and_option_exists(page):
 @current
 def test_every_option_in_the_text_exists(page):
     """``--option`` and ``command --option``, of a command of ours or of a program in the repository."""
-    group = typer.main.get_command(app)
+    group = command_line()
     known = {
         option
         for command in (group, *group.commands.values())
@@ -275,6 +281,15 @@ def test_an_option_that_is_gone_is_noticed():
     assert unknown_in("hybridindex serve idx --sockets") == "--sockets"
     assert unknown_in("hybridindex keys idx --forge") in {"idx", "--forge"}
     assert unknown_in("hybridindex calibrate idx") == "calibrate"
+
+
+@pytest.mark.parametrize("decision", DECISIONS, ids=lambda page: page.name)
+def test_a_decision_says_whether_it_stands(decision):
+    number, status = re.match(
+        r"# (\d{4})\. .+\n\n(Status: (?:accepted|superseded)\b.*)?", decision.read_text()
+    ).groups()
+    assert decision.name.startswith(number)
+    assert status
 
 
 def test_threads_are_those_of_the_code():

@@ -14,7 +14,7 @@ import pytest
 import typer
 import yaml
 
-from hybridindex.cli.main import app
+from hybridindex.cli.main import make_app
 from tests.cli.conftest import cli
 from tests.cli.test_daemon_commands import running
 
@@ -27,7 +27,7 @@ DOCKERFILE = ROOT / "examples/Dockerfile"
 
 def parses(words):
     """Whether the command line takes these words; it is not run."""
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(make_app())
     context = group.make_context("hybridindex", list(words), resilient_parsing=True)
     name, command, rest = group.resolve_command(context, list(words))
     if rest != ["--help"]:
@@ -63,12 +63,14 @@ def test_commands_of_the_compose_file_parse(compose):
         parses([*index, "--no-such-option"])
     shown = re.findall(r"run --rm tools (.*)|^#   (?:hybridindex) (.*?)(?: &&|$)", COMPOSE.read_text(), flags=re.M)
     names = [parses(shlex.split(tool or plain)) for tool, plain in shown]
-    assert names == ["build", "profile", "plan", "apply", "keys"]
+    assert names == ["build", "profile", "profile", "plan", "apply", "vllm-args", "keys"]
 
 
-def test_the_index_goes_first_and_both_share_one_gpu(compose):
+def test_vllm_goes_first_and_both_share_one_gpu(compose):
     index, llm = compose["services"]["index"], compose["services"]["llm"]
-    assert llm["depends_on"] == {"index": {"condition": "service_healthy"}}
+    assert index["depends_on"] == {"llm": {"condition": "service_healthy"}}
+    assert "depends_on" not in llm
+    assert "8000/health" in llm["healthcheck"]["test"][-1]
     devices = [s["deploy"]["resources"]["reservations"]["devices"] for s in (index, llm)]
     assert devices[0] == devices[1]
     assert devices[0][0]["device_ids"] == ["0"]

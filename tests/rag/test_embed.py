@@ -90,5 +90,5 @@ def test_other_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(MissingDependencyError, match=r"tokenizers is needed .*hybridindex\[demo\]"):
+    with pytest.raises(MissingDependencyError, match=r"tokenizers is needed .*pip install 'faiss-cpu"):
         embed.load_embedder(tmp_path)

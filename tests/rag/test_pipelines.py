@@ -1,4 +1,4 @@
-"""The six pipelines on a real router: what they search, where lookahead stands, what they leave behind."""
+"""The pipelines on a real router: what they search, where lookahead stands, what they leave behind."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ SAID = {
         spoken("answer", "second", probability=0.4), spoken("critique", "yes"),
         spoken("answer", "third", probability=0.3), spoken("critique", "yes"),
     ],
+    "plain": [spoken("answer", "a planet has an orbit")],
 }  # fmt: skip
 #: Kinds and names in order: lookahead before the generation that hides it, the search after it.
 STEPS = {
@@ -58,6 +59,7 @@ STEPS = {
         "G tentative",
     ],
     "self_rag": ["L question", "G decide", "R question", *["G answer", "G critique"] * 3],
+    "plain": ["R question", "G answer"],
 }  # fmt: skip
 #: What hides each of their lookaheads.
 HIDDEN = {
@@ -75,7 +77,10 @@ ANSWERS = {
     "iter_retgen": "a planet is dust",
     "flare": "It is dust. The moon orbit. The end.",
     "self_rag": "second",
+    "plain": "a planet has an orbit",
 }
+#: With a generation before a search.
+LOOKING_AHEAD = [name for name in PIPELINES if name != "plain"]
 SHORT = {"LookedAhead": "L", "Generated": "G", "Retrieved": "R"}
 
 
@@ -83,7 +88,7 @@ def short(events):
     return [" ".join([SHORT[kind], name]) for kind, name in (entry.split() for entry in names(events))]
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", LOOKING_AHEAD)
 def test_lookahead_stands_before_the_generation_that_hides_it(name, retriever, router):
     generator = replay(*SAID[name])
     said = []
@@ -106,6 +111,27 @@ def test_without_lookahead_everything_else_is_the_same(name, retriever, router):
     assert [p.id for p in without.passages] == [p.id for p in with_it.passages]
     assert without.text == with_it.text
     assert all(set(e.hit_rate) == {0.0} for e in without.events if isinstance(e, Retrieved))
+
+
+def test_plain_searches_the_question_once_and_answers_from_what_it_found(retriever, router):
+    asked = []
+
+    class Listening:
+        def generate(self, prompt, /):
+            asked.append(prompt)
+            return replay(*SAID["plain"]).generate(prompt)
+
+        def close(self):
+            pass
+
+    answer = run_pipeline("plain", QUESTION, retriever, Listening())
+    assert (answer.pipeline, answer.text) == ("plain", ANSWERS["plain"])
+    assert short(answer.events) == STEPS["plain"]
+    (search,) = [e for e in answer.events if isinstance(e, Retrieved)]
+    assert search.texts == (QUESTION,)
+    assert [p.source for p in answer.passages] == ["stars"] * 3
+    assert all(passage.text in asked[0].text for passage in answer.passages)
+    assert router.stats().lookahead_used_lists == 0
 
 
 def test_hyde_searches_what_was_made_up(retriever, documents):

@@ -283,7 +283,7 @@ def test_the_schedule_asks_without_drift(make_world):
 def test_without_apscheduler_the_error_says_what_to_install(make_world, monkeypatch):
     world = make_world(store=False)
     monkeypatch.setitem(sys.modules, "apscheduler.schedulers.background", None)
-    with pytest.raises(MissingDependencyError, match=r"hybridindex\[refresh\]"):
+    with pytest.raises(MissingDependencyError, match="pip install 'apscheduler"):
         world.refresher.start()
     assert not world.refresher.status().running
 

@@ -113,9 +113,9 @@ def test_it_is_uniform_when_the_load_falls_and_the_rate_rises():
     middle = late = 0
     for seed in range(300):
         reservoir = QueryReservoir(64, retention_s=30, seed=seed)
-        feed(reservoir, range(10_000), now_s=lambda i: i / 10_000, batch=100)
-        feed(reservoir, range(10_000, 10_400), now_s=lambda i: 20 + (i - 10_000) / 400, batch=20)
-        feed(reservoir, range(10_400, 12_400), now_s=lambda i: 32 + (i - 10_400) / 125, batch=20)
+        feed(reservoir, range(10_000), now_s=lambda i: i / 10_000, batch=1000)
+        feed(reservoir, range(10_000, 10_400), now_s=lambda i: 20 + (i - 10_000) / 400, batch=40)
+        feed(reservoir, range(10_400, 12_400), now_s=lambda i: 32 + (i - 10_400) / 125, batch=50)
         drawn = reservoir.sample(48.0)[:, 0]
         assert (drawn >= 10_000).all()
         middle += (drawn < 10_400).sum()

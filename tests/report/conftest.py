@@ -67,3 +67,9 @@ def full_report(tmp_path_factory: pytest.TempPathFactory, full_profile: Profile,
     return write_report(
         tmp_path_factory.mktemp("report"), index_info=INDEX_INFO, profile=full_profile, plan=full_plan, load=LOAD
     )
+
+
+@pytest.fixture(scope="session")
+def bare_report(tmp_path_factory: pytest.TempPathFactory, bare_profile: Profile, bare_plan: Plan) -> ReportFiles:
+    folder = tmp_path_factory.mktemp("report")
+    return write_report(folder, index_info=INDEX_INFO, profile=bare_profile, plan=bare_plan)

@@ -131,6 +131,6 @@ def one_batch(monkeypatch):
     held = threading.Event()
     take = Engine._take
     with monkeypatch.context() as patched:
-        patched.setattr(Engine, "_take", lambda engine, first: (held.wait(SOON_S), take(engine, first))[1])
+        patched.setattr(Engine, "_take", lambda engine, requests: (held.wait(SOON_S), take(engine, requests))[1])
         yield
         held.set()

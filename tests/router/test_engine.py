@@ -11,6 +11,7 @@ import pytest
 
 from hybridindex.errors import RouterClosedError
 from hybridindex.router import Router
+from hybridindex.router.engine import Engine
 from hybridindex.tiers.contract.residency import Lease
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.router.test_router import check
@@ -214,6 +215,31 @@ def test_who_waits_for_an_engine_that_stopped_is_told_why(index, monkeypatch):
         router.submit(clustered(1))
     monkeypatch.undo()
     router.close()
+
+
+def test_requests_that_were_taken_when_the_engine_stopped_are_told_why(index, monkeypatch):
+    router = Router(index)
+    take = Engine._take
+
+    def broken(engine, requests):
+        take(engine, requests)
+        raise RuntimeError("the batch could not be formed")
+
+    monkeypatch.setattr(Engine, "_take", broken)
+    with pytest.raises(RuntimeError, match="could not be formed"):
+        router.submit(clustered(1)).result(WAIT_S)
+    router.close()
+
+
+def test_a_batch_without_a_lease_fails_alone(index, monkeypatch):
+    with Router(index) as router:
+        with monkeypatch.context() as patch:
+            patch.setattr(router._residency, "lease", lambda: 1 / 0)
+            for ask in (router.search, lambda queries: router.submit(queries).result(WAIT_S)):
+                for _ in range(3):  # more than there are slots
+                    with pytest.raises(ZeroDivisionError):
+                        ask(clustered(1))
+        check(index, clustered(2), 5, 4, router.submit(clustered(2), 5, 4).result(WAIT_S))
 
 
 def test_ctrl_c_in_a_search_leaves_a_working_router(index, monkeypatch):

@@ -20,6 +20,7 @@ from hybridindex.errors import (
     RouterClosedError,
 )
 from hybridindex.router import Router
+from hybridindex.router import router as router_module
 from hybridindex.router.devices.opening import device_budgets
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
@@ -52,6 +53,25 @@ def check(index, queries, k, nprobe, result):
     probes, _ = index.quantize(transformed, nprobe)
     check_answer(index, transformed, probes, k, result.distances, result.ids)
     assert (result.nprobe_used == nprobe).all()
+
+
+def test_lists_of_the_host_are_read_into_memory_before_those_of_devices_hottest_first(index, monkeypatch):
+    told = []
+    read = router_module.warm_lists
+    monkeypatch.setattr(router_module, "warm_lists", lambda *given: told.append(given) or read(*given))
+    plan = hand_made_plan(index, random_placement(np.random.default_rng(3), 1, 0.4))
+    with Router(index, plan=plan, devices=["cpu"], warm_bytes=4096) as router:
+        queries = clustered(5, seed=4)
+        check(index, queries, 5, 8, router.search(queries, 5))
+    ((_, most_bytes, order),) = told
+    assert most_bytes == 4096
+    on_device, accesses = plan.list_device[order] >= 0, plan.analysis.profile.access.list_accesses[order]
+    n_host = int((~on_device).sum())
+    assert 0 < n_host < NLIST
+    assert not on_device[:n_host].any()
+    assert (np.diff(accesses[:n_host]) <= 0).all()
+    assert (np.diff(accesses[n_host:]) <= 0).all()
+    assert sorted(order) == list(range(NLIST))
 
 
 @examples(8, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -375,11 +395,12 @@ BAD_CALLS = [
     ({"k": 2049}, "2048"),
     ({"k": 2.0}, "integer"),
     ({"k": True}, "integer"),
-    ({"nprobe": 0}, "nprobe is 0"),
-    ({"nprobe": NLIST + 1}, f"1..{NLIST}"),
+    ({"nprobe": 0}, f"nprobe is 0; expected 1..{NLIST}"),
+    ({"nprobe": NLIST + 1}, f"nprobe is {NLIST + 1}; expected 1..{NLIST}"),
+    ({"nprobe": 2.0}, "nprobe is 2.0; expected an integer"),
     ({"deadline_ms": 0}, "deadline_ms"),
     ({"deadline_ms": float("nan")}, "deadline_ms"),
-    ({"deadline_ms": 10, "min_nprobe": 0}, "min_nprobe"),
+    ({"deadline_ms": 10, "min_nprobe": 0}, f"min_nprobe is 0; expected 1..{NLIST}"),
 ]
 
 

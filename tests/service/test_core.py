@@ -272,6 +272,9 @@ def test_devices_without_any_plan_say_what_is_missing(tmp_path, caplog):
     service = Service.open(bare, ServiceConfig(router=told))
     assert len(service.router.devices) == 1, "its budget is known"
     service.close()
+    with pytest.raises(ProfileError, match="no plan 99"):
+        Service.open(bare, ServiceConfig(plan="99", router=RouterConfig(devices=("cpu",))))
+    service.close()
 
 
 def test_searches_go_on_while_a_plan_is_applied(service, queries):

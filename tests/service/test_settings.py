@@ -17,7 +17,7 @@ from hybridindex.config import RouterConfig, RouterSettings
 from hybridindex.errors import InvalidInputError
 from hybridindex.integrations.vllm_endpoint import PluginSettings
 from hybridindex.refresh.config import RefreshConfig
-from hybridindex.service import daemon, refresh_settings
+from hybridindex.service import daemon, serving
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.settings import entries, read_settings
 from tests.cli.conftest import cli  # noqa: F401 - a fixture
@@ -174,7 +174,7 @@ FOLLOWING = tuple(entries(RefreshConfig, tables=("refresh",)))
 
 @pytest.mark.parametrize("entry", FOLLOWING, ids=lambda entry: ".".join((*entry.tables, entry.name)))
 def test_every_field_of_the_refresh_reaches_the_daemon_and_the_plugin(served, tmp_path, monkeypatch, entry):
-    monkeypatch.setattr(refresh_settings, "Refresher", lambda _index, _router, _store, config: config)
+    monkeypatch.setattr(serving, "Refresher", lambda _index, _router, _store, config: config)
     value = {"z": 4.0, "of_windows": 4, "off_windows": 1, "max_back_off_s": 7200.0, "planning_nice": 4}.get(
         entry.name, other_value(entry)
     )

@@ -113,8 +113,18 @@ class Clock:
         return self.now
 
 
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new SQLite store. Copies of it cost less than making one."""
+    path = tmp_path_factory.mktemp("empty") / "control.sqlite"
+    ControlStore.open(path).close()
+    return path
+
+
 @pytest.fixture
-def store(store_url: str) -> Iterator[ControlStore]:
+def store(store_url: str, empty_store: Path) -> Iterator[ControlStore]:
+    if "://" not in store_url:
+        shutil.copy(empty_store, store_url)
     with ControlStore.open(store_url, busy_timeout_s=5, clock=Clock()) as opened:
         yield opened
         opened.check_invariants()
@@ -144,7 +154,7 @@ def postgresql_url(postgresql_server: str) -> str:
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[str]:
     """A cluster in a temporary directory, reachable through a Unix socket there and nowhere else."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'hybridindex[postgres]'")
+    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'psycopg[binary]'")
     bin_dir = _postgresql_bin()
     if bin_dir is None:
         pytest.skip("no PostgreSQL server here (initdb neither in PATH nor in /usr/lib/postgresql/*/bin)")

@@ -52,7 +52,7 @@ def test_other_addresses_are_refused(address: str) -> None:
 
 def test_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(MissingDependencyError, match=r"hybridindex\[postgres\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install \'psycopg\[binary\]"):
         make_engine(locate("postgresql://h/db"), busy_timeout_s=1)
 
 

@@ -18,6 +18,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from filelock import FileLock
 from sqlalchemy import create_engine, inspect, text
 
@@ -113,7 +114,10 @@ def test_a_new_version_can_be_drafted(sqlite_path: Path, tmp_path: Path) -> None
 
 def test_versions_form_one_line() -> None:
     names = sorted(p.name for p in (SCRIPTS / "versions").glob("[0-9]*.py"))
-    assert [n[:4] for n in names] == [f"{i:04}" for i in range(1, len(names) + 1)]
+    numbers = [f"{i:04}" for i in range(1, len(names) + 1)]
+    assert [n[:4] for n in names] == numbers
+    line = ScriptDirectory.from_config(alembic_config()).walk_revisions()
+    assert [script.revision for script in line] == numbers[::-1]
 
 
 def test_upgrade_runs_once_and_keeps_content(store_url: str, tmp_path: Path, profile_of: Maker) -> None:

@@ -20,7 +20,7 @@ from benchmarks.rag.answer_quality import Likelihood, answer_likelihood, periodi
 from hybridindex.rag.documents import DocumentStore
 from hybridindex.rag.generator import Finished, Prompt
 from hybridindex.rag.periodic import PeriodicRetrieval, Schedule
-from hybridindex.rag.pipelines import PIPELINES, run_pipeline
+from hybridindex.rag.pipelines import run_pipeline
 from hybridindex.rag.pipelines.flare import flare
 from hybridindex.rag.prompts import answer_prompt
 from hybridindex.rag.records import Answer, Generated, LookedAhead, Retrieved
@@ -89,7 +89,7 @@ def check_generations(speaker: Speaker, generations: list[Generated]) -> None:
             assert len(done.pieces) <= done.completion_tokens == done.tokens
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_a_pipeline_runs_and_is_the_same_with_and_without_lookahead(
     name: str, side: Side, served: Served, model: Path, tmp_path: Path
 ) -> None:

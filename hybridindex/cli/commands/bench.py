@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import asdict
 from typing import Annotated
 
 import numpy as np
@@ -13,7 +14,9 @@ import hybridindex as hx
 from hybridindex.cli.console import CliProgress, emit, load_npy, readable_bytes
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, MachineOptions, QueriesPath, SearchOptions
-from hybridindex.cli.routers import choose_plan, open_router
+from hybridindex.cli.routers import open_router
+from hybridindex.plans.benches import keep_bench
+from hybridindex.plans.stored import resume_plan
 from hybridindex.profiler.open_loop import PoissonLoad, run_open_loop
 
 __all__ = ["register"]
@@ -39,11 +42,13 @@ def register(app: typer.Typer) -> None:
         seed: Annotated[int, typer.Option(help="Seed of the arrivals.")] = 0,
         machine: MachineOptions,
     ) -> None:
-        """Open-loop Poisson load of single queries: latency percentiles, attainment, hit rate."""
+        """Open-loop Poisson load of single queries: latencies, attainment, hit rate. A report shows the last."""
         x = np.ascontiguousarray(load_npy(queries, "--queries"))
         rows = []
         with hx.open(index) as opened:
-            chosen = choose_plan(opened, asked.plan, machine.device or (), machine.store)
+            with opened.store(machine.store) as control:
+                found = resume_plan(opened, asked.plan, control, tuple(machine.device or ()))
+            number, chosen = (None, None) if found is None else found
             target = slo_ms if slo_ms is not None else chosen.request.slo_ms if chosen is not None else None
             with (
                 open_router(opened, chosen, asked.budget, machine) as router,
@@ -74,3 +79,13 @@ def register(app: typer.Typer) -> None:
             )  # fmt: skip
         payload = {"devices": labels, "resident_bytes": used, "slo_ms": target, "load": rows}
         emit(payload, as_json=machine.json, table=table)
+        with hx.open(index, verify="quick") as opened, opened.store(machine.store) as control:
+            keep_bench(
+                control,
+                opened.fingerprint,
+                number if labels else None,
+                devices=labels,
+                resident_bytes=used,
+                slo_ms=target,
+                load=[asdict(row) for row in rows],
+            )

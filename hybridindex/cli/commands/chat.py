@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hybridindex.cli.chat_parts import (
+    EmbedderChoice,
     LLMOptions,
     Terminated,
     measured_llm,
@@ -91,7 +92,7 @@ class PassageOptions:
         ),
     ] = None
     store: StoreUrl = None
-    cache: Annotated[Path, typer.Option("--cache", help="Where the embedder is kept.")] = Path("build/cache")
+    cache: Annotated[Path, typer.Option("--cache", help="Where the demo's embedder is kept.")] = Path("build/cache")
 
 
 def register(app: typer.Typer) -> None:
@@ -105,6 +106,7 @@ def register(app: typer.Typer) -> None:
         talk: TalkOptions,
         piperag: PipeRAGOptions,
         passages: PassageOptions,
+        embedding: EmbedderChoice,
         router: RouterOptions,
         config: ConfigFile = None,
         json: Json = False,
@@ -130,7 +132,7 @@ def register(app: typer.Typer) -> None:
         with terminable(), contextlib.ExitStack() as owned:
             texts = owned.enter_context(DocumentStore(passages.documents or index / "documents.sqlite"))
             source = open_source(owned, index, texts, settings)
-            embedder = open_embedder(texts.info, passages.cache)
+            embedder = open_embedder(owned, texts.info, embedding, passages.cache)
             retriever = Retriever(source, embedder, texts, k=passages.k, nprobe=passages.nprobe)
             if pipeline == _PIPERAG:
                 # Before anybody asks: a store of other tokens is refused.

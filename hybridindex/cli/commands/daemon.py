@@ -1,4 +1,4 @@
-"""Commands around a running daemon: status, repartition, apply, drain; and keys.
+"""Commands around a running daemon: status, repartition, apply, reload, drain; and keys.
 
 All but ``keys`` talk to a running daemon: the one of the index directory, or the one at ``--url``.
 """
@@ -119,6 +119,10 @@ def _status_table(status: dict[str, Any]) -> Table:
         ended = ", ".join(f"{count} {outcome}" for outcome, count in follows["updates"].items()) or "none yet"
         words = f"{follows['drift_state']}, {follows['queries_kept']:,} queries kept; updates: {ended}"
         table.add_row("refresh", words if follows["stage"] == "idle" else f"{follows['stage']}; {words}")
+    if note := status.get("note"):
+        table.add_row("note", note)
+    if reloads := status.get("reload"):  # a daemon of 0.2 has none
+        table.add_row("index", _reloads(index["generation"], reloads))
     table.add_row("fallbacks", f"{router['device_fallbacks']}, {router['unplaced_lists']} lists unplaced")
     return table
 
@@ -131,6 +135,16 @@ def _show(answer: dict[str, Any], *, as_json: bool) -> None:
             out.print(sentence, highlight=False, soft_wrap=True)
     if answer["placed"]["verdict"] == "infeasible":
         raise typer.Exit(ExitCode.INFEASIBLE)
+
+
+def _reloads(generation: int, found: dict[str, Any]) -> str:
+    words = [f"generation {generation}, reload {found['mode']}: {found['done']} done, {found['failed']} failed"]
+    if found["under_way"]:
+        words.append("one is under way")
+    if found["last_error"]:
+        words.append(found["last_error"])
+    words += [f"{old['sessions']} session(s) still use generation {old['generation']}" for old in found["retired"]]
+    return "; ".join(words)
 
 
 #: (index, store, plan in force) -> a plan, and its id where it is stored.
@@ -253,6 +267,24 @@ def register(app: typer.Typer) -> None:
             with _connect(index, url, key, _CHANGE_TIMEOUT_S) as client:
                 answer = client.apply_plan(plan, dry_run=dry_run, force=force or None, bandwidth_share=bandwidth_share)
         _show(answer, as_json=json)
+
+    @app.command()
+    def reload(index: Index = None, url: Url = None, key: Key = None, json: Json = False) -> None:
+        """Let a running daemon serve the current generation of its index, while searches go on.
+
+        After build or import with --replace, or rollback. Where that generation cannot serve, the one before goes on,
+        and the exit status is 8. A daemon that started without a plan takes up the one that was made since.
+        """
+        with _connect(index, url, key, _CHANGE_TIMEOUT_S) as client:
+            answer = client.reload()
+        before, now = answer["generation_before"], answer["generation"]
+        if answer["reloaded"]:
+            plan = "no plan" if answer["plan_id"] is None else f"plan {answer['plan_id']}, {answer['plan_origin']}"
+            place = "with its devices" if now == before else f"in place of {before}"
+            words = f"generation {now} serves, {place}; {plan}"
+        else:
+            words = f"generation {now} serves already"
+        emit(answer, as_json=json, table=words + (f"; {answer['note']}" if answer["note"] else ""))
 
     @app.command()
     def drain(

@@ -16,6 +16,7 @@ from hybridindex import __version__
 from hybridindex import open as open_index
 from hybridindex.cli.console import ExitCode, emit
 from hybridindex.cli.options import Json, StoreUrl
+from hybridindex.errors import how_to_install
 from hybridindex.extension import import_error, native
 
 __all__ = ["Finding", "examine", "findings_table", "register"]
@@ -67,7 +68,7 @@ def _extension() -> Finding:
             what="native extension",
             state="note",
             detail=f"not built ({import_error}): faiss scans on the host, numpy splits and merges, both slower",
-            remedy="install from a wheel, or with a C++ compiler: pip install --force-reinstall hybridindex",
+            remedy="install a wheel, or the source with a C++ compiler: pip install --force-reinstall --no-deps .",
         )
     kernels = ", ".join(native.kernels_here())
     return Finding(what="native extension", state="ok", detail=f"host scan kernels here, best first: {kernels}")
@@ -81,7 +82,7 @@ def _faiss() -> Finding:
             what="faiss",
             state="missing",
             detail="not installed: trains, quantizes and scans",
-            remedy="pip install 'hybridindex[cpu]' (or [gpu])",
+            remedy=f"{how_to_install('cpu')}; beside a GPU: {how_to_install('gpu')}",
             required=True,
         )
     kind = "faiss-gpu" if hasattr(faiss, "StandardGpuResources") else "faiss-cpu"
@@ -98,7 +99,7 @@ def _torch() -> list[Finding]:
     try:
         import torch
     except ImportError:
-        remedy = "pip install 'hybridindex[device]'"
+        remedy = how_to_install("device")
         return [Finding(what="torch", state="note", detail="not installed: no device tier", remedy=remedy)]
     found = [Finding(what="torch", state="ok", detail=torch.__version__)]
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -116,6 +117,8 @@ def _torch() -> list[Finding]:
 
 def _extras() -> list[Finding]:
     extras = [
+        ("pyarrow", "formats", "Parquet and Arrow files"),
+        ("h5py", "formats", "HDF5 files"),
         ("matplotlib", "report", "pictures and reports"),
         ("psycopg", "postgres", "control store in PostgreSQL"),
         ("vllm", "vllm", "serving beside vLLM"),
@@ -123,7 +126,7 @@ def _extras() -> list[Finding]:
     found = []
     for package, extra, use in extras:
         version = _package(package)
-        remedy = "" if version else f"pip install 'hybridindex[{extra}]'"
+        remedy = "" if version else how_to_install(extra)
         state: State = "ok" if version else "note"
         found.append(Finding(what=package, state=state, detail=version or f"not installed: {use}", remedy=remedy))
     return found

@@ -1,4 +1,4 @@
-"""Commands that make or check an index: build, import, export, verify."""
+"""Commands that make or check an index: build, ingest, import, export, verify; rollback and gc after a replacement."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ import typer
 from rich.table import Table
 
 import hybridindex as hx
-from hybridindex.cli.console import CliProgress, emit, load_npy, parse_bytes, readable_bytes
+from hybridindex.cli.chat_parts import EmbedderChoice
+from hybridindex.cli.console import CliProgress, emit, err, load_npy, parse_bytes, readable_bytes
+from hybridindex.cli.ingest_parts import PassageOptions, VectorLayout, ingest_texts
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, Json
+from hybridindex.index import previous_generation, read_manifest
+from hybridindex.service.daemon_address import find_daemon
+from hybridindex.types import VectorFile
 
 __all__ = ["register"]
 
@@ -26,6 +31,23 @@ class LayoutOptions:
     codec: Annotated[str, typer.Option(help="flat, fp16, bf16, sq8, pq[M] or pqfs[M].")] = "flat"
     normalize: Annotated[bool, typer.Option(help="Cosine: normalise vectors and queries (metric ip).")] = False
     nprobe: Annotated[int | None, typer.Option(help="Default lists per query.", min=1)] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputOptions:
+    """What is read of the file, and which ids the vectors get."""
+
+    column: Annotated[
+        str | None, typer.Option(help="Column or dataset of the vectors; default the only one that can be.")
+    ] = None
+    ids_column: Annotated[str | None, typer.Option(help="Column or dataset of the ids.")] = None
+    ids: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="(n,) int64 ids; default 0..n-1.")] = None
+    dtype: Annotated[
+        str | None, typer.Option(metavar="bf16", help="Of a .npy of uint16: the bits of bfloat16 numbers.")
+    ] = None
+
+    def file(self, path: Path) -> VectorFile:
+        return VectorFile(path, column=self.column, ids_column=self.ids_column, dtype=self.dtype)  # type: ignore[arg-type]
 
 
 def describe(index: hx.Index) -> dict[str, Any]:
@@ -51,9 +73,30 @@ def describe(index: hx.Index) -> dict[str, Any]:
 def _table(facts: dict[str, Any], title: str) -> Table:
     table = Table(title=title, show_header=False)
     for name, value in facts.items():
-        shown = readable_bytes(value) if name.endswith("_bytes") else f"{value:,}" if isinstance(value, int) else value
+        shown = readable_bytes(value) if name.endswith("_bytes") else f"{value:,}" if type(value) is int else value
         table.add_row(name.replace("_", " "), str(shown))
     return table
+
+
+Replace = Annotated[
+    bool,
+    typer.Option("--replace", help="Replace the index that stands there; it stays for rollback."),
+]
+
+
+def _say_who_serves(index: Path) -> None:
+    """On standard error: what a running daemon serves, and what changes that."""
+    daemon = find_daemon(index)
+    if daemon is not None and daemon.generation != read_manifest(index).generation:
+        words = f'{daemon}; it goes on until: hybridindex reload {index} (or its setting reload = "auto")'
+        err.print(words, highlight=False)
+
+
+def _say_replaced(index: Path, facts: dict[str, Any]) -> None:
+    facts["previous_generation"] = kept = previous_generation(index)
+    if kept is not None:
+        err.print(f"generation {kept} stays until this one serves; back to it: hybridindex rollback {index}")
+        _say_who_serves(index)
 
 
 def register(app: typer.Typer) -> None:
@@ -62,25 +105,33 @@ def register(app: typer.Typer) -> None:
     @app.command()
     @grouped
     def build(
-        vectors: Annotated[Path, typer.Argument(metavar="VECTORS.npy", help="(n, d) float32.", show_default=False)],
+        vectors: Annotated[
+            Path,
+            typer.Argument(
+                metavar="VECTORS",
+                help="(n, d) numbers: .npy, .fvecs, .bvecs, .parquet, .arrow, .feather, .h5 or .hdf5.",
+                show_default=False,
+            ),
+        ],
         index: IndexPath,
         *,
+        source: InputOptions,
         layout: LayoutOptions,
-        ids: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="(n,) int64 ids; default 0..n-1.")] = None,
         memory: Annotated[str, typer.Option(help="Budget of anonymous memory.")] = "1GiB",
         seed: Annotated[int | None, typer.Option(help="Seed of training; default the library's.")] = None,
+        replace: Replace = False,
         json: Json = False,
     ) -> None:
-        """Build an index from a .npy file, streaming, in bounded memory."""
+        """Build an index from a file of vectors, streaming, in bounded memory."""
         options: dict[str, Any] = {}
-        if ids is not None:
-            options["ids"] = load_npy(ids, "--ids")
+        if source.ids is not None:
+            options["ids"] = load_npy(source.ids, "--ids")
         if seed is not None:
             options["seed"] = seed
         with (
             CliProgress(quiet=json) as progress,
             hx.build(
-                load_npy(vectors, "VECTORS"),
+                source.file(vectors),
                 index,
                 nlist=layout.nlist,
                 metric=layout.metric,  # type: ignore[arg-type]
@@ -88,22 +139,55 @@ def register(app: typer.Typer) -> None:
                 normalize=layout.normalize,
                 nprobe=layout.nprobe,
                 memory_budget_bytes=parse_bytes(memory),
+                replace=replace,
                 progress=progress,
                 **options,
             ) as built,
         ):
             facts = describe(built)
+        _say_replaced(index, facts)
         emit(facts, as_json=json, table=_table(facts, "built"))
+
+    @app.command()
+    @grouped
+    def ingest(
+        texts: Annotated[
+            Path,
+            typer.Argument(
+                metavar="TEXTS", help=".jsonl of {text, id, source}, or .txt, a passage per line.", show_default=False
+            ),
+        ],
+        index: IndexPath,
+        *,
+        embedding: EmbedderChoice,
+        passages: PassageOptions,
+        layout: VectorLayout,
+        json: Json = False,
+    ) -> None:
+        """Embed texts and build an index of them, with the texts beside it: what chat asks."""
+        with CliProgress(quiet=json) as progress:
+            facts = ingest_texts(texts, index, embedding, passages, layout, progress)
+        emit(facts, as_json=json, table=_table(facts, "ingested"))
 
     @app.command(name="import")
     def import_(
         file: Annotated[Path, typer.Argument(metavar="FILE.faiss", help="Any faiss IVF index.", show_default=False)],
         index: IndexPath,
+        replace: Replace = False,
+        nprobe: Annotated[int | None, typer.Option(help="Default lists per query; default the file's.", min=1)] = None,
+        refine: Annotated[
+            str | None,
+            typer.Option(help="Of IVF…,RFlat: vectors puts the exact vectors into the lists, drop keeps the codes."),
+        ] = None,
         json: Json = False,
     ) -> None:
         """Import a faiss IVF index file, pre-transforms included."""
-        with CliProgress(quiet=json) as progress, hx.from_faiss(file, index, progress=progress) as imported:
+        with (
+            CliProgress(quiet=json) as progress,
+            hx.from_faiss(file, index, nprobe=nprobe, refine=refine, replace=replace, progress=progress) as imported,
+        ):
             facts = describe(imported)
+        _say_replaced(index, facts)
         emit(facts, as_json=json, table=_table(facts, "imported"))
 
     @app.command()
@@ -124,3 +208,19 @@ def register(app: typer.Typer) -> None:
         with hx.open(index, verify="full") as opened:
             facts = describe(opened)
         emit({**facts, "ok": True}, as_json=json, table=_table(facts, "all checksums match"))
+
+    @app.command()
+    def rollback(index: IndexPath, json: Json = False) -> None:
+        """Go back to the generation that the current one replaced, after checking it. Again: forth."""
+        before = read_manifest(index).generation
+        facts = {"generation": hx.rollback(index), "rolled_back": before}
+        words = f"generation {facts['generation']} is the current one again; generation {before} stays until it serves"
+        emit(facts, as_json=json, table=words)
+        _say_who_serves(index)
+
+    @app.command()
+    def gc(index: IndexPath, json: Json = False) -> None:
+        """Remove what was replaced; rollback ends with it. A daemon does it when the new one serves."""
+        removed = hx.remove_replaced(index)
+        words = f"removed generations: {', '.join(map(str, removed)) or 'none'}"
+        emit({"removed": removed}, as_json=json, table=words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +18,6 @@ from hybridindex.cli.commands.llm import chosen_llm, profile_group
 from hybridindex.cli.console import CliProgress, ExitCode, emit, load_npy, out, parse_bytes, readable_bytes, to_json
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import (
-    KEPT,
     IndexPath,
     Json,
     KeepEvents,
@@ -33,13 +32,18 @@ from hybridindex.cli.options import (
 )
 from hybridindex.client.client import Client
 from hybridindex.errors import InvalidInputError
+from hybridindex.plans.benches import latest_benches
 from hybridindex.plans.current import applied_plans, current_plan_id
 from hybridindex.plans.stored import load_plan, plan_summary
 from hybridindex.service.daemon_address import find_daemon
+from hybridindex.store.records import StoredEvent
 from hybridindex.store.retention import Retention
 from hybridindex.types import Profile
 
 __all__ = ["index_info", "register"]
+
+#: Defaults of ``prune``.
+_KEPT = Retention()
 
 
 def profile_summary(profile: Profile) -> dict[str, Any]:
@@ -267,9 +271,9 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def prune(
         index: IndexPath,
-        keep_plans: KeepPlans = KEPT.plans,
-        keep_profiles: KeepProfiles = KEPT.profiles,
-        keep_events: KeepEvents = KEPT.events,
+        keep_plans: KeepPlans = _KEPT.plans,
+        keep_profiles: KeepProfiles = _KEPT.profiles,
+        keep_events: KeepEvents = _KEPT.events,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much would go.")] = False,
         key: Key = None,
         store: StoreUrl = None,
@@ -293,7 +297,7 @@ def register(app: typer.Typer) -> None:
         store: StoreUrl = None,
         json: Json = False,
     ) -> None:
-        """Draw a profile and a plan: one self-contained HTML file and its pictures."""
+        """Draw a profile, a plan and the last bench: one self-contained HTML file and its pictures."""
         from hybridindex.report import write_report
 
         with hx.open(index, verify="quick") as opened, opened.store(store) as control:
@@ -301,7 +305,16 @@ def register(app: typer.Typer) -> None:
             if found is None:
                 raise InvalidInputError("--plan is 'none'; expected a plan id or 'latest'")
             number, decided = found
-            files = write_report(output, index_info=index_info(opened), profile=decided.analysis.profile, plan=decided)
+            benches = latest_benches(control, opened.fingerprint, number)
+            files = write_report(
+                output,
+                index_info=index_info(opened),
+                profile=decided.analysis.profile,
+                plan=decided,
+                load=_load_rows(benches, decided.request.slo_ms),
+                notes=[f"Load: what bench measured {', '.join(bench.at for bench in benches)}."] if benches else (),
+                devices=[label for bench in benches for label in bench.payload["devices"]],
+            )
         emit({"plan_id": number, "html": files.html, "pngs": files.pngs}, as_json=json, table=f"wrote {files.html}")
 
 
@@ -340,6 +353,18 @@ def _stored_history(index: Path, store: str | None) -> dict[str, Any]:
             "plans": control.list_plans(index_fingerprint=opened.fingerprint),
             "applied": applied_plans(control, opened.fingerprint),
         }
+
+
+def _load_rows(benches: Sequence[StoredEvent], slo_ms: float) -> list[dict[str, Any]]:
+    """Rows of a report. An attainment of another SLO than the plan's is left out."""
+    rows = []
+    for bench in benches:
+        found = bench.payload
+        policy = "host" if found["plan_id"] is None else f"plan {found['plan_id']}"
+        for row in found["load"]:
+            met = row["attainment"] if found["slo_ms"] == slo_ms else None
+            rows.append({**row, "policy": policy, "attainment": met, "device_bytes": found["resident_bytes"]})
+    return rows
 
 
 def index_info(index: hx.Index) -> dict[str, Any]:

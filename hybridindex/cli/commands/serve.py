@@ -97,7 +97,7 @@ def register(app: typer.Typer) -> None:
         All settings can also stand in a file (--config), which docs/settings.md describes. Log lines go to standard
         error. With --json, one object with pid and addresses is printed once it listens.
         """
-        from hybridindex.service.refresh_settings import refresher_of
+        from hybridindex.service.serving import refresher_of
 
         settings = settings_in(config)
         follows = watching.given().get("refresh", {}) | drift.given().get("refresh", {})

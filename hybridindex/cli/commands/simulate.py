@@ -284,7 +284,7 @@ def simulate(
         "assumptions": assumptions,
         "policies": [one.to_data() for one in found],
     }
-    emit(payload, as_json=json, table=_table(found, load.rate, load.slo_ms))
+    emit(payload, as_json=json, table=_table(found, load.rate, load.slo_ms, with_llm=llm is not None))
     first = found[0]
     if not json:
         for sentence in assumptions:
@@ -328,10 +328,11 @@ def _nearest(one: Any, rate: float) -> str:
     return f"infeasible: {one.policy} attains {one.outcome.attainment:.1%} at {rate:g} requests/s{nearest}"
 
 
-def _table(found: list[Any], rate: float, slo_ms: float) -> Table:
+def _table(found: list[Any], rate: float, slo_ms: float, *, with_llm: bool) -> Table:
+    latency = ("TTFT p50 / p90 / p99 ms", "search p90 ms", "TPOT ms") if with_llm else ("search p50 / p90 / p99 ms",)
+    kept = ("KV use",) if with_llm else ()
     table = Table(
-        "policy", "attained", "TTFT p50 / p90 / p99 ms", "search p90 ms", "TPOT ms", "req/s", "hit rate", "KV use",
-        "index", "req/s within SLO",
+        "policy", "attained", *latency, "req/s", "hit rate", *kept, "index", "req/s within SLO",
         title=f"{rate:g} requests/s, SLO {slo_ms:g} ms",
     )  # fmt: skip
     for one in found:
@@ -339,15 +340,15 @@ def _table(found: list[Any], rate: float, slo_ms: float) -> Table:
             table.add_row(one.policy, "-", one.refused)
             continue
         o = one.outcome
+        beside = (_ms(o.search.p90), "-" if o.tpot_s is None else _ms(o.tpot_s)) if with_llm else ()
         table.add_row(
             one.policy,
             f"{o.attainment:.1%}",
             " / ".join(_ms(s) for s in (o.ttft.p50, o.ttft.p90, o.ttft.p99)),
-            _ms(o.search.p90),
-            "-" if o.tpot_s is None else _ms(o.tpot_s),
+            *beside,
             f"{o.throughput_rps:.4g}",
             f"{o.hit_rate:.3f}",
-            "-" if o.kv_mean is None else f"{o.kv_mean:.0%}",
+            *(("-" if o.kv_mean is None else f"{o.kv_mean:.0%}",) if with_llm else ()),
             readable_bytes(one.index_bytes),
             "-" if one.compliant is None else f"{'>= ' * one.compliant.at_ceiling}{one.compliant.rate:.4g}",
         )

@@ -1,22 +1,34 @@
-"""Importing a faiss IVF file: its model is kept as it is, its lists move into our extents. Results stay those of faiss.
+"""Importing a faiss IVF index: its model is kept as it is, its lists move into our extents. Answers stay faiss's.
 
-Covers IVF indexes with any coarse quantizer, bare, behind pre-transforms or an id map. Not: indexes that keep data
-outside codes and ids (refinement, deduplication, Panorama), binary indexes, or anything without inverted lists.
+Covers IVF indexes with any coarse quantizer, bare, behind pre-transforms or an id map, from a file or from memory. Of a
+refinement (``IVF…,RFlat``), the caller says what becomes of its vectors. Not: indexes that keep other data outside
+codes and ids (deduplication, Panorama), binary indexes, or anything without inverted lists.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hybridindex.config import check_count
 from hybridindex.errors import CorruptIndexError, InvalidInputError, UnsupportedIndexError
-from hybridindex.index.faiss_model import LoadedModel, faiss_message, peel, require_faiss, write_empty_model
+from hybridindex.index.faiss_files.refinement import Refine, Refinement, check_refine, find_refinement
+from hybridindex.index.faiss_model import (
+    LoadedModel,
+    faiss_message,
+    peel,
+    require_faiss,
+    stream_index,
+    write_empty_model,
+)
 from hybridindex.index.ids import find_duplicates
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.opening import open_index
@@ -52,78 +64,145 @@ _KINDS = (
 
 
 def from_faiss(
-    file: str | Path, path: str | Path, *, nprobe: int | None = None, progress: Progress | None = None
+    file: Any,
+    path: str | Path,
+    *,
+    nprobe: int | None = None,
+    refine: Refine | None = None,
+    replace: bool = False,
+    progress: Progress | None = None,
 ) -> IVFIndex:
-    """Import a faiss index file into the index directory ``path`` and open it.
+    """Import a faiss index into the index directory ``path`` and open it.
 
     Ids are kept, repeated ones too: their number stands in ``manifest.notes["duplicate_ids"]`` and in a log warning.
     An id map is resolved into the lists. The lists are mapped from the file and copied one by one (fast-scan lists are
     loaded whole, as faiss cannot map them).
 
     Args:
-        file: written by ``faiss.write_index``.
-        path: as in :func:`hybridindex.index.build.build`.
-        nprobe: default number of probes; ``None`` keeps the file's.
+        file: written by ``faiss.write_index``; or an index object, which stays as it is: it is written into the new
+            generation first, so that its disk needs room for it once more.
+        path, replace: as in :func:`hybridindex.index.build.build`.
+        nprobe: default number of probes; ``None`` keeps that of ``file``. faiss's own default is 1, which finds little:
+            a log warning says so.
+        refine: needed for a refinement alone, see :data:`hybridindex.index.faiss_files.refinement.Refine`.
         progress: ``progress(stage, done, total)`` with the stages import (lists) and checksum (bytes).
 
     Raises:
-        InvalidInputError: the file is not there, or ``nprobe`` is out of range.
+        InvalidInputError: the file is not there, ``file`` is something else, or ``nprobe`` is out of range.
+        IndexExistsError: as in :func:`hybridindex.index.build.build`.
         UnsupportedIndexError: not a faiss file, or not an IVF index that can be served; says what was found.
         CorruptIndexError: the file is truncated or damaged.
         DiskFullError, BuildError: as in :func:`hybridindex.index.build.build`.
     """
-    file, path = as_path(file, "file"), as_path(path)
-    try:
-        readable = file.is_file()
-    except OSError as error:
-        raise InvalidInputError(f"file {str(file)!r} cannot be read: {error}") from error
-    if not readable:
-        raise InvalidInputError(f"file {str(file)!r} is not a file; expected one written by faiss.write_index")
-    report = progress or no_progress
-    outer = _read(file)
-    model, id_map = peel(outer)
-    metric = _check_servable(model, file)
-    lists = _SourceLists(model.ivf, file, id_map)
-    code_size, nlist = int(model.ivf.code_size), int(model.ivf.nlist)
-    default = max(1, min(int(model.ivf.nprobe), nlist)) if nprobe is None else nprobe
-    if isinstance(default, bool) or not isinstance(default, int | np.integer) or not 1 <= default <= nlist:
-        raise InvalidInputError(f"nprobe is {nprobe!r}; expected 1 to nlist, {nlist}")
-    with GenerationWriter(path) as writer:
-        table = plan_extents(lists.sizes, code_size, lists.layout)
-        out = writer.open_file(LISTS_FILE)
-        out.reserve(total_bytes(table, code_size))
-        _copy_lists(lists, table, code_size, out, report)
-        duplicates = find_duplicates(_all_ids(lists), lists.count, writer)
-        notes: dict[str, Any] = {"source": "faiss", "faiss_kind": type(model.ivf).__name__}
-        if duplicates.surplus:
-            notes |= {"duplicate_ids": duplicates.surplus, "duplicate_id_examples": list(duplicates.examples)}
-            first = duplicates.examples[0]
-            _LOG.warning("%s: %d vectors repeat an id (%d, for one); they are kept", file, duplicates.surplus, first)
-        bare = _without_id_map(model, id_map is not None)
-        clear_direct_map(model.ivf)
-        write_empty_model(bare, model.ivf, writer.open_file(MODEL_FILE).append)
-        imported = GenerationSpec(
-            metric=metric,
-            codec=_codec_name(model.ivf),
-            dim=int(bare.d),
-            scan_dim=int(model.ivf.d),
-            nprobe=int(default),
-            layout=lists.layout,
-            by_residual=bool(model.ivf.by_residual),
-            normalized=_normalizes(model, metric),
-            code_size=code_size,
-            notes=notes,
-        )
-        commit_generation(writer, out, table, imported, progress=report)
+    path = as_path(path)
+    options = _Options(nprobe=nprobe, refine=check_refine(refine), report=progress or no_progress)
+    if not isinstance(file, str | os.PathLike):
+        _check_object(file)
+    else:
+        file = as_path(file, "file")
+        try:
+            readable = file.is_file()
+        except OSError as error:
+            raise InvalidInputError(f"file {str(file)!r} cannot be read: {error}") from error
+        if not readable:
+            raise InvalidInputError(f"file {str(file)!r} is not a file; expected one written by faiss.write_index")
+    with GenerationWriter(path, replace=replace) as writer:
+        if isinstance(file, Path):
+            _import(file, str(file), writer, options)
+        else:
+            scratch = writer.open_file("import.faiss")
+            stream_index(file, scratch.append)
+            _import(scratch.path, f"the {type(file).__name__}", writer, options, scratch)
     return open_index(path, verify="quick")
 
 
-def _read(file: Path) -> Any:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    nprobe: int | None
+    refine: Refine | None
+    report: Progress
+
+
+def _check_object(given: Any) -> None:
+    faiss = require_faiss()
+    if not isinstance(given, faiss.Index):
+        raise InvalidInputError(
+            f"file is a {type(given).__name__}; expected a string or a pathlib.Path, or a faiss index in memory"
+        )
+    if faiss.try_extract_index_ivf(given) is None:
+        raise UnsupportedIndexError(
+            f"the faiss index is {type(given).__name__}; expected an IVF index in main memory (faiss.index_gpu_to_cpu "
+            "brings one there)"
+        )
+
+
+def _import(file: Path, name: str, writer: GenerationWriter, options: _Options, scratch: OutFile | None = None) -> None:
+    """Commits the index in ``file``, called ``name`` in messages. ``scratch``: the file, where it is the writer's."""
+    outer = _read(file, name, refined=options.refine is not None)
+    refinement = find_refinement(outer, name, options.refine)
+    model, id_map = peel(outer if refinement is None else refinement.base)
+    metric = _check_servable(model, name)
+    if refinement is not None and options.refine == "vectors":
+        lists: _SourceLists = _RefinedLists(model.ivf, file, name, id_map, refinement)
+        model = replace(model, ivf=refinement.flat_model(model.ivf))
+    else:
+        lists = _SourceLists(model.ivf, file, name, id_map)
+    code_size = int(model.ivf.code_size)
+    nprobe = _nprobe_of(model.ivf, name, options.nprobe)
+    table = plan_extents(lists.sizes, code_size, lists.layout)
+    out = writer.open_file(LISTS_FILE)
+    out.reserve(total_bytes(table, code_size))
+    _copy_lists(lists, table, code_size, out, options.report)
+    duplicates = find_duplicates(_all_ids(lists), lists.count, writer)
+    notes: dict[str, Any] = {"source": "faiss", "faiss_kind": type(model.ivf).__name__}
+    if refinement is not None:
+        notes["refinement"] = options.refine
+    if duplicates.surplus:
+        notes |= {"duplicate_ids": duplicates.surplus, "duplicate_id_examples": list(duplicates.examples)}
+        first = duplicates.examples[0]
+        _LOG.warning("%s: %d vectors repeat an id (%d, for one); they are kept", name, duplicates.surplus, first)
+    bare = _without_id_map(model, id_map is not None or refinement is not None)
+    clear_direct_map(model.ivf)
+    write_empty_model(bare, model.ivf, writer.open_file(MODEL_FILE).append)
+    imported = GenerationSpec(
+        metric=metric,
+        codec=_codec_name(model.ivf),
+        dim=int(bare.d),
+        scan_dim=int(model.ivf.d),
+        nprobe=nprobe,
+        layout=lists.layout,
+        by_residual=bool(model.ivf.by_residual),
+        normalized=_normalizes(model, metric),
+        code_size=code_size,
+        notes=notes,
+    )
+    if scratch is not None:
+        writer.drop(scratch)
+    commit_generation(writer, out, table, imported, progress=options.report)
+
+
+def _nprobe_of(ivf: Any, name: str, given: int | None) -> int:
+    nlist = int(ivf.nlist)
+    if given is None:
+        found = max(1, min(int(ivf.nprobe), nlist))
+        if found == 1 < nlist:
+            _LOG.warning(
+                "%s has nprobe 1, faiss's default: a search that does not say nprobe looks into 1 of %d lists and "
+                "finds little; import it with nprobe=... (--nprobe)", name, nlist,
+            )  # fmt: skip
+        return found
+    return check_count("nprobe", given, nlist)
+
+
+def _read(file: Path, name: str, *, refined: bool) -> Any:
     faiss = require_faiss()
     # Tables that are derived from the file and only speed up searches: not wanted here, and larger than the file.
     lean = getattr(faiss, "IO_FLAG_PQ_SKIP_SDC_TABLE", 0) | getattr(faiss, "IO_FLAG_SKIP_PRECOMPUTE_TABLE", 0)
     try:
         with _limited_vectors(faiss, file.stat().st_size):
+            if refined:
+                # All arrays are mapped, the vectors of a refinement too.
+                return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC | lean)
             try:
                 return faiss.read_index(str(file), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY | lean)
             except RuntimeError as error:
@@ -135,9 +214,9 @@ def _read(file: Path) -> Any:
         message = faiss_message(error)
         if "not recognized" in message:
             raise UnsupportedIndexError(
-                f"{file} is not an index that faiss {faiss.__version__} reads: {message}"
+                f"{name} is not an index that faiss {faiss.__version__} reads: {message}"
             ) from (error)
-        raise CorruptIndexError(f"{file} cannot be read by faiss {faiss.__version__}: {message}") from error
+        raise CorruptIndexError(f"{name} cannot be read by faiss {faiss.__version__}: {message}") from error
 
 
 @contextmanager
@@ -158,25 +237,25 @@ def _limited_vectors(faiss: Any, nbytes: int) -> Iterator[None]:
             faiss.set_deserialization_vector_byte_limit(before)
 
 
-def _check_servable(model: LoadedModel, file: Path) -> Metric:
+def _check_servable(model: LoadedModel, name: str) -> Metric:
     faiss = require_faiss()
     kind = type(model.ivf).__name__
     if kind not in _KINDS:
-        raise UnsupportedIndexError(f"{file} holds an {kind}, which keeps data outside its lists; it cannot be served")
+        raise UnsupportedIndexError(f"{name} holds an {kind}, which keeps data outside its lists; it cannot be served")
     if not model.ivf.is_trained:
-        raise UnsupportedIndexError(f"{file} holds an untrained {kind}; train it and add vectors first")
+        raise UnsupportedIndexError(f"{name} holds an untrained {kind}; train it and add vectors first")
     metrics: dict[int, Metric] = {faiss.METRIC_INNER_PRODUCT: "ip", faiss.METRIC_L2: "l2"}
     if model.ivf.nlist < 1:
-        raise CorruptIndexError(f"{file} says that it has no lists")
+        raise CorruptIndexError(f"{name} says that it has no lists")
     if model.ivf.metric_type not in metrics:
-        raise UnsupportedIndexError(f"{file} has faiss metric {model.ivf.metric_type}; expected inner product or L2")
+        raise UnsupportedIndexError(f"{name} has faiss metric {model.ivf.metric_type}; expected inner product or L2")
     return metrics[model.ivf.metric_type]
 
 
 class _SourceLists:
     """The lists of a loaded faiss index, as views; proven to lie inside the file where they are mapped."""
 
-    def __init__(self, ivf: Any, file: Path, id_map: I64 | None) -> None:
+    def __init__(self, ivf: Any, file: Path, name: str, id_map: I64 | None) -> None:
         faiss = require_faiss()
         self._faiss, self._id_map = faiss, id_map
         self._lists = faiss.downcast_InvertedLists(ivf.invlists)
@@ -187,17 +266,17 @@ class _SourceLists:
             self.layout = "pqfs32"
             if self._lists.n_per_block != 32 or self._lists.block_size != 32 * self._code_size:
                 raise UnsupportedIndexError(
-                    f"{file} packs {self._lists.n_per_block} vectors into {self._lists.block_size} bytes; expected "
+                    f"{name} packs {self._lists.n_per_block} vectors into {self._lists.block_size} bytes; expected "
                     f"blocks of 32 vectors in {32 * self._code_size} bytes"
                 )
         elif kind == "OnDiskInvertedLists":
             _check_mapped(self._lists, file)
         elif kind != "ArrayInvertedLists":
-            raise UnsupportedIndexError(f"{file} keeps its lists as {kind}; expected plain inverted lists")
+            raise UnsupportedIndexError(f"{name} keeps its lists as {kind}; expected plain inverted lists")
         self.sizes: I64 = np.array([self._lists.list_size(i) for i in range(ivf.nlist)], dtype=np.int64)
         self.count = int(self.sizes.sum())
         if self.count != ivf.ntotal:
-            raise CorruptIndexError(f"{file}: lists hold {self.count} vectors, the header says {ivf.ntotal}")
+            raise CorruptIndexError(f"{name}: lists hold {self.count} vectors, the header says {ivf.ntotal}")
 
     def codes(self, list_id: int) -> U8:
         """The code bytes of a list that is not empty, whole blocks: a view."""
@@ -206,9 +285,14 @@ class _SourceLists:
         view: U8 = self._faiss.rev_swig_ptr(self._lists.get_codes(list_id), rows * self._code_size)
         return view
 
+    def positions(self, list_id: int) -> I64:
+        """Ids of a list that is not empty, as they stand in it: a view."""
+        view: I64 = self._faiss.rev_swig_ptr(self._lists.get_ids(list_id), int(self.sizes[list_id]))
+        return view
+
     def ids(self, list_id: int) -> I64:
         """Ids of a list that is not empty, id map applied."""
-        ids: I64 = self._faiss.rev_swig_ptr(self._lists.get_ids(list_id), int(self.sizes[list_id]))
+        ids = self.positions(list_id)
         if self._id_map is not None:
             if int(ids.min()) < 0 or int(ids.max()) >= len(self._id_map):
                 raise CorruptIndexError(f"list {list_id} holds a position outside the id map")
@@ -216,6 +300,18 @@ class _SourceLists:
         if int(ids.min()) < 0:
             raise UnsupportedIndexError(f"list {list_id} holds id {int(ids.min())}; expected ids of 0 or more")
         return ids
+
+
+class _RefinedLists(_SourceLists):
+    """The same lists with the vectors of a refinement in the place of codes."""
+
+    def __init__(self, ivf: Any, file: Path, name: str, id_map: I64 | None, refinement: Refinement) -> None:
+        super().__init__(ivf, file, name, id_map)
+        self._refinement = refinement
+        self.layout = "rows"
+
+    def codes(self, list_id: int) -> U8:
+        return self._refinement.vectors(self.positions(list_id)).view(np.uint8)
 
 
 def _check_mapped(lists: Any, file: Path) -> None:

@@ -4,6 +4,7 @@ Covers: the directory's names, the writers' lock, files written beside and synce
 up after a crash. Does not know what is in the files.
 
     idx/CURRENT                  name of the current generation, one line
+    idx/PREVIOUS                 name of the one that it replaced and that a rollback goes back to, where there is one
     idx/gen-000002/...           a committed generation
     idx/.building-gen-000003/    a generation being written; the next writer removes it if its writer died
     idx/.lock                    held by the writer
@@ -15,7 +16,8 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,22 +29,42 @@ from hybridindex.errors import (
     CorruptIndexError,
     DiskFullError,
     HybridIndexError,
+    IndexExistsError,
     InvalidInputError,
     NotWritableError,
     UnsupportedIndexError,
 )
 from hybridindex.index.storage.huge_pages import drop_small_pages
-from hybridindex.index.storage.manifest import Manifest, render_manifest
+from hybridindex.index.storage.manifest import MANIFEST_FILE, Manifest, render_manifest
+from hybridindex.index.storage.standing import describe_standing, find_daemon
 
-__all__ = ["CURRENT_FILE", "DISK_FULL", "GenerationWriter", "OutFile", "as_path", "read_current", "unusable_path"]
+__all__ = [
+    "CURRENT_FILE",
+    "DISK_FULL",
+    "PREVIOUS_FILE",
+    "GenerationWriter",
+    "OutFile",
+    "as_path",
+    "current_name",
+    "generation_name",
+    "other_generations",
+    "point",
+    "previous_name",
+    "read_current",
+    "remove_generations",
+    "unusable_path",
+    "writers_lock",
+]
 
 CURRENT_FILE = "CURRENT"
-MANIFEST_FILE = "manifest.json"
+PREVIOUS_FILE = "PREVIOUS"
 _LOCK_FILE = ".lock"
+#: A daemon that removes what was replaced holds the lock for a moment.
+_LOCK_TIMEOUT_S = 1.0
 _BUILDING = ".building-"
 _GENERATION = re.compile(r"gen-([0-9]{6,12})")
 #: Files that an index directory may hold beside its generations.
-_NEIGHBOURS = re.compile(r"\.lock|CURRENT\.new|control\.sqlite.*|profile\.checkpoint.*")
+_NEIGHBOURS = re.compile(r"\.lock|PREVIOUS|(CURRENT|PREVIOUS)\.new|control\.sqlite.*|profile\.checkpoint.*|daemon\..*")
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 #: The name itself is wrong, for any writer.
 _BAD_NAME = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EILSEQ}
@@ -149,8 +171,18 @@ def write_at(fd: int, data: memoryview, offset: int) -> None:
 class GenerationWriter:
     """Context manager around one new generation: commit it, or leave nothing behind. One thread; holds the lock."""
 
-    def __init__(self, path: Path, *, lock_timeout_s: float = 0.0) -> None:
+    def __init__(
+        self, path: Path, *, replace: bool = False, keep: bool = True, lock_timeout_s: float = _LOCK_TIMEOUT_S
+    ) -> None:
+        """
+        Args:
+            replace: an index that stands at ``path`` gets a new generation; otherwise it is refused.
+            keep: what was replaced stays, until the next replacement or
+                :func:`hybridindex.index.storage.going_back.remove_others`.
+        """
         self.path = path
+        self._replace = replace
+        self._keep = keep
         self.number = 0
         #: Where the files go until :meth:`commit`.
         self.directory = path
@@ -184,11 +216,18 @@ class GenerationWriter:
             self._lock.acquire()
         except Timeout as error:
             raise BuildError(f"another process is writing to {self.path}; try again when it is done") from error
+        if not self._replace and _holds_index(self.path):
+            name = current_name(self.path)
+            standing = describe_standing(self.path, None if name is None else self.path / name)
+            raise IndexExistsError(
+                f"path {str(self.path)!r} holds an index: {standing}; expected a new path, or replace=True "
+                "(--replace), which keeps this one on disk until the new one serves"
+            )
         for entry in list(self.path.glob(f"{_BUILDING}*")):
             shutil.rmtree(entry, ignore_errors=True)
         found = (_GENERATION.fullmatch(entry.name) for entry in self.path.iterdir())
         self.number = 1 + max((int(match[1]) for match in found if match), default=0)
-        self.directory = self.path / f"{_BUILDING}{_generation_name(self.number)}"
+        self.directory = self.path / f"{_BUILDING}{generation_name(self.number)}"
         self.directory.mkdir()
 
     def open_file(self, name: str) -> OutFile:
@@ -204,7 +243,7 @@ class GenerationWriter:
         file.path.unlink()
 
     def commit(self, manifest: Manifest) -> None:
-        """Make the generation current: sync everything, rename, switch CURRENT, remove the old generation."""
+        """Make the generation current: sync everything, rename, switch CURRENT, remove what no rollback needs."""
         if set(manifest.files) != {file.path.name for file in self._files}:
             raise AssertionError(f"files {sorted(f.path.name for f in self._files)} are not those of the manifest")
         out = self.open_file(MANIFEST_FILE)
@@ -213,23 +252,17 @@ class GenerationWriter:
             file.sync()
             file.close()
         _sync_directory(self.directory)
-        name = _generation_name(self.number)
+        name = generation_name(self.number)
         final = self.path / name
         self.directory.rename(final)
         self.directory = final
         _sync_directory(self.path)
-        pointer = OutFile(self.path / f"{CURRENT_FILE}.new")
-        try:
-            pointer.append(f"{name}\n".encode("ascii"))
-            pointer.sync()
-        finally:
-            pointer.close()
-        pointer.path.replace(self.path / CURRENT_FILE)
-        _sync_directory(self.path)
-        # Readers that mapped the old generation keep their mappings.
-        for entry in list(self.path.iterdir()):
-            if _GENERATION.fullmatch(entry.name) and entry.name != name:
-                shutil.rmtree(entry, ignore_errors=True)
+        replaced = current_name(self.path)
+        kept = (_served_name(self.path) or replaced) if self._keep else previous_name(self.path)
+        if self._keep:
+            point(self.path, PREVIOUS_FILE, kept)
+        point(self.path, CURRENT_FILE, name)
+        remove_generations(self.path, but={name, kept})
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._abandon()
@@ -238,7 +271,7 @@ class GenerationWriter:
 
     def _is_committed(self) -> bool:
         # Asked of the disk, not remembered: a Ctrl-C may come between the switch and the next line.
-        return self.number > 0 and _current_name(self.path) == _generation_name(self.number)
+        return self.number > 0 and current_name(self.path) == generation_name(self.number)
 
     def _abandon(self) -> None:
         for file in self._files:
@@ -246,7 +279,8 @@ class GenerationWriter:
         committed = self._is_committed()
         if not committed and self.directory != self.path:
             shutil.rmtree(self.directory, ignore_errors=True)
-            (self.path / f"{CURRENT_FILE}.new").unlink(missing_ok=True)
+            for pointer in (CURRENT_FILE, PREVIOUS_FILE):
+                (self.path / f"{pointer}.new").unlink(missing_ok=True)
         if self._created and not committed:
             # Nothing was here before: leave nothing.
             (self.path / _LOCK_FILE).unlink(missing_ok=True)
@@ -256,21 +290,93 @@ class GenerationWriter:
 
     def _raise_disk_full(self, error: BaseException) -> None:
         if isinstance(error, OSError) and error.errno in DISK_FULL:
-            old = "the previous generation is untouched" if _current_name(self.path) else "nothing was left behind"
+            old = "the previous generation is untouched" if current_name(self.path) else "nothing was left behind"
             raise DiskFullError(f"no room on the file system of {self.path} ({error}); {old}") from error
 
 
-def _generation_name(number: int) -> str:
+def generation_name(number: int) -> str:
+    """Of its directory."""
     return f"gen-{number:06d}"
 
 
-def _current_name(path: Path) -> str | None:
-    """Name in CURRENT if it is one of a generation that is there; a damaged index is written over."""
+def _named(path: Path, pointer: str) -> str | None:
+    """Name in CURRENT or PREVIOUS if it is one of a generation that is there; a damaged index is written over."""
     try:
-        name = (path / CURRENT_FILE).read_text(encoding="ascii").strip()
+        name = (path / pointer).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return None
     return name if _GENERATION.fullmatch(name) and (path / name).is_dir() else None
+
+
+def current_name(path: Path) -> str | None:
+    """Of the current generation; None where it is damaged."""
+    return _named(path, CURRENT_FILE)
+
+
+def previous_name(path: Path) -> str | None:
+    """What may be gone back to: after a crash between the two pointers they name the same, or nothing that is there."""
+    name = _named(path, PREVIOUS_FILE)
+    return None if name == current_name(path) else name
+
+
+def _served_name(path: Path) -> str | None:
+    """The generation that a daemon serves, where it is there: the one worth going back to."""
+    daemon = find_daemon(path)
+    if daemon is None or daemon.generation is None:
+        return None
+    name = generation_name(daemon.generation)
+    return name if (path / name).is_dir() else None
+
+
+def point(path: Path, pointer: str, name: str | None) -> None:
+    """Lets CURRENT or PREVIOUS name a generation, or nothing, at once and safely on disk."""
+    if name is None:
+        if not (path / pointer).exists():
+            return
+        (path / pointer).unlink()
+    else:
+        beside = OutFile(path / f"{pointer}.new")
+        try:
+            beside.append(f"{name}\n".encode("ascii"))
+            beside.sync()
+        finally:
+            beside.close()
+        beside.path.replace(path / pointer)
+    _sync_directory(path)
+
+
+def other_generations(path: Path, but: set[str | None]) -> list[Path]:
+    """Directories of all generations, current or not, but those named."""
+    return sorted(e for e in path.iterdir() if _GENERATION.fullmatch(e.name) and e.name not in but)
+
+
+def remove_generations(path: Path, but: set[str | None]) -> list[int]:
+    """Removes the others, of which readers keep what they mapped; returns their numbers."""
+    found = other_generations(path, but)
+    for entry in found:
+        shutil.rmtree(entry, ignore_errors=True)
+    return [int(entry.name.removeprefix("gen-")) for entry in found]
+
+
+@contextmanager
+def writers_lock(path: Path) -> Iterator[None]:
+    """Held by whoever changes the directory.
+
+    Raises:
+        BuildError: another process is writing.
+    """
+    lock = FileLock(path / _LOCK_FILE, timeout=0)
+    try:
+        with lock:
+            yield
+    except Timeout as error:
+        raise BuildError(f"another process is writing to {path}; try again when it is done") from error
+    except OSError as error:
+        raise unusable_path(error, path) from error
+
+
+def _holds_index(path: Path) -> bool:
+    return (path / CURRENT_FILE).exists() or any(_GENERATION.fullmatch(entry.name) for entry in path.iterdir())
 
 
 def _foreign_entry(path: Path) -> str | None:

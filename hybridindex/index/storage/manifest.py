@@ -20,6 +20,7 @@ from hybridindex.types import Metric
 __all__ = [
     "FORMAT_VERSION",
     "LISTS_FILE",
+    "MANIFEST_FILE",
     "MODEL_FILE",
     "TABLE_FILE",
     "FileEntry",
@@ -32,6 +33,7 @@ __all__ = [
 
 FORMAT = "hybridindex"
 FORMAT_VERSION = 1
+MANIFEST_FILE = "manifest.json"
 MODEL_FILE = "model.faiss"
 TABLE_FILE = "lists.idx.npy"
 LISTS_FILE = "lists.bin"

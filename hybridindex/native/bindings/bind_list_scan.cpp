@@ -40,6 +40,15 @@ const T* or_nothing(const T* data) {
     return data == nullptr ? &nothing : data;
 }
 
+// Let go with the interpreter's lock: scans run without it.
+template <typename Array>
+std::shared_ptr<const void> kept(Array array) {
+    return {new Array(std::move(array)), [](const Array* held) {
+                const nb::gil_scoped_acquire acquire;
+                delete held;
+            }};
+}
+
 // A scanner and the arrays that it reads.
 class PyListScanner {
 public:
@@ -94,9 +103,11 @@ public:
         if (bitmap) {
             task.filter.bitmap = or_nothing(bitmap->data());
             task.filter.n_bits = static_cast<std::int64_t>(bitmap->shape(0)) * 8;
+            task.filter.owner = kept(*std::move(bitmap));
         } else if (sorted) {
             task.filter.sorted = or_nothing(sorted->data());
             task.filter.n_sorted = static_cast<std::int64_t>(sorted->shape(0));
+            task.filter.owner = kept(*std::move(sorted));
         }
         if (!on_done.is_none())
             task.on_done = [&on_done](const std::vector<std::int32_t>& rows) {

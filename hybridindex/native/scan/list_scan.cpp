@@ -6,9 +6,15 @@
 #include <chrono>
 #include <exception>
 #include <limits>
+#include <new>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <utility>
+
+#include <time.h>
+#include <unistd.h>
 
 #include "scan/row_scan.h"
 #include "scan/scan_items.h"
@@ -27,97 +33,305 @@ constexpr std::size_t kNoItem = static_cast<std::size_t>(-1);
 constexpr std::size_t kReserveUntil = 4;
 // Work, as in make_items, that is worth waking a thread for.
 constexpr std::int64_t kWorkOfAHelper = 256 << 10;
+// So long without its core a scan is disturbed, if that is not little beside its work.
+constexpr std::chrono::microseconds kDisturbed{200};
+constexpr int kMostSkipped = 256, kSkippedWhenLate = 4;
+
+// Time since it was made, of the world and of this thread's work.
+class Clocks {
+public:
+    std::chrono::nanoseconds off_core() const { return passed() - worked(); }
+    std::chrono::nanoseconds worked() const {
+        return std::max(now(CLOCK_THREAD_CPUTIME_ID) - idle_, std::chrono::nanoseconds{1});
+    }
+
+private:
+    static std::chrono::nanoseconds now(clockid_t clock) {
+        timespec time{};
+        clock_gettime(clock, &time);
+        return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+    }
+    std::chrono::nanoseconds passed() const { return now(CLOCK_MONOTONIC) - started_; }
+
+    const std::chrono::nanoseconds started_ = now(CLOCK_MONOTONIC), idle_ = now(CLOCK_THREAD_CPUTIME_ID);
+};
 
 }  // namespace
-
-class Scratch {
-public:
-    std::vector<std::int32_t> slot_of;
-    ProbedLists probed;
-    std::vector<ScanItem> items;
-    std::vector<std::int32_t> items_of_query;
-    RowQueries queries;
-    std::vector<std::atomic<std::int32_t>> left;  // items of each query
-    std::vector<RowScan> threads;
-
-    explicit Scratch(RowQueries made) : queries(std::move(made)) {}
-};
 
 bool IdFilter::allows(std::int64_t id) const {
     if (bitmap != nullptr) return id >= 0 && id < n_bits && (bitmap[id >> 3] >> (id & 7) & 1);
     return std::binary_search(sorted, sorted + n_sorted, id);
 }
 
-namespace {
-
-// One call of scan(): what its threads share.
-class Job {
+// A call of scan(), and the memory of calls to come.
+//
+// The calling thread owns the answers. Helpers put aside what they find, item by item, and the caller takes it in. When
+// nothing is left to begin, the caller scans what helpers have begun and not finished: whoever finds first counts, both
+// find the same. A helper that lost its core may still be inside after the call; it reads what lies here, the lists and
+// the filter, and writes nothing that anybody waits for.
+class ScanJob final : public ThreadPool::Work {
 public:
-    Job(const ListTable& lists, const KeptTerms* terms, bool keep_max, const ScanTask& task, Scratch& scratch,
-        ThreadPool& pool)
-        : lists_(lists), terms_(terms), keep_max_(keep_max), task_(task), scratch_(scratch), pool_(pool) {}
+    ScanJob(const ListTable& lists, const KeptTerms* terms, bool keep_max, const BlockKernels& kernels)
+        : lists_(lists), terms_(terms), keep_max_(keep_max),
+          slot_of_(static_cast<std::size_t>(lists.nlist), -1),
+          queries_(lists.codes, lists.centroids != nullptr, keep_max, kernels) {}
 
-    void run() {
-        prepare();
-        pool_.run(n_helpers_, [this] { work(false); }, [this] { work(true); }, [this] { deliver(); });
+    // No helper may be inside.
+    void run(const ScanTask& task, ThreadPool& pool) {
+        prepare(task, pool.n_helpers());
+        // Whatever happens here: nothing is begun afterwards.
+        const struct Closing {
+            ScanJob& job;
+            ThreadPool& pool;
+            ~Closing() {
+                job.closed_.store(true, std::memory_order_relaxed);
+                pool.take_back(job);
+            }
+        } closing{*this, pool};
+        if (wanted_ > 0 && !pool.worth_asking()) wanted_ = 0;
+        const int asked = pool.ask(*this, wanted_);
+        wanted_ -= asked;
+        const Clocks clocks;
+        lead(pool);
+        // What on_done waits for says nothing.
+        if (asked > 0 && !task.on_done) pool.skip(scans_to_skip(clocks));
         deliver();
+        whole_ = true;
         if (error_) std::rethrow_exception(error_);
     }
 
-private:
-    void prepare() {
-        const int threads = pool_.n_helpers() + 1;
-        group_probes(task_.probes, task_.n, task_.p, lists_.extents, lists_.nlist, scratch_.slot_of, scratch_.probed);
-        const std::int64_t work =
-            make_items(scratch_.probed, {lists_.extents, lists_.codes.code_size, lists_.codes.dim}, task_.n, threads,
-                       static_cast<bool>(task_.on_done), scratch_.items, scratch_.items_of_query);
-        n_helpers_ = static_cast<int>(std::min<std::int64_t>(pool_.n_helpers(), work / kWorkOfAHelper));
-        std::int64_t widest = 0;
-        for (std::size_t i = 0; i + 1 < scratch_.probed.starts.size(); ++i)
-            widest = std::max(widest, scratch_.probed.starts[i + 1] - scratch_.probed.starts[i]);
-        widest = std::min(widest, kGroup);
-        scratch_.queries.prepare(task_.queries, task_.n, task_.k, widest, task_.distances, task_.ids);
-        const std::size_t n = static_cast<std::size_t>(task_.n);
-        if (scratch_.left.size() < n) scratch_.left = std::vector<std::atomic<std::int32_t>>(n);
-        for (std::size_t q = 0; q < n; ++q) {
-            scratch_.left[q].store(scratch_.items_of_query[q], std::memory_order_relaxed);
-            if (scratch_.items_of_query[q] == 0) finish_query(static_cast<std::int32_t>(q));
+    // While all cores are busy a helper comes late, or gets its caller's core, which may then go to somebody else. Help saves
+    // about as much time as the caller worked, so that many scans pay for the time that one lost.
+    int scans_to_skip(const Clocks& clocks) const {
+        const std::chrono::nanoseconds off_core = clocks.off_core(), worked = clocks.worked();
+        if (off_core >= kDisturbed && off_core >= worked / 4)
+            return static_cast<int>(std::min<std::int64_t>(1 + 2 * (off_core / worked), kMostSkipped));
+        return helped_ ? 0 : kSkippedWhenLate;
+    }
+
+    // Whether the last run came to its end. What another left half done is of no use.
+    bool whole() const { return whole_; }
+    void let_go() { filter_ = {}; }
+
+    void help() override {
+        Thread& mine = threads_[static_cast<std::size_t>(next_thread_.fetch_add(1, std::memory_order_relaxed))];
+        try {
+            mine.rows.make_room(queries_, widest_);
+            const Registers registers(mine.rows);
+            Claims claims(*this);
+            for (Claim claim = claims.next(); claim.item < items_.size(); claim = claims.next()) {
+                if (closed_.load(std::memory_order_relaxed)) break;
+                Aside& aside = asides_[claim.item];
+                if (!scan(claim, mine, &aside.state)) continue;
+                aside.found.swap(mine.found);
+                State open = State::open;
+                aside.state.compare_exchange_strong(open, State::found, std::memory_order_release, std::memory_order_relaxed);
+            }
+        } catch (const std::bad_alloc&) {
+            // What it began is as that of a helper without a core.
         }
-        if (scratch_.threads.size() < static_cast<std::size_t>(threads))
-            scratch_.threads.resize(static_cast<std::size_t>(threads));
-        for (RowScan& thread : scratch_.threads) thread.make_room(scratch_.queries, widest);
+    }
+
+private:
+    struct Found {
+        float distance;
+        std::int32_t query;
+        std::int64_t id;
+    };
+    // Of an item that a helper began: `found` is its own until the state is found, and the caller's from then on. `taken`:
+    // the caller was first.
+    enum class State : std::uint8_t { open, found, taken };
+    struct Aside {
+        std::atomic<State> state{State::open};
+        std::vector<Found> found;
+    };
+
+    struct Thread {
+        RowScan rows;
+        // What is put aside: heaps of the queries of a group, the best of a whole item.
+        std::vector<QueryHeap> heaps;
+        std::vector<float> distances;
+        std::vector<std::int64_t> ids;
+        std::vector<Found> found;
+
+        QueryHeap* fresh_heaps(int n, std::int64_t k) {
+            const std::size_t places = static_cast<std::size_t>(n * k);
+            if (heaps.size() < static_cast<std::size_t>(n)) heaps.resize(static_cast<std::size_t>(n));
+            if (distances.size() < places) distances.resize(places), ids.resize(places);
+            for (int m = 0; m < n; ++m) heaps[static_cast<std::size_t>(m)].reset(distances.data() + m * k, ids.data() + m * k, k);
+            return heaps.data();
+        }
+    };
+
+    // The CPU's registers are the scan's.
+    struct Registers {
+        const RowScan& rows;
+        explicit Registers(const RowScan& of) : rows(of) { rows.begin(); }
+        ~Registers() { rows.end(); }
+    };
+
+    // An item, and what this thread will read next, as far as anybody knows. No item: at or beyond the last one.
+    struct Claim {
+        std::size_t item, following;
+    };
+
+    // Items of one thread.
+    class Claims {
+    public:
+        // `others` gets the items that other threads took.
+        explicit Claims(ScanJob& job, std::vector<std::size_t>* others = nullptr) : job_(job), others_(others) {}
+
+        Claim next() {
+            const std::size_t item = reserved_ != kNoItem ? reserved_ : take();
+            // One more, so that its bytes can be fetched meanwhile; not near the end, where another may be idle.
+            reserved_ = kNoItem;
+            const std::size_t left_for_all = kReserveUntil * job_.threads_.size();
+            if (job_.next_item_.load(std::memory_order_relaxed) + left_for_all < job_.items_.size()) reserved_ = take();
+            return {item, reserved_ != kNoItem ? reserved_ : job_.next_item_.load(std::memory_order_relaxed)};
+        }
+
+    private:
+        std::size_t take() {
+            const std::size_t at = job_.next_item_.fetch_add(1, std::memory_order_relaxed);
+            if (others_ != nullptr)
+                for (; seen_ < std::min(at, job_.items_.size()); ++seen_) others_->push_back(seen_);
+            seen_ = at + 1;
+            return at;
+        }
+
+        ScanJob& job_;
+        std::vector<std::size_t>* const others_;
+        std::size_t reserved_ = kNoItem, seen_ = 0;
+    };
+
+    void prepare(const ScanTask& task, int n_helpers) {
+        task_ = &task;
+        filter_ = task.filter;
+        whole_ = false;
+        error_ = nullptr;
+        done_.clear();
+        reported_ = {};
+        group_probes(task.probes, task.n, task.p, lists_.extents, lists_.nlist, slot_of_, probed_);
+        const std::int64_t work =
+            make_items(probed_, {lists_.extents, lists_.codes.code_size, lists_.codes.dim}, task.n, n_helpers + 1,
+                       static_cast<bool>(task.on_done), items_, left_);
+        wanted_ = static_cast<int>(std::min<std::int64_t>(n_helpers, work / kWorkOfAHelper));
+        widest_ = 0;
+        for (std::size_t i = 0; i + 1 < probed_.starts.size(); ++i)
+            widest_ = std::max(widest_, probed_.starts[i + 1] - probed_.starts[i]);
+        widest_ = std::min(widest_, kGroup);
+        queries_.prepare(task.queries, task.n, task.k, widest_, task.distances, task.ids);
+        k_ = task.k;
+        for (std::int32_t q = 0; q < task.n; ++q)
+            if (left_[static_cast<std::size_t>(q)] == 0) finish_query(q);
+        threads_.resize(std::max(threads_.size(), static_cast<std::size_t>(wanted_) + 1));
+        theirs_.clear();
+        helped_ = false;
+        if (wanted_ > 0) {
+            if (asides_.size() < items_.size()) asides_ = std::vector<Aside>(2 * items_.size());
+            for (std::size_t i = 0; i < items_.size(); ++i) asides_[i].state.store(State::open, std::memory_order_relaxed);
+        }
+        next_thread_.store(1, std::memory_order_relaxed);
+        next_item_.store(0, std::memory_order_relaxed);
+        closed_.store(false, std::memory_order_relaxed);
+    }
+
+    // -- on the calling thread
+
+    void lead(ThreadPool& pool) {
+        Thread& mine = threads_[0];
+        mine.rows.make_room(queries_, widest_);
+        const Registers registers(mine.rows);
+        Claims claims(*this, &theirs_);
+        for (Claim claim = claims.next(); claim.item < items_.size(); claim = claims.next()) {
+            scan(claim, mine, nullptr);
+            settle(claim.item);
+            take_in_found();
+            deliver_between(mine.rows);
+            if (error_) return;
+            // Helpers that were with another caller.
+            if (wanted_ > 0 && pool.has_idle()) wanted_ -= pool.ask(*this, wanted_);
+        }
+        for (take_in_found(); !theirs_.empty(); take_in_found()) {
+            Aside& aside = asides_[theirs_.back()];
+            State open = State::open;
+            if (scan({theirs_.back(), kNoItem}, mine, &aside.state) &&
+                aside.state.compare_exchange_strong(open, State::taken, std::memory_order_relaxed)) {
+                take_in(theirs_.back(), mine.found);
+                theirs_.pop_back();
+            }
+            deliver_between(mine.rows);
+            if (error_) return;
+        }
+    }
+
+    // Takes in what helpers found.
+    void take_in_found() {
+        for (std::size_t i = 0; i < theirs_.size();) {
+            const std::size_t item = theirs_[i];
+            if (asides_[item].state.load(std::memory_order_acquire) == State::open) {
+                ++i;
+                continue;
+            }
+            take_in(item, asides_[item].found);
+            helped_ = true;
+            theirs_[i] = theirs_.back();
+            theirs_.pop_back();
+        }
+    }
+
+    void take_in(std::size_t item, const std::vector<Found>& found) {
+        for (const Found& one : found) queries_.heap(one.query).push(one.distance, one.id);
+        settle(item);
+    }
+
+    // The rows of an item are in its queries' heaps.
+    void settle(std::size_t item) {
+        const std::size_t list = static_cast<std::size_t>(items_[item].list);
+        for (std::int64_t m = probed_.starts[list]; m < probed_.starts[list + 1]; ++m) {
+            const std::int32_t query = probed_.members[static_cast<std::size_t>(m)];
+            if (--left_[static_cast<std::size_t>(query)] == 0) finish_query(query);
+        }
+    }
+
+    void finish_query(std::int32_t query) {
+        queries_.heap(query).finish(keep_max_);
+        if (task_->on_done) done_.push_back(query);
+    }
+
+    // While there is work, a report must be worth its time: it runs in Python.
+    void deliver_between(const RowScan& rows) {
+        if (done_.empty()) return;
+        if (done_.size() < kRowsOfAReport && std::chrono::steady_clock::now() - reported_ < kTimeOfAReport) return;
+        // on_done may run anything, another scan for one, that needs the same registers.
+        rows.end();
+        deliver();
+        rows.begin();
+    }
+
+    // Reports what is complete.
+    void deliver() {
+        if (done_.empty() || error_) return;
+        reported_ = std::chrono::steady_clock::now();
+        std::vector<std::int32_t> rows;
+        rows.swap(done_);
+        try {
+            task_->on_done(rows);
+        } catch (...) {
+            error_ = std::current_exception();
+        }
     }
 
     // -- on any thread
 
-    void work(bool leading) {
-        RowScan& mine = scratch_.threads[static_cast<std::size_t>(next_thread_.fetch_add(1))];
-        const std::size_t n_items = scratch_.items.size();
-        std::size_t reserved = kNoItem;
-        mine.begin();
-        for (;;) {
-            if (leading && worth_delivering()) {
-                // on_done may run anything, another scan for one, that needs the same registers.
-                mine.end();
-                deliver();
-                mine.begin();
-            }
-            const std::size_t item = reserved != kNoItem ? reserved : next_item_.fetch_add(1, std::memory_order_relaxed);
-            if (item >= n_items || cancelled_.load(std::memory_order_relaxed)) break;
-            // One more, so that its bytes can be fetched meanwhile; not near the end, where another may be idle.
-            reserved = kNoItem;
-            if (next_item_.load(std::memory_order_relaxed) + kReserveUntil * scratch_.threads.size() < n_items)
-                reserved = next_item_.fetch_add(1, std::memory_order_relaxed);
-            const std::size_t following = reserved != kNoItem ? reserved : next_item_.load(std::memory_order_relaxed);
-            scan(scratch_.items[item], following < n_items ? &scratch_.items[following] : nullptr, mine);
-        }
-        mine.end();
-    }
-
-    // `following` is what this thread will read next, as far as anybody knows; nullptr: nothing.
-    void scan(const ScanItem& item, const ScanItem* following, RowScan& mine) {
-        const std::int64_t begin = scratch_.probed.starts[item.list], end = scratch_.probed.starts[item.list + 1];
-        const std::int64_t list = scratch_.probed.lists[item.list];
+    // Into the queries' own heaps, which only the caller may; with `state`, that of its item, into mine.found. That ends
+    // with false when somebody else was first, or the scan is over.
+    bool scan(const Claim& claim, Thread& mine, const std::atomic<State>* state) {
+        const ScanItem& item = items_[claim.item];
+        const ScanItem* const following = claim.following < items_.size() ? &items_[claim.following] : nullptr;
+        mine.found.clear();
+        const std::int64_t begin = probed_.starts[item.list], end = probed_.starts[item.list + 1];
+        const std::int64_t list = probed_.lists[item.list];
         const std::int64_t* extent = lists_.extents + list * 3;
         const std::uint8_t* codes = item_bytes(item).data();
         const std::int64_t* ids =
@@ -139,103 +353,86 @@ private:
             return bytes.subspan(start, std::min(static_cast<std::size_t>(block_bytes), bytes.size() - start));
         };
         for (std::int64_t first = begin; first < end; first += kGroup) {
-            mine.start_group(scratch_.probed.members.data() + first, static_cast<int>(std::min(kGroup, end - first)),
-                             centroid, later);
+            const std::int32_t* const members = probed_.members.data() + first;
+            const int n = static_cast<int>(std::min(kGroup, end - first));
+            QueryHeap* const apart = state == nullptr ? nullptr : mine.fresh_heaps(n, k_);
+            mine.rows.start_group(members, n, centroid, later, apart);
             for (std::int64_t row = 0; row < item.count; row += kBlockRows) {
+                if (state != nullptr && is_over(*state)) return false;
                 const std::uint8_t* block = codes + row / kBlockRows * block_bytes;
-                mine.scan({.codes = block,
-                           .n_rows = static_cast<int>(std::min<std::int64_t>(kBlockRows, item.count - row)),
-                           .wanted = wanted_rows(ids + row, item.count - row),
-                           .ids = ids + row,
-                           .first_id = 0,
-                           .terms = terms_of(item, row),
-                           .next = fetched_with(row / kBlockRows)});
+                mine.rows.scan({.codes = block,
+                                .n_rows = static_cast<int>(std::min<std::int64_t>(kBlockRows, item.count - row)),
+                                .wanted = wanted_rows(ids + row, item.count - row),
+                                .ids = ids + row,
+                                .first_id = 0,
+                                .terms = terms_of(item, row),
+                                .next = fetched_with(row / kBlockRows)});
+            }
+            if (apart == nullptr) continue;
+            for (int m = 0; m < n; ++m) {
+                apart[m].each([&](float distance, std::int64_t id) { mine.found.push_back({distance, members[m], id}); });
+                queries_.heap(members[m]).lower(apart[m].limit());
             }
         }
-        for (std::int64_t m = begin; m < end; ++m)
-            if (scratch_.left[scratch_.probed.members[m]].fetch_sub(1, std::memory_order_acq_rel) == 1)
-                finish_query(scratch_.probed.members[m]);
+        return true;
+    }
+
+    bool is_over(const std::atomic<State>& state) const {
+        return state.load(std::memory_order_relaxed) != State::open || closed_.load(std::memory_order_relaxed);
     }
 
     std::span<const std::uint8_t> item_bytes(const ScanItem& item) const {
         const std::int64_t start =
-            lists_.extents[scratch_.probed.lists[item.list] * 3 + 2] + item.first * lists_.codes.code_size;
+            lists_.extents[probed_.lists[item.list] * 3 + 2] + item.first * lists_.codes.code_size;
         return {lists_.base + start, static_cast<std::size_t>(item.count * lists_.codes.code_size)};
     }
 
     // Of the block at `row` of an item.
     KeptTerms::Block terms_of(const ScanItem& item, std::int64_t row) const {
-        return terms_ == nullptr ? KeptTerms::Block{} : terms_->block(scratch_.probed.lists[item.list], item.first + row);
+        return terms_ == nullptr ? KeptTerms::Block{} : terms_->block(probed_.lists[item.list], item.first + row);
     }
 
     // Rows that exist and whose ids are allowed, as bits.
     std::uint32_t wanted_rows(const std::int64_t* ids, std::int64_t count) const {
         const std::uint32_t valid = count >= kBlockRows ? 0xffffu : (1u << count) - 1u;
-        if (!task_.filter.active()) return valid;
+        if (!filter_.active()) return valid;
         std::uint32_t wanted = 0;
         for (std::uint32_t rest = valid; rest != 0; rest &= rest - 1)
-            if (task_.filter.allows(ids[std::countr_zero(rest)])) wanted |= rest & -rest;
+            if (filter_.allows(ids[std::countr_zero(rest)])) wanted |= rest & -rest;
         return wanted;
-    }
-
-    void finish_query(std::int32_t query) {
-        scratch_.queries.heap(query).finish(keep_max_);
-        if (!task_.on_done) return;
-        {
-            const std::lock_guard lock(done_mutex_);
-            done_.push_back(query);
-        }
-        n_done_.fetch_add(1, std::memory_order_release);
-        pool_.nudge();
-    }
-
-    // -- on the calling thread
-
-    // While there is work, a report must be worth its time: it runs in Python.
-    bool worth_delivering() const {
-        if (!task_.on_done || error_) return false;
-        const std::size_t ready = n_done_.load(std::memory_order_acquire) - n_delivered_;
-        return ready >= kRowsOfAReport || (ready > 0 && std::chrono::steady_clock::now() - reported_ >= kTimeOfAReport);
-    }
-
-    // Reports what is complete.
-    void deliver() {
-        if (!task_.on_done || error_ || n_done_.load(std::memory_order_acquire) == n_delivered_) return;
-        reported_ = std::chrono::steady_clock::now();
-        std::vector<std::int32_t> rows;
-        {
-            const std::lock_guard lock(done_mutex_);
-            rows.swap(done_);
-        }
-        if (rows.empty()) return;  // went with the last ones, before they were counted
-        n_delivered_ += rows.size();
-        try {
-            task_.on_done(rows);
-        } catch (...) {
-            error_ = std::current_exception();
-            cancelled_.store(true, std::memory_order_relaxed);
-        }
     }
 
     const ListTable& lists_;
     const KeptTerms* const terms_;
     const bool keep_max_;
-    const ScanTask& task_;
-    Scratch& scratch_;
-    ThreadPool& pool_;
-    int n_helpers_ = 0;
 
-    std::atomic<int> next_thread_{0};
+    // Written by the caller before helpers are asked.
+    std::vector<std::int32_t> slot_of_;
+    ProbedLists probed_;
+    std::vector<ScanItem> items_;
+    RowQueries queries_;  // and the limits of their heaps, which helpers read
+    IdFilter filter_;
+    std::int64_t k_ = 0, widest_ = 0;
+    std::vector<Thread> threads_;  // the caller's is the first
+    std::vector<Aside> asides_;    // of each item
+
+    std::atomic<int> next_thread_{1};
     std::atomic<std::size_t> next_item_{0};
-    std::atomic<bool> cancelled_{false};
+    std::atomic<bool> closed_{false};
 
-    std::mutex done_mutex_;
-    std::vector<std::int32_t> done_;
-    std::atomic<std::size_t> n_done_{0};
-    std::size_t n_delivered_ = 0;
+    // The caller's alone.
+    const ScanTask* task_ = nullptr;
+    int wanted_ = 0;                   // helpers that could still be asked
+    bool helped_ = false;
+    std::vector<std::int32_t> left_;   // items of each query
+    std::vector<std::size_t> theirs_;  // items that helpers began, not taken in yet
+    std::vector<std::int32_t> done_;   // complete, not reported
     std::chrono::steady_clock::time_point reported_{};
     std::exception_ptr error_;
+    bool whole_ = true;
 };
+
+namespace {
 
 void check(const ListTable& lists) {
     const auto fail = [](std::int64_t list, const std::string& what) {
@@ -271,30 +468,49 @@ void check(const ListTable& lists) {
 ListScanner::ListScanner(const ListTable& lists, bool keep_max, const BlockKernels& kernels)
     : lists_((check(lists), lists)), keep_max_(keep_max), kernels_(kernels),
       terms_(lists.codes.code == Code::u8 && lists.centroids == nullptr
-                 ? std::make_unique<KeptTerms>(lists.extents, lists.nlist, !keep_max) : nullptr) {}
+                 ? std::make_unique<KeptTerms>(lists.extents, lists.nlist, !keep_max) : nullptr),
+      pid_(getpid()) {}
 
-ListScanner::~ListScanner() = default;
+ListScanner::~ListScanner() {
+    if (getpid() != pid_) return;
+    for (const auto& job : late_)
+        while (job->inside() > 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
 
-std::unique_ptr<Scratch> ListScanner::take_scratch() {
+std::unique_ptr<ScanJob> ListScanner::take_job() {
     {
         const std::lock_guard lock(mutex_);
-        if (!idle_.empty()) {
-            std::unique_ptr<Scratch> taken = std::move(idle_.back());
-            idle_.pop_back();
+        const auto left = std::find_if(late_.begin(), late_.end(),
+                                       [](const auto& job) { return job->inside() == 0 && job->whole(); });
+        std::vector<std::unique_ptr<ScanJob>>& from = left != late_.end() ? late_ : idle_;
+        if (!from.empty()) {
+            if (left != late_.end()) std::swap(*left, late_.back());
+            std::unique_ptr<ScanJob> taken = std::move(from.back());
+            from.pop_back();
             return taken;
         }
     }
-    auto made = std::make_unique<Scratch>(RowQueries(lists_.codes, lists_.centroids != nullptr, keep_max_, kernels_));
-    made->slot_of.assign(static_cast<std::size_t>(lists_.nlist), -1);
-    return made;
+    return std::make_unique<ScanJob>(lists_, terms_.get(), keep_max_, kernels_);
+}
+
+void ListScanner::give_back(std::unique_ptr<ScanJob> job) {
+    const bool late = job->inside() > 0;
+    if (!late && !job->whole()) return;
+    if (!late) job->let_go();
+    const std::lock_guard lock(mutex_);
+    if (late)
+        late_.push_back(std::move(job));
+    else if (idle_.size() < 2)
+        idle_.push_back(std::move(job));
 }
 
 void ListScanner::scan(const ScanTask& task, ThreadPool& pool) {
-    // Not given back where the scan throws: what it left half done goes with it.
-    std::unique_ptr<Scratch> scratch = take_scratch();
-    Job(lists_, terms_.get(), keep_max_, task, *scratch, pool).run();
-    const std::lock_guard lock(mutex_);
-    if (idle_.size() < 2) idle_.push_back(std::move(scratch));
+    const struct Held {
+        ListScanner& scanner;
+        std::unique_ptr<ScanJob> job;
+        ~Held() { scanner.give_back(std::move(job)); }
+    } held{*this, take_job()};
+    held.job->run(task, pool);
 }
 
 }  // namespace hybridindex

@@ -1,5 +1,6 @@
 // Scan of probed inverted lists, list-major: the bytes of a list are read once per batch and compared with all queries
-// that probe it. A query is complete the moment its last list is scanned.
+// that probe it. A query is complete the moment its last list is scanned. The calling thread waits for no other: what
+// its helpers have not finished in time it scans itself.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -30,6 +31,9 @@ struct IdFilter {
     std::int64_t n_bits = 0;
     const std::int64_t* sorted = nullptr;
     std::int64_t n_sorted = 0;
+    // Of the arrays. Let go on a thread that scans or destroys the scanner; it may be after the scan. Nobody, where
+    // they outlive the scanner.
+    std::shared_ptr<const void> owner = nullptr;
 
     bool active() const { return bitmap != nullptr || sorted != nullptr; }
     bool allows(std::int64_t id) const;
@@ -48,13 +52,14 @@ struct ScanTask {
     std::function<void(const std::vector<std::int32_t>&)> on_done;
 };
 
-class Scratch;
+class ScanJob;
 
 // Safe to use from several threads at once.
 class ListScanner {
 public:
     // Throws std::invalid_argument where extents leave the buffer, overlap or are not aligned.
     ListScanner(const ListTable& lists, bool keep_max, const BlockKernels& kernels);
+    // Waits for helpers that are still in a scan of which the answer was given.
     ~ListScanner();
 
     const BlockKernels& kernels() const { return kernels_; }
@@ -64,14 +69,17 @@ public:
     void scan(const ScanTask& task, ThreadPool& pool);
 
 private:
-    std::unique_ptr<Scratch> take_scratch();
+    std::unique_ptr<ScanJob> take_job();
+    void give_back(std::unique_ptr<ScanJob> job);
 
     const ListTable lists_;
     const bool keep_max_;
     const BlockKernels& kernels_;
     const std::unique_ptr<const KeptTerms> terms_;  // of lists of bytes
+    const pid_t pid_;  // a child process has none of the helpers
     std::mutex mutex_;
-    std::vector<std::unique_ptr<Scratch>> idle_;
+    std::vector<std::unique_ptr<ScanJob>> idle_;
+    std::vector<std::unique_ptr<ScanJob>> late_;  // given back while helpers were inside
 };
 
 }  // namespace hybridindex

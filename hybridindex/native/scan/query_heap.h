@@ -1,13 +1,10 @@
-// The k best of one query while threads scan for it: a heap, worst on top, in the arrays of its answer.
+// The k best of one query: a heap, worst on top, in the arrays of its answer. One thread changes it.
 #pragma once
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <limits>
 #include <utility>
-#include <vector>
-
-#include <sched.h>
 
 namespace hybridindex {
 
@@ -28,21 +25,31 @@ public:
         limit_.store(kNoLimit, std::memory_order_relaxed);
     }
 
-    // No distance above it can enter any more.
+    // No distance above it can enter any more. Any thread may ask, until the next reset().
     float limit() const { return limit_.load(std::memory_order_relaxed); }
 
     void push(float distance, std::int64_t id) {
-        lock();
         if (held_ < k_) {
             if (distance <= kNoLimit) {
                 sift_up(held_++, distance, id);
-                if (held_ == k_) limit_.store(distances_[0], std::memory_order_relaxed);
+                if (held_ == k_) lower(distances_[0]);
             }
         } else if (before(distance, id, distances_[0], ids_[0])) {
             sift_down(k_, distance, id);
-            limit_.store(distances_[0], std::memory_order_relaxed);
+            lower(distances_[0]);
         }
-        unlock();
+    }
+
+    // So many rows are known to be as near; any thread may say so. Where two do at once, the higher limit may stay: it
+    // holds, too.
+    void lower(float limit) {
+        if (limit < limit_.load(std::memory_order_relaxed)) limit_.store(limit, std::memory_order_relaxed);
+    }
+
+    // What is in it, in no order: (distance, id).
+    template <typename Visit>
+    void each(const Visit& visit) const {
+        for (std::int64_t i = 0; i < held_; ++i) visit(distances_[i], ids_[i]);
     }
 
     // Puts the answer in order, best first; `negate` gives similarities back their sign.
@@ -96,18 +103,11 @@ private:
         put(at, distance, id);
     }
 
-    void lock() {
-        for (int tries = 0; busy_.exchange(true, std::memory_order_acquire);)
-            if (++tries > 32) sched_yield();  // its holder may have lost the CPU
-    }
-    void unlock() { busy_.store(false, std::memory_order_release); }
-
     float* distances_ = nullptr;
     std::int64_t* ids_ = nullptr;
     std::int64_t k_ = 0;
     std::int64_t held_ = 0;
     std::atomic<float> limit_{kNoLimit};
-    std::atomic<bool> busy_{false};
 };
 
 }  // namespace hybridindex

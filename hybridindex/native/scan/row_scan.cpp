@@ -96,11 +96,13 @@ void RowScan::end() const {
     if (filters_) shared_->kernels_.end();
 }
 
-void RowScan::start_group(const std::int32_t* members, int n, const float* centroid, std::span<const std::uint8_t> later) {
+void RowScan::start_group(const std::int32_t* members, int n, const float* centroid, std::span<const std::uint8_t> later,
+                          QueryHeap* apart) {
     members_ = members;
     n_ = n;
     centroid_ = centroid;
     later_ = later;
+    apart_ = apart;
     for (int m = 0; m < n; ++m) queries_[m] = shared_->query(members[m]);
     filtered_ = shared_->may_filter(n);
     if (!filtered_) return;
@@ -160,22 +162,32 @@ void RowScan::compare(const RowBlock& block, const float* rows) {
         later_ = later_.subspan(std::min(later_.size(), static_cast<std::size_t>(fetched)));
     }
     for (int m = 0; m < n_; ++m) {
-        QueryHeap& heap = shared_->heap(members_[m]);
         const float* found = distances_.data() + m * kBlockRows;
-        for (std::uint32_t near = kernels.at_most(found, heap.limit()) & block.wanted; near != 0; near &= near - 1) {
+        for (std::uint32_t near = kernels.at_most(found, limit(m)) & block.wanted; near != 0; near &= near - 1) {
             const int r = std::countr_zero(near);
-            heap.push(found[r], block.ids == nullptr ? block.first_id + r : block.ids[r]);
+            heap(m).push(found[r], block.ids == nullptr ? block.first_id + r : block.ids[r]);
         }
     }
 }
 
 void RowScan::renew_limits() {
-    for (int m = 0; m < n_; ++m) base_[m] = limit_of(members_[m]);
+    for (int m = 0; m < n_; ++m) base_[m] = base_limit(m);
 }
 
-// QueryLimits::base: no row beyond it can enter the query's answer.
-float RowScan::limit_of(std::int32_t query) const {
-    return shared_->bounds_[static_cast<std::size_t>(query)].base(shared_->heap(query).limit());
+// Of the heap that rows of the group's query `member` go to.
+QueryHeap& RowScan::heap(int member) const {
+    return apart_ != nullptr ? apart_[member] : shared_->heap(members_[member]);
+}
+
+// Nothing beyond it can enter the answer of the group's query: whatever rows a limit comes from, they are scanned.
+float RowScan::limit(int member) const {
+    const float own = shared_->heap(members_[member]).limit();
+    return apart_ == nullptr ? own : std::min(own, apart_[member].limit());
+}
+
+// QueryLimits::base.
+float RowScan::base_limit(int member) const {
+    return shared_->bounds_[static_cast<std::size_t>(members_[member])].base(limit(member));
 }
 
 // Exact distances only of pairs that the filter cannot rule out; false where these would be too many, and nothing is
@@ -258,11 +270,10 @@ void RowScan::compare_found(const RowBlock& block, const float* rows, int n_foun
         }
         distances_of(pair_rows, pair_queries, n, shared.dim_, distances);
         for (int i = 0; i < n; ++i) {
-            const std::int32_t query = members_[members[i]];
-            QueryHeap& heap = shared_->heap(query);
-            if (!(distances[i] <= heap.limit())) continue;
-            heap.push(distances[i], block.ids == nullptr ? block.first_id + places[i] : block.ids[places[i]]);
-            base_[members[i]] = limit_of(query);
+            const int m = members[i];
+            if (!(distances[i] <= limit(m))) continue;
+            heap(m).push(distances[i], block.ids == nullptr ? block.first_id + places[i] : block.ids[places[i]]);
+            base_[m] = base_limit(m);
         }
     }
 }

@@ -79,8 +79,11 @@ public:
     void end() const;
 
     // What comes next is for these queries, of rows with `centroid` (dim) added; nullptr: none. `later` is what will be
-    // read after all blocks of the group: fetched ahead while there is more to compute than to read.
-    void start_group(const std::int32_t* members, int n, const float* centroid, std::span<const std::uint8_t> later);
+    // read after all blocks of the group: fetched ahead while there is more to compute than to read. Rows that may be
+    // answered go into `apart`, one heap for each query of the group; nullptr: into the queries' own heaps, which one
+    // thread of a scan may do.
+    void start_group(const std::int32_t* members, int n, const float* centroid, std::span<const std::uint8_t> later,
+                     QueryHeap* apart = nullptr);
     void scan(const RowBlock& block);
 
 private:
@@ -91,7 +94,9 @@ private:
     void compare(const RowBlock& block, const float* rows);
     void compare_found(const RowBlock& block, const float* rows, int n_found);
     void renew_limits();
-    float limit_of(std::int32_t query) const;
+    float limit(int member) const;
+    float base_limit(int member) const;
+    QueryHeap& heap(int member) const;
 
     RowQueries* shared_ = nullptr;
     bool filters_ = false;  // whether any group of this scan may be filtered
@@ -99,6 +104,7 @@ private:
     int n_ = 0;
     bool filtered_ = false;  // this group is
     const float* centroid_ = nullptr;
+    QueryHeap* apart_ = nullptr;
     std::span<const std::uint8_t> later_;
     const float* queries_[kGroup];
     // Blocks that are still compared without the filter, and how many that were.

@@ -1,57 +1,69 @@
-// Threads that help a caller with its work. No OpenMP: faiss and torch bring their own, and every thread that calls
-// them gets a pool of its own there.
+// Threads that help a caller with its work. No caller ever waits for one of them: it may have lost its core. No OpenMP:
+// faiss and torch bring their own, and every thread that calls them gets a pool of its own there.
 #pragma once
-#include <condition_variable>
-#include <cstddef>
-#include <deque>
-#include <functional>
+#include <atomic>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include <semaphore.h>
 #include <sys/types.h>
 
 namespace hybridindex {
 
-// Several callers may share a pool: each works on its own task, helpers go to the oldest that has work left.
+// Safe to use from several threads at once. Neither callers nor helpers take a lock.
 class ThreadPool {
 public:
+    // What one caller wants help with. It must stay until `inside` is 0.
+    class Work {
+    public:
+        // On a helper's thread. Returns when nothing is left to be started; must not throw.
+        virtual void help() = 0;
+        // Helpers that were asked and have neither left nor been taken back.
+        int inside() const { return inside_.load(std::memory_order_acquire); }
+
+    protected:
+        ~Work() = default;
+
+    private:
+        friend class ThreadPool;
+        std::atomic<int> inside_{0};
+    };
+
     explicit ThreadPool(int n_helpers);
-    // Joins the helpers. No run() may be going on.
+    // Joins the helpers.
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
 
     int n_helpers() const { return n_helpers_; }
 
-    // Runs `help` on up to `n_helpers` helpers as they become free, and `lead` on the calling thread; returns when all
-    // have returned. Neither may throw; each returns when nothing is left to be started. While it waits for the last helpers, the
-    // caller runs `on_nudge` after each nudge().
-    void run(int n_helpers, const std::function<void()>& help, const std::function<void()>& lead,
-             const std::function<void()>& on_nudge);
-    // Wakes callers that wait for their helpers.
-    void nudge();
+    // Asks up to `most` idle helpers and returns how many were found; a helper begins when it gets a core.
+    int ask(Work& work, int most);
+    bool has_idle() const { return idle_.load(std::memory_order_relaxed) > 0; }
+    // Whether work should ask at once: not all of it while that does not pay.
+    bool worth_asking();
+    // That it did not, for work that asked: so many callers will not ask.
+    void skip(int callers) { skipped_.store(callers, std::memory_order_relaxed); }
+    // Helpers that have not begun will not.
+    void take_back(Work& work);
 
 private:
-    struct Task {
-        const std::function<void()>* help;
-        int wanted;
-        int active = 0;
-        bool open = true;
+    struct alignas(64) Helper {
+        std::atomic<Work*> work{nullptr};  // what it is asked to do, or that it does something
+        sem_t asked;
+        std::thread thread;
     };
-    void serve();
+    void serve(Helper& self);
+    void stop();
 
     const int n_helpers_;
     // A child process has none of our threads: it works alone.
     const pid_t pid_;
-    std::mutex mutex_;
-    // Left behind in a child process: there they wait for ever to be rid of waiters that do not exist.
-    std::unique_ptr<std::condition_variable> work_, left_;
-    std::deque<Task*> tasks_;
-    std::size_t nudges_ = 0;
-    bool stop_ = false;
-    std::vector<std::thread> threads_;
+    std::atomic<int> idle_;
+    std::atomic<int> skipped_{0};  // callers that will not ask
+    std::atomic<bool> stop_{false};
+    std::unique_ptr<Helper[]> helpers_;
 };
 
 }  // namespace hybridindex

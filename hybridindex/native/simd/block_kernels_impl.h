@@ -267,6 +267,10 @@ inline ivec centred_squares(const std::uint8_t* codes, std::int64_t dim) {
     const __m512i lost = _mm512_set1_epi32(static_cast<int>(i / 64 * 4 * 128));
     sums = reinterpret_cast<ivec>(_mm512_add_epi32(_mm512_add_epi32(products, middles), lost));
 #endif
+    for (; i + W <= dim; i += W) {
+        const ivec c = __builtin_convertvector(load_codes(codes + i), ivec) - 128;
+        sums += c * c;
+    }
     for (; i < dim; ++i) {
         const std::int32_t c = static_cast<std::int32_t>(codes[i]) - 128;
         sums[i % W] += c * c;

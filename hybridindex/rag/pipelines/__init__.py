@@ -1,7 +1,7 @@
-"""Six pipelines, each a function of the steps of one question. Lookahead is placed as in TeleRAG (§3.3, Figure 8).
+"""Pipelines, each a function of the steps of one question. Lookahead is placed as in TeleRAG (§3.3, Figure 8).
 
 The lists of a draft are loaded while the LLM generates the query that follows it. Where a pipeline begins with a
-search, the generation after it hides the lookahead of the next search.
+search, the generation after it hides the lookahead of the next search. ``plain`` has one search and no lookahead.
 """
 
 from __future__ import annotations
@@ -15,13 +15,24 @@ from hybridindex.rag.pipelines.flare import flare
 from hybridindex.rag.pipelines.hyde import hyde
 from hybridindex.rag.pipelines.iter_retgen import iter_retgen
 from hybridindex.rag.pipelines.iterative import iterative
+from hybridindex.rag.pipelines.plain import plain
 from hybridindex.rag.pipelines.self_rag import self_rag
 from hybridindex.rag.pipelines.sub_question import sub_question
 from hybridindex.rag.records import Answer
 from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.steps import Steps
 
-__all__ = ["PIPELINES", "flare", "hyde", "iter_retgen", "iterative", "run_pipeline", "self_rag", "sub_question"]
+__all__ = [
+    "PIPELINES",
+    "flare",
+    "hyde",
+    "iter_retgen",
+    "iterative",
+    "plain",
+    "run_pipeline",
+    "self_rag",
+    "sub_question",
+]
 
 #: By the name that traces and the command line use.
 PIPELINES: Mapping[str, Callable[..., Answer]] = {
@@ -31,6 +42,7 @@ PIPELINES: Mapping[str, Callable[..., Answer]] = {
     "iter_retgen": iter_retgen,
     "flare": flare,
     "self_rag": self_rag,
+    "plain": plain,
 }
 
 

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from hybridindex import __version__
-from hybridindex.errors import HybridIndexError, ProfileError, ProfileMismatchError
+from hybridindex.errors import HybridIndexError, OverloadedError, ProfileError, ProfileMismatchError, ReloadError
 from hybridindex.plans.stored import plan_tradeoff
 from hybridindex.service.auth import Caller, Keyring
 from hybridindex.service.core import Service
@@ -49,7 +50,10 @@ _log = logging.getLogger(__name__)
 
 #: Time between two samples of the series.
 _SAMPLE_S = 1.0
+#: Time between two looks for another generation, where that is followed.
+_FOLLOW_S = 1.0
 Handler = Callable[[Request], Awaitable[Response]]
+_Row = tuple[str, str, Handler, str, dict[str, Any], dict[int | str, dict[str, Any]]]
 
 
 def create_app(
@@ -78,6 +82,7 @@ def create_app(
     )
     routes = _Routes(service, metrics, series, search, on_drain, keyring)
     routes.register(app)
+    service.generations.on_generation.append(lambda _number: routes.redescribe(app))
     for file in PAGE_FILES:
         app.router.routes.append(_PlainRoute(file.path, _serving(file), methods=["GET"]))
     # FastAPI's routes describe every path, but take 0.2 ms per request: searches bypass them.
@@ -107,8 +112,22 @@ async def _lifespan(service: Service, series: Series, middleware: RequestMiddlew
             await asyncio.sleep(min(10.0, service.config.limits.session_ttl_s / 4))
             try:
                 await asyncio.to_thread(service.sessions.sweep)
+                await asyncio.to_thread(service.generations.close_unused)
             except Exception:  # noqa: BLE001 - the next sweep must come
                 _log.exception("sessions could not be swept; it is tried again")
+
+    async def follow() -> None:
+        while True:
+            await asyncio.sleep(_FOLLOW_S)
+            try:
+                if await asyncio.to_thread(service.generations.changed):
+                    await asyncio.to_thread(service.reload, "auto")
+            except OverloadedError as error:
+                _log.info("another generation is there, and waits: %s", error)
+            except ReloadError:
+                pass  # it is logged, counted and in the status
+            except Exception:  # noqa: BLE001 - the next generation must be seen
+                _log.exception("the index could not be looked at; it is tried again")
 
     async def warm_up() -> None:
         try:
@@ -118,7 +137,9 @@ async def _lifespan(service: Service, series: Series, middleware: RequestMiddlew
             raise
 
     service.start()
-    endless = (sweep(), sample(), prune_now_and_then(service))
+    endless = [sweep(), sample(), prune_now_and_then(service)]
+    if service.config.reload == "auto":
+        endless.append(follow())
     tasks = [asyncio.create_task(work) for work in (warm_up(), *endless)]
     try:
         yield
@@ -233,7 +254,8 @@ class _Routes:
     _on_drain: Callable[[], None] | None
     _keyring: Keyring | None
 
-    def register(self, app: FastAPI) -> None:
+    def _table(self) -> tuple[_Row, ...]:
+        """Method, path, handler, summary, what the document says besides, and answers."""
         bodies, taken = self._search.requests, openapi.problems(400, 401, 408, 413, 415, 503)
         unknown, read = openapi.problems(404), openapi.problems(401)
         searching: dict[int | str, dict[str, Any]] = {200: answers.SEARCHED, **taken, **openapi.problems(429, 504)}
@@ -248,7 +270,7 @@ class _Routes:
         )
         recent = RecentQueries(self._service, self._search)
         gone = {204: {"description": "It is over"}, **read, **unknown}
-        routes: tuple[tuple[str, str, Handler, str, dict[str, Any], dict[int | str, dict[str, Any]]], ...] = (
+        return (
             ("POST", "/v1/search", _described, "Search", bodies.search.document, searching),
             (
                 "POST", "/v1/sessions", self.open_session, "Open a session", bodies.session.document,
@@ -300,6 +322,10 @@ class _Routes:
                 {200: answers.RECENT, **taken, **change},
             ),
             (
+                "POST", "/v1/reload", self.reload, "Serve the current generation of the index; admin", {},
+                {200: answers.RELOADED, **taken, **change},
+            ),
+            (
                 "POST", "/v1/drain", self.drain, "Finish and stop; admin", {},
                 {202: answers.DRAINING, **taken, **openapi.problems(403)},
             ),
@@ -311,18 +337,28 @@ class _Routes:
                 {200: answers.HEALTH, 503: answers.HEALTH, **read},
             ),
         )  # fmt: skip
-        for method, path, handler, summary, extra, responses in routes:
+
+    def register(self, app: FastAPI) -> None:
+        for method, path, handler, summary, extra, responses in self._table():
             app.add_api_route(
                 path,
                 _answering(handler),
                 methods=[method],
                 status_code=min(s for s in responses if isinstance(s, int)),
                 summary=summary,
-                operation_id=f"{method.lower()}{path.replace('/', '_').replace('{', '').replace('}', '')}",
+                operation_id=_operation(method, path),
                 response_class=Response,
                 responses=responses,
                 openapi_extra=extra or None,
             )
+
+    def redescribe(self, app: FastAPI) -> None:
+        """Limits of another generation come into the document."""
+        extras = {_operation(method, path): extra for method, path, _, _, extra, _ in self._table()}
+        for route in app.routes:
+            if isinstance(route, APIRoute) and route.operation_id in extras:
+                route.openapi_extra = extras[route.operation_id] or None
+        app.openapi_schema = None
 
     async def _object(self, request: Request, kind: Body) -> dict[str, Any]:
         headers = dict(request.scope["headers"])
@@ -405,6 +441,10 @@ class _Routes:
             raise _unknown_plan(choice) from None
         return _json(describe(answer))
 
+    async def reload(self, request: Request) -> Response:
+        await self._object(request, self._search.requests.nothing)
+        return _json(describe(await asyncio.to_thread(self._service.reload)))
+
     async def drain(self, request: Request) -> Response:
         await self._object(request, self._search.requests.nothing)
         if self._on_drain is not None:
@@ -434,6 +474,10 @@ class _Routes:
 async def _described(_request: Request) -> Response:
     """The search routes in the OpenAPI document; requests do not come here."""
     raise AssertionError("searches are answered in searching.py")
+
+
+def _operation(method: str, path: str) -> str:
+    return f"{method.lower()}{path.replace('/', '_').replace('{', '').replace('}', '')}"
 
 
 def _caller(request: Request) -> Caller:

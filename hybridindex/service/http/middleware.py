@@ -36,7 +36,7 @@ _COMING = "hybridindex.coming"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 #: No key needed: an orchestrator's probes say one word, and the page holds no data and asks for a key itself.
 _OPEN = frozenset({"/livez", "/readyz"}) | PAGE_PATHS
-_ADMIN = frozenset({"/v1/repartition", "/v1/drain", "/v1/queries/recent"})
+_ADMIN = frozenset({"/v1/repartition", "/v1/reload", "/v1/drain", "/v1/queries/recent"})
 #: Polled; logged only at errors.
 _QUIET = frozenset({"/livez", "/readyz", "/healthz", "/metrics", "/v1/series", "/v1/events"}) | PAGE_PATHS
 

@@ -41,7 +41,7 @@ _WORDS = {
     404: "No such session or plan",
     408: "The body did not come in time",
     409: "No profile to plan from, a new target beside a fixed coverage, an infeasible plan without force, queries are "
-    "not kept, or a device has failed",
+    "not kept, a device has failed, or another generation cannot serve",
     413: "Too large",
     415: "Media type not supported",
     429: "This client's share of the queue is full; see Retry-After-Ms",

@@ -172,13 +172,29 @@ REPARTITIONED = answer(
     "and plan_id unless its plan is stored; update, number, created_at, n_queries, worthwhile and objection where no "
     "refresh plans from recent queries; current without a plan",
 )
+RELOADED = answer(
+    closed(
+        {
+            "reloaded": _YES,
+            "reason": _TEXT,
+            **dict.fromkeys(("generation_before", "generation", "count"), _COUNT),
+            "fingerprint": _TEXT,
+            "plan_id": _nullable(_INTEGER),
+            "plan_origin": {"enum": ["none", "stored", "carried over", "made anew", None]},
+            "note": _nullable(_TEXT),
+            "removed_generations": _array(_COUNT),
+        }
+    ),
+    "What serves now; reloaded is false, and plan_origin null, where it served already. note says why there is no "
+    "plan, or no devices",
+)
 STATUS = answer(
     closed(
         {
             "index": closed(
                 {
                     **dict.fromkeys(("fingerprint", "metric", "codec", "host_scanner"), _TEXT),
-                    **dict.fromkeys(("count", "dim", "nlist", "nprobe"), _COUNT),
+                    **dict.fromkeys(("generation", "count", "dim", "nlist", "nprobe"), _COUNT),
                 }
             ),
             "ready": _YES,
@@ -212,9 +228,20 @@ STATUS = answer(
             ),
             "sessions": closed({"open": _COUNT, "expired": _COUNT}),
             "refresher": _nullable(_ANY_OBJECT),
+            "note": _nullable(_TEXT),
+            "reload": closed(
+                {
+                    "mode": {"enum": ["manual", "auto"]},
+                    **dict.fromkeys(("done", "failed"), _COUNT),
+                    "under_way": _YES,
+                    "last_error": _nullable(_TEXT),
+                    "retired": _array(closed({"generation": _COUNT, "sessions": _COUNT})),
+                }
+            ),
         }
     ),
-    "What is served, where lists are, what waits",
+    "What is served, where lists are, what waits; note says why there is no plan, or no devices; retired are older "
+    "generations that sessions still use",
 )
 SERIES = answer(
     closed(

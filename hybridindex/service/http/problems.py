@@ -21,6 +21,7 @@ from hybridindex.errors import (
     PlanConflictError,
     ProfileError,
     RefreshError,
+    ReloadError,
     RouterClosedError,
     StoreError,
     UnknownSessionError,
@@ -98,6 +99,8 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(409, "device-failed", "Device failed", "a device has failed; GET /healthz says which")
     if isinstance(error, DeadlineExceededError):
         return Problem(504, "deadline", "Deadline exceeded", str(error), "deadline_ms")
+    if isinstance(error, ReloadError):
+        return Problem(409, "reload-failed", "The index was not replaced", str(error))
     if isinstance(error, UnknownSessionError):
         return Problem(404, "unknown-session", "Unknown session", str(error), "session")
     if isinstance(error, AccessDeniedError):

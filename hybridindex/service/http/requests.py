@@ -154,7 +154,9 @@ class _Series(TypedDict, total=False):
 
 @_closed
 class _Events(TypedDict, total=False):
-    since: Annotated[int, Field(ge=0, description="the id of an event, or 0. Only events with a larger id."), _WHOLE]
+    since: Annotated[
+        int, Field(ge=0, lt=1 << 63, description="the id of an event, or 0. Only events with a larger id."), _WHOLE
+    ]
     limit: Annotated[int, _count(MAX_EVENTS, ". Default: 100."), _WHOLE]
 
 

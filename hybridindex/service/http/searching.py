@@ -44,16 +44,16 @@ class SearchRoute:
     def __init__(self, service: Service, metrics: Metrics) -> None:
         self._service = service
         self._metrics = metrics
-        self._index: object = None
+        self._router: object = None
 
     @property
     def requests(self) -> Requests:
         """What the routes take of the index that serves."""
         service = self._service
-        if self._index is not (index := service.index):
-            devices = len(service.router.devices)
-            self._requests = Requests(service.config.limits, index.dim, index.nlist, devices)
-            self._index = index
+        if self._router is not (router := service.router):
+            index = service.index
+            self._requests = Requests(service.config.limits, index.dim, index.nlist, len(router.devices))
+            self._router = router
         return self._requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

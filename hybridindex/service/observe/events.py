@@ -9,6 +9,7 @@ import logging
 from typing import Any
 
 from hybridindex.errors import StoreError
+from hybridindex.router.router import Router
 from hybridindex.service.core import Service
 
 __all__ = ["DEVICE_FAILED", "DEVICE_RECOVERED", "MAX_EVENTS", "DeviceWatch", "read_events"]
@@ -28,14 +29,18 @@ class DeviceWatch:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        # Failures before the first look count, too.
-        self._seen = [(0, False) for _ in service.router.devices]
+        self._router: Router | None = None
+        self._seen: list[tuple[int, bool]] = []
         #: Events that the store did not take.
         self.store_errors = 0
 
     def look(self) -> None:
         """Records what changed since the last look."""
-        for number, tier in enumerate(self._service.router.devices):
+        router = self._service.router
+        if router is not self._router:
+            # Failures before the first look count, too.
+            self._router, self._seen = router, [(0, False) for _ in router.devices]
+        for number, tier in enumerate(router.devices):
             # A device that is disabled, as it never had room, has not recovered.
             out = tier.failure is not None or bool(tier.disabled_reason)
             before, now = self._seen[number], (tier.n_failures, out)

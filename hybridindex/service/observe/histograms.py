@@ -11,14 +11,14 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hybridindex.errors import MissingDependencyError
+from hybridindex.errors import MissingDependencyError, how_to_install
 
 try:
     from prometheus_client.core import HistogramMetricFamily
     from prometheus_client.registry import Collector
     from prometheus_client.utils import floatToGoString
 except ImportError as error:
-    raise MissingDependencyError("metrics need prometheus-client: pip install 'hybridindex[service]'") from error
+    raise MissingDependencyError(f"metrics need prometheus-client: {how_to_install('service')}") from error
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

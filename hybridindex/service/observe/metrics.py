@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hybridindex.errors import MissingDependencyError
+from hybridindex.errors import MissingDependencyError, how_to_install
 from hybridindex.router.batch.stages import LOOKAHEAD_WAIT, BatchReport, StageSum
 from hybridindex.service.core import Observation, Service
 from hybridindex.service.describe import describe
@@ -19,7 +19,7 @@ try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
     from prometheus_client.registry import Collector
 except ImportError as error:
-    raise MissingDependencyError("metrics need prometheus-client: pip install 'hybridindex[service]'") from error
+    raise MissingDependencyError(f"metrics need prometheus-client: {how_to_install('service')}") from error
 
 from hybridindex.service.observe.histograms import Buckets, Histogram
 
@@ -164,8 +164,14 @@ class _Readings(Collector):
             ("resident_lists", "Lists on devices.", service.router.residency.n_resident),
             ("unplaced_lists", "Lists of the plan that no device holds.", stats.unplaced_lists),
             ("slo_seconds", "The SLO; 0 without one.", (service.slo_ms or 0.0) / 1e3),
+            ("generation", "The generation of the index that serves.", service.index.ivf.generation),
         ):
             yield GaugeMetricFamily(f"{_PREFIX}{name}", text, value=reading)
+        counts = service.generations.counts
+        reloads = CounterMetricFamily(f"{_PREFIX}reloads", "Replacements of the index, by outcome.", labels=["outcome"])
+        reloads.add_metric(["done"], counts.done)
+        reloads.add_metric(["failed"], counts.failed)
+        yield reloads
 
     def _devices(self, service: Service) -> Iterator[Metric]:
         resident = GaugeMetricFamily(f"{_PREFIX}resident_bytes", "Bytes of pages in use.", labels=["device"])

@@ -168,7 +168,7 @@ class Series:
                     "name": tier.label,
                     "disabled_reason": tier.disabled_reason or None,
                     "failures": tier.n_failures,
-                    **{part: [getattr(s.devices[i], part) for s in samples] for part in parts},
+                    **{part: [_use(s, i, part) for s in samples] for part in parts},
                 }
                 for i, tier in enumerate(tiers)
             ],
@@ -177,3 +177,10 @@ class Series:
             "draining": service.admission.draining,
             "refresher": followed,
         }
+
+
+def _use(sample: Sample, device: int, part: str) -> Any:
+    """A field of :class:`ArenaUse`; nothing where another generation served, with fewer devices."""
+    if device < len(sample.devices):
+        return getattr(sample.devices[device], part)
+    return False if part == "usable" else 0

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from queue import SimpleQueue
 
 from hybridindex import __version__
-from hybridindex.errors import MissingDependencyError
+from hybridindex.errors import MissingDependencyError, how_to_install
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.types import SearchResult
 
@@ -27,7 +27,7 @@ try:
     from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
-    raise MissingDependencyError("traces need OpenTelemetry: pip install 'hybridindex[traces]'") from error
+    raise MissingDependencyError(f"traces need OpenTelemetry: {how_to_install('traces')}") from error
 
 __all__ = ["SearchTrace", "Traces", "to_collector"]
 
@@ -190,7 +190,7 @@ def to_collector() -> Traces:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise MissingDependencyError("traces need an OTLP exporter: pip install 'hybridindex[traces]'") from error
+        raise MissingDependencyError(f"traces need an OTLP exporter: {how_to_install('traces')}") from error
     resource = Resource.create()
     if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "hybridindex", "service.version": __version__}))

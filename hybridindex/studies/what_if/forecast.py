@@ -115,8 +115,9 @@ def _why(designs: tuple[Design, ...], chosen: Design) -> str:
     if chosen.compliant_qps == 0:
         return f"no design meets the SLO at any rate; {'; '.join(others)}"
     assert chosen.point is not None
-    held = f"{chosen.name} sustains {chosen.compliant_qps:.4g} requests/s within the SLO"
-    return f"{held} and takes {chosen.point.device_bytes / 1e9:.3g} GB at the rate asked for; {'; '.join(others)}"
+    held = f"{chosen.name} sustains {chosen.compliant_qps:.4g} requests/s within the SLO at most"
+    held += f", with {best.device_bytes / 1e9:.3g} GB of lists; the rate asked for takes"
+    return f"{held} {chosen.point.device_bytes / 1e9:.3g} GB; {'; '.join(others)}"
 
 
 def _limit(best: CurvePoint) -> str:

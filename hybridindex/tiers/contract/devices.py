@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hybridindex.errors import DeviceBusyError, DeviceNotFoundError, MissingDependencyError
+from hybridindex.errors import DeviceBusyError, DeviceNotFoundError, MissingDependencyError, how_to_install
 from hybridindex.tiers.contract.driver import free_bytes_outside
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def require_torch() -> None:
         import torch  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            "the device tier needs torch, which is not installed; pip install 'hybridindex[device]'"
+            f"the device tier needs torch, which is not installed: {how_to_install('device')}"
         ) from error
 
 

@@ -68,7 +68,7 @@ class TritonScanner(PageScanner):
         if arena.device.type != "cuda":
             return f"{arena.device.type} runs no triton kernels"
         if importlib.util.find_spec("triton") is None:
-            return "triton is not installed; pip install 'hybridindex[gpu]'"
+            return "triton is not installed: pip install triton"
         return ""
 
     def __init__(

@@ -36,7 +36,7 @@ def gpu_unsupported(index: IVFIndex | None = None) -> str:
     """
     faiss = require_faiss()
     if not hasattr(faiss, "StandardGpuResources"):
-        return "faiss-gpu is not installed; replace faiss-cpu: pip install 'hybridindex[gpu]'"
+        return "faiss-gpu is not installed; it replaces faiss-cpu: pip uninstall faiss-cpu, then pip install faiss-gpu"
     if index is None:
         return ""
     ivf = index.open_faiss()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common.claims import replace_section
 from benchmarks.papers.figures import draw, piperag, telerag, vectorliterag
 from benchmarks.papers.figures.published import beside, number, numbers
 
@@ -44,15 +43,6 @@ def test_a_figure_without_its_inputs_says_which():
             assert one.printed
             assert len(one.why) > 15
     assert telerag.MISSING[2].printed == "throughput of 4 H200 over one: 3.8"
-
-
-def test_a_section_is_replaced_between_its_markers_alone(tmp_path):
-    file = tmp_path / "report.md"
-    file.write_text("before\n<!-- one: begin -->\nold\n<!-- one: end -->\nafter\n")
-    replace_section(file, "one", "new\n")
-    assert file.read_text() == "before\n<!-- one: begin -->\nnew\n<!-- one: end -->\nafter\n"
-    with pytest.raises(SystemExit, match="two: begin"):
-        replace_section(file, "two", "x")
 
 
 def test_a_drawing_of_the_same_numbers_has_the_same_bytes(tmp_path):

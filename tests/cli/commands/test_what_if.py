@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hybridindex.cli.console import ExitCode
+from hybridindex.cli.console import ExitCode, readable_bytes
 from hybridindex.plans.current import current_plan
 from tests.clustered import clustered
 from tests.partitioner.synthetic import make_profile
@@ -51,6 +51,20 @@ def test_people_get_tables_and_reasons(cli, index):
     told = cli(index, *ASKED)
     for words in ("40 requests/s, ttft p90 within 400 ms", "hot lists beside the LLM", "sustains", "host_latency"):
         assert words in told.out
+
+
+def test_a_row_says_which_lists_allow_which_rate(cli, index):
+    words = (index, "--hardware", "h100x8", "--rate", 40, "--slo-ms", 400)
+    split = next(d for d in cli(*words, "--json").json["designs"] if d["name"] == "split")
+    told = cli(*words).out
+    assert "TTFT" not in told
+    row = next(line for line in told.splitlines() if "split" in line and "yes" in line)
+    cells = [cell.strip() for cell in row.strip("│ ").split("│")]
+    at_rate, most = split["at_rate"], split["at_best"]
+    assert float(cells[5]) == pytest.approx(at_rate["compliant_qps"], rel=1e-3)
+    assert float(cells[6]) == pytest.approx(most["compliant_qps"], rel=1e-3)
+    assert cells[2] == readable_bytes(at_rate["device_bytes"])
+    assert cells[7] == readable_bytes(most["device_bytes"])
 
 
 def test_an_infeasible_goal_ends_with_10_and_the_nearest_one_is_feasible(cli, index):

@@ -193,6 +193,88 @@ def test_what_is_not_a_plain_ivf_index_is_named(tmp_path: Path, factory: str, fo
     assert not (tmp_path / "i").exists()
 
 
+@pytest.mark.parametrize("factory", ["IVF12,PQ4x4,RFlat", "IDMap,IVF12,PQ4x4np,RFlat", "OPQ4,IVF12,PQ4x4,RFlat"])
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_a_refinement_gives_its_vectors_to_the_lists_or_is_dropped(tmp_path: Path, factory: str, metric: str) -> None:
+    source = make_faiss(factory, metric, x=X[:0])
+    ids = np.arange(700) * (3 if factory.startswith("IDMap") else 1)
+    source.add_with_ids(X, ids) if factory.startswith("IDMap") else source.add(X)
+    faiss.write_index(source, str(tmp_path / "a.faiss"))
+    with pytest.raises(UnsupportedIndexError, match=r"IndexRefineFlat.*44800 bytes.*refine='drop'"):
+        from_faiss(tmp_path / "a.faiss", tmp_path / "i")
+    assert not (tmp_path / "i").exists()
+
+    refine = faiss.downcast_index(source.index if factory.startswith("IDMap") else source)
+    base = faiss.downcast_index(refine.base_index)
+    with from_faiss(tmp_path / "a.faiss", tmp_path / "drop", refine="drop") as dropped:
+        assert dropped.codec.startswith(("faiss:IVFPQ", "pq4"))
+        distances, found = search(dropped)
+        want_distances, want = base.search(QUERIES, 10)
+        np.testing.assert_array_equal(found, np.where(want < 0, -1, ids[want]))
+        np.testing.assert_array_equal(distances, want_distances)
+    with from_faiss(source, tmp_path / "vectors", refine="vectors") as exact:
+        assert (exact.codec, exact.count, exact.nprobe) == ("flat", 700, 5)
+        assert exact.manifest.notes["refinement"] == "vectors"
+        # With every candidate of the probed lists reranked, faiss's refinement is this.
+        refine.k_factor = 70.0
+        distances, found = search(exact)
+        want_distances, want = source.search(QUERIES, 10)
+        np.testing.assert_allclose(distances, want_distances, rtol=1e-4, atol=1e-3)
+        assert (found == want).mean() > 0.99
+    assert source.ntotal == 700
+
+
+def test_a_refinement_behind_fewer_dimensions_can_only_be_dropped(tmp_path: Path) -> None:
+    source = make_faiss("PCA8,IVF12,Flat,RFlat", x=X[:0])
+    source.add(X)
+    with pytest.raises(UnsupportedIndexError, match="transform that changes distances"):
+        from_faiss(source, tmp_path / "i", refine="vectors")
+    assert from_faiss(source, tmp_path / "i", refine="drop").scan_dim == 8
+
+
+def test_refine_is_for_refinements(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="refine is 'drop', and the IndexIVFFlat holds no refinement"):
+        from_faiss(make_faiss("IVF12,Flat"), tmp_path / "i", refine="drop")
+    with pytest.raises(InvalidInputError, match="refine is 'both'; expected 'vectors', 'drop' or none"):
+        from_faiss(make_faiss("IVF12,Flat"), tmp_path / "i", refine="both")  # type: ignore[arg-type]
+    assert not (tmp_path / "i").exists()
+
+
+@pytest.mark.parametrize("factory", ["IVF12,Flat", "PCA8,IVF12_HNSW8,SQ8", "IDMap,IVF12,PQ8x4fs"])
+def test_an_index_in_memory_imports_as_its_file_does_and_stays_what_it_is(tmp_path: Path, factory: str) -> None:
+    source = make_faiss(factory)
+    before = faiss.serialize_index(source)
+    faiss.write_index(source, str(tmp_path / "a.faiss"))
+    with from_faiss(source, tmp_path / "i") as index, from_faiss(tmp_path / "a.faiss", tmp_path / "j") as same:
+        assert index.fingerprint == same.fingerprint
+        assert sorted(p.name for p in (tmp_path / "i" / "gen-000001").iterdir()) == [
+            "lists.bin", "lists.idx.npy", "manifest.json", "model.faiss",
+        ]  # fmt: skip
+    np.testing.assert_array_equal(faiss.serialize_index(source), before)
+
+
+def test_what_is_no_ivf_index_in_memory_is_refused(tmp_path: Path) -> None:
+    for what, error, message in (
+        ([1], InvalidInputError, "file is a list; expected a string or a pathlib.Path, or a faiss index"),
+        (faiss.IndexBinaryFlat(16), InvalidInputError, "file is a IndexBinaryFlat"),
+        (faiss.IndexFlat(16), UnsupportedIndexError, "the faiss index is IndexFlat"),
+    ):
+        with pytest.raises(error, match=message):
+            from_faiss(what, tmp_path / "i")
+    assert not (tmp_path / "i").exists()
+
+
+def test_nprobe_1_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = make_faiss("IVF12,Flat")
+    assert from_faiss(source, tmp_path / "i").nprobe == 5
+    source.nprobe = 1
+    assert from_faiss(source, tmp_path / "i", nprobe=7).nprobe == 7
+    assert caplog.text == ""
+    assert from_faiss(source, tmp_path / "i").nprobe == 1
+    assert "the IndexIVFFlat has nprobe 1, faiss's default" in caplog.text
+    assert "1 of 12 lists" in caplog.text
+
+
 def test_other_metrics_untrained_and_negative_ids_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.faiss"
     faiss.write_index(faiss.index_factory(16, "IVF12,Flat", faiss.METRIC_L1), str(file))

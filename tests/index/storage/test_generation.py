@@ -38,7 +38,7 @@ def test_ctrl_c_leaves_nothing_half_made(tmp_path: Path, stage: str, exists: boo
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build(iter([NEW]), path, nlist=4, codec="pqfs", progress=progress)
+        build(iter([NEW]), path, nlist=4, codec="pqfs", replace=True, progress=progress)
     if exists:
         assert names(path) == [".lock", "CURRENT", "gen-000001"]
         assert open_index(path).count == 300
@@ -76,7 +76,7 @@ def test_failure_at_any_step_leaves_old_or_new(tmp_path: Path, error: int) -> No
     build(OLD, path, nlist=2)
     with pytest.MonkeyPatch.context() as patch:
         disk = FaultyDisk(patch, 10**9, error)
-        build(OLD, path, nlist=2)
+        build(OLD, path, nlist=2, replace=True)
     total, outcomes = disk.calls, []
     assert total > 12
     for allowed in range(total):
@@ -85,7 +85,7 @@ def test_failure_at_any_step_leaves_old_or_new(tmp_path: Path, error: int) -> No
         with pytest.MonkeyPatch.context() as patch:
             FaultyDisk(patch, allowed, error)
             with pytest.raises((OSError, DiskFullError)) as caught:
-                build(new, path, nlist=2)
+                build(new, path, nlist=2, replace=True)
         found = open_index(path).count
         assert found in (count, len(new))
         outcomes.append(found == len(new))
@@ -95,8 +95,8 @@ def test_failure_at_any_step_leaves_old_or_new(tmp_path: Path, error: int) -> No
         assert not any(name.startswith(".building") for name in names(path))
     assert outcomes == sorted(outcomes), "there is one moment of commit"
     assert outcomes[0] is False
-    build(NEW, path, nlist=2)
-    assert len(names(path)) == 3
+    build(NEW, path, nlist=2, replace=True)
+    assert len(names(path)) == 5
 
 
 def test_ctrl_c_right_after_the_switch_keeps_the_new_generation(
@@ -108,11 +108,12 @@ def test_ctrl_c_right_after_the_switch_keeps_the_new_generation(
 
     def interrupted(source: Path, target: Path) -> None:
         replace(source, target)
-        raise KeyboardInterrupt
+        if target.name == "CURRENT":
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        build(NEW, path, nlist=2)
+        build(NEW, path, nlist=2, replace=True)
     assert open_index(path).count == 400
 
 
@@ -131,7 +132,7 @@ def test_really_full_disk(tmp_path: Path) -> None:
         big = clustered_vectors(20_000, 32)
         for source in (big, iter([big])):
             with pytest.raises(DiskFullError):
-                build(source, path, nlist=2)
+                build(source, path, nlist=2, replace=True)
             assert open_index(path).count == 300
             assert names(path) == [".lock", "CURRENT", "gen-000001"]
 
@@ -154,21 +155,21 @@ from hybridindex.index import build
 def progress(stage, done, total):
     if stage == "checksum":
         os.kill(os.getpid(), signal.SIGKILL)
-build(np.ones((50, 4), np.float32), {str(path)!r}, nlist=1, progress=progress)
+build(np.ones((50, 4), np.float32), {str(path)!r}, nlist=1, replace=True, progress=progress)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True)
     assert run.returncode == -9, run.stderr
     assert ".building-gen-000002" in names(path)
     assert open_index(path).count == 300
-    assert build(NEW, path, nlist=2).generation == 2
-    assert names(path) == [".lock", "CURRENT", "gen-000002"]
+    assert build(NEW, path, nlist=2, replace=True).generation == 2
+    assert names(path) == [".lock", "CURRENT", "PREVIOUS", "gen-000001", "gen-000002"]
 
 
 def test_a_second_writer_is_told(tmp_path: Path) -> None:
     path = tmp_path / "i"
     build(OLD, path, nlist=2)
     with FileLock(path / ".lock"), pytest.raises(BuildError, match="another process"):
-        build(NEW, path, nlist=2)
+        build(NEW, path, nlist=2, replace=True)
     assert open_index(path).count == 300
     assert verify(path).generation == 1
 
@@ -182,16 +183,16 @@ def test_damaged_index_is_not_swept_away_before_the_new_one_is_safe(tmp_path: Pa
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build(NEW, path, nlist=2, progress=progress)
+        build(NEW, path, nlist=2, replace=True, progress=progress)
     assert "gen-000001" in names(path)
-    assert build(NEW, path, nlist=2).count == 400
+    assert build(NEW, path, nlist=2, replace=True).count == 400
 
 
 def test_control_store_beside_the_generations_survives(tmp_path: Path) -> None:
     path = tmp_path / "i"
     build(OLD, path, nlist=2)
     (path / "control.sqlite").write_bytes(b"profiles")
-    build(NEW, path, nlist=2)
+    build(NEW, path, nlist=2, replace=True)
     assert (path / "control.sqlite").read_bytes() == b"profiles"
 
 

@@ -73,6 +73,7 @@ print("compiled")
 
 
 def test_kernels_compile_for_hopper_and_stay_in_registers(tmp_path):
+    """Among the slowest: 30 kernels go through the real compiler. Without a GPU nothing else shows that they do."""
     triton = pytest.importorskip("triton", reason="triton is not installed")
     bundled = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     if not os.access(os.environ.get("TRITON_PTXAS_PATH", bundled), os.X_OK):

@@ -165,12 +165,13 @@ def test_data_far_from_the_origin(small, device, codec):
 def test_a_tiny_scratch_is_scanned_in_tiles_with_the_same_answer(small, device, scratch, k, monkeypatch):
     index = small()
     queries, probes = everything(index, 5)
-    with scanning(index, device) as scanner:
+    # The interpreter's time goes by pages.
+    with scanning(index, device, page_bytes=2048) as scanner:
         whole = checked(index, scanner, queries, probes, k)
     tiles = []
     scan = device_triton.Workspace.scan
     monkeypatch.setattr(device_triton.Workspace, "scan", lambda self, *a: tiles.append(a[1]) or scan(self, *a))
-    with scanning(index, device, scratch=scratch) as scanner:
+    with scanning(index, device, scratch=scratch, page_bytes=2048) as scanner:
         cut = checked(index, scanner, queries, probes, k)
     assert len(tiles) > 2
     assert any(one.first_query + one.n_queries - 1 == other.first_query for one, other in itertools.pairwise(tiles)), (
@@ -245,9 +246,9 @@ def test_what_is_no_number_is_no_candidate(small, device, metric):
 def test_an_answer_does_not_depend_on_who_shares_the_batch(small, device):
     index = small("flat", "ip")
     queries, probes = everything(index, 6)
-    with scanning(index, device) as scanner:
+    with scanning(index, device, page_bytes=2048) as scanner:
         together = scanner.scan(queries, probes, np.zeros(probes.shape, np.float32), 5)
-        for row in range(6):
+        for row in range(0, 6, 2):
             alone = scanner.scan(queries[row : row + 1], probes[row : row + 1], np.zeros((1, 6), np.float32), 5)
             np.testing.assert_array_equal(alone[0][0], together[0][row])
             np.testing.assert_array_equal(alone[1][0], together[1][row])

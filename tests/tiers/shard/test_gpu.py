@@ -46,7 +46,7 @@ def index(request, tmp_path):
 
 @pytest.mark.skipif(hasattr(faiss, "StandardGpuResources"), reason="faiss-gpu is installed")
 def test_without_faiss_gpu_the_way_to_it_is_named(index):
-    assert "pip install 'hybridindex[gpu]'" in gpu_unsupported(index)
+    assert "pip install faiss-gpu" in gpu_unsupported(index)
 
 
 def test_kinds_that_no_gpu_holds_are_named(tmp_path, monkeypatch):

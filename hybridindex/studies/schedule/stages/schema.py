@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from hybridindex.errors import InvalidInputError, MissingDependencyError
+from hybridindex.errors import InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.studies.hardware import Model, model, read_small_file
 
 __all__ = ["RAGSchema", "case", "case_names", "read_schema", "schema_from"]
@@ -168,7 +168,7 @@ def _parse(text: bytes, where: str) -> RAGSchema:
     try:
         import yaml
     except ImportError as error:
-        raise MissingDependencyError("schemas need PyYAML: pip install 'hybridindex[schedule]'") from error
+        raise MissingDependencyError(f"schemas need PyYAML: {how_to_install('schedule')}") from error
     try:
         data = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:

@@ -1,0 +1,113 @@
+"""Passages of a file of texts: ``.jsonl`` with a document per line, or ``.txt`` with a passage per line.
+
+The file is read anew each time, so that its texts never lie in memory at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.rag.documents import MAX_TEXT, Document
+
+__all__ = ["TextFile"]
+
+#: Of a line: a text of ASCII may be escaped.
+_MAX_LINE = 8 * MAX_TEXT
+_SENTENCE_ENDS = (".", "!", "?", ".”", '."', ".)", "。")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFile:
+    """Passages of a file, in its order. Iterate it as often as needed."""
+
+    path: Path
+    #: Most words of a passage: longer texts become several. None: a text is a passage.
+    words: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.path.suffix.lower() not in (".jsonl", ".txt"):
+            raise InvalidInputError(f"texts {str(self.path)!r} has no known ending; expected .jsonl or .txt")
+        if self.words is not None and self.words < 1:
+            raise InvalidInputError(f"words is {self.words}; expected 1 or more")
+
+    def __iter__(self) -> Iterator[Document]:
+        """
+        Raises:
+            InvalidInputError: the file cannot be read, or a line is no document; names the line.
+        """
+        number = 0
+        for text, source, given in self._texts():
+            passages = [text] if self.words is None else _split(text, self.words)
+            if given is not None and len(passages) > 1:
+                raise InvalidInputError(
+                    f"{self.path} gives the text of id {given} in {len(passages)} passages, which need an id each; "
+                    "leave ids out, or do not split (--words)"
+                )
+            for place, passage in enumerate(passages):
+                here = number if given is None else given
+                successor = here + 1 if place + 1 < len(passages) else None
+                yield Document(id=here, text=passage, source=source, successor=successor)
+                number += 1
+
+    def _texts(self) -> Iterator[tuple[str, str, int | None]]:
+        """Text, source and id of each line that is not blank."""
+        read = self._from_json if self.path.suffix.lower() == ".jsonl" else _from_line
+        with_ids: bool | None = None
+        try:
+            with self.path.open(encoding="utf-8", newline="\n") as file:
+                for number in range(1, 1 << 62):
+                    line = file.readline(_MAX_LINE)
+                    if not line:
+                        return
+                    if not line.endswith("\n") and len(line) >= _MAX_LINE:
+                        raise InvalidInputError(f"{self.path}, line {number}, has more than {_MAX_LINE} characters")
+                    if not line.strip():
+                        continue
+                    text, source, given = read(line, number)
+                    if with_ids not in (None, given is not None):
+                        raise InvalidInputError(f"{self.path}, line {number}: every line has an id, or none")
+                    with_ids = given is not None
+                    if len(text) > MAX_TEXT and self.words is None:
+                        raise InvalidInputError(
+                            f"{self.path}, line {number}, has {len(text)} characters; expected {MAX_TEXT} at most"
+                        )
+                    yield text, source, given
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidInputError(f"texts {str(self.path)!r} cannot be read: {error}") from error
+
+    def _from_json(self, line: str, number: int) -> tuple[str, str, int | None]:
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidInputError(f"{self.path}, line {number}, is no JSON ({error})") from error
+        text = found.get("text") if isinstance(found, dict) else None
+        if not isinstance(text, str) or not text.strip():
+            raise InvalidInputError(f"{self.path}, line {number}, has no text; expected an object with 'text'")
+        source, given = found.get("source", ""), found.get("id")
+        if not isinstance(source, str):
+            raise InvalidInputError(f"{self.path}, line {number}: source is {source!r}; expected a string")
+        if given is not None and (isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 1 << 63):
+            raise InvalidInputError(f"{self.path}, line {number}: id is {given!r}; expected an integer of 0 or more")
+        return text.strip(), source, given
+
+
+def _from_line(line: str, _number: int) -> tuple[str, str, None]:
+    return line.strip(), "", None
+
+
+def _split(text: str, most: int) -> list[str]:
+    """Passages of ``most`` words at most, ending with a sentence where one ends in their second half."""
+    words = text.split()
+    passages, start = [], 0
+    while start < len(words):
+        end = min(start + most, len(words))
+        if end < len(words):
+            ends = (i for i in range(end, start + most // 2, -1) if words[i - 1].endswith(_SENTENCE_ENDS))
+            end = next(ends, end)
+        passages.append(" ".join(words[start:end]))
+        start = end
+    return passages

@@ -1,0 +1,408 @@
+"""Which generation of the index serves, and how another one takes its place while searches go on.
+
+A generation serves with a router of its own, so no answer mixes two. Device memory is for one arena: while the old one
+is given back and the new one is filled, the host serves the new generation. Answers are the same. Sessions keep the
+generation in which they were opened, on the host, until they end.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from hybridindex.api import Index, open_index
+from hybridindex.errors import (
+    HybridIndexError,
+    InvalidInputError,
+    OverloadedError,
+    ProfileError,
+    ReloadError,
+    StoreError,
+)
+from hybridindex.index import Manifest, read_manifest, remove_replaced
+from hybridindex.plans.current import make_current, save_plan
+from hybridindex.plans.planner import devices_of, plan_other_content
+from hybridindex.router.session import Session
+from hybridindex.service.config import ServiceConfig
+from hybridindex.service.serving import (
+    CURE,
+    MakeRefresher,
+    PlanChoice,
+    Serving,
+    choose_plan,
+    close_serving,
+    open_serving,
+)
+from hybridindex.service.sessions import SessionTable
+from hybridindex.service.warmup import warm_up
+from hybridindex.store.control import ControlStore
+
+__all__ = ["Generations"]
+
+_log = logging.getLogger(__name__)
+
+#: Longest wait for searches that were admitted before a swap; each is bounded by its deadline.
+_DRAIN_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """How a session was opened."""
+
+    serving: Serving
+    options: dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class ReloadCounts:
+    """What became of reloads."""
+
+    done: int = 0
+    failed: int = 0
+    under_way: bool = False
+    #: Of the last one, where it failed; without paths.
+    last_error: str | None = None
+
+
+class Generations:
+    """Owner of what serves. :meth:`reload` on one thread at a time; other methods on any."""
+
+    def __init__(
+        self,
+        first: Serving,
+        config: ServiceConfig,
+        store: ControlStore,
+        sessions: SessionTable,
+        *,
+        make_refresher: MakeRefresher | None,
+        stopping: Callable[[], bool],
+    ) -> None:
+        """``stopping``: whether the service ends, and nothing new may begin."""
+        self._current = first
+        self._config = config
+        self._store = store
+        self._sessions = sessions
+        self._make_refresher = make_refresher
+        self._stopping = stopping
+        #: A plan that was named by its id is for the first generation.
+        self._resumed = ServiceConfig().plan if config.plan.isdecimal() else config.plan
+        self._idle = threading.Condition()
+        #: Generations whose sessions have not ended.
+        self._retired: list[Serving] = []
+        self._opened: WeakKeyDictionary[Session, _Opened] = WeakKeyDictionary()
+        #: What the last reload found: it is not tried again by itself.
+        self._found: Manifest | None = None
+        self.counts = ReloadCounts()
+        #: Called with the generation when another one serves.
+        self.on_generation: list[Callable[[int], None]] = []
+
+    # What serves
+
+    @property
+    def current(self) -> Serving:
+        return self._current
+
+    def enter(self) -> Serving:
+        """What serves now; it stays open until :meth:`leave`."""
+        with self._idle:
+            self._current.users += 1
+            return self._current
+
+    def leave(self, serving: Serving) -> None:
+        with self._idle:
+            serving.users -= 1
+            if not serving.users:
+                self._idle.notify_all()
+
+    def open_session(self, client: str, **options: Any) -> str:
+        """A session of what serves now; see :meth:`hybridindex.router.Router.session`. Its name."""
+        serving = self.enter()
+        try:
+            return self._sessions.open(lambda: self._session(serving, options), client)
+        finally:
+            self.leave(serving)
+
+    def _session(self, serving: Serving, options: dict[str, Any]) -> Session:
+        if serving.note and serving.router.plan is None:
+            # A plan was asked for: clients that name a window for it are served all the same, and nothing moves.
+            options = {**options, "window_ms": None}
+        session = serving.router.session(**options)
+        self._opened[session] = _Opened(serving=serving, options=options)
+        return session
+
+    def of_session(self, session: Session) -> Serving:
+        """What it was opened in."""
+        return self._opened[session].serving
+
+    def retired(self) -> list[tuple[int, int]]:
+        """Older generations that sessions still use: number and sessions of each."""
+        with self._idle:
+            retired = list(self._retired)
+        return [(serving.generation, self._n_sessions(serving)) for serving in retired]
+
+    def _n_sessions(self, serving: Serving) -> int:
+        return sum(self._opened[session].serving is serving for session in self._sessions.sessions())
+
+    # Replacement
+
+    def changed(self) -> bool:
+        """Whether the directory has another generation than the one that serves, and no reload has met it."""
+        try:
+            found = read_manifest(self._current.index.path)
+        except HybridIndexError:
+            return False
+        return found not in (self._current.index.ivf.manifest, self._found)
+
+    def reload(self, reason: str) -> dict[str, Any]:
+        """Opens the current generation of the directory, and lets it serve; for one that serves already, opens devices
+        that had no plan at the start. Blocks while it opens and lists move.
+
+        Raises:
+            ReloadError: what serves goes on serving, and why.
+            OverloadedError: the daemon is about to stop.
+        """
+        self.counts.under_way = True
+        found: Manifest | None = None
+        try:
+            found = self._found = read_manifest(self._current.index.path)
+            answer = self._reload(found, reason)
+        except Exception as error:
+            self._note_failure(error, found)
+            if isinstance(error, OverloadedError):
+                raise
+            raise ReloadError(self.counts.last_error) from error
+        finally:
+            self.counts.under_way = False
+        self.counts.last_error = None
+        self.counts.done += answer["reloaded"]
+        return answer
+
+    def _note_failure(self, error: Exception, found: Manifest | None) -> None:
+        served = self._current.generation
+        which = "the index" if found is None else f"generation {found.generation}"
+        what = str(error) if isinstance(error, HybridIndexError) else "an internal error"
+        words = f"{which} cannot serve: {what}; generation {served} goes on serving"
+        _log.error("reload: %s", words, exc_info=not isinstance(error, HybridIndexError))
+        self.counts.failed += 1
+        self.counts.last_error = words.replace(str(self._current.index.path), "INDEX")
+        self._record("reload_failed", {"why": self.counts.last_error})
+
+    def _reload(self, found: Manifest, reason: str) -> dict[str, Any]:
+        before = self._current
+        origin = "none"
+        reloaded = found != before.index.ivf.manifest
+        if reloaded:
+            origin = self._open_next(found)
+        elif before.note:
+            choice = choose_plan(before.index, self._resumed, self._config, self._store)
+            origin = choice.origin
+            before.note = choice.note
+            if choice.plan is not None:
+                self._open_devices(choice)
+                reloaded = True
+        now = self._current
+        answer = {
+            "reloaded": reloaded,
+            "reason": reason,
+            "generation_before": before.generation,
+            "generation": now.generation,
+            "fingerprint": now.index.fingerprint,
+            "count": now.index.count,
+            "plan_id": now.plan_id,
+            "plan_origin": origin if reloaded else None,
+            "note": now.note or None,
+            "removed_generations": self.remove_replaced(),
+        }
+        if reloaded:
+            _log.info(
+                "generation %d serves, in place of %d (%s); its plan: %s%s",
+                now.generation, before.generation, reason, origin, f"; {now.note}" if now.note else "",
+            )  # fmt: skip
+            self._record("index_reloaded", {name: answer[name] for name in ("generation_before", "plan_id", "reason")})
+        return answer
+
+    def _open_next(self, found: Manifest) -> str:
+        """Opens a generation beside the one that serves, and swaps them; where its plan comes from."""
+        before, config = self._current, self._config
+        _same_questions(before.index.ivf.manifest, found)
+        index = open_index(before.index.path)
+        try:
+            _same_questions(before.index.ivf.manifest, index.ivf.manifest)
+            choice = self._plan_of(index, before)
+            first = open_serving(
+                index, choice, config, self._store, self._make_refresher, on_host=bool(config.router.devices)
+            )
+            try:
+                warm_up(first.router, index.dim, index.nlist, stop=self._stopping)
+                if self._stopping():
+                    raise OverloadedError("the daemon is about to stop", retry_after_s=1)
+            except BaseException:
+                close_serving(first)
+                raise
+        except BaseException:
+            index.close()
+            raise
+        self._swap(first)
+        try:
+            self._retire(before)
+            if config.router.devices and not self._stopping():
+                self._open_devices(choice)
+        except HybridIndexError as error:
+            _log.exception("the devices could not be opened for generation %d: the host serves", first.generation)
+            first.note = f"the devices could not be opened, the host serves: {error}"
+        return choice.origin
+
+    def _plan_of(self, index: Index, before: Serving) -> PlanChoice:
+        """The plan in force where the content is the same, else a stored plan, else one for the same request."""
+        current = before.router.plan
+        if current is not None and current.index_fingerprint == index.fingerprint:
+            plan_id = before.plan_id if before.refresher is None else before.refresher.status().plan_id
+            return PlanChoice(plan=current, plan_id=plan_id, origin="carried over")
+        choice = choose_plan(index, self._resumed, self._config, self._store)
+        n_devices = len(self._config.router.devices)
+        if choice.plan is not None and n_devices and choice.plan.n_devices != n_devices:
+            words = f"plan {choice.plan_id} is for {choice.plan.n_devices} device(s), this daemon has {n_devices}"
+            choice = PlanChoice(note=f"{words}; {CURE}")
+        if choice.plan is not None or current is None or not n_devices or self._resumed == "none":
+            return choice
+        try:
+            devices = devices_of(index.ivf, n_devices, self._config.router.device_budget_bytes)
+            made = plan_other_content(index.ivf, self._store, current.request, devices)
+        except (ProfileError, InvalidInputError) as error:
+            _log.info("the new generation has no plan, and none was made: %s", error)
+            return choice
+        made, plan_id = save_plan(self._store, made)
+        return PlanChoice(plan=made, plan_id=plan_id, origin="made anew")
+
+    def _open_devices(self, choice: PlanChoice) -> None:
+        """Lets a router with the devices that ``choice`` is for serve the current generation."""
+        if choice.plan is None and self._config.router.device_budget_bytes is None:
+            return
+        before = self._current
+        if before.router.devices:
+            self._swap(open_serving(before.index, choice, self._config, self._store, None, on_host=True))
+            self._retire(before)
+            before = self._current
+        serving = open_serving(before.index, choice, self._config, self._store, self._make_refresher)
+        try:
+            warm_up(serving.router, before.index.dim, before.index.nlist, stop=self._stopping)
+            if serving.refresher is not None:
+                serving.refresher.start()
+        except BaseException:
+            close_serving(serving)
+            raise
+        self._swap(serving)
+        self._retire(before)
+        if choice.origin == "made anew" and serving.refresher is None and choice.plan is not None:
+            assert choice.plan_id is not None
+            try:
+                make_current(self._store, choice.plan, choice.plan_id, verified=False, why="reload")
+            except StoreError:
+                _log.exception("the plan serves; that it does could not be recorded")
+
+    def _swap(self, serving: Serving) -> None:
+        """From here on ``serving`` gets all new searches and sessions."""
+        # Who listens to batches listens on.
+        serving.router.on_batch.extend(self._current.router.on_batch)
+        with self._idle:
+            self._current = serving
+        for tell in self.on_generation:
+            try:
+                tell(serving.generation)
+            except Exception:  # noqa: BLE001 - it serves already, whoever was not told
+                _log.exception("generation %d serves; not everybody could be told", serving.generation)
+
+    def _retire(self, old: Serving) -> None:
+        """Waits for the searches in ``old``, lets its devices go, and closes it once its sessions have ended.
+
+        Raises:
+            HybridIndexError: its sessions, and so its devices, stay with it.
+        """
+        if old.refresher is not None:
+            old.refresher.stop()
+        old.router.settle()
+        with self._idle:
+            if not self._idle.wait_for(lambda: not old.users, _DRAIN_S):
+                _log.error("%d searches of generation %d do not end", old.users, old.generation)
+        if old.refresher is not None:
+            old.refresher.close()
+        same_index = old.index is self._current.index
+        if not self._n_sessions(old):
+            close_serving(old, index=not same_index)
+            return
+        # Its sessions go on: on the same index with the new router, else on the host.
+        heir = self._current
+        if not same_index:
+            if not old.router.devices:
+                with self._idle:
+                    self._retired.append(old)
+                return
+            same = PlanChoice(plan=old.router.plan, plan_id=old.plan_id)
+            try:
+                heir = open_serving(old.index, same, self._config, self._store, None, on_host=True)
+            except HybridIndexError:
+                with self._idle:
+                    self._retired.append(old)
+                raise
+            with self._idle:
+                self._retired.append(heir)
+        for session in self._sessions.move(lambda session: self._moved(session, old, heir)):
+            session.close()
+        close_serving(old, index=False)
+
+    def _moved(self, session: Session, old: Serving, heir: Serving) -> Session | None:
+        opened = self._opened[session]
+        if opened.serving is not old:
+            return None
+        try:
+            return self._session(heir, opened.options)
+        except HybridIndexError:  # its options need a plan or a profile that this router has not
+            return self._session(heir, {})
+
+    def close_unused(self) -> None:
+        """Closes older generations whose sessions have ended."""
+        with self._idle:
+            over = [serving for serving in self._retired if not serving.users and not self._n_sessions(serving)]
+            self._retired = [serving for serving in self._retired if serving not in over]
+        for serving in over:
+            close_serving(serving)
+            _log.info("generation %d is closed: its last session has ended", serving.generation)
+
+    def remove_replaced(self) -> list[int]:
+        """Removes generations on disk that the one that serves replaced, unless they shall stay; their numbers."""
+        if self._config.keep_replaced:
+            return []
+        try:
+            return remove_replaced(self._current.index.path, serving=self._current.generation)
+        except HybridIndexError as error:
+            _log.warning("what was replaced stays on disk until: hybridindex gc INDEX (%s)", error)
+            return []
+
+    def _record(self, kind: str, facts: dict[str, Any]) -> None:
+        now = self._current
+        try:
+            self._store.record_event(kind, {"index": now.index.fingerprint, "generation": now.generation, **facts})
+        except StoreError as error:
+            _log.warning("%s could not be recorded: %s", kind, error)
+
+    def close(self) -> None:
+        """Closes what serves and all older generations; sessions have to be closed before."""
+        with self._idle:
+            serving, self._retired = [*self._retired, self._current], []
+        for each in serving:
+            close_serving(each)
+
+
+def _same_questions(before: Manifest, after: Manifest) -> None:
+    """Raises InvalidInputError where clients of one generation could not go on with the other."""
+    for name in ("dim", "metric"):
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new:
+            raise InvalidInputError(
+                f"{name} is {new!r} where clients of this daemon expect {old!r}; expected the same, or a daemon of its "
+                "own: restart it, or go back with: hybridindex rollback INDEX"
+            )

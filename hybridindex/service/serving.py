@@ -1,0 +1,169 @@
+"""One opened generation of the index with its router, and the plan that it starts with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hybridindex.api import Index
+from hybridindex.errors import HybridIndexError, InfeasiblePlanError, ProfileError, ProfileMismatchError
+from hybridindex.partitioner.decision import refuse_infeasible
+from hybridindex.partitioner.plan import Plan
+from hybridindex.plans.current import current_plan_id
+from hybridindex.plans.llm_profiles import step_times
+from hybridindex.plans.stored import how_to_apply, resume_plan
+from hybridindex.refresh.config import RefreshConfig
+from hybridindex.refresh.refresher import Refresher
+from hybridindex.router.router import Router
+from hybridindex.service.config import ServiceConfig
+from hybridindex.service.settings import Settings, Table
+from hybridindex.store.control import ControlStore
+
+__all__ = [
+    "CURE",
+    "MakeRefresher",
+    "PlanChoice",
+    "Serving",
+    "choose_plan",
+    "close_serving",
+    "open_serving",
+    "refresher_of",
+]
+
+_log = logging.getLogger(__name__)
+
+MakeRefresher = Callable[[Index, Router, ControlStore], Refresher]
+
+#: What to do where there is no plan; INDEX stands for the directory, which no answer names.
+CURE = (
+    "the host serves. To plan: hybridindex profile INDEX --queries FILE; hybridindex plan INDEX --slo-ms MS --budget "
+    "BYTES; hybridindex apply INDEX"
+)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Serving:
+    """One opened generation, and what serves it."""
+
+    index: Index
+    router: Router
+    plan_id: int | None = None
+    refresher: Refresher | None = None
+    #: Why it serves without a plan or devices that were asked for; empty where it does not.
+    note: str = ""
+    #: Calls under way; guarded by :class:`hybridindex.service.reload.Generations`.
+    users: int = 0
+
+    @property
+    def generation(self) -> int:
+        return self.index.ivf.generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChoice:
+    """The plan that a generation starts with."""
+
+    plan: Plan | None = None
+    plan_id: int | None = None
+    origin: Literal["none", "stored", "carried over", "made anew"] = "none"
+    #: Why there is none.
+    note: str = ""
+
+
+def choose_plan(index: Index, choice: str, config: ServiceConfig, store: ControlStore) -> PlanChoice:
+    """The plan that ``choice`` names, or none and why: a plan of another index or machine is no reason not to serve.
+
+    Raises:
+        InvalidInputError: ``choice`` is no id. ProfileError: there is no plan of that id.
+        InfeasiblePlanError: a plan that is not the current one was named by its id, is infeasible and not forced.
+    """
+    try:
+        found = _resumed(index, choice, config, store)
+    except ProfileMismatchError as error:
+        return PlanChoice(note=f"plan {choice} is not for this index and machine: {error}; {CURE}")
+    except ProfileError:
+        if choice.isdecimal():
+            raise
+        found = None
+    if found is not None:
+        return PlanChoice(plan_id=found[0], plan=found[1], origin="stored")
+    if choice == "none" or not config.router.devices:
+        return PlanChoice()
+    others = [plan for plan in store.list_plans() if plan.index_fingerprint != index.fingerprint]
+    last = others[-1] if others else None
+    older = "" if last is None else f" (plan {last.id} is for index {last.index_fingerprint}, which this is not)"
+    return PlanChoice(note=f"{how_to_apply(index, store)}{older}")
+
+
+def _resumed(index: Index, choice: str, config: ServiceConfig, store: ControlStore) -> tuple[int, Plan] | None:
+    found = resume_plan(index, choice, store, config.router.devices)
+    if found is None or found[0] == current_plan_id(store, index.fingerprint):
+        return found
+    try:
+        refuse_infeasible(found[1], force=config.force)
+    except InfeasiblePlanError as error:
+        if choice != "latest":
+            raise
+        # What somebody tried must not keep a daemon from starting again.
+        _log.warning("plan %d: %s; the plan applied last is resumed", found[0], error)
+        return resume_plan(index, "current", store, config.router.devices)
+    return found
+
+
+def open_serving(
+    index: Index,
+    choice: PlanChoice,
+    config: ServiceConfig,
+    store: ControlStore,
+    make_refresher: MakeRefresher | None,
+    *,
+    on_host: bool = False,
+) -> Serving:
+    """A router over ``index``, and its refresher. Without a plan and a budget, devices stay closed.
+
+    ``on_host``: without devices in any case; the plan then only gives nprobe.
+    """
+    settings = config.router
+    if settings.devices and (on_host or (choice.plan is None and settings.device_budget_bytes is None)):
+        settings = replace(settings, devices=(), device_budget_bytes=None, pin_host_lists=0)
+    router = index.router(choice.plan, config=settings, llm=step_times(store, choice.plan))
+    try:
+        refresher = None
+        # Without a plan there is nothing to refresh; without devices it is asked for in vain, and says so.
+        if make_refresher is not None and not on_host and (choice.plan is not None or not config.router.devices):
+            refresher = make_refresher(index, router, store)
+    except BaseException:
+        router.close()
+        raise
+    return Serving(index=index, router=router, plan_id=choice.plan_id, refresher=refresher, note=choice.note)
+
+
+def close_serving(serving: Serving, *, index: bool = True) -> None:
+    """Closes all of it. An error of one must not keep the others open."""
+    closing = [serving.router.close, *([serving.index.close] if index else [])]
+    if serving.refresher is not None:
+        closing.insert(0, serving.refresher.close)
+    for close in closing:
+        try:
+            close()
+        except HybridIndexError:
+            _log.exception("closing generation %d", serving.generation)
+
+
+def refresher_of(settings: Settings, given: Table, *, asked: bool | None) -> MakeRefresher | None:
+    """How to make a refresher; None where neither the table nor ``asked`` wants one.
+
+    Args:
+        settings: of a file.
+        given: what overrides it, as its tables.
+        asked: None: what the file says.
+
+    Raises:
+        InvalidInputError: a bad value, also where none is wanted.
+    """
+    config = settings.only("refresh").build(RefreshConfig, given.get("refresh"), table="refresh")
+    if not ("refresh" in settings.names() if asked is None else asked):
+        return None
+    return lambda index, router, store: Refresher(index, router, store, config)

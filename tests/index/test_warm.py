@@ -1,0 +1,105 @@
+"""Reading lists into memory: what is asked for is there afterwards, what is not is said."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+
+import numpy as np
+import pytest
+
+import hybridindex as hx
+from hybridindex.index.storage.manifest import LISTS_FILE
+from hybridindex.index.warm import available_bytes, warm_lists
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """An index of some MiB."""
+    path = tmp_path_factory.mktemp("warm") / "idx"
+    vectors = np.random.default_rng(0).standard_normal((20_000, 64)).astype(np.float32)
+    with hx.build(vectors, path, nlist=50, metric="l2"):
+        return path
+
+
+def lists_file(path):
+    return next(path.glob(f"gen-*/{LISTS_FILE}"))
+
+
+def forget(file):
+    """Drops what is cached of a file that nobody has read through a map."""
+    fd = os.open(file, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+def in_memory(data):
+    """(pages,) bool of a map: whether a page is in the page cache."""
+    found = np.zeros(-(-len(data) // PAGE), np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert (
+        libc.mincore(
+            ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(len(data)), found.ctypes.data_as(ctypes.c_void_p)
+        )
+        == 0
+    )
+    return (found & 1).astype(bool)
+
+
+@pytest.fixture
+def cold(built):
+    """The index with none of its lists in memory."""
+    gc.collect()  # maps of the test before
+    forget(lists_file(built))
+    with hx.open(built, verify="quick") as index:
+        if in_memory(index.ivf.mapped_lists()).any():
+            pytest.skip("this file system keeps files in memory")
+        yield index
+
+
+def test_a_router_has_the_lists_in_memory_when_it_is_ready(cold):
+    with cold.router() as router:
+        assert in_memory(cold.ivf.mapped_lists()).all()
+        assert router.warmed.nbytes == router.warmed.total_bytes == len(cold.ivf.mapped_lists())
+
+
+def test_a_router_reads_nothing_ahead_when_it_is_told_so(cold, caplog):
+    with cold.router(warm_bytes=0) as router:
+        assert router.warmed.nbytes == 0
+        assert not in_memory(cold.ivf.mapped_lists()).any()
+    assert "memory" not in caplog.text
+
+
+def test_a_limit_keeps_the_first_lists_of_the_order_and_the_log_says_what_is_left(cold, caplog):
+    size, capacity, offset = cold.ivf.extents().T
+    nbytes = capacity * (cold.ivf.code_size + 8)
+    order = np.argsort(-size, kind="stable")
+    limit = int(nbytes[order[:5]].sum()) + 1
+    warmed = warm_lists(cold.ivf, limit, order)
+    assert warmed.nbytes == limit - 1
+    assert f"{limit - 1} of the {warmed.total_bytes} bytes" in caplog.text
+    there = in_memory(cold.ivf.mapped_lists())
+    for one in order[:5]:
+        assert there[offset[one] // PAGE : (offset[one] + nbytes[one]) // PAGE].all()
+
+
+def test_without_an_order_lists_come_as_they_lie_in_the_file(cold):
+    data = cold.ivf.mapped_lists()
+    warmed = warm_lists(cold.ivf, len(data) // 2)
+    assert 0.4 * len(data) < warmed.nbytes <= len(data) // 2
+    assert in_memory(data)[: warmed.nbytes // PAGE].all()
+
+
+def test_a_file_that_cannot_be_read_is_a_warning(cold, tmp_path, caplog):
+    with cold.save(tmp_path / "copy") as copy:
+        os.truncate(lists_file(tmp_path / "copy"), 0)
+        assert warm_lists(copy.ivf, available_bytes()).nbytes == 0
+    assert "cannot be read into memory" in caplog.text
+
+
+def test_what_is_available_is_a_part_of_the_memory():
+    assert 0 < available_bytes() <= os.sysconf("SC_PHYS_PAGES") * PAGE

@@ -1,0 +1,45 @@
+"""What messages tell to install can be installed: no package index has hybridindex, so its extras are spelt out."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hybridindex.errors import how_to_install
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SOURCES = {
+    file.relative_to(ROOT): file.read_text()
+    for room in ("hybridindex", "profiler", "partitioner", "router", "migrations")
+    for file in (ROOT / room).rglob("*.py")
+}
+PACKAGES = {re.split(r"[\[<>=]", entry)[0] for extra in PROJECT["optional-dependencies"].values() for entry in extra}
+
+
+def test_no_message_names_hybridindex_as_a_package_to_install():
+    found = {
+        str(file): told for file, text in SOURCES.items() for told in re.findall(r"install[^\n]*hybridindex\[", text)
+    }
+    assert found == {}
+
+
+def test_what_messages_tell_to_install_by_name_is_what_an_extra_brings():
+    told = {name for text in SOURCES.values() for name in re.findall(r"pip (?:un)?install ([a-z][\w-]+)", text)}
+    assert told
+    assert told <= PACKAGES
+
+
+def test_every_extra_that_a_message_names_exists():
+    named = {extra for text in SOURCES.values() for extra in re.findall(r"how_to_install\([\"'](\w+)[\"']\)", text)}
+    assert {"client", "service", "report", "device"} <= named <= set(PROJECT["optional-dependencies"])
+
+
+@pytest.mark.parametrize("extra", ["client", "gpu", "postgres", "refresh"])
+def test_an_extra_is_told_by_its_packages(extra):
+    told = re.findall(r"'([^']+)'", how_to_install(extra))
+    names = [re.split(r"[<>=]", package)[0] for package in told]
+    assert names == [re.split(r"[<>=]", entry)[0] for entry in PROJECT["optional-dependencies"][extra]]

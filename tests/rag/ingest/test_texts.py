@@ -1,0 +1,121 @@
+"""Files of texts become passages, again and again the same; what is wrong is said with its line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from hybridindex.errors import InvalidInputError
+from hybridindex.rag.documents import MAX_TEXT, Document
+from hybridindex.rag.ingest import TextFile, embedded, mean_of
+
+
+def test_lines_of_a_text_file_are_passages(tmp_path):
+    (tmp_path / "x.txt").write_text("one oak\n\n  two oaks \r\nthree", encoding="utf-8")
+    passages = TextFile(path=tmp_path / "x.txt")
+    assert list(passages) == list(passages) == [
+        Document(id=0, text="one oak"), Document(id=1, text="two oaks"), Document(id=2, text="three"),
+    ]  # fmt: skip
+
+
+def test_objects_have_text_source_and_id(tmp_path):
+    lines = [{"text": "one", "source": "s", "id": 7, "more": 1}, {"text": "zwei\nö", "id": 3}]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert list(TextFile(path=tmp_path / "x.jsonl")) == [
+        Document(id=7, text="one", source="s"), Document(id=3, text="zwei\nö"),
+    ]  # fmt: skip
+
+
+def test_long_texts_are_split_at_sentences_and_linked(tmp_path):
+    text = "A b c d. E f g h i j k l m n o. P"
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": text, "source": "s"}) + "\n" + json.dumps({"text": "Q."}))
+    found = list(TextFile(path=tmp_path / "x.jsonl", words=6))
+    assert [p.text for p in found] == ["A b c d.", "E f g h i j", "k l m n o. P", "Q."]
+    assert [p.successor for p in found] == [1, 2, None, None]
+    assert [p.id for p in found] == [0, 1, 2, 3]
+    assert [p.source for p in found] == ["s"] * 3 + [""]
+
+
+BAD = {
+    "no JSON": ('{"text": "a"}\nwords\n', "line 2, is no JSON"),
+    "no object": ("[1]", "line 1, has no text"),
+    "no text": ('{"id": 1}', "line 1, has no text"),
+    "blank text": ('{"text": "  "}', "line 1, has no text"),
+    "text of another kind": ('{"text": 3}', "line 1, has no text"),
+    "id that is a word": ('{"text": "a", "id": "x"}', "id is 'x'; expected an integer"),
+    "negative id": ('{"text": "a", "id": -1}', "id is -1"),
+    "ids of some": ('{"text": "a", "id": 1}\n{"text": "b"}', "line 2: every line has an id, or none"),
+    "source of another kind": ('{"text": "a", "source": 3}', "source is 3"),
+    "too long": (json.dumps({"text": "a" * (MAX_TEXT + 1)}), f"has {MAX_TEXT + 1} characters"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_line_is_named(tmp_path, kind):
+    content, message = BAD[kind]
+    (tmp_path / "x.jsonl").write_text(content)
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        list(TextFile(path=tmp_path / "x.jsonl"))
+    assert "x.jsonl" in str(caught.value)
+
+
+def test_bad_files_and_options_are_named(tmp_path):
+    (tmp_path / "x.txt").write_bytes(b"\xff\xfe\xfa")
+    for make, message in (
+        (lambda: TextFile(path=tmp_path / "x.pdf"), "no known ending; expected .jsonl or .txt"),
+        (lambda: TextFile(path=tmp_path / "x.txt", words=0), "words is 0"),
+        (lambda: list(TextFile(path=tmp_path / "none.txt")), "cannot be read"),
+        (lambda: list(TextFile(path=tmp_path / "x.txt")), "cannot be read"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            make()
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "a b c", "id": 5}))
+    with pytest.raises(InvalidInputError, match="id 5 in 3 passages"):
+        list(TextFile(path=tmp_path / "x.jsonl", words=1))
+
+
+class Lengths:
+    def embed(self, texts, /):
+        return np.array([[len(text), 1.0] for text in texts], dtype=np.float64)
+
+
+def test_passages_are_embedded_in_order_with_their_ids():
+    passages = [Document(id=3 * n, text="x" * (n % 7 + 1)) for n in range(1300)]
+    chunks = list(embedded(iter(passages), Lengths()))
+    assert max(len(ids) for _, ids in chunks) < 1300, "a batch at a time"
+    vectors, ids = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
+    assert vectors.dtype == np.float32
+    np.testing.assert_array_equal(ids, np.arange(1300) * 3)
+    np.testing.assert_array_equal(vectors[:, 0], [len(p.text) for p in passages])
+    np.testing.assert_allclose(mean_of(passages, 1300, Lengths()), vectors.mean(axis=0), rtol=1e-6)
+
+
+def test_the_mean_is_of_a_part_of_many():
+    passages = [Document(id=n, text="x") for n in range(20_000)]
+    seen = []
+
+    class Counting(Lengths):
+        def embed(self, texts, /):
+            seen.extend(texts)
+            return super().embed(texts)
+
+    mean_of(passages, 20_000, Counting())
+    assert 4096 <= len(seen) < 6000
+
+
+def test_an_embedder_that_answers_something_else():
+    class Bad:
+        def embed(self, texts, /):
+            return np.zeros(3)
+
+    with pytest.raises(InvalidInputError, match="the embedder gave"):
+        list(embedded([Document(id=0, text="a")], Bad()))
+
+    class Refusing:
+        def embed(self, texts, /):
+            raise InvalidInputError("text 1 is too long")
+
+    with pytest.raises(InvalidInputError, match="passages 4 to 9: text 1 is too long"):
+        list(embedded([Document(id=4, text="a"), Document(id=9, text="b")], Refusing()))
