@@ -69,6 +69,7 @@ HIDDEN = {
     "iter_retgen": [("answer",), ("answer",)],
     "flare": [("tentative",)] * 3,
     "self_rag": [("decide",)],
+    "plain": [],
 }
 ANSWERS = {
     "hyde": "dust and light",
@@ -336,4 +337,4 @@ def test_a_lookahead_has_the_time_of_the_generations_that_hide_it(name, retrieve
     windows.clear()
     with Steps(QUESTION, named, replay(*SAID[name]), step_s=seconds) as steps:
         PIPELINES[name](steps)
-    assert set(windows) == {None}, "the retriever says what to move"
+    assert set(windows) <= {None}, "the retriever says what to move"

@@ -317,7 +317,7 @@ def test_lookaheads_that_cannot_be_quantized_fail_and_the_next_one_goes_on(index
 
 def test_a_window_asks_the_plan_once(index):
     """Pipelines have few windows; whoever has very many does not fill the memory with answers."""
-    plan, asked = hand_made_plan(index, np.zeros(NLIST)), []
+    plan, asked = hand_made_plan(index, np.full(NLIST, -1)), []
 
     def budget(window_ms, *, share_bytes, pinned):
         asked.append(window_ms)
