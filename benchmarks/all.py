@@ -26,6 +26,7 @@ NAMES = (
     "service.drift",
     "service.drift_trace",
     "service.repartition_cycle",
+    "service.repartition_load",
     "service.replacement",
     "papers.schedule_figures",
 )

@@ -131,7 +131,7 @@ class Index:
         recall: float | None = None,
         k: int = 10,
         threads: int | None = None,
-        devices: Sequence[str] = (),
+        devices: Sequence[str] | Literal[0] | None = None,
         max_seconds: float = 60.0,
         seed: int = 0,
         save: bool = True,
@@ -147,7 +147,8 @@ class Index:
             recall: target recall@k in (0, 1]; the smallest nprobe that reaches it is used.
             k: neighbours per query.
             threads: host threads per scan; None: faiss's own setting.
-            devices: also time scans and copies on these devices.
+            devices: also time scans and copies on these devices; None: on those that this machine has, GPUs or else the
+                stand-in. 0, or an empty list: on none.
             max_seconds: about how long latency measurements may take.
             seed: of the split into halves and of the measured batches.
             save: write it into the control store.
@@ -160,19 +161,21 @@ class Index:
             InvalidInputError, ProfileError, StoreError.
         """
         from hybridindex.profiler.access import split_halves
+        from hybridindex.profiler.device import devices_here
         from hybridindex.profiler.request import ProfileRequest
         from hybridindex.profiler.routed import time_routed
         from hybridindex.profiler.run import profile_index
 
         if nprobe is not None and recall is not None:
             raise InvalidInputError("nprobe and recall were both given; give one: recall chooses nprobe")
+        chosen = devices_here(self._ivf) if devices is None else () if devices == 0 else devices
         checkpoint = options.pop("checkpoint", None)
         request = ProfileRequest(
             nprobe=nprobe,
             recall_target=recall,
             k=k,
             threads=threads,
-            devices=devices,
+            devices=chosen,
             max_seconds=max_seconds,
             seed=seed,
             **options,
@@ -184,7 +187,7 @@ class Index:
             self._ivf,
             profile,
             np.asarray(queries)[held],
-            devices=devices,
+            devices=chosen,
             device_budget_bytes=request.device_budget_bytes,
             max_seconds=max_seconds / 4,
             progress=progress,
@@ -297,6 +300,7 @@ class Index:
         devices: Sequence[str] | None = None,
         *,
         config: RouterConfig | None = None,
+        llm: LLMProfile | None = None,
         **settings: Unpack[RouterOptions],
     ) -> Router:
         """Starts serving; see :class:`hybridindex.router.Router`. A context manager; close it before the index.
@@ -305,14 +309,14 @@ class Index:
             plan: what to keep on the devices; None: nothing.
             devices: "cuda:N", or "cpu" for the stand-in device in RAM; default the configuration's.
             config: default :class:`hybridindex.config.RouterConfig`'s own.
+            llm: whose measured step times are the windows of lookahead; None: the plan's.
             settings: fields of ``config``, which they and ``devices`` override.
         """
         from hybridindex.router.router import Router
 
         config = config or RouterConfig()
-        router = Router(
-            self._ivf, plan=plan, config=config, devices=config.devices if devices is None else devices, **settings
-        )
+        chosen = config.devices if devices is None else devices
+        router = Router(self._ivf, plan=plan, config=config, llm=llm, devices=chosen, **settings)
         if plan is not None and (measured := plan.analysis.profile.scanner) != router.host_scanner:
             _log.warning(
                 "the plan's profile timed the host scanner %s, and %s serves: what the plan predicts will be off; "

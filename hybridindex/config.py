@@ -225,9 +225,17 @@ class RouterConfig:
     lookahead_bytes: Annotated[
         int | None,
         Setting(
-            help="Bytes of each budget that are kept free for sessions; default what the plan's lists leave, at most "
-            "256 MiB. Of no use where lists come in shards, for codecs that only faiss scans.",
+            help="Bytes of each budget that are kept for sessions; default what can be copied in window_ms at the "
+            "bandwidth that the plan's profile measured, 256 MiB where one is not known; never more than the plan's "
+            "lists leave. Of no use where lists come in shards, for codecs that only faiss scans.",
             is_bytes=True,
+        ),
+    ] = None
+    window_ms: Annotated[
+        float | None,
+        Setting(
+            help="Milliseconds of generation that a session's copies can hide behind, where it names no window, step "
+            "or bytes; default the longest step that profile llm measured."
         ),
     ] = None
     max_batch: Annotated[
@@ -248,6 +256,13 @@ class RouterConfig:
         ),
     ] = 0.5
     health: HealthPolicy = field(default_factory=HealthPolicy)
+    shrink_arenas: Annotated[
+        bool,
+        Setting(
+            help="Whether a device gets memory back when a plan needs less. False: none is freed before the end, for a "
+            "GPU on which vLLM may start meanwhile, which ends when a neighbour frees memory."
+        ),
+    ] = True
     pin_host_lists: Annotated[
         int,
         Setting(
@@ -284,6 +299,8 @@ class RouterConfig:
         _set(self, "device_budget_bytes", self._budgets())
         if self.lookahead_bytes is not None:
             _set(self, "lookahead_bytes", check_bytes("lookahead_bytes", self.lookahead_bytes))
+        if self.window_ms is not None:
+            _set(self, "window_ms", check_milliseconds("window_ms", self.window_ms))
         if self.max_batch is not None:
             _set(self, "max_batch", check_count("max_batch", self.max_batch, MAX_BATCH_QUERIES))
         if self.threads is not None:
@@ -296,7 +313,7 @@ class RouterConfig:
         _set(self, "pin_host_lists", check_bytes("pin_host_lists", self.pin_host_lists))
         if self.warm_bytes is not None:
             _set(self, "warm_bytes", check_bytes("warm_bytes", self.warm_bytes))
-        _check_flag(self, "early_dispatch", "wait_for_lists")
+        _check_flag(self, "early_dispatch", "shrink_arenas", "wait_for_lists")
 
     def _budgets(self) -> int | tuple[int, ...] | None:
         given: Any = self.device_budget_bytes
@@ -323,11 +340,13 @@ class RouterOptions(TypedDict, total=False):
 
     device_budget_bytes: int | Sequence[int] | None
     lookahead_bytes: int | None
+    window_ms: float | None
     max_batch: int | None
     threads: int | None
     early_dispatch: bool
     host_scanner: HostScannerName
     cache_fraction: float
+    shrink_arenas: bool
     health: HealthPolicy | None
     pin_host_lists: int
     warm_bytes: int | None

@@ -125,13 +125,25 @@ class Decision:
         """True when predictions at ``batch`` go beyond what was measured."""
         return self.analysis.latency.extrapolated(batch)
 
-    def lookahead_budget(self, window_ms: float, *, share_bytes: int, batch: int = 1) -> LookaheadBudget:
+    def copy_bytes_per_s(self, *, pinned: bool = False) -> float:
+        """Measured bandwidth to a device; ``pinned``: from page-locked memory, where that was timed.
+
+        Raises:
+            ProfileError: the profile has no timed copies.
+        """
+        samples = self.analysis.profile.transfers
+        return fit_transfers(samples, pinned=pinned and any(sample.pinned for sample in samples)).bytes_per_s
+
+    def lookahead_budget(
+        self, window_ms: float, *, share_bytes: int, batch: int = 1, pinned: bool = False
+    ) -> LookaheadBudget:
         """Bytes that a session should move ahead of its search while the LLM generates for ``window_ms``.
 
         Args:
             window_ms: generation time that copies can hide behind; see ``LLMProfile.generation_s``.
             share_bytes: most bytes of the arena that lookahead may take.
             batch: queries that will share the search.
+            pinned: lists come from page-locked memory.
 
         Raises:
             InvalidInputError: a negative window or share, or ``batch`` below 1.
@@ -141,10 +153,9 @@ class Decision:
         if not (math.isfinite(window_ms) and window_ms >= 0):
             raise InvalidInputError(f"window_ms is {window_ms}; give a finite number of milliseconds >= 0")
         latency, curve = self.analysis.latency, self.analysis.curve
-        transfer = fit_transfers(self.analysis.profile.transfers, pinned=False)
         scratch_in_use = sum(s for s, used in zip(self.request.scratch, self.device_bytes_each, strict=True) if used)
         return lookahead_budget(
-            bandwidth_bytes_per_s=transfer.bytes_per_s,
+            bandwidth_bytes_per_s=self.copy_bytes_per_s(pinned=pinned),
             t_llm_s=window_ms / 1e3,
             miss_curve=miss_curve_of(curve, resident_bytes=self.device_bytes - scratch_in_use),
             host_scan_s=float(latency.parts(curve, curve.at(0), batch).host_s.mean()),

@@ -6,6 +6,7 @@ plain memory copies; its label says what it is.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import PageGeometry, scratch_for_budget
 from hybridindex.profiler.request import ProfileRequest
 from hybridindex.profiler.work import keep_probes
-from hybridindex.tiers.contract.devices import resolve_device
+from hybridindex.tiers.contract.devices import available_bytes, kind_here, resolve_device
 from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.contract.tier import Tier
 from hybridindex.tiers.serving import open_device_tier, tier_of
@@ -26,7 +27,7 @@ from hybridindex.types import F32, I64, StageSample, TransferSample
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TRANSFER_BYTES", "DeviceTiming", "time_device", "time_transfers"]
+__all__ = ["TRANSFER_BYTES", "DeviceTiming", "devices_here", "room_to_measure", "time_device", "time_transfers"]
 
 Clock = Callable[[], float]
 
@@ -36,6 +37,43 @@ TRANSFER_BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _LOADED_SHARES = (1.0, 0.5, 0.2)
 #: A batch size whose first runs took more than this share of the time is the largest.
 _WARM_UP_SHARE = 0.25
+
+
+#: Part of what a device has free, or main memory has for the stand-in, that measuring takes without a budget at most:
+#: others may be there.
+_GPU_SHARE, _HOST_SHARE = 0.8, 0.25
+
+
+def devices_here(index: IVFIndex) -> tuple[str, ...]:
+    """What would serve ``index`` on this machine: its GPUs, else the stand-in; none where torch is missing or no tier
+    holds the codec."""
+    try:
+        import torch
+    except ImportError:
+        return ()
+    name = kind_here()
+    if tier_of(index, name).tier == "host":
+        return ()
+    return (name,) if name == "cpu" else tuple(f"cuda:{n}" for n in range(torch.cuda.device_count()))
+
+
+def room_to_measure(index: IVFIndex, names: Sequence[str], copies: int = 1) -> int:
+    """A budget per device that has room for every list so many times, scratch included; less where a device has not."""
+    choice = tier_of(index, names[0])
+    geometry = PageGeometry.for_code_size(index.code_size, choice.page_bytes)
+    whole = int(geometry.pages_for(index.list_sizes).sum()) * geometry.page_bytes + choice.fixed_bytes
+    # Scratch is an eighth of a small budget.
+    wanted = copies * (whole + max(scratch_for_budget(whole), whole // 7) + geometry.page_bytes)
+    return min(wanted, *(_room_on(name) for name in names))
+
+
+def _room_on(name: str) -> int:
+    device, info = resolve_device(name)
+    free = available_bytes(device)
+    if free is None or info.stand_in:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return int(_HOST_SHARE * free)
+    return int(_GPU_SHARE * free)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +117,8 @@ def time_device(
     """
     started = clock()
     batches, repeats, budget_bytes = request.batches, request.repeats, request.device_budget_bytes
+    if budget_bytes is None:
+        budget_bytes = room_to_measure(index, [name])
     device, info = resolve_device(name)
     geometry = PageGeometry.for_code_size(index.code_size, tier_of(index, name).page_bytes)
     index_bytes = int(geometry.pages_for(index.list_sizes).sum()) * geometry.page_bytes
@@ -113,6 +153,7 @@ def time_device(
         notes: dict[str, Any] = {
             "label": info.label,
             "stand_in": info.stand_in,
+            "budget_bytes": budget_bytes,
             "lists_loaded": n_loaded,
             "coverage_loaded": n_loaded / index.nlist,
             # Of loading lists as the product does: allocation, staging, publication.

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_BATCHES",
-    "DEFAULT_BUDGET_BYTES",
     "DEFAULT_COVERAGES",
     "MAX_QUERIES",
     "MIN_QUERIES",
@@ -34,8 +33,6 @@ MIN_QUERIES = 64
 MAX_QUERIES = 65_536
 DEFAULT_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DEFAULT_COVERAGES = (0.05, 0.1, 0.2, 0.4, 0.6)
-#: Hard limit of what measuring takes on a device, temporary buffers included.
-DEFAULT_BUDGET_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +60,9 @@ class ProfileRequest:
     host_scanner: HostScannerName = "auto"
     #: Devices to time scans and copies on: "cuda:N", or "cpu" for the stand-in.
     devices: Sequence[str] = ()
-    #: Hard limit of what measuring takes on a device.
-    device_budget_bytes: int = DEFAULT_BUDGET_BYTES
+    #: Hard limit of what measuring takes on a device, temporary buffers included. None: what the whole index needs, as
+    #: far as the device has room beside others.
+    device_budget_bytes: int | None = None
     #: Of the split into halves and of every draw.
     seed: int = 0
     #: About how long to measure; the smallest batches and two rounds are measured whatever they take.
@@ -102,6 +100,7 @@ class ProfileRequest:
         devices = _several("devices", self.devices, "names like 'cuda:0'")
         if not all(isinstance(name, str) for name in devices):
             raise InvalidInputError(f"devices are {devices!r}; expected a list of names like 'cuda:0'")
+        budget = self.device_budget_bytes
         checked = {
             "nprobe": None if nprobe is None else _whole("nprobe", nprobe),
             "recall_target": recall_target,
@@ -113,7 +112,7 @@ class ProfileRequest:
             "batches": tuple(sorted(set(batches))),
             "coverages": coverages,
             "devices": devices,
-            "device_budget_bytes": _whole("device_budget_bytes", self.device_budget_bytes),
+            "device_budget_bytes": None if budget is None else _whole("device_budget_bytes", budget),
             "history_decay": _number("history_decay", self.history_decay),
         }
         for name, value in checked.items():

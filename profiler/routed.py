@@ -20,6 +20,7 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.partitioner.analysis import analyse
 from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.partitioner.request import PlanRequest
+from hybridindex.profiler.device import room_to_measure
 from hybridindex.router.router import Router
 from hybridindex.tiers.host.host_scanner import HostScannerName
 from hybridindex.tiers.serving import TierChoice, tier_of
@@ -41,7 +42,7 @@ def time_routed(
     queries: F32,
     *,
     devices: Sequence[str],
-    device_budget_bytes: int,
+    device_budget_bytes: int | None,
     max_seconds: float,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> tuple[StageSample, ...]:
@@ -52,7 +53,8 @@ def time_routed(
         profile: its stages and accesses; decides which lists are hot.
         queries: (n, dim) float32 as users give them, held back from the choice of hot lists.
         devices: names; none: only the host is timed.
-        device_budget_bytes: hard limit per device; coverages that need more than a third of it are left out.
+        device_budget_bytes: hard limit per device; coverages that need more than a third of it are left out. None: what
+            they need, as far as the devices have room.
         max_seconds: about how long; three rounds are measured whatever they take.
         progress: told after every round.
     """
@@ -75,6 +77,8 @@ def time_routed(
         choice = tier_of(index, devices[0]) if devices else None
         if choice is not None and choice.tier != "host":
             # All coverages are there at once, so that they can take turns: they share the budget.
+            if device_budget_bytes is None:
+                device_budget_bytes = room_to_measure(index, devices, len(COVERAGES))
             share = device_budget_bytes // len(COVERAGES)
             for plan in _plans(profile, len(devices), share, choice):
                 router = open_router(plan=plan, devices=devices, lookahead_bytes=0)

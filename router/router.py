@@ -33,22 +33,20 @@ from hybridindex.router.engine import Engine
 from hybridindex.router.lookahead.hotness import HotnessPolicy
 from hybridindex.router.lookahead.prefetch import Lookahead
 from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
+from hybridindex.router.lookahead.windows import Windows
 from hybridindex.router.searcher import Searcher
-from hybridindex.router.session import Session
+from hybridindex.router.session import Session, SessionBudgets
 from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import PageOwner, Tier
 from hybridindex.tiers.host.host_scanner import open_host_scanner
 from hybridindex.tiers.paged.device_tier import DeviceTier
-from hybridindex.types import I64, SearchResult
+from hybridindex.types import I64, LLMProfile, SearchResult
 
 if TYPE_CHECKING:
     from hybridindex.partitioner.plan import Plan
 
 __all__ = ["Router"]
-
-#: Lookahead budgets that are remembered, by window.
-_MAX_WINDOWS = 256
 
 
 class Router:
@@ -63,6 +61,7 @@ class Router:
         *,
         plan: Plan | None = None,
         config: RouterConfig | None = None,
+        llm: LLMProfile | None = None,
         **settings: Unpack[RouterSettings],
     ) -> None:
         """Reads lists into memory, allocates the arenas, copies the plan's lists, and is ready when it returns.
@@ -71,6 +70,7 @@ class Router:
             index: an open index; stays the caller's to close, after the router.
             plan: what to keep on the devices; None: nothing.
             config: default :class:`hybridindex.config.RouterConfig`'s own.
+            llm: whose measured step times are the windows of lookahead; None: the plan's.
             settings: fields of ``config``, which they override.
 
         Raises:
@@ -88,7 +88,8 @@ class Router:
                 f"the plan was made for index {plan.index_fingerprint}, this is index {index.fingerprint}; "
                 "profile and plan this index again"
             )
-        self._opening = opening = TierOpening(index, plan, config)
+        self._windows = Windows(config.window_ms, llm, pinned=config.pin_host_lists > 0)
+        self._opening = opening = TierOpening(index, plan, config, self._windows)
         #: What of the lists was read into memory.
         self.warmed = warm_lists(
             index,
@@ -106,7 +107,6 @@ class Router:
         self._residency = ResidencyStore(index.nlist, lambda device, pages: owners[device].free(pages))
         self._host = open_host_scanner(index, threads=config.threads, name=config.host_scanner)
         self._close_lock = threading.Lock()
-        self._window_budgets: dict[tuple[int, float, int], tuple[Plan, int]] = {}
         with ExitStack() as undo:
             undo.callback(self._host.close)
             for ordinal in range(len(config.devices)):
@@ -127,12 +127,7 @@ class Router:
             undo.callback(self._wait_for_loads.close)
             self._lookahead = Lookahead(parts, cache, self._wait_for_loads)
             undo.callback(self._lookahead.close)
-            promised = [
-                max(0, tier.capacity_bytes - opening.pinned_bytes(plan, i)) for i, tier in enumerate(self._tiers)
-            ]
-            self._placement = Placement(
-                plan, parts, self._lookahead, opening.host_lists, promised, stuck_s=config.health.stuck_s
-            )
+            self._placement = Placement(plan, parts, self._lookahead, opening, config)
             self._engine = Engine(parts, self._wait_for_loads, config, self.on_batch)
             undo.pop_all()
         self._searcher = Searcher(
@@ -156,9 +151,10 @@ class Router:
 
     def apply_plan(self, plan: Plan, *, bandwidth_share: float = 1.0, force: bool = False) -> None:
         """Changes to another plan of the same index while serving; moves only the difference. Lists on their way are
-        served by the host. The arenas keep their size: lists that do not fit stay on the host, counted as unplaced;
-        those that found no room because sessions had it come when it is given back. Returns when all this is done, the
-        copies to page-locked host memory included.
+        served by the host. The arenas of single lists grow and shrink to what the plan and lookahead want, within
+        ``device_budget_bytes``, or within the plan's budget where none is configured. Lists that do not fit stay on the
+        host, counted as unplaced; those that found no room because sessions had it come when it is given back. Returns
+        when all this is done, the copies to page-locked host memory included.
 
         Args:
             bandwidth_share: 0 < share <= 1, the part of the time in which a device may copy for this; lookahead goes
@@ -180,7 +176,6 @@ class Router:
             raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); this router has {len(self._tiers)}")
         refuse_infeasible(plan, force=force)
         self._placement.apply(plan, bandwidth_share)
-        self._window_budgets.clear()
 
     def settle(self) -> None:
         """Ends a change of plan that goes on, after what is being copied, and refuses further ones; searches go on.
@@ -274,48 +269,59 @@ class Router:
 
     # Sessions
 
-    def session(self, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> Session:
+    def session(
+        self, *, lookahead_bytes: int | None = None, window_ms: float | None = None, step: str | None = None
+    ) -> Session:
         """A retrieval session with lookahead.
 
         Args:
             lookahead_bytes: most bytes that lookahead of this session moves, over all its rounds.
             window_ms: generation time that its copies can hide behind: the budget then is what the plan's profile
-                predicts to be best (:meth:`hybridindex.partitioner.plan.Plan.lookahead_budget`). Without either, what
-                the roomiest arena has beside the plan's lists.
+                predicts to be best (:meth:`hybridindex.partitioner.plan.Plan.lookahead_budget`).
+            step: the pipeline step that it hides behind, as ``profile llm`` named and measured it. Without any of the
+                three, each lookahead has the window of the configuration, or else of the longest measured step, and all
+                together what the roomiest arena keeps for sessions.
 
         Raises:
-            InvalidInputError: both are given, a bad number, or a window without a plan.
+            InvalidInputError: more than one is given, a bad number, a step that was not measured, or a window without a
+                plan.
             ProfileError: a window, and the plan's profile timed no copies.
             RouterClosedError: after :meth:`close`.
         """
         self._searcher.refuse_closed()
-        plan = self.plan
-        spare = max(
-            (t.arena.nbytes - self._opening.pinned_bytes(plan, t.ordinal) for t in self._parts.paged), default=0
-        )
-        if lookahead_bytes is not None and window_ms is not None:
-            raise InvalidInputError("lookahead_bytes and window_ms are both given; the window decides the bytes")
-        if window_ms is not None:
+        plan, share = self.plan, self._share_bytes()
+        given = {"lookahead_bytes": lookahead_bytes, "window_ms": window_ms, "step": step}
+        if len(said := [name for name, value in given.items() if value is not None]) > 1:
+            raise InvalidInputError(f"{' and '.join(said)} are both given; the window decides the bytes")
+        each: int | None = None
+        if window_ms is not None or step is not None:
             if plan is None:
                 raise InvalidInputError("window_ms needs a router with a plan; give lookahead_bytes")
-            lookahead_bytes = self._window_bytes(plan, check_milliseconds("window_ms", window_ms), max(0, spare))
-        if lookahead_bytes is None:
-            lookahead_bytes = max(0, spare)
-        return Session(self._searcher, self._lookahead, self._parts, check_bytes("lookahead_bytes", lookahead_bytes))
+            lookahead_bytes = self._window_bytes(window_ms, step)
+        elif lookahead_bytes is None:
+            lookahead_bytes, default_ms = share, self._windows.default_ms(plan)
+            if default_ms is not None and self._windows.share_bytes(plan) is not None:
+                each = self._windows.nbytes(plan, default_ms, share)
+        budget = check_bytes("lookahead_bytes", lookahead_bytes)
+        budgets = SessionBudgets(in_all=budget, each=budget if each is None else each, in_window=self._window_bytes)
+        return Session(self._searcher, self._lookahead, self._parts, budgets)
 
-    def _window_bytes(self, plan: Plan, window_ms: float, share_bytes: int) -> int:
-        """The plan's answer, remembered: pipelines have few steps, and asking takes longer than a small search."""
-        if share_bytes == 0:  # no device: nothing was copied when it was profiled, and nothing will be
-            return 0
-        key = (id(plan), window_ms, share_bytes)
-        known = self._window_budgets.get(key)
-        if known is None:
-            if len(self._window_budgets) >= _MAX_WINDOWS:
-                self._window_budgets.clear()
-            # The plan is kept beside its answer: no other gets its id meanwhile.
-            known = plan, plan.lookahead_budget(window_ms, share_bytes=share_bytes).nbytes
-            self._window_budgets[key] = known
-        return known[1]
+    @property
+    def window_ms(self) -> float | None:
+        """The window of lookaheads that do not say: the configuration's, or that of the longest measured step."""
+        return self._windows.default_ms(self.plan)
+
+    def _share_bytes(self) -> int:
+        """What the roomiest arena has for sessions."""
+        plan = self.plan
+        return max((self._opening.lookahead_bytes(plan, tier.ordinal) for tier in self._parts.paged), default=0)
+
+    def _window_bytes(self, window_ms: float | None, step: str | None) -> int:
+        """What to move in a window, or during a step."""
+        plan = self.plan
+        if step is not None:
+            window_ms = self._windows.of_step(plan, step)
+        return self._windows.nbytes(plan, check_milliseconds("window_ms", window_ms), self._share_bytes())
 
     # State
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hybridindex.config import SearchParams, check_bytes
-from hybridindex.errors import RouterClosedError
+from hybridindex.errors import InvalidInputError, RouterClosedError
 from hybridindex.router.batch.batch import FutureReply, Reply
 from hybridindex.router.batch.loop_reply import LoopReply
 from hybridindex.router.batch.parts import RouterParts
@@ -23,7 +23,7 @@ from hybridindex.router.lookahead.prefetch import Lookahead
 from hybridindex.router.searcher import Searcher
 from hybridindex.types import I64, SearchResult
 
-__all__ = ["Session", "SessionStats"]
+__all__ = ["Session", "SessionBudgets", "SessionStats"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +45,32 @@ class SessionStats:
     hit_rate: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionBudgets:
+    """Most bytes that lookahead of one session moves."""
+
+    #: Over all its rounds; and in one that says nothing.
+    in_all: int
+    each: int
+    #: What to move in a window of so many milliseconds, or during a named step.
+    in_window: Callable[[float | None, str | None], int]
+
+
 class Session:
     """Made by :meth:`hybridindex.router.Router.session`. Methods may be called from several threads; close once."""
 
-    def __init__(self, searcher: Searcher, lookahead: Lookahead, parts: RouterParts, lookahead_bytes: int) -> None:
-        """``lookahead_bytes``: most bytes that it moves, over all its rounds."""
+    def __init__(
+        self,
+        searcher: Searcher,
+        lookahead: Lookahead,
+        parts: RouterParts,
+        budgets: SessionBudgets,
+    ) -> None:
         self._searcher = searcher
+        self._budgets = budgets
         self._prefetcher = lookahead
         self._stats = parts.stats
         self._device_list_bytes = parts.device_list_bytes
-        self._lookahead_bytes = lookahead_bytes
         self._lists = SessionLists()
         self._lock = threading.Lock()
         self._n_lookaheads = 0
@@ -70,7 +86,13 @@ class Session:
         self._dropped = weakref.finalize(self, lookahead.abandon, self._lists)
 
     def lookahead(
-        self, draft_queries: Any, *, nprobe: int | None = None, budget_bytes: int | None = None
+        self,
+        draft_queries: Any,
+        *,
+        nprobe: int | None = None,
+        budget_bytes: int | None = None,
+        window_ms: float | None = None,
+        step: str | None = None,
     ) -> Future[None]:
         """Starts moving the lists that ``draft_queries`` would probe, and returns at once.
 
@@ -78,20 +100,30 @@ class Session:
             draft_queries: (d,) or (n, d) float32; several share the budget rank by rank.
             nprobe: lists wanted per draft; default the router's.
             budget_bytes: most bytes to move; default the router's share for one session.
+            window_ms: generation time that this lookahead alone can hide behind: moves no more than that hides, either.
+            step: or the measured step whose time that is; see :meth:`hybridindex.router.Router.session`.
 
         Returns:
             A future that is done when the bytes have landed. Waiting for it is optional: a search uses what is there,
             waits for more where that is faster, and scans the rest on the host.
 
         Raises:
-            InvalidInputError: bad queries, nprobe or budget.
+            InvalidInputError: bad queries, nprobe or budget, or both a window and a step.
+            ProfileError: a window or step, and the plan's profile timed no copies.
             RouterClosedError: the session or its router is closed.
         """
         self._check_open()
         self._searcher.refuse_closed()
-        budget = self._lookahead_bytes if budget_bytes is None else check_bytes("budget_bytes", budget_bytes)
+        if window_ms is not None and step is not None:
+            raise InvalidInputError("window_ms and step are both given; the step has its own window")
+        budget = alone = check_bytes("budget_bytes", self._budgets.in_all if budget_bytes is None else budget_bytes)
+        if window_ms is not None or step is not None:
+            alone = min(budget, self._budgets.in_window(window_ms, step))
+        elif budget_bytes is None:
+            alone = self._budgets.each
         nprobe = self._searcher.nprobe if nprobe is None else self._searcher.check_nprobe(nprobe)
-        moving = self._prefetcher.prefetch(self._lists, self._searcher.prepare(draft_queries, own=True), nprobe, budget)
+        queries = self._searcher.prepare(draft_queries, own=True)
+        moving = self._prefetcher.prefetch(self._lists, queries, nprobe, budget, alone)
         with self._lock:
             self._n_lookaheads += 1
             self._moving = [*(before for before in self._moving if not before.done()), moving]

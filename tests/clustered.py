@@ -54,6 +54,7 @@ def hand_made_plan(index: IVFIndex, list_device: np.ndarray, *, n_devices: int =
             budgets=(budget,) * n_devices,
             scratch=(scratch_for_budget(budget),) * n_devices,
             page_bytes=DEFAULT_PAGE_BYTES,
+            llm=None,
         ),
         list_device=list_device.astype(np.int16),
         resident_lists=resident,

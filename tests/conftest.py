@@ -88,7 +88,7 @@ def planned_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of an index with one profile and one plan, which nobody changes."""
     path = tmp_path_factory.mktemp("planned") / "idx"
     with hx.build(clustered(2500, seed=1), path, nlist=24, metric="l2", nprobe=6) as index:
-        profile = index.profile(clustered(300, seed=2), 6, max_seconds=1)
+        profile = index.profile(clustered(300, seed=2), 6, devices=0, max_seconds=1)
         assert profile.id is not None
         plan = index.plan(50, 16 << 20, profile, coverage=0.3)
         index.apply_plan(plan)

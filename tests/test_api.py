@@ -20,7 +20,9 @@ from hybridindex.errors import (
     StoreError,
 )
 from hybridindex.partitioner.plan import Plan
+from hybridindex.profiler import device as measuring
 from hybridindex.profiler import routed as calibrate
+from hybridindex.profiler import run
 from hybridindex.router import Router
 from tests.clustered import clustered
 from tests.oracle import check_answer
@@ -138,7 +140,7 @@ def test_a_session_moves_what_its_window_allows(index, profile):
             budget = plan.lookahead_budget(window_ms, share_bytes=spare).nbytes
             with router.session(window_ms=window_ms) as session:
                 session.lookahead(query, nprobe=8).result(30)
-                assert session.stats.bytes_moved <= budget == session._lookahead_bytes
+                assert session.stats.bytes_moved <= budget == session._budgets.in_all
         with pytest.raises(InvalidInputError, match="both"):
             router.session(window_ms=5, lookahead_bytes=1)
         with pytest.raises(InvalidInputError, match="window_ms"):
@@ -212,6 +214,26 @@ def test_a_codec_that_lies_in_shards_is_timed_planned_and_served_within_its_budg
 def test_recall_and_nprobe_together_are_refused(index):
     with pytest.raises(InvalidInputError, match="recall"):
         index.profile(clustered(200), nprobe=4, recall=0.9)
+
+
+def test_the_devices_that_are_there_are_measured_unless_none_is_wanted(index, monkeypatch):
+    asked = []
+
+    class EnoughError(Exception):
+        """What comes after is tested elsewhere."""
+
+    def measure(_index, _queries, request, **_options):
+        asked.append(request.devices)
+        raise EnoughError
+
+    monkeypatch.setattr(run, "profile_index", measure)
+    for options in ({}, {"devices": 0}, {"devices": []}, {"devices": ["cpu", "cpu"]}):
+        with pytest.raises(EnoughError):
+            index.profile(clustered(200), nprobe=4, **options)
+    assert asked == [("cpu",), (), (), ("cpu", "cpu")]
+    monkeypatch.setattr(measuring, "kind_here", lambda: "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert measuring.devices_here(index.ivf) == ("cuda:0", "cuda:1")
 
 
 def test_routed_batches_are_part_of_the_profile(profile):

@@ -55,7 +55,7 @@ def main() -> None:
                     order = rng.permutation(len(queries))
                     calibration, test = order[:N_CALIBRATION], order[N_CALIBRATION:][:20_000]
                     profile = index.profile(
-                        np.ascontiguousarray(queries[calibration]), nprobe, max_seconds=2, save=False
+                        np.ascontiguousarray(queries[calibration]), nprobe, devices=0, max_seconds=2, save=False
                     )
                     analysis = analyse(profile)
                     probes, _ = index.ivf.quantize(index.ivf.transform(np.ascontiguousarray(queries[test])), nprobe)

@@ -67,8 +67,8 @@ class Hiding:
     def session(self, **options: Any) -> RetrievalSession:
         return Hiding(self.source.session(**options), self.hidden)
 
-    def lookahead(self, drafts: Any, /, *, nprobe: int | None = None) -> object:
-        return self.source.lookahead(drafts, nprobe=nprobe)
+    def lookahead(self, drafts: Any, /, *, nprobe: int | None = None, window_ms: float | None = None) -> object:
+        return self.source.lookahead(drafts, nprobe=nprobe, window_ms=window_ms)
 
     def search(self, queries: Any, /, k: int = 10, nprobe: int | None = None, **options: Any) -> SearchResult:
         found: SearchResult = self.source.search(queries, k + len(self.hidden), nprobe, **options)

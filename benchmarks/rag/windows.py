@@ -40,8 +40,8 @@ class Ladder:
     def session(self, **options: Any) -> RetrievalSession:
         return Ladder(self.source.session(**options), self.nprobes)
 
-    def lookahead(self, drafts: Any, /, *, nprobe: int | None = None) -> object:
-        return self.source.lookahead(drafts, nprobe=nprobe)
+    def lookahead(self, drafts: Any, /, *, nprobe: int | None = None, window_ms: float | None = None) -> object:
+        return self.source.lookahead(drafts, nprobe=nprobe, window_ms=window_ms)
 
     def search(
         self, queries: Any, /, k: int = 10, nprobe: int | None = None, *, deadline_ms: float | None = None,

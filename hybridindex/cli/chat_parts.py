@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import hybridindex as hx
+from hybridindex.cli.console import err
 from hybridindex.cli.routers import choose_plan
-from hybridindex.errors import GenerationError, InvalidInputError, MissingDependencyError
+from hybridindex.errors import GenerationError, InvalidInputError, MissingDependencyError, ProfileError
 from hybridindex.llm.refusals import NOT_YET
-from hybridindex.plans.llm_profiles import find_llm_measurement
-from hybridindex.rag.chunk_time import ChunkTimeModel
+from hybridindex.plans.llm_profiles import find_llm_measurement, step_times
 from hybridindex.rag.documents import DocumentsInfo, DocumentStore
 from hybridindex.rag.generator import OpenAIGenerator
 from hybridindex.rag.periodic import PeriodicRetrieval
@@ -29,6 +29,7 @@ from hybridindex.rag.retriever import CenteredEmbedder, Embedder, SessionSource
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.daemon_address import find_daemon
 from hybridindex.store.control import ControlStore
+from hybridindex.types import LLMMeasurement
 
 if TYPE_CHECKING:
     from hybridindex.rag.embedders import EmbedderOptions
@@ -37,12 +38,13 @@ __all__ = [
     "EmbedderChoice",
     "LLMOptions",
     "Terminated",
-    "chunk_times",
+    "measured_llm",
     "open_embedder",
     "open_llm",
     "open_source",
     "settings_of",
     "terminable",
+    "windows_of",
 ]
 
 
@@ -151,14 +153,25 @@ def settings_of(given: dict[str, int | None], recorded: tuple[Generated, ...] = 
     return replace(found, **named)
 
 
-def chunk_times(index: Path, store: str | None, model: str) -> ChunkTimeModel:
-    """What the control store knows of this LLM's pace, where it was measured; later, what the answers teach."""
+def measured_llm(index: Path, store: str | None, model: str) -> LLMMeasurement | None:
+    """What the control store knows of this LLM's pace; None where it was not measured."""
     url = store or (index / "control.sqlite")
     if not model or (isinstance(url, Path) and not url.exists()):
-        return ChunkTimeModel()
+        return None
     with ControlStore.open(url) as control:
-        measured = find_llm_measurement(control, model)
-    return ChunkTimeModel() if measured is None else ChunkTimeModel.of_measurement(measured)
+        return find_llm_measurement(control, model)
+
+
+def windows_of(source: SessionSource, measured: LLMMeasurement | None) -> dict[str, float]:
+    """Seconds of the measured steps, for a source that can tell bytes from them; none, and it is said, for another."""
+    if measured is None:
+        return {}
+    try:
+        source.session(window_ms=1.0).close()
+    except (InvalidInputError, ProfileError) as error:
+        err.print(f"measured step times are not used as windows: {error}", highlight=False)
+        return {}
+    return dict(measured.profile.generation_s)
 
 
 def open_source(owned: contextlib.ExitStack, index: Path, texts: DocumentStore, config: ServiceConfig) -> SessionSource:
@@ -173,7 +186,9 @@ def open_source(owned: contextlib.ExitStack, index: Path, texts: DocumentStore, 
     opened = owned.enter_context(hx.open(index))
     texts.check_index(opened.fingerprint)
     chosen = choose_plan(opened, config.plan, config.router.devices, config.store_url)
-    return owned.enter_context(opened.router(chosen, config=config.router))
+    with opened.store(config.store_url) as control:
+        llm = step_times(control, chosen)
+    return owned.enter_context(opened.router(chosen, config=config.router, llm=llm))
 
 
 def open_embedder(owned: contextlib.ExitStack, info: DocumentsInfo, chosen: EmbedderChoice, cache: Path) -> Embedder:

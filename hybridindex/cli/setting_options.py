@@ -28,8 +28,9 @@ ConfigFile = Annotated[
 class SettingOptions:
     """Base of classes that :func:`options_of` fills."""
 
-    #: Option -> tables of its field, outermost first.
+    #: Option -> tables of its field, outermost first; and before the field's name in each.
     TABLES: ClassVar[dict[str, tuple[str, ...]]] = {}
+    PREFIX: ClassVar[str] = ""
 
     def given(self) -> dict[str, Any]:
         """The options that were given, as tables of a settings file."""
@@ -40,7 +41,7 @@ class SettingOptions:
                 table = found
                 for key in tables:
                     table = table.setdefault(key, {})
-                table[name] = value
+                table[name.removeprefix(self.PREFIX)] = value
         return found
 
 
@@ -48,7 +49,7 @@ Options = TypeVar("Options", bound=type[SettingOptions])
 
 
 def options_of(
-    kind: type, panel: str, *, inner: bool = False, tables: tuple[str, ...] = ()
+    kind: type, panel: str, *, inner: bool = False, tables: tuple[str, ...] = (), prefix: str = ""
 ) -> Callable[[Options], Options]:
     """Decorates a class: each field of the configuration ``kind`` becomes a field of it, as Typer takes options.
 
@@ -56,18 +57,23 @@ def options_of(
         panel: title of the options in the help.
         inner: also those of configurations within it.
         tables: of ``kind`` itself.
+        prefix: before the name of each option that has none of its own.
     """
 
     def fill(cls: Options) -> Options:
         found = [entry for entry in entries(kind, inner=inner, tables=tables) if entry.setting is not None]
         made: Any = make_dataclass(
             cls.__name__,
-            [(entry.name, Annotated[_type_of(entry), _option_of(entry, panel)], None) for entry in found],
+            [
+                (prefix + entry.name, Annotated[_type_of(entry), _option_of(entry, panel, prefix)], None)
+                for entry in found
+            ],
             bases=(cls,),
             frozen=True,
             kw_only=True,
         )
-        made.TABLES = {entry.name: entry.tables for entry in found}
+        made.TABLES = {prefix + entry.name: entry.tables for entry in found}
+        made.PREFIX = prefix
         made.__module__, made.__doc__ = cls.__module__, cls.__doc__
         return made  # type: ignore[no-any-return]
 
@@ -84,9 +90,9 @@ def _type_of(entry: Entry) -> Any:
     return list[one] | None if several else one | None  # type: ignore[valid-type]
 
 
-def _option_of(entry: Entry, panel: str) -> Any:
+def _option_of(entry: Entry, panel: str, prefix: str) -> Any:
     assert entry.setting is not None
-    flag, default = entry.flag, entry.default
+    flag, default = entry.flag_after(prefix), entry.default
     if bool in (entry.type, *get_args(entry.type)):
         flag = f"{flag}/--no-{flag[2:]}"
     shown: bool | str = False

@@ -178,9 +178,20 @@ class AsyncRemoteSession:
         self._name = name
         self._closed = False
 
-    async def lookahead(self, drafts: Any, *, nprobe: int | None = None, budget_bytes: int | None = None) -> None:
-        """Starts moving the lists that ``drafts`` (d,) or (n, d) float32 would probe; does not wait for them."""
-        await self._client._send(messages.lookahead_call(drafts, self._name, nprobe=nprobe, budget_bytes=budget_bytes))
+    async def lookahead(
+        self,
+        drafts: Any,
+        *,
+        nprobe: int | None = None,
+        budget_bytes: int | None = None,
+        window_ms: float | None = None,
+    ) -> None:
+        """Starts moving the lists that ``drafts`` (d,) or (n, d) float32 would probe; does not wait for them. See
+        :meth:`hybridindex.router.session.Session.lookahead`."""
+        asked = messages.lookahead_call(
+            drafts, self._name, nprobe=nprobe, budget_bytes=budget_bytes, window_ms=window_ms
+        )
+        await self._client._send(asked)
 
     async def search(
         self,

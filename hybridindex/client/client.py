@@ -175,9 +175,20 @@ class RemoteSession:
         self._name = name
         self._closed = False
 
-    def lookahead(self, drafts: Any, *, nprobe: int | None = None, budget_bytes: int | None = None) -> None:
-        """Starts moving the lists that ``drafts`` (d,) or (n, d) float32 would probe; does not wait for them."""
-        self._client._send(messages.lookahead_call(drafts, self._name, nprobe=nprobe, budget_bytes=budget_bytes))
+    def lookahead(
+        self,
+        drafts: Any,
+        *,
+        nprobe: int | None = None,
+        budget_bytes: int | None = None,
+        window_ms: float | None = None,
+    ) -> None:
+        """Starts moving the lists that ``drafts`` (d,) or (n, d) float32 would probe; does not wait for them. See
+        :meth:`hybridindex.router.session.Session.lookahead`."""
+        asked = messages.lookahead_call(
+            drafts, self._name, nprobe=nprobe, budget_bytes=budget_bytes, window_ms=window_ms
+        )
+        self._client._send(asked)
 
     def search(
         self,

@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import InvalidInputError, ProfileError
 
 if TYPE_CHECKING:
     from hybridindex.partitioner.plan import Plan
@@ -24,7 +24,7 @@ __all__ = ["DEFAULT_CONTEXT_BYTES", "EngineShare", "check_fit", "room_beside", "
 
 #: The CUDA context of the process that holds the index, and its libraries.
 DEFAULT_CONTEXT_BYTES = 768 << 20
-#: What a router keeps for lookahead beside the plan's lists, if its budget has room.
+#: What a router keeps for lookahead beside the plan's lists, if its budget has room, where no window was measured.
 _DEFAULT_LOOKAHEAD_BYTES = 256 << 20
 #: vLLM's own default.
 _MAX_UTILIZATION = 0.92
@@ -60,7 +60,7 @@ def share_with(
     kv_cache_bytes: int | None = None,
     model_bytes: int | None = None,
     context_bytes: int = DEFAULT_CONTEXT_BYTES,
-    lookahead_bytes: int = _DEFAULT_LOOKAHEAD_BYTES,
+    lookahead_bytes: int | None = None,
 ) -> EngineShare:
     """vLLM's share beside ``plan``, checked to fit.
 
@@ -69,12 +69,14 @@ def share_with(
         kv_cache_bytes: of one device; default: what the plan's LLM profile leaves beside the index.
         model_bytes: weights and activations that vLLM puts on one device, as its log says.
         context_bytes: what the router's process takes beside its budget.
-        lookahead_bytes: the router's.
+        lookahead_bytes: the router's; None: what it takes by itself.
 
     Raises:
         InvalidInputError: it does not fit (names all numbers), or vLLM's share is not known.
     """
     notes: list[str] = []
+    if lookahead_bytes is None:
+        lookahead_bytes = _lookahead_bytes(plan)
     index_bytes = tuple(
         min(budget, max(planned, scratch) + lookahead_bytes)
         for budget, planned, scratch in zip(
@@ -82,6 +84,8 @@ def share_with(
         )
     )
     largest = max(index_bytes)
+    if largest < max(plan.request.budgets):
+        notes.append(f"with another plan the index may grow to its budget, {max(plan.request.budgets)} bytes")
     kv = kv_cache_bytes
     llm = plan.request.llm
     if kv is None and llm is not None:
@@ -121,6 +125,16 @@ def share_with(
         index_bytes=index_bytes,
         notes=tuple(notes),
     )
+
+
+def _lookahead_bytes(plan: Plan) -> int:
+    """What a router keeps for sessions where nothing is configured."""
+    llm = plan.request.llm
+    window_s = 0.0 if llm is None else max(llm.generation_s.values(), default=0.0)
+    try:
+        return int(window_s * plan.copy_bytes_per_s()) if window_s > 0 else _DEFAULT_LOOKAHEAD_BYTES
+    except ProfileError:
+        return _DEFAULT_LOOKAHEAD_BYTES
 
 
 def check_fit(

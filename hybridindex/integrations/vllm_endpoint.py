@@ -26,6 +26,7 @@ from hybridindex.service.daemon_address import DaemonAddress
 from hybridindex.service.http.app import create_app
 from hybridindex.service.http.middleware import send_problem
 from hybridindex.service.http.problems import Problem
+from hybridindex.service.serving import MakeRefresher, refresher_of
 from hybridindex.service.settings import Settings, Table, read_settings
 
 __all__ = ["PREFIX", "PluginSettings", "RouterPlugin", "ServiceBesideLLM"]
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 PREFIX = "/hybridindex"
 _VARIABLE = "HYBRIDINDEX_"
 #: Of a settings file.
-_VLLMS_OWN = {"host", "port", "uds", "tls_cert", "tls_key", "drain_timeout_s", "log_format", "traces", "refresh"}
+_VLLMS_OWN = {"host", "port", "uds", "tls_cert", "tls_key", "drain_timeout_s", "log_format", "traces"}
 
 Scope = MutableMapping[str, Any]
 Asgi = Callable[[Scope, Any, Any], Awaitable[None]]
@@ -50,6 +51,8 @@ class PluginSettings:
     file: Settings
     #: As tables of the file.
     given: Table
+    #: Whether the load is followed; None: what the file says.
+    refresh: bool | None = None
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> PluginSettings:
@@ -69,18 +72,27 @@ class PluginSettings:
 
         if (index := said("INDEX")) is None:
             raise InvalidInputError(f"{_VARIABLE}INDEX is missing; expected the index directory that vLLM shall serve")
-        if (retry := said("RETRY_OPEN")) not in (None, "0", "1"):
-            raise InvalidInputError(f"{_VARIABLE}RETRY_OPEN is {retry!r}; expected 0 or 1")
+
+        def switch(name: str) -> bool | None:
+            if (word := said(name)) not in (None, "0", "1"):
+                raise InvalidInputError(f"{_VARIABLE}{name} is {word!r}; expected 0 or 1")
+            return None if word is None else word == "1"
+
         router = {
             "devices": words("DEVICES"),
             "device_budget_bytes": whole("BUDGET") or None,
             "threads": next(iter(whole("THREADS")), None),
-            "health": {"retry_open": None if retry is None else retry == "1"},
+            "health": {"retry_open": switch("RETRY_OPEN")},
         }
         given = {"router": router, "plan": said("PLAN"), "store_url": said("STORE"), "key_file": said("KEYS")}
         config = said("CONFIG")
         file = Settings() if config is None else read_settings(Path(config))
-        return cls(index=Path(index), file=file, given=given)
+        return cls(index=Path(index), file=file, given=given, refresh=switch("REFRESH"))
+
+    def make_refresher(self) -> MakeRefresher | None:
+        """What follows the load, where the table [refresh] or ``HYBRIDINDEX_REFRESH`` asks for it. Raises
+        InvalidInputError for bad values."""
+        return refresher_of(self.file, {}, asked=self.refresh)
 
     def config(self, host: str | None, uds: str | None) -> ServiceConfig:
         """The daemon's, for vLLM's address. Without a host vLLM listens on all of them.
@@ -98,11 +110,18 @@ class PluginSettings:
 
 
 class ServiceBesideLLM(Service):
-    """A service whose sessions take the engine's lookahead window where they name none."""
+    """A service whose sessions have the windows of measured steps; where no step was measured, and they name none, the
+    mean of the engine's finished requests."""
 
-    def open_session(self, client: str, *, lookahead_bytes: int | None = None, window_ms: float | None = None) -> str:
-        live = ENGINE_LOAD.window_ms()
-        if lookahead_bytes is None and window_ms is None and live is not None and self.router.plan is not None:
+    def open_session(
+        self,
+        client: str,
+        *,
+        lookahead_bytes: int | None = None,
+        window_ms: float | None = None,
+    ) -> str:
+        live = ENGINE_LOAD.window_ms() if self.router.window_ms is None and self.router.plan is not None else None
+        if lookahead_bytes is None and window_ms is None and live is not None:
             with contextlib.suppress(ProfileError):  # its profile timed no copies: the router's own default then
                 return super().open_session(client, window_ms=live)
         return super().open_session(client, lookahead_bytes=lookahead_bytes, window_ms=window_ms)
@@ -148,7 +167,7 @@ class RouterPlugin:
             address = DaemonAddress(settings.index)
             stack.callback(address.leave)
             # On a thread: opening reads the whole index and fills the arenas.
-            service = await asyncio.to_thread(_open_beside, settings.index, config)
+            service = await asyncio.to_thread(_open_beside, settings.index, config, settings.make_refresher())
             stack.push_async_callback(asyncio.to_thread, service.close)
             own = create_app(service, keyring=keyring)
             own.add_api_route("/v1/llm", _show_load, methods=["GET"], summary="What the engine tells the router")
@@ -181,9 +200,9 @@ class RouterPlugin:
         await self._app({**scope, "path": path, "raw_path": path.encode(), "root_path": ""}, receive, send)
 
 
-def _open_beside(index: Path, config: ServiceConfig) -> Service:
+def _open_beside(index: Path, config: ServiceConfig, make_refresher: MakeRefresher | None) -> Service:
     """Opens the service and logs, for each device, what the index takes and what vLLM left free."""
-    service = ServiceBesideLLM.open(index, config)
+    service = ServiceBesideLLM.open(index, config, make_refresher=make_refresher)
     for tier in service.router.devices:
         wanted = tier.capacity_bytes + tier.reserved_bytes
         if tier.disabled_reason or tier.failure is not None:

@@ -10,10 +10,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hybridindex.errors import ProfileError, StoreError
+from hybridindex.profiler.hardware import hardware_info
 from hybridindex.profiler.llm.measure import merge_points
 from hybridindex.types import LLMLevel, LLMMeasurement, LLMProfile
 
 if TYPE_CHECKING:
+    from hybridindex.partitioner.plan import Plan
     from hybridindex.store.control import ControlStore
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "llm_profile_from_data",
     "load_llm_profile",
     "save_llm_measurement",
+    "step_times",
 ]
 
 #: Kind of the events.
@@ -76,6 +79,17 @@ def load_llm_profile(store: ControlStore, choice: str = "latest", *, hardware_fi
             f"control store {store.name}: it holds {wanted} of this machine{other}; run profile llm here"
         )
     return merge_points(here)
+
+
+def step_times(store: ControlStore, plan: Plan | None) -> LLMProfile | None:
+    """Whose measured steps are the windows of lookahead: the plan's LLM, or else the one that was measured last on this
+    machine. None: none was."""
+    if plan is not None and plan.request.llm is not None and plan.request.llm.generation_s:
+        return plan.request.llm
+    try:
+        return load_llm_profile(store, hardware_fingerprint=hardware_info().fingerprint)
+    except ProfileError:
+        return None
 
 
 def llm_profile_from_data(data: Mapping[str, Any]) -> LLMProfile:

@@ -92,23 +92,26 @@ def plan_other_content(ivf: IVFIndex, store: ControlStore, request: PlanRequest,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arenas:
-    """Bytes of the open arenas, by device."""
+    """What the arenas of an open router may take, by device: they grow and shrink within it."""
 
     scratch: tuple[int, ...]
     #: Scratch included.
     room: tuple[int, ...]
 
 
-def plan_again(profile: Profile, request: PlanRequest, arenas: Arenas) -> Plan:
-    """What ``request`` asks for, decided from ``profile`` within the open arenas, which keep their size.
+def plan_again(profile: Profile, request: PlanRequest, arenas: Arenas | None) -> Plan:
+    """What ``request`` asks for, decided from ``profile`` within what the open arenas may take; None: its own budgets.
 
-    The plan keeps the request's own budgets, so that a router opened with it later has room for lookahead again. Its
-    reason says where the arenas are smaller.
+    The plan keeps the request's own budgets, for a router that is opened with it later. Its reason says where the
+    arenas may take less.
     """
-    within = tuple(min(pair) for pair in zip(request.budgets, arenas.room, strict=True))
+    if arenas is None:
+        return make_plan(profile, request)
+    room = arenas.room
+    within = tuple(min(pair) for pair in zip(request.budgets, room, strict=True))
     plan = make_plan(profile, replace(request, budgets=within, scratch=arenas.scratch))
     if plan.request == request:
         return plan
-    small = any(have < asked for have, asked in zip(arenas.room, request.budgets, strict=True))
-    note = f"; decided for open arenas of {sum(arenas.room):,} bytes, scratch included" if small else ""
+    small = any(have < asked for have, asked in zip(room, request.budgets, strict=True))
+    note = f"; decided for the {sum(room):,} bytes that the open devices may take, scratch included" if small else ""
     return replace(plan, request=request, reason=plan.reason + note)

@@ -36,7 +36,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
 from hybridindex.errors import InvalidInputError, PlanConflictError
-from hybridindex.paging import DEFAULT_PAGE_BYTES
+from hybridindex.paging import DEFAULT_PAGE_BYTES, scratch_for_budget
 from hybridindex.partitioner.request import PlanRequest, SloStage
 from hybridindex.types import HitRateChoice, LLMProfile
 
@@ -100,7 +100,9 @@ def replan(current: PlanRequest | None, changes: PlanChanges, devices: PlanDevic
         devices = PlanDevices(
             n_devices=current.n_devices,
             page_bytes=current.page_bytes,
-            scratch_bytes=current.scratch,
+            # It follows from the budget.
+            scratch_bytes=None if "device_budget_bytes" in asked else current.scratch,
+            fixed_bytes=max(0, current.scratch[0] - scratch_for_budget(current.budgets[0])),
             scannable=current.scannable,
             unscannable=current.unscannable,
         )

@@ -34,7 +34,7 @@ class Embedder(Protocol):
 class RetrievalSession(Protocol):
     """What pipelines use of a router's session and of a daemon's."""
 
-    def lookahead(self, drafts: Any, /, *, nprobe: int | None = None) -> object: ...
+    def lookahead(self, drafts: Any, /, *, nprobe: int | None = None, window_ms: float | None = None) -> object: ...
 
     def search(
         self,
@@ -168,6 +168,11 @@ class Retriever:
         own = getattr(self._embedder, "token_starts", None)
         tried = (given,) if given is not None else (own, word_starts) if own is not None else (word_starts,)
         return tried[0] if self.documents is None else tokens_of_store(self.documents, tried)
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether it says what its sessions move."""
+        return any(value is not None for value in self._budget.values())
 
     def open(self) -> RetrievalSession:
         """A session with this retriever's lookahead budget; the caller closes it."""

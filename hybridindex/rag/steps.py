@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 
 from hybridindex.errors import GenerationError, InvalidInputError
@@ -35,12 +35,16 @@ class Steps:
         generator: Generator,
         *,
         lookahead: bool = True,
+        step_s: Mapping[str, float] | None = None,
         on_text: Callable[[str], object] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """
         Args:
             lookahead: False: the same pipeline without it, to compare.
+            step_s: seconds of generations by name, as ``profile llm`` measured them: the windows of lookaheads that
+                hide behind these, where the retriever names neither window nor bytes. For sources whose plan timed
+                copies.
             on_text: called with the pieces of the answer as they arrive. What it raises ends the run.
 
         Raises:
@@ -53,6 +57,7 @@ class Steps:
         self.events: list[Event] = []
         self._generator = generator
         self._lookahead = lookahead
+        self._step_s = {} if step_s is None or retriever.has_budget else dict(step_s)
         self._on_text = on_text
         self._clock = clock
         self._started = clock()
@@ -68,13 +73,18 @@ class Steps:
         """Seconds since the start."""
         return self._clock() - self._started
 
-    def look_ahead(self, name: str, *texts: str) -> None:
-        """Starts to load the lists of these drafts; returns at once. Blank texts are left out."""
+    def look_ahead(self, name: str, *texts: str, behind: Sequence[str] = ()) -> None:
+        """Starts to load the lists of these drafts; returns at once. Blank texts are left out.
+
+        ``behind``: the generations that it hides behind. Where all of them were measured, their time is its window.
+        """
         drafts = [text for text in texts if text.strip()]
         if not self._lookahead or not drafts:
             return
         started = self.now()
-        self.session.lookahead(self.retriever.embed(drafts), nprobe=self.retriever.nprobe)
+        seconds = [self._step_s.get(step, 0.0) for step in behind]
+        window = {"window_ms": sum(seconds) * 1e3} if seconds and all(seconds) else {}
+        self.session.lookahead(self.retriever.embed(drafts), nprobe=self.retriever.nprobe, **window)
         self.events.append(LookedAhead(name=name, texts=tuple(drafts), started_s=started, seconds=self.now() - started))
 
     def retrieve(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
-from hybridindex.config import check_number, check_whole
+from hybridindex.config import Setting, check_number, check_whole
 from hybridindex.errors import InvalidInputError
 from hybridindex.refresh.drift import DriftPolicy, DriftState, Window
 from hybridindex.refresh.planner import PlanningMode
@@ -25,29 +25,43 @@ class RefreshConfig:
 
     drift: DriftPolicy = field(default_factory=DriftPolicy)
     update: UpdatePolicy = field(default_factory=UpdatePolicy)
-    #: Bound on a request's latency and the part of requests that should keep it; None: the plan's SLO and percentile.
-    slo_ms: float | None = None
-    attainment: float | None = None
-    #: Recent queries that are kept, in memory only, half of them the newest. 0: none, and no plan is made from queries.
-    reservoir_queries: int = 4096
-    retention_s: float = 3600.0
-    #: Fewest recent queries that make a profile.
-    min_queries: int = 256
-    #: Weight of what earlier profiles counted; None: chosen by cross-validation.
-    decay: float | None = None
-    #: Part of the time in which a device may copy for a refresh.
-    bandwidth_share: float = 0.25
-    #: Seconds between two ticks; and between two updates without a trigger, None: only drift begins one.
-    tick_s: float = 1.0
-    interval_s: float | None = None
-    seed: int = 0
-    #: "process": profiles and plans are made in a process of low priority, started for each update. "here": on the
-    #: thread of the refresh, where no process may be started; searches wait for the GIL.
-    planning: PlanningMode = "process"
-    #: Longest time for that; a process that takes longer is killed, and the update fails.
-    planning_timeout_s: float = 300.0
-    #: Niceness of that process, 0 to 19. At 19 it gets a few hundredths of a core that is busy.
-    planning_nice: int = 19
+    slo_ms: Annotated[float | None, Setting(help="Bound on a request's latency; default the plan's SLO.")] = None
+    attainment: Annotated[
+        float | None, Setting(help="Part of the requests that should keep it; default the plan's percentile.")
+    ] = None
+    reservoir_queries: Annotated[
+        int,
+        Setting(
+            help="Recent queries that are kept, in memory only, half of them the newest. 0: none, and no plan is made "
+            "from queries.",
+            flag="--keep-queries",
+        ),
+    ] = 4096
+    retention_s: Annotated[float, Setting(help="Seconds that a query is kept.")] = 3600.0
+    min_queries: Annotated[int, Setting(help="Fewest recent queries that make a profile.")] = 256
+    decay: Annotated[
+        float | None,
+        Setting(help="Weight of what earlier profiles counted, 0 to 1; default chosen by cross-validation."),
+    ] = None
+    bandwidth_share: Annotated[float, Setting(help="Part of the time in which a device may copy for a refresh.")] = 0.25
+    tick_s: Annotated[float, Setting(help="Seconds between two looks at the load.")] = 1.0
+    interval_s: Annotated[
+        float | None, Setting(help="Seconds between two updates without a trigger; default only drift begins one.")
+    ] = None
+    seed: Annotated[int, Setting(help="Of every draw.")] = 0
+    planning: Annotated[
+        PlanningMode,
+        Setting(
+            help="Where plans are made. 'process': in one of low priority, started for each update. 'here': in this "
+            "one, where no process may be started; searches wait for the GIL."
+        ),
+    ] = "process"
+    planning_timeout_s: Annotated[
+        float, Setting(help="Seconds after which that process is killed, and the update fails.")
+    ] = 300.0
+    planning_nice: Annotated[
+        int, Setting(help="Niceness of that process, 0 to 19. At 19 it gets a few hundredths of a core that is busy.")
+    ] = 19
 
     def __post_init__(self) -> None:
         for name in ("slo_ms", "retention_s", "tick_s", "interval_s", "planning_timeout_s"):

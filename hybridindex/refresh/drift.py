@@ -15,10 +15,11 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
+from hybridindex.config import Setting
 from hybridindex.errors import InvalidInputError
 from hybridindex.types import F64, I64
 
@@ -61,21 +62,17 @@ class DriftState(StrEnum):
 class DriftPolicy:
     """When a window closes, and what makes a trigger. Raises InvalidInputError for values that make no sense."""
 
-    #: A window closes after so many requests or seconds, whichever comes first.
-    window_requests: int = 1000
-    window_s: float = 60.0
-    #: A window with fewer queries is thin and does not count.
-    min_queries: int = 50
-    #: Half width of the interval in standard errors, and the design effect of queries that resemble each other.
-    z: float = 3.0
-    design_effect: float = 2.0
-    #: Added to both sides of the interval, absolute.
-    tolerance: float = 0.01
-    #: So many of the last so many windows must be off.
-    off_windows: int = 2
-    of_windows: int = 3
-    #: Seconds after an update without a trigger.
-    cool_down_s: float = 300.0
+    window_requests: Annotated[int, Setting(help="Requests after which a window of the load closes.")] = 1000
+    window_s: Annotated[float, Setting(help="Seconds after which it closes, if that is earlier.")] = 60.0
+    min_queries: Annotated[int, Setting(help="A window with fewer queries is thin and does not count.")] = 50
+    z: Annotated[float, Setting(help="Half width of the hit rate's interval, in standard errors.")] = 3.0
+    design_effect: Annotated[
+        float, Setting(help="How much queries that resemble each other widen the hit rate's interval.")
+    ] = 2.0
+    tolerance: Annotated[float, Setting(help="Added to both sides of the hit rate's interval, absolute.")] = 0.01
+    off_windows: Annotated[int, Setting(help="Windows that must be off for a trigger.")] = 2
+    of_windows: Annotated[int, Setting(help="Newest windows among which they are counted.")] = 3
+    cool_down_s: Annotated[float, Setting(help="Seconds after an update without a trigger.")] = 300.0
 
     def __post_init__(self) -> None:
         for name in ("window_requests", "min_queries", "off_windows", "of_windows"):

@@ -90,7 +90,7 @@ class Planner(Protocol):
             RefreshError: the process that plans ended, was stopped, or took too long.
         """
 
-    def solve(self, profile: Profile, request: PlanRequest, arenas: Arenas) -> Plan:
+    def solve(self, profile: Profile, request: PlanRequest, arenas: Arenas | None) -> Plan:
         """See :func:`hybridindex.plans.planner.plan_again`; ``profile`` as :meth:`renew` gave it. Raises as it
         does.
         """
@@ -126,7 +126,7 @@ class PlanningHere:
             notes=options.notes,
         )
 
-    def solve(self, profile: Profile, request: PlanRequest, arenas: Arenas) -> Plan:
+    def solve(self, profile: Profile, request: PlanRequest, arenas: Arenas | None) -> Plan:
         return plan_again(profile, request, arenas)
 
     def weigh(self, plan: Plan, served: Served, bandwidth_share: float) -> tuple[Comparison, I64, I64]:

@@ -104,7 +104,7 @@ class PlanningProcess:
         )
         return replace(profile, id=None, created_at=created_at, access=access, notes=notes)
 
-    def solve(self, profile: Profile, request: PlanRequest, arenas: Arenas) -> Plan:
+    def solve(self, profile: Profile, request: PlanRequest, arenas: Arenas | None) -> Plan:
         """See :class:`hybridindex.refresh.planner.Planner`."""
         known = {"profile": profile}
         plan: Plan = self._call({"call": "solve", "request": request, "arenas": arenas}, known)

@@ -73,7 +73,7 @@ class _Calls:
         renewed = self._profile = renew_profile(profile, coarse, queries, **options)
         return renewed.access, renewed.notes, renewed.created_at
 
-    def _solve(self, *, request: PlanRequest, arenas: Arenas) -> Plan:
+    def _solve(self, *, request: PlanRequest, arenas: Arenas | None) -> Plan:
         from hybridindex.plans.planner import plan_again
 
         assert self._profile is not None, "solve before renew"

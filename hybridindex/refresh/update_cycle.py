@@ -18,7 +18,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
+from hybridindex.config import Setting
 from hybridindex.errors import InvalidInputError
 from hybridindex.plans.proposal import Comparison
 from hybridindex.refresh.drift import DriftPolicy, Expectation, Tick, Window, WindowClosed, pool_windows
@@ -82,20 +84,34 @@ class Outcome(StrEnum):
 class UpdatePolicy:
     """What a new plan must bring, and how it is verified. Raises InvalidInputError for bad values."""
 
-    #: The mean hit rate must rise by so much (absolute), or the predicted latency fall by such a fraction.
-    min_hit_rate_gain: float = 0.02
-    min_latency_gain: float = 0.05
-    #: The hit rate must rise by so much per GiB that moves, unless latency falls enough.
-    min_gain_per_gib: float = 0.0
-    #: A longer move is declined; None: no limit. Unknown times pass.
-    max_move_s: float | None = None
-    #: Windows that are not thin which decide after a move; 0: the plan is committed at once.
-    verify_windows: int = 2
-    #: After this, the windows seen so far decide; a plan that saw no request is committed as unverified.
-    verify_timeout_s: float = 600.0
-    #: Pause after an update that failed; doubled each time, up to the longest.
-    back_off_s: float = 60.0
-    max_back_off_s: float = 3600.0
+    min_hit_rate_gain: Annotated[
+        float,
+        Setting(help="A new plan must raise the mean hit rate by so much (absolute), or bring the gain in latency."),
+    ] = 0.02
+    min_latency_gain: Annotated[
+        float,
+        Setting(help="Fraction by which the predicted latency must fall, where the hit rate does not rise enough."),
+    ] = 0.05
+    min_gain_per_gib: Annotated[
+        float, Setting(help="The hit rate must rise by so much per GiB that moves, unless latency falls enough.")
+    ] = 0.0
+    max_move_s: Annotated[
+        float | None, Setting(help="Seconds; a longer move is declined. Default no limit; unknown times pass.")
+    ] = None
+    verify_windows: Annotated[
+        int, Setting(help="Windows that are not thin which decide after a move; 0: the plan is committed at once.")
+    ] = 2
+    verify_timeout_s: Annotated[
+        float,
+        Setting(
+            help="Seconds after which the windows seen so far decide; a plan that saw no request is committed as "
+            "unverified."
+        ),
+    ] = 600.0
+    back_off_s: Annotated[float, Setting(help="Pause in seconds after an update that failed; doubled each time.")] = (
+        60.0
+    )
+    max_back_off_s: Annotated[float, Setting(help="Longest such pause.")] = 3600.0
 
     def __post_init__(self) -> None:
         for name in ("min_hit_rate_gain", "min_latency_gain", "min_gain_per_gib", "verify_windows", "back_off_s"):

@@ -73,11 +73,13 @@ def expect(plan: Plan, router: Router, config: RefreshConfig) -> Expectation:
     )
 
 
-def arenas_of(router: Router) -> Arenas:
-    """Of the open devices."""
+def arenas_of(router: Router) -> Arenas | None:
+    """What the open devices may take; None where no budget is configured and each plan's own counts."""
+    if router.config.device_budget_bytes is None:
+        return None
     return Arenas(
         scratch=tuple(tier.reserved_bytes for tier in router.devices),
-        room=tuple(tier.capacity_bytes + tier.reserved_bytes for tier in router.devices),
+        room=tuple(tier.budget_bytes for tier in router.devices),
     )
 
 

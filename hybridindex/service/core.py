@@ -32,6 +32,7 @@ from hybridindex.plans.replan import PlanChanges
 from hybridindex.plans.stored import load_plan, plan_summary, resume_plan
 from hybridindex.refresh.config import UpdateRecord
 from hybridindex.refresh.refresher import Refresher
+from hybridindex.refresh.updater import arenas_of
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.router import Router
 from hybridindex.router.session import Session
@@ -302,15 +303,22 @@ class Service:
         return self.generations.open_session(client, lookahead_bytes=lookahead_bytes, window_ms=window_ms)
 
     def lookahead(
-        self, session_id: str, client: str, drafts: F32, *, nprobe: int | None = None, budget_bytes: int | None = None
+        self,
+        session_id: str,
+        client: str,
+        drafts: F32,
+        *,
+        nprobe: int | None = None,
+        budget_bytes: int | None = None,
+        window_ms: float | None = None,
     ) -> None:
         """Starts to copy lists for ``drafts`` (n, d) float32; returns at once.
 
         Raises:
-            UnknownSessionError, InvalidInputError.
+            UnknownSessionError, InvalidInputError, ProfileError.
         """
         with self.sessions.use(session_id, client) as session:
-            session.lookahead(drafts, nprobe=nprobe, budget_bytes=budget_bytes)
+            session.lookahead(drafts, nprobe=nprobe, budget_bytes=budget_bytes, window_ms=window_ms)
 
     def session_stats(self, session_id: str, client: str) -> dict[str, Any]:
         """Raises UnknownSessionError."""
@@ -487,14 +495,14 @@ class Service:
         return self._beside_current(plan, "requested", bandwidth_share)
 
     def _beside_current(self, plan: Plan, reason: str, bandwidth_share: float) -> Proposal:
-        current, there = self.router.plan, self.router.residency.list_device
+        current, there, arenas = self.router.plan, self.router.residency.list_device, arenas_of(self.router)
         return propose(
             plan,
             current,
             Served.by(current, there),
             reason=reason,
             bandwidth_share=bandwidth_share,
-            room_bytes=[tier.capacity_bytes for tier in self.router.devices],
+            room_bytes=None if arenas is None else [a - b for a, b in zip(arenas.room, arenas.scratch, strict=True)],
         )
 
     def _apply(self, proposal: Proposal, plan_id: int | None) -> int:

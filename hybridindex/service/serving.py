@@ -12,13 +12,25 @@ from hybridindex.errors import HybridIndexError, InfeasiblePlanError, ProfileErr
 from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.current import current_plan_id
+from hybridindex.plans.llm_profiles import step_times
 from hybridindex.plans.stored import how_to_apply, resume_plan
+from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.router.router import Router
 from hybridindex.service.config import ServiceConfig
+from hybridindex.service.settings import Settings, Table
 from hybridindex.store.control import ControlStore
 
-__all__ = ["CURE", "MakeRefresher", "PlanChoice", "Serving", "choose_plan", "close_serving", "open_serving"]
+__all__ = [
+    "CURE",
+    "MakeRefresher",
+    "PlanChoice",
+    "Serving",
+    "choose_plan",
+    "close_serving",
+    "open_serving",
+    "refresher_of",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +128,7 @@ def open_serving(
     settings = config.router
     if settings.devices and (on_host or (choice.plan is None and settings.device_budget_bytes is None)):
         settings = replace(settings, devices=(), device_budget_bytes=None, pin_host_lists=0)
-    router = index.router(choice.plan, config=settings)
+    router = index.router(choice.plan, config=settings, llm=step_times(store, choice.plan))
     try:
         refresher = None
         # Without a plan there is nothing to refresh; without devices it is asked for in vain, and says so.
@@ -138,3 +150,20 @@ def close_serving(serving: Serving, *, index: bool = True) -> None:
             close()
         except HybridIndexError:
             _log.exception("closing generation %d", serving.generation)
+
+
+def refresher_of(settings: Settings, given: Table, *, asked: bool | None) -> MakeRefresher | None:
+    """How to make a refresher; None where neither the table nor ``asked`` wants one.
+
+    Args:
+        settings: of a file.
+        given: what overrides it, as its tables.
+        asked: None: what the file says.
+
+    Raises:
+        InvalidInputError: a bad value, also where none is wanted.
+    """
+    config = settings.only("refresh").build(RefreshConfig, given.get("refresh"), table="refresh")
+    if not ("refresh" in settings.names() if asked is None else asked):
+        return None
+    return lambda index, router, store: Refresher(index, router, store, config)

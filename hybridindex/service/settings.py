@@ -41,8 +41,12 @@ class Entry:
     @property
     def flag(self) -> str:
         """Its option of the command line."""
+        return self.flag_after("")
+
+    def flag_after(self, prefix: str) -> str:
+        """The same where ``prefix`` stands before the names of fields."""
         flag = self.setting.flag if self.setting is not None else None
-        return flag or "--" + self.name.replace("_", "-")
+        return flag or "--" + f"{prefix}{self.name}".replace("_", "-")
 
 
 def entries(kind: type, *, inner: bool = True, tables: tuple[str, ...] = ()) -> Iterator[Entry]:

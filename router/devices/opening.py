@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from hybridindex.config import RouterConfig
 from hybridindex.errors import DeviceError, DeviceNotFoundError, InvalidInputError
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
+from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, format_bytes, scratch_for_budget
 from hybridindex.router.devices.host_lists import HostLists
+from hybridindex.router.lookahead.windows import Windows
 from hybridindex.tiers.contract.tier import Tier
 from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
 from hybridindex.tiers.serving import open_device_tier
@@ -25,7 +26,7 @@ __all__ = ["TierOpening", "device_budgets"]
 
 _log = logging.getLogger(__name__)
 
-#: Device bytes kept for lookahead, over all sessions, where the budget has them and nothing else is said.
+#: Device bytes kept for lookahead, over all sessions, where the budget has them and nothing is said or measured.
 _DEFAULT_LOOKAHEAD_BYTES = 256 << 20
 
 
@@ -50,20 +51,26 @@ def device_budgets(plan: Plan | None, config: RouterConfig) -> tuple[int, ...]:
 class TierOpening:
     """Opens the tiers of one router."""
 
-    def __init__(self, index: IVFIndex, plan: Plan | None, config: RouterConfig) -> None:
-        """``plan``: what the arenas are opened for.
+    def __init__(self, index: IVFIndex, plan: Plan | None, config: RouterConfig, windows: Windows) -> None:
+        """
+        Args:
+            plan: what the arenas are opened for.
+            windows: what can be copied behind generation.
 
         Raises:
             InvalidInputError: the configuration contradicts the plan.
         """
+        self._windows = windows
         self._index = index
         self._plan = plan
         self._config = config
         self._budgets = device_budgets(plan, config)
-        self._page_bytes = DEFAULT_PAGE_BYTES if plan is None else plan.request.page_bytes
-        geometry = PageGeometry.for_code_size(index.code_size, self._page_bytes)
+        self._most_page_bytes = DEFAULT_PAGE_BYTES if plan is None else plan.request.page_bytes
+        geometry = PageGeometry.for_code_size(index.code_size, self._most_page_bytes)
+        self._page_bytes = geometry.page_bytes
         #: (nlist,) int64 device bytes of each list, page rounding included.
         self.list_bytes: I64 = geometry.pages_for(index.list_sizes) * geometry.page_bytes
+        self._index_bytes = int(self.list_bytes.sum())
         #: Whether single lists come and leave: not where a codec has them come in shards.
         self.moves_single_lists = index.device_codec() is not None
         #: The host memory that the tiers share.
@@ -73,6 +80,43 @@ class TierOpening:
         """Device bytes of the lists that ``plan`` wants on one device."""
         return 0 if plan is None else int(self.list_bytes[plan.list_device == ordinal].sum())
 
+    def budget_of(self, plan: Plan | None, ordinal: int) -> int:
+        """What one device's arena may take at most, scratch included: what was configured, else the plan's."""
+        given = self._config.device_budget_bytes
+        return self._budgets[ordinal] if given is not None or plan is None else plan.request.budgets[ordinal]
+
+    def wanted_bytes(self, plan: Plan | None, ordinal: int) -> int:
+        """Bytes of pages that are of use on one device under ``plan``: its lists, and lookahead's share."""
+        return self.pinned_bytes(plan, ordinal) + self.lookahead_bytes(plan, ordinal)
+
+    def lookahead_bytes(self, plan: Plan | None, ordinal: int) -> int:
+        """Bytes of pages that are kept for sessions on one device under ``plan``, whose lists come first."""
+        if not self.moves_single_lists:
+            return 0
+        room = max(0, self.budget_of(plan, ordinal) - self.scratch_of(plan, ordinal))
+        # Whole pages, and no more than the whole index: that would never be used.
+        room = min(room - room % self._page_bytes, self._index_bytes)
+        left = room - self.pinned_bytes(plan, ordinal)
+        asked = self._config.lookahead_bytes
+        if asked is None:
+            asked = self._windows.share_bytes(plan)
+        return max(0, min(_DEFAULT_LOOKAHEAD_BYTES if asked is None else asked, left))
+
+    def _say_lookahead(self, plan: Plan | None, tier: Tier) -> None:
+        asked, measured = self._config.lookahead_bytes, self._windows.describe(plan)
+        default = f"{format_bytes(_DEFAULT_LOOKAHEAD_BYTES)}: no window or no bandwidth was measured"
+        why = "as configured" if asked is not None else measured or default
+        nbytes = format_bytes(self.lookahead_bytes(plan, tier.ordinal))
+        budget = format_bytes(self.budget_of(plan, tier.ordinal))
+        _log.info("device %s: %s for lookahead (%s), within a budget of %s", tier.label, nbytes, why, budget)
+
+    def scratch_of(self, plan: Plan | None, ordinal: int) -> int:
+        """What of one device's budget is for scans: as ``plan`` has it, where that has this budget."""
+        budget = self.budget_of(plan, ordinal)
+        if plan is not None and budget == plan.request.budgets[ordinal]:
+            return plan.request.scratch[ordinal]
+        return scratch_for_budget(budget)
+
     def open(self, ordinal: int) -> Tier:
         """The tier of one device. One that cannot be used holds nothing, and says why.
 
@@ -81,24 +125,17 @@ class TierOpening:
         """
         plan, config = self._plan, self._config
         name, budget = config.devices[ordinal], self._budgets[ordinal]
-        pinned = self.pinned_bytes(plan, ordinal)
-        scratch = scratch_for_budget(budget)
-        if plan is not None and budget == plan.request.budgets[ordinal]:
-            scratch = plan.request.scratch[ordinal]
-        lookahead_bytes = config.lookahead_bytes if self.moves_single_lists else 0
-        if lookahead_bytes is None:
-            lookahead_bytes = max(0, min(_DEFAULT_LOOKAHEAD_BYTES, budget - scratch - pinned))
-        # More than the whole index would never be used.
-        wanted = min(pinned + lookahead_bytes, int(self.list_bytes.sum()))
         try:
             tier = open_device_tier(
                 self._index,
                 name,
                 ordinal,
                 budget_bytes=budget,
-                wanted_bytes=wanted,
+                wanted_bytes=self.wanted_bytes(plan, ordinal),
                 memory=PagedMemory(
-                    scratch_bytes=scratch, page_bytes=self._page_bytes, pinned=self.host_lists.memory_for(name)
+                    scratch_bytes=self.scratch_of(plan, ordinal),
+                    page_bytes=self._most_page_bytes,
+                    pinned=self.host_lists.memory_for(name),
                 ),
                 without_room="retry" if config.health.retry_open else "fail",
             )
@@ -108,6 +145,8 @@ class TierOpening:
             _log.error("%s; the host serves its lists", error)
             tier = DeviceTier(self._index, name, ordinal, budget_bytes=0, wanted_bytes=0, without_room="fail")
             tier.disabled_reason = str(error)
-        if tier.disabled_reason and pinned:
+        if tier.disabled_reason and self.pinned_bytes(plan, ordinal):
             _log.warning("device %s holds nothing: %s", tier.label, tier.disabled_reason)
+        elif self.moves_single_lists:
+            self._say_lookahead(plan, tier)
         return tier

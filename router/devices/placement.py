@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import numpy as np
 
+from hybridindex.config import RouterConfig
 from hybridindex.errors import RouterClosedError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.router.batch.parts import RouterParts
-from hybridindex.router.devices.host_lists import HostLists
+from hybridindex.router.devices.opening import TierOpening
 from hybridindex.router.lookahead.prefetch import Lookahead
 from hybridindex.tiers.contract.bounded_join import LOOK_S
 from hybridindex.tiers.contract.tier import LoadReport, Tier
@@ -42,26 +43,24 @@ class Placement:
         plan: Plan | None,
         parts: RouterParts,
         lookahead: Lookahead,
-        host_lists: HostLists,
-        promised_bytes: Sequence[int],
-        *,
-        stuck_s: float,
+        opening: TierOpening,
+        config: RouterConfig,
     ) -> None:
         """
         Args:
             plan: whose lists :meth:`apply` is going to bring first.
-            host_lists: chosen anew with each plan.
-            promised_bytes: per device, pages that are for sessions: a larger plan does not get them back from them.
-            stuck_s: how long a move is waited for after :meth:`settle`: it may never end.
+            opening: says what each arena is for under a plan, and owns the host memory, which is chosen anew with it.
+            config: says how long a move is waited for after :meth:`settle`, which may never end.
         """
         self._tiers = parts.tiers
         self._paged = parts.paged
         self._residency = parts.residency
         self._list_bytes = parts.device_list_bytes
         self._lookahead = lookahead
-        self._promised_bytes = promised_bytes
-        self._host_lists = host_lists
-        self._stuck_s = stuck_s
+        self._opening = opening
+        self._host_lists = opening.host_lists
+        self._stuck_s = config.health.stuck_s
+        self._gives_memory_back = config.shrink_arenas
         self._lock = threading.Lock()
         #: One for each change of plan that waits for the lock. Restoring lists stops for it.
         self._waiting: list[None] = []
@@ -95,13 +94,14 @@ class Placement:
         """A device works again: its lists of the plan come back."""
         with self._lock:
             if self.plan is not None and not self._gives_way():
+                self._resize(self.plan, tier)
                 self._wait_for(self._load_planned(self.plan, tier, _LATE_SHARE, self._gives_way))
             if self._host_lists.due:
                 self._choose_host_lists(_LATE_SHARE)
 
     def complete(self) -> None:
         """Lists of the plan that found no page, because sessions had them, come once one is free; so do those for
-        page-locked memory."""
+        page-locked memory. Memory that an arena could not give back or take before goes or comes now."""
         if not self._lock.acquire(blocking=False):
             return  # a change of plan brings them, if it wants them
         try:
@@ -110,6 +110,8 @@ class Placement:
             for tier in self._paged:
                 if self.plan is None or self._gives_way():
                     return
+                if tier.arena.nbytes != self._opening.wanted_bytes(self.plan, tier.ordinal):
+                    self._resize(self.plan, tier)
                 lists = self._missing_that_fit(self.plan, tier)
                 if lists and tier.usable:
                     with self._lookahead.room_for(tier, np.array(lists)):
@@ -153,6 +155,10 @@ class Placement:
                 dropped = self._residency.publish({}, drops=[int(i) for i in np.flatnonzero(stale)])
                 # The new lists may need the old ones' pages, and batches in flight still read those.
                 self._wait_reclaimed(dropped.version)
+            # Arenas may share a device: what one gives back, another may take.
+            growth = [self._opening.wanted_bytes(plan, tier.ordinal) - tier.capacity_bytes for tier in self._tiers]
+            for ordinal in np.argsort(growth, kind="stable").tolist():
+                self._resize(plan, self._tiers[ordinal])
             waiting = [self._load_planned(plan, tier, bandwidth_share, lambda: self._settled) for tier in self._tiers]
             for future in waiting:
                 self._wait_for(future)  # a failed device is marked and logged by its tier
@@ -160,6 +166,19 @@ class Placement:
             # A session's copy may have brought one to another device meanwhile.
             if self._settled or not ((target >= 0) & (current >= 0) & (current != target)).any():
                 return
+
+    def _resize(self, plan: Plan, tier: Tier) -> None:
+        """Gives a device's memory the size that ``plan`` asks for. For a lower budget to hold, lists may have to leave
+        pages that go; those of the plan come back into others."""
+        wanted = self._opening.wanted_bytes(plan, tier.ordinal)
+        if not self._gives_memory_back:
+            wanted = max(wanted, tier.capacity_bytes)
+        budget, scratch = self._opening.budget_of(plan, tier.ordinal), self._opening.scratch_of(plan, tier.ordinal)
+        tier.resize(wanted, budget, scratch)
+        lists = tier.lists_beyond(self._residency.current, budget)
+        if len(lists):
+            self._wait_reclaimed(self._residency.publish({}, drops=lists.tolist()).version)
+            tier.resize(wanted, budget, scratch)
 
     def _wait_reclaimed(self, version: int) -> None:
         for _ in range(round(_RECLAIM_TIMEOUT_S / LOOK_S)):
@@ -198,7 +217,7 @@ class Placement:
         first."""
         there, list_bytes = self._residency.current.list_device, self._list_bytes
         placed = int(list_bytes[(plan.list_device == tier.ordinal) & (there == tier.ordinal)].sum())
-        beside = tier.arena.nbytes - self._promised_bytes[tier.ordinal] - placed
+        beside = tier.arena.nbytes - self._opening.lookahead_bytes(plan, tier.ordinal) - placed
         room = min(beside, self._lookahead.room_for_plan(tier))
         fitting = []
         for list_id in plan.resident_lists.tolist():

@@ -78,7 +78,9 @@ class _Draft:
     #: (n, scan_dim) float32.
     queries: F32
     nprobe: int
+    #: Over all rounds of its session, and of this one.
     budget_bytes: int
+    round_bytes: int
     future: Future[None]
 
 
@@ -112,15 +114,26 @@ class Lookahead:
 
     # For sessions
 
-    def prefetch(self, session: SessionLists, queries: F32, nprobe: int, budget_bytes: int) -> Future[None]:
+    def prefetch(
+        self, session: SessionLists, queries: F32, nprobe: int, budget_bytes: int, round_bytes: int
+    ) -> Future[None]:
         """Queues the move of what ``queries`` (n, scan_dim) will probe; returns at once.
+
+        ``budget_bytes`` is over all rounds of the session, ``round_bytes`` for this one.
 
         The future is done when the bytes have landed or the session was closed.
         """
         future: Future[None] = Future()
         # Bytes on their way cannot be called back: a caller who cancels only stops waiting.
         future.set_running_or_notify_cancel()
-        draft = _Draft(session=session, queries=queries, nprobe=nprobe, budget_bytes=budget_bytes, future=future)
+        draft = _Draft(
+            session=session,
+            queries=queries,
+            nprobe=nprobe,
+            budget_bytes=budget_bytes,
+            round_bytes=round_bytes,
+            future=future,
+        )
         with self._lock:
             if self._closed:
                 raise RouterClosedError("the router is closed")
@@ -307,7 +320,7 @@ class Lookahead:
             # Rounds of one session share its budget. What is there already costs nothing.
             self._refs.note_lost(session, present)
             left = draft.budget_bytes - int(list_bytes[list(session.charged)].sum()) - session.bytes_coming
-            chosen, left_out = choose_lists(probes, list_bytes, present, left)
+            chosen, left_out = choose_lists(probes, list_bytes, present, min(left, draft.round_bytes))
             coming = int(list_bytes[chosen].sum())
             session.bytes_coming += coming
 

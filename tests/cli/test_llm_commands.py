@@ -23,7 +23,7 @@ QUICK = ("--input-tokens", 20, "--output-tokens", 3, "--max-concurrency", 2, "--
 def made(tmp_path_factory):
     path = tmp_path_factory.mktemp("made") / "idx"
     with hx.build(clustered(2500, seed=1), path, nlist=24, metric="l2", nprobe=6) as index:
-        index.profile(clustered(300, seed=2), 6, max_seconds=1)
+        index.profile(clustered(300, seed=2), 6, devices=0, max_seconds=1)
     return path
 
 
@@ -93,7 +93,7 @@ def test_profile_without_a_subject_is_of_an_index(cli, index, tmp_path) -> None:
         ("-q", tmp_path / "q.npy", index),
         ("index", index, "-q", tmp_path / "q.npy"),
     ):
-        answer = cli("profile", *words, "--max-seconds", 0.5, "--json")
+        answer = cli("profile", *words, "--max-seconds", 0.5, "--no-device", "--json")
         assert answer.code == 0, answer.err
         assert answer.json["nprobe"] == 6
 

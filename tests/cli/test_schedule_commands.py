@@ -7,7 +7,9 @@ import re
 
 import pytest
 
+import hybridindex as hx
 from hybridindex.cli.console import ExitCode
+from tests.clustered import clustered
 
 PAPER = ("--chip", "xpu-c", "--chips", 128, "--servers", 32)
 
@@ -124,6 +126,17 @@ def test_hardware_is_listed_with_its_sources(cli):
     refused = cli("hardware", "abacus")
     assert refused.code == ExitCode.BAD_INPUT
     assert "NAME is 'abacus'; expected one of a100" in refused.err
+
+
+def test_retrieval_can_be_what_a_profile_measured(cli, planned_index, tmp_path):
+    modelled, measured = (
+        cli("schedule", "case1", "--chips", 8, *words, "--json").json["frontier"]
+        for words in ((), ("--profile", planned_index))
+    )
+    assert measured != modelled
+    empty = tmp_path / "bare"
+    hx.build(clustered(300, seed=1), empty, nlist=8, metric="l2").close()
+    assert cli("schedule", "case1", "--profile", empty, "--json").code == ExitCode.NO_PROFILE
 
 
 def test_points_that_are_alike_are_one_row_and_none_is_left_out(cli):

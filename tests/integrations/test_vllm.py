@@ -13,7 +13,7 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.integrations.vllm import check_fit, room_beside, share_with
 from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.types import LLMProfile
+from hybridindex.types import LLMProfile, TransferSample
 from tests.partitioner.synthetic import make_profile
 
 GIB = 1 << 30
@@ -34,7 +34,7 @@ def test_the_cache_is_what_the_profile_leaves_beside_the_index(plan: Plan) -> No
     share = share_with(plan, device_memory_bytes=80 * GIB, model_bytes=16 * GIB)
     assert plan.device_bytes <= share.index_bytes[0] <= plan.device_bytes + (256 << 20)
     assert share.kv_cache_memory_bytes == 40 * GIB - share.index_bytes[0]
-    assert share.notes == ()
+    assert share.notes == (f"with another plan the index may grow to its budget, {8 * GIB} bytes",)
     assert share.arguments() == [
         "--kv-cache-memory-bytes",
         str(share.kv_cache_memory_bytes),
@@ -104,3 +104,13 @@ def test_room_beside_a_running_engine_counts_the_context_that_is_there_already()
     words, enough = room_beside(999, index_bytes=1000, context_bytes=None)
     assert not enough
     assert words == "the index may take 1000 bytes and its process an unknown part, 999 were free"
+
+
+def test_lookahead_counts_as_the_router_takes_it(plan: Plan) -> None:
+    llm = replace(LLM, generation_s={"answer": 2.0, "decide": 0.1})
+    copies = (TransferSample(device="gpu", pinned=False, nbytes=1 << 30, seconds=1.0),)
+    request = PlanRequest.resolve(slo_ms=50, device_budget_bytes=8 * GIB, coverage=0.5, llm=llm)
+    measured = make_plan(replace(make_profile(), transfers=copies), request)
+    share = share_with(measured, device_memory_bytes=80 * GIB)
+    assert share.index_bytes[0] == max(measured.device_bytes, measured.request.scratch[0]) + 2 * GIB
+    assert share.index_bytes != share_with(plan, device_memory_bytes=80 * GIB).index_bytes

@@ -150,7 +150,7 @@ def test_a_session_without_a_window_takes_the_engines(index_path, monkeypatch) -
         def budget(**options) -> int:
             name = service.open_session("me", **options)
             with service.sessions.use(name, "me") as session:
-                return session._lookahead_bytes
+                return session._budgets.in_all
 
         default = budget()
         monkeypatch.setattr(ENGINE_LOAD, "window_ms", lambda: 1e-3)

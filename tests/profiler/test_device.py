@@ -9,7 +9,7 @@ import pytest
 
 import hybridindex.profiler.device as device_module
 from hybridindex.errors import DeviceNotFoundError
-from hybridindex.profiler.device import time_device, time_transfers
+from hybridindex.profiler.device import room_to_measure, time_device, time_transfers
 from hybridindex.profiler.request import ProfileRequest
 
 torch = pytest.importorskip("torch")
@@ -59,6 +59,15 @@ def test_only_what_fits_the_budget_is_scanned(index, queries, order, monkeypatch
     assert 0 < timing.notes["lists_loaded"] < index.nlist
     assert all(s.coverage <= timing.notes["coverage_loaded"] for s in timing.samples)
     assert max(t.nbytes for t in timing.transfers) <= 2 * 65536 + 32768
+
+
+def test_without_a_budget_every_list_is_measured_as_far_as_there_is_room(index, queries, order, monkeypatch):
+    timing = timed(index, "cpu", queries, order, device_budget_bytes=None)
+    assert timing.notes["lists_loaded"] == (index.list_sizes > 0).sum()
+    assert timing.notes["budget_bytes"] == room_to_measure(index, ["cpu"])
+    monkeypatch.setattr(device_module, "available_bytes", lambda _device: 1 << 18)
+    monkeypatch.setattr(device_module.os, "sysconf", lambda name: 1 << 9)
+    assert room_to_measure(index, ["cpu"], 3) == (1 << 18) // 4
 
 
 def test_a_budget_below_one_page_gives_transfers_only(index, queries, order):

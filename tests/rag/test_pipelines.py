@@ -15,7 +15,7 @@ from hybridindex.rag.prompts import lines_of_list, says_no, says_yes
 from hybridindex.rag.records import Generated, LookedAhead, Retrieved
 from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.steps import Steps
-from tests.rag.world import embedder, names, query_embedder, replay, spoken
+from tests.rag.world import LandingSession, embedder, names, query_embedder, replay, spoken
 
 QUESTION = "what is a planet"
 #: What an LLM says in one run of each pipeline.
@@ -61,6 +61,16 @@ STEPS = {
     "self_rag": ["L question", "G decide", "R question", *["G answer", "G critique"] * 3],
     "plain": ["R question", "G answer"],
 }  # fmt: skip
+#: What hides each of their lookaheads.
+HIDDEN = {
+    "hyde": [("hypothesis",)],
+    "sub_question": [("sub_questions",)],
+    "iterative": [("narrow",), ("judge", "narrow"), ("judge", "narrow")],
+    "iter_retgen": [("answer",), ("answer",)],
+    "flare": [("tentative",)] * 3,
+    "self_rag": [("decide",)],
+    "plain": [],
+}
 ANSWERS = {
     "hyde": "dust and light",
     "sub_question": "both of them",
@@ -301,3 +311,30 @@ def test_short_answers_are_read():
     assert [says_no(text) for text in ("No", " **no**, it", "yes", "", "nothing", "Yes, no")] == [
         True, True, False, False, False, False,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_lookahead_has_the_time_of_the_generations_that_hide_it(name, retriever, monkeypatch):
+    """Those that stand between it and the search, or the lookahead after it; nothing where one was not measured."""
+    windows = []
+    looked = LandingSession.lookahead
+    monkeypatch.setattr(
+        LandingSession,
+        "lookahead",
+        lambda self, drafts, /, *, nprobe=None, window_ms=None: (
+            windows.append(window_ms),
+            looked(self, drafts, nprobe=nprobe),
+        ),
+    )
+    spoke = [step.name for step in SAID[name]]
+    seconds = {step: 2.0**number for number, step in enumerate(dict.fromkeys(spoke))}
+    for known, expected in ((seconds, HIDDEN[name]), ({}, [()] * len(HIDDEN[name]))):
+        windows.clear()
+        with Steps(QUESTION, retriever, replay(*SAID[name]), step_s=known) as steps:
+            PIPELINES[name](steps)
+        assert windows == [sum(seconds[step] for step in behind) * 1e3 or None for behind in expected]
+    named = Retriever(retriever.source, embedder(), retriever.documents, lookahead_bytes=1 << 20)
+    windows.clear()
+    with Steps(QUESTION, named, replay(*SAID[name]), step_s=seconds) as steps:
+        PIPELINES[name](steps)
+    assert set(windows) <= {None}, "the retriever says what to move"

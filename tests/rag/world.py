@@ -148,9 +148,12 @@ class LandingSource:
 class LandingSession:
     def __init__(self, session: Session) -> None:
         self.within = session
+        #: Of each lookahead.
+        self.windows: list[float | None] = []
 
-    def lookahead(self, drafts: Any, /, *, nprobe: int | None = None) -> None:
-        self.within.lookahead(drafts, nprobe=nprobe).result(30)
+    def lookahead(self, drafts: Any, /, *, nprobe: int | None = None, window_ms: float | None = None) -> None:
+        self.windows.append(window_ms)
+        self.within.lookahead(drafts, nprobe=nprobe, window_ms=window_ms).result(30)
 
     def search(self, queries: Any, /, k: int = 10, nprobe: int | None = None, **options: Any) -> SearchResult:
         return self.within.search(queries, k, nprobe, **options)

@@ -12,6 +12,7 @@ from hybridindex.errors import (
     ProfileMismatchError,
     RefreshError,
 )
+from hybridindex.paging import PageGeometry
 from hybridindex.partitioner.plan import make_plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.plans.current import PLAN_CURRENT, current_plan, current_plan_id, same_decision
@@ -195,17 +196,31 @@ def test_a_new_target_is_solved_for_and_a_fixed_coverage_has_to_be_given_up_for_
     assert proposal.plan.coverage == 0, "the host alone meets it"
 
 
-def test_plans_stay_within_the_open_arenas(make_world, index, profile):
+def test_plans_stay_within_what_the_devices_may_take(make_world, index, profile):
+    """Which is what was configured, whatever the plan at the opening needed."""
     roomy = index.plan(50, 1 << 40, profile, coverage=0.2)
-    world = make_world(store=False, lookahead_bytes=0, plan=roomy)
+    geometry = PageGeometry.for_code_size(index.ivf.code_size)
+    budget = int(geometry.pages_for(index.list_sizes).sum()) * geometry.page_bytes // 2
+    world = make_world(store=False, lookahead_bytes=0, plan=roomy, device_budget_bytes=budget)
     world.serve(1, seed=12)
-    arena = world.router.devices[0].arena.nbytes
+    [tier] = world.router.devices
+    before = tier.arena.nbytes
     proposal = world.refresher.propose("everything", PlanChanges(coverage=1.0))
-    geometry = world.router.devices[0].geometry
     pages = geometry.pages_for(world.index.list_sizes[proposal.plan.resident_lists]).sum()
-    assert 0 < pages * geometry.page_bytes <= arena
+    assert 0 < pages * geometry.page_bytes <= budget - tier.scratch_bytes
     assert proposal.plan.coverage < 1
     assert proposal.plan.request.budgets == (1 << 40,)
+    assert f"{budget:,} bytes" in proposal.plan.reason
+    world.refresher.apply(proposal)
+    assert world.router.stats().unplaced_lists == 0
+    assert before < tier.arena.nbytes <= budget - tier.scratch_bytes
+
+
+def test_without_a_configured_budget_the_plan_s_own_counts(make_world, index, profile):
+    world = make_world(store=False, lookahead_bytes=0, plan=index.plan(50, 1 << 40, profile, coverage=0.2))
+    world.serve(1, seed=12)
+    proposal = world.refresher.propose("everything", PlanChanges(coverage=1.0))
+    assert proposal.plan.coverage == 1
     world.refresher.apply(proposal)
     assert world.router.stats().unplaced_lists == 0
 

@@ -73,7 +73,7 @@ def test_a_scan_that_never_ends_is_answered_by_the_host_and_left_behind(index, s
         check(index, QUERIES[i:], 10, 8, future.result(0))
     [record] = [r for r in caplog.records if "left behind" in r.message]
     assert f"device {tier.label}: a scan does not end" in record.message
-    assert len(tier.arena.data) == tier.arena.pages.n_pages, "its memory went under the scan"
+    assert len(tier.arena.data) >= tier.arena.pages.n_pages > 0, "its memory went under the scan"
     assert router._residency.n_leases > lease
     ended(router.close)
     scan.go_on.set()
@@ -152,7 +152,7 @@ def test_a_copy_that_never_ends_is_left_with_all_that_it_reads_and_writes(index,
     ended(router.close)
     landed.result(0)
     assert f"device {tier.label}: a move does not end" in caplog.text
-    assert len(tier.arena.data) == tier.arena.pages.n_pages
+    assert len(tier.arena.data) >= tier.arena.pages.n_pages > 0
     assert router.stats().pinned_host_bytes == held
     write.go_on.set()
     tier._mover.join(WAIT_S)

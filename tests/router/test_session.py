@@ -14,6 +14,7 @@ from hybridindex.errors import InvalidInputError, RouterClosedError, RouterError
 from hybridindex.paging import scratch_for_budget
 from hybridindex.router import Router
 from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.types import LLMProfile
 from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
 from tests.router.test_router import check
 from tests.stuck import Stuck
@@ -316,9 +317,9 @@ def test_lookaheads_that_cannot_be_quantized_fail_and_the_next_one_goes_on(index
 
 def test_a_window_asks_the_plan_once(index):
     """Pipelines have few windows; whoever has very many does not fill the memory with answers."""
-    plan, asked = hand_made_plan(index, np.zeros(NLIST)), []
+    plan, asked = hand_made_plan(index, np.full(NLIST, -1)), []
 
-    def budget(window_ms, *, share_bytes):
+    def budget(window_ms, *, share_bytes, pinned):
         asked.append(window_ms)
         return SimpleNamespace(nbytes=int(window_ms))
 
@@ -329,7 +330,7 @@ def test_a_window_asks_the_plan_once(index):
         assert asked == [5, 6]
         for window in range(1, 1000):
             router.session(window_ms=window).close()
-        assert len(router._window_budgets) < 500
+        assert len(router._windows._known) < 500
 
 
 def test_a_plan_adopts_lists_that_a_session_brought(index):
@@ -555,3 +556,68 @@ def test_bad_arguments_of_submit_are_raised_at_once(index):
         router.close()
         with pytest.raises(RouterClosedError):
             session.submit(clustered(1))
+
+
+# Windows that were measured
+
+
+def planned_in(index, **facts):
+    """A plan whose copies take a second for a MiB, for an LLM with two measured steps."""
+    plan, asked = hand_made_plan(index, np.full(NLIST, -1)), []
+    plan.request.llm = LLMProfile(kv_cache_bytes=1, throughput_rps=1.0, generation_s={"narrow": 0.5, "answer": 2.0})
+
+    def budget(window_ms, *, share_bytes, pinned):
+        asked.append((window_ms, pinned))
+        return SimpleNamespace(nbytes=min(share_bytes, int(window_ms * (1 << 20) / 1e3)))
+
+    accesses = SimpleNamespace(list_accesses=np.zeros(NLIST))
+    plan.analysis = SimpleNamespace(profile=SimpleNamespace(access=accesses))
+    plan.lookahead_budget = budget
+    plan.copy_bytes_per_s = lambda *, pinned: (4 if pinned else 1) << 20
+    return plan, asked
+
+
+def test_what_is_kept_for_sessions_follows_from_the_longest_step_and_the_bandwidth(index, caplog):
+    plan, _ = planned_in(index)
+    page = 65_536 // (DIM * 4) * DIM * 4
+    caplog.set_level("INFO", logger="hybridindex")
+    for options, nbytes, why in (
+        ({}, 2 << 20, "2000 ms of generation at 1.00 MiB/s"),
+        ({"window_ms": 250}, 1 << 18, "250 ms of generation at 1.00 MiB/s"),
+        ({"window_ms": 250, "pin_host_lists": 1 << 20}, 1 << 20, "250 ms of generation at 4.00 MiB/s"),
+        ({"lookahead_bytes": 1 << 17}, 1 << 17, "as configured"),
+        ({"device_budget_bytes": 1 << 18}, (1 << 18) * 7 // 8 // page * page, "2000 ms of generation"),
+    ):
+        caplog.clear()
+        with Router(index, plan=plan, devices=["cpu"], **options) as router:
+            [tier] = router.devices
+            most = int(router._opening.list_bytes.sum())
+            assert tier.arena.nbytes == min(-(-nbytes // page) * page, most)
+            assert f"for lookahead ({why}" in caplog.text
+
+
+def test_each_lookahead_has_the_window_of_its_step(index):
+    plan, asked = planned_in(index)
+    with Router(index, plan=plan, devices=["cpu"]) as router:
+        assert router.window_ms == 2000
+        with router.session() as session:
+            session.lookahead(clustered(1), nprobe=4, step="narrow").result(30)
+            session.lookahead(clustered(1), nprobe=4, window_ms=70).result(30)
+            session.lookahead(clustered(1), nprobe=4).result(30)
+            router.session(step="answer").close()
+        assert asked == [(2000, False), (500, False), (70, False)]
+        with pytest.raises(InvalidInputError, match="step is 'rewrite'; expected one of narrow, answer"):
+            router.session(step="rewrite")
+        with router.session() as session, pytest.raises(InvalidInputError, match="window_ms and step are both given"):
+            session.lookahead(clustered(1), window_ms=3, step="narrow")
+
+
+def test_a_round_moves_no_more_than_its_window_hides(index):
+    plan, _ = planned_in(index)
+    page = 65_536 // (DIM * 4) * DIM * 4
+    window_ms = 2.5 * page / (1 << 20) * 1e3
+    with Router(index, plan=plan, devices=["cpu"], lookahead_bytes=1 << 30) as router, router.session() as session:
+        session.lookahead(clustered(1), nprobe=NLIST, window_ms=window_ms).result(30)
+        assert session.stats.lists_moved == 2
+        session.lookahead(clustered(1), nprobe=NLIST, window_ms=window_ms).result(30)
+        assert session.stats.lists_moved == 4

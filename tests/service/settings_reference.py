@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from hybridindex.refresh.config import RefreshConfig
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.settings import Entry, entries
 
@@ -13,16 +14,18 @@ __all__ = ["tables"]
 def tables() -> dict[str, str]:
     """Title of a table of the settings file ("" for the top level) -> its rows, as markdown."""
     found: dict[str, list[str]] = {}
-    for entry in entries(ServiceConfig):
+    for entry in (*entries(ServiceConfig), *entries(RefreshConfig, tables=("refresh",))):
         assert entry.setting is not None, f"{entry.name} does not say what it means"
-        row = f"| `{entry.name}` | {_flag(entry)} | {_default(entry)} | {entry.setting.help} |"
+        prefix = f"{entry.tables[-1]}_" if entry.tables[:1] == ("refresh",) else ""
+        row = f"| `{entry.name}` | {_flag(entry, prefix)} | {_default(entry)} | {entry.setting.help} |"
         found.setdefault(".".join(entry.tables), []).append(row)
     head = "| key | option | default | meaning |\n| --- | --- | --- | --- |\n"
     return {table: head + "\n".join(rows) + "\n" for table, rows in found.items()}
 
 
-def _flag(entry: Entry) -> str:
-    return f"`{entry.flag}`" + (f", `--no-{entry.flag[2:]}`" if "bool" in str(entry.type) else "")
+def _flag(entry: Entry, prefix: str) -> str:
+    flag = entry.flag_after(prefix)
+    return f"`{flag}`" + (f", `--no-{flag[2:]}`" if "bool" in str(entry.type) else "")
 
 
 def _default(entry: Entry) -> str:

@@ -19,12 +19,15 @@ from hybridindex.errors import (
     ProfileError,
 )
 from hybridindex.plans.current import make_current
+from hybridindex.plans.llm_profiles import save_llm_measurement
+from hybridindex.profiler.hardware import hardware_info
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
 from hybridindex.service.search_request import SearchRequest
 from hybridindex.service.status import status_of
+from hybridindex.types import LLMMeasurement, LLMProfile
 from tests.service.conftest import assert_same, held_engine
 
 
@@ -172,6 +175,40 @@ def test_a_fixed_coverage_and_a_new_target_contradict_each_other_and_solve_gives
     assert solved["plan"]["slo_ms"] == 40
     assert service.router.plan.request.coverage is None
     assert service.repartition(apply=False, slo_ms=30)["plan"]["slo_ms"] == 30
+
+
+def test_what_was_planned_is_there_and_the_answer_says_so(make_service, queries):
+    service = make_service(router={"device_budget_bytes": 16 << 20})
+    [tier] = service.router.devices
+    for coverage in (0.1, 0.6, 0.2):
+        dry = service.repartition(apply=False, coverage=coverage)
+        done = service.repartition(apply=True, coverage=coverage)
+        assert dry["plan"] == done["plan"]
+        assert dry["planned"] == done["planned"]
+        assert {**done["placed"], "reason": ""} == {**dry["placed"], "reason": ""}
+        assert done["placed"]["bytes"] == done["planned"]["bytes"] == tier.used_bytes
+        assert done["placed"]["lists"] == done["planned"]["lists"] == service.router.residency.n_resident
+        assert done["unplaced_lists"] == 0
+        assert tier.capacity_bytes + tier.reserved_bytes <= 16 << 20
+        assert search(service, queries).ids.shape == (20, 10)
+
+
+def test_measured_steps_are_the_windows_of_sessions(make_service, index_path):
+    steps = {"answer": 1.5, "narrow": 0.2}
+    measured = LLMMeasurement(
+        created_at="2026-01-01T00:00:00+00:00",
+        hardware_fingerprint=hardware_info().fingerprint,
+        model="m",
+        method="server",
+        profile=LLMProfile(kv_cache_bytes=1, throughput_rps=1.0, points=((1, 1.0),), generation_s=steps),
+        levels=(),
+    )
+    with hx.open(index_path) as index, index.store() as store:
+        save_llm_measurement(store, measured)
+    service = make_service()
+    assert service.router.window_ms == 1500
+    with pytest.raises(InvalidInputError, match="expected one of answer, narrow"):
+        service.router.session(step="rewrite")
 
 
 def test_without_devices_nothing_can_move(make_service, queries):

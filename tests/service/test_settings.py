@@ -16,7 +16,8 @@ from hybridindex.cli.console import ExitCode
 from hybridindex.config import RouterConfig, RouterSettings
 from hybridindex.errors import InvalidInputError
 from hybridindex.integrations.vllm_endpoint import PluginSettings
-from hybridindex.service import daemon
+from hybridindex.refresh.config import RefreshConfig
+from hybridindex.service import daemon, serving
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.settings import entries, read_settings
 from tests.cli.conftest import cli  # noqa: F401 - a fixture
@@ -166,6 +167,43 @@ def test_a_refresher_is_made_where_the_file_or_an_option_asks_for_one(served, tm
     assert served("--config", file, "--no-refresh")[1]["make_refresher"] is None
     assert served("--config", file)[1]["make_refresher"] is not None
     assert served("--refresh", "--keep-queries", 5)[1]["make_refresher"] is not None
+
+
+FOLLOWING = tuple(entries(RefreshConfig, tables=("refresh",)))
+
+
+@pytest.mark.parametrize("entry", FOLLOWING, ids=lambda entry: ".".join((*entry.tables, entry.name)))
+def test_every_field_of_the_refresh_reaches_the_daemon_and_the_plugin(served, tmp_path, monkeypatch, entry):
+    monkeypatch.setattr(serving, "Refresher", lambda _index, _router, _store, config: config)
+    value = {"z": 4.0, "of_windows": 4, "off_windows": 1, "max_back_off_s": 7200.0, "planning_nice": 4}.get(
+        entry.name, other_value(entry)
+    )
+    file = file_of(tmp_path, entry, value)
+    option = [entry.flag_after(f"{entry.tables[-1]}_"), value]
+    plugin = PluginSettings.of({"HYBRIDINDEX_INDEX": "i", "HYBRIDINDEX_CONFIG": str(file)})
+    made = [
+        served("--refresh", *option)[1]["make_refresher"],
+        served("--config", file)[1]["make_refresher"],
+        plugin.make_refresher(),
+    ]
+    inner = replace(entry, tables=entry.tables[1:])
+    assert [value_in(make(None, None, None), inner) for make in made] == [value] * 3
+    assert value != entry.default
+
+
+def test_the_plugin_follows_the_load_where_file_or_environment_say_so(tmp_path):
+    file = tmp_path / "s.toml"
+    file.write_text("[refresh]\n")
+
+    def made(**environment):
+        return PluginSettings.of({"HYBRIDINDEX_INDEX": "i", **environment}).make_refresher() is not None
+
+    config = {"HYBRIDINDEX_CONFIG": str(file)}
+    assert [made(), made(HYBRIDINDEX_REFRESH="1"), made(**config), made(**config, HYBRIDINDEX_REFRESH="0")] == [
+        False, True, True, False,
+    ]  # fmt: skip
+    with pytest.raises(InvalidInputError, match="HYBRIDINDEX_REFRESH is 'yes'; expected 0 or 1"):
+        made(HYBRIDINDEX_REFRESH="yes")
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,8 @@ class _WatchedSession:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
-    def lookahead(self, drafts: Any, /, *, nprobe: int | None = None) -> object:
-        moved = self._session.lookahead(drafts, nprobe=nprobe)
+    def lookahead(self, drafts: Any, /, *, nprobe: int | None = None, window_ms: float | None = None) -> object:
+        moved = self._session.lookahead(drafts, nprobe=nprobe, window_ms=window_ms)
         if self._landing and isinstance(moved, Future):
             moved.result(30)
         return moved

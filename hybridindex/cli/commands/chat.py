@@ -21,12 +21,13 @@ from hybridindex.cli.chat_parts import (
     EmbedderChoice,
     LLMOptions,
     Terminated,
-    chunk_times,
+    measured_llm,
     open_embedder,
     open_llm,
     open_source,
     settings_of,
     terminable,
+    windows_of,
 )
 from hybridindex.cli.console import emit, err, out
 from hybridindex.cli.option_groups import grouped
@@ -146,13 +147,14 @@ def register(app: typer.Typer) -> None:
             name = "replay" if generator is None else generator.model
             if talk.record is not None:
                 writer = owned.enter_context(TraceWriter(talk.record, model=name))
-            measured = name if pipeline == _PIPERAG and generator is not None else ""
-            times = chunk_times(index, settings.store_url, measured)
+            measured = None if generator is None else measured_llm(index, settings.store_url, name)
+            windows = windows_of(source, measured) if talk.lookahead else {}
+            times = ChunkTimeModel() if measured is None else ChunkTimeModel.of_measurement(measured)
             talking = question is None and replay is None
             for asked, says, ours, run in _questions(question, runs, generator, pipeline, talk.speed):
                 periodic = settings_of(given, () if run is None else run.generations) if ours == _PIPERAG else None
                 shown = None if json else _Shown()
-                steps = Steps(asked, retriever, says, lookahead=talk.lookahead, on_text=shown)
+                steps = Steps(asked, retriever, says, lookahead=talk.lookahead, step_s=windows, on_text=shown)
                 answer = _answer(steps, _pipeline(ours, periodic, times), shown, talking=talking)
                 if answer is None:
                     continue

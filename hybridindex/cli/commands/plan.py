@@ -131,10 +131,19 @@ def register(app: typer.Typer) -> None:
         k: Annotated[int, typer.Option("-k", help="Neighbours per query.", min=1)] = 10,
         max_seconds: Annotated[float, typer.Option(help="About how long to time stages.")] = 60.0,
         seed: Annotated[int, typer.Option(help="Seed of the split into halves and of measured batches.")] = 0,
+        no_device: Annotated[bool, typer.Option("--no-device", help="Measure the host alone.")] = False,
+        budget: Annotated[
+            str | None, typer.Option(help="Most bytes that measuring takes of a device; default what the index needs.")
+        ] = None,
         *,
         machine: MachineOptions,
     ) -> None:
-        """Measure access skew, recall and latencies with calibration queries; store the profile."""
+        """Measure access skew, recall and latencies with calibration queries; store the profile.
+
+        Without --device, the devices of this machine are measured as well: its GPUs, else the stand-in.
+        """
+        if no_device and machine.device:
+            raise InvalidInputError("--device and --no-device are both given; give one")
         with hx.open(index) as opened, CliProgress(quiet=machine.json) as progress:
             measured = opened.profile(
                 load_npy(queries, "--queries"),
@@ -142,7 +151,8 @@ def register(app: typer.Typer) -> None:
                 recall=recall,
                 k=k,
                 threads=machine.threads,
-                devices=machine.device or (),
+                devices=0 if no_device else machine.device,
+                device_budget_bytes=None if budget is None else parse_bytes(budget),
                 max_seconds=max_seconds,
                 seed=seed,
                 store_url=machine.store,

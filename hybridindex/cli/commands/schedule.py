@@ -11,10 +11,13 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
+import hybridindex as hx
 from hybridindex.cli.console import ExitCode, emit
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import Json
 from hybridindex.errors import InvalidInputError
+from hybridindex.plans.current import latest_plan_id
+from hybridindex.plans.stored import load_plan
 from hybridindex.studies import hardware
 from hybridindex.studies.schedule import (
     Frontier,
@@ -29,6 +32,7 @@ from hybridindex.studies.schedule import (
     search,
 )
 from hybridindex.studies.schedule.stage_report import compare_with_next, limiting_stage, report_stages
+from hybridindex.studies.schedule.stages.tree_scan import MeasuredRetrieval
 
 __all__ = ["register"]
 
@@ -50,6 +54,14 @@ class MachineChoice:
     server: Annotated[str, typer.Option(metavar="NAME|FILE.json", help="Kind of retrieval servers.")] = "epyc-milan"
     servers: Annotated[int | None, typer.Option(help="Retrieval servers; default as many as hold the chips.")] = None
     charge_servers: Annotated[float, typer.Option(help="What one retrieval server costs, in chips.")] = 0.0
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="INDEX",
+            help="Retrieval as this index's newest profile measured it, with its latest plan's lists on devices; a "
+            "database of other bytes takes in proportion.",
+        ),
+    ] = None
     whole_servers: Annotated[
         bool, typer.Option("--whole-servers", help="Count all chips of the retrieval servers, idle ones too.")
     ] = False
@@ -86,6 +98,7 @@ def register(app: typer.Typer) -> None:
             chips=machines.chips,
             server=hardware.server(machines.server),
             servers=machines.servers,
+            retrieval=None if machines.profile is None else _measured(machines.profile),
             server_cost_chips=machines.charge_servers,
             whole_servers=machines.whole_servers,
             largest_tpot_s=None if max_tpot_ms is None else max_tpot_ms / 1e3,
@@ -142,6 +155,25 @@ def register(app: typer.Typer) -> None:
                     field, f"{value:,.6g}" if isinstance(value, float) else str(value), sources.get(field, "")
                 )
         emit({"kind": found_in, **profile, "sources": sources}, as_json=json, table=table)
+
+
+def _measured(path: Path) -> MeasuredRetrieval:
+    """Of a server like this machine; the host alone where there is no plan.
+
+    Raises:
+        ProfileError: there is no profile.
+    """
+    with hx.open(path, verify="quick") as index, index.store() as store:
+        stored = latest_plan_id(store, index.fingerprint)
+        found = None if stored is None else load_plan(index, str(stored), store)
+        profile = store.load_profile(index_fingerprint=index.fingerprint)
+        plan = index.plan(1e6, 0, profile, coverage=0.0, allow_other_hardware=True) if found is None else found[1]
+        latency = plan.analysis.latency
+        batches = tuple(1 << b for b in range(11) if not latency.extrapolated(1 << b)) or (1, 2)
+        if len(batches) == 1:
+            batches = (*batches, 2 * batches[0])
+        seconds = tuple(plan.predicted_latency_ms(batch) / 1e3 for batch in batches)
+        return MeasuredRetrieval(batches=batches, seconds=seconds, nbytes=float(index.list_bytes.sum()))
 
 
 def _schema_of(name: str) -> RAGSchema:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,12 +13,11 @@ from hybridindex.cli.console import emit, out
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import Json
 from hybridindex.cli.setting_options import ConfigFile, RouterOptions, SettingOptions, options_of, settings_in
+from hybridindex.refresh.config import RefreshConfig
+from hybridindex.refresh.drift import DriftPolicy
+from hybridindex.refresh.update_cycle import UpdatePolicy
 from hybridindex.service.config import Limits, ServiceConfig
-from hybridindex.service.settings import Settings
 from hybridindex.store.retention import Retention
-
-if TYPE_CHECKING:
-    from hybridindex.service.daemon import MakeRefresher
 
 __all__ = ["register"]
 
@@ -38,6 +37,21 @@ class RetentionOptions(SettingOptions):
     """What stays in the control store."""
 
 
+@options_of(RefreshConfig, "Refresh", tables=("refresh",), prefix="refresh_")
+class RefreshOptions(SettingOptions):
+    """How the load is watched."""
+
+
+@options_of(DriftPolicy, "Refresh", tables=("refresh", "drift"), prefix="drift_")
+class DriftOptions(SettingOptions):
+    """What begins an update."""
+
+
+@options_of(UpdatePolicy, "Refresh", tables=("refresh", "update"), prefix="update_")
+class UpdateOptions(SettingOptions):
+    """What a new plan must bring."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherOptions:
     """Whether to listen on TCP, and what follows the load."""
@@ -55,28 +69,6 @@ class OtherOptions:
             rich_help_panel="Refresh",
         ),
     ] = None
-    keep_queries: Annotated[
-        int | None,
-        typer.Option(
-            "--keep-queries",
-            help="Recent queries that --refresh keeps, in memory; 0: none.",
-            min=0,
-            show_default="4096",
-            rich_help_panel="Refresh",
-        ),
-    ] = None
-
-
-def _refresher_of(settings: Settings, options: OtherOptions) -> MakeRefresher | None:
-    """How to make a refresher, where the option or the table [refresh] asks for one; ``settings``: that table alone."""
-    from hybridindex.refresh.config import RefreshConfig
-
-    config = settings.build(RefreshConfig, {"reservoir_queries": options.keep_queries}, table="refresh")
-    if not ("refresh" in settings.names() if options.refresh is None else options.refresh):
-        return None
-    from hybridindex.refresh.refresher import Refresher
-
-    return lambda index, router, store: Refresher(index, router, store, config)
 
 
 def register(app: typer.Typer) -> None:
@@ -90,6 +82,9 @@ def register(app: typer.Typer) -> None:
         router: RouterOptions,
         limits: LimitOptions,
         retention: RetentionOptions,
+        watching: RefreshOptions,
+        drift: DriftOptions,
+        update: UpdateOptions,
         other: OtherOptions,
         config: ConfigFile = None,
         json: Json = False,
@@ -102,8 +97,12 @@ def register(app: typer.Typer) -> None:
         All settings can also stand in a file (--config), which docs/settings.md describes. Log lines go to standard
         error. With --json, one object with pid and addresses is printed once it listens.
         """
+        from hybridindex.service.serving import refresher_of
+
         settings = settings_in(config)
-        make_refresher = _refresher_of(settings.only("refresh"), other)
+        follows = watching.given().get("refresh", {}) | drift.given().get("refresh", {})
+        follows |= update.given().get("refresh", {})
+        make_refresher = refresher_of(settings, {"refresh": follows}, asked=other.refresh)
         given = {**service.given(), **router.given(), **limits.given(), **retention.given()}
         if other.tcp is False:
             given["host"] = False

@@ -48,7 +48,7 @@ def flare(steps: Steps, *, sentences: int = 6, threshold: float = 0.4, sentence_
     seen: list[Passage] = []
     text, draft_query = "", question
     for _ in range(sentences):
-        steps.look_ahead("sentence", draft_query)
+        steps.look_ahead("sentence", draft_query, behind=("tentative",))
         prompt = f"{answer_prompt(question, passages)}{text}"
         draft = steps.generate("tentative", prompt, max_tokens=sentence_tokens, logprobs=True, append=True)
         sentence = _first_sentence(draft.text)

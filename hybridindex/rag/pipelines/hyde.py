@@ -12,7 +12,7 @@ __all__ = ["hyde"]
 def hyde(steps: Steps, *, draft_tokens: int = 128, answer_tokens: int = 128) -> Answer:
     """Lookahead on the question hides behind the hypothetical passage."""
     question = steps.question
-    steps.look_ahead("question", question)
+    steps.look_ahead("question", question, behind=("hypothesis",))
     draft = steps.generate(
         "hypothesis",
         f"Write a short passage that answers the question.\n\nQuestion: {question}\nPassage:",

@@ -20,7 +20,7 @@ def iter_retgen(steps: Steps, *, rounds: int = 3, answer_tokens: int = 128) -> A
         (passages,) = steps.retrieve("round", [query])
         last = number == rounds - 1
         if not last:
-            steps.look_ahead("round", query)
+            steps.look_ahead("round", query, behind=("answer",))
         done = steps.generate("answer", answer_prompt(question, passages), max_tokens=answer_tokens, show=last)
         text = done.text.strip()
         query = f"{question} {text}"

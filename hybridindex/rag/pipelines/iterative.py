@@ -16,7 +16,7 @@ def iterative(steps: Steps, *, rounds: int = 3, question_tokens: int = 48, answe
     known = ""
     passages: list[Passage] = []
     text = ""
-    steps.look_ahead("question", question)
+    steps.look_ahead("question", question, behind=("narrow",))
     for number in range(rounds):
         narrower = steps.generate(
             "narrow",
@@ -34,7 +34,7 @@ def iterative(steps: Steps, *, rounds: int = 3, question_tokens: int = 48, answe
         known += f"\n- {asked} {text}"
         if last:
             break
-        steps.look_ahead("round", f"{question} {text}")
+        steps.look_ahead("round", f"{question} {text}", behind=("judge", "narrow"))
         judged = steps.generate(
             "judge",
             f"Question: {question}\nAnswer: {text}\nIs the answer complete? Say yes or no.\nComplete:",

@@ -38,7 +38,7 @@ def self_rag(
         support: weight of the judgement beside the answer's probability.
     """
     question = steps.question
-    steps.look_ahead("question", question)
+    steps.look_ahead("question", question, behind=("decide",))
     decision = steps.generate(
         "decide",
         f"Does the question need facts to be looked up? Say yes or no.\n\nQuestion: {question}\nLook up:",

@@ -21,7 +21,7 @@ def sub_question(
         k: passages for each.
     """
     question = steps.question
-    steps.look_ahead("question", question)
+    steps.look_ahead("question", question, behind=("sub_questions",))
     listed = steps.generate(
         "sub_questions",
         f"Split the question into {most} or fewer simpler questions, one a line.\n\nQuestion: {question}\n"

@@ -282,7 +282,7 @@ class _Routes:
             ),
             (
                 "POST", "/v1/sessions/{session}/lookahead", self.lookahead, "Move lists of drafts", ahead,
-                {202: answers.STARTED, **taken, **unknown},
+                {202: answers.STARTED, **taken, **unknown, **openapi.problems(409)},
             ),
             (
                 "POST", "/v1/sessions/{session}/search", _described, "Search in it", in_session,

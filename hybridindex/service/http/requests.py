@@ -192,6 +192,9 @@ class Requests:
         class Lookahead(TypedDict, total=False):
             nprobe: Annotated[int, _count(most, ". Default: the plan's."), _WHOLE]
             budget_bytes: _Bytes
+            window_ms: Annotated[
+                float, Field(gt=0, le=86_400_000, description="generation time that hides these copies")
+            ]
 
         @_closed
         class Session(TypedDict, total=False):

@@ -36,7 +36,7 @@ def llm_extension(schema: RAGSchema, resources: Resources, *, chips: str = "all"
         raise InvalidInputError(f"chips is {resources.chips}; expected an even number: the baseline gives halves")
     halves = [resources.chips // 2] if chips == "all" else powers_of_two(resources.chips // 2)
     servers = retrieval_servers(schema, resources)
-    costs = StageCosts(schema, resources.chip, resources.server, servers)
+    costs = StageCosts(schema, resources.chip, resources.server, servers, measured=resources.retrieval)
     together = [p for p in placements(stage_names(schema)) if is_of_kind(p, "collocated")]
     best = Incumbents()
     refusal = None

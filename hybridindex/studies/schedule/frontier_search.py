@@ -36,7 +36,7 @@ def search(schema: RAGSchema, resources: Resources, *, kind: str = "all", same_b
     servers = retrieval_servers(schema, resources)
     return frontier_of(
         Space(
-            costs=StageCosts(schema, resources.chip, resources.server, servers),
+            costs=StageCosts(schema, resources.chip, resources.server, servers, measured=resources.retrieval),
             resources=resources,
             servers=servers,
             placements=[p for p in placements(stage_names(schema)) if is_of_kind(p, kind)],
@@ -77,7 +77,7 @@ def fastest_decoding(schema: RAGSchema, resources: Resources) -> Frontier:
         InvalidInputError: nothing fits at any speed.
     """
     servers = retrieval_servers(schema, resources)
-    costs = StageCosts(schema, resources.chip, resources.server, servers)
+    costs = StageCosts(schema, resources.chip, resources.server, servers, measured=resources.retrieval)
     # Retrievals in batches of one stall decoding least.
     again = 1 if schema.retrieval_frequency > 1 else 0
     every = (

@@ -9,6 +9,7 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.studies.hardware import Chip, Server
 from hybridindex.studies.schedule.stages.schema import RAGSchema
 from hybridindex.studies.schedule.stages.stage_pipeline import SIZES
+from hybridindex.studies.schedule.stages.tree_scan import MeasuredRetrieval
 
 __all__ = ["Resources", "retrieval_servers"]
 
@@ -26,6 +27,8 @@ class Resources:
     server: Server
     #: Servers for retrieval; None: one for every ``server.chips`` chips, more where the database needs them.
     servers: int | None = None
+    #: What one server took to retrieve; None: as its numbers say.
+    retrieval: MeasuredRetrieval | None = None
     #: Largest batch of a stage up to the first token; batches are powers of two.
     largest_batch: int = 128
     #: Cost of one retrieval server, in chips. 0 divides the throughput by chips alone, as the paper does.

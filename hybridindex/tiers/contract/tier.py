@@ -13,6 +13,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import numpy as np
+
 from hybridindex.errors import DeviceError, OutOfBudgetError, RouterClosedError
 from hybridindex.tiers.contract.bounded_join import join_within
 from hybridindex.tiers.contract.copy_queue import CopyQueue
@@ -21,7 +23,7 @@ from hybridindex.tiers.contract.devices import DeviceInfo
 from hybridindex.tiers.contract.futures import done, fail
 from hybridindex.tiers.contract.protocol import Scanner
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
-from hybridindex.types import I32
+from hybridindex.types import I32, I64
 
 if TYPE_CHECKING:
     import torch
@@ -164,6 +166,17 @@ class Tier(ABC):
             InvalidInputError: ``bandwidth_share`` is out of range.
             RouterClosedError: the tier is closed.
         """
+
+    @abstractmethod
+    def resize(self, wanted_bytes: int, budget_bytes: int, scratch_bytes: int) -> None:
+        """Takes or gives back memory, so that ``wanted_bytes`` of lists have room within ``budget_bytes``, from now on
+        the hard limit; ``scratch_bytes`` of it, codec tables included, are for scans. Lists that are there stay. More
+        than the device has free is not taken; what is still read is not given back, and counts until it is. One thread
+        at a time asks."""
+
+    def lists_beyond(self, residency: Residency, budget_bytes: int) -> I64:
+        """Resident lists whose memory has to go for a lower budget to hold: (m,) int64."""
+        return np.empty(0, dtype=np.int64)
 
     @abstractmethod
     def scanner(self, residency: Residency) -> Scanner:

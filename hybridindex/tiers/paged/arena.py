@@ -1,7 +1,8 @@
-"""The arena: one device allocation cut into fixed-size pages, and the allocator of those pages.
+"""The arena: one address range of a device cut into fixed-size pages, and the allocator of those pages.
 
-It knows bytes and pages, not lists; :mod:`hybridindex.tiers.contract.residency` decides when a page is given back. The
-arena never grows or shrinks, so a co-tenant never sees device memory freed.
+It knows bytes and pages, not lists; :mod:`hybridindex.tiers.contract.residency` decides when a page is given back. It
+grows and shrinks by blocks of pages; a page that stays keeps its number and its place, so nothing is copied and no scan
+notices. Only :meth:`PageArena.shrink` frees device memory, which a co-tenant may see.
 """
 
 from __future__ import annotations
@@ -11,22 +12,29 @@ import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from hybridindex.errors import DeviceError, OutOfBudgetError
 from hybridindex.paging import PageGeometry
-from hybridindex.types import I32, U8
+from hybridindex.tiers.contract.address_range import AddressRange, reserve
+from hybridindex.types import I32, I64, U8
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PageAllocator", "PageArena"]
+__all__ = ["DEFAULT_BLOCK_BYTES", "PageAllocator", "PageArena"]
+
+#: Pages come and go by blocks of so many bytes: large enough that few are partly in use, small beside a plan's lists.
+DEFAULT_BLOCK_BYTES = 8 << 20
 
 
 class PageAllocator:
-    """Hands out page numbers 0..n_pages-1, contiguous where a run is free. Thread-safe."""
+    """Hands out page numbers, contiguous where a run is free: 0..n_pages-1, until pages come or go. Thread-safe."""
 
     def __init__(self, n_pages: int) -> None:
+        #: Pages that there are, free or not.
         self.n_pages = n_pages
+        #: No page has a number from here on.
+        self._end = n_pages
         self._lock = threading.Lock()
         #: Free runs as parallel lists, sorted by start, never touching each other.
         self._starts: list[int] = [0] if n_pages else []
@@ -73,11 +81,32 @@ class PageAllocator:
             for start, length in page_runs(pages):
                 self._free_run(start, length)
 
+    def add(self, start: int, n: int) -> None:
+        """``n`` more pages, which were not there: free."""
+        with self._lock:
+            self._end = max(self._end, start + n)
+            self.n_pages += n
+            self._free_run(start, n)
+
+    def withdraw(self, start: int, n: int) -> bool:
+        """Takes ``n`` pages away for good if all of them are free."""
+        with self._lock:
+            run = bisect.bisect_right(self._starts, start) - 1
+            if run < 0 or self._starts[run] + self._lengths[run] < start + n:
+                return False
+            first, end = self._starts[run], self._starts[run] + self._lengths[run]
+            left = [(a, b) for a, b in ((first, start), (start + n, end)) if a < b]
+            self._starts[run : run + 1] = [a for a, _ in left]
+            self._lengths[run : run + 1] = [b - a for a, b in left]
+            self._n_free -= n
+            self.n_pages -= n
+            return True
+
     def _free_run(self, start: int, length: int) -> None:
         at = bisect.bisect_left(self._starts, start)
         end = start + length
         assert start >= 0, "page outside the arena"
-        assert end <= self.n_pages, "page outside the arena"
+        assert end <= self._end, "page outside the arena"
         assert at == len(self._starts) or end <= self._starts[at], "page freed twice"
         assert at == 0 or self._starts[at - 1] + self._lengths[at - 1] <= start, "page freed twice"
         self._n_free += length
@@ -109,7 +138,8 @@ class PageAllocator:
                 assert length > 0
                 assert start > previous_end, "free runs overlap or touch"
                 previous_end = start + length
-            assert previous_end <= self.n_pages
+            assert previous_end <= self._end
+            assert self._n_free <= self.n_pages <= self._end
             assert sum(self._lengths) == self._n_free
 
 
@@ -125,14 +155,26 @@ def page_runs(pages: I32) -> list[tuple[int, int]]:
 
 
 class PageArena:
-    """``n_pages`` pages of ``geometry.page_bytes`` in one tensor on one device.
+    """Pages of ``geometry.page_bytes`` in one address range of one device.
 
-    Writers own the pages they allocated until they publish them; readers hold a residency lease. The tensor itself is
-    never resized.
+    Writers own the pages they allocated until they publish them; readers hold a residency lease. One thread at a time
+    grows and shrinks.
     """
 
-    def __init__(self, device: torch.device, geometry: PageGeometry, n_pages: int, *, taken: bool = True) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        geometry: PageGeometry,
+        n_pages: int,
+        *,
+        limit_pages: int = 0,
+        block_bytes: int = DEFAULT_BLOCK_BYTES,
+        taken: bool = True,
+    ) -> None:
         """Takes the memory, or leaves that to :meth:`take`: until then no page may be read or written.
+
+        Args:
+            limit_pages: most pages that it may ever have; ``n_pages`` if that is more.
 
         Raises:
             OutOfBudgetError, DeviceError: as :meth:`take`.
@@ -142,38 +184,118 @@ class PageArena:
         self.device = device
         self.geometry = geometry
         self.pages = PageAllocator(n_pages)
+        self.limit_pages = max(n_pages, limit_pages)
+        self._block_pages = max(1, block_bytes // geometry.page_bytes)
+        starts = np.arange(0, self.limit_pages, self._block_pages)
+        #: Pages of each block that are there, its first ones.
+        self._there = np.clip(n_pages - starts, 0, self._block_pages)
+        self._range: AddressRange | None = None
+        #: Parts of the range that have memory.
+        self._filled = np.zeros(0, dtype=np.bool_)
         self.data: torch.Tensor = torch.zeros((0, geometry.page_bytes), dtype=torch.uint8)
         if taken:
             self.take()
-
-    def take(self) -> None:
-        """Allocates the arena, once; again after :meth:`release`.
-
-        Raises:
-            OutOfBudgetError: the device has no room for it.
-            DeviceError: the device refused for another reason.
-        """
-        import torch
-
-        device, nbytes, n_pages = self.device, self.nbytes, self.pages.n_pages
-        try:
-            # Zeroed, so that every page is really there (and counted by the system) from the start.
-            self.data = torch.zeros((n_pages, self.geometry.page_bytes), dtype=torch.uint8, device=device)
-        except torch.OutOfMemoryError as error:
-            raise OutOfBudgetError(f"device {device} has no room for an arena of {nbytes:,} bytes: {error}") from error
-        except RuntimeError as error:
-            raise DeviceError(f"device {device} refused an arena of {nbytes:,} bytes: {error}") from error
-        if device.type == "cuda":
-            # The zeroing must be over before another stream writes.
-            torch.cuda.current_stream(device).synchronize()
 
     @property
     def nbytes(self) -> int:
         return self.pages.n_pages * self.geometry.page_bytes
 
+    @property
+    def taken(self) -> bool:
+        """Whether its pages have memory."""
+        return self._range is not None
+
+    def take(self) -> None:
+        """Takes the memory of the pages, once; again after :meth:`release`. Nothing where there is no page.
+
+        Raises:
+            OutOfBudgetError: the device has no room for it.
+            DeviceError: the device refused for another reason.
+        """
+        n_pages, page_bytes = self.pages.n_pages, self.geometry.page_bytes
+        if not n_pages:
+            return
+        reserved = reserve(self.device, self.limit_pages * page_bytes, n_pages * page_bytes)
+        self._filled = np.zeros(-(-reserved.data.numel() // reserved.part_bytes), dtype=np.bool_)
+        self._fill(reserved)
+        self.limit_pages = min(self.limit_pages, reserved.data.numel() // page_bytes)
+        self.data = reserved.data[: self.limit_pages * page_bytes].view(self.limit_pages, page_bytes)
+        self._range = reserved
+
     def release(self) -> None:
         """Lets the memory go. Page numbers stay accounted for; nothing may be read or written afterwards."""
+        self._range = None
         self.data = self.data[:0].clone()
+
+    def grow(self, n_pages: int) -> None:
+        """Has ``n_pages`` pages, or as many as it may ever have: those that are there, and the lowest that are not.
+
+        Raises:
+            OutOfBudgetError, DeviceError: as :meth:`take`; then it has as many as before.
+        """
+        missing = np.clip(self._block_limits() - self._there, 0, None)
+        # The lowest first, as many as are wanted.
+        added = np.clip(n_pages - self.pages.n_pages - (np.cumsum(missing) - missing), 0, missing)
+        before, self._there = self._there, self._there + added
+        try:
+            if self._range is not None:
+                self._fill(self._range)
+        except BaseException:
+            self._there = before
+            raise
+        for block in np.flatnonzero(added).tolist():
+            self.pages.add(block * self._block_pages + int(before[block]), int(added[block]))
+
+    def shrink(self, n_pages: int, *, whole_blocks: bool = True) -> None:
+        """Gives back free pages, the last ones first, down to ``n_pages`` pages: blocks of which every page is free, or
+        the free end of a block, too. Nothing where the range has one part."""
+        if len(self._filled) == 1:
+            return
+        for block in np.flatnonzero(self._there)[::-1].tolist():
+            count = int(self._there[block])
+            cut = min(count, self.pages.n_pages - n_pages)
+            if cut < count and whole_blocks:
+                cut = 0
+            if cut > 0 and self.pages.withdraw(block * self._block_pages + count - cut, cut):
+                self._there[block] -= cut
+        if self._range is not None:
+            for first, n in _runs(self._filled & ~self._needed(self._range.part_bytes)):
+                self._range.release(first, n)
+                self._filled[first : first + n] = False
+
+    def used_beyond(self, n_pages: int) -> I32:
+        """Pages in use that have to go for ``n_pages`` to be left: of the last ones, ascending."""
+        starts = np.arange(len(self._there)) * self._block_pages
+        blocks = [np.arange(a, b, dtype=np.int32) for a, b in zip(starts, starts + self._there, strict=True)]
+        there = np.concatenate([np.empty(0, dtype=np.int32), *blocks])
+        return np.setdiff1d(there[max(0, n_pages) :], self.pages.free_pages())
+
+    def _block_limits(self) -> I64:
+        starts = np.arange(len(self._there)) * self._block_pages
+        return np.clip(self.limit_pages - starts, 0, self._block_pages)
+
+    def _needed(self, part_bytes: int) -> npt.NDArray[np.bool_]:
+        """Which parts of the range hold a page that is there. Two blocks may share a part."""
+        needed = np.zeros(len(self._filled), dtype=np.bool_)
+        block_bytes = self._block_pages * self.geometry.page_bytes
+        for block in np.flatnonzero(self._there).tolist():
+            end = block * block_bytes + int(self._there[block]) * self.geometry.page_bytes
+            needed[block * block_bytes // part_bytes : -(-end // part_bytes)] = True
+        return needed
+
+    def _fill(self, reserved: AddressRange) -> None:
+        """Memory for every page that is there; all or nothing."""
+        done: list[tuple[int, int]] = []
+        try:
+            for first, n in _runs(self._needed(reserved.part_bytes) & ~self._filled):
+                reserved.commit(first, n)
+                done.append((first, n))
+        except BaseException:
+            for first, n in done:
+                reserved.release(first, n)
+            raise
+        for first, n in done:
+            self._filled[first : first + n] = True
 
     def write(self, pages: I32, codes: U8) -> None:
         """Copies ``codes`` (size, code_size) uint8 into ``pages`` of an arena in main memory, on the calling thread.
@@ -208,3 +330,8 @@ class PageArena:
         at = pages[wanted // geometry.rows_per_page].astype(np.int64) * geometry.rows_per_page
         at += wanted % geometry.rows_per_page
         return by_row.index_select(0, torch.from_numpy(at).to(self.device))
+
+
+def _runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Runs (first, length) of what is set."""
+    return page_runs(np.flatnonzero(mask).astype(np.int32))

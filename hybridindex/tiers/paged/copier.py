@@ -345,5 +345,5 @@ class _Written:
 
 def open_copier(arena: PageArena, *, staging_bytes: int = DEFAULT_STAGING_BYTES) -> Copier:
     """The copier of that arena's device: a stream of its own on CUDA, none on the stand-in."""
-    has_stream = arena.device.type == "cuda" and arena.pages.n_pages > 0
-    return Copier(arena, CudaStream(arena.device) if has_stream else None, staging_bytes=staging_bytes)
+    stream = CudaStream(arena.device) if arena.device.type == "cuda" else None
+    return Copier(arena, stream, staging_bytes=staging_bytes)

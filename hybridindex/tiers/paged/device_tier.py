@@ -7,24 +7,28 @@ residency. Callers decide what should be resident; answers never depend on it.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from hybridindex.errors import DeviceBusyError, OutOfBudgetError
+import numpy as np
+
+from hybridindex.errors import DeviceBusyError, DeviceError, OutOfBudgetError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
 from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.tiers.contract.devices import available_bytes, busy_device, give_back_cached, resolve_device
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import LoadReport, Tier, WithoutRoom
-from hybridindex.tiers.paged.arena import PageAllocator, PageArena
+from hybridindex.tiers.paged.arena import DEFAULT_BLOCK_BYTES, PageAllocator, PageArena
 from hybridindex.tiers.paged.copier import DEFAULT_STAGING_BYTES, CopyStats, open_copier
 from hybridindex.tiers.paged.kernel_choice import choose_scanner
 from hybridindex.tiers.paged.loading import ListLoad, LoadPath
 from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.tiers.paged.pinned import PinnedMemory
+from hybridindex.types import I64
 
 __all__ = ["DeviceTier", "PagedMemory"]
 
@@ -39,6 +43,8 @@ class PagedMemory:
     scratch_bytes: int | None = None
     #: Most bytes of a page.
     page_bytes: int = DEFAULT_PAGE_BYTES
+    #: By which the arena grows and shrinks.
+    block_bytes: int = DEFAULT_BLOCK_BYTES
     #: Host memory for copies in progress; taken with the first copy, none on the stand-in.
     staging_bytes: int = DEFAULT_STAGING_BYTES
     #: Lists in page-locked memory that tiers share; it stays the caller's.
@@ -46,6 +52,7 @@ class PagedMemory:
 
 
 _DEFAULT_MEMORY = PagedMemory()
+_TOO_SMALL = "budget of"
 
 
 class DeviceTier(Tier):
@@ -92,14 +99,18 @@ class DeviceTier(Tier):
         self.geometry = PageGeometry.for_code_size(index.code_size, memory.page_bytes)
         scratch = memory.scratch_bytes
         self.scratch_bytes = scratch_for_budget(budget_bytes) if scratch is None else scratch
-        room = max(0, budget_bytes - self.scratch_bytes) // self.geometry.page_bytes
-        wanted = -(-wanted_bytes // self.geometry.page_bytes)
-        n_pages = int(min(room, wanted)) if self._codec is not None else 0
-        if self._codec is None:
-            self.disabled_reason = f"codec {index.codec!r} is scanned on the host only"
-        elif room < 1:
-            self.disabled_reason = f"budget of {budget_bytes:,} bytes is below one page plus scratch"
-        self.arena = PageArena(self.device, self.geometry, n_pages, taken=False)
+        n_pages = self._pages_for(wanted_bytes)
+        index_pages = int(self.geometry.pages_for(index.list_sizes).sum()) if self._codec is not None else 0
+        self.arena = PageArena(
+            self.device,
+            self.geometry,
+            n_pages,
+            limit_pages=index_pages,
+            block_bytes=memory.block_bytes,
+            taken=False,
+        )
+        #: Held while the arena changes its size.
+        self._sizing = threading.Lock()
         self._copier = open_copier(self.arena, staging_bytes=memory.staging_bytes)
         self._path = LoadPath(
             index=index,
@@ -116,6 +127,23 @@ class DeviceTier(Tier):
                 raise
             self.fail(error)
         self._start_mover()
+
+    def _pages_for(self, wanted_bytes: int) -> int:
+        """Pages for what would be of use, within the budget. Says where that has no room for one."""
+        if self._codec is None:
+            self.disabled_reason = f"codec {self._index.codec!r} is scanned on the host only"
+            return 0
+        room = self._room
+        if room < 1 or self.disabled_reason:
+            self.disabled_reason = (
+                "" if room else f"{_TOO_SMALL} {self.budget_bytes:,} bytes is below one page plus scratch"
+            )
+        return int(min(room, -(-wanted_bytes // self.geometry.page_bytes)))
+
+    @property
+    def _room(self) -> int:
+        """Pages that the budget has room for."""
+        return max(0, self.budget_bytes - self.scratch_bytes) // self.geometry.page_bytes
 
     def _take_memory(self) -> None:
         """Arena and scratch, and a scanner that was seen to work with them; all or nothing."""
@@ -194,8 +222,9 @@ class DeviceTier(Tier):
 
     def _try_device(self) -> None:
         """Writes a page, reads it back and compares."""
-        if not self._opened:
-            self._take_memory()
+        with self._sizing:
+            if not self._opened or (self.arena.pages.n_pages and not self.arena.taken):
+                self._take_memory()
         self._copier.probe()
 
     def _never_fits(self, error: BaseException) -> bool:
@@ -205,6 +234,55 @@ class DeviceTier(Tier):
         self.disabled_reason = str(error)
         _log.error("%s; the host serves its lists", error)
         return True
+
+    # Size
+
+    def resize(self, wanted_bytes: int, budget_bytes: int, scratch_bytes: int) -> None:
+        """See :meth:`hybridindex.tiers.contract.tier.Tier.resize`. Pages that stay do so where they are. A block of
+        which a page is in use stays, unless the budget is lowered: then free pages go one by one."""
+        if self.disabled_reason and not self.disabled_reason.startswith(_TOO_SMALL):
+            return
+        with self._sizing:
+            within = self.budget_bytes
+            # Scans of a kernel that has taken its scratch take turns at it; a larger one is taken by the next.
+            self.budget_bytes, self.scratch_bytes = budget_bytes, scratch_bytes
+            n_pages, pages = self._pages_for(wanted_bytes), self.arena.pages
+            try:
+                if n_pages > pages.n_pages:
+                    self._grow(n_pages)
+                elif n_pages < pages.n_pages:
+                    self.arena.shrink(n_pages)
+                    self.arena.shrink(max(n_pages, self._room), whole_blocks=False)
+            except DeviceError as error:
+                _log.warning("device %s: its arena keeps %d bytes: %s", self.label, self.arena.nbytes, error)
+            # Not below what is taken: the rest of that leaves with its last reader.
+            needed = self.arena.nbytes + self.scratch_bytes if self.arena.nbytes else 0
+            self.budget_bytes = max(budget_bytes, min(within, needed))
+
+    def _grow(self, n_pages: int) -> None:
+        """As far as the device has room."""
+        free = available_bytes(self.device) if self._opened else None
+        if free is not None:
+            scratch = 0 if self.arena.taken else self.scratch_bytes
+            n_pages = min(n_pages, self.arena.pages.n_pages + max(0, free - scratch) // self.geometry.page_bytes)
+        before = self.arena.pages.n_pages
+        self.arena.grow(n_pages)
+        if self._opened and not self.arena.taken and n_pages:
+            try:
+                self._take_memory()
+            except DeviceError as error:
+                self.fail(error)
+        if (grown := self.arena.pages.n_pages - before) > 0:
+            _log.info("device %s: its arena grew by %d pages to %d bytes", self.label, grown, self.arena.nbytes)
+
+    def lists_beyond(self, residency: Residency, budget_bytes: int) -> I64:
+        """See :meth:`hybridindex.tiers.contract.tier.Tier.lists_beyond`: those in pages that have to go."""
+        if self.arena.nbytes + self.scratch_bytes <= budget_bytes:
+            return super().lists_beyond(residency, budget_bytes)
+        room = max(0, budget_bytes - self.scratch_bytes) // self.geometry.page_bytes
+        here = residency.resident_lists(self.ordinal)
+        going = np.isin(residency.pages_of(here), self.arena.used_beyond(room))
+        return np.unique(np.repeat(here, residency.page_counts[here])[going])
 
     # Scan
 

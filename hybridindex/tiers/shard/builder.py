@@ -83,16 +83,20 @@ class ShardBuilder:
         self._info = info
         self._ordinal = ordinal
         self._ledger = ledger
-        self._budget_bytes = budget_bytes
         self._clock = clock
         self._rest = rest
-        #: Temporary memory of a shard's scans.
-        self.scratch_bytes = scratch_for_budget(budget_bytes)
         self.geometry = PageGeometry.for_code_size(index.code_size, shard_page_bytes(index.code_size))
         #: (nlist,) int64 device bytes of each list, page rounding included.
         self.list_bytes: I64 = self.geometry.pages_for(index.list_sizes) * self.geometry.page_bytes
+        self.keep_to(budget_bytes)
+
+    def keep_to(self, budget_bytes: int) -> None:
+        """Builds within that budget from now on."""
+        self._budget_bytes = budget_bytes
+        #: Temporary memory of a shard's scans.
+        self.scratch_bytes = scratch_for_budget(budget_bytes)
         #: Of every shard, besides its lists.
-        self.fixed_bytes = self.scratch_bytes + model_bytes(index)
+        self.fixed_bytes = self.scratch_bytes + model_bytes(self._index)
         #: What the budget has for lists.
         self.capacity_bytes = max(0, budget_bytes - self.fixed_bytes)
 

@@ -70,9 +70,7 @@ class ShardTier(Tier):
             clock=clock,
             rest=self._rest,
         )
-        self.scratch_bytes, self.geometry = self._builder.scratch_bytes, self._builder.geometry
-        #: Of every shard, besides its lists.
-        self.fixed_bytes = self._builder.fixed_bytes
+        self.geometry = self._builder.geometry
         room = budget_bytes - self.fixed_bytes
         self._wanted_bytes = min(room, wanted_bytes)
         if room < self.geometry.page_bytes:
@@ -126,6 +124,16 @@ class ShardTier(Tier):
         return self._moved_bytes
 
     @property
+    def scratch_bytes(self) -> int:
+        """Temporary memory of a scan."""
+        return self._builder.scratch_bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Of every shard, besides its lists."""
+        return self._builder.fixed_bytes
+
+    @property
     def capacity_bytes(self) -> int:
         return self._builder.capacity_bytes
 
@@ -133,6 +141,13 @@ class ShardTier(Tier):
     def reserved_bytes(self) -> int:
         """Codec tables and scratch."""
         return self.fixed_bytes
+
+    # Size
+
+    def resize(self, wanted_bytes: int, budget_bytes: int, scratch_bytes: int) -> None:
+        """See :meth:`hybridindex.tiers.contract.tier.Tier.resize`: the next shard is built within ``budget_bytes``."""
+        self._builder.keep_to(budget_bytes)
+        self.budget_bytes = max(budget_bytes, self.used_bytes)
 
     # Scan
 

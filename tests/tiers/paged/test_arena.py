@@ -8,7 +8,9 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
+from hybridindex.errors import OutOfBudgetError
 from hybridindex.paging import PageGeometry
+from hybridindex.tiers.contract.address_range import HostRange
 from hybridindex.tiers.paged.arena import PageAllocator, PageArena, page_runs
 from tests.examples import examples
 
@@ -48,6 +50,95 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 AllocatorMachine.TestCase.settings = examples(60, stateful_step_count=40)
 test_allocator = AllocatorMachine.TestCase
+
+
+#: 3,000 bytes a page, four pages a block: blocks and the system's pages do not line up.
+GEOMETRY, BLOCK_PAGES, LIMIT = PageGeometry(code_size=1000, rows_per_page=3), 4, 26
+
+
+class ArenaMachine(RuleBasedStateMachine):
+    """Pages come and go while others hold bytes."""
+
+    held = Bundle("held")
+
+    def __init__(self):
+        super().__init__()
+        block_bytes = BLOCK_PAGES * GEOMETRY.page_bytes
+        self.arena = PageArena(torch.device("cpu"), GEOMETRY, 6, limit_pages=LIMIT, block_bytes=block_bytes)
+        self.owned: dict[int, int] = {}
+        self.written = 0
+
+    @rule(target=held, n=st.integers(1, 6))
+    def allocate(self, n):
+        pages = self.arena.pages.allocate(n)
+        if pages is None:
+            return multiple()
+        for page in pages.tolist():
+            self.written += 1
+            assert page not in self.owned
+            self.owned[page] = self.written % 251
+            self.arena.data[page] = self.owned[page]
+        return pages
+
+    @rule(pages=consumes(held))
+    def free(self, pages):
+        for page in pages.tolist():
+            del self.owned[page]
+        self.arena.pages.free(pages)
+
+    @rule(n=st.integers(0, LIMIT + 3))
+    def grow(self, n):
+        before = self.arena.pages.n_pages
+        self.arena.grow(n)
+        assert self.arena.pages.n_pages == max(before, min(n, LIMIT))
+
+    @rule(n=st.integers(0, LIMIT), whole=st.booleans())
+    def shrink(self, n, whole):
+        before, used = self.arena.pages.n_pages, self.arena.used_beyond(n)
+        self.arena.shrink(n, whole_blocks=whole)
+        left = self.arena.pages.n_pages
+        assert min(before, n) <= left <= before
+        if not whole and not len(used):
+            assert left == min(before, n)
+        if n == 0 and whole and not self.owned:
+            assert left == 0
+
+    @invariant()
+    def what_is_held_stays(self):
+        self.arena.pages.check_invariants()
+        assert self.arena.pages.n_free == self.arena.pages.n_pages - len(self.owned)
+        for page, value in self.owned.items():
+            assert (self.arena.data[page] == value).all()
+
+    @invariant()
+    def memory_is_there_for_pages_that_are_and_for_no_others(self):
+        arena = self.arena
+        there = np.concatenate([arena.pages.free_pages(), np.array(list(self.owned), dtype=np.int32)]).astype(np.int64)
+        starts = there * GEOMETRY.page_bytes
+        part = arena._range.part_bytes
+        needed = {p for a in starts.tolist() for p in range(a // part, -(-(a + GEOMETRY.page_bytes) // part))}
+        assert np.flatnonzero(arena._filled).tolist() == sorted(needed)
+
+
+ArenaMachine.TestCase.settings = examples(60, stateful_step_count=40)
+test_arena = ArenaMachine.TestCase
+
+
+def test_an_arena_that_cannot_grow_keeps_what_it_had(monkeypatch):
+    arena = PageArena(torch.device("cpu"), GEOMETRY, 2, limit_pages=LIMIT, block_bytes=GEOMETRY.page_bytes)
+    arena.data[:2] = 9
+
+    def refused(*_):
+        raise OutOfBudgetError("full")
+
+    monkeypatch.setattr(HostRange, "commit", refused)
+    with pytest.raises(OutOfBudgetError):
+        arena.grow(9)
+    assert (arena.pages.n_pages, arena.pages.n_free) == (2, 2)
+    assert (arena.data[:2] == 9).all()
+    monkeypatch.undo()
+    arena.grow(9)
+    assert arena.pages.n_pages == 9
 
 
 def test_freeing_twice_is_caught():

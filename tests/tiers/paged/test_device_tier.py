@@ -16,6 +16,7 @@ from hybridindex.errors import DeviceBusyError, DeviceError, InvalidInputError, 
 from hybridindex.index import build
 from hybridindex.paging import PageGeometry
 from hybridindex.tiers.contract import devices
+from hybridindex.tiers.contract.address_range import HostRange
 from hybridindex.tiers.contract.driver import free_bytes_outside
 from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.paged import device_tier as device
@@ -121,7 +122,7 @@ def test_a_tier_without_room_takes_its_memory_at_the_first_trial_that_finds_it(i
             assert tier.retry_due(now[0]) is due
         free[0] = None
         with monkeypatch.context() as patch:
-            patch.setattr(torch, "zeros", refused)  # somebody was faster
+            patch.setattr(HostRange, "commit", refused)  # somebody was faster
             assert not tier.recover().result(60)
         assert tier.recover().result(60)
         assert (tier.n_failures, tier.n_probes) == (1, 3)
@@ -132,7 +133,7 @@ def test_a_tier_without_room_takes_its_memory_at_the_first_trial_that_finds_it(i
 
 
 def refused(*_args, **_options):
-    raise torch.OutOfMemoryError("CUDA out of memory")
+    raise OutOfBudgetError("no room any more")
 
 
 def test_a_tier_that_shall_not_try_again_is_never_due(index, monkeypatch):

@@ -9,7 +9,7 @@ from hybridindex.studies.hardware import Chip, Server
 from hybridindex.studies.schedule.stages.roofline import Cost, decode_costs, encode_costs
 from hybridindex.studies.schedule.stages.schema import RAGSchema
 from hybridindex.studies.schedule.stages.stage_pipeline import Run
-from hybridindex.studies.schedule.stages.tree_scan import retrieval_seconds
+from hybridindex.studies.schedule.stages.tree_scan import MeasuredRetrieval, retrieval_seconds
 
 __all__ = ["RETRIEVAL", "StageCosts", "stage_names"]
 
@@ -39,15 +39,17 @@ class StageCosts:
         *,
         context: float = 1.0,
         cached_tokens: int | None = None,
+        measured: MeasuredRetrieval | None = None,
     ) -> None:
         """
         Args:
             servers: for retrieval; 0: no retrieval.
             context: part of the prompt that a token of the main LLM attends to, averaged over its layers.
             cached_tokens: prompt tokens in the cache, averaged over layers; None: all.
+            measured: what a server took to retrieve; None: modelled.
         """
         self.schema, self.chip, self._server, self._servers = schema, chip, server, servers
-        self._attended = context
+        self._attended, self._measured = context, measured
         self.cached_tokens = schema.prompt_tokens if cached_tokens is None else cached_tokens
         self.costs = cache(self._costs)
         self.retrieval_s = cache(self._retrieval_s)
@@ -112,4 +114,6 @@ class StageCosts:
         raise AssertionError(stage)
 
     def _retrieval_s(self, batch: int) -> float:
-        return retrieval_seconds(self.schema, self._server, self._servers, batch) if self._servers else 0.0
+        if not self._servers:
+            return 0.0
+        return retrieval_seconds(self.schema, self._server, self._servers, batch, self._measured)

@@ -13,7 +13,14 @@ from hybridindex.errors import InvalidInputError
 from hybridindex.studies.hardware import Server
 from hybridindex.studies.schedule.stages.schema import RAGSchema
 
-__all__ = ["MEMORY_UTILIZATION", "TreeLevel", "retrieval_seconds", "tree_levels", "tree_seconds"]
+__all__ = [
+    "MEMORY_UTILIZATION",
+    "MeasuredRetrieval",
+    "TreeLevel",
+    "retrieval_seconds",
+    "tree_levels",
+    "tree_seconds",
+]
 
 #: Part of a server's memory bandwidth that scans reach (section 4(b)).
 MEMORY_UTILIZATION = 0.8
@@ -29,6 +36,40 @@ class TreeLevel:
 
     nbytes: float
     bytes_per_core_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRetrieval:
+    """What one server took to search an index, in place of the model: by batches of query vectors.
+
+    A database of other bytes takes in proportion, and is spread evenly over the servers, as in the model.
+    """
+
+    #: Ascending batch sizes, and seconds of each; at least two.
+    batches: tuple[int, ...]
+    seconds: tuple[float, ...]
+    #: Of the index.
+    nbytes: float
+
+    def __post_init__(self) -> None:
+        if (
+            len(self.batches) < 2
+            or len(self.batches) != len(self.seconds)
+            or list(self.batches) != sorted({*self.batches})
+        ):
+            raise InvalidInputError(
+                f"batches are {self.batches}; expected two ascending sizes or more, each with its seconds"
+            )
+        if not (min(self.seconds) > 0 and self.nbytes > 0):
+            raise InvalidInputError(f"seconds are {self.seconds} for {self.nbytes} bytes; expected numbers above 0")
+
+    def at(self, batch: int, nbytes: float, servers: int) -> float:
+        """Seconds; between two sizes in proportion, beyond the largest by its last slope."""
+        sizes, seconds = self.batches, self.seconds
+        after = min(max(1, sum(size < batch for size in sizes)), len(sizes) - 1)
+        slope = (seconds[after] - seconds[after - 1]) / (sizes[after] - sizes[after - 1])
+        found = max(seconds[0], seconds[after - 1] + slope * (batch - sizes[after - 1]))
+        return found * nbytes / self.nbytes / servers
 
 
 def tree_levels(schema: RAGSchema, server: Server) -> tuple[TreeLevel, ...]:
@@ -75,8 +116,12 @@ def tree_seconds(
     )
 
 
-def retrieval_seconds(schema: RAGSchema, server: Server, servers: int, requests: int) -> float:
+def retrieval_seconds(
+    schema: RAGSchema, server: Server, servers: int, requests: int, measured: MeasuredRetrieval | None = None
+) -> float:
     """Seconds to retrieve for ``requests`` requests, with all their query vectors in one batch."""
+    if measured is not None:
+        return measured.at(requests * schema.queries_per_retrieval, schema.database_bytes, servers)
     return tree_seconds(
         tree_levels(schema, server),
         requests * schema.queries_per_retrieval,

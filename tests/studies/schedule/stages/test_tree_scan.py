@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.papers.schedule_cases import paper_levels
 from hybridindex.errors import InvalidInputError
 from hybridindex.studies.schedule import TreeLevel, case, tree_levels, tree_seconds
-from hybridindex.studies.schedule.stages.tree_scan import retrieval_seconds
+from hybridindex.studies.schedule.stages.tree_scan import MeasuredRetrieval, retrieval_seconds
 
 SWEEP = {16: 45.08e-3, 32: 64.37e-3, 64: 128.24e-3, 256: 512.95e-3}
 
@@ -75,3 +75,21 @@ def test_numbers_that_are_not_positive_are_named(field):
     values = {"batch": 1, "servers": 1, "cores": 1, "memory_bytes_per_s": 1e9} | {field: 0}
     with pytest.raises(InvalidInputError, match=f"{field} is 0"):
         tree_seconds(paper_levels(), values.pop("batch"), **values)
+
+
+def test_measured_retrieval_takes_the_place_of_the_model(milan):
+    schema = replace(case("case1"), queries_per_retrieval=2)
+    measured = MeasuredRetrieval(batches=(1, 4, 16), seconds=(0.01, 0.02, 0.08), nbytes=schema.database_bytes / 2)
+    # Twice the bytes on four servers; two query vectors each; between sizes and beyond the largest in proportion.
+    expected = {1: 0.01 + 0.01 / 3, 2: 0.02, 8: 0.08, 12: 0.08 + 8 * 0.06 / 12}
+    for requests, seconds in expected.items():
+        assert retrieval_seconds(schema, milan, 4, requests, measured) == pytest.approx(seconds * 2 / 4)
+
+
+@pytest.mark.parametrize(
+    ("batches", "seconds", "word"),
+    [((1,), (1.0,), "two"), ((2, 1), (1.0, 2.0), "two"), ((1, 2), (0.0, 1.0), "above 0")],
+)
+def test_what_was_not_measured_is_refused(batches, seconds, word):
+    with pytest.raises(InvalidInputError, match=word):
+        MeasuredRetrieval(batches=batches, seconds=seconds, nbytes=1.0)
