@@ -22,7 +22,6 @@ from benchmarks.common.measure import arguments, environment, show, write
 from benchmarks.service.drift import DIM, queries_of
 from hybridindex.api import Index
 from hybridindex.config import RouterConfig
-from hybridindex.plans.current import save_plan
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.drift import DriftPolicy
 from hybridindex.refresh.refresher import Refresher
@@ -131,8 +130,7 @@ def main() -> None:
             calibration = queries_of(clusters, 2000, 3, moved=False)
             profile = index.profile(calibration, nprobe=NPROBE, devices=["cpu"], max_seconds=6, threads=1)
             plan = index.plan(1e4, budget, profile, coverage=0.1)
-            with index.store() as store:
-                save_plan(store, plan)
+            index.apply_plan(plan)
             with index.router() as host:
                 truth = host.search(queries, K, NPROBE)
         router = RouterConfig(devices=("cpu",), device_budget_bytes=budget, lookahead_bytes=8 << 20, threads=1)
