@@ -43,7 +43,8 @@ class _Commands(TyperGroup):
 
 #: Module in :mod:`hybridindex.cli.commands` -> its commands, in the order of the help.
 _COMMANDS = {
-    "index": ("build", "ingest", "import", "export", "verify", "rollback", "gc"),
+    "index": ("build", "import", "export", "verify", "rollback", "gc"),
+    "ingest": ("ingest",),
     "plan": ("profile", "plan", "explain", "history", "prune", "report"),
     "search": ("search",),
     "bench": ("bench",),

@@ -43,7 +43,7 @@ def how_to_apply(index: HasFingerprint, store: ControlStore, path: object = "IND
     """What to do where no plan was applied: the command."""
     newest = store.newest_plan(index.fingerprint)
     if newest is None:
-        return f"none is stored either: run profile and plan, then: hybridindex apply {path}"
+        return f"no plan is stored: run profile and plan, then: hybridindex apply {path}"
     force = "" if newest.verdict == Verdict.FEASIBLE else " --force"
     command = f"hybridindex apply {path} --plan {newest.id}{force}"
     return f"plan {newest.id} is stored ({newest.verdict}); apply it with: {command}"

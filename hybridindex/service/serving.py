@@ -131,9 +131,11 @@ def open_serving(
     router = index.router(choice.plan, config=settings, llm=step_times(store, choice.plan))
     try:
         refresher = None
-        # Without a plan there is nothing to refresh; without devices it is asked for in vain, and says so.
-        if make_refresher is not None and not on_host and (choice.plan is not None or not config.router.devices):
-            refresher = make_refresher(index, router, store)
+        if make_refresher is not None and not on_host:
+            if choice.plan is None:
+                _log.warning("nothing is refreshed without a plan")
+            else:
+                refresher = make_refresher(index, router, store)
     except BaseException:
         router.close()
         raise

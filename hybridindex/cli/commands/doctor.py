@@ -155,7 +155,7 @@ def findings_table(findings: list[Finding]) -> Table:
 
 
 def _emit_gpu_report(index: Path | None, store: str | None, *, as_json: bool) -> None:
-    from hybridindex.cli.commands.doctor_gpu import examine_devices, report_of_devices
+    from hybridindex.cli.doctor_gpu import examine_devices, report_of_devices
 
     if index is None:
         report = examine_devices()

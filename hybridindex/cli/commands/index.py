@@ -1,4 +1,4 @@
-"""Commands that make or check an index: build, ingest, import, export, verify; rollback and gc after a replacement."""
+"""Commands that make or check an index: build, import, export, verify; rollback and gc after a replacement."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ import typer
 from rich.table import Table
 
 import hybridindex as hx
-from hybridindex.cli.chat_parts import EmbedderChoice
 from hybridindex.cli.console import CliProgress, emit, err, load_npy, parse_bytes, readable_bytes
-from hybridindex.cli.ingest_parts import PassageOptions, VectorLayout, ingest_texts
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, Json
 from hybridindex.index import previous_generation, read_manifest
 from hybridindex.service.daemon_address import find_daemon
 from hybridindex.types import VectorFile
 
-__all__ = ["register"]
+__all__ = ["index_table", "register"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +68,7 @@ def describe(index: hx.Index) -> dict[str, Any]:
     }
 
 
-def _table(facts: dict[str, Any], title: str) -> Table:
+def index_table(facts: dict[str, Any], title: str) -> Table:
     table = Table(title=title, show_header=False)
     for name, value in facts.items():
         shown = readable_bytes(value) if name.endswith("_bytes") else f"{value:,}" if type(value) is int else value
@@ -146,28 +144,7 @@ def register(app: typer.Typer) -> None:
         ):
             facts = describe(built)
         _say_replaced(index, facts)
-        emit(facts, as_json=json, table=_table(facts, "built"))
-
-    @app.command()
-    @grouped
-    def ingest(
-        texts: Annotated[
-            Path,
-            typer.Argument(
-                metavar="TEXTS", help=".jsonl of {text, id, source}, or .txt, a passage per line.", show_default=False
-            ),
-        ],
-        index: IndexPath,
-        *,
-        embedding: EmbedderChoice,
-        passages: PassageOptions,
-        layout: VectorLayout,
-        json: Json = False,
-    ) -> None:
-        """Embed texts and build an index of them, with the texts beside it: what chat asks."""
-        with CliProgress(quiet=json) as progress:
-            facts = ingest_texts(texts, index, embedding, passages, layout, progress)
-        emit(facts, as_json=json, table=_table(facts, "ingested"))
+        emit(facts, as_json=json, table=index_table(facts, "built"))
 
     @app.command(name="import")
     def import_(
@@ -188,7 +165,7 @@ def register(app: typer.Typer) -> None:
         ):
             facts = describe(imported)
         _say_replaced(index, facts)
-        emit(facts, as_json=json, table=_table(facts, "imported"))
+        emit(facts, as_json=json, table=index_table(facts, "imported"))
 
     @app.command()
     def export(
@@ -207,7 +184,7 @@ def register(app: typer.Typer) -> None:
         """Read everything once, compare all checksums, and describe the index."""
         with hx.open(index, verify="full") as opened:
             facts = describe(opened)
-        emit({**facts, "ok": True}, as_json=json, table=_table(facts, "all checksums match"))
+        emit({**facts, "ok": True}, as_json=json, table=index_table(facts, "all checksums match"))
 
     @app.command()
     def rollback(index: IndexPath, json: Json = False) -> None:

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 import hybridindex as hx
-from hybridindex.cli.commands import doctor_gpu
+from hybridindex.cli import doctor_gpu
 from hybridindex.cli.commands.doctor import Finding, findings_table
-from hybridindex.cli.commands.doctor_gpu import (
+from hybridindex.cli.console import ExitCode
+from hybridindex.cli.doctor_gpu import (
     GpuReport,
     SeenDevice,
     examine_devices,
     measured_devices,
     report_of_devices,
 )
-from hybridindex.cli.console import ExitCode
 from hybridindex.index.codec import CODEC_NAMES
 from hybridindex.tiers.serving import CodecService
 from hybridindex.types import TransferSample
