@@ -73,4 +73,5 @@ PLAN_PATH = _path(
     "plan",
     schema={"type": "string", "pattern": "^([0-9]+|latest|current)$"},
     description="Its id, latest (the newest) or current (applied last).",
+    example="current",
 )
