@@ -93,7 +93,9 @@ def choose_plan(index: Index, choice: str, config: ServiceConfig, store: Control
         return PlanChoice()
     others = [plan for plan in store.list_plans() if plan.index_fingerprint != index.fingerprint]
     last = others[-1] if others else None
-    older = "" if last is None else f" (plan {last.id} is for index {last.index_fingerprint}, which this is not)"
+    older = (
+        "" if last is None else f" (plan {last.id} is for index {last.index_fingerprint}, this is {index.fingerprint})"
+    )
     return PlanChoice(note=f"{how_to_apply(index, store)}{older}")
 
 

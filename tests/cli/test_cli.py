@@ -68,7 +68,7 @@ def test_the_whole_way_by_commands(cli, files, tmp_path):
     assert planned.json["coverage"] == 0.25
     explained = cli("explain", idx, "--json")
     assert explained.code == 0
-    assert explained.json["explanation"].count("\n") == 9
+    assert explained.json["explanation"].count("\n") == 10
     found = cli("search", idx, "-q", files / "test.npy", "-k", 3, "--device", "cpu", "--json")
     assert found.code == 0
     assert np.shape(found.json["ids"]) == (40, 3)
@@ -135,7 +135,7 @@ def test_vectors_come_from_columns_and_an_import_says_its_nprobe(cli, tmp_path, 
     built = cli(*words, "--column", "v", "--ids-column", "key", "--json")
     assert built.code == 0, built.err
     assert built.json["count"] == 600
-    assert "2 columns of vectors" in cli(*words).err
+    assert "2 columns of vectors" in cli(*words, "--replace").err
     assert cli("export", tmp_path / "idx", tmp_path / "x.faiss").code == 0
     assert cli("import", tmp_path / "x.faiss", tmp_path / "a", "--nprobe", 3, "--json").json["nprobe"] == 3
     assert caplog.text == ""

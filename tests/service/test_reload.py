@@ -158,7 +158,7 @@ def test_without_a_plan_the_host_serves_until_there_is_one(service, index_path, 
     answer = service.reload()
     assert (answer["plan_id"], answer["plan_origin"]) == (None, "none")
     assert fingerprint in answer["note"]
-    assert "hybridindex plan INDEX" in answer["note"]
+    assert "hybridindex apply INDEX" in answer["note"]
     assert status_of(service)["note"] == answer["note"]
     assert service.router.devices == ()
     with pytest.raises(InvalidInputError, match="no plan is stored"):
@@ -430,7 +430,7 @@ def test_a_plan_of_another_index_starts_on_the_host(index_path, queries, choice)
         note = status_of(service)["note"]
         with hx.open(index_path) as index:
             assert index.fingerprint in note
-        assert "hybridindex plan INDEX" in note
+        assert "hybridindex apply INDEX" in note
         assert (search(service, queries).ids >= SECOND).all()
         # Who starts with it serves it: what it replaced is gone.
         assert generations(index_path) == ["gen-000002"]

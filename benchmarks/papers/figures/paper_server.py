@@ -253,6 +253,9 @@ class Panel:
                 llm=profile,
                 n_devices=self.gpus,
                 percentile=self.percentile,
+                # The paper's own queueing, and no margin.
+                epsilon=1.0,
+                headroom=0.0,
             ),
             analysis=self.analysis,
         )

@@ -34,7 +34,15 @@ def table_2_lists(host_s: float, nu: float = NU) -> tuple[float, ...]:
     plans = [
         make_plan(
             analysis.profile,
-            PlanRequest.resolve(slo_ms=slo, device_budget_bytes=llm.kv_cache_bytes // 8, llm=llm, n_devices=8),
+            PlanRequest.resolve(
+                slo_ms=slo,
+                device_budget_bytes=llm.kv_cache_bytes // 8,
+                llm=llm,
+                n_devices=8,
+                # The paper's own queueing, and no margin.
+                epsilon=1.0,
+                headroom=0.0,
+            ),
             analysis=analysis,
         )
         for slo in numbers(PAPER, "table2_slo")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridindex.errors import InvalidInputError, MissingDependencyError
+from hybridindex.errors import InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.index.inputs.batches import Batch, Batches
 from hybridindex.types import I64, VectorFile
 
@@ -77,7 +77,7 @@ def _require_pyarrow(path: Path) -> Any:
         import pyarrow
         import pyarrow.ipc
     except ImportError as error:
-        raise MissingDependencyError(f"pyarrow is needed to read {path}: pip install 'hybridindex[formats]'") from error
+        raise MissingDependencyError(f"pyarrow is needed to read {path}: {how_to_install('formats')}") from error
     return pyarrow
 
 

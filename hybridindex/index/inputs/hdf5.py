@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from hybridindex.errors import InvalidInputError, MissingDependencyError
+from hybridindex.errors import InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.index.inputs.batches import BATCH_BYTES, Batch, Batches
 from hybridindex.index.inputs.elements import ELEMENTS, holds_vectors
 from hybridindex.types import VectorFile
@@ -25,7 +25,7 @@ def open_hdf5(path: Path, file: VectorFile) -> Batches:
     try:
         import h5py
     except ImportError as error:
-        raise MissingDependencyError(f"h5py is needed to read {path}: pip install 'hybridindex[formats]'") from error
+        raise MissingDependencyError(f"h5py is needed to read {path}: {how_to_install('formats')}") from error
     with contextlib.ExitStack() as owned, _readable(path):
         opened = owned.enter_context(h5py.File(path, "r"))
         vectors = _vectors_of(h5py, opened, path, file.column)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridindex.errors import EmbeddingError, InvalidInputError, MissingDependencyError
+from hybridindex.errors import EmbeddingError, InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.llm.events import parse_object, shown
 from hybridindex.llm.refusals import refusal_of
 from hybridindex.rag.embed import normalize
@@ -82,9 +82,7 @@ class OpenAIEmbedder:
         try:
             import httpx
         except ImportError as error:
-            raise MissingDependencyError("embeddings of a server need httpx: pip install 'hybridindex[client]'") from (
-                error
-            )
+            raise MissingDependencyError(f"embeddings of a server need httpx: {how_to_install('client')}") from error
         if not url.startswith(("http://", "https://")):
             raise InvalidInputError(f"url is {url!r}; expected http://host:port or https://…")
         if not model:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridindex.errors import InvalidInputError, MissingDependencyError
+from hybridindex.errors import InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.rag.embed import normalize
 from hybridindex.types import F32
 
@@ -31,7 +31,7 @@ class SentenceEmbedder:
             from sentence_transformers import SentenceTransformer
         except ImportError as error:
             raise MissingDependencyError(
-                "sentence-transformers is needed to embed with its models: pip install 'hybridindex[embed]'"
+                f"sentence-transformers is needed to embed with its models: {how_to_install('embed')}"
             ) from error
         try:
             self._model: Any = SentenceTransformer(model, device=device)

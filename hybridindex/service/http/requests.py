@@ -49,7 +49,7 @@ _Bytes = Annotated[int, Field(ge=0, le=_MOST_BYTES, description=f"whole bytes, 0
 _Part = Annotated[float, Field(ge=0, le=1)]
 _Positive = Annotated[float, Field(gt=0, description="a number above 0")]
 _Share = Annotated[float, Field(ge=_LEAST_SHARE, le=1, description=f"{_LEAST_SHARE}..1")]
-_Flag = Annotated[bool, Field(description="true or false. Default: false.")]
+_Flag = Annotated[bool, Field(description="true or false", json_schema_extra={"default": False})]
 
 
 def _count(most: int, more: str = "") -> Any:

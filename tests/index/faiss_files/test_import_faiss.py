@@ -268,9 +268,9 @@ def test_nprobe_1_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     source = make_faiss("IVF12,Flat")
     assert from_faiss(source, tmp_path / "i").nprobe == 5
     source.nprobe = 1
-    assert from_faiss(source, tmp_path / "i", nprobe=7).nprobe == 7
+    assert from_faiss(source, tmp_path / "i", nprobe=7, replace=True).nprobe == 7
     assert caplog.text == ""
-    assert from_faiss(source, tmp_path / "i").nprobe == 1
+    assert from_faiss(source, tmp_path / "i", replace=True).nprobe == 1
     assert "the IndexIVFFlat has nprobe 1, faiss's default" in caplog.text
     assert "1 of 12 lists" in caplog.text
 

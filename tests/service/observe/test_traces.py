@@ -277,7 +277,7 @@ def test_spans_reach_a_collector_under_our_name_unless_another_is_given(service,
             monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
         service.traces = to_collector()
         ask(service, "POST", "/v1/search", json={"queries": queries[0].tolist()})
-        while service.router.stats().stages["coarse"].count < service.router.stats().batches:
+        while "coarse" not in (seen := service.router.stats()).stages or seen.stages["coarse"].count < seen.batches:
             time.sleep(0.001)
         service.traces.close()
         path, body = collector.taken.pop()
