@@ -15,10 +15,11 @@ import pytest
 from benchmarks.device import tier as device_tier
 from benchmarks.device.tier import Part, Run, measure, run_part
 
-#: Writes one row, then does what it is told.
+#: Writes one row, in one step as the parts do, then does what it is told.
 SCRIPT = """
-import pathlib, sys, time
-pathlib.Path(sys.argv[1]).write_text('{"stand_in": true, "complete": false, "rows": []}')
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[1] + ".new").write_text('{"stand_in": true, "complete": false, "rows": []}')
+os.replace(sys.argv[1] + ".new", sys.argv[1])
 """
 HANGS = SCRIPT + "time.sleep(60)"
 
