@@ -8,7 +8,7 @@ another process can do it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -23,7 +23,7 @@ from hybridindex.plans.placed import Held, as_placed, forecast_placed, judge
 from hybridindex.plans.stored import plan_summary
 from hybridindex.types import I64, Profile
 
-__all__ = ["Comparison", "Proposal", "Served", "compare_plans", "held_now", "propose"]
+__all__ = ["Comparison", "Proposal", "Served", "Weigh", "Weighed", "compare_plans", "held_now", "propose", "weigh_plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,6 +90,23 @@ class Comparison:
         """Fraction by which the predicted latency falls; negative where it rises."""
         before = self.latency_ms_before
         return (before - self.latency_ms_after) / before if before > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Weighed:
+    """What applying a plan would do."""
+
+    #: The plan as the devices would hold it; the plan itself where all of it has room.
+    placed: Plan
+    #: Of what serves and ``placed``.
+    comparison: Comparison
+    #: (m,) int64 list ids that come to a device, or to another one, hottest first; and that leave, ascending.
+    lists_in: I64
+    lists_out: I64
+
+
+#: :func:`weigh_plan`, or the same in another process.
+Weigh = Callable[[Plan, Served, float, Sequence[int] | None], Weighed]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -191,22 +208,29 @@ def propose(
     reason: str,
     bandwidth_share: float,
     room_bytes: Sequence[int] | None = None,
+    weigh: Weigh | None = None,
 ) -> Proposal:
-    """``plan`` beside ``base``, made without a refresh. ``room_bytes``: of each device, without scratch; None: as much
-    as the plan needs."""
-    placed = plan if room_bytes is None else forecast_placed(plan, room_bytes)
-    comparison, lists_in, lists_out = compare_plans(placed, served, bandwidth_share=bandwidth_share)
+    """``plan`` beside ``base``, made without a refresh. ``weigh``: None: :func:`weigh_plan`, whose arguments the others
+    are."""
+    weighed = (weigh or weigh_plan)(plan, served, bandwidth_share, room_bytes)
     return Proposal(
         reason=reason,
         plan=plan,
         base=base,
-        placed=placed,
+        placed=weighed.placed,
         resident=held_now(plan, served.present),
-        comparison=comparison,
-        lists_in=lists_in,
-        lists_out=lists_out,
+        comparison=weighed.comparison,
+        lists_in=weighed.lists_in,
+        lists_out=weighed.lists_out,
         bandwidth_share=bandwidth_share,
     )
+
+
+def weigh_plan(plan: Plan, served: Served, bandwidth_share: float, room_bytes: Sequence[int] | None = None) -> Weighed:
+    """``plan`` against what serves. ``room_bytes``: of each device, without scratch; None: as much as it needs."""
+    placed = plan if room_bytes is None else forecast_placed(plan, room_bytes)
+    comparison, lists_in, lists_out = compare_plans(placed, served, bandwidth_share=bandwidth_share)
+    return Weighed(placed=placed, comparison=comparison, lists_in=lists_in, lists_out=lists_out)
 
 
 def held_now(plan: Plan, present: npt.NDArray[np.int16]) -> Held:

@@ -26,11 +26,12 @@ from hybridindex.errors import (
 from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.current import applied_plans, current_plan_id, make_current, save_plan
-from hybridindex.plans.planner import devices_of, plan_next
-from hybridindex.plans.proposal import Proposal, Served, propose
+from hybridindex.plans.planner import devices_of, request_next
+from hybridindex.plans.proposal import Proposal, Served, Weigh, propose
 from hybridindex.plans.replan import PlanChanges
 from hybridindex.plans.stored import load_plan, plan_summary, resume_plan
-from hybridindex.refresh.config import UpdateRecord
+from hybridindex.refresh.config import RefreshConfig, UpdateRecord
+from hybridindex.refresh.planning import Planning
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.refresh.updater import arenas_of
 from hybridindex.router.batch.stages import BatchReport
@@ -113,12 +114,14 @@ class Service:
         config: ServiceConfig,
         *,
         make_refresher: MakeRefresher | None = None,
+        planning: RefreshConfig | None = None,
         traces: Traces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """:meth:`close` closes what serves and the store, but not ``traces``. ``clock``: monotonic seconds.
 
-        ``make_refresher``: for later generations.
+        ``make_refresher``: for later generations. ``planning``: its ``planning`` and what begins with it say where
+        plans are made without a refresher; default in a process of low priority.
         """
         self.store = store
         self.config = config
@@ -127,11 +130,13 @@ class Service:
         self.started_s = clock()
         self.admission = Admission(config.limits, clock)
         self.sessions = SessionTable(config.limits, clock)
+        self._planning = Planning(planning)
         self.generations = Generations(
             first,
             config,
             store,
             self.sessions,
+            planning=self._planning,
             make_refresher=make_refresher,
             stopping=lambda: self._closed or self.admission.draining,
         )
@@ -151,6 +156,7 @@ class Service:
         config: ServiceConfig,
         *,
         make_refresher: MakeRefresher | None = None,
+        planning: RefreshConfig | None = None,
         traces: Traces | None = None,
     ) -> Service:
         """Opens an index directory, resumes its plan and starts the router. Without a plan for this index and machine
@@ -180,7 +186,7 @@ class Service:
             raise
         if first.note:
             _log.warning("serving on the host: %s", first.note.replace("INDEX", str(path)))
-        return cls(first, store, config, make_refresher=make_refresher, traces=traces)
+        return cls(first, store, config, make_refresher=make_refresher, planning=planning, traces=traces)
 
     # What serves now
 
@@ -388,6 +394,7 @@ class Service:
             InvalidInputError: without devices, a value out of range, or one that contradicts a fixed coverage.
             InfeasiblePlanError: it was to be applied, the SLO cannot be met, and ``force`` is false.
             ProfileError: nothing to plan from.
+            PlanningError: the process that plans did not start, ended, or took too long.
             OverloadedError: another change is under way.
         """
         check_share(bandwidth_share)
@@ -491,10 +498,12 @@ class Service:
         """From the profile of the plan in force."""
         self._check_devices()
         devices = devices_of(self.index.ivf, len(self.router.devices), self.config.router.device_budget_bytes)
-        plan, _ = plan_next(self.index.ivf, self.store, self.router.plan, changes, devices)
-        return self._beside_current(plan, "requested", bandwidth_share)
+        profile, request = request_next(self.index.ivf, self.store, self.router.plan, changes, devices)
+        with self._planning.of(self.index.ivf) as planner:
+            plan = planner.solve(profile, request, None)
+            return self._beside_current(plan, "requested", bandwidth_share, planner.weigh)
 
-    def _beside_current(self, plan: Plan, reason: str, bandwidth_share: float) -> Proposal:
+    def _beside_current(self, plan: Plan, reason: str, bandwidth_share: float, weigh: Weigh | None = None) -> Proposal:
         current, there, arenas = self.router.plan, self.router.residency.list_device, arenas_of(self.router)
         return propose(
             plan,
@@ -503,6 +512,7 @@ class Service:
             reason=reason,
             bandwidth_share=bandwidth_share,
             room_bytes=None if arenas is None else [a - b for a, b in zip(arenas.room, arenas.scratch, strict=True)],
+            weigh=weigh,
         )
 
     def _apply(self, proposal: Proposal, plan_id: int | None) -> int:
@@ -564,6 +574,7 @@ class Service:
 
     def stop_changes(self) -> None:
         """Stops a running change of the plan and refuses new ones; searches go on. Returns at once."""
+        self._planning.stop()
         if self.refresher is not None:
             self.refresher.stop()
         self.router.settle()

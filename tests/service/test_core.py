@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 import threading
 
 import numpy as np
@@ -16,11 +17,16 @@ from hybridindex.errors import (
     InvalidInputError,
     OverloadedError,
     PlanConflictError,
+    PlanningError,
     ProfileError,
+    RouterClosedError,
 )
+from hybridindex.partitioner import plan as partitioner_plan
+from hybridindex.plans import planner
 from hybridindex.plans.current import make_current
 from hybridindex.plans.llm_profiles import save_llm_measurement
 from hybridindex.profiler.hardware import hardware_info
+from hybridindex.refresh import planner_process
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.service.config import ServiceConfig
@@ -28,7 +34,7 @@ from hybridindex.service.core import Service
 from hybridindex.service.search_request import SearchRequest
 from hybridindex.service.status import status_of
 from hybridindex.types import LLMMeasurement, LLMProfile
-from tests.service.conftest import assert_same, held_engine
+from tests.service.conftest import ask, assert_same, held_engine
 
 
 def search(service, queries, **options):
@@ -156,6 +162,71 @@ def test_what_has_no_room_is_said_before_and_after(make_service):
     assert again["resident"] == {k: done["placed"][k] for k in ("lists", "bytes")}
     assert again["hit_rate_before"] == pytest.approx(done["hit_rate_after"])
     assert again["bytes_to_move"] == 0
+
+
+def test_a_plan_is_made_in_another_process_whoever_asks(make_service, monkeypatch):
+    expected = make_service().repartition(apply=False, coverage=0.5)
+    service = make_service(planning=None)
+
+    def refuse(*_args) -> None:
+        raise AssertionError("a plan is made in the process that serves")
+
+    for module in (planner, partitioner_plan):
+        monkeypatch.setattr(module, "make_plan", refuse)
+    answer = service.repartition(apply=False, coverage=0.5)
+    assert answer == expected
+    applied = service.repartition(apply=True, coverage=0.5)
+    assert applied["placed"] == expected["placed"]
+    assert service._planning.planner is None, "it ended with the plan"
+    assert service.plan()["plan_id"] == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("raise SystemExit(7)", "ended by itself with exit status 7"),
+        ("import time; time.sleep(600)", "it took more than 0.5 s"),
+    ],
+)
+def test_a_process_that_makes_no_plan_costs_the_plan_alone(make_service, queries, monkeypatch, tmp_path, source, why):
+    program = tmp_path / "program"
+    program.write_text(f"#!{sys.executable}\n{source}\n")
+    program.chmod(0o755)
+    service = make_service(planning=RefreshConfig(planning_timeout_s=0.5 if "took" in why else 60))
+    monkeypatch.setattr(planner_process.sys, "executable", str(program))
+    failed = ask(service, "POST", "/v1/repartition", json={"coverage": 0.5, "apply": True})
+    assert (failed.status_code, failed.json()["type"]) == (503, "urn:hybridindex:problem:no-plan")
+    assert why in failed.json()["detail"]
+    assert search(service, queries).ids.shape == (20, 10)
+    assert service.plan()["plan_id"] == 1
+    assert service._planning.planner is None
+
+
+def test_the_end_of_the_daemon_gives_up_a_plan_that_is_being_made(make_service, monkeypatch, tmp_path):
+    program = tmp_path / "program"
+    program.write_text(f"#!{sys.executable}\nimport time; time.sleep(600)\n")
+    program.chmod(0o755)
+    service = make_service(planning=None)
+    monkeypatch.setattr(planner_process.sys, "executable", str(program))
+    started = threading.Event()
+    real = service._planning.start
+    monkeypatch.setattr(service._planning, "start", lambda index: (real(index), started.set())[0])
+    failed: list[Exception] = []
+
+    def change() -> None:
+        try:
+            service.repartition(apply=True, coverage=0.5)
+        except PlanningError as error:
+            failed.append(error)
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    assert started.wait(60)
+    service.stop_changes()
+    changing.join(60)
+    assert "told to stop" in str(failed[0])
+    with pytest.raises(RouterClosedError):
+        service.repartition(apply=False, coverage=0.5)
 
 
 def test_values_out_of_range_are_named(service):

@@ -225,7 +225,7 @@ def register(app: typer.Typer) -> None:
             from hybridindex.plans.planner import devices_of, plan_next
 
             devices = devices_of(opened.ivf, 1 if current is None else current.n_devices)
-            return plan_next(opened.ivf, control, current, changes, devices)[0], None
+            return plan_next(opened.ivf, control, current, changes, devices), None
 
         if url is None and index is not None and find_daemon(index) is None:
             answer = _offline(index, store, decide, bandwidth_share, apply=apply, force=force)
