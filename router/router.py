@@ -343,6 +343,11 @@ class Router:
     def plan(self) -> Plan | None:
         return self._placement.plan
 
+    @property
+    def page_locked_lists(self) -> I64:
+        """(m,) int64 lists that page-locked host memory holds now: copies of them to a device are faster."""
+        return self._opening.host_lists.list_ids()
+
     def stats(self) -> RouterStats:
         read = replace(
             self._stats.read(),

@@ -36,9 +36,11 @@ class Served:
     list_device: npt.NDArray[np.int16]
     #: (nlist,) int16: where lists really are.
     present: npt.NDArray[np.int16]
+    #: (m,) int64 lists in page-locked host memory, from where copies are faster.
+    page_locked: I64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @classmethod
-    def by(cls, plan: Plan | None, present: npt.ArrayLike) -> Self:
+    def by(cls, plan: Plan | None, present: npt.ArrayLike, page_locked: npt.ArrayLike = ()) -> Self:
         """``plan`` None: the host scans everything."""
         there = np.asarray(present, dtype=np.int16)
         return cls(
@@ -47,6 +49,7 @@ class Served:
             else plan.resident_lists[there[plan.resident_lists] >= 0],
             list_device=there if plan is None else plan.list_device,
             present=there,
+            page_locked=np.asarray(page_locked, dtype=np.int64),
         )
 
     @classmethod
@@ -245,7 +248,10 @@ def compare_plans(plan: Plan, base: Served, *, bandwidth_share: float) -> tuple[
     batch, percentile = max(1, plan.batch), plan.request.percentile
     wanted = plan.resident_lists[plan.analysis.profile.list_sizes[plan.resident_lists] > 0]
     lists_in = wanted[base.present[wanted] != plan.list_device[wanted]]
-    nbytes = int(curve.pages_by_rank[curve.rank[lists_in]].sum()) * curve.geometry.page_bytes
+    pages = curve.pages_by_rank[curve.rank[lists_in]]
+    nbytes, locked = (
+        int(some.sum()) * curve.geometry.page_bytes for some in (pages, pages[np.isin(lists_in, base.page_locked)])
+    )
     meets_before, max_qps_before = judge(plan, base.resident_lists)
     comparison = Comparison(
         hit_rate_before=float(old.hit_rate.mean()),
@@ -253,7 +259,7 @@ def compare_plans(plan: Plan, base: Served, *, bandwidth_share: float) -> tuple[
         latency_ms_before=latency.predict(curve, old, batch, percentile).seconds * 1e3,
         latency_ms_after=plan.predicted_latency_ms(batch, percentile),
         bytes_to_move=nbytes,
-        move_s=_move_s(plan.analysis.profile, nbytes, bandwidth_share),
+        move_s=_move_s(plan.analysis.profile, nbytes - locked, locked, bandwidth_share),
         feasible_before=meets_before,
         feasible_after=plan.feasible,
         max_qps_before=max_qps_before,
@@ -277,9 +283,13 @@ def _in_short(plan: Plan, placed: Plan) -> dict[str, Any]:
     }
 
 
-def _move_s(profile: Profile, nbytes: int, bandwidth_share: float) -> float | None:
+def _move_s(profile: Profile, nbytes: int, locked_bytes: int, bandwidth_share: float) -> float | None:
+    """Seconds for ``nbytes`` from ordinary memory and ``locked_bytes`` from page-locked memory; None: copies were never
+    timed."""
     try:
-        transfer = fit_transfers(profile.transfers, pinned=False)
+        plain = fit_transfers(profile.transfers, pinned=False)
     except ProfileError:
         return None
-    return nbytes / transfer.bytes_per_s / bandwidth_share
+    timed = any(sample.pinned for sample in profile.transfers)
+    locked = fit_transfers(profile.transfers, pinned=True) if timed else plain
+    return (nbytes / plain.bytes_per_s + locked_bytes / locked.bytes_per_s) / bandwidth_share

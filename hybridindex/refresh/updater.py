@@ -390,7 +390,8 @@ class PlanUpdates:
         self, plan: Plan, base: Plan, reason: str, seconds: Mapping[str, float], bandwidth_share: float
     ) -> Proposal:
         assert self._planning.planner is not None
-        served = Served.by(base, self._router.residency.list_device)
+        router = self._router
+        served = Served.by(base, router.residency.list_device, router.page_locked_lists)
         weighed = self._planning.planner.weigh(plan, served, bandwidth_share)
         self._proposals += 1
         access = plan.analysis.profile.access

@@ -23,9 +23,9 @@ from hybridindex.errors import (
     OverloadedError,
     ProfileError,
 )
-from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.current import applied_plans, current_plan_id, make_current, save_plan
+from hybridindex.plans.placed import expected_hit_rate
 from hybridindex.plans.planner import devices_of, request_next
 from hybridindex.plans.proposal import Proposal, Served, Weigh, propose
 from hybridindex.plans.replan import PlanChanges
@@ -429,20 +429,22 @@ class Service:
         if found is None:
             raise InvalidInputError(f"plan is {choice!r}; expected a plan id or 'latest'")
         plan_id, plan = found
-        if apply and not self.router.devices and self.generations.current.note:
-            # The daemon started without a plan: its devices open with this one.
-            refuse_infeasible(plan, force=force)
-            make_current(self.store, plan, plan_id, verified=False, why="applied")
-            self.reload(f"plan {plan_id} was applied")
-        self._check_devices()
-        if plan.n_devices != len(self.router.devices):
-            raise InvalidInputError(
-                f"plan {plan_id} is for {plan.n_devices} device(s); the daemon has {len(self.router.devices)}"
-            )
+        # Where the daemon started without a plan, its devices open with this one.
+        closed = bool(self.generations.current.note and self.config.router.devices and not self.router.devices)
+        if not closed:
+            self._check_devices()
+        n_devices = len(self.config.router.devices if closed else self.router.devices)
+        if plan.n_devices != n_devices:
+            raise InvalidInputError(f"plan {plan_id} is for {plan.n_devices} device(s); the daemon has {n_devices}")
         with self._one_change():
             share = 1.0 if bandwidth_share is None else bandwidth_share
             proposal = self._beside_current(plan, f"plan {plan_id} was chosen", share)
-            return self._answer(proposal, plan_id, self.refresher, apply=apply, force=force)
+            if not (closed and apply):
+                return self._answer(proposal, plan_id, self.refresher, apply=apply, force=force)
+        proposal.refuse_infeasible(force=force)
+        make_current(self.store, plan, plan_id, verified=False, why="applied")
+        self.reload(f"plan {plan_id} was applied")
+        return self._told(proposal.placed_as(self.router.residency.list_device), plan_id, applied=True)
 
     @contextlib.contextmanager
     def _one_change(self) -> Iterator[None]:
@@ -471,11 +473,16 @@ class Service:
                 update = refresher.apply(proposal, plan_id=plan_id, force=force)
                 plan_id = update.plan_id
             proposal = proposal.placed_as(self.router.residency.list_device)
+        return self._told(proposal, plan_id, applied=apply, update=update)
+
+    def _told(
+        self, proposal: Proposal, plan_id: int | None, *, applied: bool, update: UpdateRecord | None = None
+    ) -> dict[str, Any]:
         return {
-            "applied": apply,
+            "applied": applied,
             **proposal.to_data(),
             "plan_id": plan_id,
-            "unplaced_lists": self.router.stats().unplaced_lists if apply else None,
+            "unplaced_lists": self.router.stats().unplaced_lists if applied else None,
             "update": None if update is None else update.to_data(),
         }
 
@@ -508,7 +515,7 @@ class Service:
         return propose(
             plan,
             current,
-            Served.by(current, there),
+            Served.by(current, there, self.router.page_locked_lists),
             reason=reason,
             bandwidth_share=bandwidth_share,
             room_bytes=None if arenas is None else [a - b for a, b in zip(arenas.room, arenas.scratch, strict=True)],
@@ -551,6 +558,12 @@ class Service:
             return self.config.slo_ms
         plan = self.router.plan
         return plan.request.slo_ms if plan is not None and plan.request.slo_stage == "search" else None
+
+    @property
+    def expected_hit_rate(self) -> float | None:
+        """By those lists of the plan in force that devices hold; None without a plan."""
+        plan = self.router.plan
+        return None if plan is None else expected_hit_rate(plan, self.router.residency.list_device)
 
     @property
     def ready(self) -> bool:

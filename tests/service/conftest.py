@@ -28,10 +28,10 @@ def make_service(index_path):
     """
     made: list[Service] = []
 
-    def factory(*, router=None, limits=None, warm=True, planning=HERE, **config) -> Service:
+    def factory(*, router=None, limits=None, warm=True, planning=HERE, make_refresher=None, **config) -> Service:
         told = RouterConfig(**{"devices": ("cpu",), **(router or {})})
         whole = ServiceConfig(router=told, limits=Limits(**(limits or {})), **config)
-        service = Service.open(index_path, whole, planning=planning)
+        service = Service.open(index_path, whole, make_refresher=make_refresher, planning=planning)
         made.append(service)
         if warm:
             service.warm_up()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import sys
 import threading
@@ -308,9 +309,7 @@ def test_changes_take_turns(service):
 
 
 def test_without_an_applied_plan_the_host_serves_and_the_command_is_named(make_service, index_path, caplog):
-    with sqlite3.connect(index_path / "control.sqlite") as store:
-        store.execute("DELETE FROM events")
-    store.close()
+    forget_what_was_applied(index_path)
     service = make_service()
     assert service.plan()["plan"] is None
     assert not service.router.devices
@@ -324,6 +323,33 @@ def test_without_an_applied_plan_the_host_serves_and_the_command_is_named(make_s
         index.apply_plan(1)
         assert index.current_plan().request.coverage == 0.3
     assert make_service().plan_id == 1
+
+
+def forget_what_was_applied(path):
+    with contextlib.closing(sqlite3.connect(path / "control.sqlite")) as store, store:
+        store.execute("DELETE FROM events")
+
+
+@pytest.mark.parametrize("refresh", [False, True])
+def test_the_first_plan_that_is_applied_is_compared_with_the_host(make_service, index_path, queries, refresh):
+    forget_what_was_applied(index_path)
+    service = make_service(make_refresher=Following if refresh else None)
+    expected = service.router.search(queries, 5)
+    dry = service.apply_plan("latest", apply=False)
+    assert not service.router.devices
+    done = service.apply_plan("latest")
+    [tier] = service.router.devices
+    for answer in (dry, done):
+        assert (answer["resident"], answer["current"]) == ({"lists": 0, "bytes": 0}, None)
+        assert answer["hit_rate_before"] == 0 < answer["hit_rate_after"]
+        assert answer["lists_to_move"] == answer["placed"]["lists"] == service.router.residency.n_resident > 0
+        assert answer["bytes_to_move"] == answer["placed"]["bytes"] == tier.used_bytes
+    assert (done["applied"], done["plan_id"], done["unplaced_lists"], service.plan_id) == (True, 1, 0, 1)
+    assert len(service.history()["applied"]) == 1
+    assert (service.refresher is not None) == refresh
+    assert_same(search(service, queries, k=5), expected)
+    again = service.apply_plan("1", apply=False)
+    assert (again["resident"]["lists"], again["lists_to_move"]) == (done["placed"]["lists"], 0)
 
 
 def test_devices_without_any_plan_say_what_is_missing(tmp_path, caplog):
