@@ -45,6 +45,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", type=float, default=6.0, help="seconds before each change")
     parser.add_argument("--rounds", type=int, default=3, help="times 0.1 -> 0.6 -> 0.2 -> 0.1")
     parser.add_argument("--refresh", action=argparse.BooleanOptionalAction, default=True, help="with a refresher")
+    parser.add_argument("--planning", choices=("process", "here"), default="process", help="where plans are made")
     parser.add_argument("--bandwidth-share", type=float, default=0.1, help="part of the time for copying")
 
 
@@ -137,7 +138,10 @@ def main() -> None:
                 truth = host.search(queries, K, NPROBE)
         router = RouterConfig(devices=("cpu",), device_budget_bytes=budget, lookahead_bytes=8 << 20, threads=1)
         service = Service.open(
-            folder, ServiceConfig(router=router), make_refresher=_refresher if args.refresh else None
+            folder,
+            ServiceConfig(router=router),
+            make_refresher=_refresher if args.refresh else None,
+            planning=RefreshConfig(planning=args.planning),
         )
         try:
             service.warm_up()
@@ -215,6 +219,7 @@ def main() -> None:
             "mib": args.mib,
             "rate": args.rate,
             "refresh": args.refresh,
+            "planning": args.planning,
             "bandwidth_share": args.bandwidth_share,
             "changes": rows,
             "summary": summary,
