@@ -575,7 +575,6 @@ class Service:
         clients that did not wait for it. Blocks."""
         started = self.clock()
         tiers = warm_up(self.router, self.index.dim, self.index.nlist, stop=lambda: self.admission.draining)
-        self.router.forget_load()
         self._warm = True
         self.generations.remove_replaced()
         _log.info("warmed up %d tier(s) in %.2f s", len(tiers), self.clock() - started)

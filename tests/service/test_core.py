@@ -346,6 +346,7 @@ def test_the_first_plan_that_is_applied_is_compared_with_the_host(make_service, 
         assert answer["bytes_to_move"] == answer["placed"]["bytes"] == tier.used_bytes
     assert (done["applied"], done["plan_id"], done["unplaced_lists"], service.plan_id) == (True, 1, 0, 1)
     assert len(service.history()["applied"]) == 1
+    assert service.router.stats().queries == 0, "nobody asked for the warm-up"
     assert (service.refresher is not None) == refresh
     assert_same(search(service, queries, k=5), expected)
     again = service.apply_plan("1", apply=False)

@@ -445,13 +445,13 @@ function showProposal(o) {
   const met = placed.verdict === "feasible", gain = o.gain.latency_ms, slo = ms(next.slo_ms);
   const facts = [
     el("p", { class: met ? "good" : "bad" }, el("strong", {}, `Predicted to ${met ? "meet" : "miss"} the SLO of ${slo}`), `: ${placed.reason}`),
-    table([[`at an SLO of ${slo}`], ["now", "n"], [o.applied ? "placed" : "proposed", "n"]], [
+    table([[`at an SLO of ${slo}`], [o.applied ? "before" : "now", "n"], [o.applied ? "placed" : "proposed", "n"]], [
       row("meets it", yes, o.verdict_before, placed.verdict), row("most requests within it", rate, o.max_qps_before, o.max_qps_after),
       row(`latency, batch of ${o.gain.batch}`, ms, o.latency_ms_before, placed.latency_ms), row("hit rate", percent, o.hit_rate_before, placed.hit_rate),
       row("lists on devices", String, o.resident.lists, placed.lists), row("their bytes", bytes, o.resident.bytes, placed.bytes),
     ]),
     el("p", {}, el("strong", {}, "To move: "), `${lists(o.lists_to_move)}, ${bytes(o.bytes_to_move)}${o.move_s == null ? "" : `, about ${round(o.move_s)} s`}; to leave: ${lists(o.lists_to_drop)}. `,
-      el("strong", {}, "Gain: "), gain == null ? "unknown" : `${gain >= 0 ? "" : "−"}${ms(Math.abs(gain))} of predicted latency`),
+      el("strong", {}, "Gain: "), gain == null ? "unknown" : gain ? `predicted ${ms(Math.abs(gain))} ${gain > 0 ? "faster" : "slower"}` : "latency as before"),
   ];
   if (placed.lists < o.planned.lists) facts.push(el("p", { class: "bad" }, `${placed.lists} of ${lists(o.planned.lists)} that were planned have room; the host scans the others.`));
   if (o.objection) facts.push(el("p", { class: "bad" }, `The refresher would not do it: ${o.objection}.`));
