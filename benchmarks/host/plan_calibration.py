@@ -36,7 +36,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
 class Setting:
     """One random profile and goal."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng: np.random.Generator, noise: float | None = None) -> None:
+        """``noise``: of the profile's timings, as a standard deviation of their logarithm; ``None``: drawn."""
         from hybridindex.partitioner import analyse
         from hybridindex.partitioner.solver import problem_of
 
@@ -50,7 +51,7 @@ class Setting:
             code_size=int(rng.choice([64, 256, 1024])),
             mean_size=int(rng.integers(50, 800)),
             threads=int(rng.integers(1, 9)),
-            noise=float(rng.uniform(0.01, 0.15)),
+            noise=float(rng.uniform(0.01, 0.15)) if noise is None else noise,
             coarse_s=float(rng.choice([2e-5, 1e-4, 5e-4])),
             device_per_byte_s=float(rng.choice([2e-12, 1e-11, 4e-11])),
         )
