@@ -19,7 +19,6 @@ from typing import Any
 from hybridindex.errors import InvalidInputError, ProfileError
 from hybridindex.integrations.llm_load import ENGINE_LOAD
 from hybridindex.integrations.vllm import room_beside
-from hybridindex.refresh.config import RefreshConfig
 from hybridindex.service.auth import Keyring
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
@@ -27,7 +26,7 @@ from hybridindex.service.daemon_address import DaemonAddress
 from hybridindex.service.http.app import create_app
 from hybridindex.service.http.middleware import send_problem
 from hybridindex.service.http.problems import Problem
-from hybridindex.service.serving import MakeRefresher, refresh_config, refresher_of
+from hybridindex.service.serving import MakeRefresher, RefreshConfig, refresh_config, refresher_of
 from hybridindex.service.settings import Settings, Table, read_settings
 
 __all__ = ["PREFIX", "PluginSettings", "RouterPlugin", "ServiceBesideLLM"]

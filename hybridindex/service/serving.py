@@ -25,6 +25,7 @@ __all__ = [
     "CURE",
     "MakeRefresher",
     "PlanChoice",
+    "RefreshConfig",
     "Serving",
     "choose_plan",
     "close_serving",
