@@ -49,11 +49,11 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--quiet-batches", type=int, nargs="+", default=[64], help="without neighbours only")
     parser.add_argument("--codecs", nargs="+", default=["flat", "sq8", "pq96", "pqfs96"])
-    parser.add_argument("--seconds", type=float, default=6.0, help="of calls in each setting")
+    parser.add_argument("--seconds", type=float, default=5.5, help="of calls in each setting")
     parser.add_argument("--rounds", type=int, default=3, help="times that all settings take turns")
-    parser.add_argument("--megabytes", type=int, default=64, help="float32 size of the dataset")
+    parser.add_argument("--megabytes", type=int, default=48, help="float32 size of the dataset")
     parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--nprobe", type=int, default=64)
+    parser.add_argument("--nprobe", type=int, default=32)
 
 
 @contextmanager
