@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hybridindex.index.faiss_model import quantize
 from hybridindex.tiers.host.host_scanner import HostScanner
 from hybridindex.types import I64
 
@@ -27,7 +28,7 @@ def rehearse(index: IVFIndex, scanner: HostScanner, lists: I64) -> None:
     try:
         for n in _BATCHES:
             queries = np.zeros((n, index.scan_dim), dtype=np.float32)
-            index.quantize(queries, 1)
+            quantize(index.open_faiss(), queries, 1)
             probes = np.tile(lists[: index.nprobe], (n, 1))
             scanner.scan(queries, probes, np.zeros(probes.shape, dtype=np.float32), 1)
     finally:
