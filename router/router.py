@@ -40,6 +40,7 @@ from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import PageOwner, Tier
 from hybridindex.tiers.host.host_scanner import open_host_scanner
+from hybridindex.tiers.host.rehearsal import rehearse
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.types import I64, LLMProfile, SearchResult
 
@@ -109,6 +110,7 @@ class Router:
         self._close_lock = threading.Lock()
         with ExitStack() as undo:
             undo.callback(self._host.close)
+            rehearse(index, self._host, self.warmed.lists)
             for ordinal in range(len(config.devices)):
                 self._tiers.append(opening.open(ordinal))
                 undo.callback(self._tiers[-1].close)
