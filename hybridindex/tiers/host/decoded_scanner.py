@@ -1,8 +1,8 @@
 """The host scan of codecs whose queries faiss would round: rows are decoded by faiss and compared here.
 
-faiss scans bfloat16 rows with dot products of bfloat16 where the CPU has them: queries are rounded, and the answer would
-depend on which tier scanned a list. This is slower than either scan, and serves where the native one is missing or was
-not wanted.
+faiss scans bfloat16 rows with dot products of bfloat16 where the CPU has them: queries are rounded, and the answer
+would depend on which tier scanned a list. This is slower than either scan, and serves where the native one is missing
+or was not wanted.
 """
 
 from __future__ import annotations
