@@ -21,6 +21,7 @@ from sqlalchemy import Engine, delete, func, select, text, update
 from sqlalchemy.orm import Session
 
 from hybridindex.errors import InvalidInputError, StoreError
+from hybridindex.processes import OfOneProcess
 from hybridindex.store import plans, profiles
 from hybridindex.store.checks import check_scalar, check_time
 from hybridindex.store.engine import Location, locate, make_engine, writing
@@ -41,7 +42,7 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class ControlStore:
+class ControlStore(OfOneProcess):
     """An open control store. Make one with :meth:`open`.
 
     Threading: every method may be called from any thread; each call is one transaction on a connection of its own, and
