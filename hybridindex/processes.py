@@ -115,7 +115,7 @@ def _left_behind(kind: type[OfOneProcess], parent: int) -> type[OfOneProcess]:
 def _before_fork() -> None:
     """Ends the OpenMP threads of the thread that forks; the next parallel loop makes new ones.
 
-    GNU's OpenMP keeps them for ever, and would wait for them in the child, where they are not: for faiss, and for torch.
+    GNU's OpenMP keeps them for ever, and would wait for them in the child, where they are not. faiss and torch use it.
     """
     for name in ("faiss._swigfaiss", "torch._C"):
         file = getattr(sys.modules.get(name), "__file__", None)

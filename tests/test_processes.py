@@ -70,7 +70,8 @@ router._engine._turn.acquire()
 def check():
     import asyncio
     for call in (
-        lambda: router.search(queries, 10), lambda: search(queries), lambda: router.submit(queries), lambda: router.session(),
+        lambda: router.search(queries, 10), lambda: search(queries), lambda: router.submit(queries),
+        lambda: router.session(),
         lambda: router.stats, lambda: session.search(queries), lambda: session.lookahead(queries), lambda: router.plan,
         lambda: asyncio.run(router.asearch(queries)), lambda: router.apply_plan(plan), lambda: router.__enter__(),
         lambda: setattr(router, "on_batch", []),
