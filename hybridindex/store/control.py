@@ -46,8 +46,8 @@ class ControlStore(OfOneProcess):
     """An open control store. Make one with :meth:`open`.
 
     Threading: every method may be called from any thread; each call is one transaction on a connection of its own, and
-    writers wait for one another. Processes may share a store, each with its own ControlStore: do not carry one across a
-    fork. Every method raises StoreLockedError when another writer held the store past the busy timeout, and StoreError
+    writers wait for one another. Processes may share a store, each with its own ControlStore: carried across a fork, one
+    raises ForkedError. Every method raises StoreLockedError when another writer held the store past the busy timeout, and StoreError
     when the store is closed, damaged or out of reach. All methods write completely or not at all.
     """
 
