@@ -46,9 +46,10 @@ class ControlStore(OfOneProcess):
     """An open control store. Make one with :meth:`open`.
 
     Threading: every method may be called from any thread; each call is one transaction on a connection of its own, and
-    writers wait for one another. Processes may share a store, each with its own ControlStore: carried across a fork, one
-    raises ForkedError. Every method raises StoreLockedError when another writer held the store past the busy timeout, and StoreError
-    when the store is closed, damaged or out of reach. All methods write completely or not at all.
+    writers wait for one another. Processes may share a store, each with its own ControlStore: one that is carried
+    across a fork raises ForkedError. Every method raises StoreLockedError when another writer held the store past the
+    busy timeout, and StoreError when the store is closed, damaged or out of reach. All methods write completely or not
+    at all.
     """
 
     def __init__(self, location: Location, engine: Engine, revision: str, clock: Callable[[], datetime]) -> None:

@@ -237,22 +237,17 @@ def _nprobe_of(ivf: Any, name: str, given: int | None) -> int:
 def _read(file: Path, name: str, *, refined: bool, named: bool) -> Any:
     """``named``: lists lie in another file, which is not opened here."""
     faiss = require_faiss()
-    # Tables that are derived from the file and only speed up searches: not wanted here, and larger than the file.
-    lean = getattr(faiss, "IO_FLAG_PQ_SKIP_SDC_TABLE", 0) | getattr(faiss, "IO_FLAG_SKIP_PRECOMPUTE_TABLE", 0)
+    size = file.stat().st_size
     try:
-        with _limited_vectors(faiss, file.stat().st_size):
-            if refined and not named:
-                # All arrays are mapped, the vectors of a refinement too.
-                return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC | lean)
-            try:
-                outer = faiss.read_index(str(file), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY | lean)
-                if named or not _quantizes_by_lists(faiss, outer):
-                    return outer
-            except RuntimeError as error:
-                if named or "read_InvertedLists" not in str(error):
-                    raise
-            # Some kinds of lists cannot be mapped; those of a quantizer are part of the model.
-            return faiss.read_index(str(file), lean)
+        try:
+            return _read_within(faiss, file, size, refined=refined, named=named)
+        except RuntimeError as error:
+            # Of fast scan under l2, faiss makes this table while it reads, and counts it as an array of the file. All
+            # before it was read; what comes after may not take more than the table may.
+            if "precomputed_table" not in str(error):
+                raise
+            most = max(size, int(faiss.cvar.precomputed_table_max_bytes))
+            return _read_within(faiss, file, most, refined=refined, named=named)
     except (RuntimeError, MemoryError) as error:
         message = faiss_message(error)
         if "not recognized" in message:
@@ -260,6 +255,25 @@ def _read(file: Path, name: str, *, refined: bool, named: bool) -> Any:
                 f"{name} is not an index that faiss {faiss.__version__} reads: {message}"
             ) from (error)
         raise CorruptIndexError(f"{name} cannot be read by faiss {faiss.__version__}: {message}") from error
+
+
+def _read_within(faiss: Any, file: Path, nbytes: int, *, refined: bool, named: bool) -> Any:
+    """``nbytes``: of the largest array."""
+    # Tables that are derived from the file and only speed up searches: not wanted here, and larger than the file.
+    lean = getattr(faiss, "IO_FLAG_PQ_SKIP_SDC_TABLE", 0) | getattr(faiss, "IO_FLAG_SKIP_PRECOMPUTE_TABLE", 0)
+    with _limited_vectors(faiss, nbytes):
+        if refined and not named:
+            # All arrays are mapped, the vectors of a refinement too.
+            return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC | lean)
+        try:
+            outer = faiss.read_index(str(file), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY | lean)
+            if named or not _quantizes_by_lists(faiss, outer):
+                return outer
+        except RuntimeError as error:
+            if named or "read_InvertedLists" not in str(error):
+                raise
+        # Some kinds of lists cannot be mapped; those of a quantizer are part of the model.
+        return faiss.read_index(str(file), lean)
 
 
 def _quantizes_by_lists(faiss: Any, outer: Any) -> bool:

@@ -227,6 +227,17 @@ def test_a_model_that_names_a_file_is_not_opened(tmp_path: Path) -> None:
         load_model(file)
 
 
+@pytest.mark.parametrize("factory", ["IVF100,PQ16x4fsr", "IMI2x4,PQ16x4fsr"])
+def test_a_table_that_faiss_makes_may_be_larger_than_the_file(tmp_path: Path, factory: str) -> None:
+    source = make_faiss(factory)
+    source.nprobe = 5
+    want = source.search(QUERIES, 10)[1]
+    faiss.write_index(source, str(tmp_path / "a.faiss"))
+    assert source.nlist * 16 * 16 * 4 > (tmp_path / "a.faiss").stat().st_size
+    with from_faiss(tmp_path / "a.faiss", tmp_path / "i") as index:
+        np.testing.assert_array_equal(search(index)[1], want)
+
+
 def test_lists_of_a_coarse_quantizer_are_part_of_the_model(tmp_path: Path) -> None:
     source = make_faiss("IVF12(IVF3,Flat),Flat")
     want = source.search(QUERIES, 10)[1]
