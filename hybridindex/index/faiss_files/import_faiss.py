@@ -380,13 +380,15 @@ class _RefinedLists(_SourceLists):
 def _map_named(ivf: Any, name: str, file: Path) -> None:
     """Maps the lists of ``ivf`` from the file of that name, which must lie below the folder of ``file``.
 
-    A relative name counts from that folder, or else, as in faiss, from the working directory.
+    Where both files were moved, it lies beside ``file``. Otherwise a relative name counts from the folder, or else, as
+    in faiss, from the working directory.
     """
     lists = require_faiss().downcast_InvertedLists(ivf.invlists)
     if type(lists).__name__ != "OnDiskInvertedLists" or lists.filename != name:
         raise UnsupportedIndexError(f"{file} names another file, {name!r}, but not for its lists; it cannot be served")
     folder = file.resolve().parent
-    target = folder / name if (folder / name).exists() else Path(name)
+    places = (folder / Path(name).name, folder / name, Path(name))
+    target = next((place for place in places if place.exists()), places[-1])
     try:
         # What is opened is what is looked at: a link that changes in between does not matter.
         opened = os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -397,7 +399,8 @@ def _map_named(ivf: Any, name: str, file: Path) -> None:
         found = Path(reached).resolve()
         if not found.is_relative_to(folder):
             raise UnsupportedIndexError(
-                f"{file} keeps its lists in {target}, which is not below {folder}; move it there if it is to be read"
+                f"{file} keeps its lists in {target}, which is not below {folder}; move it beside {file.name} if it is "
+                "to be read"
             )
         if not stat.S_ISREG(os.fstat(opened).st_mode):
             raise CorruptIndexError(f"{file} keeps its lists in {target}, which is no file")

@@ -184,6 +184,14 @@ def test_on_disk_lists_import(tmp_path: Path) -> None:
         from_faiss(file, tmp_path / "j", allow_on_disk=True)
 
 
+def test_both_files_may_have_been_moved(tmp_path: Path) -> None:
+    file, want = on_disk(tmp_path / "given", tmp_path / "lists.ivfdata")
+    (tmp_path / "lists.ivfdata").rename(tmp_path / "given" / "lists.ivfdata")
+    (tmp_path / "given").rename(tmp_path / "taken")
+    with from_faiss(tmp_path / "taken" / file.name, tmp_path / "i", allow_on_disk=True) as index:
+        np.testing.assert_array_equal(search(index)[1], want)
+
+
 def test_on_disk_lists_of_a_refinement_and_of_an_index_in_memory_import(tmp_path: Path) -> None:
     file, want = on_disk(tmp_path, "lists.ivfdata", "IVF12,Flat,RFlat")
     with from_faiss(file, tmp_path / "i", refine="vectors", allow_on_disk=True) as index:
