@@ -62,7 +62,7 @@ router = Router(index.ivf, plan=plan, devices=["cpu"])
 before = router.search(queries, 10)
 session = router.session()
 session.lookahead(queries[:2]).result()
-search, future = router.search, router.submit(queries)
+search, future, tier = router.search, router.submit(queries), router.devices[0]
 # As if the fork came while other threads hold locks.
 router._engine._close_lock.acquire()
 router._engine._turn.acquire()
@@ -74,12 +74,13 @@ def check():
         lambda: router.session(),
         lambda: router.stats, lambda: session.search(queries), lambda: session.lookahead(queries), lambda: router.plan,
         lambda: asyncio.run(router.asearch(queries)), lambda: router.apply_plan(plan), lambda: router.__enter__(),
-        lambda: setattr(router, "on_batch", []),
+        lambda: setattr(router, "on_batch", []), lambda: tier.load([0], None), lambda: tier.used_bytes,
     ):
         refused(call)
     assert isinstance(router, Router) and str(parent) in repr(router)
     session.close()
     router.settle()
+    tier.close()
     router.close()
     router.close()
     with hx.open(path) as again, again.router(devices=["cpu"], device_budget_bytes=16 << 20) as mine:
