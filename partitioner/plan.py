@@ -212,7 +212,8 @@ def _wanted(
     notes: list[str] = []
     limit = problem.most_pages
     if solution is not None and solution.feasible:
-        return np.arange(solution.count, dtype=np.int64), notes
+        count = max(solution.count, _filled(problem, request, solution.slo_s))
+        return np.arange(count, dtype=np.int64), notes
     if solution is None:
         assert request.coverage is not None
         target = min(curve.nlist, math.ceil(request.coverage * curve.nlist - 1e-9))
@@ -240,6 +241,14 @@ def _wanted(
     return chosen, notes
 
 
+def _filled(problem: Problem, request: PlanRequest, slo_s: float) -> int:
+    """Lists that ``request`` fills its bytes with; 0 where they would break the SLO."""
+    curve = problem.curve
+    pages = min(request.fill_bytes // curve.geometry.page_bytes, problem.most_pages)
+    count = min(int(np.searchsorted(curve.prefix_pages, pages, side="right")) - 1, curve.useful_count())
+    return count if count > 0 and problem.prefix_step(count, slo_s).accepted else 0
+
+
 def _reason(
     problem: Problem,
     request: PlanRequest,
@@ -252,6 +261,8 @@ def _reason(
     """One sentence, and the nearest SLO when this one is not met."""
     slo_ms = final.bound_s * 1e3
     how = "fixed" if request.coverage is not None else "smallest"
+    if solution is not None and solution.feasible and final.count > solution.count:
+        how = "given"
     if met:
         load = "" if final.rate_qps is None else f"sustains {final.rate_qps:.4g} requests/s and "
         return f"the {how} coverage {load}{in_words(final)}, within {slo_ms:.3g} ms", None
