@@ -80,14 +80,12 @@ def divide(asked: Sequence[tuple[Analysis, PlanRequest]], budgets: Sequence[int]
     curves = [choices_of(analysis, request, budgets) for analysis, request in asked]
     chosen = _best(curves, total)
     left = total - sum(curve[pick].nbytes for curve, pick in zip(curves, chosen, strict=True))
-    # What no list needs is for sessions and the cache; an index without lists has no arena for it.
-    heirs = [bool(curve[pick].nbytes) for curve, pick in zip(curves, chosen, strict=True)]
-    heirs = heirs if any(heirs) else [request.scannable for _, request in asked]
-    each = left // max(1, sum(heirs))
+    # What no list needs is for sessions and the cache.
+    each = left // max(1, sum(request.scannable for _, request in asked))
     shares = []
-    for (_, request), curve, pick, heir in zip(asked, curves, chosen, heirs, strict=True):
+    for (_, request), curve, pick in zip(asked, curves, chosen, strict=True):
         choice = curve[pick]
-        own = _split(choice.nbytes + each * heir, budgets)
+        own = _split(choice.nbytes + each * request.scannable, budgets)
         shares.append(
             Share(
                 budgets=own,
@@ -159,9 +157,7 @@ def _split(total: int, budgets: Sequence[int]) -> tuple[int, ...]:
     return tuple(total * budget // whole for budget in budgets)
 
 
-def _least_bytes(
-    request: PlanRequest, budgets: Sequence[int], page_bytes: int, pages: int, largest: int
-) -> int | None:
+def _least_bytes(request: PlanRequest, budgets: Sequence[int], page_bytes: int, pages: int, largest: int) -> int | None:
     """Fewest bytes of all devices in which lists of ``pages`` pages, none of more than ``largest``, find room in
     whatever order they are placed; None: no bytes do."""
 

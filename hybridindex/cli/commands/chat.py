@@ -128,7 +128,7 @@ def register(app: typer.Typer) -> None:
             named = ", ".join(f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None)
             raise InvalidInputError(f"{named}: for --pipeline {_PIPERAG} alone; --pipeline is {pipeline!r}")
         told = {**router.given(), "plan": passages.plan, "store_url": passages.store}
-        settings = settings_in(config).without("refresh").build(ServiceConfig, told)
+        settings = settings_in(config).without("refresh", "indexes").build(ServiceConfig, told)
         with terminable(), contextlib.ExitStack() as owned:
             texts = owned.enter_context(DocumentStore(passages.documents or index / "documents.sqlite"))
             source = open_source(owned, index, texts, settings)
