@@ -3,15 +3,15 @@
 Each index has its own curve: prefixes of its hot order, their bytes, and what search does with them. Chosen is one
 point on each curve, all together within the budget, so that, in this order,
 
-1. as many indexes as possible keep their SLO at their rate;
+1. as many indexes as possible keep what they are asked for: their SLO at their rate, or a coverage that is fixed;
 2. as many requests/s as possible are sustained;
 3. the sum of rate times response is least (an index without a rate counts as one request/s);
 4. most of the scan work is on devices, weighted by rate;
 5. the bytes are fewest.
 
 An index beside an LLM gets no more than its SLO needs: the LLM has use for the rest. Curves are predicted as if each
-index were alone on the host's threads, and beside the LLM. Places no list; :func:`hybridindex.partitioner.plan.make_plan`
-does, from a :class:`Share`'s request.
+index were alone on the host's threads, and beside the LLM. What is left is shared equally, for sessions.
+:func:`hybridindex.partitioner.plan.make_plan` places lists, from a :class:`Share`'s request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hybridindex.partitioner.solver import Problem, fewest, problem_of
 
 __all__ = ["Choice", "Share", "choices_of", "divide"]
 
-#: SLOs kept, requests/s sustained, minus rate times response, rate times hit rate.
+#: Kept or not, requests/s sustained, minus rate times response, rate times hit rate.
 Worth = tuple[float, float, float, float]
 #: Bytes, what they are worth, and the choice of each index.
 _Point = tuple[int, Worth, tuple[int, ...]]
@@ -49,7 +49,8 @@ class Choice:
     nbytes: int
     #: Of its pages alone.
     page_bytes: int
-    keeps_slo: bool
+    #: What is asked for.
+    keeps: bool
     #: None: the rate is not sustained.
     response_s: float | None
     hit_rate: float
@@ -66,7 +67,7 @@ class Share:
     request: PlanRequest
     #: The point on its curve.
     choice: Choice
-    #: Fewest bytes of all devices that keep its SLO; None: none do.
+    #: Fewest bytes of all devices that keep what it is asked for; None: none do.
     needs_bytes: int | None
 
 
@@ -91,7 +92,7 @@ def divide(asked: Sequence[tuple[Analysis, PlanRequest]], budgets: Sequence[int]
                 budgets=own,
                 request=request.within(own, fill_bytes=choice.page_bytes),
                 choice=choice,
-                needs_bytes=next((c.nbytes for c in curve if c.keeps_slo), None),
+                needs_bytes=next((c.nbytes for c in curve if c.keeps), None),
             )
         )
     return tuple(shares)
@@ -107,7 +108,9 @@ def choices_of(analysis: Analysis, request: PlanRequest, budgets: Sequence[int])
     curve, problem = configured.curve, problem_of(configured, request)
     slo_s = max(request.search_slo_s, 1e-12)
     choices: list[Choice] = []
-    for count in _counts(problem, request, slo_s):
+    counts = _counts(problem, request, slo_s)
+    most = counts[-1]
+    for count in counts:
         pages = int(curve.prefix_pages[count])
         largest = int(curve.pages_by_rank[:count].max(initial=0))
         nbytes = _least_bytes(request, budgets, curve.geometry.page_bytes, pages, largest)
@@ -115,7 +118,7 @@ def choices_of(analysis: Analysis, request: PlanRequest, budgets: Sequence[int])
             continue
         step = problem.prefix_step(count, slo_s)
         rate, hit_rate = step.rate_qps, float(curve.at(count).hit_rate.mean())
-        keeps = step.accepted and request.search_slo_s > 0
+        keeps = count == most if request.coverage is not None else step.accepted and request.search_slo_s > 0
         weight = 1.0 if rate is None else rate
         sustained = 0.0 if rate is None else rate
         if not step.sustained:
@@ -125,7 +128,7 @@ def choices_of(analysis: Analysis, request: PlanRequest, budgets: Sequence[int])
             count=count,
             nbytes=nbytes,
             page_bytes=pages * curve.geometry.page_bytes,
-            keeps_slo=keeps,
+            keeps=keeps,
             response_s=step.response_s,
             hit_rate=hit_rate,
             worth=(float(keeps), sustained, answers, weight * hit_rate),

@@ -37,7 +37,7 @@ class Divided:
     plan: Plan
     #: Of each device; the plan's own budgets.
     share_bytes: tuple[int, ...]
-    #: Fewest bytes of all devices that keep its SLO; None: none do.
+    #: Fewest bytes of all devices that keep its SLO, or its fixed coverage; None: none do.
     needs_bytes: int | None
 
 

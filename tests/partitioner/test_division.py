@@ -1,4 +1,4 @@
-"""Bytes of devices between several indexes: within the budget, never worse with more of it, as good as any other way."""
+"""Bytes of devices between several indexes: within the budget, monotone in it, as good as any other way."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ def test_plans_made_of_shares_keep_what_was_promised(several, wanted, budget) ->
     for (analysis, _), share in zip(asked, divide(asked, budget), strict=True):
         plan = make_plan(analysis.profile, share.request, analysis=analysis)
         assert plan.device_bytes <= sum(share.budgets)
-        if share.choice.keeps_slo:
+        if share.choice.keeps:
             assert plan.feasible
             assert plan.n_unplaced == 0
             assert len(plan.resident_lists) >= share.choice.count
         if share.needs_bytes is not None and share.needs_bytes > sum(budget):
-            assert not share.choice.keeps_slo
+            assert not share.choice.keeps
 
 
 def test_where_not_all_slos_can_be_kept_as_many_as_possible_are(several) -> None:
@@ -110,10 +110,10 @@ def test_where_not_all_slos_can_be_kept_as_many_as_possible_are(several) -> None
     needs = [share.needs_bytes for share in divide(asked, (100 * MIB,))]
     assert all(need for need in needs)
     two = sum(sorted(needs)[:2])
-    kept = [share.choice.keeps_slo for share in divide(asked, (two,))]
+    kept = [share.choice.keeps for share in divide(asked, (two,))]
     assert sum(kept) == 2
     assert not kept[needs.index(max(needs))] or needs.count(max(needs)) > 1
-    assert not any(share.choice.keeps_slo for share in divide(asked, (min(needs) - 1,)))
+    assert not any(share.choice.keeps for share in divide(asked, (min(needs) - 1,)))
 
 
 def test_what_is_left_goes_to_the_higher_rate(several) -> None:
@@ -128,7 +128,7 @@ def test_beside_an_llm_an_index_gets_what_its_slo_needs_and_no_more(several) -> 
     llm = LLMProfile(kv_cache_bytes=1 << 30, throughput_rps=3000.0)
     beside, alone = request(1.2, 2000.0, llm=llm), request(1.2, 2000.0)
     shares = divide([(several[0], beside), (several[0], alone)], (64 * MIB,))
-    assert shares[0].choice.keeps_slo
+    assert shares[0].choice.keeps
     assert shares[0].choice.nbytes == shares[0].needs_bytes
     assert shares[1].choice.nbytes > shares[0].choice.nbytes
 
@@ -139,7 +139,7 @@ def test_a_fixed_coverage_gets_its_bytes_and_a_codec_without_a_device_none(sever
         (several[1], request(scannable=False, unscannable="no device tier scans it")),
     ]
     fixed, host = divide(asked, (64 * MIB,))
-    assert fixed.choice.count <= 64
+    assert fixed.choice.count == 64
     plan = make_plan(several[0].profile, fixed.request, analysis=several[0])
     assert len(plan.resident_lists) == 64
     assert host.budgets == (0,)

@@ -248,8 +248,8 @@ def register(app: typer.Typer) -> None:
         possible are kept; what is left goes where it shortens answers most. Exit status 10 when an SLO is not kept.
         """
         from hybridindex.cli.dividing import divide_indexes, division_table
-        from hybridindex.service.several.config import indexes_of
         from hybridindex.service.settings import Settings
+        from hybridindex.service.several.config import indexes_of
 
         paths = {name: told.path for name, told in indexes_of(indexes, Settings()).items() if told.path is not None}
         found = divide_indexes(

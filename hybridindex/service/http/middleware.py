@@ -213,7 +213,7 @@ class RequestMiddleware:
         client = caller.name if caller is not None else "unknown"
         if _for_admins(scope["path"]) and caller is not None and caller.role is Role.ADMIN:
             _audit.info("admin call", extra={"action": scope["path"], "client": client, "outcome": status})
-        if status < 400 and (route in _QUIET or route.startswith(INDEXES) and route.endswith(_QUIET_OF_INDEX)):
+        if status < 400 and (route in _QUIET or (route.startswith(INDEXES) and route.endswith(_QUIET_OF_INDEX))):
             return
         fields = {"method": scope["method"], "route": route, "status": status, "ms": round(seconds * 1e3, 3)}
         self._access.note("request", {**fields, "client": client, "request_id": request_id})

@@ -205,7 +205,7 @@ INDEXES = answer(
         }
     ),
     "All indexes, the first first; all but name, ready and note are null for one that could not be opened. Bytes are of "
-    "each device; null where the index has no share of one budget",
+    "each device, null without a share of one budget",
 )
 RELOADED = answer(
     closed(
