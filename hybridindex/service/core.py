@@ -116,8 +116,8 @@ class Shares(Protocol):
     #: Held while any of their plans or generations changes.
     changing: threading.Lock
 
-    def divide(self, service: Service, plan: Plan) -> Division:
-        """With what ``plan`` is asked for, in place of the plan in force."""
+    def divide(self, service: Service, plan: Plan, budget: int | tuple[int, ...] | None) -> Division:
+        """With what ``plan`` is asked for, in place of the plan in force; ``budget``: another one to divide."""
 
     def refit(self, service: Service, choice: PlanChoice) -> PlanChoice:
         """The plan with which the devices of another generation may be opened; the others have made room for it."""
@@ -436,7 +436,8 @@ class Service:
         """Plans anew, says what would change, and changes it where ``apply`` says so. Blocks while lists move.
 
         :mod:`hybridindex.plans.replan` says what stays as in the plan in force. ``bandwidth_share`` is 1, or the
-        refresher's own where that proposes and applies.
+        refresher's own where that proposes and applies. Where several indexes share one budget, it is divided anew, and
+        ``device_budget_bytes`` is that budget.
 
         Raises:
             InvalidInputError: without devices, a value out of range, or one that contradicts a fixed coverage.
@@ -456,12 +457,8 @@ class Service:
         with self._one_change():
             share = 1.0 if bandwidth_share is None else bandwidth_share
             if self._shares is not None:
-                if device_budget_bytes is not None:
-                    raise InvalidInputError(
-                        f"device_budget_bytes is {device_budget_bytes!r}; this daemon divides one budget between its "
-                        "indexes: expected another slo_ms or rate_qps, or none"
-                    )
-                return self._divide(self._plan_next(changes), "requested", share, apply=apply, force=force)
+                plan = self._plan_next(replace(changes, device_budget_bytes=None))
+                return self._divide(plan, "requested", share, device_budget_bytes, apply=apply, force=force)
             recent = self._propose_recent(changes, bandwidth_share)
             if recent is not None:
                 return self._answer(recent, None, self.refresher, apply=apply, force=force)
@@ -570,10 +567,19 @@ class Service:
         devices = devices_of(self.index.ivf, len(self.router.devices), self.config.router.device_budget_bytes)
         return plan_next(self.index.ivf, self.store, self.router.plan, changes, devices)[0]
 
-    def _divide(self, plan: Plan, reason: str, bandwidth_share: float, *, apply: bool, force: bool) -> dict[str, Any]:
+    def _divide(
+        self,
+        plan: Plan,
+        reason: str,
+        bandwidth_share: float,
+        budget: int | tuple[int, ...] | None = None,
+        *,
+        apply: bool,
+        force: bool,
+    ) -> dict[str, Any]:
         """:meth:`_answer` of what ``plan`` is asked for, within the share that the index then gets."""
         assert self._shares is not None
-        division = self._shares.divide(self, plan)
+        division = self._shares.divide(self, plan, budget)
         proposal = self._beside_current(division.plan, reason, bandwidth_share, division.room_bytes)
         plan_id = stored_as(self.store, division.plan)
         return self._answer(proposal, plan_id, None, division, apply=apply, force=force)

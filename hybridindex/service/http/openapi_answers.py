@@ -204,8 +204,8 @@ INDEXES = answer(
             ),
         }
     ),
-    "All indexes, the first first; all but name, ready and note are null for one that could not be opened. Bytes are of "
-    "each device, null without a share of one budget",
+    "All indexes, the first first; all but name, ready and note are null for one that could not be opened. Bytes are "
+    "those of each device, null without a share of one budget",
 )
 RELOADED = answer(
     closed(

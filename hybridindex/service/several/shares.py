@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hybridindex.errors import InfeasiblePlanError, OverloadedError
+from hybridindex.errors import InfeasiblePlanError, InvalidInputError, OverloadedError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.current import current_plan_id, make_current, same_decision, save_plan, stored_as
 from hybridindex.plans.division import Divided, Wanted, divide_plans
@@ -35,6 +35,7 @@ class _Division:
 
     own: str
     divided: Mapping[str, Divided]
+    budgets: tuple[int, ...]
     shared: SharedBudget = field(repr=False)
 
     @property
@@ -60,10 +61,13 @@ class _Division:
     def carried_out(self) -> Iterator[None]:
         others = {name: part for name, part in self.divided.items() if name != self.own}
         self.shared.refuse_busy(others)
+        # Until all have changed, the larger budget holds.
+        after, self.shared.budgets = self.budgets, tuple(map(max, self.budgets, self.shared.budgets))
         self.shared.shrink(others)
         self.shared.grant(self.own, self.divided[self.own].share_bytes)
         yield
         self.shared.grow(others)
+        self.shared.budgets = after
 
     def to_data(self) -> dict[str, Any]:
         return {
@@ -93,7 +97,8 @@ class SharedBudget:
 
     def begin(self, choices: Mapping[str, tuple[PlanChoice, ControlStore]]) -> dict[str, PlanChoice]:
         """The plans that indexes start with, by name; those without a plan get no bytes."""
-        divided = self._divide({name: Wanted.by(c.plan) for name, (c, _) in choices.items() if c.plan is not None})
+        plans = {name: choice.plan for name, (choice, _) in choices.items()}
+        divided = self._divide({name: Wanted.by(p) for name, p in plans.items() if p is not None}, self.budgets)
         begun = {}
         for name, (choice, store) in choices.items():
             begun[name] = choice if name not in divided else kept(choice, divided[name].plan, store)
@@ -117,13 +122,18 @@ class SharedBudget:
 
     # For a service; see hybridindex.service.core.Shares
 
-    def divide(self, service: Service, plan: Plan) -> _Division:
-        own = self._name_of(service)
-        return _Division(own=own, divided=self._divide(self._wanted(own, plan)), shared=self)
+    def divide(self, service: Service, plan: Plan, budget: int | tuple[int, ...] | None) -> _Division:
+        own, n_devices = self._name_of(service), len(self.budgets)
+        budgets = budget if isinstance(budget, tuple) else self.budgets if budget is None else (budget,) * n_devices
+        if len(budgets) != n_devices:
+            raise InvalidInputError(
+                f"device_budget_bytes has {len(budgets)} entries; there are {n_devices} devices: give one per device"
+            )
+        return _Division(own=own, divided=self._divide(self._wanted(own, plan), budgets), budgets=budgets, shared=self)
 
     def refit(self, service: Service, choice: PlanChoice) -> PlanChoice:
         own = self._name_of(service)
-        others = self._divide(self._wanted(own, choice.plan))
+        others = self._divide(self._wanted(own, choice.plan), self.budgets)
         mine = others.pop(own, None)
         self.refuse_busy(others)
         self.shrink(others)
@@ -144,8 +154,8 @@ class SharedBudget:
         plans = {name: plan if name == own else self.plan_of(name) for name in self._services}
         return {name: Wanted.by(each) for name, each in plans.items() if each is not None}
 
-    def _divide(self, wanted: Mapping[str, Wanted]) -> dict[str, Divided]:
-        return divide_plans(wanted, self.budgets, lookahead_bytes=self._lookahead_bytes)
+    def _divide(self, wanted: Mapping[str, Wanted], budgets: tuple[int, ...]) -> dict[str, Divided]:
+        return divide_plans(wanted, budgets, lookahead_bytes=self._lookahead_bytes)
 
     # Carrying it out
 

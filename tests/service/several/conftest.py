@@ -25,7 +25,8 @@ def other_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("other") / "idx"
     with hx.build(clustered(2000, OTHER_DIM, seed=5), path, nlist=16, metric="l2", nprobe=4) as index:
         profile = index.profile(clustered(300, OTHER_DIM, seed=6), 4, devices=0, max_seconds=1)
-        index.apply_plan(index.plan(50, 16 << 20, profile, coverage=0.25))
+        # An SLO that a busy machine keeps, too.
+        index.apply_plan(index.plan(5000, 16 << 20, profile, coverage=0.25))
     return path
 
 

@@ -35,7 +35,8 @@ def test_a_folder_whose_name_no_url_holds_gets_one_that_it_does(tmp_path):
 def test_tables_of_the_file_say_more_and_the_command_line_overrides_their_paths(tmp_path):
     said = settings(
         tmp_path,
-        'port = 0\n[indexes.docs]\npath = "idx"\nslo_ms = 20\nrate_qps = 100\n[indexes.code]\npath = "/code"\nplan = "7"\n',
+        'port = 0\n[indexes.docs]\npath = "idx"\nslo_ms = 20\nrate_qps = 100\n'
+        '[indexes.code]\npath = "/code"\nplan = "7"\n',
     )
     found = indexes_of([f"code={tmp_path}/new", f"more={tmp_path}/more"], said)
     assert list(found) == ["code", "more", "docs"]

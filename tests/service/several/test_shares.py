@@ -135,7 +135,7 @@ def test_a_dry_run_moves_nothing_and_tells_of_the_others(open_indexes):
     before = [indexes.shared.share_of(name) for name in indexes.names]
     answer = docs.repartition(coverage=1.0, apply=False)
     assert answer["shares"]["docs"]["share_bytes"] > list(before[0])
-    assert answer["planned"] == answer["placed"] | {} or answer["placed"]["lists"] == answer["planned"]["lists"]
+    assert answer["placed"]["lists"] == answer["planned"]["lists"] == 24
     assert [indexes.shared.share_of(name) for name in indexes.names] == before
     assert (planned(docs), planned(code)) == (8, 4)
 
@@ -156,10 +156,19 @@ def test_what_would_cost_another_its_slo_needs_force(open_indexes):
     assert held(indexes) <= 1 << 20
 
 
-def test_a_budget_is_the_daemons_not_an_indexs(open_indexes):
-    docs = open_indexes().services["docs"]
-    with pytest.raises(InvalidInputError, match="this daemon divides one budget between its indexes"):
-        docs.repartition(device_budget_bytes=1 << 19, apply=False)
+def test_another_budget_is_that_of_all(open_indexes, watched):
+    indexes = open_indexes()
+    docs, code = indexes.services.values()
+    for budget in (2 << 20, 3 << 20, 1 << 20):
+        answer = docs.repartition(device_budget_bytes=budget, apply=True, force=True)
+        assert indexes.listing()["device_budget_bytes"] == [budget]
+        assert budget * 0.99 < sum(each["share_bytes"][0] for each in answer["shares"].values()) <= budget
+        assert held(indexes) <= budget
+        assert (planned(docs), planned(code)) == (8, 4)
+        assert docs.router.residency.n_resident == 8
+    assert max(watched) <= BUDGET
+    with pytest.raises(InvalidInputError, match="device_budget_bytes has 2 entries; there are 1 devices"):
+        docs.repartition(device_budget_bytes=(1, 2), apply=False)
 
 
 def test_one_change_at_a_time_in_the_whole_daemon(open_indexes):
@@ -231,7 +240,7 @@ def test_an_slo_of_the_settings_is_what_the_plan_keeps(open_indexes):
     indexes = open_indexes(told={"code": {"rate_qps": 10.0}})
     code = indexes.services["code"]
     assert code.router.plan.request.rate_qps == 10
-    assert code.router.plan.request.slo_ms == 50
+    assert code.router.plan.request.slo_ms == 5000
     assert planned(code) == 4
     assert current_plan_id(code.store, code.index.fingerprint) == code.plan_id
 
@@ -268,7 +277,7 @@ def test_a_refresh_stays_within_its_share_and_is_not_interrupted(open_indexes, m
 def test_no_slo_is_lost_without_force(open_indexes, monkeypatch):
     indexes = open_indexes()
     docs, code = indexes.services.values()
-    division = docs._shares.divide(docs, docs.router.plan)
+    division = docs._shares.divide(docs, docs.router.plan, None)
     part = division.divided["code"]
     monkeypatch.setattr(type(part.plan), "feasible", property(lambda plan: plan is not part.plan))
     assert part.plan is not code.router.plan
