@@ -14,8 +14,8 @@ from hybridindex.service.several.config import IndexConfig
 from hybridindex.service.several.indexes import Indexes
 from tests.clustered import clustered
 
-#: Bytes of the one device: both indexes fit.
-BUDGET = 4 << 20
+#: Bytes of the one device: the whole of the first index fits beside the plan of the other, and little else.
+BUDGET = 9 << 18
 OTHER_DIM = 16
 
 
