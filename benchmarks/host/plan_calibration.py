@@ -11,6 +11,7 @@ The profiles are synthetic, so nothing is timed: the same arguments give the sam
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,13 +31,19 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--settings", type=int, default=200, help="feasible plans")
     parser.add_argument("--requests", type=int, default=4000, help="of each simulated run")
     parser.add_argument("--headroom", type=float, action="append", help="repeat; default: the planner's, and none")
+    parser.add_argument("--devices", type=int, action="append", help="repeat: drawn from these; default 1")
     parser.add_argument("--seed", type=int, default=0)
 
 
 class Setting:
     """One random profile and goal."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng: np.random.Generator, noise: float | None = None, devices: Sequence[int] = (1,)) -> None:
+        """
+        Args:
+            noise: of the profile's timings, as a standard deviation of their logarithm; ``None``: drawn.
+            devices: how many there may be.
+        """
         from hybridindex.partitioner import analyse
         from hybridindex.partitioner.solver import problem_of
 
@@ -50,11 +57,12 @@ class Setting:
             code_size=int(rng.choice([64, 256, 1024])),
             mean_size=int(rng.integers(50, 800)),
             threads=int(rng.integers(1, 9)),
-            noise=float(rng.uniform(0.01, 0.15)),
+            noise=float(rng.uniform(0.01, 0.15)) if noise is None else noise,
             coarse_s=float(rng.choice([2e-5, 1e-4, 5e-4])),
             device_per_byte_s=float(rng.choice([2e-12, 1e-11, 4e-11])),
         )
         self.analysis = analyse(self.profile)
+        self.n_devices = int(rng.choice(devices))
         self.budget = int(self.profile.nbytes * rng.uniform(0.05, 1.5))
         host = problem_of(self.analysis, self.request(slo_ms=1e6, rate_qps=None))
         work = host.work_at(0)
@@ -65,7 +73,9 @@ class Setting:
     def request(self, **changes: Any) -> Any:
         from hybridindex.partitioner.request import PlanRequest
 
-        return PlanRequest.resolve(device_budget_bytes=self.budget, **changes)
+        return PlanRequest.resolve(
+            device_budget_bytes=self.budget // self.n_devices, n_devices=self.n_devices, **changes
+        )
 
     def plan(self, headroom: float) -> Plan:
         from hybridindex.partitioner import make_plan
@@ -83,11 +93,23 @@ class Setting:
         from hybridindex.studies.simulator.system import System
 
         everything = PlanRequest.resolve(
-            slo_ms=self.slo_ms, device_budget_bytes=1 << 50, coverage=count / self.profile.nlist
+            slo_ms=self.slo_ms,
+            device_budget_bytes=1 << 50,
+            n_devices=self.n_devices,
+            coverage=count / self.profile.nlist,
         )
         plan = make_plan(self.profile, everything, analysis=self.analysis)
         slo_s = self.slo_ms / 1e3
-        inputs = Inputs(analysis=self.analysis, slo_s=slo_s, rate=self.rate_qps, budget_bytes=1 << 50, plan=plan)
+        inputs = Inputs(
+            analysis=self.analysis.configured(
+                page_bytes=self.analysis.curve.geometry.page_bytes, n_devices=self.n_devices
+            ),
+            slo_s=slo_s,
+            rate=self.rate_qps,
+            budget_bytes=1 << 50,
+            plan=plan,
+            n_devices=self.n_devices,
+        )
         system = build_system("ours", inputs)
         assert isinstance(system, System)
         outcome = simulate(system, poisson(self.rate_qps, requests, seed=1), slo_s=slo_s)
@@ -113,11 +135,12 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for number in track(range(args.settings), "settings"):
         while True:
-            setting = Setting(rng)
+            setting = Setting(rng, devices=args.devices or (1,))
             plans = {headroom: setting.plan(headroom) for headroom in headrooms}
             if plans[headrooms[0]].feasible:
                 break
-        row: dict[str, Any] = {"number": number, "slo_ms": setting.slo_ms, "rate_qps": setting.rate_qps}
+        row: dict[str, Any] = {"number": number, "n_devices": setting.n_devices}
+        row |= {"slo_ms": setting.slo_ms, "rate_qps": setting.rate_qps}
         for headroom, plan in plans.items():
             if not plan.feasible:
                 continue

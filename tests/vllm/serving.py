@@ -49,7 +49,7 @@ def command(*words: object, module: str = "hybridindex") -> subprocess.Completed
         capture_output=True,
         text=True,
         env=environment(),
-        timeout=300,
+        timeout=800,
     )
 
 

@@ -26,7 +26,7 @@ from tests.vllm.sides import QUESTION, Side
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="not verified: no vLLM here; make test-vllm"),
-    pytest.mark.timeout(420),
+    pytest.mark.timeout(900),
 ]
 
 

@@ -33,7 +33,7 @@ from tests.vllm.sides import QUESTION, Side, Speaker
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="not verified: no vLLM here; make test-vllm"),
-    pytest.mark.timeout(420),
+    pytest.mark.timeout(900),
 ]
 
 #: Of one logarithm: vLLM computes in bfloat16.

@@ -23,7 +23,7 @@ from tests.vllm.serving import KV_BYTES, MAX_MODEL_LEN, command
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="not verified: no vLLM here; make test-vllm"),
-    pytest.mark.timeout(420),
+    pytest.mark.timeout(900),
 ]
 
 ENGINE = {"load_format": "dummy", "dtype": "bfloat16", "max_model_len": 512, "enforce_eager": True, "max_num_seqs": 16}
