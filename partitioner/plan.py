@@ -260,12 +260,12 @@ def _reason(
 ) -> tuple[str, float | None]:
     """One sentence, and the nearest SLO when this one is not met."""
     slo_ms = final.bound_s * 1e3
-    how = "fixed" if request.coverage is not None else "smallest"
+    how = "the fixed coverage" if request.coverage is not None else "the smallest coverage"
     if solution is not None and solution.feasible and final.count > solution.count:
-        how = "given"
+        how = "the coverage that its share of the bytes holds"
     if met:
         load = "" if final.rate_qps is None else f"sustains {final.rate_qps:.4g} requests/s and "
-        return f"the {how} coverage {load}{in_words(final)}, within {slo_ms:.3g} ms", None
+        return f"{how} {load}{in_words(final)}, within {slo_ms:.3g} ms", None
     # A new plan is sure to meet the solver's own nearest target. The factor absorbs rounding.
     nearest_s = solution.nearest_s if solution is not None else None
     if nearest_s is None:
@@ -277,9 +277,9 @@ def _reason(
     elif solution is not None and not solution.feasible:
         why = solution.reason
     elif not final.sustained:
-        why = f"the {how} coverage does not sustain {final.rate_qps or 0.0:.4g} requests/s"
+        why = f"{how} does not sustain {final.rate_qps or 0.0:.4g} requests/s"
     else:
-        why = f"the {how} coverage {in_words(final)} where {slo_ms:.3g} ms are allowed"
+        why = f"{how} {in_words(final)} where {slo_ms:.3g} ms are allowed"
     if nearest is None:
         most = problem.max_qps(work, device_bytes, math.inf)
         return f"{why}; no SLO can be met at this rate: at most {most:.4g} requests/s are sustained", None
