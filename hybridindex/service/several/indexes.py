@@ -215,10 +215,12 @@ class _Opening:
 
     @contextlib.contextmanager
     def _noted(self, name: str) -> Iterator[None]:
-        """An index that cannot be opened is left out."""
+        """An index that cannot be opened is left out, unless it is the only one."""
         try:
             yield
         except HybridIndexError as error:
+            if len(self._indexes) == 1:
+                raise
             path = str(self._indexes[name].path)
             _log.error("index %s (%s) cannot be served: %s", name, path, error)
             self._problems[name] = str(error).replace(path, "INDEX")
@@ -237,9 +239,8 @@ class _Opening:
     def _asked(self, prepared: Prepared, told: IndexConfig) -> PlanChoice:
         """The plan for the SLO and rate that the index is told, made anew where it has another one's."""
         choice, config = prepared.choice, self._config.router
-        if told.slo_ms is None and told.rate_qps is None:
-            return choice
-        if not config.devices or told.plan == "none":
+        nothing_asked = told.slo_ms is None and told.rate_qps is None
+        if nothing_asked or not config.devices or told.within(self._config).plan == "none":
             return choice
         changes = PlanChanges(slo_ms=told.slo_ms, rate_qps=told.rate_qps)
         devices = devices_of(prepared.index.ivf, len(config.devices), config.device_budget_bytes)

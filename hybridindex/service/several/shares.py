@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hybridindex.errors import InfeasiblePlanError, InvalidInputError, OverloadedError
+from hybridindex.errors import InfeasiblePlanError, InvalidInputError, OverloadedError, StoreError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.current import current_plan_id, make_current, same_decision, save_plan, stored_as
 from hybridindex.plans.division import Divided, Wanted, divide_plans
@@ -207,10 +207,13 @@ def kept(choice: PlanChoice, plan: Plan, store: ControlStore, why: str = _WHY) -
     """``choice`` with ``plan`` in the place of its own, stored, and the current one."""
     assert choice.plan is not None
     plan_id = choice.plan_id if same_decision(choice.plan, plan) else None
-    if plan_id is None:
-        plan_id = stored_as(store, plan)
-    if plan_id is None:
-        plan, plan_id = save_plan(store, plan)
-    if plan_id != current_plan_id(store, plan.index_fingerprint):
-        make_current(store, plan, plan_id, verified=False, why=why)
+    try:
+        if plan_id is None:
+            plan_id = stored_as(store, plan)
+        if plan_id is None:
+            plan, plan_id = save_plan(store, plan)
+        if plan_id != current_plan_id(store, plan.index_fingerprint):
+            make_current(store, plan, plan_id, verified=False, why=why)
+    except StoreError as error:
+        _log.warning("a plan serves, and could not be stored: %s", error)
     return replace(choice, plan=plan, plan_id=plan_id)

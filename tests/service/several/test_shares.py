@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hybridindex as hx
-from hybridindex.errors import InfeasiblePlanError, InvalidInputError, OverloadedError
+from hybridindex.errors import InfeasiblePlanError, InvalidInputError, OverloadedError, StoreError
 from hybridindex.plans.current import current_plan_id
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
@@ -284,3 +284,14 @@ def test_no_slo_is_lost_without_force(open_indexes, monkeypatch):
     with pytest.raises(InfeasiblePlanError, match="index code would lose its SLO"):
         division.refuse(force=False)
     division.refuse(force=True)
+
+
+def test_a_store_that_cannot_be_written_keeps_no_index_from_serving(open_indexes, monkeypatch):
+    def refuse(*_args, **_options):
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr("hybridindex.service.several.shares.save_plan", refuse)
+    indexes = open_indexes()
+    for service, lists in zip(indexes.services.values(), (8, 4), strict=True):
+        assert service.router.residency.n_resident == planned(service) == lists
+        assert service.plan_id is None
