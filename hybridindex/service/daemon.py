@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridindex.errors import InvalidInputError, MissingDependencyError, ServiceError, how_to_install
+from hybridindex.refresh.config import RefreshConfig
 from hybridindex.service.auth import Keyring
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
@@ -149,12 +150,14 @@ def serve(
     config: ServiceConfig,
     *,
     make_refresher: MakeRefresher | None = None,
+    planning: RefreshConfig | None = None,
     on_listening: Callable[[tuple[str, ...]], None] | None = None,
 ) -> None:
     """Serves an index directory, or several by name, until a signal or ``POST /v1/drain`` ends it.
 
     Args:
         make_refresher: makes the refresher; None: plans change only on request.
+        planning: where plans on request are made; see :class:`hybridindex.service.core.Service`.
         on_listening: given the addresses for clients, once connections are accepted.
 
     Raises:
@@ -183,7 +186,9 @@ def serve(
             host = f"[{config.host}]" if ":" in config.host else config.host
             urls.append(f"{scheme}://{host}:{sockets[-1].getsockname()[1]}")
         traces = _open_traces(config.traces, os.environ)
-        served = Indexes.open(named, config, make_refresher=make_refresher, traces=traces, problems=problems)
+        served = Indexes.open(
+            named, config, make_refresher=make_refresher, planning=planning, traces=traces, problems=problems
+        )
         try:
             for name in served.problems.keys() & addresses.keys():
                 addresses[name].leave()

@@ -221,7 +221,8 @@ def _read(file: Path, name: str, *, refined: bool) -> Any:
 
 @contextmanager
 def _limited_vectors(faiss: Any, nbytes: int) -> Iterator[None]:
-    """No array in a file is longer than the file: keeps a damaged length from filling the memory with zeros.
+    """No array in a file is longer than the file: keeps a damaged length from filling the memory with zeros. For fast
+    scan faiss also counts a table that it makes of the centroids, 16 times their size at most.
 
     The limit is global to faiss; readers elsewhere in the process feel it for the moment of the import.
     """
@@ -229,7 +230,7 @@ def _limited_vectors(faiss: Any, nbytes: int) -> Iterator[None]:
         yield
         return
     with _LIMIT_LOCK:
-        before = faiss.get_deserialization_vector_byte_limit()
+        before, nbytes = faiss.get_deserialization_vector_byte_limit(), 16 * nbytes
         faiss.set_deserialization_vector_byte_limit(min(before, nbytes) if before else nbytes)
         try:
             yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from hybridindex.errors import HybridIndexError, InvalidInputError, ProfileError
 from hybridindex.plans.planner import devices_of, plan_next
 from hybridindex.plans.replan import PlanChanges
 from hybridindex.plans.stored import plan_summary
+from hybridindex.refresh.config import RefreshConfig
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service, Traces
 from hybridindex.service.describe import describe
@@ -57,6 +58,7 @@ class Indexes:
         config: ServiceConfig,
         *,
         make_refresher: MakeRefresher | None = None,
+        planning: RefreshConfig | None = None,
         traces: Traces | None = None,
         problems: Mapping[str, str] | None = None,
     ) -> Indexes:
@@ -74,7 +76,11 @@ class Indexes:
             raise InvalidInputError(
                 "device_budget_bytes is missing; several indexes share it: expected bytes per device, e.g. 2GiB"
             )
-        opened = _Opening(indexes, config, make_refresher, traces, problems)
+
+        def begin(prepared: Prepared, told: ServiceConfig) -> Service:
+            return Service.begin(prepared, told, make_refresher=make_refresher, planning=planning, traces=traces)
+
+        opened = _Opening(indexes, config, begin, problems)
         try:
             return opened.run()
         except BaseException:
@@ -175,12 +181,10 @@ class _Opening:
         self,
         indexes: Mapping[str, IndexConfig],
         config: ServiceConfig,
-        make_refresher: MakeRefresher | None,
-        traces: Traces | None,
+        begin: Callable[[Prepared, ServiceConfig], Service],
         problems: Mapping[str, str] | None,
     ) -> None:
-        self._indexes, self._config = indexes, config
-        self._make_refresher, self._traces = make_refresher, traces
+        self._indexes, self._config, self._begin_service = indexes, config, begin
         self._problems = dict(problems or {})
         self._prepared: dict[str, Prepared] = {}
         self._services: dict[str, Service] = {}
@@ -264,8 +268,7 @@ class _Opening:
         config = self._indexes[name].within(self._config)
         if shared is not None:
             config = replace(config, router=replace(config.router, device_budget_bytes=shared.share_of(name)))
-        prepared = self._prepared.pop(name)
-        return Service.begin(prepared, config, make_refresher=self._make_refresher, traces=self._traces)
+        return self._begin_service(self._prepared.pop(name), config)
 
     def close(self) -> None:
         """Everything that was opened."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, get_args
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar, get_args
 
 from hybridindex.config import HostScannerName
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
 
 __all__ = ["HostScanner", "HostScannerName", "open_host_scanner"]
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class HostScanner(Scanner, Protocol):
@@ -43,6 +47,16 @@ class HostScanner(Scanner, Protocol):
 
     def give_back_thread(self, before: int) -> None:
         """Undoes :meth:`adopt_thread`."""
+        ...
+
+    def call_faiss(
+        self, function: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> _Result:
+        """Calls ``function``, which calls faiss, on an adopted thread; with one thread while several would wait."""
+        ...
+
+    def prepare(self, lists: I64) -> None:
+        """Does what the first scans of these lists would do beside their distances; lists are read from disk for it."""
         ...
 
     def close(self) -> None:
