@@ -33,6 +33,7 @@ __all__ = [
     "OutOfBudgetError",
     "OverloadedError",
     "PlanConflictError",
+    "PlanningError",
     "ProfileError",
     "ProfileMismatchError",
     "RefreshError",
@@ -195,6 +196,10 @@ class RouterClosedError(RouterError):
 
 class RefreshError(RouterError):
     """The plan cannot be updated now: another update is running, or the update's old plan serves no longer."""
+
+
+class PlanningError(RefreshError):
+    """The process that makes plans cannot be started, ended too early, or took too long. What serves goes on."""
 
 
 class DocumentStoreError(HybridIndexError):

@@ -9,7 +9,7 @@ from hybridindex.partitioner.decision import Decision
 from hybridindex.partitioner.eq1 import coverage_of_eq1
 from hybridindex.partitioner.models.hitrate import MODEL_NAMES
 from hybridindex.partitioner.models.throughput import throughput_model
-from hybridindex.partitioner.solver import Solution, problem_of, solve
+from hybridindex.partitioner.solver import Solution, problem_of, rate_in_words, solve
 
 __all__ = ["explain_plan"]
 
@@ -20,7 +20,7 @@ def explain_plan(plan: Decision) -> str:
     profile = plan.analysis.profile
     batch = plan.batch
     hit_median, hit_worst = plan.hit_rate_errors.get(plan.hit_rate_model, (float("nan"), float("nan")))
-    load = f"{plan.rate_qps:.4g} requests/s" if plan.rate_qps is not None else "one query at a time (no rate given)"
+    load = rate_in_words(plan.rate_qps) if plan.rate_qps is not None else "one query at a time (no rate given)"
     if request.llm is not None and request.rate_qps is None:
         load += ", what the LLM takes"
     held = f"{curve.n_held} held-back queries" + (
@@ -50,7 +50,7 @@ def explain_plan(plan: Decision) -> str:
         f"({plan.host_model} host model, median error {plan.host_model_errors[plan.host_model]:.1%}).",
         f"Queueing: a batch may take {plan.tau_s * 1e3:.4g} ms, for requests wait up to "
         f"{_first(request.epsilon, plan.epsilon_solved, 1.0):.2f} times as long{epsilon}; "
-        f"at most {plan.max_sustainable_qps:.4g} requests/s, {request.headroom:.0%} below what search sustains.",
+        f"at most {rate_in_words(plan.max_sustainable_qps)}, {request.headroom:.0%} below what search sustains.",
         _models(plan),
         f"From: profile {profile.id if profile.id is not None else '(not stored)'} of {profile.created_at}, {held}, "
         f"nprobe {plan.nprobe}, {latency.host.n_samples} host scan timings ({profile.scanner}, "
@@ -66,7 +66,7 @@ def _decision(plan: Decision) -> str:
     """What to do, in one sentence."""
     request = plan.request
     held = f"{plan.resident_lists.size} of {plan.nlist} lists on devices ({format_bytes(plan.device_bytes)})"
-    served = "one query at a time" if plan.rate_qps is None else f"{plan.rate_qps:.4g} requests/s"
+    served = "one query at a time" if plan.rate_qps is None else rate_in_words(plan.rate_qps)
     goal = f"{served} within {request.slo_ms:g} ms at p{request.percentile:g}"
     return f"With {held} search serves {goal}." if plan.feasible else f"Even with {held} search does not serve {goal}."
 

@@ -23,7 +23,7 @@ from hybridindex.partitioner.models.hitrate import modelled
 from hybridindex.partitioner.models.throughput import waiting_factor
 from hybridindex.partitioner.placement import choose_hottest, place_lpt
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.partitioner.solver import Problem, Solution, SolverStep, in_words, problem_of, solve
+from hybridindex.partitioner.solver import Problem, Solution, SolverStep, in_words, problem_of, rate_in_words, solve
 from hybridindex.types import I64, Profile
 
 __all__ = ["Plan", "Verdict", "make_plan"]
@@ -253,7 +253,7 @@ def _reason(
     slo_ms = final.bound_s * 1e3
     how = "fixed" if request.coverage is not None else "smallest"
     if met:
-        load = "" if final.rate_qps is None else f"sustains {final.rate_qps:.4g} requests/s and "
+        load = "" if final.rate_qps is None else f"sustains {rate_in_words(final.rate_qps)} and "
         return f"the {how} coverage {load}{in_words(final)}, within {slo_ms:.3g} ms", None
     # A new plan is sure to meet the solver's own nearest target. The factor absorbs rounding.
     nearest_s = solution.nearest_s if solution is not None else None
@@ -266,10 +266,10 @@ def _reason(
     elif solution is not None and not solution.feasible:
         why = solution.reason
     elif not final.sustained:
-        why = f"the {how} coverage does not sustain {final.rate_qps or 0.0:.4g} requests/s"
+        why = f"the {how} coverage does not sustain {rate_in_words(final.rate_qps or 0.0)}"
     else:
         why = f"the {how} coverage {in_words(final)} where {slo_ms:.3g} ms are allowed"
     if nearest is None:
         most = problem.max_qps(work, device_bytes, math.inf)
-        return f"{why}; no SLO can be met at this rate: at most {most:.4g} requests/s are sustained", None
+        return f"{why}; no SLO can be met at this rate: at most {rate_in_words(most)} are sustained", None
     return f"{why}; the nearest SLO that can be met is {nearest:.4g} ms", nearest

@@ -26,7 +26,7 @@ from hybridindex.partitioner.models.throughput import Queue, ThroughputModel, th
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.types import I64
 
-__all__ = ["Problem", "Settled", "Solution", "SolverStep", "in_words", "problem_of", "solve"]
+__all__ = ["Problem", "Settled", "Solution", "SolverStep", "in_words", "problem_of", "rate_in_words", "solve"]
 
 #: Prefixes that are tried for the nearest target.
 _NEAREST_PREFIXES = 8
@@ -415,8 +415,13 @@ def _why(problem: Problem, step: SolverStep, cap: int, slo_s: float) -> str:
         what = "even with every useful list resident search"
     if step.response_s is None:
         most = problem.max_qps(problem.work_at(step.count), step.device_bytes, math.inf)
-        return f"{what} sustains {most:.4g} requests/s where {rate:.4g} are asked for"
+        return f"{what} sustains {rate_in_words(most)} where {rate:.4g} are asked for"
     return f"{what} {in_words(step)} where {slo_s * 1e3:.3g} ms are allowed"
+
+
+def rate_in_words(rate_qps: float) -> str:
+    """Four digits, and never an exponent."""
+    return f"{f'{rate_qps:.4g}' if rate_qps < 9999.5 else f'{rate_qps:,.0f}'} requests/s"
 
 
 def in_words(step: SolverStep) -> str:

@@ -295,7 +295,10 @@ class Engine:
             The batch, the host's part, and when its lists were known.
         """
         batch = Batch(tuple(requests), keep_max=self._index.metric == "ip")
-        probes, coarse = self._index.quantize(batch.queries, batch.nprobe)
+        if len(batch) == 1:  # on one thread in any case
+            probes, coarse = self._index.quantize(batch.queries, batch.nprobe)
+        else:
+            probes, coarse = self._host.call_faiss(self._index.quantize, batch.queries, batch.nprobe)
         quantized_s = batch.clock.note(COARSE, batch.clock.started_s)
         list_device = self.health.list_device(residency)
         if any(request.may_wait for request in requests):

@@ -41,6 +41,7 @@ from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import PageOwner, Tier
 from hybridindex.tiers.host.host_scanner import open_host_scanner
+from hybridindex.tiers.host.rehearsal import rehearse
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.types import I64, LLMProfile, SearchResult
 
@@ -110,6 +111,7 @@ class Router(OfOneProcess):
         self._close_lock = threading.Lock()
         with ExitStack() as undo:
             undo.callback(self._host.close)
+            rehearse(index, self._host, self.warmed.lists)
             for ordinal in range(len(config.devices)):
                 self._tiers.append(opening.open(ordinal))
                 undo.callback(self._tiers[-1].close)
@@ -343,6 +345,11 @@ class Router(OfOneProcess):
     @property
     def plan(self) -> Plan | None:
         return self._placement.plan
+
+    @property
+    def page_locked_lists(self) -> I64:
+        """(m,) int64 lists that page-locked host memory holds now: copies of them to a device are faster."""
+        return self._opening.host_lists.list_ids()
 
     def stats(self) -> RouterStats:
         read = replace(

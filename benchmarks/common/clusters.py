@@ -60,7 +60,7 @@ def make_queries(centres: F32, count: int, reuse: Reuse, seed: int = 1) -> F32:
 
 
 def import_lists(vectors: F32, lists: I64, centres: F32, codec: str, metric: Metric, path: Path) -> Index:
-    """An index of ``codec`` flat or sq8 with these lists, through a faiss file that is removed again."""
+    """An index of ``codec`` as :func:`faiss_ivf` makes it, through a faiss file that is removed again."""
     import faiss
 
     ivf = faiss_ivf(vectors, lists, centres, codec, metric)
@@ -74,7 +74,8 @@ def import_lists(vectors: F32, lists: I64, centres: F32, codec: str, metric: Met
 
 
 def faiss_ivf(vectors: F32, lists: I64, centres: F32, codec: str, metric: Metric) -> Any:
-    """faiss's own index in memory; ``codec`` flat, sq8 or pqfsM, none by residual, as builds of ours are."""
+    """faiss's own index in memory; ``codec`` flat, fp16, sq8, pqM or pqfsM, none by residual; lists of pqfsM are those
+    of the nearest centres."""
     import faiss
 
     dim, nlist, ptr = vectors.shape[1], len(centres), faiss.swig_ptr
@@ -84,11 +85,16 @@ def faiss_ivf(vectors: F32, lists: I64, centres: F32, codec: str, metric: Metric
     ivf: Any
     if codec == "flat":
         ivf = faiss.IndexIVFFlat(quantizer, dim, nlist, code)
-    elif codec == "sq8":
-        ivf = faiss.IndexIVFScalarQuantizer(quantizer, dim, nlist, faiss.ScalarQuantizer.QT_8bit, code, False)
-    else:
+    elif codec in ("fp16", "sq8"):
+        kind = faiss.ScalarQuantizer.QT_8bit if codec == "sq8" else faiss.ScalarQuantizer.QT_fp16
+        ivf = faiss.IndexIVFScalarQuantizer(quantizer, dim, nlist, kind, code)
+    elif codec.startswith("pqfs"):
         ivf = faiss.IndexIVFPQFastScan(quantizer, dim, nlist, int(codec.removeprefix("pqfs")), 4, code)
-        ivf.by_residual = False
+    else:
+        ivf = faiss.IndexIVFPQ(quantizer, dim, nlist, int(codec.removeprefix("pq")), 8, code)
+        # The defaults take minutes; nobody asks for the recall.
+        ivf.pq.cp.max_points_per_centroid, ivf.pq.cp.niter = 40, 5
+    ivf.by_residual = False
     # The quantizer has its centroids: only the codec is trained.
     ivf.train(vectors[:: -(-len(vectors) // _ROWS)].copy())
     if codec.startswith("pqfs"):

@@ -3,7 +3,8 @@
 After each change: lists that the plan wants against lists that are on the device, and the arena's bytes against the
 budget, which are read all the time. Every answer is compared with the host's. Latencies of requests that were under way
 during a change, planning included, stand beside those of the quiet time before it, and quiet times beside each other
-(A/A). Plans are made in a process of their own. The device is the stand-in: its copies and scans take the host's cores.
+(A/A). Plans are made in a process of their own, from recent queries, or with --no-refresh from the stored profile. The
+device is the stand-in: its copies and scans take the host's cores.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=60.0, help="requests a second")
     parser.add_argument("--quiet", type=float, default=6.0, help="seconds before each change")
     parser.add_argument("--rounds", type=int, default=3, help="times 0.1 -> 0.6 -> 0.2 -> 0.1")
+    parser.add_argument("--refresh", action=argparse.BooleanOptionalAction, default=True, help="with a refresher")
+    parser.add_argument("--planning", choices=("process", "here"), default="process", help="where plans are made")
     parser.add_argument("--bandwidth-share", type=float, default=0.1, help="part of the time for copying")
 
 
@@ -134,12 +137,17 @@ def main() -> None:
             with index.router() as host:
                 truth = host.search(queries, K, NPROBE)
         router = RouterConfig(devices=("cpu",), device_budget_bytes=budget, lookahead_bytes=8 << 20, threads=1)
-        service = Service.open(folder, ServiceConfig(router=router), make_refresher=_refresher)
+        service = Service.open(
+            folder,
+            ServiceConfig(router=router),
+            make_refresher=_refresher if args.refresh else None,
+            planning=RefreshConfig(planning=args.planning),
+        )
         try:
             service.warm_up()
             service.start()
-            assert service.refresher is not None
-            service.refresher.offer(queries)
+            if service.refresher is not None:
+                service.refresher.offer(queries)
             with Load(service, queries, truth.ids, truth.distances, args.rate) as load:
                 time.sleep(2.0)
                 for number in range(args.rounds):
@@ -210,6 +218,8 @@ def main() -> None:
             "nprobe": NPROBE,
             "mib": args.mib,
             "rate": args.rate,
+            "refresh": args.refresh,
+            "planning": args.planning,
             "bandwidth_share": args.bandwidth_share,
             "changes": rows,
             "summary": summary,

@@ -18,10 +18,18 @@ import typer
 import hybridindex as hx
 from hybridindex.cli.console import err
 from hybridindex.cli.routers import choose_plan
-from hybridindex.errors import GenerationError, InvalidInputError, MissingDependencyError, ProfileError
+from hybridindex.errors import (
+    GenerationError,
+    HybridIndexError,
+    InvalidInputError,
+    MissingDependencyError,
+    ProfileError,
+)
+from hybridindex.index import read_manifest
+from hybridindex.index.storage.beside import generation_file
 from hybridindex.llm.refusals import NOT_YET
 from hybridindex.plans.llm_profiles import find_llm_measurement, step_times
-from hybridindex.rag.documents import DocumentsInfo, DocumentStore
+from hybridindex.rag.documents import DOCUMENTS_FILE, DocumentsInfo, DocumentStore
 from hybridindex.rag.generator import OpenAIGenerator
 from hybridindex.rag.periodic import PeriodicRetrieval
 from hybridindex.rag.records import Generated
@@ -38,6 +46,7 @@ __all__ = [
     "EmbedderChoice",
     "LLMOptions",
     "Terminated",
+    "documents_of",
     "measured_llm",
     "open_embedder",
     "open_llm",
@@ -172,6 +181,16 @@ def windows_of(source: SessionSource, measured: LLMMeasurement | None) -> dict[s
         err.print(f"measured step times are not used as windows: {error}", highlight=False)
         return {}
     return dict(measured.profile.generation_s)
+
+
+def documents_of(index: Path) -> Path:
+    """The document store of the generation that the index's daemon serves, or without one of the current generation."""
+    daemon = find_daemon(index)
+    number = None if daemon is None else daemon.generation
+    try:
+        return generation_file(index, read_manifest(index).generation if number is None else number, DOCUMENTS_FILE)
+    except HybridIndexError:
+        return index / DOCUMENTS_FILE  # who opens the index says what is wrong with it
 
 
 def open_source(owned: contextlib.ExitStack, index: Path, texts: DocumentStore, config: ServiceConfig) -> SessionSource:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +15,11 @@ import hybridindex as hx
 from hybridindex.api import Progress
 from hybridindex.cli.chat_parts import EmbedderChoice
 from hybridindex.config import parse_bytes
-from hybridindex.errors import DuplicateIdError, InvalidInputError
-from hybridindex.rag.documents import DOCUMENTS_FILE, write_documents
+from hybridindex.errors import DocumentStoreError, DuplicateIdError, InvalidInputError
+from hybridindex.index.storage.beside import lead_to
+from hybridindex.index.storage.generation import generation_name, other_generations
+from hybridindex.index.storage.manifest import MANIFEST_FILE, parse_manifest
+from hybridindex.rag.documents import DOCUMENTS_FILE, DocumentStore, write_documents
 from hybridindex.rag.ingest import TextFile, embedded, mean_of
 from hybridindex.rag.retriever import CenteredEmbedder
 from hybridindex.rag.tokens import word_starts
@@ -93,8 +97,10 @@ def ingest_texts(
                 progress=told,
             )
         )
+        number = built.ivf.generation
+        _keep_older_documents(built.path, number)
         write_documents(
-            index / DOCUMENTS_FILE,
+            built.path / generation_name(number) / DOCUMENTS_FILE,
             read,
             index_fingerprint=built.fingerprint,
             embedder=name,
@@ -103,6 +109,7 @@ def ingest_texts(
             token_starts=getattr(embedder, "token_starts", word_starts),
             tokenizer=TOKENIZER if name == EMBEDDER else "",
         )
+        lead_to(built.path, number, DOCUMENTS_FILE)
         return {
             "path": built.path,
             "fingerprint": built.fingerprint,
@@ -114,6 +121,23 @@ def ingest_texts(
             "embedder": name,
             "centered": centered,
         }
+
+
+def _keep_older_documents(index: Path, newest: int) -> None:
+    """Gives a document store that lies beside the generations (and is no link) to the one that it was written for."""
+    file = index / DOCUMENTS_FILE
+    if file.is_symlink() or not file.is_file():
+        return
+    try:
+        with DocumentStore(file) as store:
+            fingerprint = store.info.index_fingerprint
+    except DocumentStoreError:
+        return  # of no index
+    for generation in other_generations(index, {generation_name(newest)}):
+        own = generation / DOCUMENTS_FILE
+        found = parse_manifest((generation / MANIFEST_FILE).read_bytes(), MANIFEST_FILE)
+        if found.fingerprint == fingerprint and not own.exists():
+            os.link(file, own)
 
 
 def _checked(passages: TextFile, nlist: int | None) -> int:

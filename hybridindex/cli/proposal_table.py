@@ -17,7 +17,8 @@ def proposal_table(answer: dict[str, Any]) -> Table:
     plan, placed, planned = answer["plan"], answer["placed"], answer["planned"]
     name = "" if answer["plan_id"] is None else f" plan {answer['plan_id']}"
     title = f"applied{name}" if answer["applied"] else f"dry run{name}: nothing was moved"
-    table = Table("", "now", "planned", "placed" if answer["applied"] else "would be placed", title=title)
+    columns = ("before", "planned", "placed") if answer["applied"] else ("now", "planned", "would be placed")
+    table = Table("", *columns, title=title)
 
     def row(what: str, show: Callable[[Any], str], *values: Any) -> None:
         table.add_row(what, *("-" if value is None else show(value) for value in values))
@@ -30,7 +31,7 @@ def proposal_table(answer: dict[str, Any]) -> Table:
     row(latency, _ms, answer["latency_ms_before"], planned["latency_ms"], placed["latency_ms"])
     row(
         "most requests/s within it",
-        "{:,.4g}".format,
+        lambda rate: f"{rate:,.0f}" if rate >= 1e3 else f"{rate:.4g}",
         answer["max_qps_before"],
         plan["max_sustainable_qps"],
         answer["max_qps_after"],
@@ -52,7 +53,8 @@ def proposal_words(answer: dict[str, Any]) -> list[str]:
         which = "" if nearest is None else f" The nearest SLO that can be met is {_ms(nearest)}."
         said.append(f"The SLO cannot be met: to apply this takes --force.{which}")
     said.append(_moves(answer))
-    said.append(f"Gain: {_faster(gain['latency_ms'])}, hit rate {gain['hit_rate']:+.1%}.")
+    changed = _faster(answer["latency_ms_before"], placed["latency_ms"])
+    said.append(f"Gain: {changed}, hit rate {gain['hit_rate']:+.1%}.")
     if answer["n_queries"] is not None:
         said.append(f"Planned from {answer['n_queries']:,} recent queries.")
     if answer["objection"]:
@@ -77,9 +79,9 @@ def _ms(value: float) -> str:
     return f"{value:.4g} ms"
 
 
-def _faster(gain_ms: float | None) -> str:
-    if gain_ms is None:
+def _faster(before_ms: float | None, after_ms: float | None) -> str:
+    if before_ms is None or after_ms is None:
         return "latency not known"
-    if gain_ms == 0:
+    if _ms(before_ms) == _ms(after_ms):  # as the table shows them
         return "latency as before"
-    return f"{abs(gain_ms):.3g} ms {'faster' if gain_ms >= 0 else 'slower'}"
+    return f"{abs(before_ms - after_ms):.3g} ms {'faster' if after_ms < before_ms else 'slower'}"

@@ -40,6 +40,8 @@ class Warmed:
     nbytes: int
     total_bytes: int
     seconds: float
+    #: (m,) int64: the lists that are in memory now.
+    lists: I64
 
 
 def available_bytes() -> int:
@@ -66,17 +68,26 @@ def warm_lists(index: IVFIndex, most_bytes: int, order: I64 | None = None) -> Wa
     """
     started = told_s = time.monotonic()
     data = index.mapped_lists()
-    ranges = _ranges(index, most_bytes, order)
+    _, capacity, offset = index.extents().T
+    stops = offset + capacity * (index.code_size + 8)
+    lists = np.argsort(offset, kind="stable") if order is None else order
+    ranges = [(0, len(data))]
+    if len(data) > most_bytes:
+        lists = lists[np.cumsum((stops - offset)[lists]) <= most_bytes]
+        ranges = _ranges(offset[lists], stops[lists])
     wanted = sum(stop - start for start, stop in ranges)
-    done = 0
+    done = reached = 0
     for start, stop in _steps(ranges):
         if not _populate(data, start, stop):
             break
         done += stop - start
+        reached = stop
         if time.monotonic() - told_s >= _PROGRESS_S:
             told_s = time.monotonic()
             _log.info("%s: %.1f of %.1f GiB are in memory", index.path, done / 2**30, wanted / 2**30)
-    warmed = Warmed(nbytes=done, total_bytes=len(data), seconds=time.monotonic() - started)
+    warmed = Warmed(
+        nbytes=done, total_bytes=len(data), seconds=time.monotonic() - started, lists=lists[stops[lists] <= reached]
+    )
     if done == len(data):
         _log.info("%s: all %d bytes of its lists are in memory after %.2f s", index.path, done, warmed.seconds)
     elif most_bytes > 0:
@@ -89,17 +100,10 @@ def warm_lists(index: IVFIndex, most_bytes: int, order: I64 | None = None) -> Wa
     return warmed
 
 
-def _ranges(index: IVFIndex, most_bytes: int, order: I64 | None) -> list[tuple[int, int]]:
-    """Bytes [start, stop) of the file that hold the chosen lists, in order, none twice."""
-    if index.mapped_lists().nbytes <= most_bytes:
-        return [(0, index.mapped_lists().nbytes)]
-    _, capacity, offset = index.extents().T
-    starts, stops = offset, offset + capacity * (index.code_size + 8)
-    wanted = np.argsort(offset, kind="stable") if order is None else order
-    chosen = np.sort(wanted[np.cumsum((stops - starts)[wanted]) <= most_bytes])
-    chosen = chosen[np.argsort(starts[chosen], kind="stable")]
+def _ranges(starts: I64, stops: I64) -> list[tuple[int, int]]:
+    """Bytes [start, stop) of the file that hold these extents, in order, none twice."""
     ranges: list[tuple[int, int]] = []
-    for start, stop in zip(starts[chosen].tolist(), stops[chosen].tolist(), strict=True):
+    for start, stop in sorted(zip(starts.tolist(), stops.tolist(), strict=True)):
         if ranges and start <= ranges[-1][1]:
             ranges[-1] = ranges[-1][0], stop
         elif stop > start:

@@ -26,7 +26,7 @@ from hybridindex.service.daemon_address import DaemonAddress
 from hybridindex.service.http.app import create_app
 from hybridindex.service.http.middleware import send_problem
 from hybridindex.service.http.problems import Problem
-from hybridindex.service.serving import MakeRefresher, refresher_of
+from hybridindex.service.serving import MakeRefresher, RefreshConfig, refresh_config, refresher_of
 from hybridindex.service.settings import Settings, Table, read_settings
 
 __all__ = ["PREFIX", "PluginSettings", "RouterPlugin", "ServiceBesideLLM"]
@@ -89,10 +89,14 @@ class PluginSettings:
         file = Settings() if config is None else read_settings(Path(config))
         return cls(index=Path(index), file=file, given=given, refresh=switch("REFRESH"))
 
+    def planning(self) -> RefreshConfig:
+        """The table [refresh]. Raises InvalidInputError for bad values."""
+        return refresh_config(self.file, {})
+
     def make_refresher(self) -> MakeRefresher | None:
         """What follows the load, where the table [refresh] or ``HYBRIDINDEX_REFRESH`` asks for it. Raises
         InvalidInputError for bad values."""
-        return refresher_of(self.file, {}, asked=self.refresh)
+        return refresher_of(self.file, self.planning(), asked=self.refresh)
 
     def config(self, host: str | None, uds: str | None) -> ServiceConfig:
         """The daemon's, for vLLM's address. Without a host vLLM listens on all of them.
@@ -167,7 +171,7 @@ class RouterPlugin:
             address = DaemonAddress(settings.index)
             stack.callback(address.leave)
             # On a thread: opening reads the whole index and fills the arenas.
-            service = await asyncio.to_thread(_open_beside, settings.index, config, settings.make_refresher())
+            service = await asyncio.to_thread(_open_beside, settings, config)
             stack.push_async_callback(asyncio.to_thread, service.close)
             own = create_app(service, keyring=keyring)
             own.add_api_route("/v1/llm", _show_load, methods=["GET"], summary="What the engine tells the router")
@@ -200,9 +204,11 @@ class RouterPlugin:
         await self._app({**scope, "path": path, "raw_path": path.encode(), "root_path": ""}, receive, send)
 
 
-def _open_beside(index: Path, config: ServiceConfig, make_refresher: MakeRefresher | None) -> Service:
+def _open_beside(settings: PluginSettings, config: ServiceConfig) -> Service:
     """Opens the service and logs, for each device, what the index takes and what vLLM left free."""
-    service = ServiceBesideLLM.open(index, config, make_refresher=make_refresher)
+    service = ServiceBesideLLM.open(
+        settings.index, config, make_refresher=settings.make_refresher(), planning=settings.planning()
+    )
     for tier in service.router.devices:
         wanted = tier.capacity_bytes + tier.reserved_bytes
         if tier.disabled_reason or tier.failure is not None:

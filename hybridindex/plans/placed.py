@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.solver import problem_of
 from hybridindex.types import I64
 
-__all__ = ["Held", "as_placed", "forecast_placed", "judge"]
+__all__ = ["Held", "as_placed", "expected_hit_rate", "forecast_placed", "judge"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,25 @@ def judge(plan: Plan, lists: I64) -> tuple[bool, float]:
     return met, max(problem.max_qps(work, nbytes, slo_s), (step.rate_qps or 0.0) if met else 0.0)
 
 
+def _there(plan: Plan, list_device: npt.NDArray[np.int16]) -> npt.NDArray[np.bool_]:
+    """Of each list of ``plan``, whether a device holds it, or it is empty and takes no page."""
+    curve, wanted = plan.analysis.curve, plan.resident_lists
+    found: npt.NDArray[np.bool_] = (list_device[wanted] >= 0) | (curve.pages_by_rank[curve.rank[wanted]] == 0)
+    return found
+
+
+def expected_hit_rate(plan: Plan, list_device: npt.NDArray[np.int16]) -> float:
+    """The hit rate of those lists of ``plan`` that ``list_device`` (nlist,) int16 has on a device; -1 is the host."""
+    there = _there(plan, list_device)
+    return plan.predicted_hit_rate if there.all() else _hit_rate_of(plan, there.tobytes())
+
+
+@lru_cache(maxsize=8)  # whoever looks at a daemon asks every second
+def _hit_rate_of(plan: Plan, there: bytes) -> float:
+    lists = plan.resident_lists[np.frombuffer(there, dtype=np.bool_)]
+    return float(plan.analysis.curve.of_lists(lists).hit_rate.mean())
+
+
 def as_placed(plan: Plan, list_device: npt.NDArray[np.int16]) -> Plan:
     """``plan`` with only those of its lists that ``list_device`` (nlist,) int16 has on a device; -1 is the host.
 
@@ -69,7 +89,7 @@ def as_placed(plan: Plan, list_device: npt.NDArray[np.int16]) -> Plan:
     there.
     """
     curve, wanted = plan.analysis.curve, plan.resident_lists
-    there = (list_device[wanted] >= 0) | (curve.pages_by_rank[curve.rank[wanted]] == 0)
+    there = _there(plan, list_device)
     if there.all():
         return plan
     lists = wanted[there]

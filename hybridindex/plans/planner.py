@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
     from hybridindex.store.control import ControlStore
 
-__all__ = ["Arenas", "devices_of", "plan_again", "plan_index", "plan_next", "plan_other_content"]
+__all__ = ["Arenas", "devices_of", "plan_again", "plan_index", "plan_next", "request_next", "request_other_content"]
 
 
 def devices_of(ivf: IVFIndex, n_devices: int, device_budget_bytes: int | tuple[int, ...] | None = None) -> PlanDevices:
@@ -62,9 +62,16 @@ def plan_index(
 
 def plan_next(
     ivf: IVFIndex, store: ControlStore, current: Plan | None, changes: PlanChanges, devices: PlanDevices
-) -> tuple[Plan, int]:
-    """The next plan from the stored profile of ``current``, or without a plan from the newest profile of the index;
-    and the id of that profile.
+) -> Plan:
+    """The plan of :func:`request_next`. Raises as it does."""
+    return make_plan(*request_next(ivf, store, current, changes, devices))
+
+
+def request_next(
+    ivf: IVFIndex, store: ControlStore, current: Plan | None, changes: PlanChanges, devices: PlanDevices
+) -> tuple[Profile, PlanRequest]:
+    """What the next plan is made of: the stored profile of ``current``, or without a plan the newest profile of the
+    index; and what is asked for.
 
     Raises:
         ProfileError: there is no profile, or it is not stored. And as :func:`plan_index`.
@@ -75,19 +82,22 @@ def plan_next(
         profile = current.analysis.profile
     if profile.id is None:
         raise ProfileError("the profile of the plan in force is not stored; profile the index again")
-    request = None if current is None else current.request
-    return plan_index(ivf, profile, changes, devices, current=request), profile.id
+    check_profile(profile, ivf.fingerprint, hardware_info().fingerprint, allow_other_hardware=False)
+    return profile, replan(None if current is None else current.request, changes, devices)
 
 
-def plan_other_content(ivf: IVFIndex, store: ControlStore, request: PlanRequest, devices: PlanDevices) -> Plan:
-    """What ``request`` asks for, decided anew for an index that has other content, from its own newest profile here.
+def request_other_content(
+    ivf: IVFIndex, store: ControlStore, request: PlanRequest, devices: PlanDevices
+) -> tuple[Profile, PlanRequest]:
+    """As :func:`request_next`, for an index that has other content than the one that ``request`` was made for: its own
+    newest profile here.
 
     Raises:
         ProfileError: there is none. And as :func:`plan_index`.
     """
     here = hardware_info().fingerprint
     profile = store.load_profile(index_fingerprint=ivf.fingerprint, hardware_fingerprint=here)
-    return plan_index(ivf, profile, PlanChanges(), devices, current=request)
+    return profile, replan(request, PlanChanges(), devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ another process can do it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -23,7 +23,7 @@ from hybridindex.plans.placed import Held, as_placed, forecast_placed, judge
 from hybridindex.plans.stored import plan_summary
 from hybridindex.types import I64, Profile
 
-__all__ = ["Comparison", "Proposal", "Served", "compare_plans", "held_now", "propose"]
+__all__ = ["Comparison", "Proposal", "Served", "Weigh", "Weighed", "compare_plans", "held_now", "propose", "weigh_plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,9 +36,11 @@ class Served:
     list_device: npt.NDArray[np.int16]
     #: (nlist,) int16: where lists really are.
     present: npt.NDArray[np.int16]
+    #: (m,) int64 lists in page-locked host memory, from where copies are faster.
+    page_locked: I64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @classmethod
-    def by(cls, plan: Plan | None, present: npt.ArrayLike) -> Self:
+    def by(cls, plan: Plan | None, present: npt.ArrayLike, page_locked: npt.ArrayLike = ()) -> Self:
         """``plan`` None: the host scans everything."""
         there = np.asarray(present, dtype=np.int16)
         return cls(
@@ -47,6 +49,7 @@ class Served:
             else plan.resident_lists[there[plan.resident_lists] >= 0],
             list_device=there if plan is None else plan.list_device,
             present=there,
+            page_locked=np.asarray(page_locked, dtype=np.int64),
         )
 
     @classmethod
@@ -90,6 +93,23 @@ class Comparison:
         """Fraction by which the predicted latency falls; negative where it rises."""
         before = self.latency_ms_before
         return (before - self.latency_ms_after) / before if before > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Weighed:
+    """What applying a plan would do."""
+
+    #: The plan as the devices would hold it; the plan itself where all of it has room.
+    placed: Plan
+    #: Of what serves and ``placed``.
+    comparison: Comparison
+    #: (m,) int64 list ids that come to a device, or to another one, hottest first; and that leave, ascending.
+    lists_in: I64
+    lists_out: I64
+
+
+#: :func:`weigh_plan`, or the same in another process.
+Weigh = Callable[[Plan, Served, float, Sequence[int] | None], Weighed]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -191,22 +211,29 @@ def propose(
     reason: str,
     bandwidth_share: float,
     room_bytes: Sequence[int] | None = None,
+    weigh: Weigh | None = None,
 ) -> Proposal:
-    """``plan`` beside ``base``, made without a refresh. ``room_bytes``: of each device, without scratch; None: as much
-    as the plan needs."""
-    placed = plan if room_bytes is None else forecast_placed(plan, room_bytes)
-    comparison, lists_in, lists_out = compare_plans(placed, served, bandwidth_share=bandwidth_share)
+    """``plan`` beside ``base``, made without a refresh. ``weigh``: None: :func:`weigh_plan`, whose arguments the others
+    are."""
+    weighed = (weigh or weigh_plan)(plan, served, bandwidth_share, room_bytes)
     return Proposal(
         reason=reason,
         plan=plan,
         base=base,
-        placed=placed,
+        placed=weighed.placed,
         resident=held_now(plan, served.present),
-        comparison=comparison,
-        lists_in=lists_in,
-        lists_out=lists_out,
+        comparison=weighed.comparison,
+        lists_in=weighed.lists_in,
+        lists_out=weighed.lists_out,
         bandwidth_share=bandwidth_share,
     )
+
+
+def weigh_plan(plan: Plan, served: Served, bandwidth_share: float, room_bytes: Sequence[int] | None = None) -> Weighed:
+    """``plan`` against what serves. ``room_bytes``: of each device, without scratch; None: as much as it needs."""
+    placed = plan if room_bytes is None else forecast_placed(plan, room_bytes)
+    comparison, lists_in, lists_out = compare_plans(placed, served, bandwidth_share=bandwidth_share)
+    return Weighed(placed=placed, comparison=comparison, lists_in=lists_in, lists_out=lists_out)
 
 
 def held_now(plan: Plan, present: npt.NDArray[np.int16]) -> Held:
@@ -221,7 +248,10 @@ def compare_plans(plan: Plan, base: Served, *, bandwidth_share: float) -> tuple[
     batch, percentile = max(1, plan.batch), plan.request.percentile
     wanted = plan.resident_lists[plan.analysis.profile.list_sizes[plan.resident_lists] > 0]
     lists_in = wanted[base.present[wanted] != plan.list_device[wanted]]
-    nbytes = int(curve.pages_by_rank[curve.rank[lists_in]].sum()) * curve.geometry.page_bytes
+    pages = curve.pages_by_rank[curve.rank[lists_in]]
+    nbytes, locked = (
+        int(some.sum()) * curve.geometry.page_bytes for some in (pages, pages[np.isin(lists_in, base.page_locked)])
+    )
     meets_before, max_qps_before = judge(plan, base.resident_lists)
     comparison = Comparison(
         hit_rate_before=float(old.hit_rate.mean()),
@@ -229,7 +259,7 @@ def compare_plans(plan: Plan, base: Served, *, bandwidth_share: float) -> tuple[
         latency_ms_before=latency.predict(curve, old, batch, percentile).seconds * 1e3,
         latency_ms_after=plan.predicted_latency_ms(batch, percentile),
         bytes_to_move=nbytes,
-        move_s=_move_s(plan.analysis.profile, nbytes, bandwidth_share),
+        move_s=_move_s(plan.analysis.profile, nbytes - locked, locked, bandwidth_share),
         feasible_before=meets_before,
         feasible_after=plan.feasible,
         max_qps_before=max_qps_before,
@@ -253,9 +283,13 @@ def _in_short(plan: Plan, placed: Plan) -> dict[str, Any]:
     }
 
 
-def _move_s(profile: Profile, nbytes: int, bandwidth_share: float) -> float | None:
+def _move_s(profile: Profile, nbytes: int, locked_bytes: int, bandwidth_share: float) -> float | None:
+    """Seconds for ``nbytes`` from ordinary memory and ``locked_bytes`` from page-locked memory; None: copies were never
+    timed."""
     try:
-        transfer = fit_transfers(profile.transfers, pinned=False)
+        plain = fit_transfers(profile.transfers, pinned=False)
     except ProfileError:
         return None
-    return nbytes / transfer.bytes_per_s / bandwidth_share
+    timed = any(sample.pinned for sample in profile.transfers)
+    locked = fit_transfers(profile.transfers, pinned=True) if timed else plain
+    return (nbytes / plain.bytes_per_s + locked_bytes / locked.bytes_per_s) / bandwidth_share

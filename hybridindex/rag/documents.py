@@ -35,7 +35,7 @@ __all__ = [
     "write_documents",
 ]
 
-#: In the folder of an index, outside its generations.
+#: In the folder of an index, or in that of the generation that it belongs to, with a link in that of the index.
 DOCUMENTS_FILE = "documents.sqlite"
 _FORMAT, _VERSION = b"hybridindex-documents", 1
 #: Longest text of one passage, in characters.
@@ -97,6 +97,8 @@ def write_documents(
     """
     if mean is not None and mean.shape != (dim,):
         raise InvalidInputError(f"mean has shape {mean.shape}; expected ({dim},)")
+    # A link leads into the generation that the store belongs to.
+    path = path.resolve()
     draft = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     draft.unlink(missing_ok=True)
     try:

@@ -52,12 +52,12 @@ class RefreshConfig:
     planning: Annotated[
         PlanningMode,
         Setting(
-            help="Where plans are made. 'process': in one of low priority, started for each update. 'here': in this "
+            help="Where plans are made. 'process': in one of low priority, started for each plan. 'here': in this "
             "one, where no process may be started; searches wait for the GIL."
         ),
     ] = "process"
     planning_timeout_s: Annotated[
-        float, Setting(help="Seconds after which that process is killed, and the update fails.")
+        float, Setting(help="Seconds after which that process is killed, and no plan is made.")
     ] = 300.0
     planning_nice: Annotated[
         int, Setting(help="Niceness of that process, 0 to 19. At 19 it gets a few hundredths of a core that is busy.")

@@ -1,4 +1,4 @@
-"""Makes the plan of an update, in a process of its own or in the serving one.
+"""Makes a plan, of an update or on request, in a process of its own or in the serving one.
 
 Renewing a profile and planning hold the GIL for much of their time, and searches wait for it. Therefore
 :class:`hybridindex.refresh.planner_process.PlanningProcess` does both in another process. :class:`PlanningHere` works
@@ -7,7 +7,7 @@ on the calling thread, where no process may be started. Both give the same plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -29,12 +29,11 @@ from hybridindex.partitioner.plan import Plan, Verdict
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.partitioner.solver import SolverStep
 from hybridindex.plans.planner import Arenas, plan_again
-from hybridindex.plans.proposal import Comparison, Served, compare_plans
+from hybridindex.plans.proposal import Comparison, Served, Weighed, weigh_plan
 from hybridindex.profiler.recent import renew_profile
 from hybridindex.refresh.pipe_codec import PipeCodec
 from hybridindex.types import (
     F32,
-    I64,
     AccessSample,
     HardwareInfo,
     LLMProfile,
@@ -46,7 +45,7 @@ from hybridindex.types import (
 
 __all__ = ["CODEC", "Planner", "PlanningHere", "PlanningMode", "RenewOptions"]
 
-#: Where plans are made. "process": in a process that is started for each update.
+#: Where plans are made. "process": in a process that is started for each plan.
 PlanningMode = Literal["process", "here"]
 
 #: Classes that go through the pipe to the planning process and back.
@@ -56,7 +55,7 @@ CODEC = PipeCodec(
         *(Analysis, CoverageCurve, PageGeometry, Plan, PlanRequest, QueryWork, SolverStep, Verdict),
         *(HitRateError, HitRateValidation, PiecewiseLinear, DeviceScanModel, LatencyModel, RoutingModel),
         *(CalibratedScanModel, HostScanModelChoice, ListMajorScanModel, PaperScanModel, QueryParallelScanModel),
-        *(Arenas, Comparison, Served),
+        *(Arenas, Comparison, Served, Weighed),
     )
 )
 
@@ -73,13 +72,15 @@ class RenewOptions:
 
 
 class Planner(Protocol):
-    """Makes one plan: prepare, renew, solve and weigh follow each other on one thread; :meth:`stop` from any."""
+    """Makes one plan: prepare, renew, solve and weigh follow each other on one thread, the first two only where the
+    profile is to be renewed; :meth:`stop` from any.
+    """
 
     def prepare(self) -> None:
         """Returns when :meth:`renew` could begin at once.
 
         Raises:
-            RefreshError: as :meth:`renew`.
+            PlanningError: as :meth:`renew`.
         """
 
     def renew(self, profile: Profile, queries: F32, options: RenewOptions) -> Profile:
@@ -87,16 +88,18 @@ class Planner(Protocol):
 
         Raises:
             ProfileError: too few queries.
-            RefreshError: the process that plans ended, was stopped, or took too long.
+            PlanningError: the process that plans ended, was stopped, or took too long.
         """
 
     def solve(self, profile: Profile, request: PlanRequest, arenas: Arenas | None) -> Plan:
-        """See :func:`hybridindex.plans.planner.plan_again`; ``profile`` as :meth:`renew` gave it. Raises as it
-        does.
+        """See :func:`hybridindex.plans.planner.plan_again`; ``profile`` as :meth:`renew` gave it, or a stored one.
+        Raises as it does, and as :meth:`renew`.
         """
 
-    def weigh(self, plan: Plan, served: Served, bandwidth_share: float) -> tuple[Comparison, I64, I64]:
-        """See :func:`hybridindex.plans.proposal.compare_plans`; ``plan`` as :meth:`solve` gave it."""
+    def weigh(
+        self, plan: Plan, served: Served, bandwidth_share: float, room_bytes: Sequence[int] | None = None
+    ) -> Weighed:
+        """See :func:`hybridindex.plans.proposal.weigh_plan`; ``plan`` as :meth:`solve` gave it."""
 
     def stop(self) -> None:
         """Ends the running call, where that is possible."""
@@ -129,8 +132,10 @@ class PlanningHere:
     def solve(self, profile: Profile, request: PlanRequest, arenas: Arenas | None) -> Plan:
         return plan_again(profile, request, arenas)
 
-    def weigh(self, plan: Plan, served: Served, bandwidth_share: float) -> tuple[Comparison, I64, I64]:
-        return compare_plans(plan, served, bandwidth_share=bandwidth_share)
+    def weigh(
+        self, plan: Plan, served: Served, bandwidth_share: float, room_bytes: Sequence[int] | None = None
+    ) -> Weighed:
+        return weigh_plan(plan, served, bandwidth_share, room_bytes)
 
     def stop(self) -> None:
         """The running call is finished."""

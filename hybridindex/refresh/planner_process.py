@@ -1,9 +1,8 @@
 """Starts, calls, limits and ends the planning process; runs in the serving process.
 
 The process runs :mod:`hybridindex.refresh.planner_worker` with the interpreter and the module path of this one, so
-that it
-works inside any program, also where the main module is not guarded. It is started for one update and ended with it: its
-start costs time of low priority only, and between updates it holds no memory.
+that it works inside any program, also where the main module is not guarded. It is started for one plan and ended with
+it: its start costs time of low priority only, and between plans it holds no memory.
 """
 
 from __future__ import annotations
@@ -13,23 +12,23 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from io import RawIOBase
 from typing import Any, cast
 
 import hybridindex.errors as errors
-from hybridindex.errors import HybridIndexError, RefreshError
+from hybridindex.errors import HybridIndexError, PlanningError, RefreshError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.plans.planner import Arenas
-from hybridindex.plans.proposal import Comparison, Served
+from hybridindex.plans.proposal import Served, Weighed
 from hybridindex.processes import OfOneProcess
 from hybridindex.refresh.gil_switch import usual_switch_interval
 from hybridindex.refresh.pipe_codec import read_frame, write_frame
 from hybridindex.refresh.planner import CODEC, RenewOptions
-from hybridindex.types import F32, I64, Profile
+from hybridindex.types import F32, Profile
 
 __all__ = ["PlanningProcess"]
 
@@ -52,10 +51,12 @@ class PlanningProcess(OfOneProcess):
             nice: 0 to 19, added to the niceness of this process; 19 gives way to everything.
 
         Raises:
-            RefreshError: no process can be started here.
+            PlanningError: no process can be started here.
         """
         self._index = index
         self._timeout_s = timeout_s
+        #: What the process has.
+        self._profile: Profile | None = None
         #: Why the process was killed; empty while it was not.
         self._killed = ""
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
@@ -72,8 +73,9 @@ class PlanningProcess(OfOneProcess):
                 env={**os.environ, **_ONE_THREAD, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": path},
             )
         except (OSError, ValueError) as error:
-            raise RefreshError(
-                f'no process could be started to plan in ({error}); RefreshConfig(planning="here") plans without one'
+            why = getattr(error, "strerror", None) or error  # without paths
+            raise PlanningError(
+                f'no process could be started to plan in ({why}); RefreshConfig(planning="here") plans without one'
             ) from error
         self._timer = threading.Timer(timeout_s, self._kill, (f"it took more than {timeout_s:g} s",))
         self._timer.daemon = True
@@ -103,20 +105,26 @@ class PlanningProcess(OfOneProcess):
                 "notes": options.notes,
             }
         )
-        return replace(profile, id=None, created_at=created_at, access=access, notes=notes)
+        renewed = self._profile = replace(profile, id=None, created_at=created_at, access=access, notes=notes)
+        return renewed
 
     def solve(self, profile: Profile, request: PlanRequest, arenas: Arenas | None) -> Plan:
         """See :class:`hybridindex.refresh.planner.Planner`."""
-        known = {"profile": profile}
-        plan: Plan = self._call({"call": "solve", "request": request, "arenas": arenas}, known)
+        told = {} if profile is self._profile else {"profile": profile}
+        self._profile = profile
+        plan: Plan = self._call({"call": "solve", "request": request, "arenas": arenas, **told}, {"profile": profile})
         return plan
 
-    def weigh(self, plan: Plan, served: Served, bandwidth_share: float) -> tuple[Comparison, I64, I64]:
+    def weigh(
+        self, plan: Plan, served: Served, bandwidth_share: float, room_bytes: Sequence[int] | None = None
+    ) -> Weighed:
         """See :class:`hybridindex.refresh.planner.Planner`."""
-        found: tuple[Comparison, I64, I64] = self._call(
-            {"call": "weigh", "served": served, "bandwidth_share": bandwidth_share}
+        room = None if room_bytes is None else list(room_bytes)
+        weighed: Weighed = self._call(
+            {"call": "weigh", "served": served, "bandwidth_share": bandwidth_share, "room_bytes": room},
+            {"profile": self._profile, "plan": plan, "analysis": plan.analysis},
         )
-        return found
+        return weighed
 
     def _call(self, message: Mapping[str, Any], known: Mapping[str, object] | None = None) -> Any:
         assert self._process.stdin is not None
@@ -130,24 +138,27 @@ class PlanningProcess(OfOneProcess):
             raise self._ended() from error
         if frame is None:
             raise self._ended()
-        answer = CODEC.decode(frame, known)
+        try:
+            answer = CODEC.decode(frame, known)
+        except RefreshError as error:
+            raise PlanningError(str(error)) from error
         if "error" in answer:
             kind = getattr(errors, answer["error"], None)
             known_kind = isinstance(kind, type) and issubclass(kind, HybridIndexError)
             text = answer["text"] if known_kind else f"planning failed: {answer['error']}: {answer['text']}"
-            raise (kind if known_kind and kind is not None else RefreshError)(text)
+            raise (kind if known_kind and kind is not None else PlanningError)(text)
         return answer["value"]
 
-    def _ended(self) -> RefreshError:
+    def _ended(self) -> PlanningError:
         try:
             code = self._process.wait(_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._kill("its answer made no sense")
             code = 0
         if self._killed:
-            return RefreshError(f"the process that plans was ended: {self._killed}")
+            return PlanningError(f"the process that plans was ended: {self._killed}")
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
-        return RefreshError(f"the process that plans ended by itself with {how}; its messages are on standard error")
+        return PlanningError(f"the process that plans ended by itself with {how}; its messages are on standard error")
 
     def _kill(self, why: str) -> None:
         if self._process.poll() is None:
@@ -156,7 +167,7 @@ class PlanningProcess(OfOneProcess):
 
     def stop(self) -> None:
         """Kills the process: the running call fails."""
-        self._kill("the refresher was closed")
+        self._kill("it was told to stop")
 
     def close(self) -> None:
         """Ends the process and waits a short while: at high niceness it takes time to get the processor and die."""

@@ -17,13 +17,13 @@ from io import FileIO
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from hybridindex.partitioner.plan import Plan
     from hybridindex.partitioner.request import PlanRequest
     from hybridindex.plans.planner import Arenas
-    from hybridindex.plans.proposal import Comparison, Served
-    from hybridindex.types import F32, I64, U8, AccessSample, Profile
+    from hybridindex.plans.proposal import Served, Weighed
+    from hybridindex.types import F32, U8, AccessSample, Profile
 
 __all__ = ["main"]
 
@@ -38,7 +38,8 @@ class _Calls:
     @property
     def known(self) -> dict[str, object]:
         """Objects that the serving process has too."""
-        return {} if self._profile is None else {"profile": self._profile}
+        found: dict[str, object] = {} if self._profile is None else {"profile": self._profile}
+        return found if self._plan is None else {**found, "plan": self._plan, "analysis": self._plan.analysis}
 
     def answer(self, message: dict[str, Any]) -> Any:
         """Carries out one call."""
@@ -73,20 +74,21 @@ class _Calls:
         renewed = self._profile = renew_profile(profile, coarse, queries, **options)
         return renewed.access, renewed.notes, renewed.created_at
 
-    def _solve(self, *, request: PlanRequest, arenas: Arenas | None) -> Plan:
+    def _solve(self, *, request: PlanRequest, arenas: Arenas | None, profile: Profile | None = None) -> Plan:
         from hybridindex.plans.planner import plan_again
 
-        assert self._profile is not None, "solve before renew"
+        self._profile = profile or self._profile
+        assert self._profile is not None, "nothing was renewed, and no profile was given"
         plan = self._plan = plan_again(self._profile, request, arenas)
         # Caches are large; the serving process fills its own.
         curve = replace(plan.analysis.curve, cell_cache={}, touch_cache={})
         return replace(plan, analysis=replace(plan.analysis, curve=curve))
 
-    def _weigh(self, *, served: Served, bandwidth_share: float) -> tuple[Comparison, I64, I64]:
-        from hybridindex.plans.proposal import compare_plans
+    def _weigh(self, *, served: Served, bandwidth_share: float, room_bytes: Sequence[int] | None) -> Weighed:
+        from hybridindex.plans.proposal import weigh_plan
 
         assert self._plan is not None, "weigh before solve"
-        return compare_plans(self._plan, served, bandwidth_share=bandwidth_share)
+        return weigh_plan(self._plan, served, bandwidth_share, room_bytes)
 
 
 def _end_with(fd: int) -> None:

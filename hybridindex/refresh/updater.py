@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +34,8 @@ from hybridindex.refresh import update_cycle as cycle
 from hybridindex.refresh.config import RefreshConfig, UpdateRecord
 from hybridindex.refresh.drift import Expectation, Tick, Window, WindowClosed, predict_hit_rate
 from hybridindex.refresh.gil_switch import short_switch_interval
-from hybridindex.refresh.planner import Planner, PlanningHere, RenewOptions
-from hybridindex.refresh.planner_process import PlanningProcess
+from hybridindex.refresh.planner import RenewOptions
+from hybridindex.refresh.planning import Planning
 from hybridindex.refresh.reservoir import QueryReservoir
 from hybridindex.refresh.update_cycle import CycleStage, Outcome, UpdateCycle
 from hybridindex.router.router import Router
@@ -138,10 +137,9 @@ class PlanUpdates:
         self._profile_id: int | None = self._known.analysis.profile.id
         #: The router was given a plan directly, and the store does not know yet.
         self._to_commit = False
+        self._planning = Planning(config)
         #: Set from any thread: no further stage begins.
-        self.closed = threading.Event()
-        #: Set while a plan is made.
-        self._planner: Planner | None = None
+        self.closed = self._planning.closed
         # Read from any thread.
         self.plan_id: int | None = None
         self.last: UpdateRecord | None = None
@@ -182,7 +180,7 @@ class PlanUpdates:
                 with _timed(seconds, "weighing"):
                     proposal = self._weigh(plan, base, reason, seconds, bandwidth_share)
         finally:
-            self._end_planning()
+            self._planning.end()
         proposal = replace(proposal, stage_seconds=seconds)
         self.record("refresh_proposal", proposal.to_data())
         return proposal
@@ -245,10 +243,7 @@ class PlanUpdates:
 
     def stop(self) -> None:
         """Begins no further stage and gives up a plan that is being made; from any thread."""
-        self.closed.set()
-        planner = self._planner
-        if planner is not None:
-            planner.stop()
+        self._planning.stop()
 
     def interrupt(self) -> None:
         """The running update will not be continued."""
@@ -318,7 +313,7 @@ class PlanUpdates:
                     draft.proposal = self._weigh(
                         draft.plan, draft.base, draft.reason, draft.seconds, self._config.bandwidth_share
                     )
-                self._end_planning()
+                self._planning.end()
                 self.record("refresh_proposal", {"update": draft.number, **draft.proposal.to_data()})
                 return cycle.Weighed(now_s=self._clock(), comparison=draft.proposal.comparison)
             case cycle.Move():
@@ -352,7 +347,7 @@ class PlanUpdates:
                 raise DeviceError(f"device {tier.label} has failed; its lists come back with it, not with a new plan")
         if len(self._reservoir) < self._config.min_queries:  # before a process is started in vain
             raise self._too_few(len(self._reservoir))
-        planner = self._start_planning()
+        planner = self._planning.start(self._index.ivf)
         planner.prepare()
         # Only now: after a change of the load, many new queries came while the process started.
         queries, span_s = self._recent(since_s)
@@ -388,32 +383,16 @@ class PlanUpdates:
         return ProfileError(f"{n_queries} recent queries are known; at least {self._config.min_queries} are needed")
 
     def _solve(self, profile: Profile, request: PlanRequest) -> Plan:
-        assert self._planner is not None
-        return self._planner.solve(profile, request, arenas_of(self._router))
-
-    def _start_planning(self) -> Planner:
-        assert self._planner is None, "one plan is made at a time"
-        if self._config.planning == "here":
-            self._planner = PlanningHere(self._index.ivf)
-        else:
-            self._planner = PlanningProcess(
-                self._index.ivf, timeout_s=self._config.planning_timeout_s, nice=self._config.planning_nice
-            )
-        if self.closed.is_set():  # stop() may have found no planner yet
-            self._planner.stop()
-        return self._planner
-
-    def _end_planning(self) -> None:
-        planner, self._planner = self._planner, None
-        if planner is not None:
-            planner.close()
+        assert self._planning.planner is not None
+        return self._planning.planner.solve(profile, request, arenas_of(self._router))
 
     def _weigh(
         self, plan: Plan, base: Plan, reason: str, seconds: Mapping[str, float], bandwidth_share: float
     ) -> Proposal:
-        assert self._planner is not None
-        served = Served.by(base, self._router.residency.list_device)
-        comparison, lists_in, lists_out = self._planner.weigh(plan, served, bandwidth_share)
+        assert self._planning.planner is not None
+        router = self._router
+        served = Served.by(base, router.residency.list_device, router.page_locked_lists)
+        weighed = self._planning.planner.weigh(plan, served, bandwidth_share)
         self._proposals += 1
         access = plan.analysis.profile.access
         return Proposal(
@@ -423,14 +402,14 @@ class PlanUpdates:
             plan=plan,
             base=base,
             # It was decided within the open arenas.
-            placed=plan,
+            placed=weighed.placed,
             resident=held_now(plan, served.present),
             n_queries=len(access.fit_probes) + len(access.held_probes),
-            comparison=comparison,
-            lists_in=lists_in,
-            lists_out=lists_out,
+            comparison=weighed.comparison,
+            lists_in=weighed.lists_in,
+            lists_out=weighed.lists_out,
             bandwidth_share=bandwidth_share,
-            objection=cycle.objection(comparison, self._config.update),
+            objection=cycle.objection(weighed.comparison, self._config.update),
             stage_seconds=dict(seconds),
         )
 
@@ -490,7 +469,7 @@ class PlanUpdates:
         draft.verified = verified
 
     def _end(self, ended: cycle.Ended) -> None:
-        self._end_planning()
+        self._planning.end()
         self._update_last(ended.outcome, ended.why)
         self.outcomes[str(ended.outcome)] += 1
         assert self.last is not None
@@ -543,7 +522,7 @@ class PlanUpdates:
         """Asserts what must hold while no update runs."""
         self._cycle.check_invariants()
         assert (self._draft is None) == (self.stage is CycleStage.IDLE)
-        assert self._planner is None
+        assert self._planning.planner is None
 
 
 class _timed:  # noqa: N801 - reads as a verb

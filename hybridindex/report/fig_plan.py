@@ -6,6 +6,7 @@ import numpy as np
 
 from hybridindex.paging import format_bytes
 from hybridindex.partitioner.plan import Plan
+from hybridindex.partitioner.solver import rate_in_words
 from hybridindex.report.chart_data import hit_rate_check, slo_need
 from hybridindex.report.style import (
     BLUE,
@@ -160,7 +161,7 @@ def draw_slo(plan: Plan) -> Picture:
         axes.set_title("What an SLO costs")
         legend_below(axes, 3)
         png = drawing.png()
-    load = f"at {plan.rate_qps:.4g} requests/s" if plan.rate_qps is not None else "for single queries"
+    load = f"at {rate_in_words(plan.rate_qps)}" if plan.rate_qps is not None else "for single queries"
     if need.smallest_slo_ms is not None:
         bound = f"Within the budget, SLOs from about {need.smallest_slo_ms:.3g} ms on can be met"
     else:

@@ -10,6 +10,7 @@ from typing import Any
 
 from hybridindex.paging import format_bytes
 from hybridindex.partitioner.plan import Plan
+from hybridindex.partitioner.solver import rate_in_words
 from hybridindex.report.rows import LoadRow
 from hybridindex.types import Profile
 
@@ -57,7 +58,7 @@ def key_numbers(plan: Plan) -> Table:
         ("Asked for", f"{request.slo_stage} within {request.slo_ms:g} ms at p{request.percentile:g}"),
         (
             "Load",
-            f"{plan.rate_qps:.4g} requests/s" if plan.rate_qps is not None else "single queries: no rate was given",
+            rate_in_words(plan.rate_qps) if plan.rate_qps is not None else "single queries: no rate was given",
         ),
         ("Coverage", f"{plan.coverage:.1%} of lists ({plan.resident_lists.size:,} of {plan.nlist:,})"),
         ("Coverage by bytes", f"{plan.coverage_bytes_fraction:.1%} of {format_bytes(plan.analysis.profile.nbytes)}"),
@@ -69,7 +70,7 @@ def key_numbers(plan: Plan) -> Table:
             f"{plan.predicted_latency_ms(batch):.3g} ms median, "
             f"{plan.predicted_latency_ms(batch, 90):.3g} ms p90{beyond}; {plan.tau_s * 1e3:.3g} ms are allowed",
         ),
-        ("Highest sustainable rate", f"{plan.max_sustainable_qps:.4g} requests/s"),
+        ("Highest sustainable rate", rate_in_words(plan.max_sustainable_qps)),
     ]
     if plan.nearest_slo_ms is not None:
         rows.append(("Nearest SLO that can be met", f"{plan.nearest_slo_ms:.4g} ms"))

@@ -12,6 +12,7 @@ from typing import Any
 from hybridindex.errors import ProfileMismatchError, cannot_write, naming
 from hybridindex.paging import format_bytes
 from hybridindex.partitioner.plan import Plan
+from hybridindex.partitioner.solver import rate_in_words
 from hybridindex.report import tables
 from hybridindex.report.fig_latency import draw_latency_fit, draw_prediction_check
 from hybridindex.report.fig_load import draw_load
@@ -169,7 +170,7 @@ def _blocks(
 def _verdict_sentence(plan: Plan) -> str:
     request = plan.request
     asked = f"{'search' if request.slo_stage == 'search' else 'time to first token'} within {request.slo_ms:g} ms"
-    load = f" at {plan.rate_qps:.4g} requests/s" if plan.rate_qps is not None else ""
+    load = f" at {rate_in_words(plan.rate_qps)}" if plan.rate_qps is not None else ""
     placed = (
         f"{plan.coverage:.1%} of the lists on the device{'s' if plan.n_devices > 1 else ''} "
         f"({format_bytes(plan.device_bytes)} of {format_bytes(sum(request.budgets))} allowed), expected to serve "

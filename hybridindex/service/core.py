@@ -23,15 +23,16 @@ from hybridindex.errors import (
     OverloadedError,
     ProfileError,
 )
-from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.current import applied_plans, current_plan_id, make_current, save_plan
-from hybridindex.plans.planner import devices_of, plan_next
-from hybridindex.plans.proposal import Proposal, Served, propose
+from hybridindex.plans.placed import expected_hit_rate
+from hybridindex.plans.planner import devices_of, request_next
+from hybridindex.plans.proposal import Proposal, Served, Weigh, propose
 from hybridindex.plans.replan import PlanChanges
 from hybridindex.plans.stored import load_plan, plan_summary, resume_plan
 from hybridindex.processes import OfOneProcess
-from hybridindex.refresh.config import UpdateRecord
+from hybridindex.refresh.config import RefreshConfig, UpdateRecord
+from hybridindex.refresh.planning import Planning
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.refresh.updater import arenas_of
 from hybridindex.router.batch.stages import BatchReport
@@ -114,12 +115,14 @@ class Service(OfOneProcess):
         config: ServiceConfig,
         *,
         make_refresher: MakeRefresher | None = None,
+        planning: RefreshConfig | None = None,
         traces: Traces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """:meth:`close` closes what serves and the store, but not ``traces``. ``clock``: monotonic seconds.
 
-        ``make_refresher``: for later generations.
+        ``make_refresher``: for later generations. ``planning``: its ``planning`` and what begins with it say where
+        plans are made without a refresher; default in a process of low priority.
         """
         self.store = store
         self.config = config
@@ -128,11 +131,13 @@ class Service(OfOneProcess):
         self.started_s = clock()
         self.admission = Admission(config.limits, clock)
         self.sessions = SessionTable(config.limits, clock)
+        self._planning = Planning(planning)
         self.generations = Generations(
             first,
             config,
             store,
             self.sessions,
+            planning=self._planning,
             make_refresher=make_refresher,
             stopping=lambda: self._closed or self.admission.draining,
         )
@@ -152,6 +157,7 @@ class Service(OfOneProcess):
         config: ServiceConfig,
         *,
         make_refresher: MakeRefresher | None = None,
+        planning: RefreshConfig | None = None,
         traces: Traces | None = None,
     ) -> Service:
         """Opens an index directory, resumes its plan and starts the router. Without a plan for this index and machine
@@ -181,7 +187,7 @@ class Service(OfOneProcess):
             raise
         if first.note:
             _log.warning("serving on the host: %s", first.note.replace("INDEX", str(path)))
-        return cls(first, store, config, make_refresher=make_refresher, traces=traces)
+        return cls(first, store, config, make_refresher=make_refresher, planning=planning, traces=traces)
 
     # What serves now
 
@@ -389,6 +395,7 @@ class Service(OfOneProcess):
             InvalidInputError: without devices, a value out of range, or one that contradicts a fixed coverage.
             InfeasiblePlanError: it was to be applied, the SLO cannot be met, and ``force`` is false.
             ProfileError: nothing to plan from.
+            PlanningError: the process that plans did not start, ended, or took too long.
             OverloadedError: another change is under way.
         """
         check_share(bandwidth_share)
@@ -423,20 +430,22 @@ class Service(OfOneProcess):
         if found is None:
             raise InvalidInputError(f"plan is {choice!r}; expected a plan id or 'latest'")
         plan_id, plan = found
-        if apply and not self.router.devices and self.generations.current.note:
-            # The daemon started without a plan: its devices open with this one.
-            refuse_infeasible(plan, force=force)
-            make_current(self.store, plan, plan_id, verified=False, why="applied")
-            self.reload(f"plan {plan_id} was applied")
-        self._check_devices()
-        if plan.n_devices != len(self.router.devices):
-            raise InvalidInputError(
-                f"plan {plan_id} is for {plan.n_devices} device(s); the daemon has {len(self.router.devices)}"
-            )
+        # Where the daemon started without a plan, its devices open with this one.
+        closed = bool(self.generations.current.note and self.config.router.devices and not self.router.devices)
+        if not closed:
+            self._check_devices()
+        n_devices = len(self.config.router.devices if closed else self.router.devices)
+        if plan.n_devices != n_devices:
+            raise InvalidInputError(f"plan {plan_id} is for {plan.n_devices} device(s); the daemon has {n_devices}")
         with self._one_change():
             share = 1.0 if bandwidth_share is None else bandwidth_share
             proposal = self._beside_current(plan, f"plan {plan_id} was chosen", share)
-            return self._answer(proposal, plan_id, self.refresher, apply=apply, force=force)
+            if not (closed and apply):
+                return self._answer(proposal, plan_id, self.refresher, apply=apply, force=force)
+        proposal.refuse_infeasible(force=force)
+        make_current(self.store, plan, plan_id, verified=False, why="applied")
+        self.reload(f"plan {plan_id} was applied")
+        return self._told(proposal.placed_as(self.router.residency.list_device), plan_id, applied=True)
 
     @contextlib.contextmanager
     def _one_change(self) -> Iterator[None]:
@@ -465,11 +474,16 @@ class Service(OfOneProcess):
                 update = refresher.apply(proposal, plan_id=plan_id, force=force)
                 plan_id = update.plan_id
             proposal = proposal.placed_as(self.router.residency.list_device)
+        return self._told(proposal, plan_id, applied=apply, update=update)
+
+    def _told(
+        self, proposal: Proposal, plan_id: int | None, *, applied: bool, update: UpdateRecord | None = None
+    ) -> dict[str, Any]:
         return {
-            "applied": apply,
+            "applied": applied,
             **proposal.to_data(),
             "plan_id": plan_id,
-            "unplaced_lists": self.router.stats().unplaced_lists if apply else None,
+            "unplaced_lists": self.router.stats().unplaced_lists if applied else None,
             "update": None if update is None else update.to_data(),
         }
 
@@ -492,18 +506,21 @@ class Service(OfOneProcess):
         """From the profile of the plan in force."""
         self._check_devices()
         devices = devices_of(self.index.ivf, len(self.router.devices), self.config.router.device_budget_bytes)
-        plan, _ = plan_next(self.index.ivf, self.store, self.router.plan, changes, devices)
-        return self._beside_current(plan, "requested", bandwidth_share)
+        profile, request = request_next(self.index.ivf, self.store, self.router.plan, changes, devices)
+        with self._planning.of(self.index.ivf) as planner:
+            plan = planner.solve(profile, request, None)
+            return self._beside_current(plan, "requested", bandwidth_share, planner.weigh)
 
-    def _beside_current(self, plan: Plan, reason: str, bandwidth_share: float) -> Proposal:
+    def _beside_current(self, plan: Plan, reason: str, bandwidth_share: float, weigh: Weigh | None = None) -> Proposal:
         current, there, arenas = self.router.plan, self.router.residency.list_device, arenas_of(self.router)
         return propose(
             plan,
             current,
-            Served.by(current, there),
+            Served.by(current, there, self.router.page_locked_lists),
             reason=reason,
             bandwidth_share=bandwidth_share,
             room_bytes=None if arenas is None else [a - b for a, b in zip(arenas.room, arenas.scratch, strict=True)],
+            weigh=weigh,
         )
 
     def _apply(self, proposal: Proposal, plan_id: int | None) -> int:
@@ -544,6 +561,12 @@ class Service(OfOneProcess):
         return plan.request.slo_ms if plan is not None and plan.request.slo_stage == "search" else None
 
     @property
+    def expected_hit_rate(self) -> float | None:
+        """By those lists of the plan in force that devices hold; None without a plan."""
+        plan = self.router.plan
+        return None if plan is None else expected_hit_rate(plan, self.router.residency.list_device)
+
+    @property
     def ready(self) -> bool:
         """Warmed up, and not about to stop."""
         return self._warm and not self.admission.draining and not self._closed
@@ -553,7 +576,6 @@ class Service(OfOneProcess):
         clients that did not wait for it. Blocks."""
         started = self.clock()
         tiers = warm_up(self.router, self.index.dim, self.index.nlist, stop=lambda: self.admission.draining)
-        self.router.forget_load()
         self._warm = True
         self.generations.remove_replaced()
         _log.info("warmed up %d tier(s) in %.2f s", len(tiers), self.clock() - started)
@@ -565,6 +587,7 @@ class Service(OfOneProcess):
 
     def stop_changes(self) -> None:
         """Stops a running change of the plan and refuses new ones; searches go on. Returns at once."""
+        self._planning.stop()
         if self.refresher is not None:
             self.refresher.stop()
         self.router.settle()

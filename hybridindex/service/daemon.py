@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridindex.errors import HybridIndexError, InvalidInputError, MissingDependencyError, how_to_install
+from hybridindex.refresh.config import RefreshConfig
 from hybridindex.service.auth import Keyring
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
@@ -152,12 +153,14 @@ def serve(
     config: ServiceConfig,
     *,
     make_refresher: MakeRefresher | None = None,
+    planning: RefreshConfig | None = None,
     on_listening: Callable[[tuple[str, ...]], None] | None = None,
 ) -> None:
     """Serves an index directory until a signal or ``POST /v1/drain`` ends it.
 
     Args:
         make_refresher: makes the refresher; None: plans change only on request.
+        planning: where plans on request are made; see :class:`hybridindex.service.core.Service`.
         on_listening: given the addresses for clients, once connections are accepted.
 
     Raises:
@@ -185,7 +188,7 @@ def serve(
             host = f"[{config.host}]" if ":" in config.host else config.host
             urls.append(f"{scheme}://{host}:{sockets[-1].getsockname()[1]}")
         traces = _open_traces(config.traces, os.environ)
-        service = Service.open(path, config, make_refresher=make_refresher, traces=traces)
+        service = Service.open(path, config, make_refresher=make_refresher, planning=planning, traces=traces)
         try:
             address.announce(tuple(urls), service.index.ivf.generation)
             service.generations.on_generation.append(lambda number: address.announce(tuple(urls), number))

@@ -19,13 +19,15 @@ from hybridindex.errors import (
     HybridIndexError,
     InvalidInputError,
     OverloadedError,
+    PlanningError,
     ProfileError,
     ReloadError,
     StoreError,
 )
 from hybridindex.index import Manifest, read_manifest, remove_replaced
 from hybridindex.plans.current import make_current, save_plan
-from hybridindex.plans.planner import devices_of, plan_other_content
+from hybridindex.plans.planner import devices_of, request_other_content
+from hybridindex.refresh.planning import Planning
 from hybridindex.router.session import Session
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.serving import (
@@ -78,6 +80,7 @@ class Generations:
         store: ControlStore,
         sessions: SessionTable,
         *,
+        planning: Planning,
         make_refresher: MakeRefresher | None,
         stopping: Callable[[], bool],
     ) -> None:
@@ -86,6 +89,7 @@ class Generations:
         self._config = config
         self._store = store
         self._sessions = sessions
+        self._planning = planning
         self._make_refresher = make_refresher
         self._stopping = stopping
         #: A plan that was named by its id is for the first generation.
@@ -271,8 +275,10 @@ class Generations:
             return choice
         try:
             devices = devices_of(index.ivf, n_devices, self._config.router.device_budget_bytes)
-            made = plan_other_content(index.ivf, self._store, current.request, devices)
-        except (ProfileError, InvalidInputError) as error:
+            profile, request = request_other_content(index.ivf, self._store, current.request, devices)
+            with self._planning.of(index.ivf) as planner:
+                made = planner.solve(profile, request, None)
+        except (ProfileError, InvalidInputError, PlanningError) as error:
             _log.info("the new generation has no plan, and none was made: %s", error)
             return choice
         made, plan_id = save_plan(self._store, made)

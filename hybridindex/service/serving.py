@@ -25,10 +25,12 @@ __all__ = [
     "CURE",
     "MakeRefresher",
     "PlanChoice",
+    "RefreshConfig",
     "Serving",
     "choose_plan",
     "close_serving",
     "open_serving",
+    "refresh_config",
     "refresher_of",
 ]
 
@@ -156,18 +158,18 @@ def close_serving(serving: Serving, *, index: bool = True) -> None:
             _log.exception("closing generation %d", serving.generation)
 
 
-def refresher_of(settings: Settings, given: Table, *, asked: bool | None) -> MakeRefresher | None:
-    """How to make a refresher; None where neither the table nor ``asked`` wants one.
-
-    Args:
-        settings: of a file.
-        given: what overrides it, as its tables.
-        asked: None: what the file says.
+def refresh_config(settings: Settings, given: Table) -> RefreshConfig:
+    """The table [refresh] of a file, which also says where plans are made that are asked for; ``given``: what overrides
+    it, as its tables.
 
     Raises:
-        InvalidInputError: a bad value, also where none is wanted.
+        InvalidInputError: a bad value.
     """
-    config = settings.only("refresh").build(RefreshConfig, given.get("refresh"), table="refresh")
+    return settings.only("refresh").build(RefreshConfig, given.get("refresh"), table="refresh")
+
+
+def refresher_of(settings: Settings, config: RefreshConfig, *, asked: bool | None) -> MakeRefresher | None:
+    """How to make a refresher; None where ``asked``, or for None the table [refresh] in the file, wants none."""
     if not ("refresh" in settings.names() if asked is None else asked):
         return None
     return lambda index, router, store: Refresher(index, router, store, config)

@@ -63,7 +63,8 @@ def status_of(service: Service) -> dict[str, Any]:
         "uptime_s": service.clock() - service.started_s,
         "slo_ms": service.slo_ms,
         "plan_id": service.plan_id if committed is None else committed,
-        "expected_hit_rate": None if plan is None else plan.predicted_hit_rate,
+        "expected_hit_rate": service.expected_hit_rate,
+        "planned_hit_rate": None if plan is None else plan.predicted_hit_rate,
         "residency": {"version": residency.version, "lists": residency.n_resident},
         "devices": [
             {

@@ -21,7 +21,7 @@ _QUERIES = 8
 def warm_up(
     router: Router, dim: int, nlist: int, *, rounds: int = 3, stop: Callable[[], bool] = lambda: False
 ) -> set[int]:
-    """Searches random queries until every tier that holds lists has scanned some.
+    """Searches random queries until every tier that holds lists has scanned some. The router's statistics begin then.
 
     Args:
         dim: dimension of queries.
@@ -38,17 +38,18 @@ def warm_up(
     def note(probes: I64) -> None:
         seen.update(int(d) for d in np.unique(list_device[probes[probes >= 0]]))
 
+    def search(n: int, nprobe: int | None) -> None:
+        router.submit(rng.standard_normal((n, dim)).astype(np.float32), 10, nprobe, on_probes=note).result()
+
     rng = np.random.default_rng(0)
     nprobe = router.nprobe
     for number in range(rounds):
         for n in (1, _QUERIES):
-            if stop():
-                return seen
-            queries = rng.standard_normal((n, dim)).astype(np.float32)
-            router.submit(queries, 10, nprobe if number == 0 else None, on_probes=note).result()
+            if not stop():
+                search(n, nprobe if number == 0 else None)
     # Random queries may not probe the plan's lists: probe more lists until they do.
     while not wanted <= seen and nprobe < nlist and not stop():
         nprobe = min(nlist, nprobe * 4)
-        queries = rng.standard_normal((1, dim)).astype(np.float32)
-        router.submit(queries, 10, nprobe, on_probes=note).result()
+        search(1, nprobe)
+    router.forget_load()
     return seen

@@ -47,6 +47,10 @@ class HostLists:
         """Host memory taken."""
         return 0 if self._memory is None else self._memory.nbytes
 
+    def list_ids(self) -> I64:
+        """(m,) int64 lists that lie there now."""
+        return np.array([] if self._memory is None else self._memory.list_ids(), dtype=np.int64)
+
     def memory_for(self, device_name: str) -> PinnedMemory | None:
         """What a tier on that device fetches from; the first one decides whether it is page-locked."""
         if self._limit_bytes and self._memory is None:

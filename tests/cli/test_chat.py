@@ -78,6 +78,17 @@ def test_a_server_is_asked(cli, index, serve):
     assert answer["lookaheads"] == 1
 
 
+def test_a_chat_says_that_it_does_not_refresh(cli, index, serve, tmp_path):
+    server = serve(lambda h, _: stream(h, chat_event("dust"), chat_event("", finish="stop"), DONE))
+    file = tmp_path / "s.toml"
+    file.write_text("[refresh]\n")
+    words = ["--llm", server.url, "--model", "m", "--question", QUESTION, "--pipeline", "plain"]
+    answer = cli("chat", index, *words, "--config", file)
+    assert answer.code == 0, answer.err
+    assert "the settings file has [refresh]" in answer.err
+    assert "refresh" not in cli("chat", index, *words).err
+
+
 def test_a_conversation_goes_on_after_its_first_answer(cli, index, serve, monkeypatch):
     said = ["draft", "first [x]", "draft", "second"]
     typed = iter([QUESTION, "", "what is a reef"])

@@ -75,6 +75,49 @@ def test_texts_are_ingested_by_a_server_and_asked(cli, double, file, tmp_path, m
     assert "'openai:toy' gives 2 dimensions, the index has 16, embedded by 'openai:toy'" in refused.err
 
 
+def passages_of(cli, double, index):
+    asked = ["--llm", double.url, "--mode", "completions", "--pipeline", "plain", "-q", QUESTION, "-k", 3, "--json"]
+    answer = cli("chat", index, *asked, "--embedder-url", double.url)
+    assert answer.code == 0, answer.err
+    with DocumentStore(index / "documents.sqlite") as store:
+        beside = {passage.document.text for passage in store.first(1000)}
+    found = {passage["text"] for passage in answer.json["passages"]}
+    assert found <= beside
+    return found
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_rollback_brings_the_documents_back_too(cli, double, file, tmp_path, older):
+    index, words = tmp_path / "idx", ["--embedder", "openai:toy", "--embedder-url", double.url, "--json"]
+    assert cli("ingest", file, index, *words, "--nlist", 8).code == 0
+    if older:  # as before documents belonged to a generation
+        (index / "documents.sqlite").unlink()
+        (index / "gen-000001" / "documents.sqlite").rename(index / "documents.sqlite")
+    first = passages_of(cli, double, index)
+    (tmp_path / "other.txt").write_text("A planet is a star.\nAnother planet is a moon.\nA third planet, a comet.")
+    assert cli("ingest", tmp_path / "other.txt", index, *words, "--nlist", 1, "--replace").code == 0
+    second = passages_of(cli, double, index)
+    assert not first & second
+    for expected in (first, second, first):
+        assert cli("rollback", index).code == 0
+        assert passages_of(cli, double, index) == expected
+    assert cli("gc", index, "--json").json["removed"] == [2]
+    assert passages_of(cli, double, index) == first
+
+
+def test_a_chat_reads_the_documents_of_what_its_daemon_serves(cli, double, file, tmp_path, launcher):
+    index, words = tmp_path / "idx", ["--embedder", "openai:toy", "--embedder-url", double.url, "--json"]
+    assert cli("ingest", file, index, *words, "--nlist", 8).code == 0
+    asked = ["--llm", double.url, "--mode", "completions", "--pipeline", "plain", "-q", QUESTION, "-k", 3, "--json"]
+    with launcher.daemon(index, "--port", 0):
+        assert cli("ingest", file, index, *words, "--nlist", 4, "--replace").code == 0
+        answer = cli("chat", index, *asked, "--embedder-url", double.url)
+        assert answer.code == 0, answer.err
+        assert cli("reload", index).code == 0
+        answer = cli("chat", index, *asked, "--embedder-url", double.url)
+        assert answer.code == 0, answer.err
+
+
 def test_the_demos_embedder_is_centred_and_needs_no_name_later(cli, double, file, tmp_path, monkeypatch):
     monkeypatch.setattr(embed, "load_embedder", lambda _folder: embedder())
     made = cli("ingest", file, tmp_path / "idx", "--embedder", "demo", "--json")

@@ -9,6 +9,7 @@ import numpy as np
 
 import hybridindex as hx
 from hybridindex.config import RouterConfig
+from hybridindex.refresh.config import RefreshConfig
 from hybridindex.service.auth import KeyFile
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
@@ -33,7 +34,8 @@ def turn(path: Path, files: Path, keys: KeyFile, number: int) -> None:
         assert profile.id is not None
         index.apply_plan(index.plan(50, 16 << 20, profile, coverage=0.3))
     say("start")
-    service = Service.open(path, ServiceConfig(router=RouterConfig(devices=("cpu",))))
+    config = ServiceConfig(router=RouterConfig(devices=("cpu",)))
+    service = Service.open(path, config, planning=RefreshConfig(planning="here"))
     for coverage in (0.6, 0.1, 0.8, 0.2):
         say("move")
         service.repartition(apply=True, coverage=coverage)

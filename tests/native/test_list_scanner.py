@@ -336,6 +336,58 @@ def test_a_scan_does_not_wait_for_a_helper_without_a_core(code, filtered):
     subprocess.run([sys.executable, "-c", _STUCK, code, filtered], check=True, timeout=280)
 
 
+# -- what is computed before
+
+
+@pytest.mark.parametrize("kernels", _native.kernels_here())
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dim", [33, 64])
+def test_prepared_lists_answer_as_others_do(metric, kernels, dim):
+    rng = np.random.default_rng(17)
+    lists = make_lists(rng, [100, 0, 16, 3000, 1], dim, "sq8")
+    queries, probes = make_queries(rng, 9, dim), make_probes(rng, 9, 4, 5)
+    scanner = lists.scanner(metric, kernels)
+    scanner.prepare(np.array([3, 1, 4, 3, 0]))
+    for got, want in zip(
+        scan(scanner, queries, probes, 7, POOL),
+        scan(lists.scanner(metric, kernels), queries, probes, 7, ALONE),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_scans_compute_nothing_of_a_prepared_list_again():
+    """Seen by lists that change, which none may: the lengths of rows that were far away rule out too much."""
+    metric, rng = "l2", np.random.default_rng(18)
+    lists = make_lists(rng, [500, 500], 32, "sq8")
+    rows, lists.data[:] = lists.data.copy(), 255
+    queries, both = make_queries(rng, 8, 32), np.tile(np.array([0, 1]), (8, 1))
+    prepared, fresh = lists.scanner(metric), lists.scanner(metric)
+    prepared.prepare(np.array([0, 1]))
+    lists.data[:] = rows
+    check(lists, metric, queries, both, scan(fresh, queries, both, 10, ALONE))
+    with pytest.raises(AssertionError):
+        check(lists, metric, queries, both, scan(prepared, queries, both, 10, ALONE))
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("residual", ["residual", "whole"])
+def test_lists_without_lengths_need_no_preparation(code, residual):
+    rng = np.random.default_rng(19)
+    lists = make_lists(rng, [40, 7], 16, code, residual=residual == "residual")
+    scanner = lists.scanner("l2")
+    scanner.prepare(np.array([0, 1]))
+    scanner.prepare(np.empty(0, np.int64))
+    queries, probes = make_queries(rng, 3, 16), make_probes(rng, 3, 2, 2)
+    check(lists, "l2", queries, probes, scan(scanner, queries, probes, 4, ALONE))
+
+
+@pytest.mark.parametrize("wrong", [-1, 3, 2**40])
+def test_what_is_no_list_cannot_be_prepared(wrong):
+    with pytest.raises(IndexError, match=rf"list {wrong}; expected 0\.\.2"):
+        _scanner().prepare(np.array([0, wrong]))
+
+
 # -- bad input
 
 

@@ -6,6 +6,7 @@ from hybridindex.paging import format_bytes
 from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.plan import make_plan
 from hybridindex.partitioner.request import PlanRequest
+from hybridindex.partitioner.solver import rate_in_words
 
 
 @pytest.mark.parametrize("slo_ms", [0.01, 1.2, 100.0])
@@ -33,3 +34,16 @@ def test_bytes_read_well() -> None:
     assert format_bytes(0) == "0 B"
     assert format_bytes(1536) == "1.50 KiB"
     assert format_bytes(3 << 40) == "3.00 TiB"
+
+
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [
+        (0.5, "0.5 requests/s"),
+        (4538.4, "4538 requests/s"),
+        (9999.7, "10,000 requests/s"),
+        (17_771.3, "17,771 requests/s"),
+    ],
+)
+def test_a_rate_has_no_exponent(rate: float, words: str) -> None:
+    assert rate_in_words(rate) == words

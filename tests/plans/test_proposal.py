@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 from hybridindex.partitioner.analysis import analyse
 from hybridindex.partitioner.plan import make_plan
 from hybridindex.partitioner.request import PlanRequest
+from hybridindex.plans.placed import Held
 from hybridindex.plans.proposal import Served, propose
 from hybridindex.service.http.openapi_answers import REPARTITIONED
+from hybridindex.types import TransferSample
 from tests.partitioner.synthetic import make_profile
 
 MIB = 1 << 20
@@ -63,6 +66,35 @@ def test_empty_devices_take_every_list_and_drop_none(plans):
     assert offline["lists_to_move"] == np.count_nonzero(sizes[small.resident_lists])
     assert offline["lists_to_drop"] == 0
     assert offline["hit_rate_before"] == pytest.approx(large.predicted_hit_rate)
+
+
+def timed(*bandwidths):
+    """Copies of two sizes from ordinary memory and, where a second one is given, from page-locked memory, bytes/s."""
+    return tuple(
+        TransferSample(device="cuda:0", pinned=pinned, nbytes=nbytes, seconds=nbytes / bandwidth)
+        for pinned, bandwidth in zip((False, True), bandwidths, strict=False)
+        for nbytes in (MIB, 64 * MIB)
+    )
+
+
+@pytest.mark.parametrize(("bandwidths", "faster"), [((1e9, 4e9), 4), ((1e9,), 1)])
+def test_lists_in_page_locked_memory_come_at_its_own_bandwidth(plans, bandwidths, faster):
+    small, large = plans
+    analysis = large.analysis
+    profile = dataclasses.replace(analysis.profile, transfers=timed(*bandwidths))
+    large = dataclasses.replace(large, analysis=dataclasses.replace(analysis, profile=profile))
+    [_, fresh, _] = np.array_split(np.setdiff1d(large.resident_lists, small.resident_lists), 3)
+
+    def move_s(page_locked):
+        served = Served.by(small, small.list_device, page_locked)
+        return propose(large, small, served, reason="more", bandwidth_share=0.5).to_data()
+
+    plain, some, every = move_s([]), move_s(fresh), move_s(np.arange(large.nlist))
+    assert plain["move_s"] == pytest.approx(plain["bytes_to_move"] / 1e9 / 0.5)
+    assert every["move_s"] == pytest.approx(plain["move_s"] / faster)
+    locked = Held.of(analysis.curve, fresh).bytes
+    assert some["move_s"] == pytest.approx((plain["bytes_to_move"] - locked + locked / faster) / 1e9 / 0.5)
+    assert plain["bytes_to_move"] == some["bytes_to_move"] > locked > 0
 
 
 def test_it_is_what_the_openapi_document_says(plans):

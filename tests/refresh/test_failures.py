@@ -52,7 +52,7 @@ def breaking(monkeypatch, target, error, *, times=1):
     [
         ("hybridindex.refresh.planner.renew_profile", "profiling", Outcome.FAILED),
         ("hybridindex.refresh.planner.plan_again", "solving", Outcome.FAILED),
-        ("hybridindex.refresh.planner.compare_plans", "weighing", Outcome.FAILED),
+        ("hybridindex.refresh.planner.weigh_plan", "weighing", Outcome.FAILED),
         ("hybridindex.router.router.Router.apply_plan", "moving", Outcome.ROLLED_BACK),
         ("hybridindex.router.devices.placement.Placement._place", "moving", Outcome.ROLLED_BACK),
     ],
@@ -168,7 +168,7 @@ def test_observe_never_raises_and_counts_what_it_cannot_use(make_world, caplog):
     assert world.refresher.status().requests == 1
 
 
-@pytest.mark.parametrize("stage", ["renew_profile", "plan_again", "compare_plans", "save_plan"])
+@pytest.mark.parametrize("stage", ["renew_profile", "plan_again", "weigh_plan", "save_plan"])
 def test_closing_begins_no_further_stage(make_world, plan, monkeypatch, stage):
     import hybridindex.refresh.planner
     import hybridindex.refresh.updater

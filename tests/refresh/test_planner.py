@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import hybridindex.refresh.planner_process
-from hybridindex.errors import ProfileError, RefreshError
+from hybridindex.errors import PlanningError, ProfileError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.planner import Arenas
 from hybridindex.plans.proposal import Served
@@ -62,7 +62,7 @@ def test_a_process_makes_the_plan_that_is_made_here(index, plan, process):
     for planner in (PlanningHere(index.ivf), process):
         profile = planner.renew(plan.analysis.profile, queries, OPTIONS)
         made = planner.solve(profile, plan.request, arenas)
-        found.append((profile, made, *planner.weigh(made, served, 0.5)))
+        found.append((profile, made, planner.weigh(made, served, 0.5)))
         assert made.analysis.profile is profile
     here, there = found
     assert same(here, there)
@@ -123,16 +123,31 @@ def test_a_plan_is_made_of_the_queries_that_came_while_its_process_began(make_wo
     assert world.refresher.propose().n_queries == 150
 
 
+def test_a_process_plans_from_a_stored_profile_and_says_what_has_room(index, plan, process):
+    request = dataclasses.replace(plan.request, coverage=0.9)
+    served = Served.by(plan, plan.list_device)
+    found = []
+    for planner in (PlanningHere(index.ivf), process):
+        made = planner.solve(plan.analysis.profile, request, None)
+        assert made.analysis.profile is plan.analysis.profile
+        [all_of_it, part] = [planner.weigh(made, served, 1.0, room) for room in (None, [made.device_bytes // 2])]
+        assert all_of_it.placed is made
+        assert part.placed.analysis is made.analysis
+        found.append((made, part))
+    assert same(*found)
+    assert 0 < found[0][1].placed.coverage < found[0][0].coverage == pytest.approx(0.9, abs=0.05)
+
+
 def test_errors_keep_their_kind(index, plan, process):
     options = dataclasses.replace(OPTIONS, min_queries=700)
     with pytest.raises(ProfileError, match="600 recent queries are known"):
         process.renew(plan.analysis.profile, moving_queries(600, seed=5, moved=True), options)
-    with pytest.raises(RefreshError, match="AssertionError: solve before renew"):
-        process.solve(plan.analysis.profile, plan.request, Arenas(scratch=(0,), room=(0,)))
+    with pytest.raises(PlanningError, match="AssertionError: weigh before solve"):
+        process.weigh(plan, Served.nowhere(None, plan.nlist), 1.0)
 
 
 def test_the_process_stands_behind_everything_else(process):
-    with pytest.raises(RefreshError, match="solve before renew"):  # it answers, so it has begun
+    with pytest.raises(PlanningError, match="nothing was renewed"):  # it answers, so it has begun
         process.solve(None, None, None)
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
     assert os.sched_getscheduler(process.pid) == os.SCHED_BATCH
@@ -174,7 +189,7 @@ def test_a_process_that_fails_fails_the_update_and_nothing_else(make_world, plan
         world.serve(2, seed=4, moved=True, latency_s=LATE_S)
     last = world.refresher.status().last_update
     assert last.outcome is Outcome.FAILED
-    assert "profiling failed: RefreshError" in last.why
+    assert "profiling failed: PlanningError" in last.why
     assert re.search(why, last.why), last.why
     assert world.events("refresh_ended")[0]["why"] == last.why
     assert world.router.plan is plan
@@ -186,7 +201,7 @@ def test_where_no_process_may_be_started_the_error_names_the_option(make_world, 
     world = make_world(APART, store=False)
     world.serve(1, seed=4, moved=True)
     monkeypatch.setattr(hybridindex.refresh.planner_process.sys, "executable", "/nowhere/python")
-    with pytest.raises(RefreshError, match='planning="here"'):
+    with pytest.raises(PlanningError, match='planning="here"'):
         world.refresher.propose()
 
 
@@ -195,18 +210,19 @@ def test_closing_ends_a_process_that_hangs(make_world, monkeypatch, tmp_path):
     world.serve(1, seed=4, moved=True)
     hanging(monkeypatch, tmp_path)
     started = threading.Event()
-    real = world.refresher._updates._start_planning
-    monkeypatch.setattr(world.refresher._updates, "_start_planning", lambda: (real(), started.set())[0])
+    planning = world.refresher._updates._planning
+    real = planning.start
+    monkeypatch.setattr(planning, "start", lambda index: (real(index), started.set())[0])
     stepping = threading.Thread(target=world.refresher.step, args=("a person",))
     stepping.start()
     assert started.wait(60)
-    pid = world.refresher._updates._planner.pid
+    pid = planning.planner.pid
     world.refresher.close()
     stepping.join(60)
     assert not stepping.is_alive()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    assert "the refresher was closed" in world.refresher.status().last_update.why
+    assert "it was told to stop" in world.refresher.status().last_update.why
 
 
 ORPHAN = """

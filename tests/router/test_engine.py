@@ -74,6 +74,22 @@ def test_the_callers_own_thread_count_comes_back(index):
         faiss.omp_set_num_threads(before)
 
 
+def test_batches_are_quantized_with_one_thread_after_a_late_call(index, monkeypatch):
+    seen = []
+    quantize = index.quantize
+
+    def noted(queries, nprobe):
+        seen.append((len(queries), faiss.omp_get_max_threads()))
+        return quantize(queries, nprobe)
+
+    monkeypatch.setattr(index, "quantize", noted)
+    with Router(index, threads=2, host_scanner="native") as router:
+        router._host._alone = 1
+        for n in (1, 3, 3, 1):
+            router.search(clustered(n), 5, 4)
+    assert seen == [(1, 2), (3, 1), (3, 2), (1, 2)]
+
+
 def test_nobody_overtakes_what_waits(index, monkeypatch):
     """While a search runs on its caller's thread, others queue; they come next, together."""
     entered, resume = threading.Event(), threading.Event()

@@ -11,20 +11,27 @@ import numpy as np
 import pytest
 
 from hybridindex.config import RouterConfig
+from hybridindex.refresh.config import RefreshConfig
 from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
 from hybridindex.service.http.app import create_app
 from tests.clustered import clustered
 
+HERE = RefreshConfig(planning="here")
+
 
 @pytest.fixture
 def make_service(index_path):
-    """``make_service(router={...}, limits={...}, **config)``; warmed up, closed at the test's end."""
+    """``make_service(router={...}, limits={...}, **config)``; warmed up, closed at the test's end.
+
+    It plans in the test's own process, which takes less time; ``planning=None``: as a daemon does.
+    """
     made: list[Service] = []
 
-    def factory(*, router=None, limits=None, warm=True, **config) -> Service:
+    def factory(*, router=None, limits=None, warm=True, planning=HERE, make_refresher=None, **config) -> Service:
         told = RouterConfig(**{"devices": ("cpu",), **(router or {})})
-        service = Service.open(index_path, ServiceConfig(router=told, limits=Limits(**(limits or {})), **config))
+        whole = ServiceConfig(router=told, limits=Limits(**(limits or {})), **config)
+        service = Service.open(index_path, whole, make_refresher=make_refresher, planning=planning)
         made.append(service)
         if warm:
             service.warm_up()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
+import sys
 import threading
 
 import numpy as np
@@ -16,11 +18,16 @@ from hybridindex.errors import (
     InvalidInputError,
     OverloadedError,
     PlanConflictError,
+    PlanningError,
     ProfileError,
+    RouterClosedError,
 )
+from hybridindex.partitioner import plan as partitioner_plan
+from hybridindex.plans import planner
 from hybridindex.plans.current import make_current
 from hybridindex.plans.llm_profiles import save_llm_measurement
 from hybridindex.profiler.hardware import hardware_info
+from hybridindex.refresh import planner_process
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.service.config import ServiceConfig
@@ -28,7 +35,7 @@ from hybridindex.service.core import Service
 from hybridindex.service.search_request import SearchRequest
 from hybridindex.service.status import status_of
 from hybridindex.types import LLMMeasurement, LLMProfile
-from tests.service.conftest import assert_same, held_engine
+from tests.service.conftest import ask, assert_same, held_engine
 
 
 def search(service, queries, **options):
@@ -158,6 +165,71 @@ def test_what_has_no_room_is_said_before_and_after(make_service):
     assert again["bytes_to_move"] == 0
 
 
+def test_a_plan_is_made_in_another_process_whoever_asks(make_service, monkeypatch):
+    expected = make_service().repartition(apply=False, coverage=0.5)
+    service = make_service(planning=None)
+
+    def refuse(*_args) -> None:
+        raise AssertionError("a plan is made in the process that serves")
+
+    for module in (planner, partitioner_plan):
+        monkeypatch.setattr(module, "make_plan", refuse)
+    answer = service.repartition(apply=False, coverage=0.5)
+    assert answer == expected
+    applied = service.repartition(apply=True, coverage=0.5)
+    assert applied["placed"] == expected["placed"]
+    assert service._planning.planner is None, "it ended with the plan"
+    assert service.plan()["plan_id"] == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("raise SystemExit(7)", "ended by itself with exit status 7"),
+        ("import time; time.sleep(600)", "it took more than 0.5 s"),
+    ],
+)
+def test_a_process_that_makes_no_plan_costs_the_plan_alone(make_service, queries, monkeypatch, tmp_path, source, why):
+    program = tmp_path / "program"
+    program.write_text(f"#!{sys.executable}\n{source}\n")
+    program.chmod(0o755)
+    service = make_service(planning=RefreshConfig(planning_timeout_s=0.5 if "took" in why else 60))
+    monkeypatch.setattr(planner_process.sys, "executable", str(program))
+    failed = ask(service, "POST", "/v1/repartition", json={"coverage": 0.5, "apply": True})
+    assert (failed.status_code, failed.json()["type"]) == (503, "urn:hybridindex:problem:no-plan")
+    assert why in failed.json()["detail"]
+    assert search(service, queries).ids.shape == (20, 10)
+    assert service.plan()["plan_id"] == 1
+    assert service._planning.planner is None
+
+
+def test_the_end_of_the_daemon_gives_up_a_plan_that_is_being_made(make_service, monkeypatch, tmp_path):
+    program = tmp_path / "program"
+    program.write_text(f"#!{sys.executable}\nimport time; time.sleep(600)\n")
+    program.chmod(0o755)
+    service = make_service(planning=None)
+    monkeypatch.setattr(planner_process.sys, "executable", str(program))
+    started = threading.Event()
+    real = service._planning.start
+    monkeypatch.setattr(service._planning, "start", lambda index: (real(index), started.set())[0])
+    failed: list[Exception] = []
+
+    def change() -> None:
+        try:
+            service.repartition(apply=True, coverage=0.5)
+        except PlanningError as error:
+            failed.append(error)
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    assert started.wait(60)
+    service.stop_changes()
+    changing.join(60)
+    assert "told to stop" in str(failed[0])
+    with pytest.raises(RouterClosedError):
+        service.repartition(apply=False, coverage=0.5)
+
+
 def test_values_out_of_range_are_named(service):
     with pytest.raises(InvalidInputError, match="slo_ms"):
         service.repartition(apply=False, slo_ms=-1)
@@ -237,9 +309,7 @@ def test_changes_take_turns(service):
 
 
 def test_without_an_applied_plan_the_host_serves_and_the_command_is_named(make_service, index_path, caplog):
-    with sqlite3.connect(index_path / "control.sqlite") as store:
-        store.execute("DELETE FROM events")
-    store.close()
+    forget_what_was_applied(index_path)
     service = make_service()
     assert service.plan()["plan"] is None
     assert not service.router.devices
@@ -253,6 +323,34 @@ def test_without_an_applied_plan_the_host_serves_and_the_command_is_named(make_s
         index.apply_plan(1)
         assert index.current_plan().request.coverage == 0.3
     assert make_service().plan_id == 1
+
+
+def forget_what_was_applied(path):
+    with contextlib.closing(sqlite3.connect(path / "control.sqlite")) as store, store:
+        store.execute("DELETE FROM events")
+
+
+@pytest.mark.parametrize("refresh", [False, True])
+def test_the_first_plan_that_is_applied_is_compared_with_the_host(make_service, index_path, queries, refresh):
+    forget_what_was_applied(index_path)
+    service = make_service(make_refresher=Following if refresh else None)
+    expected = service.router.search(queries, 5)
+    dry = service.apply_plan("latest", apply=False)
+    assert not service.router.devices
+    done = service.apply_plan("latest")
+    [tier] = service.router.devices
+    for answer in (dry, done):
+        assert (answer["resident"], answer["current"]) == ({"lists": 0, "bytes": 0}, None)
+        assert answer["hit_rate_before"] == 0 < answer["hit_rate_after"]
+        assert answer["lists_to_move"] == answer["placed"]["lists"] == service.router.residency.n_resident > 0
+        assert answer["bytes_to_move"] == answer["placed"]["bytes"] == tier.used_bytes
+    assert (done["applied"], done["plan_id"], done["unplaced_lists"], service.plan_id) == (True, 1, 0, 1)
+    assert len(service.history()["applied"]) == 1
+    assert service.router.stats().queries == 0, "nobody asked for the warm-up"
+    assert (service.refresher is not None) == refresh
+    assert_same(search(service, queries, k=5), expected)
+    again = service.apply_plan("1", apply=False)
+    assert (again["resident"]["lists"], again["lists_to_move"]) == (done["placed"]["lists"], 0)
 
 
 def test_devices_without_any_plan_say_what_is_missing(tmp_path, caplog):

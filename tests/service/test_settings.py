@@ -188,6 +188,9 @@ def test_every_field_of_the_refresh_reaches_the_daemon_and_the_plugin(served, tm
     ]
     inner = replace(entry, tables=entry.tables[1:])
     assert [value_in(make(None, None, None), inner) for make in made] == [value] * 3
+    # Plans that are asked for are made as the table says, with and without a refresher.
+    plans = [served(*option)[1]["planning"], served("--config", file, "--no-refresh")[1]["planning"], plugin.planning()]
+    assert [value_in(config, inner) for config in plans] == [value] * 3
     assert value != entry.default
 
 

@@ -1,4 +1,4 @@
-"""What ``/healthz`` says of the key file and of a control store that cannot be written."""
+"""What a daemon says of itself: hit rates, and in ``/healthz`` the key file and a store that cannot be written."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import os
 import sqlite3
 from contextlib import closing
 
+from hybridindex.cli.commands.daemon import _status_table
 from hybridindex.errors import DeviceSlowError
 from hybridindex.service import pruning
 from hybridindex.service.auth import KeyFile, Keyring
+from hybridindex.service.observe.series import Series
 from hybridindex.service.pruning import prune
+from hybridindex.service.status import status_of
 from hybridindex.store.retention import Retention
 from tests.service.conftest import ask
 
@@ -58,6 +61,23 @@ def test_a_slow_device_is_told_apart_from_a_failed_one(service):
     }
     tier.fail(RuntimeError("gone"))
     assert wrong(ask(service, "GET", "/healthz")) == {f"device {tier.label}": "failed 2 time(s)"}
+
+
+def test_the_hit_rate_is_expected_of_the_lists_that_are_placed(make_service):
+    service = make_service(router={"device_budget_bytes": 256 << 10})
+    whole = service.repartition(apply=True, coverage=0.05, force=True)["planned"]["hit_rate"]
+    assert status_of(service)["expected_hit_rate"] == status_of(service)["planned_hit_rate"] == whole
+    few = service.repartition(apply=True, coverage=1.0, force=True)
+    told, series = status_of(service), Series(service, lambda: 7.0)
+    assert told["expected_hit_rate"] == few["placed"]["hit_rate"] < few["planned"]["hit_rate"]
+    assert told["planned_hit_rate"] == series.read()["planned_hit_rate"] == few["planned"]["hit_rate"]
+    assert series.sample().expected_hit_rate == told["expected_hit_rate"]
+    expected, planned = f"{told['expected_hit_rate']:.1%}", f"{told['planned_hit_rate']:.1%}"
+    lines = dict(zip(*(column.cells for column in _status_table(told).columns), strict=True))
+    assert lines["hit rate"] == f"0.0% (expected {expected}; with all lists of the plan {planned})"
+    said = ask(service, "GET", "/metrics").text.splitlines()
+    assert f"hybridindex_hit_rate_expected {told['expected_hit_rate']}" in said
+    assert f"hybridindex_hit_rate_planned {told['planned_hit_rate']}" in said
 
 
 def test_a_store_that_cannot_be_written_is_told(make_service, index_path):

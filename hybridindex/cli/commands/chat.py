@@ -21,6 +21,7 @@ from hybridindex.cli.chat_parts import (
     EmbedderChoice,
     LLMOptions,
     Terminated,
+    documents_of,
     measured_llm,
     open_embedder,
     open_llm,
@@ -43,11 +44,16 @@ from hybridindex.rag.records import Answer, LookedAhead
 from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.steps import Steps
 from hybridindex.rag.trace import ReplayGenerator, RunTrace, TraceWriter, read_traces
+from hybridindex.router.router import Router
 from hybridindex.service.config import ServiceConfig
 
 __all__ = ["register"]
 
 _PIPERAG = "piperag"
+_NOT_FOLLOWED = (
+    "the settings file has [refresh], which needs the load of a daemon: the plan of this chat stays; hybridindex serve "
+    "follows the load, and chat searches through it"
+)
 #: Characters of a passage in the table.
 _SHOWN = 160
 
@@ -128,10 +134,13 @@ def register(app: typer.Typer) -> None:
             named = ", ".join(f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None)
             raise InvalidInputError(f"{named}: for --pipeline {_PIPERAG} alone; --pipeline is {pipeline!r}")
         told = {**router.given(), "plan": passages.plan, "store_url": passages.store}
-        settings = settings_in(config).without("refresh").build(ServiceConfig, told)
+        said = settings_in(config)
+        settings = said.without("refresh").build(ServiceConfig, told)
         with terminable(), contextlib.ExitStack() as owned:
-            texts = owned.enter_context(DocumentStore(passages.documents or index / "documents.sqlite"))
+            texts = owned.enter_context(DocumentStore(passages.documents or documents_of(index)))
             source = open_source(owned, index, texts, settings)
+            if "refresh" in said.names() and isinstance(source, Router):
+                err.print(_NOT_FOLLOWED, highlight=False, markup=False)
             embedder = open_embedder(owned, texts.info, embedding, passages.cache)
             retriever = Retriever(source, embedder, texts, k=passages.k, nprobe=passages.nprobe)
             if pipeline == _PIPERAG:

@@ -102,9 +102,8 @@ def _status_table(status: dict[str, Any]) -> Table:
     state = "draining" if status["draining"] else "ready" if status["ready"] else "warming up"
     table = Table(title=f"{index['codec']}, {index['count']:,} x {index['dim']}: {state}", show_header=False)
     slo = "none" if status["slo_ms"] is None else f"{status['slo_ms']:g} ms"
-    expected = status["expected_hit_rate"]
     table.add_row("plan, SLO", f"{status['plan_id'] or 'none'}, {slo}")
-    table.add_row("hit rate", f"{router['hit_rate']:.1%}" + (f" (expected {expected:.1%})" if expected else ""))
+    table.add_row("hit rate", f"{router['hit_rate']:.1%}{_expected(status)}")
     mean = router["queries"] / max(1, router["batches"])
     table.add_row("queries", f"{router['queries']:,} in {router['batches']:,} batches (mean {mean:.1f})")
     refused = ", ".join(f"{name} {count}" for name, count in queue["refused"].items() if count) or "none"
@@ -125,6 +124,15 @@ def _status_table(status: dict[str, Any]) -> Table:
         table.add_row("index", _reloads(index["generation"], reloads))
     table.add_row("fallbacks", f"{router['device_fallbacks']}, {router['unplaced_lists']} lists unplaced")
     return table
+
+
+def _expected(status: dict[str, Any]) -> str:
+    """By the lists that are on devices, and by the plan where it wants others."""
+    expected, planned = status["expected_hit_rate"], status.get("planned_hit_rate")  # a daemon of 0.2 has one of them
+    if expected is None:
+        return ""
+    beside = "" if planned in (None, expected) else f"; with all lists of the plan {planned:.1%}"
+    return f" (expected {expected:.1%}{beside})"
 
 
 def _show(answer: dict[str, Any], *, as_json: bool) -> None:
@@ -225,7 +233,7 @@ def register(app: typer.Typer) -> None:
             from hybridindex.plans.planner import devices_of, plan_next
 
             devices = devices_of(opened.ivf, 1 if current is None else current.n_devices)
-            return plan_next(opened.ivf, control, current, changes, devices)[0], None
+            return plan_next(opened.ivf, control, current, changes, devices), None
 
         if url is None and index is not None and find_daemon(index) is None:
             answer = _offline(index, store, decide, bandwidth_share, apply=apply, force=force)

@@ -312,7 +312,7 @@ def register(app: typer.Typer) -> None:
                 profile=decided.analysis.profile,
                 plan=decided,
                 load=_load_rows(benches, decided.request.slo_ms),
-                notes=[f"Load: what bench measured {', '.join(bench.at for bench in benches)}."] if benches else (),
+                notes=[f"Load: what bench measured {', '.join(b.at[:19] for b in benches)}."] if benches else (),
                 devices=[label for bench in benches for label in bench.payload["devices"]],
             )
         emit({"plan_id": number, "html": files.html, "pngs": files.pngs}, as_json=json, table=f"wrote {files.html}")

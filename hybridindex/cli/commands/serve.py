@@ -97,12 +97,13 @@ def register(app: typer.Typer) -> None:
         All settings can also stand in a file (--config), which docs/settings.md describes. Log lines go to standard
         error. With --json, one object with pid and addresses is printed once it listens.
         """
-        from hybridindex.service.serving import refresher_of
+        from hybridindex.service.serving import refresh_config, refresher_of
 
         settings = settings_in(config)
         follows = watching.given().get("refresh", {}) | drift.given().get("refresh", {})
         follows |= update.given().get("refresh", {})
-        make_refresher = refresher_of(settings, {"refresh": follows}, asked=other.refresh)
+        planning = refresh_config(settings, {"refresh": follows})
+        make_refresher = refresher_of(settings, planning, asked=other.refresh)
         given = {**service.given(), **router.given(), **limits.given(), **retention.given()}
         if other.tcp is False:
             given["host"] = False
@@ -113,4 +114,4 @@ def register(app: typer.Typer) -> None:
             emit({"pid": os.getpid(), "urls": urls}, as_json=json)
             out.file.flush()
 
-        run_daemon(index, whole, make_refresher=make_refresher, on_listening=announce)
+        run_daemon(index, whole, make_refresher=make_refresher, planning=planning, on_listening=announce)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.index.storage.beside import follow
 from hybridindex.index.storage.generation import (
     CURRENT_FILE,
     PREVIOUS_FILE,
@@ -49,7 +50,9 @@ def switch_back(path: Path, check: Callable[[Path], object]) -> int:
         # A crash between the two leaves nothing to go back to, and the right one current.
         point(path, CURRENT_FILE, name)
         point(path, PREVIOUS_FILE, before)
-    return int(name.removeprefix("gen-"))
+        number = int(name.removeprefix("gen-"))
+        follow(path, number)
+    return number
 
 
 def remove_others(path: Path, serving: int | None = None) -> list[int]:

@@ -118,6 +118,12 @@ public:
         scanner_->scan(task, pool);
     }
 
+    void prepare(In<std::int64_t, 1> lists) {
+        const std::int64_t n = static_cast<std::int64_t>(lists.shape(0));
+        const nb::gil_scoped_release release;
+        scanner_->prepare(lists.data(), n);
+    }
+
 private:
     // Held, not copied.
     In<std::uint8_t, 1> data_;
@@ -142,7 +148,8 @@ void bind_list_scan(nb::module_& m) {
         .def("scan", &PyListScanner::scan, nb::arg("queries").noconvert(), nb::arg("probes").noconvert(),
              nb::arg("distances").noconvert(), nb::arg("ids").noconvert(), nb::arg("pool"),
              nb::arg("bitmap").none() = nb::none(), nb::arg("sorted").none() = nb::none(),
-             nb::arg("on_done").none() = nb::none());
+             nb::arg("on_done").none() = nb::none())
+        .def("prepare", &PyListScanner::prepare, nb::arg("lists").noconvert());
     m.def("kernels_here", [] {
         std::vector<std::string> names;
         for (const char* name : {"amx", "avx512", "avx2", "portable"})

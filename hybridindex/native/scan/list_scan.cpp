@@ -513,4 +513,25 @@ void ListScanner::scan(const ScanTask& task, ThreadPool& pool) {
     held.job->run(task, pool);
 }
 
+void ListScanner::prepare(const std::int64_t* lists, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i)
+        if (lists[i] < 0 || lists[i] >= lists_.nlist)
+            throw std::out_of_range("list " + std::to_string(lists[i]) + "; expected 0.." + std::to_string(lists_.nlist - 1));
+    RowQueries none(lists_.codes, false, keep_max_, kernels_);
+    if (terms_ == nullptr || !none.may_filter(1)) return;
+    RowScan rows;
+    rows.make_room(none, 1);
+    for (std::int64_t i = 0; i < n; ++i) {
+        const std::int64_t* const extent = lists_.extents + lists[i] * 3;
+        for (std::int64_t row = 0; row < extent[0]; row += kBlockRows)
+            rows.keep_terms({.codes = lists_.base + extent[2] + row * lists_.codes.code_size,
+                             .n_rows = static_cast<int>(std::min<std::int64_t>(kBlockRows, extent[0] - row)),
+                             .wanted = 0,
+                             .ids = nullptr,
+                             .first_id = 0,
+                             .terms = terms_->block(lists[i], row),
+                             .next = {}});
+    }
+}
+
 }  // namespace hybridindex

@@ -68,6 +68,10 @@ public:
     // number of threads.
     void scan(const ScanTask& task, ThreadPool& pool);
 
+    // Computes and keeps what first scans of these lists would compute beside their distances. Reads all their rows.
+    // Throws std::out_of_range for what is no list.
+    void prepare(const std::int64_t* lists, std::int64_t n);
+
 private:
     std::unique_ptr<ScanJob> take_job();
     void give_back(std::unique_ptr<ScanJob> job);

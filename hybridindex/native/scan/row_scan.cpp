@@ -224,23 +224,30 @@ bool RowScan::filter(const RowBlock& block, const float* rows) {
 }
 
 int RowScan::filter_bytes(const RowBlock& block, const QueryLimits& limits) {
+    const ByteRows bytes = bytes_of(block);
+    const RowTerms terms = terms_of(block, bytes);
+    return shared_->kernels_.filter(bytes.rows, bytes.stride, packed_.data(), n_, shared_->row_bytes_, limits, terms,
+                                    found_.data(), block.next.data());
+}
+
+// Where they lie, or a copy: not to read beyond them.
+RowScan::ByteRows RowScan::bytes_of(const RowBlock& block) {
+    const std::int64_t size = shared_->codes_.code_size, stride = shared_->row_bytes_;
+    if (block.n_rows == kBlockRows && shared_->codes_.dim == stride) return {block.codes, size};
+    for (int r = 0; r < block.n_rows; ++r)
+        std::memcpy(codes_.data() + r * stride, block.codes + r * size, static_cast<std::size_t>(size));
+    return {codes_.data(), stride};
+}
+
+// Those that were kept, or computed and kept.
+RowTerms RowScan::terms_of(const RowBlock& block, const ByteRows& bytes) const {
     const RowQueries& shared = *shared_;
-    const RowCodes& codes = shared.codes_;
-    const std::uint8_t* rows = block.codes;
-    std::int64_t stride = codes.code_size;
-    if (block.n_rows < kBlockRows || codes.dim != shared.row_bytes_) {  // not to read beyond them
-        for (int r = 0; r < block.n_rows; ++r)
-            std::memcpy(codes_.data() + r * shared.row_bytes_, rows + r * stride, static_cast<std::size_t>(stride));
-        rows = codes_.data();
-        stride = shared.row_bytes_;
-    }
     RowTerms terms{};
-    if (!block.terms.load(terms)) {
-        shared.kernels_.row_terms(rows, stride, block.n_rows, codes.dim, shared.inner_product_ ? nullptr : codes.scale, &terms);
-        block.terms.keep(terms);
-    }
-    return shared.kernels_.filter(rows, stride, packed_.data(), n_, shared.row_bytes_, limits, terms, found_.data(),
-                                  block.next.data());
+    if (block.terms.load(terms)) return terms;
+    shared.kernels_.row_terms(bytes.rows, bytes.stride, block.n_rows, shared.codes_.dim,
+                              shared.inner_product_ ? nullptr : shared.codes_.scale, &terms);
+    block.terms.keep(terms);
+    return terms;
 }
 
 // Exact distances of the pairs in found_. `rows` is nullptr where none is decoded yet.

@@ -85,8 +85,17 @@ public:
     void start_group(const std::int32_t* members, int n, const float* centroid, std::span<const std::uint8_t> later,
                      QueryHeap* apart = nullptr);
     void scan(const RowBlock& block);
+    // Keeps the terms of a block of bytes, so that its first scan finds them. Needs room, and no group.
+    void keep_terms(const RowBlock& block) { terms_of(block, bytes_of(block)); }
 
 private:
+    // Rows of bytes as the filter reads them.
+    struct ByteRows {
+        const std::uint8_t* rows;
+        std::int64_t stride;
+    };
+    ByteRows bytes_of(const RowBlock& block);
+    RowTerms terms_of(const RowBlock& block, const ByteRows& bytes) const;
     void decode(const std::uint8_t* code, float* row) const;
     const float* rows_of(const RowBlock& block);
     bool filter(const RowBlock& block, const float* rows);

@@ -203,6 +203,7 @@ STATUS = answer(
             "slo_ms": _nullable(_NUMBER),
             "plan_id": _nullable(_INTEGER),
             "expected_hit_rate": _nullable(_SHARE),
+            "planned_hit_rate": _nullable(_SHARE),
             "residency": closed({"version": _COUNT, "lists": _COUNT}),
             "devices": _array(
                 closed(
@@ -240,8 +241,9 @@ STATUS = answer(
             ),
         }
     ),
-    "What is served, where lists are, what waits; note says why there is no plan, or no devices; retired are older "
-    "generations that sessions still use",
+    "What is served, where lists are, what waits; expected_hit_rate counts the plan's lists that are on devices, "
+    "planned_hit_rate all of them; note says why there is no plan, or no devices; retired are older generations that "
+    "sessions still use",
 )
 SERIES = answer(
     closed(
@@ -264,6 +266,9 @@ SERIES = answer(
                 )
             ),
             "plan_id": _nullable(_INTEGER),
+            "planned_hit_rate": _nullable(_SHARE),
+            "generation": _COUNT,
+            "note": _nullable(_TEXT),
             "ready": _YES,
             "draining": _YES,
             "refresher": _nullable(_ANY_OBJECT),

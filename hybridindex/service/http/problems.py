@@ -19,6 +19,7 @@ from hybridindex.errors import (
     InvalidInputError,
     OverloadedError,
     PlanConflictError,
+    PlanningError,
     ProfileError,
     RefreshError,
     ReloadError,
@@ -92,6 +93,8 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(503, "overloaded", "Overloaded", str(error), retry_after_s=error.retry_after_s)
     if isinstance(error, RouterClosedError):
         return Problem(503, "overloaded", "Overloaded", "the daemon is about to stop", retry_after_s=1)
+    if isinstance(error, PlanningError):
+        return Problem(503, "no-plan", "No plan was made", str(error), retry_after_s=5)
     if isinstance(error, RefreshError):
         detail = "an update of the plan is under way or being verified; ask again when it has ended"
         return Problem(503, "overloaded", "Overloaded", detail, retry_after_s=5)

@@ -160,7 +160,8 @@ class _Readings(Collector):
         for name, text, reading in (
             ("largest_batch", "Most queries in one batch.", stats.largest_batch),
             ("hit_rate_observed", "Part of the scan work that devices served, since the start.", stats.hit_rate),
-            ("hit_rate_expected", "What the plan predicts.", 0.0 if plan is None else plan.predicted_hit_rate),
+            ("hit_rate_expected", "Of the plan's lists that are on devices.", service.expected_hit_rate or 0.0),
+            ("hit_rate_planned", "What the plan predicts.", 0.0 if plan is None else plan.predicted_hit_rate),
             ("resident_lists", "Lists on devices.", service.router.residency.n_resident),
             ("unplaced_lists", "Lists of the plan that no device holds.", stats.unplaced_lists),
             ("slo_seconds", "The SLO; 0 without one.", (service.slo_ms or 0.0) / 1e3),

@@ -41,7 +41,7 @@ class Sample:
     judged: int
     met: int
     slo_ms: float | None
-    #: Mean over queries, by bytes; and what the plan predicts.
+    #: Mean over queries, by bytes; and what is predicted of the plan's lists that are on devices.
     hit_rate: float | None
     expected_hit_rate: float | None
     #: Queries that wait.
@@ -123,7 +123,6 @@ class Series:
         return sample
 
     def _close(self, counts: _Counts, at_s: float, devices: tuple[ArenaUse, ...]) -> Sample:
-        plan = self._service.router.plan
         return Sample(
             at_s=at_s,
             span_s=at_s - counts.began_s,
@@ -136,7 +135,7 @@ class Series:
             met=counts.met,
             slo_ms=self._service.slo_ms,
             hit_rate=counts.hit_rate_sum / counts.queries if counts.queries else None,
-            expected_hit_rate=None if plan is None else plan.predicted_hit_rate,
+            expected_hit_rate=self._service.expected_hit_rate,
             waiting=self._service.admission.n_waiting,
             devices=devices,
         )
@@ -155,7 +154,7 @@ class Series:
         service = self._service
         names = [f.name for f in fields(Sample) if f.name != "devices"]
         parts = [f.name for f in fields(ArenaUse) if f.name != "name"]
-        tiers = service.router.devices
+        tiers, plan = service.router.devices, service.router.plan
         followed = None if service.refresher is None else describe(service.refresher.status())
         committed = None if followed is None else followed.get("plan_id")
         return {
@@ -173,6 +172,9 @@ class Series:
                 for i, tier in enumerate(tiers)
             ],
             "plan_id": service.plan_id if committed is None else committed,
+            "planned_hit_rate": None if plan is None else plan.predicted_hit_rate,
+            "generation": service.index.ivf.generation,
+            "note": service.generations.current.note or None,
             "ready": service.ready,
             "draining": service.admission.draining,
             "refresher": followed,

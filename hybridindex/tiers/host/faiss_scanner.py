@@ -114,8 +114,17 @@ class HostFaissScanner(OpenMpThreads):
     def _search(self, x: F32, probes: I64, coarse: F32, k: int, distances: F32, ids: I64, params: Any) -> None:
         # The C call, not faiss's Python wrapper: that one takes nprobe from the shared index, which is not thread-safe.
         ptr = self._faiss.swig_ptr
-        self._ivf.search_preassigned_c(
-            len(x), ptr(x), k, ptr(probes), ptr(coarse), ptr(distances), ptr(ids), False, params
+        self.call_faiss(
+            self._ivf.search_preassigned_c,
+            len(x),
+            ptr(x),
+            k,
+            ptr(probes),
+            ptr(coarse),
+            ptr(distances),
+            ptr(ids),
+            False,
+            params,
         )
 
     def _normalise(self, distances: F32, ids: I64) -> tuple[F32, I64]:
@@ -138,6 +147,9 @@ class HostFaissScanner(OpenMpThreads):
         work = np.where(probes >= 0, self._list_bytes[probes], 0).sum(axis=1)
         order = np.argsort(work, kind="stable").astype(np.int32)
         return [order[start : start + slice_rows] for start in range(0, len(order), slice_rows)]
+
+    def prepare(self, lists: I64) -> None:
+        """Nothing: faiss keeps nothing of what it scanned."""
 
     def close(self) -> None:
         """Nothing to end: the threads are OpenMP's."""

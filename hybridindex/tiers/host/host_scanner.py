@@ -6,7 +6,8 @@ Answers do not depend on the choice: where faiss would round queries, its place 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol, get_args
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar, get_args
 
 from hybridindex.config import HostScannerName
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["HostScanner", "HostScannerName", "open_host_scanner"]
 
 _log = logging.getLogger(__name__)
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class HostScanner(Scanner, Protocol):
@@ -50,6 +54,16 @@ class HostScanner(Scanner, Protocol):
 
     def give_back_thread(self, before: int) -> None:
         """Undoes :meth:`adopt_thread`."""
+        ...
+
+    def call_faiss(
+        self, function: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> _Result:
+        """Calls ``function``, which calls faiss, on an adopted thread; with one thread while several would wait."""
+        ...
+
+    def prepare(self, lists: I64) -> None:
+        """Does what the first scans of these lists would do beside their distances; lists are read from disk for it."""
         ...
 
     def close(self) -> None:

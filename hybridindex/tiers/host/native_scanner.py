@@ -25,6 +25,8 @@ __all__ = ["HostNativeScanner"]
 
 #: A filter becomes a bitmap up to this many bits per id that it names, and is searched as a sorted array beyond.
 _MAX_BITS_PER_ID = 512
+#: Prepared at a time: an interrupt comes between.
+_PREPARED_BYTES = 256 << 20
 
 
 class HostNativeScanner(OpenMpThreads):
@@ -129,6 +131,12 @@ class HostNativeScanner(OpenMpThreads):
             queries, probes, distances, ids, self._pool, bitmap, in_order, None if on_done is None else report
         )
         return distances, ids
+
+    def prepare(self, lists: I64) -> None:
+        """Computes what first scans of these lists would compute beside their distances: lengths of rows of bytes."""
+        nbytes = int(self._index.list_bytes[lists].sum())
+        for part in np.array_split(lists, nbytes // _PREPARED_BYTES + 1):
+            self._scanner.prepare(np.ascontiguousarray(part))
 
     def close(self) -> None:
         """Ends the threads. Closing twice is harmless; scanning afterwards is not possible."""

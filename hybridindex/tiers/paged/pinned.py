@@ -102,6 +102,10 @@ class PinnedMemory:
         """Where a list lies. Takes no lock: writers hold it for long."""
         return self._lists.get(list_id)
 
+    def list_ids(self) -> list[int]:
+        """Lists that lie here now. Takes no lock."""
+        return list(self._lists)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all blocks, what torch rounds them up to included."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hybridindex as hx
 from hybridindex.errors import CorruptIndexError, HybridIndexError, InvalidInputError, UnsupportedIndexError
 from hybridindex.index import IVFIndex, from_faiss, open_index, to_faiss
 from hybridindex.index.faiss_model import load_model
@@ -430,3 +431,12 @@ def test_damaged_files_import_or_are_errors(
         from_faiss(path / "a.faiss", path / "i").close()
     except HybridIndexError:
         assert not (path / "i").exists()
+
+
+def test_a_small_fast_scan_index_comes_back(tmp_path):
+    """faiss counts a table of 24 KiB that the file of 15 KiB does not hold."""
+    vectors = np.random.default_rng(5).standard_normal((600, 24)).astype(np.float32)
+    with hx.build(vectors, tmp_path / "built", nlist=32, metric="ip", codec="pqfs12", nprobe=4) as built:
+        built.to_faiss(tmp_path / "small.faiss")
+    with hx.from_faiss(tmp_path / "small.faiss", tmp_path / "imported") as imported:
+        assert (imported.codec, imported.count) == ("pqfs12", 600)

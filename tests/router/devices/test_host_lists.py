@@ -94,6 +94,7 @@ def test_another_plan_chooses_anew_and_what_is_still_right_stays(flat):
             before = {i: found.runs for i, found in pinned_in(router).items()}
             router.apply_plan(plan)
             check_pinned(router, flat, plan)
+            assert set(router.page_locked_lists.tolist()) == pinned_in(router).keys()
             after = {i: found.runs for i, found in pinned_in(router).items()}
             stayed = before.keys() & after.keys()
             assert 0 < len(stayed) < N_PINNED

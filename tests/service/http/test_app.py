@@ -23,7 +23,7 @@ from hybridindex.service.core import Service
 from hybridindex.service.http.app import create_app
 from hybridindex.service.http.problems import PROBLEM_TYPE
 from tests.examples import examples
-from tests.service.conftest import ask, assert_same, held_engine, talk
+from tests.service.conftest import HERE, ask, assert_same, held_engine, talk
 
 RAW = {"content-type": "application/octet-stream"}
 
@@ -33,7 +33,7 @@ def refusing(planned_index, tmp_path_factory):
     """One service for all requests that it refuses: they change nothing."""
     path = shutil.copytree(planned_index, tmp_path_factory.mktemp("refusing") / "idx")
     config = ServiceConfig(router=RouterConfig(devices=("cpu",)), limits=Limits(max_body_bytes=4096))
-    service = Service.open(path, config)
+    service = Service.open(path, config, planning=HERE)
     service.warm_up()
     yield service
     service.close()

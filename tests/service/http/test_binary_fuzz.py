@@ -25,7 +25,7 @@ from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
 from tests.clustered import DIM, clustered
 from tests.examples import examples
-from tests.service.conftest import assert_same
+from tests.service.conftest import HERE, assert_same
 from tests.service.live import live
 
 RAW, NPY, JSON = "application/octet-stream", "application/x-npy", "application/json"
@@ -43,6 +43,7 @@ def served(planned_index, tmp_path_factory):
     service = Service.open(
         shutil.copytree(planned_index, folder / "idx"),
         ServiceConfig(router=RouterConfig(devices=("cpu",)), limits=limits),
+        planning=HERE,
     )
     try:
         with live(service) as port:

@@ -29,6 +29,7 @@ from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
 from tests.clustered import DIM
 from tests.examples import examples
+from tests.service.conftest import HERE
 from tests.service.live import live
 
 pytestmark = pytest.mark.hypothesis
@@ -64,6 +65,7 @@ def served(planned_index, tmp_path_factory):
         shutil.copytree(planned_index, folder / "idx"),
         ServiceConfig(router=RouterConfig(devices=("cpu",)), limits=limits),
         make_refresher=lambda *parts: Refresher(*parts, RefreshConfig(planning="here", tick_s=3600)),
+        planning=HERE,
     )
     try:
         with live(service, Keyring(keys.path)) as port:

@@ -11,8 +11,11 @@ import signal
 
 import pytest
 
+import hybridindex as hx
 from hybridindex.client import Client, RetryPolicy
 from hybridindex.service.auth import KeyFile
+from tests.clustered import clustered
+from tests.service.test_core import forget_what_was_applied
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the Python package playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -179,6 +182,38 @@ def test_a_dry_run_moves_nothing_and_applying_asks_first(serving, open_page):
         page.wait_for_selector("#plan-words >> text=Verdict: infeasible", timeout=30_000)
         assert page.asked
         assert all(asked.startswith(f"{url}/") for asked in page.asked)
+
+
+def test_it_says_why_the_host_serves_and_reloading_asks_first(serving, open_page, index_path):
+    forget_what_was_applied(index_path)
+    with serving("--device", "cpu") as (_, [url]), client_of(url) as client:
+        page = open_page(url)
+        wait_for_state(page, "live")
+        assert "Note: plan 1 is stored (feasible); apply it with" in text_of(page, "#note")
+        assert "apply it with" in text_of(page, "#repartition-off")
+        with hx.open(index_path) as index:
+            index.apply_plan(1)
+        page.get_by_role("button", name="Reload …").click()
+        assert "Generation 1 serves now, without a plan" in text_of(page, "#confirm-reload")
+        page.get_by_role("button", name="Cancel").click()
+        assert client.status()["plan_id"] is None
+        page.get_by_role("button", name="Reload …").click()
+        page.get_by_role("button", name="Reload", exact=True).click()
+        page.wait_for_selector("text=Generation 1 serves, with its devices; plan #1, stored", timeout=60_000)
+        page.wait_for_selector("#note", state="hidden", timeout=30_000)
+        page.wait_for_selector("#repartition-form", timeout=30_000)
+        hx.build(clustered(600, seed=4), index_path, nlist=8, metric="l2", replace=True).close()
+        page.get_by_role("button", name="Reload …").click()
+        assert "by plan #1" in text_of(page, "#confirm-reload")
+        page.get_by_role("button", name="Reload", exact=True).click()
+        page.wait_for_selector("text=Generation 2 serves, in place of 1; no plan", timeout=60_000)
+        page.wait_for_selector("#note >> text=no plan is stored", timeout=30_000)
+        page.wait_for_selector("#index-facts >> text=600 vectors", timeout=30_000)
+        page.wait_for_selector("#events >> text=Generation 2 serves, in place of 1", timeout=30_000)
+        (index_path / "gen-000002" / "manifest.json").write_text("{")
+        page.get_by_role("button", name="Reload …").click()
+        page.get_by_role("button", name="Reload", exact=True).click()
+        page.wait_for_selector("#reload-said >> text=generation 2 goes on serving", timeout=60_000)
 
 
 def test_a_key_is_asked_for_and_its_role_decides(serving, open_page, tmp_path):

@@ -85,13 +85,13 @@ async function pollOnce() {
   try {
     const last = page.samples.at(-1);
     take(await ask(`v1/series?since=${last ? last.at_s : 0}`));
-    if (!page.facts) {
+    if (page.facts?.generation !== page.state.generation) {
       page.facts = (await ask("v1/status")).index;
       const { count, dim, nlist, metric, codec, nprobe } = page.facts;
       $("index-facts").textContent = `${count.toLocaleString("en")} vectors × ${dim} · ${metric} · ${codec} · ${nlist} lists · nprobe ${nprobe}`;
     }
     // A plan that is still verified serves under the number of the one before.
-    const serving = `${page.state.plan_id} ${page.samples.at(-1)?.expected_hit_rate}`;
+    const serving = `${page.state.generation} ${page.state.plan_id} ${page.state.planned_hit_rate}`;
     if (page.tradeoffPlan !== serving) {
       page.plan = (await ask("v1/plan")).plan;
       page.tradeoff = await ask("v1/plan/tradeoff");
@@ -167,6 +167,11 @@ function median(rows, name) {
 
 const windowS = () => Number($("window").value);
 const target = () => page.state.refresher?.attainment_target ?? (page.tradeoff ? page.tradeoff.percentile / 100 : null);
+// Of the lists that are on devices, and of all that the plan wants where these are others.
+const predicted = (rows) => {
+  const placed = percent(rows.at(-1)?.expected_hit_rate), planned = percent(page.state.planned_hit_rate);
+  return placed === planned ? placed : `${placed}, by the plan ${planned}`;
+};
 const visible = () => page.samples.filter((row) => row.at_s > page.state.now_s - windowS());
 
 function timeAxis() {
@@ -182,6 +187,7 @@ const points = (rows, name) => rows.map((row) => [row.at_s - page.state.now_s, r
 
 function drawAll() {
   const rows = visible();
+  drawNote();
   drawTiles(rows);
   drawLatency(rows);
   drawAttainment(rows);
@@ -193,6 +199,13 @@ function drawAll() {
   drawForm();
 }
 
+function drawNote() {
+  const text = page.state.note ? `Note: ${page.state.note}` : "";
+  $("note").hidden = !text;
+  // Said aloud when it changes, not every second.
+  if ($("note").textContent !== text) $("note").textContent = text;
+}
+
 function drawTiles(rows) {
   const { state, tradeoff } = page, recent = rows.slice(-30), now = overall(recent), follows = state.refresher;
   const slo = recent.at(-1)?.slo_ms, p99 = median(recent, "p99_ms"), promised = target();
@@ -202,7 +215,7 @@ function drawTiles(rows) {
     ["p50", ms(median(recent, "p50_ms")), "last 30 s"], ["p90", ms(median(recent, "p90_ms")), "last 30 s"],
     ["p99", ms(p99), slo == null ? "no SLO" : `SLO ${ms(slo)}`],
     ["Attainment", percent(now.attainment), promised == null ? "no target" : `target ${percent(promised)}`, now.attainment == null ? "" : late ? "bad" : "good"],
-    ["Hit rate", percent(now.hit_rate), recent.at(-1)?.expected_hit_rate == null ? "no plan" : `predicted ${percent(recent.at(-1).expected_hit_rate)}`],
+    ["Hit rate", percent(now.hit_rate), recent.at(-1)?.expected_hit_rate == null ? "no plan" : `predicted ${predicted(recent)}`],
     ["Load", rate(now.requests_s), `${rate(now.queries_s)} queries`],
     ["Plan", state.plan_id == null ? "none" : `#${state.plan_id}`, tradeoff ? `${page.plan?.verdict}, coverage ${percent(tradeoff.chosen.coverage)}` : "host alone", page.plan?.verdict === "infeasible" ? "bad" : ""],
     ["Devices", state.devices.length ? `${usable} of ${state.devices.length}` : "none", state.devices.length ? "usable" : "host alone", usable < state.devices.length ? "bad" : ""],
@@ -256,7 +269,7 @@ function drawHits(rows) {
   const windows = driftWindows();
   if (!rows.some((row) => row.hit_rate != null) && !windows.length) return nothing($("c-hits"), "No searches in this time.");
   chart($("c-hits"), {
-    summary: `Hit rate by bytes, now ${percent(overall(rows.slice(-10)).hit_rate)}; the plan predicts ${percent(rows.at(-1)?.expected_hit_rate)}. Windows are listed under Drift windows.`,
+    summary: `Hit rate by bytes, now ${percent(overall(rows.slice(-10)).hit_rate)}; predicted ${predicted(rows)}. Windows are listed under Drift windows.`,
     x: timeAxis(), y: { min: 0, max: 1, label: "% of probed bytes served by devices", format: (v) => `${round(v * 100)} %` },
     lines: [
       { name: "observed", kind: "a", points: points(rows, "hit_rate"), format: percent },
@@ -374,12 +387,14 @@ const SAID = {
   refresh_interrupted: (p) => `Update #${p.update} interrupted while ${words(p.stage)}`,
   device_failed: (p) => `Device ${p.device} failed (${p.failures} so far); the host serves its lists`,
   device_recovered: (p) => `Device ${p.device} is back`,
+  index_reloaded: (p) => `Generation ${p.generation} serves${p.generation === p.generation_before ? " with its devices" : `, in place of ${p.generation_before}`}: ${p.reason}`,
+  reload_failed: (p) => `Reload failed: ${p.why}`,
 };
 
 function drawEvents() {
   if (!page.events.length) return nothing($("events"), "Nothing has happened yet.");
   $("events").replaceChildren(table([["time"], ["event"]], [...page.events].reverse().map((event) => {
-    const bad = event.kind === "device_failed" || event.payload.outcome === "rolled_back" || event.payload.outcome === "failed" || event.payload.target === "rolling_back";
+    const bad = event.kind === "device_failed" || event.kind === "reload_failed" || event.payload.outcome === "rolled_back" || event.payload.outcome === "failed" || event.payload.target === "rolling_back";
     const text = SAID[event.kind] ? SAID[event.kind](event.payload) : `${words(event.kind)} ${JSON.stringify(event.payload).slice(0, 200)}`;
     return [[new Date(event.at).toLocaleString([], { dateStyle: "short", timeStyle: "medium" }), "t"], [text, bad ? "w bad" : "w"]];
   })));
@@ -390,7 +405,7 @@ function drawValues(rows) {
   const measured = [
     ["p50", (r) => ms(median(r, "p50_ms"))], ["p90", (r) => ms(median(r, "p90_ms"))], ["p99", (r) => ms(median(r, "p99_ms"))],
     ["SLO", (r) => ms(r.at(-1)?.slo_ms)], ["attainment", (r) => percent(overall(r).attainment)], ["hit rate", (r) => percent(overall(r).hit_rate)],
-    ["predicted hit rate", (r) => percent(r.at(-1)?.expected_hit_rate)], ["requests", (r) => rate(overall(r).requests_s)], ["queries", (r) => rate(overall(r).queries_s)],
+    ["predicted hit rate", (r) => percent(r.at(-1)?.expected_hit_rate)], ["by the plan", () => percent(page.state.planned_hit_rate)], ["requests", (r) => rate(overall(r).requests_s)], ["queries", (r) => rate(overall(r).queries_s)],
     ["waiting queries", (r) => or((v) => round(v))(median(r, "waiting"))],
     ...page.state.devices.flatMap((d, i) => PARTS.map(([part, , name]) => [`device ${i}: ${name}`, (r) => bytes(r.at(-1)?.devices[i]?.[part])])),
   ];
@@ -407,7 +422,7 @@ const SCALE = { device_budget_bytes: 1 << 20, coverage: 0.01, bandwidth_share: 0
 function drawForm() {
   const none = !page.state.devices.length;
   $("repartition-off").hidden = !none;
-  $("repartition-off").textContent = "There is nothing to repartition: the daemon serves on the host alone. Start it with --device.";
+  $("repartition-off").textContent = `There is nothing to repartition: the daemon serves on the host alone. ${page.state.note ? `Why: ${page.state.note}.` : "Start it with --device."}`;
   $("repartition-form").hidden = none;
   for (const [name, value] of [["slo_ms", page.tradeoff?.slo_ms], ["rate_qps", page.tradeoff?.rate_qps], ["coverage", page.tradeoff && page.tradeoff.chosen.coverage * 100],
     ["device_budget_bytes", page.tradeoff && page.tradeoff.budget_bytes / page.state.devices.length / SCALE.device_budget_bytes], ["bandwidth_share", page.state.refresher ? null : 100]])
@@ -430,13 +445,13 @@ function showProposal(o) {
   const met = placed.verdict === "feasible", gain = o.gain.latency_ms, slo = ms(next.slo_ms);
   const facts = [
     el("p", { class: met ? "good" : "bad" }, el("strong", {}, `Predicted to ${met ? "meet" : "miss"} the SLO of ${slo}`), `: ${placed.reason}`),
-    table([[`at an SLO of ${slo}`], ["now", "n"], [o.applied ? "placed" : "proposed", "n"]], [
+    table([[`at an SLO of ${slo}`], [o.applied ? "before" : "now", "n"], [o.applied ? "placed" : "proposed", "n"]], [
       row("meets it", yes, o.verdict_before, placed.verdict), row("most requests within it", rate, o.max_qps_before, o.max_qps_after),
       row(`latency, batch of ${o.gain.batch}`, ms, o.latency_ms_before, placed.latency_ms), row("hit rate", percent, o.hit_rate_before, placed.hit_rate),
       row("lists on devices", String, o.resident.lists, placed.lists), row("their bytes", bytes, o.resident.bytes, placed.bytes),
     ]),
     el("p", {}, el("strong", {}, "To move: "), `${lists(o.lists_to_move)}, ${bytes(o.bytes_to_move)}${o.move_s == null ? "" : `, about ${round(o.move_s)} s`}; to leave: ${lists(o.lists_to_drop)}. `,
-      el("strong", {}, "Gain: "), gain == null ? "unknown" : `${gain >= 0 ? "" : "−"}${ms(Math.abs(gain))} of predicted latency`),
+      el("strong", {}, "Gain: "), gain == null ? "unknown" : gain ? `predicted ${ms(Math.abs(gain))} ${gain > 0 ? "faster" : "slower"}` : "latency as before"),
   ];
   if (placed.lists < o.planned.lists) facts.push(el("p", { class: "bad" }, `${placed.lists} of ${lists(o.planned.lists)} that were planned have room; the host scans the others.`));
   if (o.objection) facts.push(el("p", { class: "bad" }, `The refresher would not do it: ${o.objection}.`));
@@ -447,6 +462,11 @@ function showProposal(o) {
     facts.unshift(el("p", { class: "good" }, el("strong", {}, `Applied as plan #${o.plan_id ?? "?"}`), `; ${stage}.`));
   }
   $("repartition-said").replaceChildren(...facts);
+}
+
+function refusal(error) {
+  const text = error.status === 403 ? `Refused: ${error.message}. A key with the role search may look, not change.` : error.status ? `Refused: ${error.message}` : "The daemon could not be reached; whether it changed anything shows once it is back.";
+  return el("p", { class: "problem", role: "alert" }, text);
 }
 
 async function repartition(apply) {
@@ -461,8 +481,7 @@ async function repartition(apply) {
     page.eventsAt = 0;
   } catch (error) {
     page.proposed = null;
-    const text = error.status === 403 ? `Refused: ${error.message}. A key with the role search may look, not change.` : error.status ? `Refused: ${error.message}` : "The daemon could not be reached; whether it changed anything shows once it is back.";
-    $("repartition-said").replaceChildren(el("p", { class: "problem", role: "alert" }, text));
+    $("repartition-said").replaceChildren(refusal(error));
   } finally {
     $("dry-run").disabled = false;
     $("apply").disabled = !page.proposed;
@@ -488,6 +507,34 @@ $("apply").addEventListener("click", () => {
 $("force").addEventListener("change", () => { $("confirm-yes").disabled = !$("force").checked; });
 $("confirm-no").addEventListener("click", () => $("confirm").close());
 $("confirm-yes").addEventListener("click", () => { $("confirm").close(); repartition(true); });
+
+// Reload
+
+async function reload() {
+  const said = $("reload-said");
+  $("reload").disabled = true;
+  said.replaceChildren(el("p", {}, "Opening and reading the index …"));
+  try {
+    const o = await ask("v1/reload", {}), plan = o.plan_id == null ? "no plan" : `plan #${o.plan_id}, ${o.plan_origin}`;
+    const place = o.generation === o.generation_before ? "with its devices" : `in place of ${o.generation_before}`;
+    const text = o.reloaded ? `Generation ${o.generation} serves, ${place}; ${plan}.` : `Generation ${o.generation} serves already.`;
+    said.replaceChildren(el("p", { class: "good" }, text), o.note ? el("p", { class: "bad" }, o.note) : "");
+    page.eventsAt = 0;
+    page.tradeoffPlan = undefined;
+  } catch (error) {
+    said.replaceChildren(refusal(error));
+  } finally {
+    $("reload").disabled = false;
+  }
+}
+
+$("reload").addEventListener("click", () => {
+  const { generation, plan_id } = page.state;
+  $("confirm-reload-words").textContent = `Generation ${generation} serves now, ${plan_id == null ? "without a plan" : `by plan #${plan_id}`}. The generation that the index directory names as current will serve.`;
+  $("confirm-reload").showModal();
+});
+$("reload-no").addEventListener("click", () => $("confirm-reload").close());
+$("reload-yes").addEventListener("click", () => { $("confirm-reload").close(); reload(); });
 
 // The rest
 
