@@ -284,8 +284,7 @@ def _quantizes_by_lists(faiss: Any, outer: Any) -> bool:
 
 @contextmanager
 def _limited_vectors(faiss: Any, nbytes: int) -> Iterator[None]:
-    """No array in a file is longer than the file: keeps a damaged length from filling the memory with zeros. For fast
-    scan faiss also counts a table that it makes of the centroids, 16 times their size at most.
+    """No array in a file is longer than the file: keeps a damaged length from filling the memory with zeros.
 
     The limit is global to faiss; readers elsewhere in the process feel it for the moment of the import.
     """
@@ -293,7 +292,7 @@ def _limited_vectors(faiss: Any, nbytes: int) -> Iterator[None]:
         yield
         return
     with _LIMIT_LOCK:
-        before, nbytes = faiss.get_deserialization_vector_byte_limit(), 16 * nbytes
+        before = faiss.get_deserialization_vector_byte_limit()
         faiss.set_deserialization_vector_byte_limit(min(before, nbytes) if before else nbytes)
         try:
             yield

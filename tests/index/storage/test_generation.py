@@ -279,3 +279,13 @@ def test_an_export_to_no_place_for_a_file_is_refused(tmp_path: Path, place: str,
         to_faiss(index, tmp_path / place)
     assert names(tmp_path) == ["i"]
     assert not tmp_path.with_name(tmp_path.name + ".part").exists()
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_takes_no_export_is_named(tmp_path: Path, error: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with build(OLD, tmp_path / "i", nlist=2) as index:
+        FaultyDisk(monkeypatch, 2, error)
+        with pytest.raises(BuildError, match=r"a\.faiss cannot be written .*nothing was left behind") as caught:
+            to_faiss(index, tmp_path / "a.faiss")
+    assert isinstance(caught.value, DiskFullError) == (error == errno.ENOSPC)
+    assert names(tmp_path) == ["i"]
