@@ -48,7 +48,7 @@ Metric = Literal["ip", "l2"]
 #: The model of hit rates that decides a plan; "best": the one that predicts held-back queries best.
 HitRateChoice = Literal["best", "beta", "beta_binomial", "empirical"]
 #: What a plan must have to spare, as a fraction: of the rate and of the SLO (``benchmarks/host/plan_calibration.py``).
-DEFAULT_HEADROOM = 0.06
+DEFAULT_HEADROOM = 0.05
 
 #: What a latency sample timed. ``coarse``: coarse quantization of a batch on the host. ``host_scan``: the host scanner
 #: over the probes it was given. ``device_scan``: one device's scan. ``merge``: merging both. ``batch``: a whole routed
