@@ -246,7 +246,10 @@ class RouterConfig:
         bool, Setting(help="Answer a request as soon as its own queries are done, not with its batch.")
     ] = True
     host_scanner: Annotated[
-        HostScannerName, Setting(help="What scans on the host. 'auto': native where it supports the codec, else faiss.")
+        HostScannerName,
+        Setting(
+            help="What scans on the host. 'auto': native where it supports the codec, else faiss. Answers are the same."
+        ),
     ] = "auto"
     cache_fraction: Annotated[
         float,

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+
 __all__ = [
     "AccessDeniedError",
     "BuildError",
@@ -15,6 +20,7 @@ __all__ = [
     "DocumentStoreError",
     "DuplicateIdError",
     "EmbeddingError",
+    "ForkedError",
     "GenerationError",
     "HybridIndexError",
     "IndexExistsError",
@@ -41,9 +47,30 @@ __all__ = [
     "TraceError",
     "UnknownSessionError",
     "UnreachableError",
+    "UnreadableIndexError",
     "UnsupportedIndexError",
+    "cannot_write",
     "how_to_install",
+    "io_cure",
+    "naming",
 ]
+
+#: No room: of the disk, of a quota, of a limit of file sizes.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_CURES = {
+    errno.EACCES: "give this user the right to it, and to enter the folders above it",
+    errno.EPERM: "give this user the right to it",
+    errno.EROFS: "its file system is mounted read-only",
+    errno.EIO: "its disk, or the way to it, fails: see the kernel's log, and go on elsewhere",
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room within the quota",
+    errno.EFBIG: "raise the limit of file sizes",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "this machine has too many files open",
+    errno.ENOMEM: "there is no memory, or too much of it is mapped (vm.max_map_count)",
+    errno.ENOSYS: "its file system has no file locks: use a local one",
+    errno.ENOLCK: "its file system has no file locks: use a local one",
+}
 
 
 class HybridIndexError(Exception):
@@ -78,6 +105,11 @@ class CorruptIndexError(IndexFormatError):
     """Stored bytes differ from their checksum, or a file is truncated."""
 
 
+class UnreadableIndexError(IndexFormatError):
+    """A file of an index is there and cannot be read: no permission, or the disk reports an error. What it holds may be
+    intact."""
+
+
 class UnsupportedIndexError(IndexFormatError):
     """A foreign file, a newer format version, or an index kind or metric that is not served."""
 
@@ -91,7 +123,7 @@ class DiskFullError(BuildError):
 
 
 class NotWritableError(BuildError):
-    """The directory cannot be written."""
+    """A file or directory cannot be written."""
 
 
 class StoreError(HybridIndexError):
@@ -132,6 +164,10 @@ class DeviceSlowError(DeviceError):
 
 class OutOfBudgetError(DeviceError):
     """Internal to placement: pages or scratch would exceed the byte budget of a device."""
+
+
+class ForkedError(HybridIndexError):
+    """What owns threads was carried across a fork, into a process that has none of them. Open it after the fork."""
 
 
 class MissingDependencyError(HybridIndexError, ImportError):
@@ -232,3 +268,25 @@ def how_to_install(extra: str) -> str:
         return f"in the source of hybridindex: pip install '.[{extra}]'"
     found = [entry.partition(";")[0].strip() for entry in needed if re.search(rf"extra == .{extra}.$", entry)]
     return "pip install " + " ".join(f"'{package}'" for package in found)
+
+
+def io_cure(error: OSError) -> str:
+    """What helps against an error of the operating system."""
+    return _CURES.get(error.errno or 0, "see what the operating system says of it")
+
+
+def cannot_write(error: OSError, path: str | PathLike[str], kept: str) -> BuildError:
+    """What to raise where writing ``path`` failed; ``kept`` says what is there now."""
+    kind = DiskFullError if error.errno in _FULL else NotWritableError
+    return kind(f"{path} cannot be written ({error}): {io_cure(error)}; {kept}")
+
+
+@contextmanager
+def naming(path: str | PathLike[str]) -> Iterator[None]:
+    """An OSError raised inside names the file: calls that take a descriptor do not know it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error

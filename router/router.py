@@ -20,6 +20,7 @@ from hybridindex.errors import InvalidInputError, ProfileMismatchError, RouterEr
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.warm import available_bytes, warm_lists
 from hybridindex.partitioner.decision import refuse_infeasible
+from hybridindex.processes import OfOneProcess
 from hybridindex.router.batch.batch import FutureReply
 from hybridindex.router.batch.loop_reply import LoopReply
 from hybridindex.router.batch.parts import RouterParts
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["Router"]
 
 
-class Router:
+class Router(OfOneProcess):
     """Serves one index by one plan. All public methods may be called from any thread; ``close`` joins what it started.
 
     Answers never depend on the plan, on what lookahead moved, or on devices failing: those change only the time taken.

@@ -14,6 +14,7 @@ import numpy as np
 
 from hybridindex.config import SearchParams, check_bytes
 from hybridindex.errors import InvalidInputError, RouterClosedError
+from hybridindex.processes import OfOneProcess
 from hybridindex.router.batch.batch import FutureReply, Reply
 from hybridindex.router.batch.loop_reply import LoopReply
 from hybridindex.router.batch.parts import RouterParts
@@ -56,7 +57,7 @@ class SessionBudgets:
     in_window: Callable[[float | None, str | None], int]
 
 
-class Session:
+class Session(OfOneProcess):
     """Made by :meth:`hybridindex.router.Router.session`. Methods may be called from several threads; close once."""
 
     def __init__(

@@ -42,7 +42,12 @@ def check_timeout(timeout_s: float) -> float:
 def time_limit(call: Call[Any], timeout_s: float) -> float:
     """Seconds for all attempts: ``timeout_s``, or the call's deadline. Raises InvalidInputError for a bad deadline."""
     deadline_ms = call.params.get("deadline_ms")
-    return timeout_s if deadline_ms is None else min(check_timeout(deadline_ms / 1e3), timeout_s)
+    if deadline_ms is None:
+        return timeout_s
+    # Compared before it is divided: an integer may be above all floats.
+    if isinstance(deadline_ms, bool) or not isinstance(deadline_ms, int | float) or not 0 < deadline_ms <= 86_400_000:
+        raise InvalidInputError(f"deadline_ms is {deadline_ms!r}; expected milliseconds above 0, a day at most")
+    return min(deadline_ms / 1e3, timeout_s)
 
 
 def transport_options(address: Address, verify: ssl.SSLContext | bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from hybridindex.errors import CorruptIndexError, MissingDependencyError, UnsupportedIndexError, how_to_install
 from hybridindex.index.codec import CodecSpec
+from hybridindex.index.on_disk_lists import on_disk_names
 from hybridindex.types import F32, I64, U8, Metric
 
 __all__ = [
@@ -260,9 +261,12 @@ def load_model(path: Path, *, precompute: bool = True) -> LoadedModel:
 
     Raises:
         CorruptIndexError: faiss cannot read it although the checksum is right.
-        UnsupportedIndexError: this faiss does not know the index kind.
+        UnsupportedIndexError: this faiss does not know the index kind, or the model names another file.
+        OSError: it cannot be read.
     """
     faiss = require_faiss()
+    if names := on_disk_names(path):
+        raise UnsupportedIndexError(f"{path} names another file, {names[0]!r}; a model of ours names none: not opened")
     try:
         outer = faiss.read_index(str(path), 0 if precompute else faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
     except (RuntimeError, MemoryError) as error:

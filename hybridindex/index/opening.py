@@ -19,7 +19,13 @@ from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.rewrite import write_copy
 from hybridindex.index.storage.checksums import digest_file
 from hybridindex.index.storage.commit import Progress, no_progress
-from hybridindex.index.storage.generation import GenerationWriter, as_path, generation_name, read_current
+from hybridindex.index.storage.generation import (
+    GenerationWriter,
+    as_path,
+    generation_name,
+    read_current,
+    unreadable,
+)
 from hybridindex.index.storage.going_back import previous_generation, remove_others, switch_back
 from hybridindex.index.storage.huge_pages import load_in_huge_pages, map_file
 from hybridindex.index.storage.layout import check_extents
@@ -120,6 +126,7 @@ def open_index(path: str | Path, verify: Verify = "full") -> IVFIndex:
         InvalidInputError: there is nothing at ``path``, or ``verify`` is unknown.
         UnsupportedIndexError: not an index directory, or a newer format.
         CorruptIndexError: bytes differ from their checksums, or a file is missing or short.
+        UnreadableIndexError: a file is there and cannot be read: no permission, or an error of the disk.
         MissingDependencyError: faiss is not installed.
     """
     if verify not in ("full", "quick"):
@@ -172,7 +179,9 @@ def _open_generation(path: Path, generation: Path, verify: Verify) -> IVFIndex:
             map_lists(model.ivf, lists, table, code_size=manifest.code_size, nbytes=data.nbytes)
             model.outer.ntotal = manifest.count
             model.ivf.nprobe = manifest.nprobe
-    except (OSError, RuntimeError, ValueError) as error:
+    except OSError as error:
+        raise unreadable(error, generation) from error
+    except (RuntimeError, ValueError) as error:
         raise CorruptIndexError(f"{generation} cannot be mapped: {error}") from error
     index = IVFIndex(path, manifest, model, table, data, model_bytes)
     return _converted(index) if manifest.layout == "blocks16" else index
@@ -183,7 +192,7 @@ def _read_manifest(generation: Path) -> Manifest:
     try:
         raw = file.read_bytes()
     except OSError as error:
-        raise CorruptIndexError(f"{file} cannot be read: {error}") from error
+        raise unreadable(error, file) from error
     manifest = parse_manifest(raw, str(file))
     if generation.name != generation_name(manifest.generation):
         raise CorruptIndexError(f"{file} is of generation {manifest.generation}, but lies in {generation.name}")
@@ -203,14 +212,16 @@ def _check_files(generation: Path, manifest: Manifest, verify: Verify) -> None:
             if (verify == "full" or name != LISTS_FILE) and digest_file(file) != entry.xxh3_128:
                 raise CorruptIndexError(f"{file} differs from its checksum in the manifest")
         except OSError as error:
-            raise CorruptIndexError(f"{file} cannot be read: {error}") from error
+            raise unreadable(error, file) from error
 
 
 def _read_table(generation: Path, manifest: Manifest) -> I64:
     file = generation / TABLE_FILE
     try:
         table = np.load(file, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise unreadable(error, file) from error
+    except ValueError as error:
         raise CorruptIndexError(f"{file} cannot be read: {error}") from error
     check_extents(
         table,

@@ -24,6 +24,7 @@ from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.plans.planner import Arenas
 from hybridindex.plans.proposal import Served, Weighed
+from hybridindex.processes import OfOneProcess
 from hybridindex.refresh.gil_switch import usual_switch_interval
 from hybridindex.refresh.pipe_codec import read_frame, write_frame
 from hybridindex.refresh.planner import CODEC, RenewOptions
@@ -38,7 +39,7 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 _EXIT_TIMEOUT_S = 5.0
 
 
-class PlanningProcess:
+class PlanningProcess(OfOneProcess):
     """A :class:`hybridindex.refresh.planner.Planner`. Calls from one thread; :meth:`stop` from any."""
 
     def __init__(self, index: IVFIndex, *, timeout_s: float, nice: int) -> None:

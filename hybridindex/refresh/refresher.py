@@ -22,6 +22,7 @@ import numpy.typing as npt
 from hybridindex.errors import InvalidInputError, MissingDependencyError, ProfileError, how_to_install
 from hybridindex.plans.proposal import Proposal
 from hybridindex.plans.replan import PlanChanges
+from hybridindex.processes import OfOneProcess
 from hybridindex.refresh import drift
 from hybridindex.refresh.config import RefreshConfig, RefreshStatus, UpdateRecord, window_data
 from hybridindex.refresh.drift import DriftMonitor, Expectation, Window
@@ -45,7 +46,7 @@ _log = logging.getLogger(__name__)
 _SHOWN_WINDOWS = 20
 
 
-class Refresher:
+class Refresher(OfOneProcess):
     """Watches one router and changes its plan. Close it before the router.
 
     Threads: :meth:`observe` and :meth:`status` may be called from any thread and never wait for an update.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridindex.errors import ProfileMismatchError
+from hybridindex.errors import ProfileMismatchError, cannot_write, naming
 from hybridindex.paging import format_bytes
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.solver import rate_in_words
@@ -66,7 +66,7 @@ def write_report(
         MissingDependencyError: matplotlib is not installed.
         ProfileMismatchError: ``plan`` was made from a profile of another index or machine.
         InvalidInputError: a row of ``load`` lacks a value.
-        OSError: the directory cannot be written.
+        DiskFullError, NotWritableError: the directory cannot be written; says why.
     """
     require_matplotlib()
     for name, own, other in (
@@ -100,16 +100,19 @@ def write_report(
     html = page(heading, under, _blocks(plan, profile, index_info, rows, notes, devices, pictures))
 
     target = Path(out_dir)
-    target.mkdir(parents=True, exist_ok=True)
     pngs = []
-    for picture in pictures.values():
-        if picture.png is not None:
-            pngs.append(target / f"{picture.name}.png")
-            _replace(pngs[-1], picture.png)
-    _replace(target / HTML_NAME, html.encode("utf-8"))
-    for picture in pictures.values():
-        if picture.png is None:
-            (target / f"{picture.name}.png").unlink(missing_ok=True)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for picture in pictures.values():
+            if picture.png is not None:
+                pngs.append(target / f"{picture.name}.png")
+                _replace(pngs[-1], picture.png)
+        _replace(target / HTML_NAME, html.encode("utf-8"))
+        for picture in pictures.values():
+            if picture.png is None:
+                (target / f"{picture.name}.png").unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_write(error, target, "no file in it is half written; write the report again") from error
     return ReportFiles(html=target / HTML_NAME, pngs=pngs)
 
 
@@ -204,7 +207,7 @@ def _replace(path: Path, content: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     temporary = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with naming(path), os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

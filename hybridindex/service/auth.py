@@ -14,16 +14,18 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import Timeout
 
-from hybridindex.errors import AccessDeniedError, InvalidInputError
+from hybridindex.errors import AccessDeniedError, BuildError, InvalidInputError, cannot_write, naming
+from hybridindex.processes import lock_file
 
 __all__ = ["Caller", "KeyFile", "Keyring", "Role", "StoredKey"]
 
@@ -88,7 +90,7 @@ class KeyFile:
         made = StoredKey(
             name=name, role=role, sha256=_digest(key), created_at=self._clock().isoformat(timespec="seconds")
         )
-        with self._lock():
+        with self._writing():
             keys = self._read_or_none()
             if any(k.name == name for k in keys):
                 raise InvalidInputError(f"name is {name!r}, which has a key; revoke it first or take another name")
@@ -101,7 +103,7 @@ class KeyFile:
         Raises:
             InvalidInputError: nobody has that name.
         """
-        with self._lock():
+        with self._writing():
             keys = self._read_or_none()
             kept = tuple(k for k in keys if k.name != name)
             if len(kept) == len(keys):
@@ -135,9 +137,18 @@ class KeyFile:
     def _read_or_none(self) -> tuple[StoredKey, ...]:
         return self.read() if self.path.exists() else ()
 
-    def _lock(self) -> FileLock:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        return FileLock(self.path.with_name(self.path.name + ".lock"), timeout=10)
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Holds the lock."""
+        lock = self.path.with_name(self.path.name + ".lock")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with lock_file(lock, timeout_s=10), naming(self.path):
+                yield
+        except Timeout:
+            raise BuildError(f"key_file {self.path}: another process holds {lock}; try again") from None
+        except OSError as error:
+            raise cannot_write(error, self.path, "hybridindex keys list says which keys are in it") from error
 
     def _write(self, keys: tuple[StoredKey, ...]) -> None:
         beside = self.path.with_name(f".{self.path.name}.new")

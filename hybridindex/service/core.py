@@ -30,6 +30,7 @@ from hybridindex.plans.planner import devices_of, plan_next, request_next
 from hybridindex.plans.proposal import Proposal, Served, Weigh, propose
 from hybridindex.plans.replan import PlanChanges
 from hybridindex.plans.stored import load_plan, plan_summary, resume_plan
+from hybridindex.processes import OfOneProcess
 from hybridindex.refresh.config import RefreshConfig, UpdateRecord
 from hybridindex.refresh.planning import Planning
 from hybridindex.refresh.refresher import Refresher
@@ -146,7 +147,7 @@ class Observation:
         return self.queue_s + self.search_s
 
 
-class Service:
+class Service(OfOneProcess):
     """One served index. Searches on one event loop, other methods on any thread."""
 
     def __init__(

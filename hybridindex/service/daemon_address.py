@@ -12,10 +12,11 @@ import stat
 from dataclasses import asdict
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from hybridindex.errors import ServiceError
 from hybridindex.index.storage.standing import ADDRESS_FILE, ADDRESS_LOCK, RunningDaemon, find_daemon
+from hybridindex.processes import lock_file
 
 __all__ = ["DaemonAddress", "RunningDaemon", "bind_tcp", "bind_unix", "find_daemon"]
 
@@ -27,7 +28,7 @@ class DaemonAddress:
         """Raises ServiceError: another daemon serves the index, or the folder cannot be written."""
         self._file = folder / ADDRESS_FILE
         # find_daemon holds the lock for a moment.
-        self._lock = FileLock(folder / ADDRESS_LOCK, timeout=1)
+        self._lock = lock_file(folder / ADDRESS_LOCK, timeout_s=1)
         try:
             self._lock.acquire()
         except Timeout:

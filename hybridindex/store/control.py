@@ -21,6 +21,7 @@ from sqlalchemy import Engine, delete, func, select, text, update
 from sqlalchemy.orm import Session
 
 from hybridindex.errors import InvalidInputError, StoreError
+from hybridindex.processes import OfOneProcess
 from hybridindex.store import plans, profiles
 from hybridindex.store.checks import check_scalar, check_time
 from hybridindex.store.engine import Location, locate, make_engine, writing
@@ -41,13 +42,14 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class ControlStore:
+class ControlStore(OfOneProcess):
     """An open control store. Make one with :meth:`open`.
 
     Threading: every method may be called from any thread; each call is one transaction on a connection of its own, and
-    writers wait for one another. Processes may share a store, each with its own ControlStore: do not carry one across a
-    fork. Every method raises StoreLockedError when another writer held the store past the busy timeout, and StoreError
-    when the store is closed, damaged or out of reach. All methods write completely or not at all.
+    writers wait for one another. Processes may share a store, each with its own ControlStore: one that is carried
+    across a fork raises ForkedError. Every method raises StoreLockedError when another writer held the store past the
+    busy timeout, and StoreError when the store is closed, damaged or out of reach. All methods write completely or not
+    at all.
     """
 
     def __init__(self, location: Location, engine: Engine, revision: str, clock: Callable[[], datetime]) -> None:

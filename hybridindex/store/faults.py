@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,9 +30,15 @@ _SQLITE_WORDS = {
 
 @contextmanager
 def translated(where: str) -> Iterator[None]:
-    """Turn database errors raised inside into StoreError or StoreLockedError that name ``where``."""
+    """Turn database errors raised inside, and those of damaged rows, into StoreError or StoreLockedError that name
+    ``where``."""
     try:
         yield
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise StoreError(
+            f"control store {where}: a row is damaged ({type(error).__name__}: {error}); restore the store from a "
+            "copy, or move it away to begin anew"
+        ) from error
     except (SQLAlchemyError, sqlite3.Error) as error:  # the driver's own come from connection set-up
         raise store_fault(error, where) from error
 

@@ -18,11 +18,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from hybridindex.errors import StoreError, StoreLockedError, StoreVersionError
+from hybridindex.errors import StoreError, StoreLockedError, StoreVersionError, io_cure
+from hybridindex.processes import keep_to_writers, lock_file
 from hybridindex.store.engine import PG_SCHEMA, Location, make_engine, writing
 from hybridindex.store.faults import store_fault, translated
 
@@ -66,6 +67,7 @@ def upgrade_store(location: Location, *, busy_timeout_s: float, scripts: Path = 
         if location.path is not None:
             _check_place(location.path)
             with _file_lock(location.path, busy_timeout_s), translated(location.name):
+                _keep_to_writers(location.path)
                 return _upgrade_sqlite(engine, location.path, scripts)
         with translated(location.name):
             return _upgrade_postgresql(engine, location.name, scripts)
@@ -82,7 +84,7 @@ def _check_place(path: Path) -> None:
 
 @contextmanager
 def _file_lock(path: Path, timeout_s: float) -> Iterator[None]:
-    lock = FileLock(f"{path}.lock", timeout=timeout_s)
+    lock = lock_file(Path(f"{path}.lock"), timeout_s=timeout_s)
     try:
         lock.acquire(poll_interval=0.01)
     except Timeout as error:
@@ -96,6 +98,19 @@ def _file_lock(path: Path, timeout_s: float) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _keep_to_writers(path: Path) -> None:
+    """SQLite locks bytes of its files, which whoever can read them can lock, too. Held under the file lock."""
+    mode = keep_to_writers(path)
+    if not path.exists():
+        # Made before SQLite does: it gives its other files this mode. Nobody else has it open yet.
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+        except OSError as error:
+            raise StoreError(f"control store {path}: it cannot be made ({error}): {io_cure(error)}") from error
+    for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        keep_to_writers(name)
 
 
 def _upgrade_sqlite(engine: Engine, path: Path, scripts: Path) -> str:

@@ -218,3 +218,14 @@ def test_keys_are_sent_and_never_shown():
         client.status()
     assert transport.asked[0].headers["authorization"] == "Bearer hix_secret"
     assert "secret" not in str(failed.value) + repr(client)
+
+
+@pytest.mark.parametrize("deadline_ms", [10**400, -1, 0, float("nan"), True, "5"])
+def test_a_deadline_that_is_none_is_refused_by_name(queries, deadline_ms):
+    with (
+        Client("http://127.0.0.1:1") as client,
+        pytest.raises(
+            errors.InvalidInputError, match=r"deadline_ms is .*; expected milliseconds above 0, a day at most"
+        ),
+    ):
+        client.search(queries, deadline_ms=deadline_ms)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
+import io
 import json
 import logging
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +23,7 @@ from hybridindex.errors import (
     IndexFormatError,
     InvalidInputError,
     NotWritableError,
+    UnreadableIndexError,
     UnsupportedIndexError,
 )
 from hybridindex.index import (
@@ -32,6 +37,7 @@ from hybridindex.index import (
     verify,
     write_layout,
 )
+from hybridindex.index.storage import checksums
 from hybridindex.index.storage.layout import to_blocks16
 from hybridindex.index.storage.manifest import Manifest
 from tests.conftest import clustered_vectors
@@ -88,6 +94,47 @@ def test_a_missing_file_is_noticed(built: Path, tmp_path: Path, name: str) -> No
     (path / name).unlink()
     with pytest.raises(CorruptIndexError, match=os.path.basename(name)):
         open_index(path)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("number", "cure"), [(errno.EACCES, "give this user the right"), (errno.EIO, "its disk, or the way to it, fails")]
+)
+def test_what_cannot_be_read_is_not_called_damaged(
+    built: Path, name: str, number: int, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = io.open
+
+    def refuse(file: Any, *args: Any, **options: Any) -> Any:
+        if str(file).endswith(name):
+            raise OSError(number, os.strerror(number), str(file))
+        return opened(file, *args, **options)
+
+    monkeypatch.setattr(io, "open", refuse)
+    monkeypatch.setattr(builtins, "open", refuse)
+    for prove in (open_index, verify):
+        with pytest.raises(UnreadableIndexError, match=f"{name} cannot be read: .*{cure}") as caught:
+            prove(built)
+        assert "restore" not in str(caught.value)
+
+
+def test_a_disk_that_fails_while_it_is_read_is_named(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FailingState:
+        def update(self, _: object) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(checksums.xxhash, "xxh3_128", FailingState)
+    with pytest.raises(UnreadableIndexError, match=r"lists\.idx\.npy cannot be read: Input/output error.*kernel's log"):
+        open_index(built)
+
+
+def test_a_folder_that_may_not_be_listed_is_not_called_damaged(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(UnreadableIndexError, match="give this user the right"):
+        open_index(built.parent)
 
 
 def test_quick_trusts_the_bytes_of_the_lists_only(built: Path, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from hybridindex.cli.main import make_app
 from tests.cli.conftest import cli
@@ -23,6 +25,7 @@ __all__ = ["cli", "running"]
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "examples/compose.yml"
 DOCKERFILE = ROOT / "examples/Dockerfile"
+REQUIREMENTS = ROOT / "examples/image-requirements.txt"
 
 
 def parses(words):
@@ -114,6 +117,28 @@ def test_what_the_image_is_built_from_exists():
     assert set(extras) <= set(project["optional-dependencies"])
     assert (ROOT / project["readme"]).name in " ".join(instruction("COPY", stage=1))
     assert all(file in " ".join(instruction("COPY", stage=1)) for file in project["license-files"])
+
+
+def test_the_image_installs_pinned_and_hashed_packages_alone():
+    """The list has what the extras of the image need, at the versions that are tested."""
+    lines = [line for line in REQUIREMENTS.read_text().splitlines() if not line.startswith("#")]
+    pins = {}
+    for line in lines:
+        found = re.fullmatch(r"([A-Za-z0-9._-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line)
+        assert found, line
+        pins[canonicalize_name(found[1])] = found[2]
+    known = [line.partition("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
+    tested = {canonicalize_name(name): version for name, _, version in known}
+    assert {name for name in pins.keys() & tested.keys() if pins[name] != tested[name]} <= {"triton"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = instruction("ARG", stage=1)[0].removeprefix("EXTRAS=").split(",")
+    needed = project["dependencies"] + [r for extra in extras for r in project["optional-dependencies"][extra]]
+    for requirement in map(Requirement, needed):
+        assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+    (build,) = [run for run in instruction("RUN", stage=1) if "pip" in run]
+    installs = [step for step in build.split("&&") if "pip install" in step]
+    assert [("--require-hashes" in step, "--no-index" in step) for step in installs] == [(True, False), (False, True)]
+    assert "PIP_CONSTRAINT=constraints.txt" in build
 
 
 def test_the_health_check_sees_a_daemon_come_and_go(running, cli):

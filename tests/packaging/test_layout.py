@@ -24,7 +24,7 @@ SOURCES = {".py", ".cpp", ".h", ".js", ".css", ".html"}
 MOST_FILES, MOST_AT_THE_ROOT = 16, 12
 
 #: Shared by all rooms; they import nothing but each other.
-SHARED = {"types", "errors", "paging", "config", "extension", "online_fit", "answer_codec"}
+SHARED = {"types", "errors", "paging", "config", "extension", "online_fit", "answer_codec", "processes"}
 #: Not files: the compiled kernels, and what the package itself says.
 NOT_FILES = {"_native", "__version__"}
 #: Room -> the rooms that it may import.

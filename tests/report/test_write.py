@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridindex.errors import MissingDependencyError, ProfileMismatchError
+from hybridindex.errors import DiskFullError, MissingDependencyError, ProfileMismatchError
 from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.report import ReportFiles, write_report
@@ -223,7 +223,7 @@ def test_failed_write_keeps_the_old_report_whole(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(write_module.os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DiskFullError, match=f"{tmp_path} cannot be written .*No space.*make room"):
         write_report(tmp_path, index_info=INDEX_INFO, profile=bare_profile, plan=bare_plan, title="new")
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
     assert bare_report.html.name in before

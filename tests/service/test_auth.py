@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
 
 import pytest
 
-from hybridindex.errors import AccessDeniedError, InvalidInputError
+from hybridindex.errors import AccessDeniedError, BuildError, InvalidInputError
 from hybridindex.service.auth import KeyFile, Keyring, Role
 
 
@@ -108,3 +109,18 @@ def test_a_file_that_others_may_write_is_refused(file):
     os.chmod(file.path, 0o620)
     with pytest.raises(InvalidInputError, match="may be written by others"):
         Keyring(file.path)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EACCES])
+def test_a_disk_that_does_not_take_a_key_is_named(file, monkeypatch, number):
+    file.add("kept", "search")
+    kept = file.read()
+
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    for change in (lambda: file.add("other", "admin"), lambda: file.revoke(kept[0].name)):
+        with pytest.raises(BuildError, match=f"{file.path} cannot be written .*{os.strerror(number)}"):
+            change()
+    assert file.read() == kept

@@ -412,3 +412,15 @@ def test_damaged_hardware_is_an_error_that_names_it(store: ControlStore, profile
         connection.execute(update(HardwareRow).values(data=data))
     with pytest.raises(StoreError, match=f"profile {saved.id}: its hardware is a damaged row"):
         store.load_profile(saved.id)
+
+
+@pytest.mark.parametrize("damage", ["'{\"cpu_flags\": ['", "CAST(x'ff7b7d' AS TEXT)", "'" + "[" * 100_000 + "'"])
+def test_damaged_json_and_text_are_errors_that_name_the_store(
+    sqlite_path: Path, profile_of: Maker, damage: str
+) -> None:
+    with ControlStore.open(sqlite_path) as store:
+        saved = store.save_profile(profile_of())
+        with store._writer.begin() as connection:
+            connection.exec_driver_sql(f"UPDATE hardware SET data = {damage}")
+        with pytest.raises(StoreError, match=r"control store .*control\.sqlite: .*(damaged|decode)"):
+            store.load_profile(saved.id)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hybridindex.errors import InvalidInputError
 from hybridindex.index import from_faiss
 from hybridindex.tiers.contract.residency import ResidencyStore
+from hybridindex.tiers.host.decoded_scanner import HostDecodedScanner
 from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
 from hybridindex.tiers.host.native_scanner import HostNativeScanner
 from hybridindex.tiers.paged import triton_scanner as device_triton
@@ -38,6 +39,7 @@ FAISS_CASES = [
 FAISS_SCANNERS = ["faiss", "shard-cpu", pytest.param("shard-cuda", marks=pytest.mark.gpu)]
 SCANNERS = [
     *FAISS_SCANNERS[:2],
+    "decoded",
     "native-host",
     "native-cpu",
     "torch-cpu",
@@ -104,6 +106,9 @@ def scanner(pair, index, monkeypatch):
     name = pair[1]
     if name == "faiss":
         yield HostFaissScanner(index, threads=2)
+        return
+    if name == "decoded":
+        yield HostDecodedScanner(index, threads=2)
         return
     if name == "native-host":
         with closing(HostNativeScanner(index, threads=2)) as native:

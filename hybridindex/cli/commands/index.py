@@ -156,12 +156,26 @@ def register(app: typer.Typer) -> None:
             str | None,
             typer.Option(help="Of IVF…,RFlat: vectors puts the exact vectors into the lists, drop keeps the codes."),
         ] = None,
+        allow_on_disk: Annotated[
+            bool,
+            typer.Option(
+                "--allow-on-disk", help="Read lists from the file below its folder that FILE names. Of a trusted FILE."
+            ),
+        ] = False,
         json: Json = False,
     ) -> None:
         """Import a faiss IVF index file, pre-transforms included."""
         with (
             CliProgress(quiet=json) as progress,
-            hx.from_faiss(file, index, nprobe=nprobe, refine=refine, replace=replace, progress=progress) as imported,
+            hx.from_faiss(
+                file,
+                index,
+                nprobe=nprobe,
+                refine=refine,
+                allow_on_disk=allow_on_disk,
+                replace=replace,
+                progress=progress,
+            ) as imported,
         ):
             facts = describe(imported)
         _say_replaced(index, facts)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridindex.errors import DiskFullError, InvalidInputError, UnsupportedIndexError
+from hybridindex.errors import InvalidInputError, UnsupportedIndexError, cannot_write
 from hybridindex.index.faiss_model import empty_lists, peel, require_faiss
 from hybridindex.index.storage.commit import Progress, no_progress
-from hybridindex.index.storage.generation import DISK_FULL, OutFile, as_path, unusable_path
+from hybridindex.index.storage.generation import OutFile, as_path, unusable_path
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
@@ -64,8 +64,8 @@ def to_faiss(index: IVFIndex, file: str | Path, *, progress: Progress | None = N
     except BaseException as error:
         part.close()
         part.path.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in DISK_FULL:
-            raise DiskFullError(f"no room for {file} ({error}); nothing was left behind") from error
+        if isinstance(error, OSError) and error.filename is not None:  # of our file, not of the callback
+            raise cannot_write(error, file, "nothing was left behind") from error
         raise
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from hybridindex.config import check_count
-from hybridindex.errors import CorruptIndexError, InvalidInputError, UnsupportedIndexError
+from hybridindex.errors import CorruptIndexError, InvalidInputError, UnsupportedIndexError, io_cure
 from hybridindex.index.faiss_files.refinement import Refine, Refinement, check_refine, find_refinement
 from hybridindex.index.faiss_model import (
     LoadedModel,
@@ -31,6 +32,7 @@ from hybridindex.index.faiss_model import (
 )
 from hybridindex.index.ids import find_duplicates
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.on_disk_lists import on_disk_names
 from hybridindex.index.opening import open_index
 from hybridindex.index.storage.commit import Progress, commit_generation, no_progress
 from hybridindex.index.storage.generation import GenerationWriter, OutFile, as_path
@@ -69,6 +71,7 @@ def from_faiss(
     *,
     nprobe: int | None = None,
     refine: Refine | None = None,
+    allow_on_disk: bool = False,
     replace: bool = False,
     progress: Progress | None = None,
 ) -> IVFIndex:
@@ -85,12 +88,15 @@ def from_faiss(
         nprobe: default number of probes; ``None`` keeps that of ``file``. faiss's own default is 1, which finds little:
             a log warning says so.
         refine: needed for a refinement alone, see :data:`hybridindex.index.faiss_files.refinement.Refine`.
+        allow_on_disk: ``file`` may name another file that holds its lists (``OnDiskInvertedLists``). It is read into
+            the index, so only say so of a ``file`` that you trust. It must lie below the folder of ``file``.
         progress: ``progress(stage, done, total)`` with the stages import (lists) and checksum (bytes).
 
     Raises:
         InvalidInputError: the file is not there, ``file`` is something else, or ``nprobe`` is out of range.
         IndexExistsError: as in :func:`hybridindex.index.build.build`.
-        UnsupportedIndexError: not a faiss file, or not an IVF index that can be served; says what was found.
+        UnsupportedIndexError: not a faiss file, or not an IVF index that can be served; says what was found. Or its
+            lists lie in another file, and that was not allowed.
         CorruptIndexError: the file is truncated or damaged.
         DiskFullError, BuildError: as in :func:`hybridindex.index.build.build`.
     """
@@ -108,7 +114,8 @@ def from_faiss(
             raise InvalidInputError(f"file {str(file)!r} is not a file; expected one written by faiss.write_index")
     with GenerationWriter(path, replace=replace) as writer:
         if isinstance(file, Path):
-            _import(file, str(file), writer, options)
+            named = _named_files(file, allowed=allow_on_disk)
+            _import(file, str(file), writer, options, named=named)
         else:
             scratch = writer.open_file("import.faiss")
             stream_index(file, scratch.append)
@@ -136,12 +143,45 @@ def _check_object(given: Any) -> None:
         )
 
 
-def _import(file: Path, name: str, writer: GenerationWriter, options: _Options, scratch: OutFile | None = None) -> None:
-    """Commits the index in ``file``, called ``name`` in messages. ``scratch``: the file, where it is the writer's."""
-    outer = _read(file, name, refined=options.refine is not None)
+def _named_files(file: Path, *, allowed: bool) -> list[str]:
+    """The files that ``file`` names: none, or the one that holds its lists."""
+    try:
+        names = on_disk_names(file)
+    except OSError as error:
+        raise InvalidInputError(f"file {str(file)!r} cannot be read: {error}; {io_cure(error)}") from error
+    if not names:
+        return names
+    if not allowed:
+        raise UnsupportedIndexError(
+            f"{file} keeps its lists in another file, {names[0]!r}, which faiss would read: that could be any file of "
+            f"this machine. If you trust {file}, import it with allow_on_disk=True (--allow-on-disk); the other file "
+            "must lie below the same folder"
+        )
+    if len(names) > 1:
+        raise UnsupportedIndexError(f"{file} names {len(names)} other files; expected one, that holds its lists")
+    return names
+
+
+def _import(
+    file: Path,
+    name: str,
+    writer: GenerationWriter,
+    options: _Options,
+    scratch: OutFile | None = None,
+    *,
+    named: Sequence[str] = (),
+) -> None:
+    """Commits the index in ``file``, called ``name`` in messages. ``scratch``: the file, where it is the writer's.
+
+    ``named``: the other file that it names, which was allowed. A scratch file comes from an index in memory, which has
+    opened whatever it names.
+    """
+    outer = _read(file, name, refined=options.refine is not None, named=bool(named))
     refinement = find_refinement(outer, name, options.refine)
     model, id_map = peel(outer if refinement is None else refinement.base)
     metric = _check_servable(model, name)
+    if named:
+        _map_named(model.ivf, named[0], file)
     if refinement is not None and options.refine == "vectors":
         lists: _SourceLists = _RefinedLists(model.ivf, file, name, id_map, refinement)
         model = replace(model, ivf=refinement.flat_model(model.ivf))
@@ -194,22 +234,20 @@ def _nprobe_of(ivf: Any, name: str, given: int | None) -> int:
     return check_count("nprobe", given, nlist)
 
 
-def _read(file: Path, name: str, *, refined: bool) -> Any:
+def _read(file: Path, name: str, *, refined: bool, named: bool) -> Any:
+    """``named``: lists lie in another file, which is not opened here."""
     faiss = require_faiss()
-    # Tables that are derived from the file and only speed up searches: not wanted here, and larger than the file.
-    lean = getattr(faiss, "IO_FLAG_PQ_SKIP_SDC_TABLE", 0) | getattr(faiss, "IO_FLAG_SKIP_PRECOMPUTE_TABLE", 0)
+    size = file.stat().st_size
     try:
-        with _limited_vectors(faiss, file.stat().st_size):
-            if refined:
-                # All arrays are mapped, the vectors of a refinement too.
-                return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC | lean)
-            try:
-                return faiss.read_index(str(file), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY | lean)
-            except RuntimeError as error:
-                if "read_InvertedLists" not in str(error):
-                    raise
-                # Some kinds of lists cannot be mapped.
-                return faiss.read_index(str(file), lean)
+        try:
+            return _read_within(faiss, file, size, refined=refined, named=named)
+        except RuntimeError as error:
+            # Of fast scan under l2, faiss makes this table while it reads, and counts it as an array of the file. All
+            # before it was read; what comes after may not take more than the table may.
+            if "precomputed_table" not in str(error):
+                raise
+            most = max(size, int(faiss.cvar.precomputed_table_max_bytes))
+            return _read_within(faiss, file, most, refined=refined, named=named)
     except (RuntimeError, MemoryError) as error:
         message = faiss_message(error)
         if "not recognized" in message:
@@ -219,10 +257,34 @@ def _read(file: Path, name: str, *, refined: bool) -> Any:
         raise CorruptIndexError(f"{name} cannot be read by faiss {faiss.__version__}: {message}") from error
 
 
+def _read_within(faiss: Any, file: Path, nbytes: int, *, refined: bool, named: bool) -> Any:
+    """``nbytes``: of the largest array."""
+    # Tables that are derived from the file and only speed up searches: not wanted here, and larger than the file.
+    lean = getattr(faiss, "IO_FLAG_PQ_SKIP_SDC_TABLE", 0) | getattr(faiss, "IO_FLAG_SKIP_PRECOMPUTE_TABLE", 0)
+    with _limited_vectors(faiss, nbytes):
+        if refined and not named:
+            # All arrays are mapped, the vectors of a refinement too.
+            return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC | lean)
+        try:
+            outer = faiss.read_index(str(file), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY | lean)
+            if named or not _quantizes_by_lists(faiss, outer):
+                return outer
+        except RuntimeError as error:
+            if named or "read_InvertedLists" not in str(error):
+                raise
+        # Some kinds of lists cannot be mapped; those of a quantizer are part of the model.
+        return faiss.read_index(str(file), lean)
+
+
+def _quantizes_by_lists(faiss: Any, outer: Any) -> bool:
+    """Whether the coarse quantizer is itself an IVF index."""
+    ivf = faiss.try_extract_index_ivf(outer)
+    return ivf is not None and faiss.try_extract_index_ivf(ivf.quantizer) is not None
+
+
 @contextmanager
 def _limited_vectors(faiss: Any, nbytes: int) -> Iterator[None]:
-    """No array in a file is longer than the file: keeps a damaged length from filling the memory with zeros. For fast
-    scan faiss also counts a table that it makes of the centroids, 16 times their size at most.
+    """No array in a file is longer than the file: keeps a damaged length from filling the memory with zeros.
 
     The limit is global to faiss; readers elsewhere in the process feel it for the moment of the import.
     """
@@ -230,7 +292,7 @@ def _limited_vectors(faiss: Any, nbytes: int) -> Iterator[None]:
         yield
         return
     with _LIMIT_LOCK:
-        before, nbytes = faiss.get_deserialization_vector_byte_limit(), 16 * nbytes
+        before = faiss.get_deserialization_vector_byte_limit()
         faiss.set_deserialization_vector_byte_limit(min(before, nbytes) if before else nbytes)
         try:
             yield
@@ -315,6 +377,40 @@ class _RefinedLists(_SourceLists):
         return self._refinement.vectors(self.positions(list_id)).view(np.uint8)
 
 
+def _map_named(ivf: Any, name: str, file: Path) -> None:
+    """Maps the lists of ``ivf`` from the file of that name, which must lie below the folder of ``file``.
+
+    Where both files were moved, it lies beside ``file``. Otherwise a relative name counts from the folder, or else, as
+    in faiss, from the working directory.
+    """
+    lists = require_faiss().downcast_InvertedLists(ivf.invlists)
+    if type(lists).__name__ != "OnDiskInvertedLists" or lists.filename != name:
+        raise UnsupportedIndexError(f"{file} names another file, {name!r}, but not for its lists; it cannot be served")
+    folder = file.resolve().parent
+    places = (folder / Path(name).name, folder / name, Path(name))
+    target = next((place for place in places if place.exists()), places[-1])
+    try:
+        # What is opened is what is looked at: a link that changes in between does not matter.
+        opened = os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise CorruptIndexError(f"{file} keeps its lists in {target}, which is not there ({error})") from error
+    try:
+        reached = f"/proc/self/fd/{opened}"
+        found = Path(reached).resolve()
+        if not found.is_relative_to(folder):
+            raise UnsupportedIndexError(
+                f"{file} keeps its lists in {target}, which is not below {folder}; move it beside {file.name} if it is "
+                "to be read"
+            )
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            raise CorruptIndexError(f"{file} keeps its lists in {target}, which is no file")
+        lists.filename, lists.read_only = reached, True
+        _map(lists, found)
+        lists.filename = str(found)
+    finally:
+        os.close(opened)
+
+
 def _check_mapped(lists: Any, file: Path) -> None:
     # faiss maps a short file without complaint, and a read beyond its end kills the process.
     faiss = require_faiss()
@@ -331,10 +427,14 @@ def _check_mapped(lists: Any, file: Path) -> None:
         raise CorruptIndexError(f"{target} is truncated: lists reach beyond its {available} bytes")
     if lists.ptr is None:
         # The mapping flag makes faiss leave out the data of lists that lie in a file of their own.
-        try:
-            lists.do_mmap()
-        except RuntimeError as error:
-            raise CorruptIndexError(f"{target} cannot be mapped: {faiss_message(error)}") from error
+        _map(lists, target)
+
+
+def _map(lists: Any, target: Path) -> None:
+    try:
+        lists.do_mmap()
+    except RuntimeError as error:
+        raise CorruptIndexError(f"{target} cannot be mapped: {faiss_message(error)}") from error
 
 
 def _copy_lists(lists: _SourceLists, table: I64, code_size: int, out: OutFile, report: Progress) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import xxhash
 
+from hybridindex.errors import naming
+
 __all__ = ["digest_bytes", "digest_file"]
 
 _CHUNK_BYTES = 8 << 20
@@ -21,12 +23,12 @@ def digest_file(path: Path, *, progress: Callable[[int], None] | None = None) ->
     """Digest of a whole file in constant memory; ``progress`` gets the number of bytes read so far.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read; names it.
     """
     state = xxhash.xxh3_128()
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     done = 0
-    with path.open("rb", buffering=0) as file:
+    with naming(path), path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             state.update(buffer[:count])
             done += count

@@ -30,13 +30,19 @@ from hybridindex.errors import (
     DiskFullError,
     HybridIndexError,
     IndexExistsError,
+    IndexFormatError,
     InvalidInputError,
     NotWritableError,
+    UnreadableIndexError,
     UnsupportedIndexError,
+    cannot_write,
+    io_cure,
+    naming,
 )
 from hybridindex.index.storage.huge_pages import drop_small_pages
 from hybridindex.index.storage.manifest import MANIFEST_FILE, Manifest, render_manifest
 from hybridindex.index.storage.standing import describe_standing, find_daemon
+from hybridindex.processes import lock_file
 
 __all__ = [
     "CURRENT_FILE",
@@ -52,6 +58,7 @@ __all__ = [
     "previous_name",
     "read_current",
     "remove_generations",
+    "unreadable",
     "unusable_path",
     "writers_lock",
 ]
@@ -88,7 +95,14 @@ def unusable_path(error: OSError | ValueError, path: Path) -> HybridIndexError:
     """What to raise when ``error`` came from making or opening ``path`` for writing."""
     if isinstance(error, ValueError) or error.errno in _BAD_NAME:
         return InvalidInputError(f"path {str(path)!r} cannot be a place to write to: {error}")
-    return NotWritableError(f"{path} cannot be written: {error}")
+    return NotWritableError(f"{path} cannot be written: {error}; {io_cure(error)}")
+
+
+def unreadable(error: OSError, file: Path) -> IndexFormatError:
+    """What to raise when ``error`` came from reading a file of an index: only one that is missing is damage."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+        return CorruptIndexError(f"{file} cannot be read: {error}")
+    return UnreadableIndexError(f"{file} cannot be read: {error.strerror or error}; {io_cure(error)}")
 
 
 def read_current(path: Path) -> Path:
@@ -98,6 +112,7 @@ def read_current(path: Path) -> Path:
         InvalidInputError: there is nothing at ``path``, or it is a file.
         UnsupportedIndexError: the directory is not an index.
         CorruptIndexError: CURRENT is damaged or names a generation that is not there.
+        UnreadableIndexError: something there may not, or cannot, be read.
     """
     try:
         what = None if path.is_dir() else "is a file" if path.exists() else "does not exist"
@@ -108,17 +123,24 @@ def read_current(path: Path) -> Path:
     try:
         raw = (path / CURRENT_FILE).read_bytes()
     except FileNotFoundError as error:
-        if any(_GENERATION.fullmatch(entry.name) for entry in path.iterdir()):
+        if _has_generations(path):
             raise CorruptIndexError(f"{path}: {CURRENT_FILE} is missing although generations exist") from error
         raise UnsupportedIndexError(f"{path} is not a hybridindex directory: it has no {CURRENT_FILE} file") from error
     except OSError as error:
-        raise CorruptIndexError(f"{path / CURRENT_FILE} cannot be read: {error}") from error
+        raise unreadable(error, path / CURRENT_FILE) from error
     name = raw.decode("ascii", errors="replace").removesuffix("\n")
     if not _GENERATION.fullmatch(name) or not raw.endswith(b"\n"):
         raise CorruptIndexError(f"{path / CURRENT_FILE} holds {name[:80]!r}; expected a name like 'gen-000001'")
     if not (path / name).is_dir():
         raise CorruptIndexError(f"{path / CURRENT_FILE} names {name}, which is not there")
     return path / name
+
+
+def _has_generations(path: Path) -> bool:
+    try:
+        return any(_GENERATION.fullmatch(entry.name) for entry in path.iterdir())
+    except OSError as error:
+        raise unreadable(error, path) from error
 
 
 class OutFile:
@@ -132,13 +154,14 @@ class OutFile:
 
     def reserve(self, nbytes: int) -> None:
         """Set the length and claim its disk space now, so that a full disk shows before the work is done."""
-        if nbytes:
-            try:
-                os.posix_fallocate(self._fd, 0, nbytes)
-            except OSError as error:
-                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                    raise
-        os.ftruncate(self._fd, nbytes)
+        with naming(self.path):
+            if nbytes:
+                try:
+                    os.posix_fallocate(self._fd, 0, nbytes)
+                except OSError as error:
+                    if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                        raise
+            os.ftruncate(self._fd, nbytes)
 
     def append(self, data: Any) -> None:
         """Write a C-contiguous buffer after the last one appended."""
@@ -149,11 +172,13 @@ class OutFile:
 
     def write(self, data: Any, offset: int) -> None:
         """Write a non-empty C-contiguous buffer at ``offset`` bytes."""
-        write_at(self._fd, memoryview(data).cast("B"), offset)
+        with naming(self.path):
+            write_at(self._fd, memoryview(data).cast("B"), offset)
 
     def sync(self) -> None:
-        os.fsync(self._fd)
-        drop_small_pages(self._fd)
+        with naming(self.path):
+            os.fsync(self._fd)
+            drop_small_pages(self._fd)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -186,7 +211,8 @@ class GenerationWriter:
         self.number = 0
         #: Where the files go until :meth:`commit`.
         self.directory = path
-        self._lock = FileLock(path / _LOCK_FILE, timeout=lock_timeout_s)
+        self._lock_timeout_s = lock_timeout_s
+        self._lock: FileLock | None = None
         self._files: list[OutFile] = []
         self._created = False
 
@@ -195,7 +221,7 @@ class GenerationWriter:
             self._prepare()
         except BaseException as error:
             self._abandon()
-            self._raise_disk_full(error)
+            self._raise_typed(error)
             if isinstance(error, OSError | ValueError) and not isinstance(error, HybridIndexError):
                 raise unusable_path(error, self.path) from error
             raise
@@ -212,6 +238,7 @@ class GenerationWriter:
                 f"path {str(self.path)!r} exists and is not an index (it holds {foreign!r}); expected a new path, "
                 "an empty directory or an index directory"
             )
+        self._lock = lock_file(self.path / _LOCK_FILE, timeout_s=self._lock_timeout_s)
         try:
             self._lock.acquire()
         except Timeout as error:
@@ -246,6 +273,10 @@ class GenerationWriter:
         """Make the generation current: sync everything, rename, switch CURRENT, remove what no rollback needs."""
         if set(manifest.files) != {file.path.name for file in self._files}:
             raise AssertionError(f"files {sorted(f.path.name for f in self._files)} are not those of the manifest")
+        with naming(self.path):
+            self._commit(manifest)
+
+    def _commit(self, manifest: Manifest) -> None:
         out = self.open_file(MANIFEST_FILE)
         out.append(render_manifest(manifest))
         for file in self._files:
@@ -266,8 +297,8 @@ class GenerationWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._abandon()
-        if error is not None and not self._is_committed():
-            self._raise_disk_full(error)
+        if error is not None:
+            self._raise_typed(error)
 
     def _is_committed(self) -> bool:
         # Asked of the disk, not remembered: a Ctrl-C may come between the switch and the next line.
@@ -286,12 +317,22 @@ class GenerationWriter:
             (self.path / _LOCK_FILE).unlink(missing_ok=True)
             if not any(self.path.iterdir()):
                 self.path.rmdir()
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
-    def _raise_disk_full(self, error: BaseException) -> None:
-        if isinstance(error, OSError) and error.errno in DISK_FULL:
-            old = "the previous generation is untouched" if current_name(self.path) else "nothing was left behind"
+    def _raise_typed(self, error: BaseException) -> None:
+        """Raises what ``error`` means, where it came from our files or of a full disk."""
+        if not isinstance(error, OSError) or isinstance(error, HybridIndexError):
+            return
+        if self._is_committed():
+            name = generation_name(self.number)
+            raise cannot_write(error, self.path, f"{name} is current, but a power cut may undo that") from error
+        old = "the previous generation is untouched" if current_name(self.path) else "nothing was left behind"
+        if error.errno in DISK_FULL:
             raise DiskFullError(f"no room on the file system of {self.path} ({error}); {old}") from error
+        # Others are those of the caller's own input.
+        if self._files and str(error.filename).startswith(str(self.path)):
+            raise cannot_write(error, self.path, old) from error
 
 
 def generation_name(number: int) -> str:
@@ -365,9 +406,8 @@ def writers_lock(path: Path) -> Iterator[None]:
     Raises:
         BuildError: another process is writing.
     """
-    lock = FileLock(path / _LOCK_FILE, timeout=0)
     try:
-        with lock:
+        with lock_file(path / _LOCK_FILE, timeout_s=0):
             yield
     except Timeout as error:
         raise BuildError(f"another process is writing to {path}; try again when it is done") from error
@@ -395,7 +435,8 @@ def _foreign_entry(path: Path) -> str | None:
 def _sync_directory(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        with naming(path):
+            os.fsync(fd)
     finally:
         os.close(fd)
 

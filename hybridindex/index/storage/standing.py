@@ -10,10 +10,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from hybridindex.errors import HybridIndexError
 from hybridindex.index.storage.manifest import MANIFEST_FILE, parse_manifest
+from hybridindex.processes import lock_file
 
 __all__ = ["ADDRESS_FILE", "ADDRESS_LOCK", "RunningDaemon", "describe_standing", "find_daemon"]
 
@@ -43,7 +44,7 @@ def find_daemon(folder: Path) -> RunningDaemon | None:
     lock = folder / ADDRESS_LOCK
     if not lock.exists():
         return None
-    probe = FileLock(lock, timeout=0)
+    probe = lock_file(lock, timeout_s=0)
     try:
         probe.acquire()
     except Timeout:

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 
 from hybridindex import __version__
 from hybridindex.errors import MissingDependencyError, how_to_install
+from hybridindex.processes import OfOneProcess
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.types import SearchResult
 
@@ -41,7 +42,7 @@ _CLOSE_TIMEOUT_S = 5.0
 _CONTEXT_HEADERS = ("traceparent", "tracestate")
 
 
-class Traces:
+class Traces(OfOneProcess):
     """Makes the spans of one service. :meth:`request` and :meth:`search` on the event loop."""
 
     def __init__(self, provider: TracerProvider) -> None:

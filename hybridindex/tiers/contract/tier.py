@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from hybridindex.errors import DeviceError, OutOfBudgetError, RouterClosedError
+from hybridindex.processes import OfOneProcess
 from hybridindex.tiers.contract.bounded_join import join_within
 from hybridindex.tiers.contract.copy_queue import CopyQueue
 from hybridindex.tiers.contract.device_health import TierHealth
@@ -74,7 +75,7 @@ class Move(Protocol):
         ...
 
 
-class Tier(ABC):
+class Tier(OfOneProcess, ABC):
     """One device: its budget, its lists, its mover thread and its state.
 
     Threads: every method may be called from any thread; the mover thread alone moves lists. :meth:`close` joins it.
@@ -198,7 +199,7 @@ class Tier(ABC):
         """Whether what was wrong with the device can never pass."""
         return False
 
-    def _mover_ends(self) -> None:  # noqa: B027 - most have nothing to do there
+    def _mover_ends(self) -> None:
         """Runs last on the mover thread; may wait for ever, which :meth:`close` does not."""
 
     @abstractmethod

@@ -1,13 +1,18 @@
-"""Which scanner serves the host: our native one where it supports the index, faiss's for everything else."""
+"""Which scanner serves the host: our native one where it supports the index, faiss's for everything else.
+
+Answers do not depend on the choice: where faiss would round queries, its place is taken by one that does not.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar, get_args
 
 from hybridindex.config import HostScannerName
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
 from hybridindex.tiers.contract.protocol import IdFilter, OnDone, Scanner
+from hybridindex.tiers.host.decoded_scanner import HostDecodedScanner, rounds_queries
 from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
 from hybridindex.tiers.host.native_scanner import HostNativeScanner
 from hybridindex.types import F32, I64
@@ -19,6 +24,7 @@ __all__ = ["HostScanner", "HostScannerName", "open_host_scanner"]
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
+_log = logging.getLogger(__name__)
 
 
 class HostScanner(Scanner, Protocol):
@@ -76,6 +82,15 @@ def open_host_scanner(index: IVFIndex, *, threads: int | None = None, name: str 
     reason = HostNativeScanner.unsupported(index)
     if name == "native" and reason is not None:
         raise UnsupportedIndexError(f"{index.path}: the native host scanner cannot scan it: {reason}")
-    if name == "faiss" or reason is not None:
+    if name != "faiss" and reason is None:
+        return HostNativeScanner(index, threads=threads)
+    if not rounds_queries(index):
         return HostFaissScanner(index, threads=threads)
-    return HostNativeScanner(index, threads=threads)
+    _log.warning(
+        "%s: faiss's own scan rounds queries for codec %s, so rows are decoded and compared one list after the other, "
+        "which is slow; the native scanner is fast%s",
+        index.path,
+        index.codec,
+        "" if reason is None else f", but {reason}",
+    )
+    return HostDecodedScanner(index, threads=threads)

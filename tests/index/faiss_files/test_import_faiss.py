@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import hybridindex as hx
 from hybridindex.errors import CorruptIndexError, HybridIndexError, InvalidInputError, UnsupportedIndexError
 from hybridindex.index import IVFIndex, from_faiss, open_index, to_faiss
+from hybridindex.index.faiss_model import load_model
 from tests.conftest import clustered_vectors
 from tests.examples import examples
 
@@ -153,24 +155,107 @@ def test_direct_map_is_dropped(tmp_path: Path) -> None:
         np.testing.assert_array_equal(search(index)[1], source.search(QUERIES, 10)[1])
 
 
-def test_on_disk_lists_import(tmp_path: Path) -> None:
-    source = make_faiss("IVF12,Flat")
+def on_disk(folder: Path, named: Path | str, factory: str = "IVF12,Flat") -> tuple[Path, Any]:
+    """A faiss file in ``folder`` whose lists lie in the file ``named``, and what a search in it finds."""
+    source = make_faiss(factory, x=X[:0])
+    source.add(X)
     want = source.search(QUERIES, 10)[1]
-    lists = faiss.OnDiskInvertedLists(12, source.code_size, str(tmp_path / "lists.ivfdata"))
+    ivf = faiss.extract_index_ivf(source)
+    lists = faiss.OnDiskInvertedLists(12, ivf.code_size, str(folder / named))
     vector = faiss.InvertedListsPtrVector()
-    vector.push_back(source.invlists)
+    vector.push_back(ivf.invlists)
     lists.merge_from_multiple(vector.data(), vector.size(), False)
-    source.replace_invlists(lists)
-    faiss.write_index(source, str(tmp_path / "a.faiss"))
-    with from_faiss(tmp_path / "a.faiss", tmp_path / "i") as index:
+    lists.filename = str(named)
+    ivf.replace_invlists(lists)
+    folder.mkdir(exist_ok=True)
+    faiss.write_index(source, str(folder / "a.faiss"))
+    return folder / "a.faiss", want
+
+
+def test_on_disk_lists_import(tmp_path: Path) -> None:
+    file, want = on_disk(tmp_path, tmp_path / "lists.ivfdata")
+    with from_faiss(file, tmp_path / "i", allow_on_disk=True) as index:
         np.testing.assert_array_equal(search(index)[1], want)
-    with (tmp_path / "lists.ivfdata").open("r+b") as file:
-        file.truncate(1000)
+    with (tmp_path / "lists.ivfdata").open("r+b") as opened:
+        opened.truncate(1000)
     with pytest.raises(CorruptIndexError, match="truncated"):
-        from_faiss(tmp_path / "a.faiss", tmp_path / "j")
+        from_faiss(file, tmp_path / "j", allow_on_disk=True)
     (tmp_path / "lists.ivfdata").unlink()
     with pytest.raises(CorruptIndexError, match="not there"):
-        from_faiss(tmp_path / "a.faiss", tmp_path / "j")
+        from_faiss(file, tmp_path / "j", allow_on_disk=True)
+
+
+def test_both_files_may_have_been_moved(tmp_path: Path) -> None:
+    file, want = on_disk(tmp_path / "given", tmp_path / "lists.ivfdata")
+    (tmp_path / "lists.ivfdata").rename(tmp_path / "given" / "lists.ivfdata")
+    (tmp_path / "given").rename(tmp_path / "taken")
+    with from_faiss(tmp_path / "taken" / file.name, tmp_path / "i", allow_on_disk=True) as index:
+        np.testing.assert_array_equal(search(index)[1], want)
+
+
+def test_on_disk_lists_of_a_refinement_and_of_an_index_in_memory_import(tmp_path: Path) -> None:
+    file, want = on_disk(tmp_path, "lists.ivfdata", "IVF12,Flat,RFlat")
+    with from_faiss(file, tmp_path / "i", refine="vectors", allow_on_disk=True) as index:
+        np.testing.assert_array_equal(search(index)[1], want)
+    file, want = on_disk(tmp_path, tmp_path / "lists.ivfdata")
+    # Its caller opened the other file, wherever it lies.
+    with from_faiss(faiss.read_index(str(file)), tmp_path / "elsewhere" / "j") as index:
+        np.testing.assert_array_equal(search(index)[1], want)
+
+
+@pytest.mark.parametrize("factory", ["IVF12,Flat", "IVF12,Flat,RFlat", "PCA8,IVF12,Flat"])
+def test_a_file_that_names_another_is_refused_before_that_is_opened(tmp_path: Path, factory: str) -> None:
+    file, _ = on_disk(tmp_path / "given", tmp_path / "secret", factory)
+    # Nobody opens a pipe that nobody writes to, and comes back.
+    (tmp_path / "secret").unlink()
+    os.mkfifo(tmp_path / "secret")
+    for refine in ("vectors", "drop", None):
+        with pytest.raises(UnsupportedIndexError, match=r"another file, '.*secret'.*allow_on_disk=True"):
+            from_faiss(file, tmp_path / "i", refine=refine)
+    assert not (tmp_path / "i").exists()
+
+
+@pytest.mark.parametrize("way", ["absolute", "dots", "link", "linked folder"])
+def test_an_allowed_file_lies_below_the_folder_of_the_one_that_names_it(tmp_path: Path, way: str) -> None:
+    names = {"absolute": tmp_path / "secret", "dots": "../secret", "link": "link", "linked folder": "sub/secret"}
+    file, _ = on_disk(tmp_path / "given", tmp_path / "secret")
+    if way == "link":
+        (tmp_path / "given" / "link").symlink_to(tmp_path / "secret")
+    elif way == "linked folder":
+        (tmp_path / "given" / "sub").symlink_to(tmp_path)
+    said = faiss.read_index(str(file))
+    faiss.downcast_InvertedLists(said.invlists).filename = str(names[way])
+    faiss.write_index(said, str(file))
+    with pytest.raises(UnsupportedIndexError, match=r"is not below .*given"):
+        from_faiss(file, tmp_path / "i", allow_on_disk=True)
+
+
+def test_a_model_that_names_a_file_is_not_opened(tmp_path: Path) -> None:
+    file, _ = on_disk(tmp_path / "given", tmp_path / "secret")
+    with pytest.raises(UnsupportedIndexError, match=r"names another file, '.*secret'"):
+        load_model(file)
+
+
+@pytest.mark.parametrize("factory", ["IVF100,PQ16x4fsr", "IMI2x4,PQ16x4fsr"])
+def test_a_table_that_faiss_makes_may_be_larger_than_the_file(tmp_path: Path, factory: str) -> None:
+    source = make_faiss(factory)
+    source.nprobe = 5
+    want = source.search(QUERIES, 10)[1]
+    faiss.write_index(source, str(tmp_path / "a.faiss"))
+    assert source.nlist * 16 * 16 * 4 > (tmp_path / "a.faiss").stat().st_size
+    with from_faiss(tmp_path / "a.faiss", tmp_path / "i") as index:
+        np.testing.assert_array_equal(search(index)[1], want)
+
+
+def test_lists_of_a_coarse_quantizer_are_part_of_the_model(tmp_path: Path) -> None:
+    source = make_faiss("IVF12(IVF3,Flat),Flat")
+    want = source.search(QUERIES, 10)[1]
+    faiss.write_index(source, str(tmp_path / "a.faiss"))
+    with from_faiss(tmp_path / "a.faiss", tmp_path / "i"):
+        pass
+    (tmp_path / "a.faiss").unlink()
+    with open_index(tmp_path / "i") as index:
+        np.testing.assert_array_equal(search(index)[1], want)
 
 
 @pytest.mark.parametrize(

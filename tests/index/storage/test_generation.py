@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -84,19 +85,43 @@ def test_failure_at_any_step_leaves_old_or_new(tmp_path: Path, error: int) -> No
         new = NEW if count == 300 else OLD
         with pytest.MonkeyPatch.context() as patch:
             FaultyDisk(patch, allowed, error)
-            with pytest.raises((OSError, DiskFullError)) as caught:
+            with pytest.raises(BuildError, match=str(path)) as caught:
                 build(new, path, nlist=2, replace=True)
         found = open_index(path).count
         assert found in (count, len(new))
         outcomes.append(found == len(new))
-        if error == errno.ENOSPC and not outcomes[-1]:
-            assert isinstance(caught.value, DiskFullError)
-            assert "the previous generation is untouched" in str(caught.value)
+        assert isinstance(caught.value, DiskFullError) == (error == errno.ENOSPC)
+        words = "is current, but" if outcomes[-1] else "the previous generation is untouched"
+        assert words in str(caught.value)
         assert not any(name.startswith(".building") for name in names(path))
     assert outcomes == sorted(outcomes), "there is one moment of commit"
     assert outcomes[0] is False
     build(NEW, path, nlist=2, replace=True)
     assert len(names(path)) == 5
+
+
+def test_an_error_of_the_callers_own_input_stays_what_it_is(tmp_path: Path) -> None:
+    def batches() -> Any:
+        yield OLD
+        raise ConnectionResetError(errno.ECONNRESET, "the feed ended")
+
+    with pytest.raises(ConnectionResetError, match="the feed ended"):
+        build(batches(), tmp_path / "i", nlist=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(OLD, tmp_path / "i", nlist=2).close()
+
+    def missing(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    with pytest.raises(NotWritableError, match=r"/i .*Function not implemented.*no file locks: use a local one"):
+        build(NEW, tmp_path / "i", nlist=2, replace=True)
+    with pytest.raises(NotWritableError, match="no file locks"), generation.writers_lock(tmp_path / "i"):
+        pass
+    assert open_index(tmp_path / "i").count == 300
 
 
 def test_ctrl_c_right_after_the_switch_keeps_the_new_generation(
@@ -254,3 +279,13 @@ def test_an_export_to_no_place_for_a_file_is_refused(tmp_path: Path, place: str,
         to_faiss(index, tmp_path / place)
     assert names(tmp_path) == ["i"]
     assert not tmp_path.with_name(tmp_path.name + ".part").exists()
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_takes_no_export_is_named(tmp_path: Path, error: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with build(OLD, tmp_path / "i", nlist=2) as index:
+        FaultyDisk(monkeypatch, 2, error)
+        with pytest.raises(BuildError, match=r"a\.faiss cannot be written .*nothing was left behind") as caught:
+            to_faiss(index, tmp_path / "a.faiss")
+    assert isinstance(caught.value, DiskFullError) == (error == errno.ENOSPC)
+    assert names(tmp_path) == ["i"]

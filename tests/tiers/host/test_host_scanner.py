@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
+from hybridindex.tiers.host.decoded_scanner import HostDecodedScanner
 from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
 from hybridindex.tiers.host.host_scanner import open_host_scanner
 from hybridindex.tiers.host.native_scanner import HostNativeScanner
@@ -19,6 +20,8 @@ from tests.clustered import small_index
         ("flat", "auto", HostNativeScanner),
         ("flat", "native", HostNativeScanner),
         ("flat", "faiss", HostFaissScanner),
+        ("bf16", "auto", HostNativeScanner),
+        ("bf16", "faiss", HostDecodedScanner),
         ("pq8", "auto", HostFaissScanner),
         ("pq8", "faiss", HostFaissScanner),
     ],

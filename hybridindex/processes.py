@@ -1,0 +1,127 @@
+"""Between processes: lock files that only owners can open, and objects with threads, which a fork leaves without them.
+
+A lock is of use to whoever can open its file, if only to read it. So lock files are for those who may write the folder:
+its owner, and its group where that may write.
+
+``os.fork`` copies objects and not threads: in the child, a lock may be held for ever and a queue is emptied by nobody.
+Therefore every object that derives from :class:`OfOneProcess` turns, in a child process, into one whose methods raise
+:class:`hybridindex.errors.ForkedError`. Nothing is asked in the parent: a search costs what it did.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+from weakref import WeakSet
+
+from filelock import FileLock
+
+from hybridindex.errors import ForkedError
+
+__all__ = ["OfOneProcess", "keep_to_writers", "lock_file"]
+
+
+def lock_file(path: Path, *, timeout_s: float) -> FileLock:
+    """A lock between processes, not taken yet. Its file stays where it is.
+
+    Taking it raises ``filelock.Timeout`` when another process holds it for ``timeout_s``, and OSError where the file
+    cannot be opened, or its file system has no locks.
+    """
+    mode = keep_to_writers(path)
+    return FileLock(path, timeout=timeout_s, mode=mode, fallback_to_soft=False)
+
+
+def keep_to_writers(path: Path) -> int:
+    """Lets nobody open a file, if it is there and ours, but those who may write its folder; returns that mode."""
+    mode = 0o600
+    with suppress(OSError):
+        folder = path.parent.stat()
+        if folder.st_mode & stat.S_IWGRP:
+            mode = 0o660
+        found = path.lstat()
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+            if mode == 0o660 and found.st_gid != folder.st_gid:
+                os.chown(path, -1, folder.st_gid)
+            if stat.S_IMODE(found.st_mode) != mode:
+                path.chmod(mode)
+    return mode
+
+
+#: What owners call at the end. It was the parent's to do: here it does nothing, at once.
+_ENDS = frozenset({"close", "stop", "settle", "__exit__", "__aexit__", "__del__"})
+
+#: omp.h
+_OMP_PAUSE_SOFT = 1
+
+_alive: WeakSet[OfOneProcess] = WeakSet()
+#: Came over a fork. Kept, so that nothing of theirs is freed: device memory, for one, is the parent's.
+_carried: list[OfOneProcess] = []
+_pid = os.getpid()
+
+
+class OfOneProcess:
+    """Base of objects that own threads, processes or connections, and of what uses them."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        self = super().__new__(cls)
+        _alive.add(self)
+        return self
+
+
+def _after_fork_in_child() -> None:
+    global _pid
+    parent, _pid = _pid, os.getpid()
+    carried = list(_alive)
+    _alive.clear()
+    _carried.extend(carried)
+    kinds = {type(found): _left_behind(type(found), parent) for found in carried}
+    for found in carried:
+        found.__class__ = kinds[type(found)]
+
+
+def _left_behind(kind: type[OfOneProcess], parent: int) -> type[OfOneProcess]:
+    """``kind`` for an object that came over a fork of process ``parent``."""
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise ForkedError(
+            f"this {kind.__name__} was opened in process {parent}, and process {os.getpid()} is a fork of that "
+            f"without its threads; open index and {kind.__name__} after the fork, in the process that uses them"
+        )
+
+    def nothing(*_: object, **__: object) -> None:
+        return None
+
+    def attribute(self: OfOneProcess, name: str) -> Any:
+        if name in _ENDS:
+            return nothing
+        return object.__getattribute__(self, name) if name.startswith("__") else refuse()
+
+    special: dict[str, Callable[..., Any]] = {
+        name: nothing if name in _ENDS else refuse
+        for name in dir(kind)
+        if name.startswith("__") and name not in dir(object) and callable(getattr(kind, name))
+    }
+    words = f"<{kind.__name__} of process {parent}>"
+    members = {**special, "__getattribute__": attribute, "__setattr__": refuse, "__repr__": lambda _: words}
+    return type(kind.__name__, (kind,), members)
+
+
+def _before_fork() -> None:
+    """Ends the OpenMP threads of the thread that forks; the next parallel loop makes new ones.
+
+    GNU's OpenMP keeps them for ever, and would wait for them in the child, where they are not. faiss and torch use it.
+    """
+    for name in ("faiss._swigfaiss", "torch._C"):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        pause = None if file is None else getattr(ctypes.CDLL(file), "omp_pause_resource_all", None)
+        if pause is not None:
+            pause(_OMP_PAUSE_SOFT)
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
