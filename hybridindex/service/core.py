@@ -597,7 +597,7 @@ class Service(OfOneProcess):
         """From the profile of the plan in force."""
         self._check_devices()
         devices = devices_of(self.index.ivf, len(self.router.devices), self.config.router.device_budget_bytes)
-        return plan_next(self.index.ivf, self.store, self.router.plan, changes, devices)[0]
+        return plan_next(self.index.ivf, self.store, self.router.plan, changes, devices)
 
     def _divide(
         self,

@@ -249,7 +249,7 @@ class _Opening:
         changes = PlanChanges(slo_ms=told.slo_ms, rate_qps=told.rate_qps)
         devices = devices_of(prepared.index.ivf, len(config.devices), config.device_budget_bytes)
         try:
-            plan, _ = plan_next(prepared.index.ivf, prepared.store, choice.plan, changes, devices)
+            plan = plan_next(prepared.index.ivf, prepared.store, choice.plan, changes, devices)
         except (ProfileError, InvalidInputError) as error:
             if choice.plan is not None:
                 raise
