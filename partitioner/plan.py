@@ -212,7 +212,8 @@ def _wanted(
     notes: list[str] = []
     limit = problem.most_pages
     if solution is not None and solution.feasible:
-        return np.arange(solution.count, dtype=np.int64), notes
+        count = max(solution.count, _filled(problem, request, solution.slo_s))
+        return np.arange(count, dtype=np.int64), notes
     if solution is None:
         assert request.coverage is not None
         target = min(curve.nlist, math.ceil(request.coverage * curve.nlist - 1e-9))
@@ -240,6 +241,14 @@ def _wanted(
     return chosen, notes
 
 
+def _filled(problem: Problem, request: PlanRequest, slo_s: float) -> int:
+    """Lists that ``request`` fills its bytes with; 0 where they would break the SLO."""
+    curve = problem.curve
+    pages = min(request.fill_bytes // curve.geometry.page_bytes, problem.most_pages)
+    count = min(int(np.searchsorted(curve.prefix_pages, pages, side="right")) - 1, curve.useful_count())
+    return count if count > 0 and problem.prefix_step(count, slo_s).accepted else 0
+
+
 def _reason(
     problem: Problem,
     request: PlanRequest,
@@ -251,10 +260,12 @@ def _reason(
 ) -> tuple[str, float | None]:
     """One sentence, and the nearest SLO when this one is not met."""
     slo_ms = final.bound_s * 1e3
-    how = "fixed" if request.coverage is not None else "smallest"
+    how = "the fixed coverage" if request.coverage is not None else "the smallest coverage"
+    if solution is not None and solution.feasible and final.count > solution.count:
+        how = "the coverage that its share of the bytes holds"
     if met:
         load = "" if final.rate_qps is None else f"sustains {rate_in_words(final.rate_qps)} and "
-        return f"the {how} coverage {load}{in_words(final)}, within {slo_ms:.3g} ms", None
+        return f"{how} {load}{in_words(final)}, within {slo_ms:.3g} ms", None
     # A new plan is sure to meet the solver's own nearest target. The factor absorbs rounding.
     nearest_s = solution.nearest_s if solution is not None else None
     if nearest_s is None:
@@ -266,9 +277,9 @@ def _reason(
     elif solution is not None and not solution.feasible:
         why = solution.reason
     elif not final.sustained:
-        why = f"the {how} coverage does not sustain {rate_in_words(final.rate_qps or 0.0)}"
+        why = f"{how} does not sustain {rate_in_words(final.rate_qps or 0.0)}"
     else:
-        why = f"the {how} coverage {in_words(final)} where {slo_ms:.3g} ms are allowed"
+        why = f"{how} {in_words(final)} where {slo_ms:.3g} ms are allowed"
     if nearest is None:
         most = problem.max_qps(work, device_bytes, math.inf)
         return f"{why}; no SLO can be met at this rate: at most {rate_in_words(most)} are sustained", None

@@ -44,6 +44,8 @@ class PlanRequest:
     scannable: bool
     #: Why not, where that is known.
     unscannable: str = ""
+    #: Page bytes, of all devices, to fill with hot lists even where the SLO needs fewer; 0: the fewest.
+    fill_bytes: int = 0
 
     @classmethod
     def resolve(
@@ -65,6 +67,7 @@ class PlanRequest:
         fixed_bytes: int = 0,
         scannable: bool = True,
         unscannable: str = "",
+        fill_bytes: int = 0,
     ) -> PlanRequest:
         """Check every argument and spell budgets out per device.
 
@@ -83,6 +86,8 @@ class PlanRequest:
             fixed_bytes: what the tier takes of each budget besides lists and that default scratch.
             scannable: False where no device tier scans this codec: everything stays on the host.
             unscannable: why not, for the reason.
+            fill_bytes: page bytes to fill with hot lists beyond what the SLO needs; see
+                :mod:`hybridindex.partitioner.division`.
 
         Raises:
             InvalidInputError: naming the argument, its value and what would be right.
@@ -138,7 +143,14 @@ class PlanRequest:
             page_bytes=int(page_bytes),
             scannable=scannable,
             unscannable=unscannable,
+            fill_bytes=int(fill_bytes),
         )
+
+    def within(self, budgets: Sequence[int], fill_bytes: int = 0) -> PlanRequest:
+        """The same for other bytes of each device: scratch follows, and what the tier takes besides stays."""
+        fixed = max(0, self.scratch[0] - scratch_for_budget(self.budgets[0]))
+        scratch = tuple(scratch_for_budget(budget) + fixed for budget in budgets)
+        return dataclasses.replace(self, budgets=tuple(budgets), scratch=scratch, fill_bytes=fill_bytes)
 
     @property
     def n_devices(self) -> int:

@@ -26,7 +26,7 @@ from hybridindex.partitioner.models.throughput import Queue, ThroughputModel, th
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.types import I64
 
-__all__ = ["Problem", "Settled", "Solution", "SolverStep", "in_words", "problem_of", "rate_in_words", "solve"]
+__all__ = ["Problem", "Settled", "Solution", "SolverStep", "fewest", "in_words", "problem_of", "rate_in_words", "solve"]
 
 #: Prefixes that are tried for the nearest target.
 _NEAREST_PREFIXES = 8
@@ -340,6 +340,11 @@ def solve(problem: Problem, slo_s: float) -> Solution:
         nearest_s=nearest_s,
         trace=(*trace, step),
     )
+
+
+def fewest(problem: Problem, slo_s: float) -> SolverStep | None:
+    """The smallest hot prefix that answers within ``slo_s``, whether memory holds it or not; None: none does."""
+    return _smallest(problem, _prefixes(problem), slo_s, [])
 
 
 def _smallest(problem: Problem, tried: list[int], slo_s: float, trace: list[SolverStep]) -> SolverStep | None:

@@ -6,7 +6,7 @@ Longer than other files: most of it is the public methods with what they promise
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
@@ -179,6 +179,18 @@ class Router(OfOneProcess):
             raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); this router has {len(self._tiers)}")
         refuse_infeasible(plan, force=force)
         self._placement.apply(plan, bandwidth_share)
+
+    def set_device_budget(self, budgets: Sequence[int]) -> None:
+        """Other ``device_budget_bytes`` than were configured: bytes of each device, which arenas keep to from the next
+        change of plan on. For an owner who divides devices between several routers.
+
+        Raises:
+            InvalidInputError: no budget was configured, so each plan's own counts; or not one for each device.
+        """
+        if self.config.device_budget_bytes is None:
+            raise InvalidInputError("device_budget_bytes is None: each plan's own budget counts")
+        self.config = self.config.updated({"device_budget_bytes": tuple(budgets)})
+        self._opening.set_budgets(tuple(budgets))
 
     def settle(self) -> None:
         """Ends a change of plan that goes on, after what is being copied, and refuses further ones; searches go on.

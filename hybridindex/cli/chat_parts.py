@@ -199,7 +199,7 @@ def open_source(owned: contextlib.ExitStack, index: Path, texts: DocumentStore, 
     if daemon is not None and daemon.urls:
         from hybridindex.client.client import Client
 
-        client = owned.enter_context(Client(daemon.urls[0]))
+        client = owned.enter_context(Client(daemon.urls[0], index=daemon.index))
         texts.check_index(str(client.status()["index"]["fingerprint"]))
         return client
     opened = owned.enter_context(hx.open(index))

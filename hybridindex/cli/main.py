@@ -45,7 +45,7 @@ class _Commands(TyperGroup):
 _COMMANDS = {
     "index": ("build", "import", "export", "verify", "rollback", "gc"),
     "ingest": ("ingest",),
-    "plan": ("profile", "plan", "explain", "history", "prune", "report"),
+    "plan": ("profile", "plan", "divide", "explain", "history", "prune", "report"),
     "search": ("search",),
     "bench": ("bench",),
     "llm": ("vllm-args",),
@@ -62,7 +62,7 @@ _COMMANDS = {
 #: Panels of --help, and their commands.
 PANELS = {
     "Index": ("build", "ingest", "import", "export", "verify", "rollback", "gc"),
-    "Profile and plan": ("profile", "plan", "explain", "apply", "history", "prune", "report"),
+    "Profile and plan": ("profile", "plan", "divide", "explain", "apply", "history", "prune", "report"),
     "Search": ("search", "bench", "chat"),
     "Daemon": ("serve", "status", "repartition", "reload", "drain", "refresh-schedule", "keys"),
     "Without the hardware": ("simulate", "schedule", "hardware"),

@@ -34,6 +34,7 @@ class AsyncClient:
         url: str,
         *,
         key: str | None = None,
+        index: str | None = None,
         timeout_s: float = 30.0,
         retry: RetryPolicy | None = None,
         verify: ssl.SSLContext | bool = True,
@@ -45,6 +46,7 @@ class AsyncClient:
         Args:
             url: ``http://host:port``, ``https://…`` or ``unix:/path``.
             key: an API key, where the daemon asks for one.
+            index: the name of one of several indexes; None: the first.
             timeout_s: longest time of one call, retries included.
             verify: False, or a context, for certificates of one's own.
             transport: another httpx transport, for tests.
@@ -61,7 +63,7 @@ class AsyncClient:
         if transport is None:
             transport = self._httpx.AsyncHTTPTransport(**transports.transport_options(self._address, verify))
         self._transport = transport
-        self._request = transports.RequestMaker(self._address, key)
+        self._request = transports.RequestMaker(self._address, key, messages.check_index(index))
 
     async def _send(self, asked: messages.Call[T]) -> T:
         attempts = Attempts(self._retry, transports.time_limit(asked, self._timeout_s))
@@ -104,6 +106,10 @@ class AsyncClient:
         asked = messages.open_session_call(lookahead_bytes=lookahead_bytes, window_ms=window_ms)
         return AsyncRemoteSession(self, await self._send(asked))
 
+    async def indexes(self) -> dict[str, Any]:
+        """All indexes of the daemon: what each is, its plan, its share of the device budget."""
+        return await self._send(messages.indexes_call())
+
     async def status(self) -> dict[str, Any]:
         """What is served, where lists are, what waits."""
         return await self._send(messages.status_call())
@@ -121,7 +127,7 @@ class AsyncClient:
 
         Args:
             changes: slo_ms, device_budget_bytes, rate_qps, coverage (or "solve"), hit_rate_model, headroom,
-                bandwidth_share, force.
+                bandwidth_share, force. Where several indexes share one budget, the daemon divides it anew.
 
         Raises:
             InfeasiblePlanError: it was to be applied, the SLO cannot be met, and ``force`` was not given.
@@ -156,7 +162,7 @@ class AsyncClient:
         return await self._send(messages.reload_call())
 
     async def drain(self) -> None:
-        """Lets the daemon finish and stop. Needs a key with the role admin."""
+        """Lets the daemon finish and stop, with all its indexes. Needs a key with the role admin."""
         await self._send(messages.drain_call())
 
     async def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
@@ -32,9 +33,11 @@ __all__ = [
     "Address",
     "Call",
     "apply_plan_call",
+    "check_index",
     "close_session_call",
     "drain_call",
     "error_of",
+    "indexes_call",
     "lookahead_call",
     "open_session_call",
     "plan_call",
@@ -65,6 +68,13 @@ class Address:
         if address.startswith(("http://", "https://")):
             return cls(url=address.rstrip("/"))
         raise InvalidInputError(f"url is {address!r}; expected http://…, https://… or unix:/path/to/socket")
+
+
+def check_index(index: str | None) -> str | None:
+    """Raises InvalidInputError where ``index`` can be no index's name."""
+    if index is not None and not (isinstance(index, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", index)):
+        raise InvalidInputError(f"index is {index!r}; expected a name that the daemon's indexes() lists")
+    return index
 
 
 def object_of(body: bytes) -> dict[str, Any]:
@@ -98,6 +108,12 @@ class Call(Generic[T]):
     content: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     repeatable: bool = True
+    #: It means all indexes of the daemon.
+    of_daemon: bool = False
+
+    def path_of(self, index: str | None) -> str:
+        """Where one ``index`` of several is meant; None: the first."""
+        return self.path if index is None or self.of_daemon else f"/v1/indexes/{index}{self.path.removeprefix('/v1')}"
 
 
 def _with_json(asked: Call[T], body: Mapping[str, Any]) -> Call[T]:
@@ -137,7 +153,11 @@ def reload_call() -> Call[dict[str, Any]]:
 
 
 def drain_call() -> Call[None]:
-    return Call(method="POST", path="/v1/drain", read=nothing)
+    return Call(method="POST", path="/v1/drain", read=nothing, of_daemon=True)
+
+
+def indexes_call() -> Call[dict[str, Any]]:
+    return Call(method="GET", path="/v1/indexes", read=object_of, of_daemon=True)
 
 
 def open_session_call(*, lookahead_bytes: int | None, window_ms: float | None) -> Call[str]:

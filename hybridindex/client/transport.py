@@ -62,8 +62,10 @@ class RequestMaker:
     small search takes. URLs are parsed once.
     """
 
-    def __init__(self, address: Address, key: str | None) -> None:
+    def __init__(self, address: Address, key: str | None, index: str | None = None) -> None:
+        """``index``: which of several is meant; None: the first."""
         self._httpx = load_httpx()
+        self._index = index
         self._address = address
         self._own = {} if key is None else {"authorization": f"Bearer {key}"}
         self._urls: dict[tuple[str, frozenset[tuple[str, Any]]], Any] = {}
@@ -75,7 +77,7 @@ class RequestMaker:
             params = {**params, "deadline_ms": timeout_s * 1e3}
         return self._httpx.Request(
             call.method,
-            self._url(call.path, params),
+            self._url(call.path_of(self._index), params),
             headers={**call.headers, **self._own},
             content=call.content,
             extensions={"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)},

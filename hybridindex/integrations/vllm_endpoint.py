@@ -110,7 +110,7 @@ class PluginSettings:
             "host": False if uds else host or "0.0.0.0",  # noqa: S104 - what vLLM does, so that it is refused without keys
             "uds": uds or False,
         }
-        return self.file.without("refresh").build(ServiceConfig, {**self.given, **address})
+        return self.file.without("refresh", "indexes").build(ServiceConfig, {**self.given, **address})
 
 
 class ServiceBesideLLM(Service):

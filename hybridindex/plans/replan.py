@@ -131,4 +131,4 @@ def _given(values: PlanChanges | PlanDevices) -> dict[str, Any]:
 
 def _kept(current: PlanRequest) -> dict[str, Any]:
     same = ("slo_ms", "rate_qps", "llm", "epsilon", "percentile", "coverage", "slo_stage", "hit_rate_model", "headroom")
-    return {"device_budget_bytes": current.budgets, **{name: getattr(current, name) for name in same}}
+    return {"device_budget_bytes": current.budgets, **{name: getattr(current, name) for name in (*same, "fill_bytes")}}

@@ -22,7 +22,7 @@ from hybridindex.config import (
 from hybridindex.errors import InvalidInputError
 from hybridindex.store.retention import Retention
 
-__all__ = ["Limits", "ServiceConfig", "is_loopback"]
+__all__ = ["Limits", "ServiceConfig", "check_plan_choice", "is_loopback"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +135,7 @@ class ServiceConfig:
                 raise InvalidInputError(f"{name} is {value!r}; expected a pathlib.Path or None")
         if self.uds is not None and len(str(self.uds.absolute()).encode()) > 107:
             raise InvalidInputError(f"uds is {self.uds}, longer than the 107 bytes that a socket's path may have")
-        known = ("current", "latest", "none")
-        if self.plan not in known and not (isinstance(self.plan, str) and self.plan.isdecimal()):
-            raise InvalidInputError(f"plan is {self.plan!r}; expected a plan id, 'current', 'latest' or 'none'")
+        check_plan_choice(self.plan)
         if not isinstance(self.force, bool):
             raise InvalidInputError(f"force is {self.force!r}; expected true or false")
         _number(self, "slo_ms", 86_400_000, optional=True)
@@ -154,6 +152,12 @@ class ServiceConfig:
                 f"host is {self.host!r}, which other machines can reach, and key_file is missing; expected a key file "
                 "(hybridindex keys add), or a loopback address such as 127.0.0.1"
             )
+
+
+def check_plan_choice(plan: Any) -> None:
+    """Raises InvalidInputError: neither an id nor a word for a plan."""
+    if plan not in ("current", "latest", "none") and not (isinstance(plan, str) and plan.isdecimal()):
+        raise InvalidInputError(f"plan is {plan!r}; expected a plan id, 'current', 'latest' or 'none'")
 
 
 def is_loopback(host: str) -> bool:

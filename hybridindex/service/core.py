@@ -10,13 +10,13 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from hybridindex.api import Index, open_index
+from hybridindex.api import Index
 from hybridindex.errors import (
     HybridIndexError,
     InvalidInputError,
@@ -24,9 +24,9 @@ from hybridindex.errors import (
     ProfileError,
 )
 from hybridindex.partitioner.plan import Plan
-from hybridindex.plans.current import applied_plans, current_plan_id, make_current, save_plan
+from hybridindex.plans.current import applied_plans, current_plan_id, make_current, save_plan, stored_as
 from hybridindex.plans.placed import expected_hit_rate
-from hybridindex.plans.planner import devices_of, request_next
+from hybridindex.plans.planner import devices_of, plan_next, request_next
 from hybridindex.plans.proposal import Proposal, Served, Weigh, propose
 from hybridindex.plans.replan import PlanChanges
 from hybridindex.plans.stored import load_plan, plan_summary, resume_plan
@@ -43,14 +43,22 @@ from hybridindex.service.config import ServiceConfig
 from hybridindex.service.describe import describe
 from hybridindex.service.reload import Generations
 from hybridindex.service.search_request import SearchRequest
-from hybridindex.service.serving import MakeRefresher, Serving, choose_plan, close_serving, open_serving
+from hybridindex.service.serving import (
+    MakeRefresher,
+    PlanChoice,
+    Prepared,
+    Serving,
+    close_serving,
+    open_serving,
+    prepare,
+)
 from hybridindex.service.sessions import SessionTable
 from hybridindex.service.warmup import warm_up
 from hybridindex.store.control import ControlStore
 from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.types import F32, HitRateChoice, SearchResult
 
-__all__ = ["Observation", "SearchTrace", "Service", "Traces"]
+__all__ = ["Division", "Observation", "SearchTrace", "Service", "Shares", "Traces"]
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +89,40 @@ class Traces(Protocol):
         """Around one HTTP request; yields a function to be called at its end with the route and the status."""
 
     def search(self) -> SearchTrace | None: ...
+
+
+class Division(Protocol):
+    """One budget divided anew, of which one index's plan is about to be applied."""
+
+    @property
+    def plan(self) -> Plan:
+        """Of that index, within its new share."""
+
+    @property
+    def room_bytes(self) -> tuple[int, ...]:
+        """What its lists may take of each device."""
+
+    def refuse(self, *, force: bool) -> None:
+        """Raises InfeasiblePlanError where another index would lose its SLO, unless ``force``."""
+
+    def carried_out(self) -> AbstractContextManager[None]:
+        """Around the change: the others give their bytes before it, and take theirs after it."""
+
+    def to_data(self) -> dict[str, Any]:
+        """JSON-able, by the index's name."""
+
+
+class Shares(Protocol):
+    """Who divides one budget of device bytes between this service's index and others."""
+
+    #: Held while any of their plans or generations changes.
+    changing: threading.Lock
+
+    def divide(self, service: Service, plan: Plan, budget: int | tuple[int, ...] | None) -> Division:
+        """With what ``plan`` is asked for, in place of the plan in force; ``budget``: another one to divide."""
+
+    def refit(self, service: Service, choice: PlanChoice) -> PlanChoice:
+        """The plan with which the devices of another generation may be opened; the others have made room for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +186,7 @@ class Service(OfOneProcess):
         #: Called on the event loop after each search; must not block.
         self.on_search: list[Callable[[Observation], None]] = []
         self._changing = threading.Lock()
+        self._shares: Shares | None = None
         self._reloading = threading.Lock()
         self._warm = False
         self._closed = False
@@ -166,28 +209,40 @@ class Service(OfOneProcess):
         Raises:
             HybridIndexError: whatever is wrong with index, store, plan or devices.
         """
-        index = open_index(path)
+        return cls.begin(prepare(path, config), config, make_refresher=make_refresher, planning=planning, traces=traces)
+
+    @classmethod
+    def begin(
+        cls,
+        prepared: Prepared,
+        config: ServiceConfig,
+        *,
+        make_refresher: MakeRefresher | None = None,
+        planning: RefreshConfig | None = None,
+        traces: Traces | None = None,
+    ) -> Service:
+        """:meth:`open` from what is prepared, which is the service's to close, or closed where it cannot be opened."""
+        index, store, choice = prepared.index, prepared.store, prepared.choice
         try:
-            store = index.store(config.store_url)
+            first = open_serving(index, choice, config, store, make_refresher)
             try:
-                choice = choose_plan(index, config.plan, config, store)
-                first = open_serving(index, choice, config, store, make_refresher)
-                try:
-                    if choice.plan_id not in (None, current_plan_id(store, index.fingerprint)):
-                        assert choice.plan is not None
-                        make_current(store, choice.plan, choice.plan_id, verified=False, why="named at the start")
-                except BaseException:
-                    close_serving(first, index=False)
-                    raise
+                if choice.plan_id not in (None, current_plan_id(store, index.fingerprint)):
+                    assert choice.plan is not None
+                    make_current(store, choice.plan, choice.plan_id, verified=False, why="named at the start")
             except BaseException:
-                store.close()
+                close_serving(first, index=False)
                 raise
         except BaseException:
-            index.close()
+            prepared.close()
             raise
         if first.note:
-            _log.warning("serving on the host: %s", first.note.replace("INDEX", str(path)))
+            _log.warning("serving on the host: %s", first.note.replace("INDEX", str(index.path)))
         return cls(first, store, config, make_refresher=make_refresher, planning=planning, traces=traces)
+
+    def join(self, shares: Shares) -> None:
+        """Before it serves: its device bytes are a share of one budget from now on."""
+        self._shares, self._changing = shares, shares.changing
+        self.generations.refit = lambda choice: shares.refit(self, choice)
 
     # What serves now
 
@@ -224,7 +279,7 @@ class Service(OfOneProcess):
                 n=len(request.queries),
                 k=request.k,
                 nprobe=self.router.nprobe if request.nprobe is None else request.nprobe,
-                plan_id=self._current_plan_id(),
+                plan_id=self.committed_plan_id(),
                 session_id=session_id,
             )
         limit_ms = request.deadline_ms or self.config.limits.default_deadline_ms
@@ -344,7 +399,7 @@ class Service(OfOneProcess):
         plan = self.router.plan
         if plan is None:
             return {"plan_id": None, "plan": None, "explanation": "no plan: the host scans everything"}
-        return {"plan_id": self._current_plan_id(), "plan": plan_summary(plan), "explanation": plan.explain()}
+        return {"plan_id": self.committed_plan_id(), "plan": plan_summary(plan), "explanation": plan.explain()}
 
     def stored_plan(self, choice: str) -> dict[str, Any]:
         """As :meth:`plan`, of a stored plan: an id, or "latest".
@@ -358,7 +413,7 @@ class Service(OfOneProcess):
         number, plan = found
         return {"plan_id": number, "plan": plan_summary(plan), "explanation": plan.explain()}
 
-    def _current_plan_id(self) -> int | None:
+    def committed_plan_id(self) -> int | None:
         """The committed one, where a refresher changes plans."""
         own = None if self.refresher is None else self.refresher.status().plan_id
         return self.plan_id if own is None else own
@@ -367,7 +422,7 @@ class Service(OfOneProcess):
         """Stored plans of this index and when each was applied, in the order of saving."""
         fingerprint = self.index.fingerprint
         return {
-            "current": self._current_plan_id(),
+            "current": self.committed_plan_id(),
             "profiles": [describe(p) for p in self.store.list_profiles(index_fingerprint=fingerprint)],
             "plans": [describe(p) for p in self.store.list_plans(index_fingerprint=fingerprint)],
             "applied": applied_plans(self.store, fingerprint),
@@ -389,7 +444,8 @@ class Service(OfOneProcess):
         """Plans anew, says what would change, and changes it where ``apply`` says so. Blocks while lists move.
 
         :mod:`hybridindex.plans.replan` says what stays as in the plan in force. ``bandwidth_share`` is 1, or the
-        refresher's own where that proposes and applies.
+        refresher's own where that proposes and applies. Where several indexes share one budget, it is divided anew, and
+        ``device_budget_bytes`` is that budget.
 
         Raises:
             InvalidInputError: without devices, a value out of range, or one that contradicts a fixed coverage.
@@ -408,10 +464,14 @@ class Service(OfOneProcess):
             headroom=headroom,
         )
         with self._one_change():
+            share = 1.0 if bandwidth_share is None else bandwidth_share
+            if self._shares is not None:
+                plan = self._plan_next(replace(changes, device_budget_bytes=None))
+                return self._divide(plan, "requested", share, device_budget_bytes, apply=apply, force=force)
             recent = self._propose_recent(changes, bandwidth_share)
             if recent is not None:
                 return self._answer(recent, None, self.refresher, apply=apply, force=force)
-            proposal = self._propose(changes, 1.0 if bandwidth_share is None else bandwidth_share)
+            proposal = self._propose(changes, share)
             return self._answer(proposal, None, None, apply=apply, force=force)
 
     def apply_plan(
@@ -438,14 +498,17 @@ class Service(OfOneProcess):
         if plan.n_devices != n_devices:
             raise InvalidInputError(f"plan {plan_id} is for {plan.n_devices} device(s); the daemon has {n_devices}")
         with self._one_change():
-            share = 1.0 if bandwidth_share is None else bandwidth_share
-            proposal = self._beside_current(plan, f"plan {plan_id} was chosen", share)
+            share, reason = 1.0 if bandwidth_share is None else bandwidth_share, f"plan {plan_id} was chosen"
+            if self._shares is not None and not closed:
+                return self._divide(plan, reason, share, apply=apply, force=force)
+            proposal = self._beside_current(plan, reason, share)
             if not (closed and apply):
                 return self._answer(proposal, plan_id, self.refresher, apply=apply, force=force)
         proposal.refuse_infeasible(force=force)
         make_current(self.store, plan, plan_id, verified=False, why="applied")
         self.reload(f"plan {plan_id} was applied")
-        return self._told(proposal.placed_as(self.router.residency.list_device), plan_id, applied=True)
+        serves = plan_id if self._shares is None else self.plan_id
+        return self._told(proposal.placed_as(self.router.residency.list_device), serves, applied=True)
 
     @contextlib.contextmanager
     def _one_change(self) -> Iterator[None]:
@@ -457,27 +520,45 @@ class Service(OfOneProcess):
             self._changing.release()
 
     def _answer(
-        self, proposal: Proposal, plan_id: int | None, refresher: Refresher | None, *, apply: bool, force: bool
+        self,
+        proposal: Proposal,
+        plan_id: int | None,
+        refresher: Refresher | None,
+        division: Division | None = None,
+        *,
+        apply: bool,
+        force: bool,
     ) -> dict[str, Any]:
         """Applies ``proposal`` where that is asked for, and tells of it.
 
         Args:
             plan_id: where its plan is stored.
             refresher: applies it and verifies it afterwards.
+            division: that it is a part of.
         """
         update: UpdateRecord | None = None
         if apply:
             proposal.refuse_infeasible(force=force)
-            if refresher is None:
+            if division is not None:
+                division.refuse(force=force)
+                with division.carried_out():
+                    plan_id = self._apply(proposal, plan_id)
+            elif refresher is None:
                 plan_id = self._apply(proposal, plan_id)
             else:
                 update = refresher.apply(proposal, plan_id=plan_id, force=force)
                 plan_id = update.plan_id
             proposal = proposal.placed_as(self.router.residency.list_device)
-        return self._told(proposal, plan_id, applied=apply, update=update)
+        return self._told(proposal, plan_id, division, applied=apply, update=update)
 
     def _told(
-        self, proposal: Proposal, plan_id: int | None, *, applied: bool, update: UpdateRecord | None = None
+        self,
+        proposal: Proposal,
+        plan_id: int | None,
+        division: Division | None = None,
+        *,
+        applied: bool,
+        update: UpdateRecord | None = None,
     ) -> dict[str, Any]:
         return {
             "applied": applied,
@@ -485,6 +566,7 @@ class Service(OfOneProcess):
             "plan_id": plan_id,
             "unplaced_lists": self.router.stats().unplaced_lists if applied else None,
             "update": None if update is None else update.to_data(),
+            **({} if division is None else {"shares": division.to_data()}),
         }
 
     def _check_devices(self) -> None:
@@ -509,28 +591,72 @@ class Service(OfOneProcess):
         profile, request = request_next(self.index.ivf, self.store, self.router.plan, changes, devices)
         with self._planning.of(self.index.ivf) as planner:
             plan = planner.solve(profile, request, None)
-            return self._beside_current(plan, "requested", bandwidth_share, planner.weigh)
+            return self._beside_current(plan, "requested", bandwidth_share, weigh=planner.weigh)
 
-    def _beside_current(self, plan: Plan, reason: str, bandwidth_share: float, weigh: Weigh | None = None) -> Proposal:
+    def _plan_next(self, changes: PlanChanges) -> Plan:
+        """From the profile of the plan in force."""
+        self._check_devices()
+        devices = devices_of(self.index.ivf, len(self.router.devices), self.config.router.device_budget_bytes)
+        return plan_next(self.index.ivf, self.store, self.router.plan, changes, devices)[0]
+
+    def _divide(
+        self,
+        plan: Plan,
+        reason: str,
+        bandwidth_share: float,
+        budget: int | tuple[int, ...] | None = None,
+        *,
+        apply: bool,
+        force: bool,
+    ) -> dict[str, Any]:
+        """:meth:`_answer` of what ``plan`` is asked for, within the share that the index then gets."""
+        assert self._shares is not None
+        division = self._shares.divide(self, plan, budget)
+        proposal = self._beside_current(division.plan, reason, bandwidth_share, division.room_bytes)
+        plan_id = stored_as(self.store, division.plan)
+        return self._answer(proposal, plan_id, None, division, apply=apply, force=force)
+
+    def _beside_current(
+        self,
+        plan: Plan,
+        reason: str,
+        bandwidth_share: float,
+        room_bytes: Sequence[int] | None = None,
+        weigh: Weigh | None = None,
+    ) -> Proposal:
+        """``room_bytes``: of each device, without scratch; None: what the open arenas may take."""
         current, there, arenas = self.router.plan, self.router.residency.list_device, arenas_of(self.router)
+        if room_bytes is None and arenas is not None:
+            room_bytes = [a - b for a, b in zip(arenas.room, arenas.scratch, strict=True)]
         return propose(
             plan,
             current,
             Served.by(current, there, self.router.page_locked_lists),
             reason=reason,
             bandwidth_share=bandwidth_share,
-            room_bytes=None if arenas is None else [a - b for a, b in zip(arenas.room, arenas.scratch, strict=True)],
+            room_bytes=room_bytes,
             weigh=weigh,
         )
 
     def _apply(self, proposal: Proposal, plan_id: int | None) -> int:
+        return self.serve_plan(proposal.plan, plan_id, bandwidth_share=proposal.bandwidth_share, why=proposal.reason)
+
+    def serve_plan(self, plan: Plan, plan_id: int | None, *, bandwidth_share: float = 1.0, why: str) -> int:
+        """Stores ``plan`` unless it is stored, moves its lists, and makes it the current one; its id. Blocks. For who
+        holds the lock of changes."""
         if plan_id is None:
-            _, plan_id = save_plan(self.store, proposal.plan)
-        self.router.apply_plan(proposal.plan, bandwidth_share=proposal.bandwidth_share, force=True)
+            _, plan_id = save_plan(self.store, plan)
+        self.router.apply_plan(plan, bandwidth_share=bandwidth_share, force=True)
         # It serves, whether or not the store takes the event.
         self.generations.current.plan_id = plan_id
-        make_current(self.store, proposal.plan, plan_id, verified=False, why=proposal.reason)
+        make_current(self.store, plan, plan_id, verified=False, why=why)
         return plan_id
+
+    def set_budget(self, budgets: tuple[int, ...] | None) -> None:
+        """Other bytes of each device than were configured, from the next change of plan or generation on; None: none,
+        and devices stay closed."""
+        self.config = replace(self.config, router=replace(self.config.router, device_budget_bytes=budgets))
+        self.generations.set_budget(self.config)
 
     # Generations
 

@@ -1,4 +1,4 @@
-"""The daemon's process: opens the index, listens, serves, reloads at SIGHUP, drains at SIGTERM, stops at the second.
+"""The daemon's process: opens its indexes, listens, serves, reloads at SIGHUP, drains at SIGTERM, stops at the second.
 
 One uvicorn server per socket, on one event loop: TCP may have TLS, the unix socket needs none.
 """
@@ -13,10 +13,11 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridindex.errors import HybridIndexError, InvalidInputError, MissingDependencyError, how_to_install
+from hybridindex.errors import InvalidInputError, MissingDependencyError, ServiceError, how_to_install
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.service.auth import Keyring
 from hybridindex.service.config import ServiceConfig
@@ -26,6 +27,8 @@ from hybridindex.service.http.app import create_app
 from hybridindex.service.http.protocol import MAX_HEAD_BYTES, choose_protocol
 from hybridindex.service.observe.logs import configure
 from hybridindex.service.serving import MakeRefresher
+from hybridindex.service.several.config import IndexConfig, name_of
+from hybridindex.service.several.indexes import Indexes
 
 try:
     import uvicorn
@@ -64,19 +67,19 @@ class _Server(uvicorn.Server):
 
 
 class Daemon:
-    """One service on its sockets. On the main thread's event loop."""
+    """What is served, on its sockets. On the main thread's event loop."""
 
-    def __init__(self, service: Service, keyring: Keyring | None, sockets: list[socket.socket]) -> None:
-        self._service = service
+    def __init__(self, served: Service | Indexes, keyring: Keyring | None, sockets: list[socket.socket]) -> None:
+        self._indexes = indexes = Indexes.of(served)
         self._stopping = asyncio.Event()
         #: A task that nobody holds may be lost.
         self._reloads: set[asyncio.Future[None]] = set()
-        self._app = create_app(service, keyring=keyring, on_drain=self.stop)
+        self._app = create_app(indexes, keyring=keyring, on_drain=self.stop)
         self._sockets = sockets
         self._servers = [self._server(s, first=s is sockets[0]) for s in sockets]
 
     def _server(self, bound: socket.socket, *, first: bool) -> _Server:
-        config = self._service.config
+        config = self._indexes.config
         tls = bound.family != socket.AF_UNIX and config.tls_cert is not None
         return _Server(
             uvicorn.Config(
@@ -100,8 +103,8 @@ class Daemon:
     def stop(self) -> None:
         """Drains; called again, stops at once."""
         if not self._stopping.is_set():
-            _log.info("draining: %d queries wait or are searched", self._service.admission.n_waiting)
-            self._service.admission.drain()
+            _log.info("draining: %d queries wait or are searched", self._indexes.n_waiting)
+            self._indexes.drain()
             self._stopping.set()
         else:
             _log.warning("stopping at once")
@@ -111,16 +114,10 @@ class Daemon:
                     task.cancel()
 
     def reload(self) -> None:
-        """Lets the current generation of the index serve; a failure is logged."""
-        task = asyncio.ensure_future(asyncio.to_thread(self._reload))
+        """Lets the current generation of each index serve; a failure is logged."""
+        task = asyncio.ensure_future(asyncio.to_thread(self._indexes.reload, "SIGHUP"))
         self._reloads.add(task)
         task.add_done_callback(self._reloads.discard)
-
-    def _reload(self) -> None:
-        try:
-            self._service.reload("SIGHUP")
-        except HybridIndexError as error:
-            _log.warning("SIGHUP: %s", error)
 
     async def run(self) -> None:
         """Serves until :meth:`stop`, and until what was admitted is answered."""
@@ -136,27 +133,27 @@ class Daemon:
             stopping = asyncio.create_task(self._stopping.wait())
             # A server that ends by itself ends the others.
             await asyncio.wait([stopping, *serving], return_when=asyncio.FIRST_COMPLETED)
-            self._service.admission.drain()
+            self._indexes.drain()
             for server in self._servers:
                 server.should_exit = True
             await asyncio.gather(*serving)
             stopping.cancel()
         finally:
             # The end of the loop waits for its threads: none may go on with a change of the plan.
-            self._service.stop_changes()
+            self._indexes.stop_changes()
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
 
 
 def serve(
-    path: Path,
+    indexes: Path | Mapping[str, IndexConfig],
     config: ServiceConfig,
     *,
     make_refresher: MakeRefresher | None = None,
     planning: RefreshConfig | None = None,
     on_listening: Callable[[tuple[str, ...]], None] | None = None,
 ) -> None:
-    """Serves an index directory until a signal or ``POST /v1/drain`` ends it.
+    """Serves an index directory, or several by name, until a signal or ``POST /v1/drain`` ends it.
 
     Args:
         make_refresher: makes the refresher; None: plans change only on request.
@@ -173,7 +170,8 @@ def serve(
         file = getattr(config, name)
         if file is not None and not os.access(file, os.R_OK):
             raise InvalidInputError(f"{name} is {file}, which cannot be read")
-    address = DaemonAddress(path)
+    named = {name_of(indexes): IndexConfig(path=indexes)} if isinstance(indexes, Path) else indexes
+    addresses, problems = _addresses(named)
     sockets: list[socket.socket] = []
     traces: Traces | None = None
     try:
@@ -188,17 +186,23 @@ def serve(
             host = f"[{config.host}]" if ":" in config.host else config.host
             urls.append(f"{scheme}://{host}:{sockets[-1].getsockname()[1]}")
         traces = _open_traces(config.traces, os.environ)
-        service = Service.open(path, config, make_refresher=make_refresher, planning=planning, traces=traces)
+        served = Indexes.open(
+            named, config, make_refresher=make_refresher, planning=planning, traces=traces, problems=problems
+        )
         try:
-            address.announce(tuple(urls), service.index.ivf.generation)
-            service.generations.on_generation.append(lambda number: address.announce(tuple(urls), number))
-            _log.info("serving %s at %s", path, ", ".join(urls))
+            for name in served.problems.keys() & addresses.keys():
+                addresses[name].leave()
+            for name, service in served.services.items():
+                announce = partial(addresses[name].announce, tuple(urls), index=name)
+                announce(service.index.ivf.generation)
+                service.generations.on_generation.append(announce)
+            _log.info("serving %s at %s", ", ".join(str(named[name].path) for name in served.services), ", ".join(urls))
             if on_listening is not None:
                 on_listening(tuple(urls))
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                runner.run(_run(service, keyring, sockets))
+                runner.run(_run(served, keyring, sockets))
         finally:
-            service.close()
+            served.close()
     finally:
         if traces is not None:
             traces.close()
@@ -206,8 +210,29 @@ def serve(
             bound.close()
         if config.uds is not None and sockets:
             config.uds.unlink(missing_ok=True)
-        address.leave()
+        for address in addresses.values():
+            address.leave()
     _log.info("stopped")
+
+
+def _addresses(indexes: Mapping[str, IndexConfig]) -> tuple[dict[str, DaemonAddress], dict[str, str]]:
+    """The address of each index, and why others have none.
+
+    Raises:
+        ServiceError: none has one.
+    """
+    addresses: dict[str, DaemonAddress] = {}
+    problems: dict[str, str] = {}
+    for name, told in indexes.items():
+        assert told.path is not None
+        try:
+            addresses[name] = DaemonAddress(told.path)
+        except ServiceError as error:
+            if len(problems) + 1 == len(indexes):
+                raise
+            _log.error("index %s cannot be served: %s", name, error)
+            problems[name] = str(error).replace(str(told.path), "INDEX")
+    return addresses, problems
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -244,5 +269,5 @@ def _open_traces(asked: bool | None, environment: Mapping[str, str]) -> Traces |
         return None
 
 
-async def _run(service: Service, keyring: Keyring | None, sockets: list[socket.socket]) -> None:
-    await Daemon(service, keyring, sockets).run()
+async def _run(served: Indexes, keyring: Keyring | None, sockets: list[socket.socket]) -> None:
+    await Daemon(served, keyring, sockets).run()

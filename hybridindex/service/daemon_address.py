@@ -42,10 +42,13 @@ class DaemonAddress:
         # A killed daemon may have left its addresses.
         self._file.unlink(missing_ok=True)
 
-    def announce(self, urls: tuple[str, ...], generation: int | None = None) -> None:
-        """Writes the address file, whole or not at all; again when another generation is served."""
+    def announce(self, urls: tuple[str, ...], generation: int | None = None, *, index: str | None = None) -> None:
+        """Writes the address file, whole or not at all; again when another generation is served.
+
+        ``index``: its name in the daemon.
+        """
         beside = self._file.with_name(f".{ADDRESS_FILE}.new")
-        served = RunningDaemon(pid=os.getpid(), urls=urls, generation=generation)
+        served = RunningDaemon(pid=os.getpid(), urls=urls, generation=generation, index=index)
         beside.write_text(json.dumps(asdict(served)) + "\n")
         beside.replace(self._file)
 

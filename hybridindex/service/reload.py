@@ -101,6 +101,8 @@ class Generations:
         #: What the last reload found: it is not tried again by itself.
         self._found: Manifest | None = None
         self.counts = ReloadCounts()
+        #: The plan with which devices may be opened, where others take bytes of them, too.
+        self.refit: Callable[[PlanChoice], PlanChoice] = lambda choice: choice
         #: Called with the generation when another one serves.
         self.on_generation: list[Callable[[int], None]] = []
 
@@ -109,6 +111,13 @@ class Generations:
     @property
     def current(self) -> Serving:
         return self._current
+
+    def set_budget(self, config: ServiceConfig) -> None:
+        """What serves from now on, and what is opened later, keeps to the device bytes of ``config``."""
+        self._config, budgets = config, config.router.device_budget_bytes
+        router = self._current.router
+        if router.devices and isinstance(budgets, tuple):
+            router.set_device_budget(budgets)
 
     def enter(self) -> Serving:
         """What serves now; it stays open until :meth:`leave`."""
@@ -286,6 +295,7 @@ class Generations:
 
     def _open_devices(self, choice: PlanChoice) -> None:
         """Lets a router with the devices that ``choice`` is for serve the current generation."""
+        choice = self.refit(choice)
         if choice.plan is None and self._config.router.device_budget_bytes is None:
             return
         before = self._current

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
-from hybridindex.api import Index
+from hybridindex.api import Index, open_index
 from hybridindex.errors import HybridIndexError, InfeasiblePlanError, ProfileError, ProfileMismatchError
 from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.partitioner.plan import Plan
@@ -25,11 +26,13 @@ __all__ = [
     "CURE",
     "MakeRefresher",
     "PlanChoice",
+    "Prepared",
     "RefreshConfig",
     "Serving",
     "choose_plan",
     "close_serving",
     "open_serving",
+    "prepare",
     "refresh_config",
     "refresher_of",
 ]
@@ -72,6 +75,38 @@ class PlanChoice:
     origin: Literal["none", "stored", "carried over", "made anew"] = "none"
     #: Why there is none.
     note: str = ""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Prepared:
+    """What a service is opened from; nothing serves yet."""
+
+    index: Index
+    store: ControlStore
+    choice: PlanChoice
+
+    def close(self) -> None:
+        self.store.close()
+        self.index.close()
+
+
+def prepare(path: Path, config: ServiceConfig) -> Prepared:
+    """Opens an index directory and its store, and chooses the plan.
+
+    Raises:
+        HybridIndexError: whatever is wrong with them.
+    """
+    index = open_index(path)
+    try:
+        store = index.store(config.store_url)
+        try:
+            return Prepared(index=index, store=store, choice=choose_plan(index, config.plan, config, store))
+        except BaseException:
+            store.close()
+            raise
+    except BaseException:
+        index.close()
+        raise
 
 
 def choose_plan(index: Index, choice: str, config: ServiceConfig, store: ControlStore) -> PlanChoice:

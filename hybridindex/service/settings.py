@@ -91,13 +91,28 @@ class Settings:
         self._said = dict(said or {})
         self._path = path
 
+    @property
+    def path(self) -> Path | None:
+        return self._path
+
+    def table(self, name: str) -> Table:
+        """One table as the file has it; empty where there is none.
+
+        Raises:
+            InvalidInputError: it is no table.
+        """
+        said = self._said.get(name, {})
+        if not isinstance(said, Mapping):
+            raise InvalidInputError(f"{self._path}: {name} is {said!r}; expected the table [{name}]")
+        return said
+
     def only(self, name: str) -> Settings:
         """One table, still under its name."""
         return Settings({key: value for key, value in self._said.items() if key == name}, self._path)
 
-    def without(self, name: str) -> Settings:
-        """Everything but one table."""
-        return Settings({key: value for key, value in self._said.items() if key != name}, self._path)
+    def without(self, *names: str) -> Settings:
+        """Everything but some tables."""
+        return Settings({key: value for key, value in self._said.items() if key not in names}, self._path)
 
     def names(self) -> set[str]:
         """Keys and tables of the file."""

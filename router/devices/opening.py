@@ -76,6 +76,10 @@ class TierOpening:
         #: The host memory that the tiers share.
         self.host_lists = HostLists(index, geometry, config.pin_host_lists if self.moves_single_lists else 0)
 
+    def set_budgets(self, budgets: tuple[int, ...]) -> None:
+        """Other budgets than were configured, from the next change of plan on."""
+        self._budgets = budgets
+
     def pinned_bytes(self, plan: Plan | None, ordinal: int) -> int:
         """Device bytes of the lists that ``plan`` wants on one device."""
         return 0 if plan is None else int(self.list_bytes[plan.list_device == ordinal].sum())

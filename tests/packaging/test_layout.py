@@ -62,7 +62,7 @@ ORDER = {
     "router": ("batch", "lookahead", "devices", "."),
     "partitioner": ("models", "."),
     "profiler": (".", "llm"),
-    "service": (".", "observe", "http", "daemon"),
+    "service": (".", "several", "observe", "http", "daemon"),
     "rag": (".", "embedders", "ingest", "pipelines"),
     "cli": (".", "commands", "main", "entry"),
     "studies": ("hardware", "schedule", "simulator", "what_if"),

@@ -102,4 +102,4 @@ def test_it_is_what_the_openapi_document_says(plans):
     data = propose(large, small, Served.by(small, small.list_device), reason="more", bandwidth_share=1).to_data()
     json.dumps(data)
     said = REPARTITIONED["content"]["application/json"]["schema"]["properties"]
-    assert set(data) | {"applied", "plan_id", "unplaced_lists", "placed", "update"} == set(said)
+    assert set(data) | {"applied", "plan_id", "unplaced_lists", "placed", "update", "shares"} == set(said)

@@ -41,8 +41,8 @@ def test_failures_count_against_attainment(index, monkeypatch):
     def broken(*_args, **_kwargs):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(HostNativeScanner, "scan_checked", broken)
     with Router(index) as router:
+        monkeypatch.setattr(HostNativeScanner, "scan_checked", broken)
         result = run_open_loop(router, clustered(50), PoissonLoad(rate=200, duration_s=0.3, slo_ms=60_000))
     assert result.n_failed == result.n_requests
     assert result.attainment == 0.0

@@ -7,6 +7,7 @@ import json
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.settings import Entry, entries
+from hybridindex.service.several.config import IndexConfig
 
 __all__ = ["tables"]
 
@@ -14,10 +15,12 @@ __all__ = ["tables"]
 def tables() -> dict[str, str]:
     """Title of a table of the settings file ("" for the top level) -> its rows, as markdown."""
     found: dict[str, list[str]] = {}
-    for entry in (*entries(ServiceConfig), *entries(RefreshConfig, tables=("refresh",))):
+    of_one = entries(IndexConfig, tables=("indexes", "NAME"))
+    for entry in (*entries(ServiceConfig), *of_one, *entries(RefreshConfig, tables=("refresh",))):
         assert entry.setting is not None, f"{entry.name} does not say what it means"
         prefix = f"{entry.tables[-1]}_" if entry.tables[:1] == ("refresh",) else ""
-        row = f"| `{entry.name}` | {_flag(entry, prefix)} | {_default(entry)} | {entry.setting.help} |"
+        flag = {"path": "`NAME=INDEX`"}.get(entry.name, "") if "NAME" in entry.tables else _flag(entry, prefix)
+        row = f"| `{entry.name}` | {flag} | {_default(entry)} | {entry.setting.help} |"
         found.setdefault(".".join(entry.tables), []).append(row)
     head = "| key | option | default | meaning |\n| --- | --- | --- | --- |\n"
     return {table: head + "\n".join(rows) + "\n" for table, rows in found.items()}

@@ -135,7 +135,7 @@ def register(app: typer.Typer) -> None:
             raise InvalidInputError(f"{named}: for --pipeline {_PIPERAG} alone; --pipeline is {pipeline!r}")
         told = {**router.given(), "plan": passages.plan, "store_url": passages.store}
         said = settings_in(config)
-        settings = said.without("refresh").build(ServiceConfig, told)
+        settings = said.without("refresh", "indexes").build(ServiceConfig, told)
         with terminable(), contextlib.ExitStack() as owned:
             texts = owned.enter_context(DocumentStore(passages.documents or documents_of(index)))
             source = open_source(owned, index, texts, settings)

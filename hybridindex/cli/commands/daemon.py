@@ -94,7 +94,7 @@ def _connect(index: Path | None, url: str | None, key: str | None, timeout_s: fl
     found = find_daemon(index)
     if found is None or not found.urls:
         raise UnreachableError(f"no daemon serves {index}; start one with: hybridindex serve {index}")
-    return Client(found.urls[0], key=key, timeout_s=timeout_s)
+    return Client(found.urls[0], key=key, index=found.index, timeout_s=timeout_s)
 
 
 def _status_table(status: dict[str, Any]) -> Table:

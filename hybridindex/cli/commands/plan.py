@@ -1,4 +1,4 @@
-"""Commands about profiles and plans of this machine: profile, plan, explain, history, prune, report."""
+"""Commands about profiles and plans of this machine: profile, plan, divide, explain, history, prune, report."""
 
 from __future__ import annotations
 
@@ -226,6 +226,45 @@ def register(app: typer.Typer) -> None:
             raise typer.Exit(ExitCode.INFEASIBLE)
 
     @app.command()
+    def divide(
+        indexes: Annotated[
+            list[str],
+            typer.Argument(metavar="INDEX | NAME=INDEX ...", help="Index directories.", show_default=False),
+        ],
+        budget: Annotated[
+            list[str], typer.Option(help="Bytes of a device for all of them; once for each device.", show_default=False)
+        ],
+        apply: Annotated[bool, typer.Option("--apply", help="Make each plan the one that serves.")] = False,
+        force: Annotated[bool, typer.Option("--force", help="Apply plans that cannot meet their SLO, too.")] = False,
+        lookahead_bytes: Annotated[
+            str, typer.Option(help="Bytes of each device that each index keeps for sessions.")
+        ] = "0",
+        store: StoreUrl = None,
+        json: Json = False,
+    ) -> None:
+        """Divide one device budget between indexes, by what bytes bring to each. Stores nothing without --apply.
+
+        SLO and rate of each are those of the plan that was applied last, or else made last. First as many SLOs as
+        possible are kept; what is left goes where it shortens answers most. Exit status 10 when an SLO is not kept.
+        """
+        from hybridindex.cli.dividing import divide_indexes, division_table
+        from hybridindex.service.settings import Settings
+        from hybridindex.service.several.config import indexes_of
+
+        paths = {name: told.path for name, told in indexes_of(indexes, Settings()).items() if told.path is not None}
+        found = divide_indexes(
+            paths,
+            tuple(parse_bytes(nbytes) for nbytes in budget),
+            store,
+            lookahead_bytes=parse_bytes(lookahead_bytes),
+            apply=apply,
+            force=force,
+        )
+        emit(found, as_json=json, table=division_table(found))
+        if any(row["verdict"] == "infeasible" for row in found["indexes"]):
+            raise typer.Exit(ExitCode.INFEASIBLE)
+
+    @app.command()
     def explain(
         index: IndexPath,
         plan_id: Annotated[
@@ -333,7 +372,7 @@ def _daemon(index: Path, key: str | None, store: str | None) -> Iterator[Client 
     if found is None or not found.urls:
         yield None
         return
-    with Client(found.urls[0], key=key) as client:
+    with Client(found.urls[0], key=key, index=found.index) as client:
         yield client
 
 

@@ -1,10 +1,9 @@
-"""The command serve: a daemon over one index, from options and a settings file."""
+"""The command serve: a daemon over one index or several, from options and a settings file."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -77,7 +76,6 @@ def register(app: typer.Typer) -> None:
     @app.command()
     @grouped
     def serve(
-        index: Annotated[Path, typer.Argument(metavar="INDEX", help="Index directory.", show_default=False)],
         service: ServiceOptions,
         router: RouterOptions,
         limits: LimitOptions,
@@ -86,10 +84,21 @@ def register(app: typer.Typer) -> None:
         drift: DriftOptions,
         update: UpdateOptions,
         other: OtherOptions,
+        index: Annotated[
+            list[str] | None,
+            typer.Argument(
+                metavar="[INDEX | NAME=INDEX ...]",
+                help="Index directories, each under a name, by default its folder's.",
+                show_default=False,
+            ),
+        ] = None,
         config: ConfigFile = None,
         json: Json = False,
     ) -> None:
         """Serve an index over HTTP until SIGTERM, Ctrl-C or drain, by the plan that was applied last.
+
+        Several indexes, also from tables [indexes.NAME] of the settings file, share --budget, which is divided by what
+        bytes bring to each. Routes below /v1/indexes/NAME mean one; others mean the first.
 
         --plan N applies plan N first. Where no plan was ever applied, the host scans everything, and the log says which
         command applies one.
@@ -98,8 +107,10 @@ def register(app: typer.Typer) -> None:
         error. With --json, one object with pid and addresses is printed once it listens.
         """
         from hybridindex.service.serving import refresh_config, refresher_of
+        from hybridindex.service.several.config import indexes_of
 
         settings = settings_in(config)
+        indexes = indexes_of(index or (), settings)
         follows = watching.given().get("refresh", {}) | drift.given().get("refresh", {})
         follows |= update.given().get("refresh", {})
         planning = refresh_config(settings, {"refresh": follows})
@@ -107,11 +118,11 @@ def register(app: typer.Typer) -> None:
         given = {**service.given(), **router.given(), **limits.given(), **retention.given()}
         if other.tcp is False:
             given["host"] = False
-        whole = settings.without("refresh").build(ServiceConfig, given)
+        whole = settings.without("refresh", "indexes").build(ServiceConfig, given)
         from hybridindex.service.daemon import serve as run_daemon
 
         def announce(urls: tuple[str, ...]) -> None:
             emit({"pid": os.getpid(), "urls": urls}, as_json=json)
             out.file.flush()
 
-        run_daemon(index, whole, make_refresher=make_refresher, planning=planning, on_listening=announce)
+        run_daemon(indexes, whole, make_refresher=make_refresher, planning=planning, on_listening=announce)

@@ -30,6 +30,8 @@ class RunningDaemon:
     urls: tuple[str, ...]
     #: The generation that it serves; None: it is older than this field.
     generation: int | None = None
+    #: The index's name there; None: it is older than this field, and serves one.
+    index: str | None = None
 
     def __str__(self) -> str:
         what = "" if self.generation is None else f" generation {self.generation}"
@@ -49,7 +51,10 @@ def find_daemon(folder: Path) -> RunningDaemon | None:
         try:
             data = json.loads((folder / ADDRESS_FILE).read_text())
             return RunningDaemon(
-                pid=int(data["pid"]), urls=tuple(str(u) for u in data["urls"]), generation=data.get("generation")
+                pid=int(data["pid"]),
+                urls=tuple(str(u) for u in data["urls"]),
+                generation=data.get("generation"),
+                index=data.get("index"),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None  # it is starting or stopping

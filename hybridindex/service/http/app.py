@@ -10,8 +10,9 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -25,24 +26,26 @@ from hybridindex import __version__
 from hybridindex.errors import HybridIndexError, OverloadedError, ProfileError, ProfileMismatchError, ReloadError
 from hybridindex.plans.stored import plan_tradeoff
 from hybridindex.service.auth import Caller, Keyring
+from hybridindex.service.config import Limits
 from hybridindex.service.core import Service
 from hybridindex.service.describe import describe
 from hybridindex.service.http import openapi
 from hybridindex.service.http import openapi_answers as answers
 from hybridindex.service.http.bodies import media_type, read_body
-from hybridindex.service.http.middleware import CALLER, RequestMiddleware
+from hybridindex.service.http.middleware import CALLER, INDEXES, RequestMiddleware
 from hybridindex.service.http.page.files import PAGE_FILES, PageFile
 from hybridindex.service.http.problems import Problem, ProblemError, problem_of
 from hybridindex.service.http.recent import RECENT_PATH, RecentQueries
-from hybridindex.service.http.requests import EVENTS, SERIES, Body
+from hybridindex.service.http.requests import EVENTS, NOTHING, SERIES, Body
 from hybridindex.service.http.searching import SearchRoute
 from hybridindex.service.http.wire import BodyError
 from hybridindex.service.observe.events import DeviceWatch, read_events
 from hybridindex.service.observe.logs import REQUEST_ID
-from hybridindex.service.observe.metrics import CONTENT_TYPE, Metrics
+from hybridindex.service.observe.metrics import CONTENT_TYPE, Metrics, render
 from hybridindex.service.observe.series import Series
 from hybridindex.service.pruning import prune_now_and_then
-from hybridindex.service.status import health_of, status_of
+from hybridindex.service.several.indexes import Indexes
+from hybridindex.service.status import status_of
 
 __all__ = ["create_app"]
 
@@ -50,6 +53,9 @@ _log = logging.getLogger(__name__)
 
 #: Time between two samples of the series.
 _SAMPLE_S = 1.0
+#: When to ask again for an index that could not be opened.
+_UNAVAILABLE_S = 30.0
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 #: Time between two looks for another generation, where that is followed.
 _FOLLOW_S = 1.0
 Handler = Callable[[Request], Awaitable[Response]]
@@ -57,18 +63,34 @@ _Row = tuple[str, str, Handler, str, dict[str, Any], dict[int | str, dict[str, A
 
 
 def create_app(
-    service: Service, *, keyring: Keyring | None = None, on_drain: Callable[[], None] | None = None
+    served: Service | Indexes, *, keyring: Keyring | None = None, on_drain: Callable[[], None] | None = None
 ) -> Application:
-    """The ASGI application of one service. Its lifespan warms up; it closes nothing.
+    """The ASGI application of one service, or of several indexes. Its lifespan warms up; it closes nothing.
 
     Args:
+        served: routes without an index's name mean the first.
         keyring: None: every caller is an admin. Only for loopback addresses and unix sockets.
         on_drain: called by ``POST /v1/drain``; None: the service drains, and the process goes on.
     """
-    metrics = Metrics(service)
-    series = Series(service, time.time)
-    search = SearchRoute(service, metrics)
-    middleware = RequestMiddleware(service, metrics, keyring, search)
+    indexes = Indexes.of(served)
+    metrics = {name: Metrics(service) for name, service in indexes.services.items()}
+    # FastAPI's routes of a single index would stand in the document twice.
+    groups = [
+        _IndexRoutes(
+            prefix=prefix,
+            shown=prefix == "/v1" or indexes.several,
+            service=service,
+            metrics=metrics[name],
+            series=series,
+            search=SearchRoute(service, metrics[name], prefix),
+        )
+        for name, service in indexes.services.items()
+        for series in [Series(service, time.time)]
+        for prefix in (*(["/v1"] if service is indexes.first else []), f"{INDEXES}{name}")
+    ]
+    middleware = RequestMiddleware(
+        indexes, next(iter(metrics.values())), keyring, [(group.search, group.service) for group in groups]
+    )
     app = Application(
         middleware,
         title="hybridindex",
@@ -78,15 +100,21 @@ def create_app(
         redoc_url=None,
         openapi_url="/v1/openapi.json",
         redirect_slashes=False,
-        lifespan=lambda _app: _lifespan(service, series, middleware),
+        lifespan=lambda _app: _lifespan({group.service: group.series for group in groups}, middleware),
     )
-    routes = _Routes(service, metrics, series, search, on_drain, keyring)
-    routes.register(app)
-    service.generations.on_generation.append(lambda _number: routes.redescribe(app))
+    for group in groups:
+        group.register(app)
+        group.service.generations.on_generation.append(partial(group.redescribe, app))
+        # FastAPI's routes describe every path, but take 0.2 ms per request: searches bypass them.
+        in_session = _PlainRoute(f"{group.prefix}/sessions/{{session}}/search", group.search, methods=["POST"])
+        app.router.routes.insert(0, in_session)
+    _DaemonRoutes(indexes, metrics, on_drain, keyring).register(app)
     for file in PAGE_FILES:
         app.router.routes.append(_PlainRoute(file.path, _serving(file), methods=["GET"]))
-    # FastAPI's routes describe every path, but take 0.2 ms per request: searches bypass them.
-    app.router.routes.insert(0, _PlainRoute("/v1/sessions/{session}/search", search, methods=["POST"]))
+    for name, why in indexes.problems.items():
+        for prefix in (f"{INDEXES}{name}", *(["/v1"] if name == indexes.names[0] else [])):
+            path = f"{prefix}/{{rest:path}}"
+            app.router.routes.append(_PlainRoute(path, _unavailable(name, why), methods=[*_METHODS]))
     app.add_exception_handler(HTTPException, _not_routed)
     # Below Starlette's own error page, which is no problem document, and above the routes.
     app.add_middleware(middleware.around)
@@ -95,7 +123,16 @@ def create_app(
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(service: Service, series: Series, middleware: RequestMiddleware) -> AsyncIterator[None]:
+async def _lifespan(served: Mapping[Service, Series], middleware: RequestMiddleware) -> AsyncIterator[None]:
+    async with contextlib.AsyncExitStack() as running:
+        running.callback(middleware.flush)
+        for service, series in served.items():
+            await running.enter_async_context(_running(service, series))
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _running(service: Service, series: Series) -> AsyncIterator[None]:
     watch = DeviceWatch(service)
 
     async def sample() -> None:
@@ -147,7 +184,6 @@ async def _lifespan(service: Service, series: Series, middleware: RequestMiddlew
         for task in tasks[1:]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        middleware.flush()
 
 
 class Application(FastAPI):
@@ -245,75 +281,170 @@ def _describe_all(app: FastAPI, *, keys: bool) -> None:
     app.openapi = with_components  # type: ignore[method-assign]
 
 
+def _unavailable(name: str, why: str) -> Handler:
+    """Of each route of an index that could not be opened."""
+
+    async def refuse(_request: Request) -> Response:
+        detail = f"index {name} could not be opened: {why}"
+        return _problem(Problem(503, "index-unavailable", "Index unavailable", detail, retry_after_s=_UNAVAILABLE_S))
+
+    return refuse
+
+
+def _add(app: FastAPI, rows: Iterable[_Row], *, shown: bool = True) -> None:
+    for method, path, handler, summary, extra, responses in rows:
+        app.add_api_route(
+            path,
+            _answering(handler),
+            methods=[method],
+            status_code=min(s for s in responses if isinstance(s, int)),
+            summary=summary,
+            operation_id=_operation(method, path),
+            response_class=Response,
+            responses=responses,
+            openapi_extra=extra or None,
+            include_in_schema=shown,
+        )
+
+
+_TEXT: dict[int | str, dict[str, Any]] = {
+    200: {"description": "ok", "content": {"text/plain": {"schema": {"type": "string"}}}}
+}
+
+
 @dataclass(frozen=True, slots=True)
-class _Routes:
-    _service: Service
-    _metrics: Metrics
-    _series: Series
-    _search: SearchRoute
+class _DaemonRoutes:
+    """Routes that mean all indexes."""
+
+    _indexes: Indexes
+    _metrics: Mapping[str, Metrics]
     _on_drain: Callable[[], None] | None
     _keyring: Keyring | None
 
+    def register(self, app: FastAPI) -> None:
+        read = openapi.problems(401)
+        taken = openapi.problems(400, 401, 403, 408, 413, 415, 503)
+        rows: tuple[_Row, ...] = (
+            ("GET", "/v1/indexes", self.indexes, "Which indexes are served", {}, {200: answers.INDEXES, **read}),
+            ("POST", "/v1/drain", self.drain, "Finish and stop; admin", {}, {202: answers.DRAINING, **taken}),
+            ("GET", "/metrics", self.metrics, "Prometheus metrics", {}, {**_TEXT, **read}),
+            ("GET", "/livez", self.livez, "The process answers", {"security": []}, _TEXT),
+            ("GET", "/readyz", self.readyz, "Warmed up", {"security": []}, {**_TEXT, **openapi.problems(503)}),
+            (
+                "GET", "/healthz", self.healthz, "What needs attention", {},
+                {200: answers.HEALTH, 503: answers.HEALTH, **read},
+            ),
+        )  # fmt: skip
+        _add(app, rows)
+
+    async def indexes(self, _request: Request) -> Response:
+        return _json(await asyncio.to_thread(self._indexes.listing))
+
+    async def drain(self, request: Request) -> Response:
+        await _object(request, NOTHING, self._indexes.config.limits)
+        if self._on_drain is not None:
+            self._on_drain()
+        else:
+            self._indexes.drain()
+        return _json({"draining": True}, 202)
+
+    async def metrics(self, _request: Request) -> Response:
+        return Response(render(self._metrics), media_type=CONTENT_TYPE)
+
+    async def livez(self, _request: Request) -> Response:
+        return Response("ok\n", media_type="text/plain")
+
+    async def readyz(self, _request: Request) -> Response:
+        if self._indexes.ready:
+            return Response("ok\n", media_type="text/plain")
+        return _problem(Problem(503, "not-ready", "Not ready", "warming up, or about to stop", retry_after_s=1))
+
+    async def healthz(self, _request: Request) -> Response:
+        ring = self._keyring
+        problem = None if ring is None else ring.problem
+        health = await asyncio.to_thread(self._indexes.health, problem, keys=ring is not None)
+        return _json({"ok": health.ok, **describe(health)}, 200 if health.ok else 503)
+
+
+async def _object(request: Request, kind: Body, limits: Limits) -> dict[str, Any]:
+    headers = dict(request.scope["headers"])
+    body, media = await read_body(headers, request.receive, limits), media_type(headers)
+    # A form of another site cannot send JSON.
+    if body and media != "application/json":
+        raise BodyError("Content-Type", f"is {media[:60]!r}; expected application/json", 415)
+    return kind.parse(body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _IndexRoutes:
+    """Routes that mean one index."""
+
+    #: Of their paths: "/v1", or with the index's name.
+    prefix: str
+    #: Whether they stand in the document.
+    shown: bool
+    service: Service
+    metrics: Metrics
+    series: Series
+    search: SearchRoute
+
     def _table(self) -> tuple[_Row, ...]:
-        """Method, path, handler, summary, what the document says besides, and answers."""
-        bodies, taken = self._search.requests, openapi.problems(400, 401, 408, 413, 415, 503)
+        """Method, path below the prefix, handler, summary, what the document says besides, and answers."""
+        bodies, taken = self.search.requests, openapi.problems(400, 401, 408, 413, 415, 503)
         unknown, read = openapi.problems(404), openapi.problems(401)
         searching: dict[int | str, dict[str, Any]] = {200: answers.SEARCHED, **taken, **openapi.problems(429, 504)}
         change = openapi.problems(403, 409)
-        text: dict[int | str, dict[str, Any]] = {
-            200: {"description": "ok", "content": {"text/plain": {"schema": {"type": "string"}}}}
-        }
         session = {"parameters": openapi.SESSION_PATH}
         in_session, ahead = (
             {**body.document, "parameters": [*openapi.SESSION_PATH, *body.parameters]}
             for body in (bodies.search, bodies.lookahead)
         )
-        recent = RecentQueries(self._service, self._search)
+        recent = RecentQueries(self.service, self.search)
         gone = {204: {"description": "It is over"}, **read, **unknown}
         return (
-            ("POST", "/v1/search", _described, "Search", bodies.search.document, searching),
+            ("POST", "/search", _described, "Search", bodies.search.document, searching),
             (
-                "POST", "/v1/sessions", self.open_session, "Open a session", bodies.session.document,
+                "POST", "/sessions", self.open_session, "Open a session", bodies.session.document,
                 {201: answers.SESSION_OPENED, **taken, **openapi.problems(409)},
             ),
             (
-                "GET", "/v1/sessions/{session}", self.session_stats, "What lookahead did", session,
+                "GET", "/sessions/{session}", self.session_stats, "What lookahead did", session,
                 {200: answers.SESSION_STATS, **read, **unknown},
             ),
             (
-                "POST", "/v1/sessions/{session}/lookahead", self.lookahead, "Move lists of drafts", ahead,
+                "POST", "/sessions/{session}/lookahead", self.lookahead, "Move lists of drafts", ahead,
                 {202: answers.STARTED, **taken, **unknown, **openapi.problems(409)},
             ),
             (
-                "POST", "/v1/sessions/{session}/search", _described, "Search in it", in_session,
+                "POST", "/sessions/{session}/search", _described, "Search in it", in_session,
                 {**searching, **unknown},
             ),
-            ("DELETE", "/v1/sessions/{session}", self.close_session, "Close it", session, gone),
-            ("GET", "/v1/status", self.status, "What is served", {}, {200: answers.STATUS, **read}),
-            ("GET", "/v1/plan", self.plan, "The plan in force", {}, {200: answers.PLAN, **read}),
-            ("GET", "/v1/plans", self.plans, "Stored and applied plans", {}, {200: answers.PLANS, **read}),
+            ("DELETE", "/sessions/{session}", self.close_session, "Close it", session, gone),
+            ("GET", "/status", self.status, "What is served", {}, {200: answers.STATUS, **read}),
+            ("GET", "/plan", self.plan, "The plan in force", {}, {200: answers.PLAN, **read}),
+            ("GET", "/plans", self.plans, "Stored and applied plans", {}, {200: answers.PLANS, **read}),
             (
-                "GET", "/v1/plans/{plan}", self.stored_plan, "A stored plan", {"parameters": openapi.PLAN_PATH},
+                "GET", "/plans/{plan}", self.stored_plan, "A stored plan", {"parameters": openapi.PLAN_PATH},
                 {200: answers.STORED_PLAN, **read, **openapi.problems(400, 404)},
             ),
             (
-                "GET", "/v1/plan/tradeoff", self.tradeoff, "What other device bytes would bring", {},
+                "GET", "/plan/tradeoff", self.tradeoff, "What other device bytes would bring", {},
                 {200: answers.TRADEOFF, **read},
             ),
             (
-                "GET", "/v1/series", self.series, "The last hour", SERIES.document,
+                "GET", "/series", self.read_series, "The last hour", SERIES.document,
                 {200: answers.SERIES, **read, **openapi.problems(400)},
             ),
             (
-                "GET", "/v1/events", self.events, "What happened", EVENTS.document,
+                "GET", "/events", self.events, "What happened", EVENTS.document,
                 {200: answers.EVENTS, **read, **openapi.problems(400)},
             ),
             (
-                "POST", "/v1/repartition", self.repartition, "Plan anew; admin", bodies.repartition.document,
+                "POST", "/repartition", self.repartition, "Plan anew; admin", bodies.repartition.document,
                 {200: answers.REPARTITIONED, **taken, **change, **openapi.problems(507)},
             ),
             (
-                "POST", "/v1/plans/{plan}/apply", self.apply_plan, "Make a stored plan the one that serves; admin",
+                "POST", "/plans/{plan}/apply", self.apply_plan, "Make a stored plan the one that serves; admin",
                 {**bodies.apply.document, "parameters": openapi.PLAN_PATH},
                 {200: answers.REPARTITIONED, **taken, **change, **openapi.problems(404, 507)},
             ),
@@ -322,119 +453,96 @@ class _Routes:
                 {200: answers.RECENT, **taken, **change},
             ),
             (
-                "POST", "/v1/reload", self.reload, "Serve the current generation of the index; admin", {},
+                "POST", "/reload", self.reload, "Serve the current generation of the index; admin", {},
                 {200: answers.RELOADED, **taken, **change},
-            ),
-            (
-                "POST", "/v1/drain", self.drain, "Finish and stop; admin", {},
-                {202: answers.DRAINING, **taken, **openapi.problems(403)},
-            ),
-            ("GET", "/metrics", self.metrics, "Prometheus metrics", {}, {**text, **read}),
-            ("GET", "/livez", self.livez, "The process answers", {"security": []}, text),
-            ("GET", "/readyz", self.readyz, "Warmed up", {"security": []}, {**text, **openapi.problems(503)}),
-            (
-                "GET", "/healthz", self.healthz, "What needs attention", {},
-                {200: answers.HEALTH, 503: answers.HEALTH, **read},
             ),
         )  # fmt: skip
 
     def register(self, app: FastAPI) -> None:
-        for method, path, handler, summary, extra, responses in self._table():
-            app.add_api_route(
-                path,
-                _answering(handler),
-                methods=[method],
-                status_code=min(s for s in responses if isinstance(s, int)),
-                summary=summary,
-                operation_id=_operation(method, path),
-                response_class=Response,
-                responses=responses,
-                openapi_extra=extra or None,
-            )
+        _add(app, self._rows(), shown=self.shown)
 
-    def redescribe(self, app: FastAPI) -> None:
+    def _rows(self) -> list[_Row]:
+        """With their whole paths."""
+        return [(row[0], self.prefix + row[1], *row[2:]) for row in self._table()]
+
+    def redescribe(self, app: FastAPI, _generation: int) -> None:
         """Limits of another generation come into the document."""
-        extras = {_operation(method, path): extra for method, path, _, _, extra, _ in self._table()}
+        extras = {_operation(method, path): extra for method, path, _, _, extra, _ in self._rows()}
         for route in app.routes:
             if isinstance(route, APIRoute) and route.operation_id in extras:
                 route.openapi_extra = extras[route.operation_id] or None
         app.openapi_schema = None
 
     async def _object(self, request: Request, kind: Body) -> dict[str, Any]:
-        headers = dict(request.scope["headers"])
-        body, media = await read_body(headers, request.receive, self._service.config.limits), media_type(headers)
-        # A form of another site cannot send JSON.
-        if body and media != "application/json":
-            raise BodyError("Content-Type", f"is {media[:60]!r}; expected application/json", 415)
-        return kind.parse(body)
+        return await _object(request, kind, self.service.config.limits)
 
     # Sessions
 
     async def open_session(self, request: Request) -> Response:
-        options = await self._object(request, self._search.requests.session)
-        name = await asyncio.to_thread(self._service.open_session, _caller(request).name, **options)
-        return _json({"session": name, "ttl_s": self._service.config.limits.session_ttl_s}, 201)
+        options = await self._object(request, self.search.requests.session)
+        name = await asyncio.to_thread(self.service.open_session, _caller(request).name, **options)
+        return _json({"session": name, "ttl_s": self.service.config.limits.session_ttl_s}, 201)
 
     async def session_stats(self, request: Request) -> Response:
-        return _json(self._service.session_stats(request.path_params["session"], _caller(request).name))
+        return _json(self.service.session_stats(request.path_params["session"], _caller(request).name))
 
     async def lookahead(self, request: Request) -> Response:
         scope = request.scope
-        parse = self._search.requests.lookahead.read
-        drafts, options = await self._search.read(scope, request.receive, dict(scope["headers"]), parse)
+        parse = self.search.requests.lookahead.read
+        drafts, options = await self.search.read(scope, request.receive, dict(scope["headers"]), parse)
         session, client = request.path_params["session"], _caller(request).name
-        await asyncio.to_thread(self._service.lookahead, session, client, drafts, **options)
+        await asyncio.to_thread(self.service.lookahead, session, client, drafts, **options)
         return _json({"started": True}, 202)
 
     async def close_session(self, request: Request) -> Response:
-        await asyncio.to_thread(self._service.close_session, request.path_params["session"], _caller(request).name)
+        await asyncio.to_thread(self.service.close_session, request.path_params["session"], _caller(request).name)
         return Response(status_code=204)
 
     # Plans and state
 
     async def status(self, _request: Request) -> Response:
-        return _json(status_of(self._service))
+        return _json(status_of(self.service))
 
     async def plan(self, _request: Request) -> Response:
-        return _json(describe(await asyncio.to_thread(self._service.plan)))
+        return _json(describe(await asyncio.to_thread(self.service.plan)))
 
     async def stored_plan(self, request: Request) -> Response:
         choice = request.path_params["plan"]
         try:
-            found = await asyncio.to_thread(self._service.stored_plan, choice)
+            found = await asyncio.to_thread(self.service.stored_plan, choice)
         except ProfileError:
             raise _unknown_plan(choice) from None
         return _json(describe(found))
 
     async def plans(self, _request: Request) -> Response:
-        return _json(await asyncio.to_thread(self._service.history))
+        return _json(await asyncio.to_thread(self.service.history))
 
     async def tradeoff(self, _request: Request) -> Response:
-        return _json(describe(await asyncio.to_thread(plan_tradeoff, self._service.router.plan)))
+        return _json(describe(await asyncio.to_thread(plan_tradeoff, self.service.router.plan)))
 
-    async def series(self, request: Request) -> Response:
+    async def read_series(self, request: Request) -> Response:
         since_s = SERIES.parse_query(request.query_params).get("since", 0.0)
         return Response(
-            await asyncio.to_thread(lambda: json.dumps(self._series.read(since_s), allow_nan=False)),
+            await asyncio.to_thread(lambda: json.dumps(self.series.read(since_s), allow_nan=False)),
             headers={"cache-control": "no-store"},
             media_type="application/json",
         )
 
     async def events(self, request: Request) -> Response:
         asked = {"since": 0, "limit": 100, **EVENTS.parse_query(request.query_params)}
-        return _json(await asyncio.to_thread(read_events, self._service, **asked))
+        return _json(await asyncio.to_thread(read_events, self.service, **asked))
 
     async def repartition(self, request: Request) -> Response:
-        asked = {"apply": False, "force": False, **await self._object(request, self._search.requests.repartition)}
-        answer = await asyncio.to_thread(self._service.repartition, **asked)
+        asked = {"apply": False, "force": False, **await self._object(request, self.search.requests.repartition)}
+        answer = await asyncio.to_thread(self.service.repartition, **asked)
         return _json(describe(answer))
 
     async def apply_plan(self, request: Request) -> Response:
-        asked = {"force": False, **await self._object(request, self._search.requests.apply)}
+        asked = {"force": False, **await self._object(request, self.search.requests.apply)}
         dry_run = asked.pop("dry_run", False)
         choice = request.path_params["plan"]
         try:
-            answer = await asyncio.to_thread(self._service.apply_plan, choice, apply=not dry_run, **asked)
+            answer = await asyncio.to_thread(self.service.apply_plan, choice, apply=not dry_run, **asked)
         except ProfileMismatchError:
             raise
         except ProfileError:
@@ -442,33 +550,8 @@ class _Routes:
         return _json(describe(answer))
 
     async def reload(self, request: Request) -> Response:
-        await self._object(request, self._search.requests.nothing)
-        return _json(describe(await asyncio.to_thread(self._service.reload)))
-
-    async def drain(self, request: Request) -> Response:
-        await self._object(request, self._search.requests.nothing)
-        if self._on_drain is not None:
-            self._on_drain()
-        else:
-            self._service.admission.drain()
-        return _json({"draining": True}, 202)
-
-    async def metrics(self, _request: Request) -> Response:
-        return Response(self._metrics.render(), media_type=CONTENT_TYPE)
-
-    async def livez(self, _request: Request) -> Response:
-        return Response("ok\n", media_type="text/plain")
-
-    async def readyz(self, _request: Request) -> Response:
-        if self._service.ready:
-            return Response("ok\n", media_type="text/plain")
-        return _problem(Problem(503, "not-ready", "Not ready", "warming up, or about to stop", retry_after_s=1))
-
-    async def healthz(self, _request: Request) -> Response:
-        ring = self._keyring
-        problem = None if ring is None else ring.problem
-        health = await asyncio.to_thread(health_of, self._service, problem, keys=ring is not None)
-        return _json({"ok": health.ok, **describe(health)}, 200 if health.ok else 503)
+        await self._object(request, NOTHING)
+        return _json(describe(await asyncio.to_thread(self.service.reload)))
 
 
 async def _described(_request: Request) -> Response:

@@ -7,10 +7,12 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import InitVar, dataclass, field
 from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect
 
+from hybridindex.service.admission import Admission
 from hybridindex.service.auth import Caller, Keyring, Role
 from hybridindex.service.core import Service
 from hybridindex.service.http.load_shedding import LoadShedder
@@ -19,8 +21,9 @@ from hybridindex.service.http.page.files import PAGE_PATHS
 from hybridindex.service.http.problems import Problem, ProblemError, problem_of
 from hybridindex.service.observe.logs import REQUEST_ID, AccessLog
 from hybridindex.service.observe.metrics import Metrics
+from hybridindex.service.several.indexes import Indexes
 
-__all__ = ["CALLER", "RequestMiddleware", "send_problem"]
+__all__ = ["CALLER", "INDEXES", "RequestMiddleware", "send_problem"]
 
 _log = logging.getLogger("hybridindex.access")
 _audit = logging.getLogger("hybridindex.audit")
@@ -36,9 +39,12 @@ _COMING = "hybridindex.coming"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 #: No key needed: an orchestrator's probes say one word, and the page holds no data and asks for a key itself.
 _OPEN = frozenset({"/livez", "/readyz"}) | PAGE_PATHS
+#: Where several indexes are served, the routes of one begin with this and its name, in place of ``/v1``.
+INDEXES = "/v1/indexes/"
 _ADMIN = frozenset({"/v1/repartition", "/v1/reload", "/v1/drain", "/v1/queries/recent"})
 #: Polled; logged only at errors.
 _QUIET = frozenset({"/livez", "/readyz", "/healthz", "/metrics", "/v1/series", "/v1/events"}) | PAGE_PATHS
+_QUIET_OF_INDEX = ("/series", "/events")
 
 
 class SearchPath(Protocol):
@@ -52,20 +58,26 @@ class SearchPath(Protocol):
 class RequestMiddleware:
     """Answers searches itself, and passes other requests on. On the event loop."""
 
-    def __init__(self, service: Service, metrics: Metrics, keyring: Keyring | None, search: SearchPath) -> None:
-        """``search``: answers its path; the application of :meth:`around` answers all others."""
+    def __init__(
+        self,
+        indexes: Indexes,
+        metrics: Metrics,
+        keyring: Keyring | None,
+        searches: Iterable[tuple[SearchPath, Service]],
+    ) -> None:
+        """``searches``: answer their paths; the application of :meth:`around` answers all others."""
         self._app: Any = None
-        self._search = search
-        self._search_target = search.path.encode()
-        self._service = service
+        #: Any: all have the same traces, and drain together.
+        self._service = next(iter(indexes.services.values()))
         self._metrics = metrics
         self._keyring = keyring
-        self._origin = OriginPolicy(host=service.config.host, keyed=keyring is not None)
-        self._shedder = LoadShedder(service)
+        self._origin = OriginPolicy(host=indexes.config.host, keyed=keyring is not None)
+        queues = {service: _Queue(service) for service in indexes.services.values()}
+        self._queues = tuple(queues.values())
+        self._searches = {search.path: (search, queues[service]) for search, service in searches}
+        self._targets = {path.encode(): found for path, found in self._searches.items()}
         self._access = AccessLog(_log)
         self._ids = _RequestIds()
-        #: Queries that :meth:`turn_away` let in and whose tasks have not begun: they take room already.
-        self._n_coming = 0
 
     def around(self, app: Any) -> RequestMiddleware:
         """Sets the application for everything but searches."""
@@ -74,7 +86,8 @@ class RequestMiddleware:
 
     def flush(self) -> None:
         """Writes pending log lines."""
-        self._shedder.flush()
+        for queue in self._queues:
+            queue.shedder.flush()
         self._access.flush()
 
     def turn_away(self, scope: Scope, target: bytes, lines: bytes) -> bytes | None:
@@ -87,11 +100,11 @@ class RequestMiddleware:
             target: path and query string as sent.
             lines: header lines of every answer, as bytes on the wire.
         """
-        admission = self._service.admission
-        if not admission.n_waiting or admission.draining or self._service.traces is not None:
-            return None
         path, _, query = target.partition(b"?")
-        if path != self._search_target:
+        if self._service.traces is not None or (found := self._targets.get(path)) is None:
+            return None
+        search, queue = found
+        if not queue.admission.n_waiting or queue.admission.draining:
             return None
         started = time.perf_counter()
         headers = dict(scope["headers"])
@@ -101,13 +114,14 @@ class RequestMiddleware:
             return None  # the request's task will answer it
         if (client := self._recall(scope, headers)) is None:
             return None
-        refusal = self._shedder.refusal(client, headers, query, n_coming=self._n_coming)
+        refusal = queue.shedder.refusal(client, headers, query, n_coming=queue.n_coming)
         if refusal is None:
-            scope[_COMING] = coming = self._shedder.n_queries(headers) or 1
-            self._n_coming += coming
+            coming = queue.shedder.n_queries(headers) or 1
+            scope[_COMING] = queue, coming
+            queue.n_coming += coming
             return None
         answer = refusal.message(self._id_of(headers), lines)
-        self._metrics.count_response(self._search.path, refusal.status, time.perf_counter() - started)
+        self._metrics.count_response(search.path, refusal.status, time.perf_counter() - started)
         return answer
 
     def _id_of(self, headers: dict[bytes, bytes]) -> str:
@@ -126,7 +140,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        self._n_coming -= scope.pop(_COMING, 0)
+        if (coming := scope.pop(_COMING, None)) is not None:
+            coming[0].n_coming -= coming[1]
         started = time.perf_counter()
         headers = dict(scope["headers"])
         request_id = self._id_of(headers)
@@ -152,14 +167,16 @@ class RequestMiddleware:
         try:
             self._origin.check(scope, headers)
             scope[CALLER] = caller = self._identify(scope, headers)
-            if scope["path"] != self._search.path or scope["method"] != "POST":
+            found = self._searches.get(scope["path"])
+            if found is None or scope["method"] != "POST":
                 await self._app(scope, receive, answer)
             else:
-                scope["route"], scope["path_params"] = self._search, {}
-                refusal = self._shedder.refusal(caller.name, headers, scope["query_string"])
+                search, queue = found
+                scope["route"], scope["path_params"] = search, {}
+                refusal = queue.shedder.refusal(caller.name, headers, scope["query_string"])
                 refused = refusal is not None
                 if refusal is None:
-                    await self._search(scope, receive, answer)
+                    await search(scope, receive, answer)
                 else:
                     await _send_whole(refusal.status, refusal.headers, refusal.body(request_id), answer)
         except ClientDisconnect:
@@ -174,7 +191,7 @@ class RequestMiddleware:
             seconds = time.perf_counter() - started
             if refused:
                 # The load shedder logs refusals together.
-                self._metrics.count_response(self._search.path, answer.status, seconds)
+                self._metrics.count_response(scope["path"], answer.status, seconds)
             else:
                 self._note(scope, caller, answer.status, request_id, seconds)
         return answer.status
@@ -196,13 +213,29 @@ class RequestMiddleware:
         client = caller.name if caller is not None else "unknown"
         if _for_admins(scope["path"]) and caller is not None and caller.role is Role.ADMIN:
             _audit.info("admin call", extra={"action": scope["path"], "client": client, "outcome": status})
-        if route in _QUIET and status < 400:
+        if status < 400 and (route in _QUIET or (route.startswith(INDEXES) and route.endswith(_QUIET_OF_INDEX))):
             return
         fields = {"method": scope["method"], "route": route, "status": status, "ms": round(seconds * 1e3, 3)}
         self._access.note("request", {**fields, "client": client, "request_id": request_id})
 
 
+@dataclass(slots=True, eq=False)
+class _Queue:
+    """Of one service."""
+
+    service: InitVar[Service]
+    admission: Admission = field(init=False)
+    shedder: LoadShedder = field(init=False)
+    #: Queries that :meth:`RequestMiddleware.turn_away` let in and whose tasks have not begun: they take room already.
+    n_coming: int = 0
+
+    def __post_init__(self, service: Service) -> None:
+        self.admission, self.shedder = service.admission, LoadShedder(service)
+
+
 def _for_admins(path: str) -> bool:
+    if path.startswith(INDEXES):
+        path = "/v1/" + path.removeprefix(INDEXES).partition("/")[2]
     return path in _ADMIN or (path.startswith("/v1/plans/") and path.endswith("/apply"))
 
 

@@ -136,6 +136,14 @@ _SHORT: dict[str, Schema] = {
     "hit_rate": _SHARE,
     "latency_ms": _nullable(_NUMBER),
 }
+#: Of one budget that several indexes share; bytes of each device.
+SHARE = closed(
+    {
+        "share_bytes": _array(_COUNT),
+        "needs_bytes": _nullable(_COUNT),
+        "verdict": {"enum": ["feasible", "infeasible"]},
+    }
+)
 REPARTITIONED = answer(
     closed(
         {
@@ -143,6 +151,7 @@ REPARTITIONED = answer(
             "plan_id": _nullable(_INTEGER),
             "unplaced_lists": _nullable(_COUNT),
             "update": _nullable(_ANY_OBJECT),
+            "shares": {"type": "object", "additionalProperties": SHARE},
             "number": _nullable(_COUNT),
             "reason": _TEXT,
             "created_at": _nullable(_TEXT),
@@ -165,12 +174,38 @@ REPARTITIONED = answer(
             "worthwhile": _nullable(_YES),
             "objection": _nullable(_TEXT),
             "stage_seconds": {"type": "object", "additionalProperties": _NUMBER},
-        }
+        },
+        optional=("shares",),
     ),
     "What changes, or would: what devices hold before (resident), what the plan wants there (planned), and what has "
     "room there (placed), of which hit rate, latency and gain are told. Null: unplaced_lists and update of a dry run, "
     "and plan_id unless its plan is stored; update, number, created_at, n_queries, worthwhile and objection where no "
-    "refresh plans from recent queries; current without a plan",
+    "refresh plans from recent queries; current without a plan. shares: of one budget, where several "
+    "indexes are served",
+)
+INDEXES = answer(
+    closed(
+        {
+            "device_budget_bytes": _nullable(_array(_COUNT)),
+            "indexes": _array(
+                closed(
+                    {
+                        "name": _TEXT,
+                        "ready": _YES,
+                        "note": _nullable(_TEXT),
+                        **dict.fromkeys(("count", "dim", "generation"), _nullable(_COUNT)),
+                        **dict.fromkeys(("metric", "codec", "fingerprint"), _nullable(_TEXT)),
+                        "slo_ms": _nullable(_NUMBER),
+                        "plan_id": _nullable(_INTEGER),
+                        "plan": _nullable(_plan_summary()),
+                        "share_bytes": _nullable(_array(_COUNT)),
+                    }
+                )
+            ),
+        }
+    ),
+    "All indexes, the first first; all but name, ready and note are null for one that could not be opened. Bytes are "
+    "those of each device, null without a share of one budget",
 )
 RELOADED = answer(
     closed(

@@ -21,7 +21,8 @@ from hybridindex.service.http.wire import BodyError
 
 __all__ = ["RECENT_PATH", "RecentQueries"]
 
-RECENT_PATH = "/v1/queries/recent"
+#: Below the prefix of the index.
+RECENT_PATH = "/queries/recent"
 
 
 class RecentQueries:

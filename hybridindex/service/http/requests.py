@@ -160,7 +160,12 @@ class _Events(TypedDict, total=False):
     limit: Annotated[int, _count(MAX_EVENTS, ". Default: 100."), _WHOLE]
 
 
-SERIES, EVENTS = Query(_Series), Query(_Events)
+@_closed
+class _Nothing(TypedDict):
+    pass
+
+
+SERIES, EVENTS, NOTHING = Query(_Series), Query(_Events), Body(_Nothing, {})
 
 
 class Requests:
@@ -176,10 +181,6 @@ class Requests:
             "a positive number of milliseconds, a day at most. nprobe may be lowered, down to min_nprobe, to answer by "
             "then."
         )
-
-        @_closed
-        class Nothing(TypedDict):
-            pass
 
         @_closed
         class Search(TypedDict, total=False):
@@ -221,12 +222,11 @@ class Requests:
 
         self.search = QueryBody(Search, {"k": 2}, limits, dim)
         self.lookahead = QueryBody(Lookahead, {"budget_bytes": 1 << 20}, limits, dim)
-        self.recent = QueryBody(Nothing, {}, limits, dim)
+        self.recent = QueryBody(_Nothing, {}, limits, dim)
         both = {"required": ["lookahead_bytes", "window_ms"]}
         self.session = Body(Session, {"lookahead_bytes": 8 << 20}, **{"not": both})
         self.repartition = Body(Repartition, {"apply": False, "slo_ms": 50, "coverage": SOLVE})
         self.apply = Body(Apply, {"force": False})
-        self.nothing = Body(Nothing, {})
 
     def read_search(self, body: bytes, content_type: str, options: Mapping[str, str]) -> SearchRequest:
         """As :meth:`QueryBody.read`."""

@@ -39,9 +39,9 @@ _JSON = (b"content-type", b"application/json")
 class SearchRoute:
     """``POST /v1/search``, within a session where the path names one. On the event loop."""
 
-    path = "/v1/search"
-
-    def __init__(self, service: Service, metrics: Metrics) -> None:
+    def __init__(self, service: Service, metrics: Metrics, prefix: str = "/v1") -> None:
+        """``prefix``: of the index's routes."""
+        self.path = f"{prefix}/search"
         self._service = service
         self._metrics = metrics
         self._router: object = None

@@ -6,7 +6,7 @@ the router's batches: those of :mod:`hybridindex.router.batch.stages`; its queue
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from hybridindex.errors import MissingDependencyError, how_to_install
@@ -17,6 +17,7 @@ from hybridindex.service.describe import describe
 try:
     from prometheus_client import CollectorRegistry, Counter, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+    from prometheus_client.metrics_core import Metric as MetricFamily
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise MissingDependencyError(f"metrics need prometheus-client: {how_to_install('service')}") from error
@@ -26,7 +27,7 @@ from hybridindex.service.observe.histograms import Buckets, Histogram
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+__all__ = ["CONTENT_TYPE", "Metrics", "render"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -42,7 +43,7 @@ class Metrics:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._stages = Histogram(
             f"{_PREFIX}stage_seconds",
             "Time by stage: of a request (parse, queue, search, encode) or of a batch of the router.",
@@ -53,26 +54,26 @@ class Metrics:
             f"{_PREFIX}request_seconds", "Time from a request's arrival to its answer, by route.", _SECONDS, "route"
         )
         self._responses = Counter(
-            f"{_PREFIX}responses_total", "Answers by route and status.", ["route", "status"], registry=self._registry
+            f"{_PREFIX}responses_total", "Answers by route and status.", ["route", "status"], registry=self.registry
         )
         sizes = Histogram(f"{_PREFIX}request_queries", "Queries per search request.", _QUERIES)
         hit_rates = Histogram(f"{_PREFIX}hit_rate", "Mean hit rate by bytes of each request.", _TENTHS)
         self._sizes, self._hit_rate = sizes.of(), hit_rates.of()
         for family in (self._stages, self._latency, sizes, hit_rates):
-            self._registry.register(family)
+            self.registry.register(family)
         self._met = Counter(
-            f"{_PREFIX}slo_met_total", "Searches answered within the SLO, waiting included.", registry=self._registry
+            f"{_PREFIX}slo_met_total", "Searches answered within the SLO, waiting included.", registry=self.registry
         )
         self._judged = Counter(
-            f"{_PREFIX}slo_judged_total", "Searches answered while an SLO was in force.", registry=self._registry
+            f"{_PREFIX}slo_judged_total", "Searches answered while an SLO was in force.", registry=self.registry
         )
         self._lowered = Counter(
-            f"{_PREFIX}overload_lowered_total", "Searches whose nprobe a full queue lowered.", registry=self._registry
+            f"{_PREFIX}overload_lowered_total", "Searches whose nprobe a full queue lowered.", registry=self.registry
         )
         # A look-up of a label takes longer than an observation.
         self._stage = {name: self._stages.of(name) for name in ("parse", "queue", "search", "encode", "batch_queue")}
         self._of_route: dict[tuple[str, int], tuple[Counter, Buckets]] = {}
-        self._registry.register(_Readings(service))
+        self.registry.register(_Readings(service))
         service.on_search.append(self.observe)
         service.router.on_batch.append(self.observe_batch)
 
@@ -116,7 +117,40 @@ class Metrics:
 
     def render(self) -> bytes:
         """The text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
+
+
+def render(metrics: Mapping[str, Metrics]) -> bytes:
+    """The text format of several indexes: the label ``index`` says whose a value is. A single one has no label.
+
+    Answers by route are counted by the first for all; the route has the index's name.
+    """
+    if len(metrics) == 1:
+        return next(iter(metrics.values())).render()
+    registry = CollectorRegistry()
+    registry.register(_Labelled(metrics))
+    return generate_latest(registry)
+
+
+class _Labelled(Collector):
+    """The families of several indexes as one, with a label."""
+
+    def __init__(self, metrics: Mapping[str, Metrics]) -> None:
+        self._metrics = metrics
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for name, one in self._metrics.items():
+            for family in one.registry.collect():
+                merged = families.setdefault(family.name, MetricFamily(family.name, family.documentation, family.type))
+                merged.samples += [
+                    sample if "route" in sample.labels else sample._replace(labels={"index": name, **sample.labels})
+                    for sample in family.samples
+                ]
+        yield from families.values()
 
 
 class _Readings(Collector):

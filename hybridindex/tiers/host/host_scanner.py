@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["HostScanner", "HostScannerName", "open_host_scanner"]
 
-_log = logging.getLogger(__name__)
-
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
+_log = logging.getLogger(__name__)
 
 
 class HostScanner(Scanner, Protocol):

@@ -349,6 +349,7 @@ def keys(tmp_path):
         ("GET", "/healthz", 401, 200, 200),
         ("GET", "/metrics", 401, 200, 200),
         ("GET", "/v1/status", 401, 200, 200),
+        ("GET", "/v1/indexes", 401, 200, 200),
         ("GET", "/v1/plan", 401, 200, 200),
         ("GET", "/v1/plans", 401, 200, 200),
         ("GET", "/v1/plan/tradeoff", 401, 200, 200),
@@ -440,7 +441,7 @@ def test_a_stored_plan_is_applied_and_an_infeasible_one_only_by_force(service):
 
 def test_the_openapi_document_describes_every_route_and_its_examples_work(service):
     schema = ask(service, "GET", "/v1/openapi.json").json()
-    assert len(schema["paths"]) == 21
+    assert len(schema["paths"]) == 22
     assert "Problem" in schema["components"]["schemas"]
     for path in ("/v1/search", "/v1/sessions", "/v1/repartition", "/v1/plans/{plan}/apply"):
         example = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]
