@@ -31,7 +31,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--settings", type=int, default=200, help="feasible plans")
     parser.add_argument("--requests", type=int, default=4000, help="of each simulated run")
     parser.add_argument("--headroom", type=float, action="append", help="repeat; default: the planner's, and none")
-    parser.add_argument("--devices", type=int, action="append", help="repeat: drawn from these; default 1")
+    parser.add_argument("--devices", type=int, action="append", help="repeat: drawn from these; default 1, 2, 8")
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -135,7 +135,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for number in track(range(args.settings), "settings"):
         while True:
-            setting = Setting(rng, devices=args.devices or (1,))
+            setting = Setting(rng, devices=args.devices or (1, 2, 8))
             plans = {headroom: setting.plan(headroom) for headroom in headrooms}
             if plans[headrooms[0]].feasible:
                 break

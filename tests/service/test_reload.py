@@ -365,7 +365,10 @@ def test_who_watches_the_service_sees_the_new_generation(service, index_path, qu
     assert service.reload()["plan_origin"] == "stored"
     series.sample()
     watch.look()
+    told = threading.Event()  # a batch is told after its answers
+    service.router.on_batch.append(lambda _report: told.set())
     search(service, queries)
+    assert told.wait(60)
     text = metrics.render().decode()
     assert "hybridindex_generation 3.0" in text
     assert 'hybridindex_stage_seconds_count{stage="coarse"}' in text
