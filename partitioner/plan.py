@@ -139,14 +139,16 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
         int(used) * curve.geometry.page_bytes + scratch if used > 0 else 0
         for used, scratch in zip(placement.pages_used.tolist(), request.scratch, strict=True)
     )
-    if problem.llm is not None and problem.llm.extrapolated(sum(each)):
-        notes.extend(problem.llm.unmeasured(sum(each)))
-    final = problem.step(work, int(resident.size), sum(each), slo_s)
+    # A device without a list takes no scratch. The solver does not know which, so the LLM's rate is decided as it did.
+    taken = sum(each) if work.prefix is None else problem.prefix_bytes(work.prefix)
+    if problem.llm is not None and problem.llm.extrapolated(taken):
+        notes.extend(problem.llm.unmeasured(taken))
+    final = problem.step(work, int(resident.size), taken, slo_s)
     met = final.accepted and request.search_slo_s > 0
     trace = (*(solution.trace if solution is not None else ()), final)
     # Both decide by one comparison; what is accepted must not be a rounding error above it.
-    most = max(problem.max_qps(work, sum(each), slo_s), (final.rate_qps or 0.0) if met else 0.0)
-    reason, nearest = _reason(problem, request, solution, final, met, work, sum(each))
+    most = max(problem.max_qps(work, taken, slo_s), (final.rate_qps or 0.0) if met else 0.0)
+    reason, nearest = _reason(problem, request, solution, final, met, work, taken)
     epsilon, coverage_at_epsilon = _batching_model(problem, request, solution, work, final.rate_qps)
     mean_hit = float(curve.of_lists(resident).hit_rate.mean())
     nbytes = int(curve.prefix_bytes[-1])

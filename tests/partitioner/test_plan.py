@@ -16,6 +16,7 @@ from hybridindex.partitioner.analysis import Analysis, analyse
 from hybridindex.partitioner.placement import place_round_robin
 from hybridindex.partitioner.plan import Plan, Verdict, make_plan
 from hybridindex.partitioner.request import PlanRequest
+from hybridindex.partitioner.solver import problem_of, solve
 from hybridindex.types import AccessSample, LLMProfile
 from tests.examples import examples
 from tests.partitioner.synthetic import make_profile
@@ -462,3 +463,15 @@ def test_a_plan_is_feasible_exactly_where_its_rate_is_sustainable(
     plan = plan_for(analysis, slo_ms=slo_ms, device_budget_bytes=budget, rate_qps=rate, n_devices=n_devices, llm=llm)
     assert plan.rate_qps is not None
     assert plan.feasible == (plan.rate_qps > 0 and plan.rate_qps <= plan.max_sustainable_qps)
+
+
+@pytest.mark.parametrize("slo_ms", [3.4, 4.4, 7.0, 10.0])
+def test_fewer_lists_than_devices_keep_the_verdict_of_the_solver(slo_ms: float) -> None:
+    """Devices without a list take no scratch, and the LLM has it: that must not ask more of search than was decided."""
+    analysis, budget = analyse(make_profile(noise=0.05)), MIB // 2
+    llm = LLMProfile(kv_cache_bytes=24 * budget, throughput_rps=4000.0)
+    request = PlanRequest.resolve(slo_ms=slo_ms, device_budget_bytes=budget, n_devices=8, llm=llm)
+    decided = solve(problem_of(analysis.configured(page_bytes=request.page_bytes, n_devices=8), request), slo_ms / 1e3)
+    assert decided.feasible
+    assert 0 < decided.count < 8
+    assert make_plan(analysis.profile, request, analysis=analysis).feasible
