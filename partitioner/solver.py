@@ -190,10 +190,21 @@ class Problem:
     @property
     def most_pages(self) -> int:
         """Pages that lists may take: the devices' limit and, beside an LLM, what leaves it some KV cache."""
+        return min(self.limit_pages, self._llm_pages)
+
+    @property
+    def _llm_pages(self) -> int:
+        """Pages that leave an LLM some KV cache."""
         if self.llm is None:
-            return self.limit_pages
+            return 1 << 60
         left = self.llm.total_bytes - self.scratch_bytes - 1
-        return min(self.limit_pages, max(left, 0) // self.curve.geometry.page_bytes)
+        return max(left, 0) // self.curve.geometry.page_bytes
+
+    def useful_count(self) -> int:
+        """Longest prefix worth a try, whether the devices hold it or not: all lists that are ever probed, or those that
+        leave an LLM some KV cache."""
+        beside = int(np.searchsorted(self.curve.prefix_pages, self._llm_pages, side="right")) - 1
+        return min(self.curve.useful_count(), beside)
 
     def cap_count(self) -> int:
         """Longest prefix that fits :attr:`most_pages`."""
@@ -368,8 +379,8 @@ def _smallest(problem: Problem, tried: list[int], slo_s: float, trace: list[Solv
 
 
 def _prefixes(problem: Problem) -> list[int]:
-    """Counts to try, ascending from 0 to all lists that are ever probed; denser among the hottest."""
-    most = problem.curve.useful_count()
+    """Counts to try, ascending from 0 to all that are useful; denser among the hottest."""
+    most = problem.useful_count()
     if most < 1:
         return [0]
     counts = np.concatenate(([0], np.geomspace(1, most, 9), np.linspace(0, most, 11)))
