@@ -90,8 +90,7 @@ def _file_lock(path: Path, timeout_s: float) -> Iterator[None]:
     except Timeout as error:
         message = f"control store {path}: another process held {path}.lock for {timeout_s:g} s"
         raise StoreLockedError(message) from error
-    except (OSError, NotImplementedError) as error:
-        # Older filelocks say NotImplementedError of a file system without locks.
+    except OSError as error:
         message = f"control store {path}: its directory must be writable, on a file system with locks ({error})"
         raise StoreError(message) from error
     try:

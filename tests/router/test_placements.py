@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hybridindex.errors import UnsupportedIndexError
 from hybridindex.index import from_faiss
 from hybridindex.index.codec import DEVICE_KINDS
 from hybridindex.router import Router
@@ -66,7 +67,9 @@ def test_no_placement_and_no_scanner_changes_an_answer(index, host_scanner, monk
         for module in EXTENSION:
             monkeypatch.setattr(module, "native", None)
     elif host_scanner == "native" and native_scanner.HostNativeScanner.unsupported(index):
-        pytest.skip("faiss alone scans this codec")
+        with pytest.raises(UnsupportedIndexError), Router(index, host_scanner=host_scanner):
+            pass
+        return
     name = "auto" if host_scanner == "without the extension" else host_scanner
     queries = clustered(40, DIM, seed=5)
     transformed = index.transform(queries)
