@@ -1,4 +1,4 @@
-#include "scan/thread_pool.h"
+#include "jobs/thread_pool.h"
 
 #include <cerrno>
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "scan/scan_items.h"
+#include "jobs/scan_items.h"
 
 #include <algorithm>
 #include <functional>
@@ -28,7 +28,7 @@ std::int64_t row_work(std::int64_t code_size, std::int64_t dim, std::int64_t n_q
 }  // namespace
 
 void group_probes(const std::int64_t* probes, std::int64_t n, std::int64_t p, const std::int64_t* extents,
-                  std::int64_t nlist, std::vector<std::int32_t>& slot_of, ProbedLists& out) {
+                  std::int64_t nlist, std::vector<std::int32_t>& slot_of, ProbedLists& out, bool with_places) {
     for (std::int64_t i = 0; i < n * p; ++i)
         if (probes[i] < -1 || probes[i] >= nlist)
             throw std::out_of_range("probe " + std::to_string(probes[i]) + " of query " + std::to_string(i / p) +
@@ -49,11 +49,15 @@ void group_probes(const std::int64_t* probes, std::int64_t n, std::int64_t p, co
         }
     for (std::size_t i = 0; i < out.lists.size(); ++i) out.starts[i + 1] += out.starts[i];
     out.members.resize(static_cast<std::size_t>(out.starts.back()));
+    out.places.resize(with_places ? out.members.size() : 0);
     // Fills from the front of each list, moving its start, which is put back afterwards.
     for (std::int64_t q = 0; q < n; ++q)
         for (std::int64_t rank = 0; rank < p; ++rank) {
             const std::int64_t list = probes[q * p + rank];
-            if (wanted(list)) out.members[out.starts[slot_of[list]]++] = static_cast<std::int32_t>(q);
+            if (!wanted(list)) continue;
+            const std::size_t at = static_cast<std::size_t>(out.starts[slot_of[list]]++);
+            out.members[at] = static_cast<std::int32_t>(q);
+            if (with_places) out.places[at] = q * p + rank;
         }
     for (std::size_t i = out.lists.size(); i > 0; --i) out.starts[i] = out.starts[i - 1];
     out.starts[0] = 0;
