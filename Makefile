@@ -11,19 +11,23 @@ unexport PYTHONDONTWRITEBYTECODE
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard hybridindex/native/*/*)
 SANITIZE := build/sanitize
 FUZZ_SECONDS ?= 30
+# Of make machine: how many, and which.
+EXAMPLES ?= 500
+SEED ?= 1
 # Worker processes: one a core, four at most. A worker that is done takes tests from the others; neighbours, which share
 # fixtures, stay together.
 PARALLEL := -n logical --maxprocesses=4 --dist=worksteal
 # Rooms whose tests often need no folder: those tests are marked pure.
 PURE := -m pure $(addprefix tests/packaging/,test_layout.py test_docs.py) $(addprefix tests/,partitioner plans refresh report router store tiers/contract)
 
-.PHONY: help demo check test deep test-vllm test-ecosystem chromium lint wheel-check sanitize fuzz bench figures clean
+.PHONY: help demo check test deep machine test-vllm test-ecosystem chromium lint wheel-check sanitize fuzz bench figures clean
 
 help:
 	@echo "make demo         real text, real queries: build, profile, plan, serve, report (build/demo)"
 	@echo "make check        before a commit: ruff, mypy, the tests without I/O; a minute"
 	@echo "make test         install into .venv and run the whole test suite in parallel; PYTEST_ARGS narrows it"
 	@echo "make deep         the property tests with ten times the examples"
+	@echo "make machine      a daemon under kills, lost stores and full disks: EXAMPLES=500 SEED=1; an hour"
 	@echo "make chromium     install the browser that tests of the page need, where this is root on Debian or Ubuntu"
 	@echo "make test-vllm    beside a real vLLM on the CPU, in build/vllm (2.5 GB): plugins, profiling; or NOT VERIFIED"
 	@echo "make test-ecosystem  the retrievers in LangChain, LlamaIndex and Haystack, in build/ecosystem (400 MB); or NOT VERIFIED"
@@ -58,6 +62,10 @@ test: $(VENV)/.test
 # The property tests alone, with ten times the examples. Hours rather than minutes.
 deep: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) -m hypothesis --hypothesis-profile=deep --timeout=7200 $(PYTEST_ARGS)
+
+# The state machine over the daemon alone, and the faults that it must find.
+machine: $(VENV)/.test
+	HYBRIDINDEX_MACHINE=$(EXAMPLES) $(BIN)/python -m pytest -s --hypothesis-seed=$(SEED) tests/durability/machine $(PYTEST_ARGS)
 
 # Before a commit. Types are checked beside the tests: seconds where mypy ran before.
 check: $(VENV)/.test

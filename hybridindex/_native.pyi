@@ -20,8 +20,8 @@ def merge_topk(
 ) -> None: ...
 def finish_topk(distances: npt.NDArray[np.float32], ids: npt.NDArray[np.int64], keep_max: bool) -> None: ...
 def group_probes(
-    probes: npt.NDArray[np.int64], extents: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]: ...
+    probes: npt.NDArray[np.int64], extents: npt.NDArray[np.int64], places: bool = False
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64]]: ...
 def page_scratch_need(code: str, dim: int, residual: bool, k: int) -> tuple[int, int]: ...
 def scan_pages(
     arena: npt.NDArray[np.uint8],
@@ -42,3 +42,128 @@ def scan_pages(
     positions: npt.NDArray[np.int64],
     kernels: str = "",
 ) -> None: ...
+
+class CoarseQuantizer:
+    kernels: str
+    def __init__(self, centroids: npt.NDArray[np.float32], keep_max: bool, kernels: str) -> None: ...
+    def quantize(
+        self, queries: npt.NDArray[np.float32], probes: npt.NDArray[np.int64], distances: npt.NDArray[np.float32]
+    ) -> None: ...
+
+class Watch:
+    watching: bool
+    def __init__(self, address: int, nbytes: int, fd: int, name: str, marks: npt.NDArray[np.int64]) -> None: ...
+    def take_gone(self) -> list[tuple[int, int]]: ...
+    def clear(self) -> None: ...
+
+def count(marks: npt.NDArray[np.int64]) -> None: ...
+
+class CodePages:
+    def __init__(
+        self,
+        signs: npt.NDArray[np.float32],
+        bits: int,
+        dim: int,
+        f_scale: float,
+        g_scale: float,
+        l2: bool,
+        kernels: str = "",
+    ) -> None: ...
+    def scratch_need(self, k: int) -> tuple[int, int]: ...
+    def scan(
+        self,
+        arena: npt.NDArray[np.uint8],
+        rows_per_page: int,
+        list_ids: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
+        page_starts: npt.NDArray[np.int64],
+        pages: npt.NDArray[np.int32],
+        member_starts: npt.NDArray[np.int64],
+        members: npt.NDArray[np.int32],
+        centre_products: npt.NDArray[np.float32],
+        centre_squares: npt.NDArray[np.float32],
+        queries: npt.NDArray[np.float32],
+        estimates: npt.NDArray[np.float32],
+        positions: npt.NDArray[np.int64],
+    ) -> None: ...
+
+def rabitq_encode(
+    rows: npt.NDArray[np.float32],
+    centroid: npt.NDArray[np.float32],
+    signs: npt.NDArray[np.float32],
+    bits: int,
+    f_scale: float,
+    g_scale: float,
+    l2: bool,
+    out: npt.NDArray[np.uint8],
+) -> None: ...
+def rabitq_queries(
+    queries: npt.NDArray[np.float32],
+    signs: npt.NDArray[np.float32],
+    bits: int,
+    f_scale: float,
+    whole: npt.NDArray[np.int8],
+    u: npt.NDArray[np.float32],
+) -> None: ...
+def distances_in_pages(
+    arena: npt.NDArray[np.uint8],
+    code: str,
+    scale: npt.NDArray[np.float32],
+    offset: npt.NDArray[np.float32],
+    centroids: npt.NDArray[np.float32],
+    sizes: npt.NDArray[np.int64],
+    first_pages: npt.NDArray[np.int64],
+    page_counts: npt.NDArray[np.int32],
+    page_numbers: npt.NDArray[np.int32],
+    queries: npt.NDArray[np.float32],
+    positions: npt.NDArray[np.int64],
+    keep_max: bool,
+    distances: npt.NDArray[np.float32],
+    kernels: str = "",
+) -> None: ...
+def distances_in_pages_need(code: str, dim: int) -> int: ...
+def pair_products(
+    queries: npt.NDArray[np.float32],
+    centroids: npt.NDArray[np.float32],
+    probes: npt.NDArray[np.int64],
+    out: npt.NDArray[np.float32],
+) -> None: ...
+
+class PqForm:
+    kernels: str
+    def __init__(
+        self,
+        codewords: npt.NDArray[np.float32],
+        middle: npt.NDArray[np.float32],
+        parts: int,
+        l2: bool,
+        residual: bool,
+        kernels: str = "",
+    ) -> None: ...
+    def tables(self, queries: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> None: ...
+    def bases(
+        self,
+        queries: npt.NDArray[np.float32],
+        centroids: npt.NDArray[np.float32],
+        probes: npt.NDArray[np.int64],
+        out: npt.NDArray[np.float32],
+    ) -> None: ...
+    def terms(
+        self, codes: npt.NDArray[np.uint8], centroid: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
+    ) -> None: ...
+    def scratch_need(self, k: int) -> tuple[int, int]: ...
+    def scan_pages(
+        self,
+        arena: npt.NDArray[np.uint8],
+        rows_per_page: int,
+        list_ids: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
+        page_starts: npt.NDArray[np.int64],
+        pages: npt.NDArray[np.int32],
+        member_starts: npt.NDArray[np.int64],
+        members: npt.NDArray[np.int32],
+        centroids: npt.NDArray[np.float32],
+        queries: npt.NDArray[np.float32],
+        distances: npt.NDArray[np.float32],
+        positions: npt.NDArray[np.int64],
+    ) -> None: ...

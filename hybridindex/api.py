@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
-from hybridindex.config import RouterConfig, RouterOptions
+from hybridindex import filesystem
+from hybridindex.config import PrecisionName, RouterConfig, RouterOptions
 from hybridindex.errors import InvalidInputError, StoreError
 from hybridindex.types import (
     DEFAULT_HEADROOM,
@@ -30,6 +31,7 @@ from hybridindex.types import (
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
+    from hybridindex.index.rabitq.spec import RabitqSpec
     from hybridindex.partitioner.plan import Plan
     from hybridindex.router.router import Router
     from hybridindex.store.control import ControlStore
@@ -117,17 +119,21 @@ class Index:
 
     # What it can do
 
-    def store(self, url: str | None = None) -> ControlStore:
-        """Opens the control store: ``control.sqlite`` beside the index, or a SQLAlchemy URL. The caller closes it."""
+    def store(self, url: str | None = None, *, required: bool = True) -> ControlStore:
+        """Opens the control store: ``control.sqlite`` beside the index, or a SQLAlchemy URL. The caller closes it.
+
+        ``required``: False: one that cannot be opened now is opened by a later call.
+        """
         from hybridindex.store.control import ControlStore
 
-        return ControlStore.open(url or self.path / STORE_FILE)
+        return ControlStore.open(url or self.path / STORE_FILE, required=required)
 
     def profile(
         self,
         queries: Any,
         nprobe: int | None = None,
         *,
+        precision: PrecisionName = "auto",
         recall: float | None = None,
         k: int = 10,
         threads: int | None = None,
@@ -144,6 +150,7 @@ class Index:
         Args:
             queries: (n, d) float32 calibration queries, as many as there are: a few hundred at least.
             nprobe: lists per query; default the index's. Give this or ``recall``.
+            precision: what is searched and placed: "codes" or "rows"; "auto": codes where the index has them.
             recall: target recall@k in (0, 1]; the smallest nprobe that reaches it is used.
             k: neighbours per query.
             threads: host threads per scan; None: faiss's own setting.
@@ -158,8 +165,10 @@ class Index:
                 :func:`hybridindex.profiler.run.profile_index`.
 
         Raises:
-            InvalidInputError, ProfileError, StoreError.
+            InvalidInputError, ProfileError, StoreError. UnsupportedIndexError: codes were asked for, and the index has
+            none.
         """
+        from hybridindex.plans.precision import view_to_profile
         from hybridindex.profiler.access import split_halves
         from hybridindex.profiler.device import devices_here
         from hybridindex.profiler.request import ProfileRequest
@@ -168,7 +177,8 @@ class Index:
 
         if nprobe is not None and recall is not None:
             raise InvalidInputError("nprobe and recall were both given; give one: recall chooses nprobe")
-        chosen = devices_here(self._ivf) if devices is None else () if devices == 0 else devices
+        view = view_to_profile(self._ivf, precision, options.get("host_scanner", "auto"))
+        chosen = devices_here(view) if devices is None else () if devices == 0 else devices
         checkpoint = options.pop("checkpoint", None)
         request = ProfileRequest(
             nprobe=nprobe,
@@ -180,11 +190,11 @@ class Index:
             seed=seed,
             **options,
         )
-        profile = profile_index(self._ivf, queries, request, progress=progress, checkpoint=checkpoint)
+        profile = profile_index(view, queries, request, progress=progress, checkpoint=checkpoint)
         # The half that did not choose the hot lists; routed last, because it needs the rest of the profile.
         held = split_halves(len(queries), seed)[1]
         routed = time_routed(
-            self._ivf,
+            view,
             profile,
             np.asarray(queries)[held],
             devices=chosen,
@@ -204,6 +214,7 @@ class Index:
         device_budget_bytes: int | Sequence[int],
         profile: Profile | None = None,
         *,
+        precision: PrecisionName = "auto",
         rate_qps: float | None = None,
         llm: LLMProfile | None = None,
         n_devices: int = 1,
@@ -224,6 +235,8 @@ class Index:
             slo_ms: search latency target, queueing included (``slo_stage="ttft"``: search and LLM prefill).
             device_budget_bytes: hard limit per device, temporary buffers included: one for all, or one per device.
             profile: what to decide from; default the newest stored profile of this index and machine.
+            precision: what devices hold: "codes" or "rows"; "auto": what the profile is of, and codes where there are
+                stored profiles of both.
             rate_qps: arrival rate to sustain; without it and without ``llm``, solve for single queries.
             llm: throughput of the LLM against its KV-cache size.
             n_devices: devices to place on.
@@ -241,15 +254,19 @@ class Index:
             InvalidInputError, ProfileError, ProfileMismatchError. An SLO that cannot be met is a verdict, not an error.
         """
         from hybridindex.plans.planner import devices_of, plan_index
+        from hybridindex.plans.precision import view_of_profile, view_to_plan
         from hybridindex.plans.replan import PlanChanges
         from hybridindex.profiler.hardware import hardware_info
 
         if profile is None:
             with self.store(store_url) as store:
+                view = view_to_plan(self._ivf, store, precision)
                 profile = store.load_profile(
-                    index_fingerprint=self.fingerprint,
+                    index_fingerprint=view.fingerprint,
                     hardware_fingerprint=None if allow_other_hardware else hardware_info().fingerprint,
                 )
+        else:
+            view = view_of_profile(self._ivf, profile, precision)
         asked = PlanChanges(
             slo_ms=slo_ms,
             device_budget_bytes=device_budget_bytes,
@@ -262,8 +279,8 @@ class Index:
             hit_rate_model=hit_rate_model,
             headroom=headroom,
         )
-        devices = devices_of(self._ivf, n_devices)
-        return plan_index(self._ivf, profile, asked, devices, allow_other_hardware=allow_other_hardware)
+        devices = devices_of(view, n_devices)
+        return plan_index(view, profile, asked, devices, allow_other_hardware=allow_other_hardware)
 
     def apply_plan(self, plan: Plan | int, *, force: bool = False, store_url: str | None = None) -> int:
         """Makes a plan the current one, which daemons serve and a restart resumes; returns its id. Moves nothing: a
@@ -279,20 +296,29 @@ class Index:
             ProfileError, ProfileMismatchError: there is no such plan, or it is another index's. StoreError.
         """
         from hybridindex.plans.current import apply_offline
+        from hybridindex.plans.precision import choose_view, view_of
 
         with self.store(store_url) as store:
-            return apply_offline(self, store, plan, force=force)
+            if isinstance(plan, int):
+                view = choose_view(self._ivf, store, str(plan))
+            else:
+                view = view_of(self._ivf, plan.index_fingerprint) or self._ivf
+            return apply_offline(view, store, plan, force=force)
 
-    def current_plan(self, *, store_url: str | None = None) -> Plan | None:
+    def current_plan(self, *, precision: PrecisionName = "auto", store_url: str | None = None) -> Plan | None:
         """The plan that was applied last; None where none was.
+
+        Args:
+            precision: of codes or of rows alone; "auto": of either.
 
         Raises:
             ProfileMismatchError: it was made on another machine. StoreError.
         """
         from hybridindex.plans.current import current_plan
+        from hybridindex.plans.precision import choose_view
 
         with self.store(store_url) as store:
-            return current_plan(store, self)
+            return current_plan(store, choose_view(self._ivf, store, "current", precision))
 
     def router(
         self,
@@ -317,7 +343,8 @@ class Index:
         config = config or RouterConfig()
         chosen = config.devices if devices is None else devices
         router = Router(self._ivf, plan=plan, config=config, llm=llm, devices=chosen, **settings)
-        if plan is not None and (measured := plan.analysis.profile.scanner) != router.host_scanner:
+        measured = router.host_scanner if plan is None else plan.analysis.profile.scanner
+        if router.host_scanner != measured:
             _log.warning(
                 "the plan's profile timed the host scanner %s, and %s serves: what the plan predicts will be off; "
                 "profile again",
@@ -337,7 +364,7 @@ class Index:
         Raises:
             InvalidInputError: names the argument.
         """
-        with self.router(devices=(), warm_bytes=0) as router:
+        with self.router(devices=(), warm_bytes=0, scrub_bytes_per_s=0) as router:
             return router.search(queries, k, nprobe)
 
     def save(self, path: str | Path, *, plans: bool = True, **options: Any) -> Index:
@@ -357,8 +384,8 @@ class Index:
         from hybridindex.index.storage.generation import as_path
 
         here, there = self.path / STORE_FILE, as_path(path) / STORE_FILE
-        plans = plans and here.exists() and here.resolve() != there.resolve()
-        if plans and there.exists():
+        plans = plans and filesystem.exists(here) and here.resolve() != there.resolve()
+        if plans and filesystem.exists(there):
             raise StoreError(
                 f"path {str(path)!r} has a control store already, {STORE_FILE}; expected plans=False, which leaves "
                 "it as it is, or a path without one"
@@ -372,6 +399,42 @@ class Index:
             copy.close()
             raise
         return copy
+
+    def compress(
+        self,
+        bits: int = 1,
+        *,
+        recall_loss: float = 0.005,
+        queries: Any = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> RabitqSpec:
+        """Puts RaBitQ codes beside the rows, which routers opened from now on scan first.
+
+        Args:
+            bits: of a dimension: 1, 2 or 4.
+            recall_loss: share of recall@k that a search may lose on average, against a scan of the rows.
+            queries: (n, dim) float32, some hundred, that the candidates of a search are measured with; None: rows of
+                the index with a little noise, which lie nearer to the rows than real queries may.
+            seed: of the rotation and of what is sampled.
+            progress: see :data:`Progress`.
+
+        Raises:
+            InvalidInputError, UnsupportedIndexError, BuildError: see :func:`hybridindex.index.compress.compress`.
+        """
+        from hybridindex.index import compress
+
+        return compress(self._ivf, bits, recall_loss, queries, seed, progress)
+
+    def remove_codes(self) -> int:
+        """Removes the codes beside the rows; returns their bytes.
+
+        Raises:
+            BuildError: see :func:`hybridindex.index.compress.remove_codes`.
+        """
+        from hybridindex.index import remove_codes
+
+        return remove_codes(self._ivf)
 
     def to_faiss(self, path: str | Path) -> None:
         """Exports a faiss file that holds the same index."""

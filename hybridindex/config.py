@@ -17,9 +17,11 @@ from hybridindex.errors import InvalidInputError
 
 __all__ = [
     "MAX_BATCH_QUERIES",
+    "MAX_CANDIDATES",
     "MAX_K",
     "HealthPolicy",
     "HostScannerName",
+    "PrecisionName",
     "RouterConfig",
     "RouterOptions",
     "RouterSettings",
@@ -39,8 +41,14 @@ MAX_K = 2048
 #: Most queries of one search call.
 MAX_BATCH_QUERIES = 65_536
 
+#: Most candidates of a search by codes.
+MAX_CANDIDATES = 65_536
+
 #: ``auto``: native where it supports the index, else faiss.
 HostScannerName = Literal["auto", "native", "faiss"]
+#: ``auto``: with devices and a plan what the plan is of, rows or codes; else the codes, where the index has some,
+#: ``host_scanner`` is not ``faiss``, and the extension is there; else the rows.
+PrecisionName = Literal["auto", "codes", "rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,8 +246,20 @@ class RouterConfig:
             "or bytes; default the longest step that profile llm measured."
         ),
     ] = None
+    lookahead_queue_bytes: Annotated[
+        int,
+        Setting(
+            help="Most bytes of drafts whose lists wait to be moved. Where more come, the oldest of the key that has "
+            "the most is dropped, and counted.",
+            is_bytes=True,
+        ),
+    ] = 16 << 20
     max_batch: Annotated[
-        int | None, Setting(help="Most queries of one batch; default all that wait (a small cap causes backlogs).")
+        int | None,
+        Setting(
+            help="Most queries of one batch; default all that wait, up to 1,048,576 queries times nprobe, k or "
+            "candidates (a small cap causes backlogs)."
+        ),
     ] = None
     threads: Annotated[int | None, Setting(help="Host threads per scan; default faiss's own.")] = None
     early_dispatch: Annotated[
@@ -251,6 +271,21 @@ class RouterConfig:
             help="What scans on the host. 'auto': native where it supports the codec, else faiss. Answers are the same."
         ),
     ] = "auto"
+    precision: Annotated[
+        PrecisionName,
+        Setting(
+            help="What searches scan. 'codes': those that hybridindex compress adds to an index, a few bits a "
+            "dimension; then they compare the best candidates with their rows. 'rows': all rows of the probed lists. "
+            "'auto': what the plan is of; without a plan codes where the index has them. Devices hold the same."
+        ),
+    ] = "auto"
+    candidates: Annotated[
+        int | None,
+        Setting(
+            help="Rows that a search by codes compares exactly, k at least; default what was measured when the index "
+            "was compressed, for the loss of recall that was allowed then."
+        ),
+    ] = None
     cache_fraction: Annotated[
         float,
         Setting(
@@ -282,6 +317,14 @@ class RouterConfig:
             is_bytes=True,
         ),
     ] = None
+    scrub_bytes_per_s: Annotated[
+        int,
+        Setting(
+            help="Bytes of lists a second that are compared with their digests while they serve, so that damage of "
+            "disk or memory is seen: searches of a damaged list then fail. 0: damage is not looked for.",
+            is_bytes=True,
+        ),
+    ] = 64 << 20
     wait_for_lists: Annotated[
         bool,
         Setting(
@@ -304,11 +347,20 @@ class RouterConfig:
             _set(self, "lookahead_bytes", check_bytes("lookahead_bytes", self.lookahead_bytes))
         if self.window_ms is not None:
             _set(self, "window_ms", check_milliseconds("window_ms", self.window_ms))
+        _set(self, "lookahead_queue_bytes", check_bytes("lookahead_queue_bytes", self.lookahead_queue_bytes))
         if self.max_batch is not None:
             _set(self, "max_batch", check_count("max_batch", self.max_batch, MAX_BATCH_QUERIES))
         if self.threads is not None:
             _set(self, "threads", check_count("threads", self.threads, 4096))
         check_one_of("host_scanner", self.host_scanner, ("auto", "native", "faiss"))
+        check_one_of("precision", self.precision, ("auto", "codes", "rows"))
+        if self.candidates is not None:
+            _set(self, "candidates", check_count("candidates", self.candidates, MAX_CANDIDATES))
+        if self.precision == "codes" and self.host_scanner == "faiss":
+            raise InvalidInputError(
+                "precision is 'codes' with host_scanner 'faiss', which scans rows; give host_scanner 'auto' or "
+                "'native', or precision 'auto' or 'rows'"
+            )
         if not (_finite(self.cache_fraction) and 0 <= self.cache_fraction <= 1):
             raise InvalidInputError(f"cache_fraction is {self.cache_fraction!r}; expected a number from 0 to 1")
         if not isinstance(health, HealthPolicy):
@@ -316,6 +368,7 @@ class RouterConfig:
         _set(self, "pin_host_lists", check_bytes("pin_host_lists", self.pin_host_lists))
         if self.warm_bytes is not None:
             _set(self, "warm_bytes", check_bytes("warm_bytes", self.warm_bytes))
+        _set(self, "scrub_bytes_per_s", check_bytes("scrub_bytes_per_s", self.scrub_bytes_per_s))
         _check_flag(self, "early_dispatch", "shrink_arenas", "wait_for_lists")
 
     def _budgets(self) -> int | tuple[int, ...] | None:
@@ -344,15 +397,19 @@ class RouterOptions(TypedDict, total=False):
     device_budget_bytes: int | Sequence[int] | None
     lookahead_bytes: int | None
     window_ms: float | None
+    lookahead_queue_bytes: int
     max_batch: int | None
     threads: int | None
     early_dispatch: bool
     host_scanner: HostScannerName
+    precision: PrecisionName
+    candidates: int | None
     cache_fraction: float
     shrink_arenas: bool
     health: HealthPolicy | None
     pin_host_lists: int
     warm_bytes: int | None
+    scrub_bytes_per_s: int
     wait_for_lists: bool
 
 
@@ -378,6 +435,8 @@ class SearchParams:
     #: ``min_nprobe``. None: nprobe is never lowered.
     deadline_ms: float | None = None
     min_nprobe: int = 1
+    #: Rows that a search by codes compares exactly, k at least; None: the router's. Of rows: of no effect.
+    candidates: int | None = None
 
     def __post_init__(self) -> None:
         k, nprobe, least = self.k, self.nprobe, self.min_nprobe
@@ -390,6 +449,8 @@ class SearchParams:
             _set(self, "min_nprobe", _check_integer("min_nprobe", least))
         if self.deadline_ms is not None:
             _set(self, "deadline_ms", check_milliseconds("deadline_ms", self.deadline_ms))
+        if self.candidates is not None:
+            _set(self, "candidates", check_count("candidates", self.candidates, MAX_CANDIDATES))
 
     def check_index(self, nlist: int) -> None:
         """Raises InvalidInputError: ``nprobe`` or ``min_nprobe`` is not in 1..nlist."""

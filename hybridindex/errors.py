@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Sequence
 from os import PathLike
 
 __all__ = [
+    "FULL",
     "AccessDeniedError",
     "BuildError",
     "CorruptIndexError",
+    "DamagedListsError",
     "DeadlineExceededError",
     "DeviceBusyError",
     "DeviceError",
@@ -20,6 +22,7 @@ __all__ = [
     "DocumentStoreError",
     "DuplicateIdError",
     "EmbeddingError",
+    "FileError",
     "ForkedError",
     "GenerationError",
     "HybridIndexError",
@@ -29,6 +32,7 @@ __all__ = [
     "InvalidInputError",
     "LLMServerError",
     "MissingDependencyError",
+    "MissingFileError",
     "NotWritableError",
     "OutOfBudgetError",
     "OverloadedError",
@@ -49,14 +53,15 @@ __all__ = [
     "UnreachableError",
     "UnreadableIndexError",
     "UnsupportedIndexError",
+    "cannot_read",
     "cannot_write",
+    "file_error",
     "how_to_install",
     "io_cure",
-    "naming",
 ]
 
 #: No room: of the disk, of a quota, of a limit of file sizes.
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CURES = {
     errno.EACCES: "give this user the right to it, and to enter the folders above it",
     errno.EPERM: "give this user the right to it",
@@ -68,13 +73,53 @@ _CURES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "this machine has too many files open",
     errno.ENOMEM: "there is no memory, or too much of it is mapped (vm.max_map_count)",
+    errno.ENOENT: "give the path of something that is there",
+    errno.EEXIST: "remove what is there, or give another path",
+    errno.ENOTDIR: "what stands above it in the path must be a folder",
+    errno.EISDIR: "give the path of a file",
+    errno.ENAMETOOLONG: "give a shorter path",
+    errno.ELOOP: "its links lead in a circle",
+    errno.EBUSY: "something else uses it: try again later",
     errno.ENOSYS: "its file system has no file locks: use a local one",
     errno.ENOLCK: "its file system has no file locks: use a local one",
+}
+#: What a call does to a file; the others write.
+_DONE = {
+    "open": "opened",
+    "create": "made",
+    "read": "read",
+    "parse": "read",
+    "map": "mapped",
+    "stat": "looked at",
+    "list_folder": "listed",
+    "lock": "locked",
+    "sync": "synced",
+    "sync_folder": "synced",
+    "make_folder": "made",
+    "link": "linked",
+    "symlink": "made",
+    "rename": "renamed",
+    "replace": "renamed",
+    "unlink": "removed",
+    "remove_folder": "removed",
+    "remove_tree": "removed",
 }
 
 
 class HybridIndexError(Exception):
     """Root of all deliberate errors."""
+
+
+class FileError(HybridIndexError, OSError):
+    """The operating system refuses a call on a file or folder. The message names it, the reason and a cure; ``errno``,
+    ``strerror`` and ``filename`` are those of the system."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class MissingFileError(FileError, FileNotFoundError):
+    """There is no such file or folder."""
 
 
 class InvalidInputError(HybridIndexError, ValueError):
@@ -103,6 +148,15 @@ class IndexFormatError(HybridIndexError):
 
 class CorruptIndexError(IndexFormatError):
     """Stored bytes differ from their checksum, or a file is truncated."""
+
+
+class DamagedListsError(CorruptIndexError):
+    """A search needs lists whose bytes turned out to be damaged while they are served. Others are answered."""
+
+    def __init__(self, message: str, *, lists: Sequence[int] = ()) -> None:
+        """``lists``: their ids; none where they are not known here."""
+        super().__init__(message)
+        self.lists = tuple(lists)
 
 
 class UnreadableIndexError(IndexFormatError):
@@ -275,18 +329,24 @@ def io_cure(error: OSError) -> str:
     return _CURES.get(error.errno or 0, "see what the operating system says of it")
 
 
+def file_error(error: OSError, call: str, path: str | PathLike[str]) -> FileError:
+    """What to raise where a call on ``path`` failed; ``call``: as :class:`hybridindex.filesystem.Call` names it."""
+    kind = MissingFileError if isinstance(error, FileNotFoundError) else FileError
+    done = _DONE.get(call, "written")
+    made = kind(f"{os.fspath(path)} cannot be {done}: {error.strerror or error}; {io_cure(error)}")
+    made.errno, made.strerror, made.filename = error.errno, error.strerror, os.fspath(path)
+    return made
+
+
+def cannot_read(error: OSError, field: str, path: str | PathLike[str]) -> InvalidInputError:
+    """What to raise where a file that was given as ``field`` cannot be read."""
+    return InvalidInputError(f"{field} {os.fspath(path)!r} cannot be read: {error.strerror or error}; {io_cure(error)}")
+
+
 def cannot_write(error: OSError, path: str | PathLike[str], kept: str) -> BuildError:
     """What to raise where writing ``path`` failed; ``kept`` says what is there now."""
-    kind = DiskFullError if error.errno in _FULL else NotWritableError
-    return kind(f"{path} cannot be written ({error}): {io_cure(error)}; {kept}")
-
-
-@contextmanager
-def naming(path: str | PathLike[str]) -> Iterator[None]:
-    """An OSError raised inside names the file: calls that take a descriptor do not know it."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None or error.errno is None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    kind = DiskFullError if error.errno in FULL else NotWritableError
+    why = error.strerror or str(error)
+    if error.filename not in (None, os.fspath(path)):
+        why = f"{why}: {error.filename}"
+    return kind(f"{path} cannot be written ({why}): {io_cure(error)}; {kept}")

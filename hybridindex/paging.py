@@ -13,10 +13,22 @@ import numpy as np
 from hybridindex.errors import InvalidInputError
 from hybridindex.types import I64
 
-__all__ = ["DEFAULT_PAGE_BYTES", "PageGeometry", "format_bytes", "scratch_for_budget", "shard_page_bytes"]
+__all__ = [
+    "CODE_PAGE_BYTES",
+    "DEFAULT_PAGE_BYTES",
+    "PageGeometry",
+    "format_bytes",
+    "scratch_for_budget",
+    "shard_page_bytes",
+    "usual_page_bytes",
+]
 
 DEFAULT_PAGE_BYTES = 65_536
+#: Of codes, which are short: in a large page, half of which a list leaves empty on average, they would save little.
+CODE_PAGE_BYTES = 8192
 _MAX_SCRATCH_BYTES = 64 << 20
+#: Where lists are codes: their scans write few bytes for each that they read, but candidates of a query take room, too.
+_LEAST_SCRATCH_OF_CODES, _SCRATCH_PER_CODE_BYTE = 4 << 20, 1 / 4
 #: Rows of codes that faiss-gpu interleaves.
 _SHARD_ROWS = 32
 #: Unit in which a device allocates memory.
@@ -29,10 +41,14 @@ class PageGeometry:
 
     code_size: int
     rows_per_page: int
+    #: Rows that no page parts: ``rows_per_page`` is a multiple of it.
+    group_rows: int = 1
 
     @classmethod
-    def for_code_size(cls, code_size: int, page_bytes: int = DEFAULT_PAGE_BYTES) -> PageGeometry:
-        """Pages of at most ``page_bytes`` bytes, but of at least one row.
+    def for_code_size(
+        cls, code_size: int, page_bytes: int = DEFAULT_PAGE_BYTES, *, group_rows: int = 1
+    ) -> PageGeometry:
+        """Pages of at most ``page_bytes`` bytes, but of at least one group of rows.
 
         Raises:
             InvalidInputError: ``code_size`` or ``page_bytes`` is below 1.
@@ -41,7 +57,8 @@ class PageGeometry:
             raise InvalidInputError(f"code_size is {code_size}; a row has at least 1 byte")
         if page_bytes < 1:
             raise InvalidInputError(f"page_bytes is {page_bytes}; a page has at least 1 byte")
-        return cls(code_size=code_size, rows_per_page=max(1, page_bytes // code_size))
+        groups = max(1, page_bytes // (code_size * group_rows))
+        return cls(code_size=code_size, rows_per_page=groups * group_rows, group_rows=group_rows)
 
     @property
     def page_bytes(self) -> int:
@@ -51,10 +68,23 @@ class PageGeometry:
         """Pages of lists with ``sizes`` rows: (m,) int64 -> (m,) int64. An empty list takes none."""
         return -(-np.asarray(sizes, dtype=np.int64) // self.rows_per_page)
 
+    def pages_of_bytes(self, nbytes: I64) -> I64:
+        """Pages that ``nbytes`` (m,) int64 take, one byte behind the other: (m,) int64."""
+        return -(-np.asarray(nbytes, dtype=np.int64) // self.page_bytes)
 
-def scratch_for_budget(budget_bytes: int) -> int:
-    """Bytes of a device budget that are reserved for the scan's temporary buffers."""
-    return min(_MAX_SCRATCH_BYTES, budget_bytes // 8)
+
+def usual_page_bytes(codec: str) -> int:
+    """Of pages that hold rows, or short codes: RaBitQ's ("rabitq1") and those of product quantizers ("pq48")."""
+    return CODE_PAGE_BYTES if codec.startswith(("rabitq", "pq")) else DEFAULT_PAGE_BYTES
+
+
+def scratch_for_budget(budget_bytes: int, code_bytes: int = 0) -> int:
+    """Bytes of a device budget that are reserved for the scan's temporary buffers. ``code_bytes``: of all lists, where
+    devices hold codes; 0: they hold rows."""
+    most = _MAX_SCRATCH_BYTES
+    if code_bytes:
+        most = min(most, max(_LEAST_SCRATCH_OF_CODES, int(code_bytes * _SCRATCH_PER_CODE_BYTE)))
+    return min(most, budget_bytes // 8)
 
 
 def shard_page_bytes(code_size: int) -> int:

@@ -16,13 +16,15 @@ import stat
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, Self
 from weakref import WeakSet
 
 from filelock import FileLock
 
-from hybridindex.errors import ForkedError
+from hybridindex import filesystem
+from hybridindex.errors import FileError, ForkedError
 
 __all__ = ["OfOneProcess", "keep_to_writers", "lock_file"]
 
@@ -30,26 +32,32 @@ __all__ = ["OfOneProcess", "keep_to_writers", "lock_file"]
 def lock_file(path: Path, *, timeout_s: float) -> FileLock:
     """A lock between processes, not taken yet. Its file stays where it is.
 
-    Taking it raises ``filelock.Timeout`` when another process holds it for ``timeout_s``, and OSError where the file
+    Taking it raises ``filelock.Timeout`` when another process holds it for ``timeout_s``, and FileError where the file
     cannot be opened, or its file system has no locks.
     """
     mode = keep_to_writers(path)
-    return FileLock(path, timeout=timeout_s, mode=mode, fallback_to_soft=False)
+    return _Lock(path, timeout=timeout_s, mode=mode, fallback_to_soft=False)
+
+
+class _Lock(FileLock):
+    def _acquire(self) -> None:
+        with filesystem.performing("lock", self.lock_file):
+            super()._acquire()
 
 
 def keep_to_writers(path: Path) -> int:
     """Lets nobody open a file, if it is there and ours, but those who may write its folder; returns that mode."""
     mode = 0o600
-    with suppress(OSError):
-        folder = path.parent.stat()
+    with suppress(FileError):
+        folder = filesystem.stat(path.parent)
         if folder.st_mode & stat.S_IWGRP:
             mode = 0o660
-        found = path.lstat()
+        found = filesystem.lstat(path)
         if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
             if mode == 0o660 and found.st_gid != folder.st_gid:
-                os.chown(path, -1, folder.st_gid)
+                filesystem.chown(path, folder.st_gid)
             if stat.S_IMODE(found.st_mode) != mode:
-                path.chmod(mode)
+                filesystem.chmod(path, mode)
     return mode
 
 
@@ -97,13 +105,19 @@ def _left_behind(kind: type[OfOneProcess], parent: int) -> type[OfOneProcess]:
     def nothing(*_: object, **__: object) -> None:
         return None
 
+    async def nothing_awaited(*_: object, **__: object) -> None:
+        return None
+
+    def end(name: str) -> Callable[..., Any]:
+        return nothing_awaited if iscoroutinefunction(getattr(kind, name, None)) else nothing
+
     def attribute(self: OfOneProcess, name: str) -> Any:
         if name in _ENDS:
-            return nothing
+            return end(name)
         return object.__getattribute__(self, name) if name.startswith("__") else refuse()
 
     special: dict[str, Callable[..., Any]] = {
-        name: nothing if name in _ENDS else refuse
+        name: end(name) if name in _ENDS else refuse
         for name in dir(kind)
         if name.startswith("__") and name not in dir(object) and callable(getattr(kind, name))
     }

@@ -51,9 +51,10 @@ HitRateChoice = Literal["best", "beta", "beta_binomial", "empirical"]
 DEFAULT_HEADROOM = 0.05
 
 #: What a latency sample timed. ``coarse``: coarse quantization of a batch on the host. ``host_scan``: the host scanner
-#: over the probes it was given. ``device_scan``: one device's scan. ``merge``: merging both. ``batch``: a whole routed
-#: batch end to end.
-Stage = Literal["coarse", "host_scan", "device_scan", "merge", "batch"]
+#: over the probes it was given. ``device_scan``: one device's scan. ``rerank``: exact distances of the candidates of a
+#: scan of codes, on the host unless a device is named. ``merge``: merging both. ``batch``: a whole routed batch end to
+#: end.
+Stage = Literal["coarse", "host_scan", "device_scan", "rerank", "merge", "batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,10 @@ class AccessSample:
     held_probes: I32
     #: (nlist,) float64 access counts that order the lists: counts of ``fit``, plus decayed history where there is some.
     list_accesses: F64
+    #: Of searches by codes: (nlist,) float64 candidates in each list, counted as ``list_accesses``; None: not counted.
+    list_candidates: F64 | None = None
+    #: (n_held, nprobe) float32 candidates of each held query in each probed list; with ``list_candidates``.
+    held_candidates: F32 | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +129,9 @@ class StageSample:
     #: Number of queries in the batch.
     batch: int
     seconds: float
-    #: (query, list) pairs scanned.
+    #: (query, list) pairs scanned; of ``rerank`` candidates.
     probes: int = 0
-    #: Code bytes scanned, summed over queries.
+    #: Code bytes scanned, of ``rerank`` bytes of rows, summed over queries.
     work_bytes: int = 0
     #: Code bytes scanned for the query with the most work.
     max_work_bytes: int = 0
@@ -136,7 +141,8 @@ class StageSample:
     coverage: float = 0.0
     #: Smallest hit rate (by bytes) of the batch's queries under that mask.
     min_hit_rate: float = 0.0
-    #: Device of ``device_scan`` and ``batch`` samples: "cuda:0", "cpu (stand-in)"; empty for host stages.
+    #: Device of ``device_scan``, ``batch`` and some ``rerank`` samples: "cuda:0", "cpu (stand-in)"; empty for host
+    #: stages.
     device: str = ""
 
 
@@ -250,7 +256,7 @@ class Profile:
     nlist: int
     nprobe: int
     k: int
-    #: Host scanner that was timed: "native" or "faiss".
+    #: Host scanner that was timed: "native", "faiss", or "rabitq", which scans codes.
     scanner: str
     threads: int
     omp_wait_policy: str
@@ -274,6 +280,12 @@ class Profile:
             f"{self.count:,} x {self.dim}, nlist {self.nlist}, {self.codec}, {self.metric}; nprobe {self.nprobe}, "
             f"{queries:,} queries, {len(self.stages):,} stage and {len(self.transfers):,} copy timings>"
         )
+
+    @property
+    def bits(self) -> int | None:
+        """Of a dimension, where searches by RaBitQ codes were measured: ``codec`` is "rabitq1", "rabitq2" or
+        "rabitq4". None: searches of the rows were."""
+        return int(self.codec.removeprefix("rabitq")) if self.codec.startswith("rabitq") else None
 
     @property
     def nbytes(self) -> int:

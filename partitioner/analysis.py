@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry
+from hybridindex.paging import PageGeometry, usual_page_bytes
 from hybridindex.partitioner.models.coverage import CoverageCurve, build_coverage_curve
 from hybridindex.partitioner.models.latency import LatencyModel, fit_latency_model
 from hybridindex.partitioner.models.validate_hitrate import HitRateValidation, validate_hit_rate_models
@@ -30,22 +30,34 @@ class Analysis:
         latency, curve = self.latency, self.curve
         if latency.n_devices != n_devices:
             latency = dataclasses.replace(latency, n_devices=n_devices)
-        geometry = PageGeometry.for_code_size(curve.geometry.code_size, page_bytes)
-        if geometry != curve.geometry:
+        now = curve.geometry
+        geometry = PageGeometry.for_code_size(now.code_size, page_bytes, group_rows=now.group_rows)
+        if geometry != now:
             pages = geometry.pages_for(self.profile.list_sizes[curve.order])
             prefix = np.concatenate(([0], np.cumsum(pages)))
             curve = dataclasses.replace(
-                curve, geometry=geometry, pages_by_rank=pages, prefix_pages=prefix, cell_cache={}, touch_cache={}
+                curve,
+                geometry=geometry,
+                pages_by_rank=pages,
+                prefix_pages=prefix,
+                rows=curve.rows and curve.rows.in_pages(geometry.page_bytes),
+                cell_cache={},
+                touch_cache={},
             )
         return dataclasses.replace(self, latency=latency, curve=curve)
 
 
-def analyse(profile: Profile, *, page_bytes: int = DEFAULT_PAGE_BYTES, seed: int = 0) -> Analysis:
+def analyse(profile: Profile, *, page_bytes: int | None = None, seed: int = 0) -> Analysis:
     """Fit everything that a plan needs from ``profile``. Deterministic for one profile and seed.
+
+    Args:
+        page_bytes: of device pages; None: those of what was profiled.
 
     Raises:
         ProfileError: too few held-back queries, no ``host_scan`` samples, or arrays that do not fit ``nlist``.
     """
+    if page_bytes is None:
+        page_bytes = usual_page_bytes(profile.codec)
     curve = build_coverage_curve(profile, page_bytes=page_bytes, seed=seed)
     return Analysis(
         profile=profile,

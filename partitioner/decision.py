@@ -56,8 +56,12 @@ class Decision:
     page_bytes: int
     #: (m,) int64 list ids, hottest first.
     resident_lists: I64
-    #: (nlist,) int16 device of each list, -1 = host.
+    #: (nlist,) int16 device of each list, -1 = host. Of codes, where searches scan codes.
     list_device: npt.NDArray[np.int16]
+    #: (m,) int64 lists whose rows a device holds beside codes, for exact distances; and (nlist,) int16 that device,
+    #: -1 = their rows are on the host only. None in plans of rows.
+    resident_rows: I64
+    row_device: npt.NDArray[np.int16]
     #: Lists that were wanted but fit on no device.
     n_unplaced: int
     #: Access work of the most loaded device over the even share.
@@ -92,6 +96,41 @@ class Decision:
     def coverage_bytes(self) -> float:
         """Fraction of code bytes that are resident."""
         return self.coverage_bytes_fraction
+
+    @property
+    def bits(self) -> int | None:
+        """Of a dimension, where devices hold RaBitQ codes; None: they hold rows."""
+        return self.analysis.profile.bits
+
+    @property
+    def bytes_by_precision(self) -> dict[str, int]:
+        """Device bytes of the pages: of codes and of the rows beside them, or of rows alone; without scratch."""
+        curve = self.analysis.curve
+        lists, beside = (
+            int(curve.pages_of(pieces).sum()) * curve.geometry.page_bytes
+            for pieces in (self.resident_lists, self.nlist + self.resident_rows)
+        )
+        return {"rows": lists} if self.bits is None else {"codes": lists, "rows": beside}
+
+    @property
+    def resident_pieces(self) -> I64:
+        """(m,) int64 pieces that devices hold: of the resident lists what is scanned, and nlist + l where they hold the
+        rows of list l beside codes; each hottest first."""
+        return np.concatenate((self.resident_lists, self.nlist + self.resident_rows))
+
+    @property
+    def piece_device(self) -> npt.NDArray[np.int16]:
+        """(nlist,) int16 device of each piece, -1 = host; (2 nlist,) where searches scan codes."""
+        return self.list_device if self.bits is None else np.concatenate((self.list_device, self.row_device))
+
+    @property
+    def predicted_row_hit_rate(self) -> float:
+        """Mean part of a query's candidates whose rows are on a device: their exact distances are computed there."""
+        rows = self.analysis.curve.rows
+        if rows is None or not self.resident_rows.size:
+            return 0.0
+        hits, _ = rows.of_lists(self.resident_rows)
+        return float(hits.sum() / max(float(rows.every.sum()), 1e-300))
 
     @property
     def feasible(self) -> bool:

@@ -1,7 +1,7 @@
 """Divides the bytes of devices between several indexes, by what they buy.
 
-Each index has its own curve: prefixes of its hot order, their bytes, and what search does with them. Chosen is one
-point on each curve, all together within the budget, so that, in this order,
+Each index has its own curve: prefixes of its hot order, with rows beside codes too, their bytes, and what search does
+with them. Chosen is one point on each curve, all together within the budget, so that, in this order,
 
 1. as many indexes as possible keep what they are asked for: their SLO at their rate, or a coverage that is fixed;
 2. as many requests/s as possible are sustained;
@@ -44,7 +44,9 @@ _NOTHING: Worth = (0.0, 0.0, 0.0, 0.0)
 class Choice:
     """One prefix of one index."""
 
+    #: Lists, and lists whose rows lie beside codes.
     count: int
+    rows: int
     #: Of all devices, scratch included, with which every plan can place it.
     nbytes: int
     #: Of its pages alone.
@@ -105,53 +107,69 @@ def choices_of(analysis: Analysis, request: PlanRequest, budgets: Sequence[int])
     """
     request = request.within(budgets)
     configured = analysis.configured(page_bytes=request.page_bytes, n_devices=request.n_devices)
-    curve, problem = configured.curve, problem_of(configured, request)
-    slo_s = max(request.search_slo_s, 1e-12)
+    problem = problem_of(configured, request)
+    paths = problem.paths if request.coverage is None else problem.paths[:1]
     choices: list[Choice] = []
-    counts = _counts(problem, request, slo_s)
-    most = counts[-1]
-    for count in counts:
-        pages = int(curve.prefix_pages[count])
-        largest = int(curve.pages_by_rank[:count].max(initial=0))
-        nbytes = _least_bytes(request, budgets, curve.geometry.page_bytes, pages, largest)
-        if nbytes is None:
-            continue
-        step = problem.prefix_step(count, slo_s)
-        rate, hit_rate = step.rate_qps, float(curve.at(count).hit_rate.mean())
-        keeps = count == most if request.coverage is not None else step.accepted and request.search_slo_s > 0
-        weight = 1.0 if rate is None else rate
-        sustained = 0.0 if rate is None else rate
-        if not step.sustained:
-            sustained = min(sustained, problem.max_qps(problem.work_at(count), step.device_bytes, math.inf))
-        answers = -weight * step.response_s if step.response_s is not None else 0.0
-        choice = Choice(
-            count=count,
-            nbytes=nbytes,
-            page_bytes=pages * curve.geometry.page_bytes,
-            keeps=keeps,
-            response_s=step.response_s,
-            hit_rate=hit_rate,
-            worth=(float(keeps), sustained, answers, weight * hit_rate),
-        )
-        if not choices or (nbytes > choices[-1].nbytes and choice.worth > choices[-1].worth):
+    for choice in sorted((c for path in paths for c in _along(problem.along(path), request, budgets)), key=_nbytes):
+        if not choices or (choice.nbytes > choices[-1].nbytes and choice.worth > choices[-1].worth):
             choices.append(choice)
     return choices
 
 
-def _counts(problem: Problem, request: PlanRequest, slo_s: float) -> list[int]:
+def _nbytes(choice: Choice) -> int:
+    return choice.nbytes
+
+
+def _along(problem: Problem, request: PlanRequest, budgets: Sequence[int]) -> list[Choice]:
+    """Prefixes of one path that find room, ascending."""
+    curve, path = problem.curve, problem.path
+    slo_s = max(request.search_slo_s, 1e-12)
+    choices: list[Choice] = []
+    places = _places(problem, request, slo_s)
+    most = places[-1]
+    for place in places:
+        pages = int(path.pages[place])
+        largest = int(np.diff(path.pages)[:place].max(initial=0))
+        nbytes = _least_bytes(request, budgets, curve.geometry.page_bytes, pages, largest)
+        if nbytes is None:
+            continue
+        step = problem.prefix_step(place, slo_s)
+        rate, hit_rate = step.rate_qps, float(curve.at(step.count).hit_rate.mean())
+        keeps = place == most if request.coverage is not None else step.accepted and request.search_slo_s > 0
+        weight = 1.0 if rate is None else rate
+        sustained = 0.0 if rate is None else rate
+        if not step.sustained:
+            sustained = min(sustained, problem.max_qps(problem.work_at(place), step.device_bytes, math.inf))
+        answers = -weight * step.response_s if step.response_s is not None else 0.0
+        choices.append(
+            Choice(
+                count=step.count,
+                rows=step.rows,
+                nbytes=nbytes,
+                page_bytes=pages * curve.geometry.page_bytes,
+                keeps=keeps,
+                response_s=step.response_s,
+                hit_rate=hit_rate,
+                worth=(float(keeps), sustained, answers, weight * hit_rate),
+            )
+        )
+    return choices
+
+
+def _places(problem: Problem, request: PlanRequest, slo_s: float) -> list[int]:
     """Prefixes to try, ascending, of which the first is empty."""
-    most, needed = problem.curve.useful_count(), None
+    most, needed = problem.path.useful, None
     if request.coverage is not None:
         most = min(problem.curve.nlist, math.ceil(request.coverage * problem.curve.nlist - 1e-9))
     else:
         needed = fewest(problem, slo_s)
         if needed is not None and request.llm is not None:
-            most = needed.count
+            most = needed
     if most < 1 or not request.scannable:
         return [0]
     half = _PREFIXES // 2
     grid = np.concatenate(([0], np.geomspace(1, most, half), np.linspace(0, most, half)))
-    return sorted({int(count) for count in np.round(grid)} | ({needed.count} if needed is not None else set()))
+    return sorted({int(count) for count in np.round(grid)} | ({needed} if needed is not None else set()))
 
 
 def _split(total: int, budgets: Sequence[int]) -> tuple[int, ...]:

@@ -19,7 +19,8 @@ def coverage_of_eq1(problem: Problem, tau_s: float) -> float | None:
     batch = 1 if rate is None else min(max(int(tau_s * rate), 1), top)
     parts = problem.latency.parts(problem.curve, problem.curve.at(0), batch)
     scan_s = float(parts.host_s.mean())
-    if parts.coarse_s >= tau_s:
+    fixed_s = parts.coarse_s + float(parts.rerank_s.mean())
+    if fixed_s >= tau_s:
         return None
-    needed = 1.0 - (tau_s - parts.coarse_s) / scan_s if scan_s > 0 else 0.0
+    needed = 1.0 - (tau_s - fixed_s) / scan_s if scan_s > 0 else 0.0
     return hit_rate_to_coverage(problem.curve, batch, needed, "beta")

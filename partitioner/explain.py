@@ -40,14 +40,14 @@ def explain_plan(plan: Decision) -> str:
         f"Asked: {request.slo_stage} p{request.percentile:g} within {request.slo_ms:g} ms at {load}, "
         f"budget {' + '.join(format_bytes(b) for b in request.budgets)} on {plan.n_devices} device(s).",
         f"Placed: {plan.resident_lists.size} of {plan.nlist} lists ({plan.coverage:.1%} of lists, "
-        f"{plan.coverage_bytes_fraction:.1%} of bytes), {format_bytes(plan.device_bytes)} with pages and scratch, "
-        f"work imbalance {plan.imbalance:.2f}.",
+        f"{plan.coverage_bytes_fraction:.1%} of bytes), {_held(plan)}{format_bytes(plan.device_bytes)} with pages and "
+        f"scratch, work imbalance {plan.imbalance:.2f}.",
         f"Hits: mean {plan.predicted_hit_rate:.1%} of a query's bytes; slowest query of a batch of {batch}: "
         f"{plan.predicted_min_hit_rate(batch):.1%} ({plan.hit_rate_model} model, unseen queries: median error "
         f"{hit_median:.3f}, worst {hit_worst:.3f}).",
         f"Latency of a batch of {batch}: {plan.predicted_latency_ms(batch):.3g} ms median, "
         f"{plan.predicted_latency_ms(batch, request.percentile):.3g} ms p{request.percentile:g}{beyond} "
-        f"({plan.host_model} host model, median error {plan.host_model_errors[plan.host_model]:.1%}).",
+        f"({plan.host_model} host model, median error {plan.host_model_errors[plan.host_model]:.1%}{_compared(plan)}).",
         f"Queueing: a batch may take {plan.tau_s * 1e3:.4g} ms, for requests wait up to "
         f"{_first(request.epsilon, plan.epsilon_solved, 1.0):.2f} times as long{epsilon}; "
         f"at most {rate_in_words(plan.max_sustainable_qps)}, {request.headroom:.0%} below what search sustains.",
@@ -62,10 +62,44 @@ def explain_plan(plan: Decision) -> str:
     return "\n".join(lines)
 
 
+def _compared(plan: Decision) -> str:
+    """What the exact distances of candidates take of it."""
+    analysis, batch = plan.analysis, max(1, plan.batch)
+    if analysis.latency.rerank is None:
+        return ""
+    work = analysis.curve.of_lists(plan.resident_lists, plan.resident_rows)
+    parts = analysis.latency.parts(analysis.curve, work, batch)
+    return (
+        f"; exact distances of the candidates take {float(parts.rerank_s.mean()) * 1e3:.3g} ms, median error "
+        f"{analysis.latency.rerank.error:.1%}"
+    )
+
+
+def _held(plan: Decision) -> str:
+    """Where searches scan codes: how many bytes of them are placed, instead of which bytes of rows."""
+    if plan.bits is None:
+        return ""
+    profile, resident = plan.analysis.profile, plan.resident_lists
+    nbytes, rows = int(profile.list_bytes[resident].sum()), profile.notes.get("codes", {}).get("row_bytes")
+    bits = "1 bit" if plan.bits == 1 else f"{plan.bits} bits"
+    said = f"codes, {bits}: {format_bytes(nbytes)} of {format_bytes(profile.nbytes)}"
+    beside = plan.resident_rows.size
+    if rows is not None and nbytes:
+        share = int(profile.list_sizes[resident].sum()) / max(1, int(profile.list_sizes.sum()))
+        said += f", in place of {format_bytes(rows * share)} of rows{'' if beside else ', which stay on the host'}"
+    if beside:
+        said += (
+            f"; rows of {beside} lists: {format_bytes(plan.bytes_by_precision['rows'])}, which compare "
+            f"{plan.predicted_row_hit_rate:.1%} of the candidates"
+        )
+    return f"{said}; "
+
+
 def _decision(plan: Decision) -> str:
     """What to do, in one sentence."""
     request = plan.request
-    held = f"{plan.resident_lists.size} of {plan.nlist} lists on devices ({format_bytes(plan.device_bytes)})"
+    beside = f" and the rows of {plan.resident_rows.size}" if plan.resident_rows.size else ""
+    held = f"{plan.resident_lists.size} of {plan.nlist} lists{beside} on devices ({format_bytes(plan.device_bytes)})"
     served = "one query at a time" if plan.rate_qps is None else rate_in_words(plan.rate_qps)
     goal = f"{served} within {request.slo_ms:g} ms at p{request.percentile:g}"
     return f"With {held} search serves {goal}." if plan.feasible else f"Even with {held} search does not serve {goal}."
@@ -79,7 +113,8 @@ def _models(plan: Decision) -> str:
     for name in MODEL_NAMES:
         problem = problem_of(plan.analysis, dataclasses.replace(plan.request, hit_rate_model=name))
         found = solve(problem, slo_s)
-        lists = f"{found.count} lists" if found.feasible else "infeasible"
+        beside = f" and the rows of {found.rows}" if found.rows else ""
+        lists = f"{found.count} lists{beside}" if found.feasible else "infeasible"
         error = plan.hit_rate_errors.get(name, (float("nan"),))[0]
         chosen = ", decides" if name == plan.hit_rate_model else ""
         told.append(f"{name.replace('_', '-')} {lists} (error {error:.3f}{chosen})")
@@ -98,10 +133,11 @@ def _first(*values: float | None) -> float:
 
 def _in_words(plan: Decision, solution: Solution) -> str:
     curve = plan.analysis.curve
-    nbytes = curve.device_bytes(solution.count)
+    nbytes = int(solution.path.pages[solution.place]) * curve.geometry.page_bytes
     nbytes += sum(plan.request.scratch) if nbytes else 0
     verdict = "" if solution.feasible else " and still miss it"
-    return f"{format_bytes(nbytes)} ({solution.count / curve.nlist:.1%} of lists){verdict}"
+    beside = f", rows of {solution.rows / curve.nlist:.1%}" if solution.rows else ""
+    return f"{format_bytes(nbytes)} ({solution.count / curve.nlist:.1%} of lists{beside}){verdict}"
 
 
 def _other_slo(plan: Decision) -> str:

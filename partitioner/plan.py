@@ -13,30 +13,33 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridindex.errors import InvalidInputError, ProfileMismatchError
 from hybridindex.partitioner.analysis import Analysis, analyse
 from hybridindex.partitioner.decision import Decision, Verdict
 from hybridindex.partitioner.explain import explain_plan
-from hybridindex.partitioner.models.coverage import QueryWork
+from hybridindex.partitioner.forms import Path
+from hybridindex.partitioner.models.coverage import CoverageCurve, QueryWork
 from hybridindex.partitioner.models.hitrate import modelled
 from hybridindex.partitioner.models.throughput import waiting_factor
-from hybridindex.partitioner.placement import choose_hottest, place_lpt
+from hybridindex.partitioner.placement import PlacementResult, choose_hottest, place_lpt
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.partitioner.solver import Problem, Solution, SolverStep, in_words, problem_of, rate_in_words, solve
 from hybridindex.types import I64, Profile
 
 __all__ = ["Plan", "Verdict", "make_plan"]
 
-RECORD_VERSION = 4
-#: The version before: its steps had other columns, and its predictions used the held-back queries themselves.
-_EARLIER_VERSION = 3
+RECORD_VERSION = 5
+#: Read as well. 4 had no rows beside codes. Before it, steps had other columns, and predictions used the held-back
+#: queries themselves.
+_EARLIER_VERSIONS = (3, 4)
+#: Fields that a record keeps as arrays.
+_ARRAYS = ("resident_lists", "list_device", "resident_rows", "row_device")
 #: Fields of a plan that a record converts, keeps as arrays, or computes again; it keeps the others as they are.
 _CONVERTED_FIELDS = {"verdict", "request", "device_bytes_each", "hit_rate_errors", "host_model_errors", "trace"}
 _PLAIN_FIELDS = [
-    f.name
-    for f in dataclasses.fields(Decision)
-    if f.name not in _CONVERTED_FIELDS | {"resident_lists", "list_device", "analysis", "_work"}
+    f.name for f in dataclasses.fields(Decision) if f.name not in _CONVERTED_FIELDS | {*_ARRAYS, "analysis", "_work"}
 ]
 
 
@@ -58,7 +61,7 @@ class Plan(Decision):
         data["hit_rate_errors"] = {name: list(pair) for name, pair in self.hit_rate_errors.items()}
         data["host_model_errors"] = {n: e if math.isfinite(e) else None for n, e in self.host_model_errors.items()}
         data["trace"] = [step.to_data() for step in self.trace]
-        return {"data": data, "arrays": {"resident_lists": self.resident_lists, "list_device": self.list_device}}
+        return {"data": data, "arrays": {name: getattr(self, name) for name in _ARRAYS}}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], profile: Profile, *, analysis: Analysis | None = None) -> Plan:
@@ -75,12 +78,14 @@ class Plan(Decision):
             if data[name] != own:
                 raise ProfileMismatchError(f"the plan's {name} is {data[name]!r}, the profile's {own!r}")
         version = data.pop("version")
-        if version not in (_EARLIER_VERSION, RECORD_VERSION):
+        if version not in (*_EARLIER_VERSIONS, RECORD_VERSION):
             raise InvalidInputError(f"plan record has version {version}; {RECORD_VERSION} is known")
-        if version == _EARLIER_VERSION:
+        if version < 4:
             data |= {"trace": [], "hit_rate_model": "empirical"}
+        arrays = record["arrays"] if version == RECORD_VERSION else {**_no_rows(data["nlist"]), **record["arrays"]}
         request = PlanRequest.from_data(data.pop("request"))
-        resident = np.asarray(record["arrays"]["resident_lists"], dtype=np.int64)
+        resident = np.asarray(arrays["resident_lists"], dtype=np.int64)
+        rows = np.asarray(arrays["resident_rows"], dtype=np.int64)
         base = analysis if analysis is not None else analyse(profile, page_bytes=request.page_bytes)
         configured = base.configured(page_bytes=request.page_bytes, n_devices=request.n_devices)
         errors = data.pop("host_model_errors")
@@ -92,11 +97,18 @@ class Plan(Decision):
             host_model_errors={name: math.inf if e is None else e for name, e in errors.items()},
             trace=tuple(SolverStep.from_data(step) for step in data.pop("trace")),
             resident_lists=resident,
-            list_device=np.asarray(record["arrays"]["list_device"], dtype=np.int16),
+            list_device=np.asarray(arrays["list_device"], dtype=np.int16),
+            resident_rows=rows,
+            row_device=np.asarray(arrays["row_device"], dtype=np.int16),
             analysis=configured,
-            _work=modelled(configured.curve, configured.curve.of_lists(resident), data["hit_rate_model"]),
+            _work=modelled(configured.curve, configured.curve.of_lists(resident, rows), data["hit_rate_model"]),
             **data,
         )
+
+
+def _no_rows(nlist: int) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a plan that keeps no rows beside codes."""
+    return {"resident_rows": np.empty(0, dtype=np.int64), "row_device": np.full(nlist, -1, dtype=np.int16)}
 
 
 def make_plan(profile: Profile, request: PlanRequest, *, analysis: Analysis | None = None) -> Plan:
@@ -123,27 +135,22 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
     slo_s = max(request.search_slo_s, 1e-12)
     solution = solve(problem, slo_s) if request.coverage is None else None
     wanted, notes = _wanted(problem, request, solution, capacity)
-
-    pages = curve.pages_by_rank[wanted]
-    access_work = curve.accesses_by_rank[wanted] * curve.bytes_by_rank[wanted]
-    placement = place_lpt(access_work, pages, capacity)
-    on = placement.device >= 0
-    resident = curve.order[wanted[on]]
-    list_device = np.full(curve.nlist, -1, dtype=np.int16)
-    list_device[resident] = placement.device[on]
+    placed = _placed(curve, wanted, capacity)
+    placement, resident = placed.placement, placed.resident_lists
     if placement.n_unplaced:
         notes.append(f"{placement.n_unplaced} wanted lists fit on no device and stay on the host")
 
-    work = problem.work_of(resident)
+    work = problem.work_of(resident, placed.resident_rows)
     each = tuple(
         int(used) * curve.geometry.page_bytes + scratch if used > 0 else 0
         for used, scratch in zip(placement.pages_used.tolist(), request.scratch, strict=True)
     )
     # A device without a list takes no scratch. The solver does not know which, so the LLM's rate is decided as it did.
-    taken = sum(each) if work.prefix is None else problem.prefix_bytes(work.prefix)
+    known = problem.bytes_of(work)
+    taken = sum(each) if known is None else known
     if problem.llm is not None and problem.llm.extrapolated(taken):
         notes.extend(problem.llm.unmeasured(taken))
-    final = problem.step(work, int(resident.size), taken, slo_s)
+    final = problem.step(work, int(resident.size), taken, slo_s, int(placed.resident_rows.size))
     met = final.accepted and request.search_slo_s > 0
     trace = (*(solution.trace if solution is not None else ()), final)
     # Both decide by one comparison; what is accepted must not be a rounding error above it.
@@ -163,12 +170,14 @@ def _decide(analysis: Analysis, request: PlanRequest) -> Plan:
         nprobe=analysis.profile.nprobe,
         k=analysis.profile.k,
         coverage=resident.size / curve.nlist,
-        coverage_bytes_fraction=int(curve.bytes_by_rank[wanted[on]].sum()) / nbytes if nbytes else 0.0,
+        coverage_bytes_fraction=int(curve.bytes_by_rank[curve.rank[resident]].sum()) / nbytes if nbytes else 0.0,
         device_bytes=sum(each),
         device_bytes_each=each,
         page_bytes=curve.geometry.page_bytes,
         resident_lists=resident,
-        list_device=list_device,
+        list_device=placed.list_device,
+        resident_rows=placed.resident_rows,
+        row_device=placed.row_device,
         n_unplaced=placement.n_unplaced,
         imbalance=placement.imbalance,
         predicted_hit_rate=mean_hit,
@@ -206,26 +215,62 @@ def _batching_model(
     return epsilon, solution.count / problem.curve.nlist
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Placed:
+    """Where pieces went; as the fields of a plan."""
+
+    placement: PlacementResult
+    resident_lists: I64
+    list_device: npt.NDArray[np.int16]
+    resident_rows: I64
+    row_device: npt.NDArray[np.int16]
+
+
+def _placed(curve: CoverageCurve, wanted: tuple[I64, I64], capacity: tuple[int, ...]) -> _Placed:
+    """Places ``wanted``, ranks of lists in the hot order and in the order of rows: the most bytes read first."""
+    lists, rows = wanted
+    work, pages = curve.accesses_by_rank[lists] * curve.bytes_by_rank[lists], curve.pages_by_rank[lists]
+    beside = _no_rows(curve.nlist)
+    if curve.rows is not None:
+        work = np.concatenate((work, curve.rows.candidates_by_rank[rows] * curve.rows.row_bytes))
+        pages = np.concatenate((pages, curve.rows.list_pages[curve.rows.order[rows]]))
+    placement = place_lpt(work, pages, capacity)
+    device, beside_device = np.split(placement.device, [lists.size])
+    list_device = np.full(curve.nlist, -1, dtype=np.int16)
+    resident = curve.order[lists[device >= 0]]
+    list_device[resident] = device[device >= 0]
+    if curve.rows is not None:
+        there = curve.rows.order[rows[beside_device >= 0]]
+        beside["resident_rows"] = there
+        beside["row_device"][there] = beside_device[beside_device >= 0]
+    return _Placed(placement=placement, resident_lists=resident, list_device=list_device, **beside)
+
+
 def _wanted(
     problem: Problem, request: PlanRequest, solution: Solution | None, capacity: tuple[int, ...]
-) -> tuple[I64, list[str]]:
-    """Ranks in hot order (m,) int64, ascending, of the lists to load; and the caps that took effect."""
+) -> tuple[tuple[I64, I64], list[str]]:
+    """Ranks (m,) int64, ascending, of the lists to load, in the hot order and in the order of rows; and the caps that
+    took effect."""
     curve = problem.curve
     notes: list[str] = []
     limit = problem.most_pages
-    if solution is not None and solution.feasible:
-        count = max(solution.count, _filled(problem, request, solution.slo_s))
-        return np.arange(count, dtype=np.int64), notes
+    if solution is not None:
+        problem = problem.along(solution.path)
+        if solution.feasible:
+            filled = _filled(problem, request, solution)
+            path, place = filled if filled is not None else (solution.path, solution.place)
+            return path.pieces(np.arange(place, dtype=np.int64)), notes
     if solution is None:
         assert request.coverage is not None
         target = min(curve.nlist, math.ceil(request.coverage * curve.nlist - 1e-9))
     else:
         # Best effort: the lists that the solver found useful and, where memory was the limit, colder ones that fit.
-        target = solution.count if solution.count < problem.cap_count() else curve.useful_count()
-    if int(curve.prefix_pages[target]) <= limit:
+        target = solution.place if solution.place < problem.cap_count() else problem.path.useful
+    pages = problem.path.pages
+    if int(pages[target]) <= limit:
         chosen = np.arange(target, dtype=np.int64)
     else:
-        chosen = choose_hottest(curve.pages_by_rank[:target], limit, max(capacity))
+        chosen = choose_hottest(np.diff(pages)[:target], limit, max(capacity))
         if solution is None:
             notes.append(
                 f"coverage {request.coverage:g} asks for {target} lists and "
@@ -240,15 +285,21 @@ def _wanted(
             else "host only: the device budget is 0"
         )
         chosen = chosen[:0]
-    return chosen, notes
+    return problem.path.pieces(chosen), notes
 
 
-def _filled(problem: Problem, request: PlanRequest, slo_s: float) -> int:
-    """Lists that ``request`` fills its bytes with; 0 where they would break the SLO."""
-    curve = problem.curve
-    pages = min(request.fill_bytes // curve.geometry.page_bytes, problem.most_pages)
-    count = min(int(np.searchsorted(curve.prefix_pages, pages, side="right")) - 1, curve.useful_count())
-    return count if count > 0 and problem.prefix_step(count, slo_s).accepted else 0
+def _filled(problem: Problem, request: PlanRequest, solution: Solution) -> tuple[Path, int] | None:
+    """The prefix, of the path that answers soonest, with which ``request`` fills its bytes; None: it takes no more than
+    ``solution``, or would break the SLO."""
+    pages = min(request.fill_bytes // problem.curve.geometry.page_bytes, problem.most_pages)
+    found: list[tuple[float, Path, int]] = []
+    for path in problem.paths:
+        place = min(int(np.searchsorted(path.pages, pages, side="right")) - 1, path.useful)
+        step = problem.along(path).prefix_step(place, solution.slo_s)
+        if step.accepted and (step.device_bytes, place) > (solution.device_bytes, solution.place):
+            assert step.response_s is not None
+            found.append((step.response_s, path, place))
+    return min(found, key=lambda one: one[0])[1:] if found else None
 
 
 def _reason(
@@ -263,7 +314,9 @@ def _reason(
     """One sentence, and the nearest SLO when this one is not met."""
     slo_ms = final.bound_s * 1e3
     how = "the fixed coverage" if request.coverage is not None else "the smallest coverage"
-    if solution is not None and solution.feasible and final.count > solution.count:
+    if final.rows:
+        how += f", with the rows of {final.rows} lists,"
+    if solution is not None and solution.feasible and final.count + final.rows > solution.count + solution.rows:
         how = "the coverage that its share of the bytes holds"
     if met:
         load = "" if final.rate_qps is None else f"sustains {rate_in_words(final.rate_qps)} and "

@@ -46,6 +46,8 @@ class PlanRequest:
     unscannable: str = ""
     #: Page bytes, of all devices, to fill with hot lists even where the SLO needs fewer; 0: the fewest.
     fill_bytes: int = 0
+    #: Of all codes, where they are what is placed: scratch follows them. 0: rows are.
+    code_bytes: int = 0
 
     @classmethod
     def resolve(
@@ -68,6 +70,7 @@ class PlanRequest:
         scannable: bool = True,
         unscannable: str = "",
         fill_bytes: int = 0,
+        code_bytes: int = 0,
     ) -> PlanRequest:
         """Check every argument and spell budgets out per device.
 
@@ -88,6 +91,7 @@ class PlanRequest:
             unscannable: why not, for the reason.
             fill_bytes: page bytes to fill with hot lists beyond what the SLO needs; see
                 :mod:`hybridindex.partitioner.division`.
+            code_bytes: of all codes, where devices hold codes: the default scratch follows them; 0: they hold rows.
 
         Raises:
             InvalidInputError: naming the argument, its value and what would be right.
@@ -125,7 +129,7 @@ class PlanRequest:
             raise InvalidInputError(f"page_bytes is {page_bytes!r}; give an integer >= 1")
         budgets = _per_device("device_budget_bytes", device_budget_bytes, n_devices)
         if scratch_bytes is None:
-            scratch = tuple(scratch_for_budget(b) + fixed_bytes for b in budgets)
+            scratch = tuple(scratch_for_budget(b, code_bytes) + fixed_bytes for b in budgets)
         else:
             scratch = _per_device("scratch_bytes", scratch_bytes, n_devices)
         return cls(
@@ -144,13 +148,18 @@ class PlanRequest:
             scannable=scannable,
             unscannable=unscannable,
             fill_bytes=int(fill_bytes),
+            code_bytes=int(code_bytes),
         )
 
     def within(self, budgets: Sequence[int], fill_bytes: int = 0) -> PlanRequest:
         """The same for other bytes of each device: scratch follows, and what the tier takes besides stays."""
-        fixed = max(0, self.scratch[0] - scratch_for_budget(self.budgets[0]))
-        scratch = tuple(scratch_for_budget(budget) + fixed for budget in budgets)
+        scratch = tuple(scratch_for_budget(budget, self.code_bytes) + self.fixed_bytes for budget in budgets)
         return dataclasses.replace(self, budgets=tuple(budgets), scratch=scratch, fill_bytes=fill_bytes)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What the tier takes of each budget besides lists and scratch."""
+        return max(0, self.scratch[0] - scratch_for_budget(self.budgets[0], self.code_bytes))
 
     @property
     def n_devices(self) -> int:
@@ -179,6 +188,8 @@ class PlanRequest:
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         data["budgets"] = list(self.budgets)
         data["scratch"] = list(self.scratch)
+        if not self.code_bytes:
+            del data["code_bytes"]  # as requests of rows always were
         if self.llm is not None:
             llm = {f.name: getattr(self.llm, f.name) for f in dataclasses.fields(self.llm)}
             llm["points"] = [list(point) for point in self.llm.points]

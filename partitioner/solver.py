@@ -1,6 +1,8 @@
-"""Algorithm 1 of VectorLiteRAG, corrected: the fewest hot lists with which search meets its latency target.
+"""Algorithm 1 of VectorLiteRAG, corrected: the fewest bytes of hot lists with which search meets its latency target.
 
-Searches over prefixes of the hot order. Their memory is the page bytes of *those* lists. Places no list on a device.
+Searches over prefixes of the hot order. Their memory is the page bytes of *those* lists. Where searches scan codes, it
+also searches over orders in which rows come beside the codes (:mod:`hybridindex.partitioner.forms`), each for itself,
+and takes the fewest bytes. Places no list on a device.
 
 On-demand batching settles at the smallest batch size that is sustained: whose mean latency is within B / mu. A resident
 set is accepted when its answers are then in time, waiting included. Predicted batch sizes depend on neither target,
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from hybridindex.partitioner.analysis import Analysis
+from hybridindex.partitioner.forms import Path, paths_of, scanned_alone
 from hybridindex.partitioner.models.coverage import CoverageCurve, QueryWork
 from hybridindex.partitioner.models.hitrate import HitRateName, modelled
 from hybridindex.partitioner.models.latency import LatencyModel
@@ -58,6 +61,8 @@ class SolverStep:
     response_s: float | None
     bound_s: float
     accepted: bool
+    #: Lists whose rows are resident beside codes.
+    rows: int = 0
 
     def to_data(self) -> list[Any]:
         """JSON-able values in field order."""
@@ -70,15 +75,20 @@ class SolverStep:
 
     @classmethod
     def from_data(cls, values: Sequence[Any]) -> SolverStep:
-        """Inverse of :meth:`to_data`."""
-        return cls(**dict(zip(cls.__dataclass_fields__, values, strict=True)))
+        """Inverse of :meth:`to_data`; earlier steps have no rows."""
+        return cls(**dict(zip(cls.__dataclass_fields__, values, strict=False)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """The smallest prefix that meets the target, or the best there is."""
+    """The prefix of fewest bytes that meets the target, or the best there is."""
 
+    #: Pieces of ``path``: so many lists, and lists whose rows lie beside codes. And bytes with pages and scratch.
+    place: int
+    path: Path
     count: int
+    rows: int
+    device_bytes: int
     feasible: bool
     #: Why it is infeasible; empty when feasible.
     reason: str
@@ -125,22 +135,39 @@ class Problem:
     hit_rates: HitRateName = "empirical"
     #: What a resident set must have to spare, as a fraction: of the rate that it sustains, and of the SLO.
     headroom: float = 0.0
-    _timings: dict[tuple[int | QueryWork, int], tuple[float, float]] = field(
+    #: What prefixes are of; ``None``: of the hot order, without rows beside codes.
+    given_path: Path | None = None
+    _timings: dict[tuple[tuple[int, int] | QueryWork, int], tuple[float, float]] = field(
         init=False, repr=False, default_factory=dict
     )
-    _works: dict[int, QueryWork] = field(init=False, repr=False, default_factory=dict)
+    _works: dict[tuple[int, int], QueryWork] = field(init=False, repr=False, default_factory=dict)
 
-    def work_at(self, count: int) -> QueryWork:
-        """The work of the first ``count`` lists of the hot order, under the hit-rate model."""
-        work = self._works.get(count)
+    def work_at(self, place: int) -> QueryWork:
+        """The work of the first ``place`` pieces of the path, under the hit-rate model."""
+        return self._work_at(int(self.path.lists[place]), int(self.path.rows[place]))
+
+    def _work_at(self, lists: int, rows: int) -> QueryWork:
+        work = self._works.get((lists, rows))
         if work is None:
-            work = self._works[count] = modelled(self.curve, self.curve.at(count), self.hit_rates)
+            work = self._works[lists, rows] = modelled(self.curve, self.curve.at(lists, rows), self.hit_rates)
         return work
 
-    def work_of(self, lists: I64) -> QueryWork:
-        """The same for the list ids (m,)."""
-        work = self.curve.of_lists(lists)
-        return self.work_at(work.prefix) if work.prefix is not None else modelled(self.curve, work, self.hit_rates)
+    def work_of(self, lists: I64, rows: I64 | None = None) -> QueryWork:
+        """The same for the list ids (m,), and those whose rows are there."""
+        work = self.curve.of_lists(lists, rows)
+        if work.prefix is not None and work.row_prefix is not None:
+            return self._work_at(work.prefix, work.row_prefix)
+        return modelled(self.curve, work, self.hit_rates)
+
+    @cached_property
+    def path(self) -> Path:
+        """What prefixes are of."""
+        return self.given_path or scanned_alone(self.curve)
+
+    @cached_property
+    def paths(self) -> tuple[Path, ...]:
+        """All that are tried."""
+        return paths_of(self.curve, self.latency)
 
     @cached_property
     def batches(self) -> I64:
@@ -152,7 +179,8 @@ class Problem:
 
     def timing(self, work: QueryWork, batch: int) -> tuple[float, float]:
         """(seconds at the SLO's percentile, mean seconds) of a batch; predicted once per resident set and size."""
-        key = (work if work.prefix is None else work.prefix, batch)
+        prefix = None if work.prefix is None or work.row_prefix is None else (work.prefix, work.row_prefix)
+        key = (work if prefix is None else prefix, batch)
         known = self._timings.get(key)
         if known is None:
             known = self._timings[key] = self.latency.both(self.curve, work, batch, self.percentile)
@@ -170,6 +198,10 @@ class Problem:
         """The same on devices that hold every list."""
         return self._but(limit_pages=1 << 60)
 
+    def along(self, path: Path) -> Problem:
+        """The same with prefixes of another path."""
+        return self._but(given_path=path)
+
     def _but(self, **changes: Any) -> Problem:
         """Shares the caches: no timing depends on what changes. Not thread-safe."""
         other = replace(self, **changes)
@@ -177,9 +209,19 @@ class Problem:
             object.__setattr__(other, name, getattr(self, name))
         return other
 
-    def prefix_bytes(self, count: int) -> int:
-        """Device bytes of the first ``count`` lists: pages, and scratch where there are any."""
-        pages = int(self.curve.prefix_pages[count])
+    def prefix_bytes(self, place: int) -> int:
+        """Device bytes of the first ``place`` pieces: pages, and scratch where there are any."""
+        return self._with_scratch(int(self.path.pages[place]))
+
+    def bytes_of(self, work: QueryWork) -> int | None:
+        """The same of resident lists that are prefixes, of the hot order and of the order of rows; None: they are
+        not."""
+        if work.prefix is None or work.row_prefix is None:
+            return None
+        beside = int(self.curve.rows.prefix_pages[work.row_prefix]) if self.curve.rows is not None else 0
+        return self._with_scratch(int(self.curve.prefix_pages[work.prefix]) + beside)
+
+    def _with_scratch(self, pages: int) -> int:
         return pages * self.curve.geometry.page_bytes + self.scratch_bytes if pages > 0 else 0
 
     def rate_at(self, device_bytes: int) -> float | None:
@@ -203,12 +245,12 @@ class Problem:
     def useful_count(self) -> int:
         """Longest prefix worth a try, whether the devices hold it or not: all lists that are ever probed, or those that
         leave an LLM some KV cache."""
-        beside = int(np.searchsorted(self.curve.prefix_pages, self._llm_pages, side="right")) - 1
-        return min(self.curve.useful_count(), beside)
+        beside = int(np.searchsorted(self.path.pages, self._llm_pages, side="right")) - 1
+        return min(self.path.useful, beside)
 
     def cap_count(self) -> int:
         """Longest prefix that fits :attr:`most_pages`."""
-        return int(np.searchsorted(self.curve.prefix_pages, self.most_pages, side="right")) - 1
+        return int(np.searchsorted(self.path.pages, self.most_pages, side="right")) - 1
 
     def settle(self, work: QueryWork, rate: float | None) -> Settled:
         """Where batching settles when ``work``'s lists are resident and ``rate`` requests/s arrive.
@@ -274,8 +316,9 @@ class Problem:
                 return 0.0
         return min(low, self.llm.at(device_bytes)) if self.llm is not None else low
 
-    def step(self, work: QueryWork, count: int, device_bytes: int, slo_s: float) -> SolverStep:
-        """Test one resident set: does search answer in time at the rate?"""
+    def step(self, work: QueryWork, count: int, device_bytes: int, slo_s: float, rows: int = 0) -> SolverStep:
+        """Test one resident set, of ``count`` lists and the rows of ``rows``: does search answer in time at the
+        rate?"""
         rate = self.rate_at(device_bytes)
         found = self.settle(work, rate)
         return SolverStep(
@@ -289,11 +332,13 @@ class Problem:
             response_s=found.response_s if math.isfinite(found.response_s) else None,
             bound_s=slo_s,
             accepted=found.response_s <= slo_s * (1.0 + _ROUNDING),
+            rows=rows,
         )
 
-    def prefix_step(self, count: int, slo_s: float) -> SolverStep:
-        """:meth:`step` for the first ``count`` lists of the hot order."""
-        return self.step(self.work_at(count), count, self.prefix_bytes(count), slo_s)
+    def prefix_step(self, place: int, slo_s: float) -> SolverStep:
+        """:meth:`step` for the first ``place`` pieces of the path."""
+        lists, rows = int(self.path.lists[place]), int(self.path.rows[place])
+        return self.step(self.work_at(place), lists, self.prefix_bytes(place), slo_s, rows)
 
     def nearest(self, work: QueryWork, device_bytes: int, least_s: float = 0.0) -> float | None:
         """Smallest SLO >= ``least_s`` in seconds that ``work``'s resident set meets; ``None`` when none can be met."""
@@ -319,62 +364,76 @@ def problem_of(analysis: Analysis, request: PlanRequest) -> Problem:
 
 
 def solve(problem: Problem, slo_s: float) -> Solution:
-    """Smallest hot prefix that answers within ``slo_s``; the most useful one when none does. Never raises.
+    """The prefix of fewest bytes that answers within ``slo_s``; the most useful one when none does. Never raises.
 
-    Latency need not fall with coverage: the device's own time rises, and the first resident list brings the cost of a
-    second tier. So prefixes are tried upwards on a coarse grid. The first that meets the target is narrowed down to a
-    list. Neither grid nor bisection depends on the budget, which only decides whether the prefix that was found fits.
+    Each path is searched for itself, and of the prefixes that were found the one of fewest bytes counts. Latency need
+    not fall along a path: the device's own time rises, and the first resident list brings the cost of a second tier. So
+    prefixes are tried upwards on a coarse grid. The first that meets the target is narrowed down to a piece. Neither
+    paths, grid nor bisection depend on the budget, which only decides whether the prefix that was found fits.
     """
+    found = [_solve_along(problem.along(path), slo_s) for path in problem.paths]
+    return min(found, key=_worse)
+
+
+def _worse(found: Solution) -> tuple[float, ...]:
+    """What is least for the best of several; of equal ones the first is taken."""
+    if found.feasible:
+        return 0.0, found.device_bytes
+    return (1.0, found.nearest_s) if found.nearest_s is not None else (2.0,)
+
+
+def _solve_along(problem: Problem, slo_s: float) -> Solution:
     trace: list[SolverStep] = []
     tried, cap = _prefixes(problem), problem.cap_count()
     needed = _smallest(problem, tried, slo_s, trace)
-    if needed is not None and needed.count <= cap:
-        return Solution(
-            count=needed.count,
-            feasible=True,
-            reason="",
-            slo_s=slo_s,
-            rate_qps=needed.rate_qps,
-            batch=needed.batch,
-            nearest_s=None,
-            trace=tuple(trace),
-        )
-    count, nearest_s = _nearest(problem, tried, cap, slo_s)
-    step = problem.prefix_step(count, slo_s)
+    reason, nearest_s = "", None
+    if needed is not None and needed <= cap:
+        place, step = needed, problem.prefix_step(needed, slo_s)
+    else:
+        place, nearest_s = _nearest(problem, tried, cap, slo_s)
+        step = problem.prefix_step(place, slo_s)
+        trace.append(step)
+        reason = _why(problem, place, step, cap, slo_s)
     return Solution(
-        count=count,
-        feasible=False,
-        reason=_why(problem, step, cap, slo_s),
+        place=place,
+        path=problem.path,
+        count=step.count,
+        rows=step.rows,
+        device_bytes=step.device_bytes,
+        feasible=not reason,
+        reason=reason,
         slo_s=slo_s,
         rate_qps=step.rate_qps,
         batch=step.batch,
         nearest_s=nearest_s,
-        trace=(*trace, step),
+        trace=tuple(trace),
     )
 
 
-def fewest(problem: Problem, slo_s: float) -> SolverStep | None:
-    """The smallest hot prefix that answers within ``slo_s``, whether memory holds it or not; None: none does."""
+def fewest(problem: Problem, slo_s: float) -> int | None:
+    """The smallest prefix of the path that answers within ``slo_s``, whether memory holds it or not; None: none
+    does."""
     return _smallest(problem, _prefixes(problem), slo_s, [])
 
 
-def _smallest(problem: Problem, tried: list[int], slo_s: float, trace: list[SolverStep]) -> SolverStep | None:
+def _smallest(problem: Problem, tried: list[int], slo_s: float, trace: list[SolverStep]) -> int | None:
     """The first of ``tried`` that is accepted, narrowed down; whether it fits or not."""
     refused = -1
-    for count in tried:
-        step = problem.prefix_step(count, slo_s)
+    for place in tried:
+        step = problem.prefix_step(place, slo_s)
         trace.append(step)
         if not step.accepted:
-            refused = count
+            refused = place
             continue
-        while step.count - refused > 1:
-            middle = problem.prefix_step((step.count + refused) // 2, slo_s)
-            trace.append(middle)
-            if middle.accepted:
-                step = middle
+        while place - refused > 1:
+            middle = (place + refused) // 2
+            step = problem.prefix_step(middle, slo_s)
+            trace.append(step)
+            if step.accepted:
+                place = middle
             else:
-                refused = middle.count
-        return step
+                refused = middle
+        return place
     return None
 
 
@@ -403,13 +462,13 @@ def _nearest(problem: Problem, tried: list[int], cap: int, slo_s: float) -> tupl
             targets[count] = nearest_s
     for count in sorted(targets, key=targets.__getitem__):
         found = None if count in tried else _smallest(problem, tried, targets[count], [])
-        if count in tried or (found is not None and found.count <= cap):
+        if count in tried or (found is not None and found <= cap):
             return count, targets[count]
     most = {count: problem.max_qps(problem.work_at(count), problem.prefix_bytes(count), math.inf) for count in few}
     return max(most, key=most.__getitem__), None
 
 
-def _why(problem: Problem, step: SolverStep, cap: int, slo_s: float) -> str:
+def _why(problem: Problem, place: int, step: SolverStep, cap: int, slo_s: float) -> str:
     rate = step.rate_qps
     if problem.llm is not None and (rate or 0.0) <= 0:
         return "the LLM has no throughput left at any coverage"
@@ -420,13 +479,14 @@ def _why(problem: Problem, step: SolverStep, cap: int, slo_s: float) -> str:
             f"coarse quantization alone takes {fixed * 1e3:.3g} ms at batch {step.batch}, "
             f"more than the {slo_s * 1e3:.3g} ms that search may take"
         )
-    useful = problem.curve.useful_count()
+    useful, beside = problem.path.useful, f" and the rows of {step.rows}" if step.rows else ""
     if cap == 0:
         what = "the device budget holds no list, and the host alone"
-    elif step.count < min(cap, useful):
-        what = f"more than {step.count} resident lists do not make it faster; with them search"
+    elif place < min(cap, useful):
+        what = f"more than {step.count} resident lists{beside} do not make it faster; with them search"
     elif cap < useful:
-        what = f"the device memory holds {cap} of {problem.curve.nlist} lists; with them search"
+        held = int(problem.path.lists[cap])
+        what = f"the device memory holds {held} of {problem.curve.nlist} lists{beside}; with them search"
     else:
         what = "even with every useful list resident search"
     if step.response_s is None:

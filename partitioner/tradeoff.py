@@ -76,7 +76,7 @@ def slo_curve(analysis: Analysis, request: PlanRequest, slos_ms: Sequence[float]
                 slo_ms=float(slo_ms),
                 verdict=Verdict.FEASIBLE if met else Verdict.INFEASIBLE,
                 coverage=solution.count / configured.curve.nlist,
-                device_bytes=problem.prefix_bytes(solution.count),
+                device_bytes=solution.device_bytes,
                 batch=solution.batch,
             )
         )
@@ -84,19 +84,23 @@ def slo_curve(analysis: Analysis, request: PlanRequest, slos_ms: Sequence[float]
 
 
 def tradeoff_of(plan: Decision, *, points: int = 20) -> Tradeoff:
-    """About ``points`` prefixes of the hot order, from none to all that are ever probed, whether they fit or not.
+    """About ``points`` prefixes of the hot order, from none to all that are ever probed, whether they fit or not. Of a
+    plan with rows beside codes, of the order in which both came.
 
     Takes about ten predictions per point.
     """
     curve = plan.analysis.curve
     problem = problem_of(plan.analysis, plan.request)
+    if plan.resident_rows.size:
+        problem = problem.along(solve(problem, max(plan.request.search_slo_s, 1e-12)).path)
     batch = max(1, plan.batch)
 
-    def point(lists: int | None) -> TradeoffPoint:
-        work = problem.work_of(plan.resident_lists) if lists is None else problem.work_at(lists)
-        measured = curve.of_lists(plan.resident_lists) if lists is None else curve.at(lists)
-        count = len(plan.resident_lists) if lists is None else lists
-        nbytes = plan.device_bytes if lists is None else problem.prefix_bytes(lists)
+    def point(place: int | None) -> TradeoffPoint:
+        own = plan.resident_lists, plan.resident_rows
+        count = len(plan.resident_lists) if place is None else int(problem.path.lists[place])
+        work = problem.work_of(*own) if place is None else problem.work_at(place)
+        measured = curve.of_lists(plan.resident_lists) if place is None else curve.at(count)
+        nbytes = plan.device_bytes if place is None else problem.prefix_bytes(place)
         return TradeoffPoint(
             coverage=count / curve.nlist,
             device_bytes=nbytes,
@@ -106,10 +110,10 @@ def tradeoff_of(plan: Decision, *, points: int = 20) -> Tradeoff:
             max_qps=problem.max_qps(work, nbytes, max(plan.request.search_slo_s, 1e-12)),
         )
 
-    most = curve.useful_count()
+    most = problem.path.useful
     counts = np.concatenate((np.linspace(0, most, points // 2), np.geomspace(1, max(most, 1), points // 2)))
     return Tradeoff(
-        points=tuple(point(count) for count in np.unique(np.round(counts).astype(int)).tolist()),
+        points=tuple(point(place) for place in np.unique(np.round(counts).astype(int)).tolist()),
         chosen=point(None),
         batch=batch,
         percentile=plan.request.percentile,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from hybridindex import filesystem
+from hybridindex.errors import FileError, MissingFileError
 
 __all__ = ["Checkpoint"]
 
@@ -36,7 +38,7 @@ class Checkpoint:
         #: Stage -> JSON value, and "stage/name" -> array.
         self._facts: dict[str, Any] = {}
         self._arrays: dict[str, npt.NDArray[Any]] = {}
-        if path is not None and path.exists():
+        if path is not None:
             self._read(path)
 
     def get(self, stage: str) -> tuple[Any, dict[str, npt.NDArray[Any]]] | None:
@@ -55,38 +57,30 @@ class Checkpoint:
         if self._path is None:
             return
         head = json.dumps({"format": _FORMAT, "key": self._key, "stages": self._facts}).encode()
-        beside = self._beside(self._path)
         try:
-            with beside.open("wb") as file:
-                np.savez(file, **{_HEAD: np.frombuffer(head, dtype=np.uint8)}, **self._arrays)  # type: ignore[arg-type]
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(self._path)
-        except OSError as error:
+            with filesystem.replacing(self._path) as beside:
+                filesystem.write_arrays(beside, **{_HEAD: np.frombuffer(head, dtype=np.uint8)}, **self._arrays)
+        except FileError as error:
             _log.warning("no checkpoint at %s: %s; an interrupted profile would start anew", self._path, error)
 
     def remove(self) -> None:
         """To be called when the profile is complete."""
         if self._path is None:
             return
-        for path in (self._path, self._beside(self._path)):
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                _log.warning("the checkpoint %s stays: %s", path, error)
-
-    @staticmethod
-    def _beside(path: Path) -> Path:
-        return path.with_name(path.name + ".tmp")
+        filesystem.discard(self._path)
 
     def _read(self, path: Path) -> None:
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
+            arrays = filesystem.read_arrays(path)
             head = json.loads(arrays.pop(_HEAD).tobytes())
             usable = head["format"] == _FORMAT and head["key"] == self._key
             facts = dict(head["stages"])
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        except MissingFileError:
+            return
+        except FileError as error:
+            _log.warning("the checkpoint %s is not used: %s", path, error)
+            return
+        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
             _log.warning("the checkpoint %s is damaged and not used: %s", path, error)
             return
         if usable:

@@ -1,4 +1,5 @@
 """Times one device: scans of resident lists, and host-to-device copies. Opens a small arena of its own and closes it.
+Where searches scan codes, also exact distances of candidates whose rows lie there.
 
 On a GPU copies are timed from pinned and from ordinary memory. The stand-in device is main memory, so its copies are
 plain memory copies; its label says what it is.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +19,13 @@ import numpy as np
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import PageGeometry, scratch_for_budget
 from hybridindex.profiler.request import ProfileRequest
+from hybridindex.profiler.searching import Searching
 from hybridindex.profiler.work import keep_probes
 from hybridindex.tiers.contract.devices import available_bytes, kind_here, resolve_device
-from hybridindex.tiers.contract.residency import ResidencyStore
+from hybridindex.tiers.contract.positions import POSITION_BITS
+from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import Tier
+from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.tiers.serving import open_device_tier, tier_of
 from hybridindex.types import F32, I64, StageSample, TransferSample
 
@@ -39,6 +44,10 @@ _LOADED_SHARES = (1.0, 0.5, 0.2)
 _WARM_UP_SHARE = 0.25
 
 
+#: Of which an eighth is scratch.
+_LEAST_OF_CODES = 8 << 20
+#: Rows beside codes that are loaded to be compared: enough that no cache holds them all.
+_MOST_OF_ROWS = 64 << 20
 #: Part of what a device has free, or main memory has for the stand-in, that measuring takes without a budget at most:
 #: others may be there.
 _GPU_SHARE, _HOST_SHARE = 0.8, 0.25
@@ -57,14 +66,32 @@ def devices_here(index: IVFIndex) -> tuple[str, ...]:
     return (name,) if name == "cpu" else tuple(f"cuda:{n}" for n in range(torch.cuda.device_count()))
 
 
-def room_to_measure(index: IVFIndex, names: Sequence[str], copies: int = 1) -> int:
-    """A budget per device that has room for every list so many times, scratch included; less where a device has not."""
+def room_to_measure(index: IVFIndex, names: Sequence[str], copies: int = 1, *, beside_bytes: int = 0) -> int:
+    """A budget per device that has room for every list so many times, and once for ``beside_bytes``, scratch included;
+    less where a device has not."""
     choice = tier_of(index, names[0])
-    geometry = PageGeometry.for_code_size(index.code_size, choice.page_bytes)
+    geometry = _geometry(index, choice.page_bytes)
     whole = int(geometry.pages_for(index.list_sizes).sum()) * geometry.page_bytes + choice.fixed_bytes
     # Scratch is an eighth of a small budget.
     wanted = copies * (whole + max(scratch_for_budget(whole), whole // 7) + geometry.page_bytes)
-    return min(wanted, *(_room_on(name) for name in names))
+    if index.rows is not index:
+        # Codes of a small index are few bytes; the candidates of a query are not fewer for that.
+        wanted = max(wanted, copies * _LEAST_OF_CODES)
+    return min(wanted + beside_bytes, *(_room_on(name) for name in names))
+
+
+def _rows_to_measure(index: IVFIndex, geometry: PageGeometry) -> int:
+    """Page bytes of rows beside codes that are compared; none where rows are scanned."""
+    return min(_MOST_OF_ROWS, int(_row_bytes(index, geometry).sum()))
+
+
+def _row_bytes(index: IVFIndex, geometry: PageGeometry) -> I64:
+    """Page bytes of the rows of each list beside its code."""
+    return geometry.pages_of_bytes(index.piece_bytes[index.nlist :]) * geometry.page_bytes
+
+
+def _geometry(index: IVFIndex, page_bytes: int) -> PageGeometry:
+    return PageGeometry.for_code_size(index.page_row_bytes, page_bytes, group_rows=index.group_rows)
 
 
 def _room_on(name: str) -> int:
@@ -87,7 +114,7 @@ class DeviceTiming:
 
 
 def time_device(
-    index: IVFIndex,
+    searching: Searching,
     name: str,
     queries: F32,
     order: I64,
@@ -102,7 +129,7 @@ def time_device(
     Batch sizes beyond one that is slow to warm up are left out and noted.
 
     Args:
-        index: an index that a device tier serves there.
+        searching: an index that a device tier serves there, or its view by codes. Its scanner is not timed.
         name: "cuda:N", or "cpu" for the stand-in.
         queries: (n, scan_dim) float32, transformed.
         order: (nlist,) int64, hottest first.
@@ -115,27 +142,30 @@ def time_device(
     Raises:
         DeviceNotFoundError, DeviceError, MissingDependencyError.
     """
-    started = clock()
+    index, started = searching.index, clock()
     batches, repeats, budget_bytes = request.batches, request.repeats, request.device_budget_bytes
+    geometry = _geometry(index, tier_of(index, name).page_bytes)
+    beside_bytes = _rows_to_measure(index, geometry)
     if budget_bytes is None:
-        budget_bytes = room_to_measure(index, [name])
+        budget_bytes = room_to_measure(index, [name], beside_bytes=beside_bytes)
     device, info = resolve_device(name)
-    geometry = PageGeometry.for_code_size(index.code_size, tier_of(index, name).page_bytes)
-    index_bytes = int(geometry.pages_for(index.list_sizes).sum()) * geometry.page_bytes
+    index_bytes = int(geometry.pages_for(index.list_sizes).sum()) * geometry.page_bytes + beside_bytes
     wanted = min(index_bytes, budget_bytes - scratch_for_budget(budget_bytes))
-    store = ResidencyStore(index.nlist, lambda device, pages: None)
+    store = ResidencyStore(index.n_pieces, lambda device, pages: None)
     tier = open_device_tier(index, name, 0, budget_bytes=budget_bytes, wanted_bytes=wanted)
-    try:
+    with closing(tier):
         before_load = clock()
         report = tier.load(order.tolist(), store).result()
         load_seconds = clock() - before_load
         samples: list[StageSample] = []
         n_loaded = store.current.n_resident
+        compares = _load_rows(index, tier, store, order, beside_bytes)
         rounds = 0
         warm: list[int] = []
         if n_loaded:
             rng = np.random.default_rng(request.seed)
-            bench = _DeviceBench(index, tier, store, queries, order, request, rng, clock)
+            bench = _DeviceBench(searching, tier, store, queries, order, request, rng, clock)
+            bench.compares = compares
             for batch in sorted(batches):  # warm-up: first launches compile and allocate
                 bench.run(batch, 1.0)
                 warm.append(batch)
@@ -156,6 +186,7 @@ def time_device(
             "budget_bytes": budget_bytes,
             "lists_loaded": n_loaded,
             "coverage_loaded": n_loaded / index.nlist,
+            **({"rows_loaded": store.current.n_resident - n_loaded} if compares else {}),
             # Of loading lists as the product does: allocation, staging, publication.
             "load_bytes": report.nbytes,
             "load_seconds": load_seconds,
@@ -165,16 +196,27 @@ def time_device(
             "seconds": clock() - started,
         }
         return DeviceTiming(label=tier.label, samples=tuple(samples), transfers=transfers, notes=notes)
-    finally:
-        tier.close()
+
+
+def _load_rows(index: IVFIndex, tier: Tier, store: ResidencyStore, order: I64, nbytes: int) -> bool:
+    """Loads ``nbytes`` of rows beside codes, in ``order``; whether the device compares candidates with them as the host
+    does."""
+    if not isinstance(tier, DeviceTier) or index.rows is index or not tier.compares_rows:
+        return False
+    held = np.cumsum(_row_bytes(index, tier.geometry)[order]) <= nbytes
+    tier.load((index.nlist + order[held]).tolist(), store).result()
+    return True
 
 
 class _DeviceBench:
-    """Runs timed scans. Not thread-safe."""
+    """Runs timed scans, and comparisons of the candidates that they find. Not thread-safe."""
+
+    #: Whether rows lie beside the codes.
+    compares = False
 
     def __init__(
         self,
-        index: IVFIndex,
+        searching: Searching,
         tier: Tier,
         store: ResidencyStore,
         queries: F32,
@@ -184,14 +226,16 @@ class _DeviceBench:
         clock: Clock,
     ) -> None:
         assert request.nprobe is not None, "recall chooses it before devices are timed"
-        self._index, self._tier, self._store, self._queries = index, tier, store, queries
-        self._nprobe, self._k, self._rng, self._clock = request.nprobe, request.k, rng, clock
+        self._searching, self._index = searching, searching.index
+        self._tier, self._store, self._queries = tier, store, queries
+        self._nprobe, self._rng, self._clock = request.nprobe, rng, clock
+        self._kept = searching.kept(request.k, request.nprobe)
         self._loaded = order[store.current.list_device[order] >= 0]
 
     def run(self, batch: int, share: float) -> list[StageSample]:
         """One scan of a random batch's hits on the hottest ``share`` of the loaded lists; nothing when none hit."""
         x = self._queries[self._rng.choice(len(self._queries), batch, replace=False)]
-        probes, coarse = self._index.quantize(x, self._nprobe)
+        probes, coarse = self._searching.quantize(x, self._nprobe)
         keep = np.zeros(self._index.nlist, dtype=bool)
         keep[self._loaded[: max(1, round(share * len(self._loaded)))]] = True
         hits = keep_probes(probes, coarse, keep, self._index.list_bytes)
@@ -202,8 +246,9 @@ class _DeviceBench:
             scanner = self._tier.scanner(residency)
             started = self._clock()
             # Answers come back as host arrays: the device has finished when it returns.
-            scanner.scan(x, hits.probes, hits.coarse_distances, self._k)
+            _, found = scanner.scan(x, hits.probes, hits.coarse_distances, self._kept)
             seconds = self._clock() - started
+            compared = self._compared(x, found, residency) if self.compares else []
         coverage = float(keep.sum()) / self._index.nlist
         sample = StageSample(
             stage="device_scan",
@@ -213,7 +258,26 @@ class _DeviceBench:
             device=self._tier.label,
             **asdict(hits.work),
         )
-        return [sample]
+        return [sample, *compared]
+
+    def _compared(self, x: F32, found: I64, residency: Residency) -> list[StageSample]:
+        """One comparison of the candidates ``found`` whose rows are here; nothing where none are."""
+        assert isinstance(self._tier, DeviceTier)
+        there = residency.list_device[self._index.nlist :][found >> POSITION_BITS] >= 0
+        candidates = np.where((found >= 0) & there, found, -1)
+        n = int(np.count_nonzero(candidates >= 0))
+        if not n:
+            return []
+        rows = self._tier.row_pages(residency)
+        started = self._clock()
+        rows.distances(x, candidates)
+        seconds = self._clock() - started
+        nbytes = n * self._index.rows.code_size
+        return [
+            StageSample(
+                stage="rerank", batch=len(x), seconds=seconds, probes=n, work_bytes=nbytes, device=self._tier.label
+            )
+        ]
 
 
 def time_transfers(

@@ -10,8 +10,9 @@ import platform
 import sys
 from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path
 
+from hybridindex import filesystem
+from hybridindex.errors import FileError
 from hybridindex.types import HardwareInfo
 
 __all__ = ["hardware_info", "load_average", "measurement_warnings", "omp_wait_policy", "usable_cores"]
@@ -83,8 +84,8 @@ def measurement_warnings(policy: str, load: float, cores: int) -> list[str]:
 def _cpu() -> tuple[str, tuple[str, ...]]:
     """CPU model and its relevant flags, sorted."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
+        text = filesystem.read_text("/proc/cpuinfo")
+    except FileError:
         text = ""
     return _parse_cpuinfo(text)
 
@@ -111,7 +112,7 @@ def _memory_bytes() -> int:
 
 def _devices() -> tuple[str, ...]:
     # Importing torch takes seconds: only where a device can be there at all.
-    if "torch" not in sys.modules and not any(os.path.exists(node) for node in _DRIVER_NODES):
+    if "torch" not in sys.modules and not any(filesystem.exists(node) for node in _DRIVER_NODES):
         return ()
     try:
         import torch

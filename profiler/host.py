@@ -1,5 +1,8 @@
 """Times the host by batch size: coarse quantization, list scans, and scans of the lists outside a hot set.
 
+Of searches by codes, the products of queries and centroids belong to ``coarse``. A scan keeps the candidates of the
+profile's k and nprobe. Their exact distances are the stage ``rerank``: of all, or of those outside the hottest lists.
+
 Every timed run becomes one sample with the work that it did; the partitioner fits them. Runs on the calling thread,
 which should have the machine for itself.
 """
@@ -17,7 +20,9 @@ import numpy as np
 from hybridindex.index.faiss_model import require_faiss
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.profiler.request import ProfileRequest
+from hybridindex.profiler.searching import Searching
 from hybridindex.profiler.work import keep_probes, resident_counts
+from hybridindex.tiers.contract.positions import POSITION_BITS
 from hybridindex.tiers.host.host_scanner import HostScanner
 from hybridindex.types import F32, I64, StageSample
 
@@ -105,6 +110,9 @@ def time_host(
         "rounds_wanted": repeats,
         "seconds": clock() - started,
     }
+    if bench.searching.by_codes:
+        notes["candidates"] = bench.kept
+        notes["coarse"] = "quantization and products with centroids"
     if len(chosen) < len(batches):
         notes["batches_left_out"] = [b for b in batches if b not in chosen]
         notes["batches_left_out_because"] = f"two rounds of them do not fit max_seconds, here {max_seconds:.1f} s"
@@ -143,15 +151,20 @@ class _HostBench:
         clock: Clock,
     ) -> None:
         assert request.nprobe is not None, "recall chooses it before the host is timed"
+        self.searching = Searching(index=index, scanner=scanner)
+        #: Rows that a scan keeps of each query.
+        self.kept = self.searching.kept(request.k, request.nprobe)
         self._index, self._scanner, self._queries, self._order = index, scanner, queries, order
         self._nprobe, self._k, self._clock = request.nprobe, request.k, clock
+        #: Numbers of hottest lists whose candidates are left out of a rerank.
+        self._masked = (0, 0, *resident_counts(tuple(request.coverages), index.nlist))
         self.rng = np.random.default_rng(request.seed)
 
     def warm_up(self, until: float) -> None:
         """Pages in lists that the queries probe, as far as the time allows; one batch at least."""
         for start in range(0, len(self._queries), _WARM_UP_BATCH):
             x = self._queries[start : start + _WARM_UP_BATCH]
-            self._scanner.scan(x, *self._index.quantize(x, self._nprobe), self._k)
+            self.searching.search(x, self._k, self._nprobe)
             if self._clock() >= until:
                 return
 
@@ -161,16 +174,16 @@ class _HostBench:
         rows = self.rng.choice(len(self._queries), batch, replace=False)
         x = self._queries[rows]
         started = clock()
-        probes, coarse = self._index.quantize(x, self._nprobe)
-        samples = [StageSample(stage="coarse", batch=batch, seconds=clock() - started)]
+        probes, coarse = self.searching.quantize(x, self._nprobe)
+        fixed = StageSample(stage="coarse", batch=batch, seconds=clock() - started)
         keep = np.ones(self._index.nlist, dtype=bool)
         keep[self._order[:n_resident]] = False
         missed = keep_probes(probes, coarse, keep, self._index.list_bytes)
         if missed.work.probes == 0:
-            return samples
+            return [fixed]
         x = x[missed.rows]
         started = clock()
-        self._scanner.scan(x, missed.probes, missed.coarse_distances, self._k)
+        _, found = self._scanner.scan(x, missed.probes, missed.coarse_distances, self.kept)
         seconds = clock() - started
         scan = StageSample(
             stage="host_scan",
@@ -180,4 +193,24 @@ class _HostBench:
             min_hit_rate=missed.min_taken,
             **asdict(missed.work),
         )
-        return [*samples, scan]
+        # With a mask these are not the candidates of the whole search.
+        if self.searching.by_codes and not n_resident:
+            return [fixed, scan, self._rerank(x, found)]
+        return [fixed, scan]
+
+    def _rerank(self, x: F32, found: I64) -> StageSample:
+        """Compares the candidates ``found``, or those outside some of the hottest lists."""
+        clock, n_masked = self._clock, int(self.rng.choice(self._masked))
+        found = np.where(np.isin(found >> POSITION_BITS, self._order[:n_masked]), -1, found)
+        started = clock()
+        self.searching.finish(x, found, self._k)
+        seconds = clock() - started
+        compared = int(np.count_nonzero(found >= 0))
+        return StageSample(
+            stage="rerank",
+            batch=len(x),
+            seconds=seconds,
+            probes=compared,
+            work_bytes=compared * self._index.rows.code_size,
+            coverage=n_masked / self._index.nlist,
+        )

@@ -3,6 +3,8 @@
 The reference is the same index searched at nprobe = nlist, so loss by the codec does not count. A vector is found at an
 nprobe exactly when its list is probed, so one exhaustive search gives the figures of every nprobe. For fast-scan codecs
 of residuals, whose distances change by up to 2 % with the probed set, they are close approximations.
+
+Searches by codes may miss a row that they probe, so they are carried out, at each nprobe, and compared with the rows.
 """
 
 from __future__ import annotations
@@ -16,16 +18,19 @@ import numpy.typing as npt
 
 from hybridindex.errors import ProfileError
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.profiler.searching import Searching
 from hybridindex.tiers.host.host_scanner import HostScanner
 from hybridindex.types import F32, F64, I64, RecallPoint
 
-__all__ = ["Reference", "recall_at", "recall_grid", "recommend_nprobe", "search_exhaustively"]
+__all__ = ["Reference", "recall_at", "recall_by_codes", "recall_grid", "recommend_nprobe", "search_exhaustively"]
 
 #: Queries to choose nprobe by: fewer leave the second digit open, more than ``MAX_QUERIES`` add little.
 MIN_QUERIES = 32
 MAX_QUERIES = 512
 _CHUNK_BYTES = 64 << 20
 _CHUNK_IDS = 1 << 20
+#: Queries of one search by codes.
+_SEARCHED = 64
 _Flags = npt.NDArray[np.bool_]
 
 
@@ -36,6 +41,8 @@ class Reference:
     #: (n, scan_dim) float32, transformed.
     queries: F32
     k: int
+    #: (n, k) int64; -1: nothing.
+    ids: I64
     #: (n, k) bool: places that hold a result.
     filled: _Flags
     #: (m,) int64 each: query ``rows[i]``'s result at place ``places[i]`` lies in list ``lists[i]``.
@@ -73,7 +80,7 @@ def search_exhaustively(
             tick(done, total)
     ids = np.concatenate(parts)
     rows, places, lists = _locate(index, ids)
-    return Reference(queries=queries[:done], k=k, filled=ids >= 0, rows=rows, places=places, lists=lists)
+    return Reference(queries=queries[:done], k=k, ids=ids, filled=ids >= 0, rows=rows, places=places, lists=lists)
 
 
 def _locate(index: IVFIndex, ids: I64) -> tuple[I64, I64, I64]:
@@ -120,6 +127,22 @@ def recall_at(index: IVFIndex, reference: Reference, nprobe: int) -> RecallPoint
         rows, places = reference.rows[mine], reference.places[mine]
         hit = probed[rows - start, reference.lists[mine]]
         found[rows[hit], places[hit]] = True
+    return _point(reference, nprobe, found)
+
+
+def recall_by_codes(searching: Searching, reference: Reference, nprobe: int) -> RecallPoint:
+    """As :func:`recall_at`, of searches by codes: what their candidates miss counts, too."""
+    found = np.zeros(reference.filled.shape, dtype=bool)
+    for start in range(0, len(found), _SEARCHED):
+        part = slice(start, start + _SEARCHED)
+        answers = searching.search(np.ascontiguousarray(reference.queries[part]), reference.k, nprobe)
+        for row, (wanted, got) in enumerate(zip(reference.ids[part], answers, strict=True), start):
+            found[row] = np.isin(wanted, got)
+    return _point(reference, nprobe, found & reference.filled)
+
+
+def _point(reference: Reference, nprobe: int, found: _Flags) -> RecallPoint:
+    """``found`` (n, k) bool: which results of the reference a search at ``nprobe`` finds."""
     filled = reference.filled
     wanted = filled.sum(axis=1)
     busy = wanted > 0
@@ -147,7 +170,10 @@ def recall_grid(nlist: int) -> list[int]:
 
 
 def recommend_nprobe(
-    points: Sequence[RecallPoint], target: float, measure: Callable[[int], RecallPoint]
+    points: Sequence[RecallPoint],
+    target: float,
+    measure: Callable[[int], RecallPoint],
+    cure: str = "build the index anew with another nlist or codec",
 ) -> tuple[int, tuple[RecallPoint, ...]]:
     """The smallest nprobe with recall of at least ``target``, by bisection between measured points.
 
@@ -155,6 +181,7 @@ def recommend_nprobe(
         points: measured, any order.
         target: recall in (0, 1].
         measure: gives the point of any nprobe between those of ``points``.
+        cure: what to do, beside asking for less, where no nprobe reaches it.
 
     Returns:
         The nprobe, and all points by nprobe, those measured on the way included.
@@ -167,8 +194,8 @@ def recommend_nprobe(
     if not reached:
         best = max(known.values(), key=lambda p: p.recall)
         raise ProfileError(
-            f"recall {target} is not reached: the best is {best.recall:.4f} at nprobe {best.nprobe}; "
-            "ask for less, or build the index anew with another nlist or codec"
+            f"recall {target} is not reached: the best is {best.recall:.4f} at nprobe {best.nprobe}; ask for less, or "
+            f"{cure}"
         )
     high = min(p.nprobe for p in reached)
     low = max((n for n in known if n < high), default=0)

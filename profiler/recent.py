@@ -17,6 +17,7 @@ import numpy as np
 
 from hybridindex.errors import ProfileError
 from hybridindex.profiler.access import Quantizer, access_counts, hot_order, sample_access, smooth, split_halves
+from hybridindex.profiler.candidates import carry_candidates
 from hybridindex.types import F32, F64, I32, I64, Profile
 
 __all__ = ["DECAYS", "Counting", "choose_counting", "near_counts", "renew_profile"]
@@ -130,10 +131,11 @@ def renew_profile(
         "near": chosen.near,
         **(notes or {}),
     }
+    access = replace(access, list_accesses=smooth(previous, fresh, decay=chosen.decay))
     return replace(
         profile,
         id=None,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        access=replace(access, list_accesses=smooth(previous, fresh, decay=chosen.decay)),
+        access=carry_candidates(access, profile.access),
         notes={**profile.notes, "renewed": renewed},
     )

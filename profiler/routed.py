@@ -49,7 +49,7 @@ def time_routed(
     """Routes fresh random batches in rounds, every (coverage, batch size) once per round in random order.
 
     Args:
-        index: the profiled index.
+        index: the profiled index, or the view of it that was profiled.
         profile: its stages and accesses; decides which lists are hot.
         queries: (n, dim) float32 as users give them, held back from the choice of hot lists.
         devices: names; none: only the host is timed.
@@ -63,12 +63,14 @@ def time_routed(
         raise InvalidInputError("queries is empty; expected at least one to route")
     rng = np.random.default_rng(profile.seed)
     samples: list[StageSample] = []
+    by_codes = index.rows is not index
     open_router = partial(
         Router,
-        index,
+        index.rows,
         threads=profile.threads,
         # The scanner that the stages were timed with.
-        host_scanner=cast("HostScannerName", profile.scanner),
+        host_scanner="auto" if by_codes else cast("HostScannerName", profile.scanner),
+        precision="codes" if by_codes else "rows",
         # A slow device shall be seen, not left out.
         health=HealthPolicy(judge="none", retry_open=False),
     )
@@ -123,6 +125,7 @@ def _plans(profile: Profile, n_devices: int, budget_bytes: int, choice: TierChoi
                 coverage=coverage,
                 page_bytes=choice.page_bytes,
                 fixed_bytes=choice.fixed_bytes,
+                code_bytes=choice.code_bytes,
             ),
             analysis=analysis,
         )

@@ -8,23 +8,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import asdict, replace
+from contextlib import ExitStack, closing
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hybridindex.errors import DeviceError, DeviceNotFoundError, InvalidInputError, ProfileMismatchError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.profiler.access import hot_order, sample_access, split_halves
+from hybridindex.profiler.candidates import count_candidates
 from hybridindex.profiler.checkpoint import Checkpoint
 from hybridindex.profiler.device import time_device
 from hybridindex.profiler.hardware import hardware_info, load_average, measurement_warnings, omp_wait_policy
 from hybridindex.profiler.host import host_threads, time_host
-from hybridindex.profiler.recall import MIN_QUERIES, recall_at, recall_grid, recommend_nprobe, search_exhaustively
+from hybridindex.profiler.recall import (
+    MIN_QUERIES,
+    Reference,
+    recall_at,
+    recall_by_codes,
+    recall_grid,
+    recommend_nprobe,
+    search_exhaustively,
+)
 from hybridindex.profiler.request import MAX_QUERIES, ProfileRequest
+from hybridindex.profiler.searching import Searching, open_reference, open_searching
 from hybridindex.tiers.contract.devices import resolve_device
-from hybridindex.tiers.host.host_scanner import HostScanner, open_host_scanner
 from hybridindex.tiers.serving import tier_of
 from hybridindex.types import F32, AccessSample, Profile, RecallPoint, StageSample, TransferSample
 
@@ -36,7 +46,7 @@ _log = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
 
 #: Shares of ``max_seconds``, in proportion among the stages that take place.
-_RECALL_SHARE, _HOST_SHARE, _DEVICE_SHARE = 1.0, 3.0, 1.5
+_RECALL_SHARE, _HOST_SHARE, _DEVICE_SHARE, _CANDIDATES_SHARE = 1.0, 3.0, 1.5, 0.5
 
 
 def profile_index(
@@ -50,7 +60,7 @@ def profile_index(
     """Measures recall against nprobe, access skew, host latencies and devices, at one nprobe.
 
     Args:
-        index: an open index.
+        index: an open index, or its view by codes: then searches by codes are measured.
         queries: (n, dim) float32 calibration queries as users give them; 64 at least, a few thousand are better.
         request: what to measure; default: at the index's own nprobe, on the host alone.
         progress: see :data:`Progress`.
@@ -78,9 +88,10 @@ def profile_index(
         resolve_device(name)
     hardware, policy, load = hardware_info(), omp_wait_policy(), load_average()
     warnings = measurement_warnings(policy, load, hardware.cores)
-    scanner = open_host_scanner(index, threads=request.threads, name=request.host_scanner)
+    searching = open_searching(index, threads=request.threads, host_scanner=request.host_scanner)
+    scanner = searching.scanner
     kept = Checkpoint(checkpoint, request.key(index.fingerprint, hardware.fingerprint, scanner.name, queries=raw))
-    run = _Run(index, scanner, request, raw, kept, progress or _silent)
+    run = _Run(searching, request, raw, kept, progress or _silent)
     with closing(scanner), host_threads(scanner):
         nprobe, recall = run.recall()
         access = run.access(nprobe)
@@ -115,6 +126,7 @@ def profile_index(
         notes={
             **request.notes,
             "batches_too_large": [b for b in asked.batches if b not in request.batches],
+            **searching.notes(request.k, nprobe),
             **run.notes,
             "warnings": warnings,
             "load_average_after": load_average(),
@@ -133,14 +145,14 @@ class _Run:
 
     def __init__(
         self,
-        index: IVFIndex,
-        scanner: HostScanner,
+        searching: Searching,
         request: ProfileRequest,
         raw: F32,
         kept: Checkpoint,
         progress: Progress,
     ) -> None:
-        self._index, self._scanner, self._request = index, scanner, request
+        index = searching.index
+        self._searching, self._index, self._scanner, self._request = searching, index, searching.scanner, request
         self._kept, self._progress = kept, progress
         fit, held = split_halves(len(raw), request.seed)
         fit, held = fit[: MAX_QUERIES // 2], held[: MAX_QUERIES // 2]
@@ -151,35 +163,56 @@ class _Run:
             "recall_target": request.recall_target,
         }
         shares = _RECALL_SHARE + _HOST_SHARE + _DEVICE_SHARE * len(request.devices)
+        shares += _CANDIDATES_SHARE * searching.by_codes
         self._second_per_share = request.max_seconds / shares
 
     def recall(self) -> tuple[int, tuple[RecallPoint, ...]]:
         """The nprobe to profile at, which later stages use, and quality against nprobe on held-back queries."""
         request, kept = self._request, self._kept.get("recall")
         if kept is None:
-            reference = search_exhaustively(
+            reference = self._search_rows()
+            grid = recall_grid(self._index.nlist)
+            wanted = sorted({*grid, *([request.nprobe] if request.nprobe is not None else [])})
+            measure = partial(recall_at, self._index, reference)
+            cure = "build the index anew with another nlist or codec"
+            if self._searching.by_codes:
+                measure = partial(recall_by_codes, self._searching, reference)
+                cure = "search by rows, or compress the index with more bits or a smaller recall loss"
+            points = tuple(measure(n) for n in wanted)
+            chosen = request.nprobe or 0
+            if request.recall_target is not None:
+                chosen, points = recommend_nprobe(points, request.recall_target, measure, cure)
+            lost = None
+            if self._searching.by_codes:
+                by_codes = next(point.recall for point in points if point.nprobe == chosen)
+                lost = recall_at(self._index, reference, chosen).recall - by_codes
+            kept = {"nprobe": chosen, "points": [asdict(p) for p in points], "lost": lost}, {}
+            self._kept.put("recall", kept[0])
+        facts, _ = kept
+        points = tuple(RecallPoint(**p) for p in facts["points"])
+        notes: dict[str, Any] = {"queries": points[0].n_queries, "reference": "the same index at nprobe = nlist"}
+        if self._searching.by_codes:
+            # Of the rows that the nprobe of the profile finds.
+            notes |= {"reference": f"the rows of {notes['reference']}", "lost_to_candidates": facts.get("lost")}
+        self._finish("recall", notes)
+        self._request = replace(request, nprobe=facts["nprobe"], recall_target=None)
+        return int(facts["nprobe"]), points
+
+    def _search_rows(self) -> Reference:
+        request, scanner = self._request, self._scanner
+        with ExitStack() as undo:
+            if self._searching.by_codes:
+                scanner = open_reference(self._index, threads=scanner.threads)
+                undo.callback(scanner.close)
+            return search_exhaustively(
                 self._index,
-                self._scanner,
+                scanner,
                 self._held,
                 request.k,
                 max_seconds=self._second_per_share * _RECALL_SHARE,
                 min_queries=MIN_QUERIES if request.recall_target is not None else 1,
                 tick=lambda done, total: self._progress("recall", done, total),
             )
-            grid = recall_grid(self._index.nlist)
-            wanted = sorted({*grid, *([request.nprobe] if request.nprobe is not None else [])})
-            points = tuple(recall_at(self._index, reference, n) for n in wanted)
-            chosen = request.nprobe or 0
-            if request.recall_target is not None:
-                measure = lambda n: recall_at(self._index, reference, n)  # noqa: E731
-                chosen, points = recommend_nprobe(points, request.recall_target, measure)
-            kept = {"nprobe": chosen, "points": [asdict(p) for p in points]}, {}
-            self._kept.put("recall", kept[0])
-        facts, _ = kept
-        points = tuple(RecallPoint(**p) for p in facts["points"])
-        self._finish("recall", {"queries": points[0].n_queries, "reference": "the same index at nprobe = nlist"})
-        self._request = replace(request, nprobe=facts["nprobe"], recall_target=None)
-        return int(facts["nprobe"]), points
 
     def access(self, nprobe: int) -> AccessSample:
         """Probed lists of both halves."""
@@ -195,7 +228,16 @@ class _Run:
                 decay=decay,
                 progress=lambda done, total: self._progress("access", done, total),
             )
-            arrays = {name: getattr(sample, name) for name in ("fit_probes", "held_probes", "list_accesses")}
+            if self._searching.by_codes:
+                sample, scanned = count_candidates(
+                    self._searching,
+                    sample,
+                    (self._fit, self._held),
+                    self._request.k,
+                    max_seconds=self._second_per_share * _CANDIDATES_SHARE,
+                )
+                self.notes["candidates"] = {"queries": scanned}
+            arrays = {f.name: array for f in fields(sample) if (array := getattr(sample, f.name)) is not None}
             self._kept.put("access", {}, arrays)
         else:
             sample = AccessSample(**kept[1])
@@ -233,7 +275,7 @@ class _Run:
         else:
             try:
                 timing = time_device(
-                    self._index,
+                    self._searching,
                     name,
                     self._held,
                     hot_order(access.list_accesses),

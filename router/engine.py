@@ -20,17 +20,19 @@ import numpy.typing as npt
 
 from hybridindex.config import RouterConfig
 from hybridindex.errors import RouterClosedError
-from hybridindex.router.batch.batch import Batch, BlockingReply, Request
+from hybridindex.router.batch.batch import Batch, BlockingReply, Request, RowsAt
 from hybridindex.router.batch.batching import MAX_BATCHES_IN_FLIGHT, fits
+from hybridindex.router.batch.comparison import Comparison
 from hybridindex.router.batch.deadline import nprobe_for_deadline
 from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.split import HOST, ProbePart, ProbeSplit, split_probes
 from hybridindex.router.batch.stages import COARSE, HOST_SCAN, SPLIT, BatchReport, StageTime
-from hybridindex.router.devices.device_queue import DeviceQueue, DeviceTask
+from hybridindex.router.devices.device_queue import DeviceQueue, RowTask, ScanTask
 from hybridindex.router.devices.health import HealthWatch
 from hybridindex.router.devices.watchdog import Watchdog
 from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
 from hybridindex.tiers.contract.residency import Lease, Residency
+from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
 from hybridindex.types import F32, I32, I64, SearchResult
 
 __all__ = ["Engine"]
@@ -70,19 +72,29 @@ class Engine:
             listeners: told about every batch after it has ended; the owner may change what it holds.
         """
         self._index = index = parts.index
-        self._host = parts.host
+        self._integrity = index.integrity
+        self._host = host = parts.host
+        #: The last answer of :meth:`_any_rows`, and what it was for.
+        self._rows_of: tuple[npt.NDArray[np.int16], bool] | None = None
+        #: Where it scans codes: answers are estimates and positions, of which the exact distances follow.
+        self._codes = codes = host if isinstance(host, HostRabitqScanner) else None
+        self._reranker = None if codes is None else codes.reranker
+        #: Of what scans answer: estimates are better where they are smaller.
+        self._keep_max = codes is None and index.metric == "ip"
+        #: (nlist,) int64: bytes that a scan of each list reads.
+        self._list_bytes = index.list_bytes
         self._tiers = parts.tiers
         self._residency = parts.residency
         self._stats = parts.stats
         self._pace = parts.host_pace
         self._wait_for_loads = wait_for_loads
-        #: Most queries in one batch; None: everything that waits (a small cap causes backlogs).
+        #: Most queries in one batch; None: everything that waits and fits (a small cap causes backlogs).
         self._max_batch = config.max_batch
         self._early_dispatch = config.early_dispatch
         self._listeners = listeners
         self._numbers = itertools.count(1)
         #: (nlist + 1,) int64 bytes per list; the last entry, where probe -1 lands, is 0.
-        self._work_of_probe: I64 = np.append(index.list_bytes, 0)
+        self._work_of_probe: I64 = np.append(self._list_bytes, 0)
         self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         #: Taken from the queue but left for the next batch by the cap.
         self._held_back: Request | None = None
@@ -232,7 +244,7 @@ class Engine:
 
     def _take(self, requests: list[Request]) -> bool:
         """Adds everything that waits to the first one, up to the cap; True when the engine should stop afterwards."""
-        n = len(requests[0].queries)
+        n, width = len(requests[0].queries), requests[0].width
         while True:
             try:
                 request = self._waiting.get_nowait()
@@ -240,7 +252,8 @@ class Engine:
                 return False
             if request is None:
                 return True
-            if not fits(n, len(request.queries), self._max_batch):
+            width = max(width, request.width)
+            if not fits(n, len(request.queries), self._max_batch, width):
                 self._held_back = request
                 return False
             requests.append(request)
@@ -257,7 +270,7 @@ class Engine:
             finally:
                 slot.give_back()
             if batch is not None:
-                self._report(batch)
+                self._report(batch, self._search_again(batch) if batch.stale else ())
 
         try:
             lease = self._residency.lease()
@@ -294,47 +307,112 @@ class Engine:
         Returns:
             The batch, the host's part, and when its lists were known.
         """
-        batch = Batch(tuple(requests), keep_max=self._index.metric == "ip")
+        batch = self._batch_of(requests)
         if len(batch) == 1:  # on one thread in any case
             probes, coarse = self._index.quantize(batch.queries, batch.nprobe)
         else:
             probes, coarse = self._host.call_faiss(self._index.quantize, batch.queries, batch.nprobe)
         quantized_s = batch.clock.note(COARSE, batch.clock.started_s)
         list_device = self.health.list_device(residency)
-        if any(request.may_wait for request in requests):
-            rows = self._leave_out_waiting(batch, requests, probes, list_device)
+        damaged = self._integrity.quarantined
+        if damaged is not None or any(request.may_wait for request in requests):
+            left = np.ones(len(batch), dtype=np.bool_)
+            if damaged is not None:
+                self._refuse_damaged(batch, requests, probes, damaged, left)
+            self._leave_out_waiting(batch, requests, probes, list_device, left)
             if not requests:
                 return batch, None, quantized_s
-            if len(rows) < len(batch):
-                clock, batch = batch.clock, Batch(tuple(requests), keep_max=batch.keep_max)
-                batch.clock, probes, coarse = clock, probes[rows, : batch.nprobe], coarse[rows, : batch.nprobe]
+            if not left.all():
+                whole, batch = batch, self._batch_of(requests)
+                batch.begin_as(whole)
+                probes, coarse = probes[left, : batch.nprobe], coarse[left, : batch.nprobe]
         if len(requests) > 1 or requests[0].deadline_s is not None:
             self._limit_probes(batch, probes, list_device)
-        split = split_probes(probes, coarse, list_device, self._index.list_bytes, len(self._tiers))
+        if self._codes is not None:
+            coarse = self._codes.centre_products(batch.queries, probes, coarse)
+        nlist = self._index.nlist
+        split = split_probes(probes, coarse, list_device[:nlist], self._list_bytes, len(self._tiers))
         batch.clock.note(SPLIT, quantized_s)
         for number, request in enumerate(requests):
-            if request.on_probes is not None:
+            if request.on_probes is not None and not request.again:
                 self._tell_probes(request.on_probes, probes[batch.rows_of(number)].copy())
         self._count(requests, split)
+        if len(list_device) > nlist and self._any_rows(list_device):
+            # Takes the batch, which it would else keep alive in a circle.
+            def put(device: int, batch: Batch, comparison: Comparison, positions: I64) -> bool:
+                return self._device_queues[device].put(RowTask(batch, comparison, positions, residency, slot.give_back))
+
+            batch.rows_at = RowsAt(list_device[nlist:], put)
         batch.begin(split, finished)
         host_part = None
         for part in split.parts:
             if part.device == HOST:
                 host_part = part
             else:
-                self._device_queues[part.device].put(DeviceTask(batch, part, residency, slot.give_back))
+                self._device_queues[part.device].put(ScanTask(batch, part, residency, slot.give_back))
         return batch, host_part, quantized_s
 
+    def _any_rows(self, list_device: npt.NDArray[np.int16]) -> bool:
+        """Whether a device holds rows beside codes; looked up once a snapshot."""
+        known = self._rows_of
+        if known is None or known[0] is not list_device:
+            known = self._rows_of = list_device, bool((list_device[self._index.nlist :] >= 0).any())
+        return known[1]
+
+    def _batch_of(self, requests: list[Request]) -> Batch:
+        return Batch(tuple(requests), keep_max=self._keep_max, integrity=self._integrity, reranker=self._reranker)
+
+    def _refuse_damaged(
+        self,
+        batch: Batch,
+        requests: list[Request],
+        probes: I64,
+        damaged: npt.NDArray[np.bool_],
+        left: npt.NDArray[np.bool_],
+    ) -> None:
+        """Fails those that probe a list in quarantine, and takes them out of ``requests`` and ``left``, the batch's
+        rows."""
+        for number, request in enumerate(batch.requests):
+            rows = batch.rows_of(number)
+            own = probes[rows, : request.nprobe]
+            found = np.unique(own[(own >= 0) & damaged[own]])
+            if len(found):
+                requests.remove(request)
+                left[rows] = False
+                request.reply.fail(self._integrity.error(found.tolist()))
+
+    def _search_again(self, batch: Batch) -> Sequence[Request]:
+        """Queues what a batch did not answer because bytes turned out to be damaged while it scanned them, and returns
+        it. Never raises."""
+        requests = batch.take_open()
+        queued: list[Request] = []
+        try:
+            self._integrity.catch_up()
+            while requests:
+                requests[-1].again = True
+                self.submit(requests[-1])
+                queued.append(requests.pop())
+        except Exception as error:  # noqa: BLE001 - handed to those who wait
+            for request in requests:
+                request.reply.fail(error)
+        return queued
+
     def _leave_out_waiting(
-        self, batch: Batch, requests: list[Request], probes: I64, list_device: npt.NDArray[np.int16]
-    ) -> I64:
-        """Takes those out of ``requests`` that wait for lists on their way; the rows of the batch that are left."""
-        left = np.ones(len(batch), dtype=np.bool_)
+        self,
+        batch: Batch,
+        requests: list[Request],
+        probes: I64,
+        list_device: npt.NDArray[np.int16],
+        left: npt.NDArray[np.bool_],
+    ) -> None:
+        """Takes those out of ``requests`` and ``left``, the batch's rows, that wait for lists on their way."""
         # A search that waits is scanned after what stays in the batch.
         staying_bytes = 0
         # First those that stay in any case.
         for may_wait, number in sorted((request.may_wait, number) for number, request in enumerate(batch.requests)):
             request, rows = batch.requests[number], batch.rows_of(number)
+            if not left[rows].all():
+                continue
             own = probes[rows, : request.nprobe]
             request.may_wait = False
             if may_wait and self._wait_for_loads.takes(request, own, list_device, staying_bytes, self.submit):
@@ -343,7 +421,6 @@ class Engine:
                 left[rows] = False
             else:
                 staying_bytes += int(self._miss_bytes(own, list_device).sum())
-        return np.flatnonzero(left)
 
     def _miss_bytes(self, probes: I64, list_device: npt.NDArray[np.int16]) -> I64:
         """Bytes that the host scans for each of (n, p) probes; 0 where a device does, or there is none."""
@@ -393,23 +470,37 @@ class Engine:
             else:
                 device += part.total_bytes
         n = len(split.n_parts)
+        n_requests, n_queries = len(requests), n
+        if self._integrity.marks[0]:  # damage was found: some may be searched again, and were counted
+            n_requests -= sum(request.again for request in requests)
+            n_queries -= sum(len(request.queries) for request in requests if request.again)
         self._stats.add(
-            requests=len(requests),
-            queries=n,
+            requests=n_requests,
+            queries=n_queries,
             batches=1,
             largest_batch=n,
             host_work_bytes=host,
             device_work_bytes=device,
         )
 
-    def _report(self, batch: Batch) -> None:
-        """Sums the batch's stages and tells who listens. Never raises: a listener must not stop the engine."""
+    def _report(self, batch: Batch, again: Sequence[Request]) -> None:
+        """Sums the batch's stages and tells who listens. Never raises: a listener must not stop the engine.
+
+        ``again``: requests that the next batch answers, and tells.
+        """
         clock, requests = batch.clock, batch.requests
         times = clock.times()
         self.health.note(batch, times)
         queue_s = tuple([clock.started_s - r.submitted_s for r in requests])
+        if batch.candidates:
+            self._stats.add(
+                candidates=batch.candidates,
+                device_candidates=batch.device_candidates,
+                device_fallbacks=batch.rerank_fallbacks,
+            )
         self._stats.add_stages(queue_s, times)
-        told = [*self._listeners, *[r.on_batch for r in requests if r.on_batch is not None]]
+        own = [r.on_batch for r in requests if r.on_batch is not None and r not in again]
+        told = [*self._listeners, *own]
         number = next(self._numbers)
         if not told:
             return
@@ -417,8 +508,9 @@ class Engine:
             number=number,
             n_requests=len(requests),
             n_queries=len(batch),
-            k=batch.k,
+            k=max(r.params.k for r in requests),
             nprobe=batch.nprobe,
+            candidates=batch.candidates,
             started_s=clock.started_s,
             queue_s=queue_s,
             stages=tuple(StageTime(stage=s, started_s=a, ended_s=b, busy_s=busy) for s, a, b, busy in times),

@@ -5,6 +5,7 @@ Longer than other files: most of it is the public methods with what they promise
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -14,9 +15,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridindex.config import RouterConfig, RouterSettings, SearchParams, check_bytes, check_milliseconds
-from hybridindex.errors import InvalidInputError, ProfileMismatchError, RouterError
+from hybridindex.errors import InvalidInputError, RouterError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.warm import available_bytes, warm_lists
 from hybridindex.partitioner.decision import refuse_infeasible
@@ -26,21 +28,23 @@ from hybridindex.router.batch.loop_reply import LoopReply
 from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.batch.stats import RouterStats, StatsCounter
-from hybridindex.router.devices.opening import TierOpening
+from hybridindex.router.devices.good_copies import GoodCopies
+from hybridindex.router.devices.opening import TierOpening, wanted_devices
 from hybridindex.router.devices.placement import Placement
 from hybridindex.router.devices.recovery import Recovery
+from hybridindex.router.devices.scrub import Scrub, ScrubReport
 from hybridindex.router.devices.usage import ArenaUse, arena_use
 from hybridindex.router.engine import Engine
 from hybridindex.router.lookahead.hotness import HotnessPolicy
 from hybridindex.router.lookahead.prefetch import Lookahead
 from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
 from hybridindex.router.lookahead.windows import Windows
+from hybridindex.router.precision import CandidateCount, choose_precision
 from hybridindex.router.searcher import Searcher
 from hybridindex.router.session import Session, SessionBudgets
 from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import PageOwner, Tier
-from hybridindex.tiers.host.host_scanner import open_host_scanner
 from hybridindex.tiers.host.rehearsal import rehearse
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.types import I64, LLMProfile, SearchResult
@@ -49,6 +53,8 @@ if TYPE_CHECKING:
     from hybridindex.partitioner.plan import Plan
 
 __all__ = ["Router"]
+
+_log = logging.getLogger(__name__)
 
 
 class Router(OfOneProcess):
@@ -77,24 +83,27 @@ class Router(OfOneProcess):
 
         Raises:
             InvalidInputError: a setting is wrong, or contradicts the plan.
-            ProfileMismatchError: the plan is of another index.
+            ProfileMismatchError: the plan is of another index, or of its rows where codes are scanned, or the reverse.
             DeviceNotFoundError: a device does not exist.
-            UnsupportedIndexError: the host scanner that was asked for cannot scan this index.
+            UnsupportedIndexError: the host scanner that was asked for cannot scan this index, or codes were asked for
+                and it has none.
         """
-        self._index = index
         self.config = config = (config or RouterConfig()).updated(settings)
         if plan is not None and not hasattr(plan, "index_fingerprint"):
             raise InvalidInputError(f"plan is a {type(plan).__name__}; expected what Index.plan returned, or None")
-        if plan is not None and plan.index_fingerprint != index.fingerprint:
-            raise ProfileMismatchError(
-                f"the plan was made for index {plan.index_fingerprint}, this is index {index.fingerprint}; "
-                "profile and plan this index again"
-            )
+        self._precision = precision = choose_precision(index, config, None if plan is None else plan.index_fingerprint)
+        if plan is not None:
+            precision.check_plan(plan.index_fingerprint)
+        #: As searches see it.
+        self._index = index = precision.index
+        self._candidates = None
+        if precision.codes is not None:
+            self._candidates = CandidateCount(precision.codes.spec, config.candidates)
         self._windows = Windows(config.window_ms, llm, pinned=config.pin_host_lists > 0)
         self._opening = opening = TierOpening(index, plan, config, self._windows)
         #: What of the lists was read into memory.
         self.warmed = warm_lists(
-            index,
+            index.rows,
             available_bytes() // 2 if config.warm_bytes is None else config.warm_bytes,
             None if plan is None else _hottest_first(plan),
         )
@@ -106,8 +115,8 @@ class Router(OfOneProcess):
         self._tiers: list[Tier] = []
         owners: list[PageOwner] = []
         # A method would let the store keep a closed router, and its arenas, alive.
-        self._residency = ResidencyStore(index.nlist, lambda device, pages: owners[device].free(pages))
-        self._host = open_host_scanner(index, threads=config.threads, name=config.host_scanner)
+        self._residency = ResidencyStore(index.n_pieces, lambda device, pages: owners[device].free(pages))
+        self._host = precision.open_scanner(config)
         self._close_lock = threading.Lock()
         with ExitStack() as undo:
             undo.callback(self._host.close)
@@ -128,15 +137,24 @@ class Router(OfOneProcess):
             )
             self._wait_for_loads = WaitForLoads(parts)
             undo.callback(self._wait_for_loads.close)
-            self._lookahead = Lookahead(parts, cache, self._wait_for_loads)
+            self._lookahead = Lookahead(parts, cache, self._wait_for_loads, config.lookahead_queue_bytes)
             undo.callback(self._lookahead.close)
             self._placement = Placement(plan, parts, self._lookahead, opening, config)
             self._engine = Engine(parts, self._wait_for_loads, config, self.on_batch)
             undo.pop_all()
         self._searcher = Searcher(
-            index, self._engine, self._placement, self._wait_for_loads, wait_for_lists=config.wait_for_lists
+            index,
+            self._engine,
+            self._placement,
+            self._wait_for_loads,
+            wait_for_lists=config.wait_for_lists,
+            candidates=self._candidates,
         )
-        self._recovery = Recovery(self._tiers, self._restore, self._placement.complete, self._engine.health.trial)
+        if index.rabitq is not None:
+            _log.info("%s is searched by %s", index.path, self.precision)
+        copies = GoodCopies(parts, opening.host_lists.memory, config.health.stuck_s)
+        self._scrub = Scrub(index, copies, config.scrub_bytes_per_s)
+        self._recovery = Recovery(self._tiers, self._restore, self._complete, self._engine.health.trial)
         try:
             if plan is not None and self._tiers:
                 self._placement.apply(plan)
@@ -152,6 +170,10 @@ class Router(OfOneProcess):
         self._stats.add(device_recoveries=1)
         self._placement.restore(tier)
 
+    def _complete(self) -> None:
+        self._lookahead.look_again()
+        self._placement.complete()
+
     def apply_plan(self, plan: Plan, *, bandwidth_share: float = 1.0, force: bool = False) -> None:
         """Changes to another plan of the same index while serving; moves only the difference. Lists on their way are
         served by the host. The arenas of single lists grow and shrink to what the plan and lookahead want, within
@@ -166,15 +188,12 @@ class Router(OfOneProcess):
 
         Raises:
             InfeasiblePlanError: the plan is infeasible, and ``force`` is false.
-            ProfileMismatchError: the plan is of another index.
+            ProfileMismatchError: the plan is of another index, or of its rows where codes are scanned, or the reverse.
             InvalidInputError: the plan is for another number of devices, or the share is out of range.
         """
         self._refuse_own_threads("apply_plan")
         check_share(bandwidth_share)
-        if plan.index_fingerprint != self._index.fingerprint:
-            raise ProfileMismatchError(
-                f"the plan was made for index {plan.index_fingerprint}, this is index {self._index.fingerprint}"
-            )
+        self._precision.check_plan(plan.index_fingerprint)
         if plan.n_devices != len(self._tiers):
             raise InvalidInputError(f"the plan is for {plan.n_devices} device(s); this router has {len(self._tiers)}")
         refuse_infeasible(plan, force=force)
@@ -210,6 +229,7 @@ class Router(OfOneProcess):
         *,
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
+        candidates: int | None = None,
     ) -> SearchResult:
         """The k nearest vectors of each query among its ``nprobe`` nearest lists.
 
@@ -219,13 +239,16 @@ class Router(OfOneProcess):
             nprobe: 1..nlist; default the plan's, without a plan the index's.
             deadline_ms: time from now in which the answer should be there: the router lowers nprobe to fit, never below
                 ``min_nprobe``; without a deadline nprobe is never lowered.
+            candidates: of a search by codes, rows that are compared exactly, k at least; default the configuration's.
+                Of no effect where rows are scanned.
 
         Raises:
             InvalidInputError: names the argument.
             RouterClosedError: after :meth:`close`.
         """
         return self._searcher.search(
-            queries, SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+            queries,
+            SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, candidates=candidates),
         )
 
     async def asearch(
@@ -236,10 +259,11 @@ class Router(OfOneProcess):
         *,
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
+        candidates: int | None = None,
         on_batch: Callable[[BatchReport], None] | None = None,
     ) -> SearchResult:
         """:meth:`search` for asyncio; concurrent calls share batches. ``on_batch``: as :meth:`submit`."""
-        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, candidates=candidates)
         reply = LoopReply(self._searcher.mailboxes.of_running_loop())
         self._searcher.submit(reply, queries, params, on_batch=on_batch)
         return await reply.future
@@ -252,6 +276,7 @@ class Router(OfOneProcess):
         *,
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
+        candidates: int | None = None,
         on_probes: Callable[[I64], None] | None = None,
         on_batch: Callable[[BatchReport], None] | None = None,
     ) -> Future[SearchResult]:
@@ -260,10 +285,19 @@ class Router(OfOneProcess):
         ``on_probes`` is given the (n, nprobe) lists that were probed, on the engine's thread, before the answer;
         ``on_batch`` the times of the batch that the request was in, when that has ended, maybe after the answer.
         """
-        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, candidates=candidates)
         reply = FutureReply()
         self._searcher.submit(reply, queries, params, on_probes=on_probes, on_batch=on_batch)
         return reply.future
+
+    def width(self, k: int, nprobe: int | None, candidates: int | None = None) -> int:
+        """Entries of the largest array that each query of such a search takes; callers with many queries divide them by
+        it.
+
+        Raises:
+            InvalidInputError: there are fewer candidates than ``k``.
+        """
+        return self._searcher.width(k, nprobe, candidates)
 
     @property
     def dim(self) -> int:
@@ -279,13 +313,36 @@ class Router(OfOneProcess):
         """Also those that move lists."""
         self._searcher.refuse_own_threads(what)
         own = self._lookahead.owns_current_thread() or self._recovery.owns_current_thread()
+        own = own or self._scrub.owns_current_thread()
         if own or any(tier.owns_current_thread() for tier in self._tiers):
             raise RouterError(f"{what} was called from a callback on the router's own thread and would wait for itself")
+
+    # Damage
+
+    def scrub(self) -> ScrubReport:
+        """Compares every list with its digests now, as fast as it goes; with ``scrub_bytes_per_s`` a thread does it.
+
+        Raises:
+            RouterClosedError: after :meth:`close`.
+        """
+        self._refuse_own_threads("scrub")
+        self._searcher.refuse_closed()
+        return self._scrub.check()
+
+    @property
+    def damage(self) -> ScrubReport:
+        """Which lists are damaged, as far as it was seen."""
+        return self._scrub.report
 
     # Sessions
 
     def session(
-        self, *, lookahead_bytes: int | None = None, window_ms: float | None = None, step: str | None = None
+        self,
+        *,
+        lookahead_bytes: int | None = None,
+        window_ms: float | None = None,
+        step: str | None = None,
+        owner: str = "",
     ) -> Session:
         """A retrieval session with lookahead.
 
@@ -296,6 +353,7 @@ class Router(OfOneProcess):
             step: the pipeline step that it hides behind, as ``profile llm`` named and measured it. Without any of the
                 three, each lookahead has the window of the configuration, or else of the longest measured step, and all
                 together what the roomiest arena keeps for sessions.
+            owner: whose session it is. Lookaheads that wait are worked off, and dropped, fairly between owners.
 
         Raises:
             InvalidInputError: more than one is given, a bad number, a step that was not measured, or a window without a
@@ -319,7 +377,11 @@ class Router(OfOneProcess):
                 each = self._windows.nbytes(plan, default_ms, share)
         budget = check_bytes("lookahead_bytes", lookahead_bytes)
         budgets = SessionBudgets(in_all=budget, each=budget if each is None else each, in_window=self._window_bytes)
-        return Session(self._searcher, self._lookahead, self._parts, budgets)
+        return Session(self._searcher, self._lookahead, self._parts, budgets, owner)
+
+    def drop_lookaheads(self) -> None:
+        """Gives up the lookaheads that wait: their futures are done, and they count as dropped."""
+        self._lookahead.drop_waiting()
 
     @property
     def window_ms(self) -> float | None:
@@ -342,17 +404,52 @@ class Router(OfOneProcess):
 
     @property
     def residency(self) -> Residency:
-        """The current snapshot."""
-        return self._residency.current
+        """The current snapshot: where what is scanned of each list lies, rows or codes."""
+        current = self._residency.current
+        return current if self._index.n_pieces == self._index.nlist else current.part(0, self._index.nlist)
+
+    @property
+    def row_residency(self) -> Residency | None:
+        """Where devices hold the rows of lists beside codes, now; None where rows are scanned."""
+        nlist = self._index.nlist
+        return None if self._index.n_pieces == nlist else self._residency.current.part(nlist, nlist)
+
+    @property
+    def piece_device(self) -> npt.NDArray[np.int16]:
+        """(nlist,) int16 device of each list now, -1 = host; where codes are scanned (2 nlist,): their rows follow."""
+        return self._residency.current.list_device
 
     @property
     def devices(self) -> tuple[Tier, ...]:
         return tuple(self._tiers)
 
     @property
+    def index_fingerprint(self) -> str:
+        """Of what searches scan, the index's rows or its codes: plans must be of this."""
+        return self._index.fingerprint
+
+    @property
     def host_scanner(self) -> str:
-        """What scans on the host: "native" or "faiss"."""
+        """What scans on the host: "native" or "faiss" rows, "rabitq" codes."""
         return self._host.name
+
+    @property
+    def precision(self) -> str:
+        """What searches scan: "codes: …" with the candidates of a search of 10, or "rows", and why where the index has
+        codes."""
+        if self._candidates is not None:
+            return self._candidates.describe(10, self.nprobe)
+        return f"rows: {self._precision.why}" if self._precision.why else "rows"
+
+    @property
+    def bits(self) -> int | None:
+        """Of a dimension, of the codes that searches scan; None: they scan rows."""
+        return None if self._precision.codes is None else self._precision.codes.spec.bits
+
+    @property
+    def candidates(self) -> int | None:
+        """Rows that a search of 10 by codes compares exactly; None: searches scan rows."""
+        return None if self._candidates is None else self._candidates.usual(10, self.nprobe)
 
     @property
     def plan(self) -> Plan | None:
@@ -367,14 +464,17 @@ class Router(OfOneProcess):
         read = replace(
             self._stats.read(),
             cached_lists=self._lookahead.n_cached,
+            lookahead_waiting_bytes=self._lookahead.waiting_bytes,
             device_failures=sum(tier.n_failures for tier in self._tiers),
             pinned_host_bytes=self._opening.host_lists.nbytes,
+            precision=self.precision,
         )
         plan = self.plan
         if plan is None or not self._tiers:
             return read
-        wanted = (plan.list_device >= 0) & (self._index.list_sizes > 0)
-        return replace(read, unplaced_lists=int((wanted & (self._residency.current.list_device < 0)).sum()))
+        wanted = (wanted_devices(plan, self._index) >= 0) & (self._index.piece_bytes > 0)
+        missing = wanted & (self._residency.current.list_device < 0)
+        return replace(read, unplaced_lists=len(np.unique(np.flatnonzero(missing) % self._index.nlist)))
 
     def forget_load(self) -> None:
         """Counts searches from now on alone: those of a warm-up are no load."""
@@ -394,7 +494,8 @@ class Router(OfOneProcess):
             tier.check_invariants()
 
     def close(self) -> None:
-        """Answers what is queued, joins all threads, lets the arenas go. Closing twice is harmless.
+        """Answers what is queued, drops lookaheads that wait, joins all threads, lets the arenas go. Closing twice is
+        harmless.
 
         What a device does not end is waited for so long as ``HealthPolicy.stuck_s`` says, in a scan and again in a move
         of lists. Then the host has answered; the device's thread is left behind, with its memory, and named in the log.
@@ -405,6 +506,7 @@ class Router(OfOneProcess):
                 return
             self._searcher.closed = True
         self.settle()
+        self._scrub.close()
         self._placement.join()
         self._recovery.close()
         self._wait_for_loads.close()

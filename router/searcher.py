@@ -15,6 +15,7 @@ from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.devices.placement import Placement
 from hybridindex.router.engine import Engine
 from hybridindex.router.lookahead.wait_for_loads import WaitForLoads
+from hybridindex.router.precision import CandidateCount
 from hybridindex.types import F32, I64, SearchResult
 
 __all__ = ["Searcher"]
@@ -31,13 +32,19 @@ class Searcher:
         wait_for_loads: WaitForLoads,
         *,
         wait_for_lists: bool,
+        candidates: CandidateCount | None,
     ) -> None:
-        """``wait_for_lists``: as :class:`hybridindex.config.RouterConfig` says."""
+        """
+        Args:
+            wait_for_lists: as :class:`hybridindex.config.RouterConfig` says.
+            candidates: of searches by codes; None: rows are scanned.
+        """
         self._index = index
         self._engine = engine
         self._placement = placement
         self._wait_for_loads = wait_for_loads
         self._wait_for_lists = wait_for_lists
+        self._candidates = candidates
         self.mailboxes = Mailboxes()
         #: The router is closed, or about to be.
         self.closed = False
@@ -85,10 +92,15 @@ class Searcher:
         """``own``: of a copy, where the queries' memory is the caller's."""
         called_s = time.monotonic()
         params.check_index(self._index.nlist)
+        prepared = self.prepare(queries, own=own)
+        nprobe, kept = self.nprobe if params.nprobe is None else params.nprobe, params.k
+        if self._candidates is not None:
+            kept = self._candidates.of_search(len(prepared), params, nprobe)
         return Request(
-            queries=self.prepare(queries, own=own),
+            queries=prepared,
             params=params,
-            nprobe=self.nprobe if params.nprobe is None else params.nprobe,
+            nprobe=nprobe,
+            kept=kept,
             reply=reply,
             deadline_s=None if params.deadline_ms is None else called_s + params.deadline_ms / 1e3,
             on_probes=on_probes,
@@ -112,6 +124,15 @@ class Searcher:
         """Lists probed when a call does not say."""
         plan = self._placement.plan
         return self._index.nprobe if plan is None else plan.nprobe
+
+    def width(self, k: int, nprobe: int | None, candidates: int | None) -> int:
+        """Entries of the largest array that each query of such a search takes in a batch.
+
+        Raises:
+            InvalidInputError: there are fewer candidates than ``k``.
+        """
+        nprobe = self.nprobe if nprobe is None else nprobe
+        return max(nprobe, k if self._candidates is None else self._candidates.of(k, nprobe, candidates))
 
     def check_nprobe(self, nprobe: Any) -> int:
         """1..nlist.

@@ -24,7 +24,7 @@ from hybridindex.router.lookahead.prefetch import Lookahead
 from hybridindex.router.searcher import Searcher
 from hybridindex.types import I64, SearchResult
 
-__all__ = ["Session", "SessionBudgets", "SessionStats"]
+__all__ = ["Session", "SessionBudgets", "SessionStats", "StartedLookahead"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,16 @@ class SessionBudgets:
     in_window: Callable[[float | None, str | None], int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedLookahead:
+    """A lookahead that was queued."""
+
+    #: Done when its bytes have landed, or when it was given up.
+    moving: Future[None]
+    #: Older lookaheads of the same owner that made way for it.
+    n_dropped: int
+
+
 class Session(OfOneProcess):
     """Made by :meth:`hybridindex.router.Router.session`. Methods may be called from several threads; close once."""
 
@@ -66,13 +76,16 @@ class Session(OfOneProcess):
         lookahead: Lookahead,
         parts: RouterParts,
         budgets: SessionBudgets,
+        owner: str = "",
     ) -> None:
+        """``owner``: lookaheads that wait are dropped, and worked off, fairly between owners."""
         self._searcher = searcher
         self._budgets = budgets
         self._prefetcher = lookahead
         self._stats = parts.stats
+        self._index = parts.index
         self._device_list_bytes = parts.device_list_bytes
-        self._lists = SessionLists()
+        self._lists = SessionLists(owner=owner)
         self._lock = threading.Lock()
         self._n_lookaheads = 0
         self._used: set[int] = set()
@@ -105,14 +118,30 @@ class Session(OfOneProcess):
             step: or the measured step whose time that is; see :meth:`hybridindex.router.Router.session`.
 
         Returns:
-            A future that is done when the bytes have landed. Waiting for it is optional: a search uses what is there,
-            waits for more where that is faster, and scans the rest on the host.
+            A future that is done when the bytes have landed, or when the lookahead was given up: its session was
+            closed, or newer ones filled the queue (``RouterConfig.lookahead_queue_bytes``). Waiting for it is optional:
+            a search uses what is there, waits for more where that is faster, and scans the rest on the host.
 
         Raises:
-            InvalidInputError: bad queries, nprobe or budget, or both a window and a step.
+            InvalidInputError: bad queries, nprobe or budget, more queries than the queue holds, or both a window and a
+                step.
             ProfileError: a window or step, and the plan's profile timed no copies.
             RouterClosedError: the session or its router is closed.
         """
+        return self.start_lookahead(
+            draft_queries, nprobe=nprobe, budget_bytes=budget_bytes, window_ms=window_ms, step=step
+        ).moving
+
+    def start_lookahead(
+        self,
+        draft_queries: Any,
+        *,
+        nprobe: int | None = None,
+        budget_bytes: int | None = None,
+        window_ms: float | None = None,
+        step: str | None = None,
+    ) -> StartedLookahead:
+        """:meth:`lookahead`, which also says what made way for it."""
         self._check_open()
         self._searcher.refuse_closed()
         if window_ms is not None and step is not None:
@@ -124,11 +153,11 @@ class Session(OfOneProcess):
             alone = self._budgets.each
         nprobe = self._searcher.nprobe if nprobe is None else self._searcher.check_nprobe(nprobe)
         queries = self._searcher.prepare(draft_queries, own=True)
-        moving = self._prefetcher.prefetch(self._lists, queries, nprobe, budget, alone)
+        moving, n_dropped = self._prefetcher.prefetch(self._lists, queries, nprobe, budget, alone)
         with self._lock:
             self._n_lookaheads += 1
             self._moving = [*(before for before in self._moving if not before.done()), moving]
-        return moving
+        return StartedLookahead(moving=moving, n_dropped=n_dropped)
 
     def search(
         self,
@@ -138,6 +167,7 @@ class Session(OfOneProcess):
         *,
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
+        candidates: int | None = None,
     ) -> SearchResult:
         """As :meth:`hybridindex.router.Router.search`; also counts which moved lists were of use.
 
@@ -145,7 +175,7 @@ class Session(OfOneProcess):
         predicted to take in all; a deadline is heeded.
         """
         self._check_open()
-        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, candidates=candidates)
         result = self._searcher.search(queries, params, self._note_probes, may_wait=self._may_wait())
         self._note_result(result)
         return result
@@ -158,6 +188,7 @@ class Session(OfOneProcess):
         *,
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
+        candidates: int | None = None,
         on_batch: Callable[[BatchReport], None] | None = None,
     ) -> Future[SearchResult]:
         """:meth:`search` without waiting, as :meth:`hybridindex.router.Router.submit`.
@@ -170,7 +201,7 @@ class Session(OfOneProcess):
             RouterClosedError: the session or its router is closed.
         """
         reply = FutureReply(self._note_result)
-        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, candidates=candidates)
         self._submit(reply, queries, params, on_batch)
         return reply.future
 
@@ -182,11 +213,12 @@ class Session(OfOneProcess):
         *,
         deadline_ms: float | None = None,
         min_nprobe: int = 1,
+        candidates: int | None = None,
         on_batch: Callable[[BatchReport], None] | None = None,
     ) -> SearchResult:
         """:meth:`submit` for asyncio; raises what it raises."""
         reply = LoopReply(self._searcher.mailboxes.of_running_loop(), self._note_result)
-        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, candidates=candidates)
         self._submit(reply, queries, params, on_batch)
         return await reply.future
 
@@ -212,7 +244,7 @@ class Session(OfOneProcess):
 
     def _note_probes(self, probes: I64) -> None:
         lists = np.unique(probes[probes >= 0])
-        probed = set(lists.tolist())
+        probed = set(self._index.pieces_of(lists).tolist())
         with self._lock:
             self._probed |= probed
             fresh = (probed & self._lists.lists) - self._used

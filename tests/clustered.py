@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from hybridindex.index import build
+from hybridindex.index import build, from_faiss
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import DEFAULT_PAGE_BYTES, scratch_for_budget
 from hybridindex.partitioner.plan import Plan
@@ -37,14 +37,31 @@ def small_index(
     nlist: int = NLIST,
     **options,
 ) -> IVFIndex:
-    """An index over :func:`clustered` data; nprobe 8."""
+    """An index over :func:`clustered` data; nprobe 8. ``codec`` "faiss:SQ4": an import of that faiss index."""
     options.setdefault("nprobe", min(8, nlist))
+    if codec.startswith("faiss:"):
+        import faiss
+
+        code = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
+        made = faiss.index_factory(dim, f"IVF{nlist},{codec.removeprefix('faiss:')}", code)
+        data = clustered(n, dim, seed=1)
+        made.train(data)
+        made.add(data)
+        return from_faiss(made, path, **options)
     return build(clustered(n, dim, seed=1), path, nlist=nlist, metric=metric, codec=codec, **options)
 
 
-def hand_made_plan(index: IVFIndex, list_device: np.ndarray, *, n_devices: int = 1, budget: int = 64 << 20) -> Plan:
-    """What the router reads of a plan, with a placement chosen by the test."""
+def hand_made_plan(
+    index: IVFIndex,
+    list_device: np.ndarray,
+    *,
+    row_device: np.ndarray | None = None,
+    n_devices: int = 1,
+    budget: int = 64 << 20,
+) -> Plan:
+    """What the router reads of a plan, with a placement chosen by the test; ``row_device``: of rows beside codes."""
     resident: I64 = np.flatnonzero(list_device >= 0)
+    rows = np.full(len(list_device), -1) if row_device is None else row_device
     plan = SimpleNamespace(
         index_fingerprint=index.fingerprint,
         n_devices=n_devices,
@@ -58,6 +75,8 @@ def hand_made_plan(index: IVFIndex, list_device: np.ndarray, *, n_devices: int =
         ),
         list_device=list_device.astype(np.int16),
         resident_lists=resident,
+        row_device=rows.astype(np.int16),
+        resident_rows=np.flatnonzero(rows >= 0),
         analysis=SimpleNamespace(profile=SimpleNamespace(access=SimpleNamespace(list_accesses=index.list_sizes * 0.5))),
     )
     return cast("Plan", plan)

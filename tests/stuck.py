@@ -39,3 +39,17 @@ def ended(call):
     thread.start()
     thread.join(WAIT_S)
     assert not thread.is_alive(), "it waits for ever"
+
+
+def held_quantizer(index, monkeypatch):
+    """Batches wait for the second event; the first says that one does."""
+    entered, resume = threading.Event(), threading.Event()
+    quantize = index.quantize
+
+    def held(queries, nprobe):
+        entered.set()
+        assert resume.wait(WAIT_S)
+        return quantize(queries, nprobe)
+
+    monkeypatch.setattr(index, "quantize", held)
+    return entered, resume

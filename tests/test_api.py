@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from pathlib import Path
+import errno
 
 import numpy as np
 import pytest
@@ -19,12 +19,15 @@ from hybridindex.errors import (
     ProfileMismatchError,
     StoreError,
 )
+from hybridindex.filesystem import watched_by
+from hybridindex.index import codec
 from hybridindex.partitioner.plan import Plan
 from hybridindex.profiler import device as measuring
 from hybridindex.profiler import routed as calibrate
 from hybridindex.profiler import run
 from hybridindex.router import Router
-from tests.clustered import clustered
+from tests.clustered import clustered, small_index
+from tests.faults import FaultyDisk, of
 from tests.oracle import check_answer
 
 N, NLIST = 3000, 32
@@ -179,7 +182,8 @@ def test_a_profile_of_another_index_or_machine_is_refused(index, profile):
     assert index.plan(50, 1 << 30, elsewhere, allow_other_hardware=True).profile_id == profile.id
 
 
-def test_a_codec_for_the_host_only_is_planned_and_said(tmp_path):
+def test_a_codec_for_the_host_only_is_planned_and_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(codec, "_MOST_PARTS", 11)
     with hx.build(clustered(1500), tmp_path / "i", nlist=8, codec="pqfs12") as index:
         profile = index.profile(clustered(200, seed=5), nprobe=4, devices=["cpu"], max_seconds=1)
         plan = index.plan(1e-4, 1 << 30, profile)
@@ -190,13 +194,15 @@ def test_a_codec_for_the_host_only_is_planned_and_said(tmp_path):
             assert router.search(clustered(2)).hit_rate.max() == 0
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="plans for the stand-in are made where there is no GPU")
-def test_a_codec_that_lies_in_shards_is_timed_planned_and_served_within_its_budget(tmp_path):
-    with hx.build(clustered(1500), tmp_path / "i", nlist=8, codec="pq8", metric="l2") as index:
+def test_a_codec_that_lies_in_shards_is_timed_planned_and_served_within_its_budget(tmp_path, monkeypatch):
+    # Plans for the stand-in are made where there is no GPU.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    small_index(tmp_path / "i", codec="faiss:PQ6x6np", n=1500, nlist=8).close()
+    with hx.open(tmp_path / "i") as index:
         profile = index.profile(clustered(200, seed=5), nprobe=4, devices=["cpu"], max_seconds=1)
         assert {s.device for s in profile.stages if s.stage == "device_scan"} == {"cpu (stand-in)"}
         assert any(s.coverage > 0 for s in profile.stages if s.stage == "batch")
-        budget = 60_000
+        budget = 20_000
         plan = index.plan(50, budget, profile, coverage=1.0)
         assert "memory caps it" in plan.reason
         assert 0 < len(plan.resident_lists) < 8
@@ -315,12 +321,21 @@ def test_a_program_goes_over_to_another_generation(tmp_path):
     index.close()
 
 
-def test_a_store_that_cannot_be_copied_is_said(index, profile, tmp_path, monkeypatch):
-    monkeypatch.setattr(Path, "rename", _refuse)
-    with index.store() as store, pytest.raises(StoreError, match="could not be copied"):
+def test_a_store_that_cannot_be_copied_is_said(index, profile, tmp_path):
+    disk = FaultyDisk(counts=of("replace"), allowed=0, number=errno.ENOSPC)
+    words = r"could not be copied.*make room"
+    with index.store() as store, watched_by(disk), pytest.raises(StoreError, match=words):
         store.copy_to(tmp_path / "control.sqlite")
     assert list(tmp_path.iterdir()) == []
 
 
 def _refuse(*_):
     raise OSError("no room")
+
+
+def test_codes_come_and_go(tmp_path):
+    with hx.build(clustered(600, seed=1), tmp_path / "i", nlist=4, codec="rabitq", rerank="sq8") as index:
+        assert (index.codec, index.ivf.rabitq.spec.bits) == ("sq8", 1)
+        assert index.compress(2, recall_loss=0.1).bits == index.ivf.rabitq.spec.bits == 2
+        assert index.remove_codes() > 0
+        assert index.ivf.rabitq is None

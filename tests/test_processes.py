@@ -159,6 +159,59 @@ router.close()
 index.close()
 """
 
+_CLIENT = """
+import asyncio
+from hybridindex.client import AsyncClient, Client, RetryPolicy
+from hybridindex.client.async_client import AsyncRemoteSession
+from hybridindex.client.client import RemoteSession
+from hybridindex.errors import UnreachableError
+
+once = RetryPolicy(attempts=1)
+client, later = Client("unix:/nowhere", retry=once), AsyncClient("unix:/nowhere", retry=once)
+session, session_later = RemoteSession(client, "s"), AsyncRemoteSession(later, "s")
+
+def check():
+    # One connection for two processes would mix up their answers.
+    for call in (
+        lambda: client.search(queries), lambda: session.search(queries), lambda: client.__enter__(),
+        lambda: asyncio.run(later.search(queries)), lambda: asyncio.run(session_later.search(queries)),
+    ):
+        refused(call)
+    client.close()
+    session.close()
+    asyncio.run(later.close())
+    asyncio.run(session_later.close())
+
+in_child(check)
+try:
+    client.search(queries)
+except UnreachableError:
+    client.close()
+    index.close()
+else:
+    raise AssertionError("somebody answered")
+"""
+
+
+_INDEX = """
+with Router(index.ivf) as router:
+    before = router.search(queries, 10)
+    # As a scrub does nearly always.
+    index.ivf.integrity.looking.acquire()
+    index.ivf.integrity._lock.acquire()
+
+    def check():
+        with Router(index.ivf) as mine:
+            assert mine.scrub().ok
+            assert np.array_equal(mine.search(queries, 10).ids, before.ids)
+
+    in_child(check)
+    index.ivf.integrity.looking.release()
+    index.ivf.integrity._lock.release()
+    assert router.scrub().ok
+index.close()
+"""
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
@@ -167,7 +220,9 @@ def path(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("script", [_ROUTER, _WITH, _SERVICE], ids=["router", "with", "service"])
+@pytest.mark.parametrize(
+    "script", [_ROUTER, _WITH, _SERVICE, _CLIENT, _INDEX], ids=["router", "with", "service", "client", "index"]
+)
 def test_a_fork_refuses_what_has_threads_and_does_not_hang(path, script):
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _HEAD + script, path],

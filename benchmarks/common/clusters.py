@@ -1,4 +1,4 @@
-"""Clustered vectors whose lists are known without k-means, queries that share lists or do not, and their indexes.
+"""Clustered vectors whose lists are known without k-means, other ones in the lists of a build, queries, and indexes.
 
 Centres come in families of 64, as topics come in fields, so that the lists a query probes are mostly its family's.
 List sizes vary as those of real indexes do. Everything follows from the seed.
@@ -6,16 +6,29 @@ List sizes vary as those of real indexes do. Everything follows from the seed.
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from hybridindex.api import Index, from_faiss
+from benchmarks.common.data import benchmark_dataset
+from benchmarks.common.dataset import DatasetName
+from hybridindex.api import Index, build, from_faiss
 from hybridindex.types import F32, I64, Metric
 
-__all__ = ["Clusters", "Reuse", "faiss_ivf", "import_lists", "make_clusters", "make_queries"]
+__all__ = [
+    "Clusters",
+    "Reuse",
+    "built_lists",
+    "faiss_ivf",
+    "import_lists",
+    "make_clusters",
+    "make_queries",
+    "make_spectrum",
+    "real_clusters",
+]
 
 #: "low": queries spread evenly over all centres. "high": queries about 16 popular centres, the first the most.
 Reuse = Literal["low", "high"]
@@ -47,6 +60,33 @@ def make_clusters(dim: int, nbytes: int, seed: int = 0, *, nlist: int | None = N
     for start in range(0, n, _ROWS):
         vectors[start : start + _ROWS] = _around(centres, lists[start : start + _ROWS], rng)
     return Clusters(vectors=vectors, lists=lists, centres=centres)
+
+
+def real_clusters(name: DatasetName) -> tuple[Clusters, F32]:
+    """The real embeddings in the lists that our own build gives them; and the real query log."""
+    data = benchmark_dataset(name)
+    return built_lists(data.centered(np.asarray(data.vectors()))), data.centered(np.asarray(data.log_queries))
+
+
+def built_lists(vectors: F32) -> Clusters:
+    """``vectors`` in the 4*sqrt(n) lists that our own build gives them."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        build(vectors, Path(folder) / "idx", nlist=int(4 * np.sqrt(len(vectors))), metric="ip") as index,
+    ):
+        blocks = range(0, len(vectors), _ROWS)
+        lists = np.concatenate([index.ivf.quantize(vectors[at : at + _ROWS], 1)[0][:, 0] for at in blocks])
+        return Clusters(vectors=vectors, lists=lists, centres=np.array(index.centroids))
+
+
+def make_spectrum(dim: int, count: int, seed: int = 0) -> F32:
+    """(count, dim) unit vectors without clusters; their variance falls as 1/i over turned dimensions.
+
+    Their neighbours lie in many lists, those of :func:`make_clusters` in one.
+    """
+    rng = np.random.default_rng(seed)
+    turn = np.linalg.qr(rng.standard_normal((dim, dim)))[0] / np.sqrt(np.arange(1, dim + 1))[:, None]
+    return _unit(rng.standard_normal((count, dim), dtype=np.float32) @ turn.astype(np.float32))
 
 
 def make_queries(centres: F32, count: int, reuse: Reuse, seed: int = 1) -> F32:

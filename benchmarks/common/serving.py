@@ -6,6 +6,7 @@ Run as a module it *is* the daemon, with a refresh that looks often: a run of mi
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -144,6 +145,8 @@ def main() -> None:
         make_refresher=_refresher if args.refresh else None,
         on_listening=lambda urls: print(json.dumps(urls), flush=True),
     )
+    # As the command does.
+    gc.freeze()
 
 
 if __name__ == "__main__":

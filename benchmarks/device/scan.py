@@ -65,6 +65,8 @@ COLUMNS = (
     ("of", "checked"),
 )
 BYTES = {"f32": 4, "bf16": 2}
+#: Queries and probes.
+Batch = tuple[F32, I64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +99,57 @@ class ResidentLists:
         kind = {"f32": torch.float32, "bf16": torch.bfloat16}[self.codec.kind]
         return self.arena.data.view(-1).view(kind).view(-1, self.scan_dim)
 
+    @property
+    def k(self) -> int:
+        """How many rows a scan finds."""
+        return K
+
     def scanner(self, scratch_bytes: int) -> PageScanner:
         made: type[PageScanner] = TorchScanner if TritonScanner.unsupported(self.arena) else TritonScanner
         return made(*self.scanner_arguments(scratch_bytes))
 
+    def repeatable(self, scratch_bytes: int) -> tuple[PageScanner, RepeatableWorkspace]:
+        """A scanner whose launches can be made again."""
+        scanner = TritonScanner(*self.scanner_arguments(scratch_bytes))
+        scanner.workspace = workspace = RepeatableWorkspace(self.arena, self.codec, scratch_bytes)
+        return scanner, workspace
+
+    def scan(self, scanner: PageScanner, queries: F32, probes: I64) -> tuple[F32, I64]:
+        return scanner.scan(queries, probes, np.zeros(probes.shape, np.float32), self.k)
+
+    def wrong(self, queries: F32, probes: I64, found: tuple[F32, I64]) -> int:
+        """How many queries have a wrong answer."""
+        return wrong_answers(self, queries, probes, *found)
+
+    def dense_seconds(self, batches: list[Batch], repeats: int) -> float | None:
+        """Seconds of a product with every row, and topk."""
+        import torch
+
+        # Not the room that is left on half empty pages.
+        rows = self.rows[: int(self.list_sizes.sum())]
+        on_device = [torch.from_numpy(queries).to(rows.device, rows.dtype) for queries, _ in batches]
+        return seconds_of(lambda turn: (on_device[turn] @ rows.T).topk(K, dim=1), rows.device, max(2, repeats // 4))
+
     def scanner_arguments(self, scratch_bytes: int) -> tuple[Any, ...]:
         return self, self.codec, self.arena, self.residency, 0, scratch_bytes
+
+
+def make_sizes(n: int, seed: int) -> I64:
+    """Log-normal rows of 4 * sqrt(n) lists, about ``n`` in all."""
+    share = np.random.default_rng(seed).lognormal(0.0, 0.4, int(4 * np.sqrt(n)))
+    sizes: I64 = np.maximum(1, (share / share.sum() * n).astype(np.int64))
+    return sizes
+
+
+def place(sizes: I64, device: Any, geometry: PageGeometry, seed: int) -> tuple[PageArena, Residency]:
+    """An arena with lists of ``sizes`` rows on pages in random order."""
+    n_pages = geometry.pages_for(sizes)
+    arena = PageArena(device, geometry, int(n_pages.sum()))
+    order = np.random.default_rng(seed + 1).permutation(arena.pages.n_pages).astype(np.int32)
+    ends = np.cumsum(n_pages)
+    store = ResidencyStore(len(sizes), lambda _device, _pages: None)
+    store.publish({i: (0, pages) for i, pages in enumerate(np.split(order, ends[:-1]))})
+    return arena, store.current
 
 
 def make_lists(device: Any, kind: Any, dim: int, metric: Metric, nbytes: int, seed: int = 0) -> ResidentLists:
@@ -111,20 +158,9 @@ def make_lists(device: Any, kind: Any, dim: int, metric: Metric, nbytes: int, se
 
     code_size = dim * BYTES[kind]
     codec = DeviceCodec(kind=kind, dim=dim, code_size=code_size, by_residual=False)
-    geometry = PageGeometry.for_code_size(code_size)
-    rng = np.random.default_rng(seed)
-    n = nbytes // code_size
-    share = rng.lognormal(0.0, 0.4, int(4 * np.sqrt(n)))
-    sizes = np.maximum(1, (share / share.sum() * n).astype(np.int64))
-    n_pages = geometry.pages_for(sizes)
-    arena = PageArena(device, geometry, int(n_pages.sum()))
-    order = rng.permutation(arena.pages.n_pages).astype(np.int32)
-    ends = np.cumsum(n_pages)
-    store = ResidencyStore(len(sizes), lambda _device, _pages: None)
-    store.publish({i: (0, pages) for i, pages in enumerate(np.split(order, ends[:-1]))})
-    lists = ResidentLists(
-        metric=metric, scan_dim=dim, list_sizes=sizes, codec=codec, arena=arena, residency=store.current
-    )
+    sizes = make_sizes(nbytes // code_size, seed)
+    arena, residency = place(sizes, device, PageGeometry.for_code_size(code_size), seed)
+    lists = ResidentLists(metric=metric, scan_dim=dim, list_sizes=sizes, codec=codec, arena=arena, residency=residency)
     generator = torch.Generator(device).manual_seed(seed)
     for part in lists.rows.split(1 << 18):
         part.copy_(torch.randn(part.shape, generator=generator, device=device))
@@ -193,12 +229,11 @@ def measure(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch_byt
     scanner = lists.scanner(scratch_bytes)
     queries, probes = batches[0]
     checked = min(n, 4)
-    distances, ids = scanner.scan(queries, probes, np.zeros(probes.shape, np.float32), K)
-    wrong = wrong_answers(lists, queries[:checked], probes[:checked], distances[:checked], ids[:checked])
+    distances, ids = lists.scan(scanner, queries, probes)
+    wrong = lists.wrong(queries[:checked], probes[:checked], (distances[:checked], ids[:checked]))
 
     def scan(turn: int) -> None:
-        queries, probes = batches[turn]
-        scanner.scan(queries, probes, np.zeros(probes.shape, np.float32), K)
+        lists.scan(scanner, *batches[turn])
 
     walls = []
     for turn in range(repeats + TURNS):
@@ -211,12 +246,9 @@ def measure(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch_byt
     length = int(unique) // 4
     room = max(1, len(words) - length)
     summed = seconds_of(lambda turn: words[turn * room // TURNS :][:length].sum(), device, repeats)
-    # Not the room that is left on half empty pages.
-    rows = lists.rows[: int(lists.list_sizes.sum())]
-    on_device = [torch.from_numpy(q).to(device, rows.dtype) for q, _ in batches]
-    dense = seconds_of(lambda turn: (on_device[turn] @ rows.T).topk(K, dim=1), device, max(2, repeats // 4))
+    dense = lists.dense_seconds(batches, repeats)
     kernels, graph, graph_reason = None, None, ""
-    if isinstance(scanner, TritonScanner) and (prepared := prepare(lists, batches, scratch_bytes)):
+    if scanner.name == "triton" and (prepared := prepare(lists, batches, scratch_bytes)):
         kernels = seconds_of(replay(prepared), device, repeats)
         graph, graph_reason = graph_seconds(prepared, device, repeats)
     return {
@@ -225,6 +257,7 @@ def measure(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch_byt
         "metric": lists.metric,
         "batch": n,
         "nprobe": min(nprobe, lists.nlist),
+        "k": lists.k,
         "reuse": probed / unique,
         "unique_bytes": unique,
         "resident_bytes": arena.nbytes,
@@ -238,8 +271,8 @@ def measure(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch_byt
         "graph_ms": None if graph is None else graph * 1e3,
         "graph_of_a_sum": None if graph is None else summed / graph,
         "graph_reason": graph_reason,
-        "dense_ms": dense * 1e3,
-        "over_dense": None if kernels is None else dense / kernels,
+        "dense_ms": None if dense is None else dense * 1e3,
+        "over_dense": None if kernels is None or dense is None else dense / kernels,
         "wrong": wrong,
         "checked": checked,
     }
@@ -266,14 +299,12 @@ class RepeatableWorkspace(Workspace):
         super().select(*self.selected[0])
 
 
-def prepare(lists: ResidentLists, batches: list[Any], scratch_bytes: int) -> list[RepeatableWorkspace]:
+def prepare(lists: ResidentLists, batches: list[Batch], scratch_bytes: int) -> list[RepeatableWorkspace]:
     """Each batch's launches, with a scratch of its own; none where a batch takes several tiles."""
     prepared = []
     for queries, probes in batches:
-        scanner = TritonScanner(*lists.scanner_arguments(scratch_bytes))
-        own = RepeatableWorkspace(lists.arena, lists.codec, scratch_bytes)
-        scanner.workspace = own
-        scanner.scan(queries, probes, np.zeros(probes.shape, np.float32), K)
+        scanner, own = lists.repeatable(scratch_bytes)
+        lists.scan(scanner, queries, probes)
         if len(own.launched) != 1:
             return []
         prepared.append(own)

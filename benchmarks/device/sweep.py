@@ -21,14 +21,16 @@ import numpy as np
 from benchmarks.common.measure import arguments, show, write
 from benchmarks.device.scan import BYTES, TURNS, ResidentLists, make_batch, make_lists, prepare, replay, seconds_of
 from benchmarks.device.targets import SCAN_NPROBE
+from hybridindex.index.codec import DeviceCodec
 from hybridindex.paging import scratch_for_budget
 from hybridindex.tiers.paged import triton_scanner as device_triton
+from hybridindex.tiers.paged.codes import triton_code_scanner as device_codes
 
 ROWS, COLS, WARPS = (8, 16, 32), (64, 128), (4, 8)
 #: The most for four programs of 128 threads a multiprocessor, and for three.
 REGISTERS = (128, 168)
 #: Queries that make a list heavy; the last: none does.
-HEAVY_FROM = (1, 2, 3, 5, 9, 1 << 30)
+HEAVY_FROM = (1, 2, 3, 5, 7, 9, 13, 1 << 30)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -96,14 +98,16 @@ def sweep(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch_bytes
 
 
 @contextmanager
-def heavy_from(kind: str, members: int) -> Iterator[None]:
-    """Scans of codec ``kind`` take a list of so many queries to the heavy kernel meanwhile."""
-    before = device_triton._HEAVY_FROM[kind]
-    device_triton._HEAVY_FROM[kind] = members
+def heavy_from(codec: DeviceCodec, members: int) -> Iterator[None]:
+    """Scans of ``codec`` take a list of so many queries to the heavy kernel meanwhile."""
+    table: dict[Any, int] = device_triton._HEAVY_FROM if codec.form is None else device_codes._HEAVY_FROM
+    key = codec.kind if codec.form is None else codec.form.bits
+    before = table[key]
+    table[key] = members
     try:
         yield
     finally:
-        device_triton._HEAVY_FROM[kind] = before
+        table[key] = before
 
 
 def sweep_heavy(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch_bytes: int) -> list[dict[str, Any]]:
@@ -113,11 +117,12 @@ def sweep_heavy(lists: ResidentLists, n: int, nprobe: int, repeats: int, scratch
     in_use = prepare(lists, batches, scratch_bytes)
     found = []
     for members in HEAVY_FROM if in_use else ():
-        row: dict[str, Any] = {"codec": lists.codec.kind, "dim": lists.scan_dim, "batch": n, "heavy_from": members,
+        row: dict[str, Any] = {"codec": lists.codec.kind, "bits": lists.codec.form and lists.codec.form.bits,
+                               "dim": lists.scan_dim, "batch": n, "heavy_from": members,
                                "ms": None, "faster": None, "error": ""}  # fmt: skip
         found.append(row)
         try:
-            with heavy_from(lists.codec.kind, members):
+            with heavy_from(lists.codec, members):
                 prepared = prepare(lists, batches, scratch_bytes)
             before = seconds_of(replay(in_use), lists.arena.device, repeats)
             taken = seconds_of(replay(prepared), lists.arena.device, repeats)

@@ -29,7 +29,7 @@ last table is then of both. Kernels are compiled in the first minutes::
 
 ``--minutes`` (9.5) must end before the call does, and what else the call does counts. One part alone is ``python -m
 benchmarks.device.scan --json FILE``; ``benchmarks.device.sweep`` looks for better settings of the scan kernels where
-targets are missed.
+targets are missed, and ``benchmarks.device.codes`` times the scan of codes.
 """
 
 from __future__ import annotations

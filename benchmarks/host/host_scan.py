@@ -28,8 +28,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.clusters import Clusters, Reuse, import_lists, make_clusters, make_queries
-from benchmarks.common.data import benchmark_dataset
+from benchmarks.common.clusters import (
+    Clusters,
+    Reuse,
+    import_lists,
+    make_clusters,
+    make_queries,
+    real_clusters,
+)
 from benchmarks.common.machine import Ceilings, measure_ceilings
 from benchmarks.common.measure import Timing, arguments, interleave, ratio_of_medians, show, write
 from benchmarks.common.scanner import close_scanner, host_scanner
@@ -268,24 +274,6 @@ def measure_dataset(
     return rows
 
 
-def real_clusters() -> tuple[Clusters, F32]:
-    """The real embeddings in the lists that our own build gives them; and the real query log."""
-    import hybridindex as hx
-
-    data = benchmark_dataset("demo")
-    vectors = data.centered(np.asarray(data.vectors()))
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        hx.build(vectors, Path(folder) / "idx", nlist=int(4 * np.sqrt(len(vectors))), metric="ip") as index,
-    ):
-        lists = np.concatenate(
-            [index.ivf.quantize(vectors[at : at + 65_536], 1)[0][:, 0] for at in range(0, len(vectors), 65_536)]
-        )
-        clusters = Clusters(vectors=vectors, lists=lists, centres=np.array(index.centroids))
-    log = data.centered(np.asarray(data.log_queries))
-    return clusters, log[np.random.default_rng(0).integers(0, len(log), 512)]
-
-
 def main() -> None:
     args = arguments(__doc__, _options)
     import faiss
@@ -300,8 +288,8 @@ def main() -> None:
     for name in args.datasets:
         start = time.perf_counter()
         if name == "real":
-            data, log = real_clusters()
-            queries = {"log": log}
+            data, log = real_clusters("demo")
+            queries = {"log": log[np.random.default_rng(0).integers(0, len(log), 512)]}
         else:
             data = make_clusters(int(name.removesuffix("-l2")), args.megabytes << 20)
             reuses: tuple[Reuse, ...] = ("low", "high")

@@ -15,17 +15,19 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common.clusters import import_lists
-from benchmarks.common.data import benchmark_dataset
+from benchmarks.common.data import benchmark_cache, benchmark_dataset
 from benchmarks.common.measure import arguments, show, write
-from benchmarks.host.rivals import Answer, K, System, missing_packages, systems
-from hybridindex.types import F32, I64
+from benchmarks.rivals import ours
+from benchmarks.rivals.known import CURVES
+from benchmarks.rivals.system import Collection, K, System
+from benchmarks.rivals.tuning import choose_mode, found, rate
+from hybridindex.types import F32
 
 BATCHES = (1, 64)
 LEVELS = (0.90, 0.95, 0.99)
@@ -44,23 +46,6 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the curves (PNG)")
 
 
-def recall(ids: I64, truth: I64) -> float:
-    """Mean share of the true K that were found."""
-    return float(np.mean([len(np.intersect1d(a, b)) / truth.shape[1] for a, b in zip(ids, truth, strict=True)]))
-
-
-def rate(answer: Answer, queries: F32, batch: int, seconds: float) -> float:
-    """Queries per second in batches of this size, for about ``seconds``; at least two batches."""
-    done, start = 0, time.perf_counter()
-    while True:
-        at = done % (len(queries) - batch + 1)
-        answer(queries[at : at + batch])
-        done += batch
-        taken = time.perf_counter() - start
-        if taken >= seconds and done >= 2 * batch:
-            return done / taken
-
-
 def worth_timing(recalls: dict[str, float]) -> list[str]:
     """Settings between the limits, and the nearest on either side."""
     below = [name for name, r in recalls.items() if r < LEAST_RECALL]
@@ -69,24 +54,14 @@ def worth_timing(recalls: dict[str, float]) -> list[str]:
     return [name for name in recalls if name not in keep]
 
 
-def choose_mode(system: System, points: list[str], queries: F32, batch: int, seconds: float) -> int | None:
-    """The fastest parallel mode at a middle setting, best of three tries each."""
-    if not system.modes:
-        return None
-    answer = system.points[points[len(points) // 2]]
-    speed = {}
-    for mode in system.modes:
-        system.set_mode(mode)
-        speed[mode] = max(rate(answer, queries, batch, seconds) for _ in range(3))
-    return max(speed, key=speed.__getitem__)
-
-
 def measure(
     ready: list[System], recalls: dict[str, dict[str, float]], queries: F32, batch: int, args: Any
 ) -> dict[str, Any]:
     """The curve of every system at one batch size."""
     points = {system.name: worth_timing(recalls[system.name]) for system in ready}
-    modes = {s.name: choose_mode(s, points[s.name], queries, batch, args.seconds / 2) for s in ready}
+    answers = {system.name: system.points(args.threads) for system in ready}
+    middle = {name: answers[name][some[len(some) // 2]] for name, some in points.items()}
+    modes = {s.name: choose_mode(s, middle[s.name], queries, batch, args.seconds / 2) for s in ready}
     taken: dict[tuple[str, str], list[float]] = {(s.name, point): [] for s in ready for point in points[s.name]}
     by_name = {system.name: system for system in ready}
     rng = np.random.default_rng(batch)
@@ -96,7 +71,7 @@ def measure(
             mode = modes[name]
             if mode is not None:
                 by_name[name].set_mode(mode)
-            taken[name, point].append(rate(by_name[name].points[point], queries, batch, args.seconds))
+            taken[name, point].append(rate(answers[name][point], queries, batch, args.seconds))
     return {
         name: {
             "mode": modes[name],
@@ -185,15 +160,19 @@ def main() -> None:
         blocks = range(0, len(vectors), 65_536)
         lists = np.concatenate([flat.ivf.quantize(vectors[at : at + 65_536], 1)[0][:, 0] for at in blocks])
         with import_lists(vectors, lists, np.array(flat.centroids), "sq8", "ip", Path(folder) / "sq8") as sq8:
-            ready, recalls = [], {}
-            for system in systems(vectors, lists, np.array(flat.centroids), {"flat": flat, "sq8": sq8}, args.threads):
-                ready.append(system)
-                recalls[system.name] = {name: recall(run(queries), truth) for name, run in system.points.items()}
+            shared = Collection(
+                vectors=vectors, lists=lists, centres=np.array(flat.centroids), cache=benchmark_cache() / "rivals"
+            )
+            ready, recalls = [ours.rows("flat", flat), ours.rows("sq8", sq8)], {}
+            ready += [rival.make(shared) for rival in CURVES if not rival.missing]
+            for system in ready:
+                points = system.points(args.threads)
+                recalls[system.name] = {name: float(found(run(queries), truth).mean()) for name, run in points.items()}
                 sys.stderr.write(f"{system.name}: recall {max(recalls[system.name].values()):.4f} at most\n")
             curves = {batch: measure(ready, recalls, queries, batch, args) for batch in BATCHES}
             for system in ready:
                 system.close()
-    missing = missing_packages()
+    missing = [rival.name for rival in CURVES if rival.missing]
     title = f"{data.name}: {len(vectors):,} x {vectors.shape[1]}, {args.threads} threads"
     show(
         f"queries per second at recall@{K} ({title})",

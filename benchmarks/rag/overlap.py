@@ -23,7 +23,7 @@ from hybridindex.rag.retriever import Retriever
 from hybridindex.rag.steps import Steps
 from hybridindex.rag.trace import ReplayGenerator, RunTrace
 from hybridindex.router import BatchReport, Router
-from hybridindex.router.batch.stages import COARSE, HOST_SCAN, MERGE, SPLIT
+from hybridindex.router.batch.stages import COARSE, HOST_SCAN, MERGE, RERANK, SPLIT
 from hybridindex.types import I64
 
 __all__ = ["TELERAG", "Assumed", "overlaps", "replays"]
@@ -140,7 +140,7 @@ class _Search:
 def _host_part(played: _Played, report: BatchReport) -> float:
     """Of a search's time, what was the host's; measured stage by stage, while the stand-in scanned beside it."""
     batch_s = max(stage.ended_s for stage in report.stages) - report.started_s
-    host_s = sum(stage.busy_s for stage in report.stages if stage.stage in (COARSE, SPLIT, HOST_SCAN, MERGE))
+    host_s = sum(stage.busy_s for stage in report.stages if stage.stage in (COARSE, SPLIT, HOST_SCAN, MERGE, RERANK))
     return played.draft_s + played.event.seconds - batch_s + min(host_s, batch_s)
 
 

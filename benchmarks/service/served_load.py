@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridindex.router import Router
-from hybridindex.router.batch.stages import COARSE, HOST_SCAN, MERGE, SPLIT, BatchReport
+from hybridindex.router.batch.stages import COARSE, HOST_SCAN, MERGE, RERANK, SPLIT, BatchReport
 from hybridindex.studies.simulator.engine_fit import Served
 from hybridindex.types import F32, F64, SearchResult
 
@@ -101,5 +101,5 @@ def serve_recorded(router: Router, queries: F32, due: F64, *, first_query: int =
 def _parts(report: BatchReport) -> tuple[float, float, float]:
     """Seconds of a batch up to the end of its split and of its host part, and of its slowest device scan."""
     ended = {stage.stage: stage.ended_s - report.started_s for stage in report.stages}
-    devices = [stage.busy_s for stage in report.stages if stage.stage not in (COARSE, SPLIT, HOST_SCAN, MERGE)]
+    devices = [stage.busy_s for stage in report.stages if stage.stage not in (COARSE, SPLIT, HOST_SCAN, MERGE, RERANK)]
     return ended[SPLIT], ended.get(HOST_SCAN, ended[SPLIT]), max(devices, default=0.0)

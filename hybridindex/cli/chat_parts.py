@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import hybridindex as hx
+from hybridindex import filesystem
 from hybridindex.cli.console import err
 from hybridindex.cli.routers import choose_plan
 from hybridindex.errors import (
+    FileError,
     GenerationError,
     HybridIndexError,
     InvalidInputError,
     MissingDependencyError,
     ProfileError,
+    StoreError,
 )
 from hybridindex.index import read_manifest
 from hybridindex.index.storage.beside import generation_file
@@ -163,12 +166,17 @@ def settings_of(given: dict[str, int | None], recorded: tuple[Generated, ...] = 
 
 
 def measured_llm(index: Path, store: str | None, model: str) -> LLMMeasurement | None:
-    """What the control store knows of this LLM's pace; None where it was not measured."""
+    """What the control store knows of this LLM's pace; None where it was not measured, or the store cannot be read,
+    which is said."""
     url = store or (index / "control.sqlite")
-    if not model or (isinstance(url, Path) and not url.exists()):
+    try:
+        if not model or (isinstance(url, Path) and not filesystem.exists(url)):
+            return None
+        with ControlStore.open(url) as control:
+            return find_llm_measurement(control, model)
+    except (FileError, StoreError) as error:
+        err.print(f"the LLM's measured pace is not known: {error}", highlight=False)
         return None
-    with ControlStore.open(url) as control:
-        return find_llm_measurement(control, model)
 
 
 def windows_of(source: SessionSource, measured: LLMMeasurement | None) -> dict[str, float]:
@@ -204,8 +212,8 @@ def open_source(owned: contextlib.ExitStack, index: Path, texts: DocumentStore, 
         return client
     opened = owned.enter_context(hx.open(index))
     texts.check_index(opened.fingerprint)
-    chosen = choose_plan(opened, config.plan, config.router.devices, config.store_url)
-    with opened.store(config.store_url) as control:
+    chosen = choose_plan(opened, config.plan, config.router.devices, config.store_url, config.router.precision)
+    with opened.store(config.store_url, required=False) as control:
         llm = step_times(control, chosen)
     return owned.enter_context(opened.router(chosen, config=config.router, llm=llm))
 

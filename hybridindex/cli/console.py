@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from hybridindex import errors
+from hybridindex import errors, filesystem
 from hybridindex.config import parse_bytes
 from hybridindex.errors import InvalidInputError
 
@@ -70,11 +70,13 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.DeviceError, ExitCode.MISSING),
     (errors.MissingDependencyError, ExitCode.MISSING),
     (errors.ServiceError, ExitCode.SERVICE),
+    (errors.PlanningError, ExitCode.SERVICE),
     (errors.LLMServerError, ExitCode.SERVICE),
     (errors.GenerationError, ExitCode.SERVICE),
     (errors.EmbeddingError, ExitCode.SERVICE),
     (errors.DocumentStoreError, ExitCode.BAD_INDEX),
     (errors.TraceError, ExitCode.BAD_INPUT),
+    (errors.FileError, ExitCode.BAD_INPUT),
     (KeyboardInterrupt, ExitCode.INTERRUPTED),
 )
 
@@ -180,10 +182,13 @@ def load_npy(path: Path, what: str) -> np.ndarray[Any, Any]:
     if path.suffix.lower() in VECS:
         return as_float32(map_vecs(path))
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
+        with filesystem.performing("map", path):
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except errors.MissingFileError:
         raise InvalidInputError(f"{what}: {path} does not exist; expected a .npy file") from None
-    except (ValueError, OSError, EOFError) as error:
+    except errors.FileError as error:
+        raise InvalidInputError(f"{what}: {error}") from error
+    except (ValueError, EOFError) as error:
         raise InvalidInputError(f"{what}: {path} is not a readable .npy file ({error})") from error
     if not isinstance(array, np.ndarray):
         raise InvalidInputError(f"{what}: {path} is an archive; expected one array in a .npy file")

@@ -16,6 +16,7 @@ from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.current import current_plan_id, make_current, save_plan, stored_as
 from hybridindex.plans.division import Divided, Wanted, divide_plans
+from hybridindex.plans.precision import choose_view
 from hybridindex.plans.stored import load_plan
 from hybridindex.service.daemon_address import find_daemon
 from hybridindex.store.control import ControlStore
@@ -57,12 +58,13 @@ def divide_indexes(
 
 
 def _plan_of(name: str, path: Path, opened: hx.Index, store: ControlStore) -> Plan:
-    choice = "latest" if current_plan_id(store, opened.fingerprint) is None else "current"
-    if choice == "latest" and store.newest_plan(opened.fingerprint) is None:
+    view = choose_view(opened.ivf, store)
+    choice = "latest" if current_plan_id(store, view.fingerprint) is None else "current"
+    if choice == "latest" and store.newest_plan(view.fingerprint) is None:
         raise InvalidInputError(
             f"index {name} has no plan, which says its SLO and rate; make one with: hybridindex plan {path}"
         )
-    found = load_plan(opened, choice, store)
+    found = load_plan(view, choice, store)
     assert found is not None, "only 'none' is no plan"
     return found[1]
 

@@ -15,6 +15,7 @@ from hybridindex.errors import ProfileError
 from hybridindex.index.codec import CODEC_NAMES
 from hybridindex.partitioner.models.latency import DeviceScanModel, fit_device_scan
 from hybridindex.partitioner.models.transfer import TransferModel, fit_transfers
+from hybridindex.plans.precision import view_to_plan
 from hybridindex.profiler.hardware import hardware_info
 from hybridindex.tiers.contract.devices import require_torch, resolve_device
 from hybridindex.tiers.contract.driver import driver_version
@@ -76,7 +77,9 @@ def examine_devices(index: hx.Index | None = None, store_url: str | None = None)
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = [f"cuda:{number}" for number in range(count)] or ["cpu"]
-    codecs = [*CODEC_NAMES] if index is None or index.codec in CODEC_NAMES else [*CODEC_NAMES, index.codec]
+    codecs = [*CODEC_NAMES, "rabitq"]
+    if index is not None and index.codec not in codecs:
+        codecs.append(index.codec)
     versions = {
         "driver": driver_version(),
         "torch": torch.__version__,
@@ -92,7 +95,7 @@ def examine_devices(index: hx.Index | None = None, store_url: str | None = None)
         return GpuReport(versions=versions, devices=seen, missing=missing)
     try:
         with index.store(store_url) as store:
-            profile = store.load_profile(index_fingerprint=index.fingerprint)
+            profile = store.load_profile(index_fingerprint=view_to_plan(index.ivf, store).fingerprint)
     except ProfileError as error:
         return GpuReport(versions=versions, devices=seen, missing=f"{error}; measure with: {command}")
     measured = measured_devices(profile)

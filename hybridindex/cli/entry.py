@@ -5,6 +5,7 @@ Everything else is in :mod:`hybridindex.cli.main`.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -33,4 +34,8 @@ def run() -> None:
             sys.stdout.write(json.dumps({"error": error}) + "\n")
         sys.stderr.write(f"KeyboardInterrupt: {message}\n")
         sys.exit(_INTERRUPTED)
-    run_command()
+    try:
+        run_command()
+    finally:
+        # The interpreter ends with a collection over all objects of all modules, which takes seconds on a busy machine.
+        gc.freeze()

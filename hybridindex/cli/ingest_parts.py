@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,10 +12,11 @@ import numpy as np
 import typer
 
 import hybridindex as hx
+from hybridindex import filesystem
 from hybridindex.api import Progress
 from hybridindex.cli.chat_parts import EmbedderChoice
 from hybridindex.config import parse_bytes
-from hybridindex.errors import DocumentStoreError, DuplicateIdError, InvalidInputError
+from hybridindex.errors import DocumentStoreError, DuplicateIdError, FileError, InvalidInputError
 from hybridindex.index.storage.beside import lead_to
 from hybridindex.index.storage.generation import generation_name, other_generations
 from hybridindex.index.storage.manifest import MANIFEST_FILE, parse_manifest
@@ -126,18 +127,22 @@ def ingest_texts(
 def _keep_older_documents(index: Path, newest: int) -> None:
     """Gives a document store that lies beside the generations (and is no link) to the one that it was written for."""
     file = index / DOCUMENTS_FILE
-    if file.is_symlink() or not file.is_file():
+    if filesystem.is_link(file) or not filesystem.is_file(file):
         return
     try:
         with DocumentStore(file) as store:
             fingerprint = store.info.index_fingerprint
-    except DocumentStoreError:
+    except DocumentStoreError as error:
+        code = getattr(error.__cause__, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
+        if isinstance(error.__cause__, FileError) or code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
+            raise  # it may be of one of them
         return  # of no index
     for generation in other_generations(index, {generation_name(newest)}):
         own = generation / DOCUMENTS_FILE
-        found = parse_manifest((generation / MANIFEST_FILE).read_bytes(), MANIFEST_FILE)
-        if found.fingerprint == fingerprint and not own.exists():
-            os.link(file, own)
+        found = parse_manifest(filesystem.read_bytes(generation / MANIFEST_FILE), MANIFEST_FILE)
+        if found.fingerprint == fingerprint and not filesystem.exists(own):
+            filesystem.link(file, own)
+            filesystem.sync_folder(generation)
 
 
 def _checked(passages: TextFile, nlist: int | None) -> int:

@@ -67,6 +67,21 @@ KeepProfiles = Annotated[int, typer.Option("--keep-profiles", help="Newest profi
 KeepEvents = Annotated[int, typer.Option("--keep-events", help="Newest events that stay.", min=1)]
 
 
+#: What is searched, profiled and planned.
+Precision = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|codes|rows", help="What searches scan: codes, or rows. auto: as docs/compressed.md says."
+    ),
+]
+Candidates = Annotated[
+    int | None,
+    typer.Option(
+        help="Rows that a search by codes compares exactly, k at least; default what compress measured.", min=1
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineOptions:
     """Options of commands that search or measure on this machine."""
@@ -85,6 +100,8 @@ class SearchOptions:
     nprobe: Nprobe = None
     plan: PlanChoice = "latest"
     budget: Budget = None
+    precision: Precision = "auto"
+    candidates: Candidates = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +137,7 @@ class PlanOptions:
     headroom: Annotated[
         float, typer.Option(help="What search must have to spare, as a fraction: of the rate and of the SLO.")
     ] = DEFAULT_HEADROOM
+    precision: Precision = "auto"
     profile_id: Annotated[int | None, typer.Option("--profile", help="Profile id; default the newest.")] = None
     any_hardware: Annotated[bool, typer.Option("--any-hardware", help="Accept another machine's profile.")] = False
 

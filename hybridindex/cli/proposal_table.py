@@ -25,6 +25,9 @@ def proposal_table(answer: dict[str, Any]) -> Table:
 
     row(f"with an SLO of {_ms(plan['slo_ms'])}", str, answer["verdict_before"], planned["verdict"], placed["verdict"])
     row("lists on devices", "{:,}".format, answer["resident"]["lists"], planned["lists"], placed["lists"])
+    held = (answer["resident"], planned, placed)
+    if any(rows := [one.get("rows", 0) for one in held]):
+        row("with their rows beside codes", "{:,}".format, *rows)
     row("their bytes", readable_bytes, answer["resident"]["bytes"], planned["bytes"], placed["bytes"])
     row("predicted hit rate", "{:.1%}".format, answer["hit_rate_before"], planned["hit_rate"], placed["hit_rate"])
     latency = f"predicted latency, batch of {answer['gain']['batch']}"
@@ -47,6 +50,11 @@ def proposal_words(answer: dict[str, Any]) -> list[str]:
         said.append(
             f"Only {placed['lists']:,} of {planned['lists']:,} lists have room on the open devices; the host scans the "
             "others. Verdict, hit rate and latency are those of the lists that have room."
+        )
+    elif placed.get("rows", 0) < planned.get("rows", 0):
+        said.append(
+            f"Only the rows of {placed['rows']:,} of {planned['rows']:,} lists have room beside the codes; the host "
+            "compares the other candidates. Verdict and latency are those of the rows that have room."
         )
     nearest = answer["plan"]["nearest_slo_ms"]
     if placed["verdict"] == "infeasible" and not answer["applied"]:

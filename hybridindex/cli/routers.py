@@ -5,23 +5,62 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import hybridindex as hx
-from hybridindex.cli.console import parse_bytes
-from hybridindex.cli.options import MachineOptions
+from hybridindex.cli.console import err, parse_bytes
+from hybridindex.cli.options import MachineOptions, PlanOptions, SearchOptions
+from hybridindex.config import PrecisionName
+from hybridindex.errors import ProfileError, StoreError
 from hybridindex.partitioner.plan import Plan
+from hybridindex.plans.precision import choose_view, view_of_profile, view_to_plan
 from hybridindex.plans.stored import resume_plan
 from hybridindex.router.router import Router
+from hybridindex.store.control import ControlStore
+from hybridindex.types import Profile
 
-__all__ = ["choose_plan", "open_router"]
+__all__ = ["choose_plan", "open_router", "profile_to_plan"]
 
 
-def choose_plan(index: hx.Index, choice: str, devices: Sequence[str] = (), store: str | None = None) -> Plan | None:
-    """The plan that ``--plan`` names; see :func:`hybridindex.plans.stored.resume_plan`."""
-    with index.store(store) as control:
-        found = resume_plan(index, choice, control, tuple(devices))
+def choose_plan(
+    index: hx.Index,
+    choice: str,
+    devices: Sequence[str] = (),
+    store: str | None = None,
+    precision: PrecisionName = "auto",
+) -> Plan | None:
+    """The plan that ``--plan`` names; see :func:`hybridindex.plans.stored.resume_plan`.
+
+    Where "latest" or "current" cannot be had, it is said, and the host searches without one.
+    """
+    if choice == "none":
+        return None
+    try:
+        with index.store(store) as control:
+            view = choose_view(index.ivf, control, choice, precision)
+            found = resume_plan(view, choice, control, tuple(devices))
+    except (StoreError, ProfileError) as error:
+        if choice not in ("latest", "current"):
+            raise
+        err.print(f"no plan: the host searches, by default with the index's nprobe ({error})", highlight=False)
+        return None
     return None if found is None else found[1]
 
 
-def open_router(index: hx.Index, plan: Plan | None, budget: str | None, machine: MachineOptions) -> Router:
-    """A router with ``budget`` bytes on each device; None: the plan's."""
-    nbytes = None if budget is None else parse_bytes(budget)
-    return index.router(plan, machine.device or (), threads=machine.threads, device_budget_bytes=nbytes)
+def open_router(index: hx.Index, plan: Plan | None, asked: SearchOptions, machine: MachineOptions) -> Router:
+    """A router that searches as ``asked``; without a budget it takes the plan's."""
+    return index.router(
+        plan,
+        machine.device or (),
+        threads=machine.threads,
+        device_budget_bytes=None if asked.budget is None else parse_bytes(asked.budget),
+        precision=asked.precision,  # type: ignore[arg-type]
+        candidates=asked.candidates,
+    )
+
+
+def profile_to_plan(opened: hx.Index, control: ControlStore, goal: PlanOptions, here: str | None) -> Profile:
+    """The profile that is named, or the newest of what is to be planned."""
+    precision: PrecisionName = goal.precision  # type: ignore[assignment]
+    if goal.profile_id is None:
+        view = view_to_plan(opened.ivf, control, precision)
+    else:
+        view = view_of_profile(opened.ivf, control.load_profile(goal.profile_id), precision)
+    return control.load_profile(goal.profile_id, index_fingerprint=view.fingerprint, hardware_fingerprint=here)

@@ -15,6 +15,7 @@ import hybridindex.client.messages as messages
 import hybridindex.client.transport as transports
 from hybridindex.client.retry import Attempts, RetryPolicy
 from hybridindex.errors import UnknownSessionError
+from hybridindex.processes import OfOneProcess
 from hybridindex.types import SearchResult
 
 __all__ = ["AsyncClient", "AsyncRemoteSession"]
@@ -22,7 +23,7 @@ __all__ = ["AsyncClient", "AsyncRemoteSession"]
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncClient(OfOneProcess):
     """A daemon's client. One event loop; close it once.
 
     Every call raises ServiceError or one of its kinds (UnreachableError, OverloadedError, AccessDeniedError …), and
@@ -36,6 +37,7 @@ class AsyncClient:
         key: str | None = None,
         index: str | None = None,
         timeout_s: float = 30.0,
+        change_timeout_s: float = 3600.0,
         retry: RetryPolicy | None = None,
         verify: ssl.SSLContext | bool = True,
         transport: Any = None,
@@ -48,6 +50,8 @@ class AsyncClient:
             key: an API key, where the daemon asks for one.
             index: the name of one of several indexes; None: the first.
             timeout_s: longest time of one call, retries included.
+            change_timeout_s: in its place where the plan or the generation changes: lists travel meanwhile, and the
+                process that plans gives way to everything else.
             verify: False, or a context, for certificates of one's own.
             transport: another httpx transport, for tests.
             sleep: waits between attempts.
@@ -57,7 +61,7 @@ class AsyncClient:
         """
         self._httpx = transports.load_httpx()
         self._address = messages.Address.parse(url)
-        self._timeout_s = transports.check_timeout(timeout_s)
+        self._limits = transports.TimeLimits(timeout_s, change_timeout_s)
         self._retry = retry or RetryPolicy()
         self._sleep = sleep
         if transport is None:
@@ -66,7 +70,7 @@ class AsyncClient:
         self._request = transports.RequestMaker(self._address, key, messages.check_index(index))
 
     async def _send(self, asked: messages.Call[T]) -> T:
-        attempts = Attempts(self._retry, transports.time_limit(asked, self._timeout_s))
+        attempts = Attempts(self._retry, self._limits.of(asked))
         while True:
             left_s = attempts.remaining_s()
             try:
@@ -91,9 +95,12 @@ class AsyncClient:
         *,
         deadline_ms: float | None = None,
         min_nprobe: int | None = None,
+        candidates: int | None = None,
     ) -> SearchResult:
         """As :meth:`hybridindex.router.Router.search`, over the network. A deadline bounds retries as well."""
-        asked = messages.search_call(queries, None, k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe)
+        asked = messages.search_call(
+            queries, None, k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, candidates=candidates
+        )
         return await self._send(asked)
 
     async def session(
@@ -131,6 +138,7 @@ class AsyncClient:
 
         Raises:
             InfeasiblePlanError: it was to be applied, the SLO cannot be met, and ``force`` was not given.
+            PlanningError: no plan was made; what serves goes on.
         """
         return await self._send(messages.repartition_call(apply=apply, changes=changes))
 
@@ -176,7 +184,7 @@ class AsyncClient:
         await self.close()
 
 
-class AsyncRemoteSession:
+class AsyncRemoteSession(OfOneProcess):
     """A session of a daemon; made by :meth:`AsyncClient.session`. It ends when closed, or when unused for a while."""
 
     def __init__(self, client: AsyncClient, name: str) -> None:
@@ -207,10 +215,17 @@ class AsyncRemoteSession:
         *,
         deadline_ms: float | None = None,
         min_nprobe: int | None = None,
+        candidates: int | None = None,
     ) -> SearchResult:
         """As :meth:`AsyncClient.search`, within the session."""
         asked = messages.search_call(
-            queries, self._name, k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe
+            queries,
+            self._name,
+            k=k,
+            nprobe=nprobe,
+            deadline_ms=deadline_ms,
+            min_nprobe=min_nprobe,
+            candidates=candidates,
         )
         return await self._client._send(asked)
 

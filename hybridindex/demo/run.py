@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import hybridindex as hx
+from hybridindex import filesystem
 from hybridindex.demo import cache
 from hybridindex.demo.dataset import Dataset
 from hybridindex.demo.documents import write_demo_documents
@@ -75,7 +76,7 @@ def run_demo(output: Path, *, device: str, progress: Progress, say: Callable[[st
     Raises:
         HybridIndexError: a step failed; steps before it are kept.
     """
-    output.mkdir(parents=True, exist_ok=True)
+    filesystem.make_folder(output, parents=True, exist_ok=True)
     name, label = _choose_device(device)
     data = load_dataset(output.parent / "cache", progress=progress)
     for note in data.notes:
@@ -163,9 +164,9 @@ def _index(data: Dataset, path: Path, progress: Progress) -> hx.Index:
     nlist = min(NLIST, data.count // 40)
     recipe = {"count": data.count, "dim": data.dim, "nlist": nlist, "mean": float(data.mean.sum())}
     try:
-        if json.loads(made_from.read_text()) == recipe:
+        if json.loads(filesystem.read_bytes(made_from)) == recipe:
             return hx.open(path)
-    except (OSError, ValueError, HybridIndexError):
+    except (ValueError, HybridIndexError):
         pass  # missing, or damaged: build it again
 
     vectors = data.iter_centered()

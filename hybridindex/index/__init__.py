@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hybridindex.index.build import build
 from hybridindex.index.codec import DeviceCodec
+from hybridindex.index.compress import compress, remove_codes
 from hybridindex.index.faiss_files.export_faiss import to_faiss
 from hybridindex.index.faiss_files.import_faiss import from_faiss
 from hybridindex.index.faiss_model import require_faiss
@@ -18,10 +19,12 @@ __all__ = [
     "IVFIndex",
     "Manifest",
     "build",
+    "compress",
     "from_faiss",
     "open_index",
     "previous_generation",
     "read_manifest",
+    "remove_codes",
     "remove_replaced",
     "require_faiss",
     "rollback",

@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from hybridindex import filesystem
 from hybridindex.config import check_count
 from hybridindex.errors import DuplicateIdError, InvalidInputError
-from hybridindex.index.codec import CodecSpec, parse_codec
+from hybridindex.index.codec import DEVICE_KINDS, CodecSpec, parse_codec
+from hybridindex.index.compress import check_bits, check_codec, compress
 from hybridindex.index.faiss_model import (
     LoadedModel,
     apply_transforms,
@@ -69,6 +71,8 @@ def build(
     train_size: int | None = None,
     seed: int = DEFAULT_SEED,
     replace: bool = False,
+    bits: int | None = None,
+    rerank: str | None = None,
     progress: Progress | None = None,
 ) -> IVFIndex:
     """Build an index at ``path`` and open it.
@@ -85,7 +89,8 @@ def build(
         path: the index directory: new, empty, or an index where ``replace`` says so.
         nlist: number of lists; ``None`` takes about 4*sqrt(n).
         metric: "ip" (inner product; k-means is spherical, as faiss does) or "l2" (squared Euclidean distance).
-        codec: see :func:`hybridindex.index.codec.parse_codec`.
+        codec: see :func:`hybridindex.index.codec.parse_codec`. "rabitq" is short for ``bits=1`` with the rows of
+            ``rerank``.
         ids: (n,) integers of 0 or more, all different; ``None`` numbers the vectors from 0.
         normalize: scale vectors and queries to length 1, which makes "ip" cosine similarity; kept in the manifest.
         nprobe: default number of probes of a search; ``None`` takes nlist/16.
@@ -93,8 +98,11 @@ def build(
         train_size: rows of the k-means sample; ``None`` takes 64 per list, at least 65,536, as far as the budget goes.
         seed: of sampling and k-means; the same vectors, options and seed give the same fingerprint.
         replace: an index that stands at ``path`` may be replaced.
-        progress: ``progress(stage, done, total)`` with the stages spool, train, assign, encode, pack, checksum; units
-            are rows (pack: lists; checksum: bytes).
+        bits: put codes of 1, 2 or 4 bits a dimension beside the rows, as :func:`hybridindex.index.compress.compress`
+            does; where that fails, the index stands without them.
+        rerank: codec of the rows of ``codec="rabitq"``: flat (the default), fp16, bf16 or sq8.
+        progress: ``progress(stage, done, total)`` with the stages spool, train, assign, encode, pack, checksum, and
+            those of compress; units are rows (pack: lists; checksum: bytes).
 
     Raises:
         InvalidInputError: an argument is wrong, or a vector holds NaN or infinity or is too long; names it.
@@ -107,6 +115,7 @@ def build(
     """
     path = as_path(path)
     _check_metric(metric, normalize)
+    codec, bits = _rows_and_bits(codec, bits, rerank)
     nlist, train_size = _optional("nlist", nlist), _optional("train_size", train_size)
     memory_budget_bytes, seed = _whole("memory_budget_bytes", memory_budget_bytes, 1), _whole("seed", seed, 0)
     if seed > _MAX_SEED:
@@ -122,6 +131,8 @@ def build(
         if nprobe is not None:
             nprobe = check_count("nprobe", nprobe, nlist)
         spec = parse_codec(codec, source.dim)
+        if bits is not None:
+            check_codec(spec.name)
         # Normalised, every element is at most 1.
         source = dataclasses.replace(source, max_abs=None if normalize else spec.max_abs)
         memory = divide_budget(memory_budget_bytes, dim=source.dim, nlist=nlist, spec=spec)
@@ -147,7 +158,27 @@ def build(
         )
         commit_generation(writer, lists, table, built, progress=report)
     # What was just written and digested need not be read a second time.
-    return open_index(path, verify="quick")
+    index = open_index(path, verify="quick")
+    if bits is not None:
+        try:
+            compress(index, bits, progress=report)
+        except BaseException:
+            index.close()
+            raise
+    return index
+
+
+def _rows_and_bits(codec: str, bits: int | None, rerank: str | None) -> tuple[str, int | None]:
+    """The codec of the rows, and the bits of codes beside them."""
+    if codec == "rabitq":
+        codec, bits = "flat" if rerank is None else rerank, 1 if bits is None else bits
+        if codec not in DEVICE_KINDS:
+            raise InvalidInputError(f"rerank is {rerank!r}; expected one of {', '.join(DEVICE_KINDS)}")
+    elif rerank is not None:
+        raise InvalidInputError(
+            f"rerank is {rerank!r} and codec {codec!r}; expected codec 'rabitq' with it, or codec {rerank!r} with bits"
+        )
+    return codec, None if bits is None else check_bits(bits)
 
 
 def default_nlist(n: int) -> int:
@@ -265,7 +296,7 @@ def _write_lists(
     """Second pass: encode and put every vector where it belongs; fast-scan blocks are packed from rows afterwards."""
     out = writer.open_file(LISTS_FILE if spec.layout == "rows" else "rows.bin")
     extents = ExtentWriter(out, sizes, spec.code_size)
-    lists_of = np.memmap(assigned.path, dtype=np.int32, mode="r", shape=(source.n,))
+    lists_of = filesystem.map_array(assigned.path, np.int32, (source.n,))
     for start, stop in _spans(source.n, memory.chunk_rows):
         lists = lists_of[start:stop].astype(np.int64)
         codes = encode(model.ivf, _transformed(model, source.rows(start, stop)), lists)
@@ -273,7 +304,7 @@ def _write_lists(
         report("encode", stop, source.n)
     if spec.layout == "rows":
         return out, extents.table
-    rows = np.memmap(out.path, dtype=np.uint8, mode="r")
+    rows = filesystem.map_array(out.path, np.uint8)
     reader = ExtentReader(rows, extents.table, code_size=spec.code_size, layout="rows", element=None)
     packed = writer.open_file(LISTS_FILE)
     table = repack(

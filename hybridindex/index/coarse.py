@@ -1,15 +1,22 @@
-"""The coarse quantizer of an index alone: for a process that chooses lists and scans none.
+"""Coarse quantization: of an open index, and of its model alone, for a process that chooses lists and scans none.
 
-It is made from the bytes of ``model.faiss`` that an open index has mapped, so it stays that of the generation that
-serves, whatever the directory holds now.
+Where the quantizer is flat it is ours (``native/routing/coarse_quantizer.cpp``): what a query gets depends neither on
+the queries beside it nor on how many they are. faiss does the rest, and everything where the extension is missing; it
+rounds in another way where it multiplies matrices, which depends on the batch.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from hybridindex.errors import CorruptIndexError
+from hybridindex.extension import native
 from hybridindex.index.faiss_model import (
     LoadedModel,
     apply_transforms,
+    centroids_of,
     faiss_message,
     peel,
     quantize,
@@ -17,15 +24,63 @@ from hybridindex.index.faiss_model import (
 )
 from hybridindex.types import F32, I64, U8
 
-__all__ = ["CoarseModel"]
+__all__ = ["CoarseModel", "CoarseQuantizer"]
+
+
+class CoarseQuantizer:
+    """Finds the nearest centroids of an IVF index. Immutable, from any thread."""
+
+    def __init__(self, ivf: Any) -> None:
+        """
+        Args:
+            ivf: a faiss IVF index. A flat quantizer's centroids are copied.
+        """
+        self._ivf = ivf
+        self._own: Any = None
+        #: Whether distances are scalar products, to the bit those of ``native.pair_products``.
+        self.gives_products = False
+        if native is not None and _is_flat(ivf):
+            keep_max = ivf.quantizer.metric_type == require_faiss().METRIC_INNER_PRODUCT
+            self._own = native.CoarseQuantizer(centroids_of(ivf), keep_max, "")
+            self.gives_products = keep_max
+
+    def quantize(self, x: F32, nprobe: int) -> tuple[I64, F32]:
+        """Nearest centroids of ``x`` (n, scan_dim): lists (n, nprobe) int64, and distances f32.
+
+        -1 = none found: by a graph quantizer, or since the other distances are no numbers. Equal distances are ordered
+        by list where the quantizer is ours.
+        """
+        if self._own is None:
+            return quantize(self._ivf, x, nprobe)
+        lists = np.empty((len(x), nprobe), dtype=np.int64)
+        distances = np.empty((len(x), nprobe), dtype=np.float32)
+        self._own.quantize(x, lists, distances)
+        return lists, distances
+
+
+def _is_flat(ivf: Any) -> bool:
+    """Whether the quantizer compares a query with all centroids as they are."""
+    faiss = require_faiss()
+    quantizer = faiss.downcast_index(ivf.quantizer)
+    # Subclasses may search in another way.
+    return (
+        type(quantizer) in (faiss.IndexFlat, faiss.IndexFlatL2, faiss.IndexFlatIP)
+        and quantizer.metric_type in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2)
+        and quantizer.ntotal == ivf.nlist
+    )
 
 
 class CoarseModel:
-    """Pre-transforms and coarse quantization; immutable, from any thread."""
+    """Pre-transforms and coarse quantization; immutable, from any thread.
+
+    Made from the bytes of ``model.faiss`` that an open index has mapped, so it stays that of the generation that
+    serves, whatever the directory holds now.
+    """
 
     def __init__(self, model: LoadedModel, *, fingerprint: str) -> None:
         """See :meth:`from_bytes`."""
         self._model = model
+        self._coarse = CoarseQuantizer(model.ivf)
         self.fingerprint = fingerprint
 
     @classmethod
@@ -55,4 +110,4 @@ class CoarseModel:
 
     def quantize(self, transformed: F32, nprobe: int) -> tuple[I64, F32]:
         """(n, scan_dim) -> lists (n, nprobe) int64, -1 = none found, and distances float32."""
-        return quantize(self._model.ivf, transformed, nprobe)
+        return self._coarse.quantize(np.ascontiguousarray(transformed, dtype=np.float32), nprobe)

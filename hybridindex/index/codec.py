@@ -9,8 +9,10 @@ from typing import Literal
 import numpy as np
 
 from hybridindex.errors import InvalidInputError
+from hybridindex.index.pq.form import PqForm
+from hybridindex.index.rabitq.spec import CodeFormat
 from hybridindex.index.storage.layout import Layout
-from hybridindex.types import F32
+from hybridindex.types import F32, U8
 
 __all__ = [
     "CODEC_NAMES",
@@ -19,17 +21,21 @@ __all__ = [
     "CodecSpec",
     "DeviceCodec",
     "DeviceKind",
+    "device_kind",
     "parse_codec",
+    "pq_shape",
 ]
 
 CodecKind = Literal["flat", "fp16", "bf16", "sq8", "pq", "pqfs"]
 
-#: How the paged tier decodes a row.
-DeviceKind = Literal["f32", "f16", "bf16", "sq8"]
-#: Codec -> :data:`DeviceKind`, of the codecs that the paged tier decodes.
+#: How the paged tier decodes a row; "rabitq": it estimates from codes, in blocks; "pq": it adds up entries of tables.
+DeviceKind = Literal["f32", "f16", "bf16", "sq8", "rabitq", "pq"]
+#: Codec of rows -> :data:`DeviceKind`, of the codecs that the paged tier decodes.
 DEVICE_KINDS: dict[str, DeviceKind] = {"flat": "f32", "fp16": "f16", "bf16": "bf16", "sq8": "sq8"}
 
 CODEC_NAMES = ("flat", "fp16", "bf16", "sq8", "pq", "pqM", "pqfs", "pqfsM")
+#: Sums of a byte for each part fit 16 bits.
+_MOST_PARTS = 65_535
 _PQ_NAME = re.compile(r"(pqfs|pq)([1-9][0-9]{0,4})?")
 
 
@@ -65,6 +71,8 @@ class DeviceCodec:
 
     ``f32``: the row is dim float32. ``f16``: dim IEEE halves. ``bf16``: dim bfloat16. ``sq8``: dim bytes, value =
     vmin + vdiff*(byte+0.5)/255 = offset + scale*byte. With ``by_residual`` the list's centroid is added afterwards.
+    ``rabitq``: no floats; blocks of rows as ``form`` says, see :mod:`hybridindex.index.rabitq`. ``pq``: numbers of
+    codewords as ``pq`` says, see :mod:`hybridindex.index.pq`.
     """
 
     kind: DeviceKind
@@ -76,6 +84,10 @@ class DeviceCodec:
     vmin: F32 = field(default_factory=lambda: np.empty(0, np.float32))
     #: (dim,) float32, host; empty unless sq8.
     vdiff: F32 = field(default_factory=lambda: np.empty(0, np.float32))
+    #: Of rabitq alone.
+    form: CodeFormat | None = None
+    #: Of pq alone.
+    pq: PqForm | None = None
 
     @property
     def scale(self) -> F32:
@@ -86,6 +98,19 @@ class DeviceCodec:
     def offset(self) -> F32:
         """(dim,) float32; empty unless sq8."""
         return self.vmin + self.vdiff * np.float32(0.5 / 255)
+
+    def decode(self, codes: U8, centroid: F32) -> F32:
+        """Rows of one list: (n, code_size) uint8 -> (n, dim) float32; ``centroid``: (dim,) float32, of the list."""
+        if self.kind == "f32":
+            rows: F32 = codes.view(np.float32)
+        elif self.kind == "f16":
+            rows = codes.view(np.float16).astype(np.float32)
+        elif self.kind == "bf16":
+            rows = (codes.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        else:
+            assert self.kind == "sq8", "codes of rabitq and pq are not decoded"
+            rows = self.offset + self.scale * codes.astype(np.float32)
+        return rows + centroid if self.by_residual else rows
 
 
 def parse_codec(name: str, dim: int) -> CodecSpec:
@@ -122,3 +147,16 @@ def parse_codec(name: str, dim: int) -> CodecSpec:
         code_size=(m + 1) // 2 if fast else m,
         by_residual=not fast,
     )
+
+
+def device_kind(codec: str) -> DeviceKind | None:
+    """How the paged tier scans rows of ``codec``, as builds and manifests name it; None: it does not."""
+    return DEVICE_KINDS.get(codec) or ("pq" if _PQ_NAME.fullmatch(codec) else None)
+
+
+def pq_shape(codec: str) -> tuple[int, int] | None:
+    """(sub-quantizers, bits of each) of a manifest's codec "pq48" or "pqfs96" that our scans take; None: another."""
+    match = _PQ_NAME.fullmatch(codec)
+    if match is None or match[2] is None or int(match[2]) > _MOST_PARTS:
+        return None
+    return int(match[2]), 4 if match[1] == "pqfs" else 8

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridindex import filesystem
 from hybridindex.errors import CorruptIndexError, MissingDependencyError, UnsupportedIndexError, how_to_install
 from hybridindex.index.codec import CodecSpec
 from hybridindex.index.on_disk_lists import on_disk_names
@@ -32,6 +33,7 @@ __all__ = [
     "map_lists",
     "new_model",
     "peel",
+    "pq_codewords",
     "quantize",
     "require_faiss",
     "stream_index",
@@ -182,6 +184,13 @@ def centroids_of(ivf: Any) -> F32:
     return np.asarray(ivf.quantizer.reconstruct_n(0, ivf.nlist), dtype=np.float32)
 
 
+def pq_codewords(ivf: Any) -> F32:
+    """(scan_dim, words) f32: a dimension of all codewords of its sub-quantizer."""
+    pq = ivf.pq
+    words = require_faiss().vector_to_array(pq.centroids).reshape(pq.M, pq.ksub, pq.dsub)
+    return np.ascontiguousarray(words.transpose(0, 2, 1).reshape(pq.d, pq.ksub), dtype=np.float32)
+
+
 def peel(index: Any) -> tuple[LoadedModel, I64 | None]:
     """Take a faiss index apart: pre-transforms, id maps, IVF. The id map is (ntotal,) int64, or ``None``.
 
@@ -262,13 +271,14 @@ def load_model(path: Path, *, precompute: bool = True) -> LoadedModel:
     Raises:
         CorruptIndexError: faiss cannot read it although the checksum is right.
         UnsupportedIndexError: this faiss does not know the index kind, or the model names another file.
-        OSError: it cannot be read.
+        FileError: it cannot be read.
     """
     faiss = require_faiss()
     if names := on_disk_names(path):
         raise UnsupportedIndexError(f"{path} names another file, {names[0]!r}; a model of ours names none: not opened")
     try:
-        outer = faiss.read_index(str(path), 0 if precompute else faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
+        with filesystem.performing("faiss", path):
+            outer = faiss.read_index(str(path), 0 if precompute else faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
     except (RuntimeError, MemoryError) as error:
         raise CorruptIndexError(f"faiss {faiss.__version__} cannot read {path}: {faiss_message(error)}") from error
     model, id_map = peel(outer)
@@ -317,8 +327,9 @@ def empty_shard(model: U8, ivf: Any) -> Any:
     return shard
 
 
-def map_lists(ivf: Any, path: Path, table: I64, *, code_size: int, nbytes: int) -> None:
-    """Let ``ivf`` read its lists from the extents of ``path`` without a copy. Read-only; ``ivf`` owns the mapping."""
+def map_lists(ivf: Any, path: Path, table: I64, *, code_size: int, nbytes: int) -> int:
+    """Let ``ivf`` read its lists from the extents of ``path`` without a copy; the address of the mapping. Read-only;
+    ``ivf`` owns it."""
     faiss = require_faiss()
     lists = faiss.OnDiskInvertedLists()
     lists.nlist = len(table)
@@ -332,9 +343,11 @@ def map_lists(ivf: Any, path: Path, table: I64, *, code_size: int, nbytes: int) 
     rows = np.ascontiguousarray(table, dtype=np.int64)  # size, capacity, offset: the struct's own order
     faiss.memcpy(lists.lists.data(), faiss.swig_ptr(rows), rows.nbytes)
     lists.do_mmap()
+    address = int(lists.ptr)
     lists.this.disown()
     ivf.replace_invlists(lists, True)
     ivf.ntotal = int(table[:, 0].sum())
+    return address
 
 
 def faiss_message(error: BaseException) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hybridindex import filesystem
 from hybridindex.index.storage.generation import GenerationWriter
 from hybridindex.types import I64
 
@@ -40,7 +41,7 @@ def find_duplicates(chunks: Iterable[I64], n: int, writer: GenerationWriter) -> 
             scratch.append(np.ascontiguousarray(part, dtype=np.int64))
         if increasing:
             return Duplicates(surplus=0, examples=())
-        ids = np.memmap(scratch.path, dtype=np.int64, mode="r+", shape=(n,))
+        ids = filesystem.map_array(scratch.path, np.int64, (n,), mode="r+")
         ids.sort()  # in place: the pages belong to the file
         return _repeats(ids)
     finally:

@@ -12,24 +12,32 @@ from typing import Any
 import numpy as np
 
 from hybridindex.config import check_count
-from hybridindex.errors import InvalidInputError, UnsupportedIndexError
-from hybridindex.index.codec import DEVICE_KINDS, DeviceCodec
+from hybridindex.errors import IndexFormatError, InvalidInputError, UnsupportedIndexError
+from hybridindex.index.coarse import CoarseQuantizer
+from hybridindex.index.codec import DEVICE_KINDS, DeviceCodec, pq_shape
 from hybridindex.index.faiss_model import (
     LoadedModel,
     apply_transforms,
     centroids_of,
     decode,
     faiss_message,
-    quantize,
+    pq_codewords,
     require_faiss,
 )
+from hybridindex.index.integrity import Integrity
+from hybridindex.index.pq.distances import page_rows
+from hybridindex.index.pq.form import BLOCK_ROWS, PqForm
+from hybridindex.index.rabitq.codes import RabitqCodes, say_unusable
+from hybridindex.index.rabitq.spec import BLOCK_ROWS as CODED_ROWS
 from hybridindex.index.source import find_unusable
+from hybridindex.index.storage.checksums import digest_bytes
 from hybridindex.index.storage.layout import element_bytes, id_slots
 from hybridindex.index.storage.lists import ExtentReader
 from hybridindex.index.storage.manifest import Manifest
+from hybridindex.index.storage.signed_json import canonical
 from hybridindex.types import F32, I64, U8, Metric
 
-__all__ = ["IVFIndex"]
+__all__ = ["CodedIndex", "IVFIndex"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +45,7 @@ class _Parts:
     """What an open index holds on to, and lets go of together."""
 
     model: LoadedModel
+    coarse: CoarseQuantizer
     #: model.faiss, mapped.
     model_bytes: U8
     #: lists.bin, mapped; and the same seen as int64.
@@ -61,18 +70,26 @@ class IVFIndex:
         table: I64,
         data: U8,
         model_bytes: U8,
+        integrity: Integrity,
     ) -> None:
         """Made by :func:`hybridindex.index.opening.open_index`, which has checked all parts."""
+        #: Which lists are damaged now.
+        self.integrity = integrity
+        #: Codes beside the rows; None where there are none.
+        self.rabitq: RabitqCodes | None = None
+        #: Why there are none although their files are there; else empty.
+        self.rabitq_problem = ""
         #: The index directory.
         self.path = path
         self.manifest = manifest
         self.list_sizes: I64 = table[:, 0].copy()
-        #: (nlist,) int64: bytes of codes that a scan of each list reads.
-        self.list_bytes: I64 = self.list_sizes * manifest.code_size
+        #: (nlist,) int64: bytes that a scan of each list reads.
+        self.list_bytes: I64 = -(-self.list_sizes // self.group_rows) * self.group_rows * self.page_row_bytes
         self._table = table
         self._id_slots = id_slots(table, manifest.code_size)
         self._parts: _Parts | None = _Parts(
             model=model,
+            coarse=CoarseQuantizer(model.ivf),
             model_bytes=model_bytes,
             data=data,
             ids64=data.view(np.int64),
@@ -135,6 +152,65 @@ class IVFIndex:
         """Bytes of one vector's code."""
         return self.manifest.code_size
 
+    @property
+    def group_rows(self) -> int:
+        """Rows whose codes lie together, so that no page may part them."""
+        shape = pq_shape(self.codec)
+        return 1 if shape is None or shape[1] == 8 else BLOCK_ROWS
+
+    @property
+    def page_row_bytes(self) -> int:
+        """Bytes that a row takes in a page of a device: its code and, of residual product quantizers under l2, a
+        float32."""
+        has_terms = pq_shape(self.codec) is not None and self.manifest.by_residual and self.metric == "l2"
+        return self.code_size + 4 * has_terms
+
+    @property
+    def rows(self) -> IVFIndex:
+        """The index whose lists hold the rows: this one, unless it is a view."""
+        return self
+
+    @property
+    def n_pieces(self) -> int:
+        """What a device may hold of the lists: pieces 0 .. nlist - 1 are what is scanned of each. Where that is codes,
+        piece nlist + l is the rows of list l."""
+        return self.nlist
+
+    @cached_property
+    def piece_bytes(self) -> I64:
+        """(n_pieces,) int64: bytes of each piece, read-only."""
+        return _frozen(self._scanned_bytes())
+
+    def _scanned_bytes(self) -> I64:
+        return -(-self.list_sizes // self.group_rows) * self.group_rows * self.page_row_bytes
+
+    def pieces_of(self, lists: I64) -> I64:
+        """All pieces of ``lists`` (m,) int64."""
+        return lists
+
+    def piece_codes(self, piece: int) -> U8:
+        """The bytes of a piece as in pages: (n, bytes of one) uint8, rows or whole blocks.
+
+        A read-only view of the mapped file where that is all.
+        """
+        if (form := self.pq_form) is None:
+            return self.list_codes(piece)
+        centroid = self.centroids[piece] if form.has_terms else None
+        return page_rows(self.stored_codes(piece), int(self.list_sizes[piece]), centroid, form)
+
+    def by_codes(self) -> CodedIndex:
+        """This index as what scans its codes sees it.
+
+        Raises:
+            UnsupportedIndexError: it has none that can be used.
+        """
+        if self.rabitq is None:
+            why = self.rabitq_problem or f"hybridindex compress {self.path} makes some"
+            raise UnsupportedIndexError(
+                f"{self.path} has no codes that can be used: {why}; precision 'auto' or 'rows' does without"
+            )
+        return CodedIndex(self, self.rabitq)
+
     @cached_property
     def centroids(self) -> F32:
         """(nlist, scan_dim) float32.
@@ -164,6 +240,20 @@ class IVFIndex:
                 f"codes of codec {self.codec!r} lie in blocks ({self.manifest.layout}), not rows"
             )
         return reader.rows(list_id, 0, reader.size(list_id))
+
+    def codes_of_pages(self, list_id: int, content: U8) -> U8:
+        """The code bytes of one list as in the file, of what its pages hold: (nbytes,) uint8.
+
+        None of them where what lies beside the codes does not follow from these.
+        """
+        group, size = self.group_rows, int(self.list_sizes[list_id])
+        rows = -(-size // group) * group
+        held = content[: rows * self.page_row_bytes]
+        if (form := self.pq_form) is None or not form.has_terms:
+            return held
+        codes = held.reshape(-1, group * self.page_row_bytes)[:, : group * self.code_size].reshape(-1)
+        expected = page_rows(codes, size, self.centroids[list_id], form)
+        return codes if np.array_equal(expected.reshape(-1), held) else codes[:0]
 
     def stored_codes(self, list_id: int) -> U8:
         """The code bytes of one list as they lie in the file, padding of the last block included: (nbytes,) uint8."""
@@ -202,7 +292,7 @@ class IVFIndex:
 
     def device_codec(self) -> DeviceCodec | None:
         """How a device decodes the rows of :meth:`list_codes`; ``None`` where only faiss can scan them."""
-        kind = DEVICE_KINDS.get(self.codec)
+        kind = DEVICE_KINDS.get(self.codec) if self.pq_form is None else "pq"
         if kind is None:
             return None
         vmin = vdiff = np.empty(0, dtype=np.float32)
@@ -216,7 +306,43 @@ class IVFIndex:
             by_residual=self.manifest.by_residual,
             vmin=vmin,
             vdiff=vdiff,
+            pq=self.pq_form,
         )
+
+    @cached_property
+    def pq_form(self) -> PqForm | None:
+        """How product-quantized rows are scanned; None for other codecs, and where faiss alone knows how."""
+        shape = pq_shape(self.codec)
+        if shape is None:
+            return None
+        ivf = self._open().model.ivf
+        if getattr(ivf, "polysemous_ht", 0):
+            return None  # faiss leaves rows out by the bits of their codes
+        middle = np.zeros(self.scan_dim, dtype=np.float32)
+        if self.manifest.by_residual:
+            try:
+                middle = self.centroids.mean(axis=0, dtype=np.float64).astype(np.float32)
+            except UnsupportedIndexError:
+                return None
+        return PqForm(
+            dim=self.scan_dim,
+            parts=shape[0],
+            metric=self.metric,
+            residual=self.manifest.by_residual,
+            codewords=pq_codewords(ivf),
+            middle=middle,
+        )
+
+    def load_codes(self) -> RabitqCodes | None:
+        """The codes beside the rows, read into memory and proven; None where there are none that are whole, which is
+        said once."""
+        codes = self.rabitq
+        try:
+            if codes is not None:
+                codes.data  # noqa: B018
+        except IndexFormatError as error:
+            self.rabitq, self.rabitq_problem = None, say_unusable(self.path, error)
+        return self.rabitq
 
     # -- queries ------------------------------------------------------------------------------------------------
 
@@ -246,13 +372,19 @@ class IVFIndex:
     def quantize(self, transformed: F32, nprobe: int) -> tuple[I64, F32]:
         """Coarse quantization of (n, scan_dim): probes (n, nprobe) int64, nearest first, and distances f32.
 
+        With a flat quantizer a query gets the same whatever queries are beside it; equal distances are ordered by list.
         A graph quantizer (HNSW) may find fewer: the rest is -1.
 
         Raises:
             InvalidInputError: nprobe is not in 1..nlist.
         """
         nprobe = check_count("nprobe", nprobe, self.nlist)
-        return quantize(self._open().model.ivf, np.ascontiguousarray(transformed, dtype=np.float32), nprobe)
+        return self._open().coarse.quantize(np.ascontiguousarray(transformed, dtype=np.float32), nprobe)
+
+    @property
+    def quantizes_by_products(self) -> bool:
+        """Whether the distances that :meth:`quantize` gives are scalar products with centroids, summed in one order."""
+        return self._open().coarse.gives_products
 
     def open_faiss(self) -> Any:
         """The faiss IVF index whose lists are mapped from this directory. Owned by this object; do not change it."""
@@ -270,7 +402,8 @@ class IVFIndex:
 
     def close(self) -> None:
         """Let go of the mapping; a second call does nothing."""
-        self._parts = None
+        self._parts = self.rabitq = None
+        self.integrity.close()
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             on_close()
@@ -312,3 +445,108 @@ class IVFIndex:
         if not 0 <= list_id < self.nlist:
             raise InvalidInputError(f"list is {list_id}; expected 0 to {self.nlist - 1}")
         return self._open().reader
+
+
+def _frozen(array: I64) -> I64:
+    array.setflags(write=False)
+    return array
+
+
+class CodedIndex(IVFIndex):
+    """An index whose lists are scanned by their codes: what a tier moves and scans of a list are blocks of codes.
+
+    A view: it is made by :meth:`IVFIndex.by_codes`, shares all else with that index, :attr:`rows`, and ends with it.
+    """
+
+    def __init__(self, rows: IVFIndex, codes: RabitqCodes) -> None:
+        self._rows = rows
+        self.codes = codes
+        self.integrity = rows.integrity
+        self.rabitq = codes
+        self.rabitq_problem = ""
+        self.path = rows.path
+        self.manifest = rows.manifest
+        self.list_sizes = rows.list_sizes
+        self.list_bytes = codes.list_bytes
+        self._table = rows._table
+        self._id_slots = rows._id_slots
+
+    @property
+    def rows(self) -> IVFIndex:
+        return self._rows
+
+    def by_codes(self) -> CodedIndex:
+        return self
+
+    @property
+    def codec(self) -> str:
+        return f"rabitq{self.codes.spec.bits}"
+
+    @property
+    def code_size(self) -> int:
+        return self.codes.spec.block_bytes // CODED_ROWS
+
+    @property
+    def group_rows(self) -> int:
+        return CODED_ROWS
+
+    @property
+    def page_row_bytes(self) -> int:
+        return self.code_size
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return digest_bytes(canonical({"rows": self._rows.fingerprint, "codes": self.codes.spec.file_xxh3_128}))
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells profiles and plans of codes from those of rows, and of other codes."""
+        return self._fingerprint
+
+    @property
+    def centroids(self) -> F32:
+        return self._rows.centroids
+
+    def list_codes(self, list_id: int) -> U8:
+        """Whole blocks of one list: (blocks * 16, code_size) uint8, a read-only view of what was read and proven."""
+        return self.stored_codes(list_id).reshape(-1, self.code_size)
+
+    @property
+    def n_pieces(self) -> int:
+        return 2 * self.nlist if self._rows_can_lie_beside else self.nlist
+
+    @cached_property
+    def _rows_can_lie_beside(self) -> bool:
+        return self._rows.device_codec() is not None
+
+    @cached_property
+    def piece_bytes(self) -> I64:
+        scanned = self._scanned_bytes()
+        return _frozen(np.concatenate([scanned, self._rows.piece_bytes]) if self._rows_can_lie_beside else scanned)
+
+    def pieces_of(self, lists: I64) -> I64:
+        return np.concatenate([lists, self.nlist + lists]) if self._rows_can_lie_beside else lists
+
+    def piece_codes(self, piece: int) -> U8:
+        return self.list_codes(piece) if piece < self.nlist else self._rows.list_codes(piece - self.nlist)
+
+    def stored_codes(self, list_id: int) -> U8:
+        """The blocks of one list: (nbytes,) uint8."""
+        self._list_reader(list_id)  # refuses a list that is not there, and an index that was closed
+        return self.codes.list_blocks(list_id)
+
+    def device_codec(self) -> DeviceCodec:
+        spec = self.codes.spec
+        return DeviceCodec(kind="rabitq", dim=self.scan_dim, code_size=self.code_size, by_residual=False, form=spec)
+
+    def load_codes(self) -> RabitqCodes | None:
+        return self._rows.load_codes()
+
+    def call_on_close(self, callback: Callable[[], None]) -> None:
+        self._rows.call_on_close(callback)
+
+    def close(self) -> None:
+        """Does nothing: the index that this is a view of is closed."""
+
+    def _open(self) -> _Parts:
+        return self._rows._open()

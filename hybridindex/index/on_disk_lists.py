@@ -10,6 +10,8 @@ import mmap
 import struct
 from pathlib import Path
 
+from hybridindex import filesystem
+
 __all__ = ["on_disk_names"]
 
 #: What such lists begin with; then nlist, code_size, and three vectors: extents, free slots, the name.
@@ -22,11 +24,11 @@ def on_disk_names(file: Path) -> list[str]:
     """The names in ``file``, in the order in which they stand there.
 
     Raises:
-        OSError: it cannot be read.
+        FileError: it cannot be read.
     """
-    if not file.stat().st_size:
+    if not filesystem.stat(file).st_size:
         return []
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with filesystem.map_file(file) as data:
         found = []
         at = data.find(_MARK)
         while at >= 0:

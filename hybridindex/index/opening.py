@@ -6,16 +6,18 @@ Also the one-time conversion of ``blocks16`` to ``rows``, which is what faiss ca
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
 
-from hybridindex.errors import CorruptIndexError, IndexFormatError, InvalidInputError, NotWritableError
-from hybridindex.index.faiss_model import LoadedModel, load_model, map_lists, require_faiss
+from hybridindex import filesystem
+from hybridindex.errors import CorruptIndexError, FileError, IndexFormatError, InvalidInputError, NotWritableError
+from hybridindex.index.faiss_model import LoadedModel, centroids_of, load_model, map_lists, require_faiss
+from hybridindex.index.integrity import Integrity, name_lists
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.rabitq.codes import find_codes
 from hybridindex.index.rewrite import write_copy
 from hybridindex.index.storage.checksums import digest_file
 from hybridindex.index.storage.commit import Progress, no_progress
@@ -29,7 +31,15 @@ from hybridindex.index.storage.generation import (
 from hybridindex.index.storage.going_back import previous_generation, remove_others, switch_back
 from hybridindex.index.storage.huge_pages import load_in_huge_pages, map_file
 from hybridindex.index.storage.layout import check_extents
-from hybridindex.index.storage.manifest import LISTS_FILE, MODEL_FILE, TABLE_FILE, Manifest, parse_manifest
+from hybridindex.index.storage.list_digests import U64, damaged_lists, digest_lists, list_spans, read_digests
+from hybridindex.index.storage.manifest import (
+    DIGESTS_FILE,
+    LISTS_FILE,
+    MODEL_FILE,
+    TABLE_FILE,
+    Manifest,
+    parse_manifest,
+)
 from hybridindex.types import I64, U8
 
 __all__ = ["Verify", "open_index", "read_manifest", "remove_replaced", "rollback", "save", "verify"]
@@ -111,7 +121,6 @@ def remove_replaced(path: str | Path, *, serving: int | None = None) -> list[int
 def _verify_generation(generation: Path) -> Manifest:
     manifest = _read_manifest(generation)
     _check_files(generation, manifest, "full")
-    _read_table(generation, manifest)
     return manifest
 
 
@@ -141,7 +150,10 @@ def _of_current(path: Path, read: Callable[[Path], _T]) -> _T:
     try:
         return _of_whole_current(path, read)
     except CorruptIndexError as error:
-        kept = previous_generation(path)
+        try:
+            kept = previous_generation(path)
+        except FileError:
+            kept = None
         back = "" if kept is None else f", or go back to generation {kept}: hybridindex rollback {path}"
         raise CorruptIndexError(f"{error}; restore the index from a copy, or build it again{back}") from error
 
@@ -159,38 +171,45 @@ def _of_whole_current(path: Path, read: Callable[[Path], _T]) -> _T:
 
 def _unchanged(path: Path, generation: Path) -> bool:
     try:
-        return read_current(path) == generation and generation.is_dir()
-    except (IndexFormatError, InvalidInputError):
+        return read_current(path) == generation and filesystem.is_dir(generation)
+    except (IndexFormatError, InvalidInputError, FileError):
         return True
 
 
 def _open_generation(path: Path, generation: Path, verify: Verify) -> IVFIndex:
     manifest = _read_manifest(generation)
-    _check_files(generation, manifest, verify)
-    table = _read_table(generation, manifest)
+    table, digests = _check_files(generation, manifest, verify)
+    addresses = []
     try:
         data = map_file(generation / LISTS_FILE)
-        model_bytes: U8 = np.memmap(generation / MODEL_FILE, dtype=np.uint8, mode="r")
+        model_bytes: U8 = filesystem.map_array(generation / MODEL_FILE, np.uint8)
         # An imported index answers as faiss does with the file it came from; ours need not.
         model = load_model(generation / MODEL_FILE, precompute=manifest.notes.get("source") != "build")
         _check_model(model, manifest, generation)
         if manifest.layout != "blocks16":
             lists = generation / LISTS_FILE
-            map_lists(model.ivf, lists, table, code_size=manifest.code_size, nbytes=data.nbytes)
+            size = manifest.code_size
+            addresses = [map_lists(model.ivf, lists, table, code_size=size, nbytes=data.nbytes)]
             model.outer.ntotal = manifest.count
             model.ivf.nprobe = manifest.nprobe
+        integrity = Integrity(generation, manifest, table, data, addresses, digests)
     except OSError as error:
         raise unreadable(error, generation) from error
     except (RuntimeError, ValueError) as error:
         raise CorruptIndexError(f"{generation} cannot be mapped: {error}") from error
-    index = IVFIndex(path, manifest, model, table, data, model_bytes)
-    return _converted(index) if manifest.layout == "blocks16" else index
+    index = IVFIndex(path, manifest, model, table, data, model_bytes, integrity)
+    if manifest.layout == "blocks16":
+        return _converted(index)
+    index.rabitq, index.rabitq_problem = find_codes(
+        generation, manifest, index.list_sizes, lambda: centroids_of(model.ivf), whole=verify == "full"
+    )
+    return index
 
 
 def _read_manifest(generation: Path) -> Manifest:
     file = generation / "manifest.json"
     try:
-        raw = file.read_bytes()
+        raw = filesystem.read_bytes(file)
     except OSError as error:
         raise unreadable(error, file) from error
     manifest = parse_manifest(raw, str(file))
@@ -199,29 +218,58 @@ def _read_manifest(generation: Path) -> Manifest:
     return manifest
 
 
-def _check_files(generation: Path, manifest: Manifest, verify: Verify) -> None:
-    for name in (TABLE_FILE, MODEL_FILE, LISTS_FILE):
-        entry = manifest.files[name]
-        file = generation / name
+def _check_files(generation: Path, manifest: Manifest, verify: Verify) -> tuple[I64, U64 | None]:
+    """The table of extents, and the digests of single lists where they are known."""
+    for name in (TABLE_FILE, MODEL_FILE):
+        _check_size(generation, manifest, name)
         try:
-            size = file.stat().st_size
-            if size != entry.size:
-                raise CorruptIndexError(f"{file} has {size} bytes; the manifest says {entry.size}")
-            if verify == "full" and name == LISTS_FILE:
-                load_in_huge_pages(file)
-            if (verify == "full" or name != LISTS_FILE) and digest_file(file) != entry.xxh3_128:
-                raise CorruptIndexError(f"{file} differs from its checksum in the manifest")
+            found = digest_file(generation / name)
         except OSError as error:
-            raise unreadable(error, file) from error
+            raise unreadable(error, generation / name) from error
+        if found != manifest.files[name].xxh3_128:
+            raise CorruptIndexError(f"{generation / name} differs from its checksum in the manifest")
+    _check_size(generation, manifest, LISTS_FILE)
+    table = _read_table(generation, manifest)
+    digests = read_digests(generation / DIGESTS_FILE, manifest.files[LISTS_FILE].xxh3_128, manifest.nlist)
+    if verify == "full":
+        digests = _check_lists(generation / LISTS_FILE, manifest, table, digests)
+    return table, digests
+
+
+def _check_size(generation: Path, manifest: Manifest, name: str) -> None:
+    try:
+        size = filesystem.stat(generation / name).st_size
+    except OSError as error:
+        raise unreadable(error, generation / name) from error
+    if size != manifest.files[name].size:
+        raise CorruptIndexError(f"{generation / name} has {size} bytes; the manifest says {manifest.files[name].size}")
+
+
+def _check_lists(file: Path, manifest: Manifest, table: I64, digests: U64 | None) -> U64:
+    """Compares every byte; the digests of single lists, those given where there are some."""
+    try:
+        load_in_huge_pages(file)
+        spans = list_spans(table, manifest.code_size, manifest.layout)
+        if digests is None:
+            whole, found = digest_lists(file, spans)
+        else:
+            whole, found = digest_file(file), digests
+        if whole == manifest.files[LISTS_FILE].xxh3_128:
+            return found
+        damaged = [] if digests is None else damaged_lists(file, spans, digests)
+    except OSError as error:
+        raise unreadable(error, file) from error
+    where = f" ({name_lists(damaged)} of {manifest.nlist})" if damaged else ""
+    raise CorruptIndexError(f"{file} differs from its checksum in the manifest{where}")
 
 
 def _read_table(generation: Path, manifest: Manifest) -> I64:
     file = generation / TABLE_FILE
     try:
-        table = np.load(file, allow_pickle=False)
+        table = filesystem.read_array(file)
     except OSError as error:
         raise unreadable(error, file) from error
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise CorruptIndexError(f"{file} cannot be read: {error}") from error
     check_extents(
         table,
@@ -268,7 +316,7 @@ class _OvertakenError(Exception):
 
 
 def _converted_aside(blocks: IVFIndex) -> IVFIndex:
-    scratch = tempfile.TemporaryDirectory(prefix="hybridindex-rows-", ignore_cleanup_errors=True)
+    scratch = filesystem.scratch_folder("hybridindex-rows-")
     cleanup: Callable[[], None] = scratch.cleanup
     _LOG.warning(
         "%s cannot be written: the converted copy lies in %s until the index is closed", blocks.path, scratch.name

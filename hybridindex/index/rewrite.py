@@ -6,12 +6,15 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridindex.errors import InvalidInputError
+import xxhash
+
+from hybridindex.errors import CorruptIndexError, InvalidInputError
 from hybridindex.index.storage.commit import Progress, commit_generation, no_progress
-from hybridindex.index.storage.generation import GenerationWriter, as_path
+from hybridindex.index.storage.generation import GenerationWriter, OutFile, as_path
 from hybridindex.index.storage.layout import Layout, element_bytes
 from hybridindex.index.storage.lists import repack
 from hybridindex.index.storage.manifest import LISTS_FILE, MODEL_FILE, Manifest
+from hybridindex.types import U8
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
@@ -31,6 +34,7 @@ def write_layout(
     Raises:
         InvalidInputError: the codec has no such layout, or ``path`` exists and is not an index.
         IndexExistsError, DiskFullError, BuildError: as :func:`hybridindex.index.build.build`.
+        CorruptIndexError: lists of ``index`` are damaged, or turned out to be meanwhile.
     """
     with GenerationWriter(as_path(path), replace=replace) as writer:
         return write_copy(index, writer, layout, progress or no_progress)
@@ -42,26 +46,34 @@ def write_copy(index: IVFIndex, writer: GenerationWriter, layout: Layout, progre
     element = element_bytes(manifest.codec)
     if layout != manifest.layout and (layout == "pqfs32" or manifest.layout == "pqfs32" or element is None):
         raise InvalidInputError(f"layout is {layout!r}; codec {manifest.codec!r} has only {manifest.layout!r}")
-    model = writer.open_file(MODEL_FILE)
-    stored = index.mapped_model()
-    for start in range(0, len(stored), _COPY_BYTES):
-        model.append(stored[start : start + _COPY_BYTES])
+    _copy(index, MODEL_FILE, index.mapped_model(), writer.open_file(MODEL_FILE), no_progress)
     lists = writer.open_file(LISTS_FILE)
     if layout == manifest.layout:
         table, data = index.extents(), index.mapped_lists()
         lists.reserve(data.nbytes)
-        for start in range(0, len(data), _COPY_BYTES):
-            lists.append(data[start : start + _COPY_BYTES])
-            progress("copy", lists.position, data.nbytes)
+        _copy(index, LISTS_FILE, data, lists, progress)
     else:
-        table = repack(
-            index.extent_reader(),
-            lists,
-            sizes=index.list_sizes,
-            code_size=index.code_size,
-            layout=layout,
-            element=element,
-            progress=lambda done: progress("pack", done, index.nlist),
-        )
+        with index.integrity.all_whole():
+            table = repack(
+                index.extent_reader(),
+                lists,
+                sizes=index.list_sizes,
+                code_size=index.code_size,
+                layout=layout,
+                element=element,
+                progress=lambda done: progress("pack", done, index.nlist),
+            )
     spec = dataclasses.replace(manifest, layout=layout)
     return commit_generation(writer, lists, table, spec, fingerprint=manifest.fingerprint, progress=progress)
+
+
+def _copy(index: IVFIndex, name: str, data: U8, out: OutFile, progress: Progress) -> None:
+    """Raises CorruptIndexError: ``data`` is not what was written, and its copy would pass for whole."""
+    digest = xxhash.xxh3_128()
+    for start in range(0, len(data), _COPY_BYTES):
+        part = data[start : start + _COPY_BYTES]
+        digest.update(part.data)
+        out.append(part)
+        progress("copy", out.position, data.nbytes)
+    if digest.hexdigest() != index.manifest.files[name].xxh3_128:
+        raise CorruptIndexError(f"{index.path}: {name} was damaged since it was opened; its copy would be, too")

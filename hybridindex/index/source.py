@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridindex import filesystem
 from hybridindex.errors import InvalidInputError
 from hybridindex.extension import native
 from hybridindex.index.inputs.batches import Batches
@@ -233,6 +234,6 @@ def _spool(
         progress("spool", n, total)
     if n == 0 or dim is None:
         raise InvalidInputError(f"{origin or 'vectors'} yielded no rows; expected at least one")
-    vectors = np.memmap(rows_file.path, dtype=np.float32, mode="r", shape=(n, dim))
-    given = np.memmap(ids_file.path, dtype=np.int64, mode="r", shape=(n,)) if paired else check_ids_argument(ids, n)
+    vectors = filesystem.map_array(rows_file.path, np.float32, (n, dim))
+    given = filesystem.map_array(ids_file.path, np.int64, (n,)) if paired else check_ids_argument(ids, n)
     return VectorSource(vectors=vectors, given_ids=given, origin=origin, scratch=(rows_file, ids_file))

@@ -13,10 +13,10 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from hybridindex import filesystem
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.types import I64, U8
 
@@ -54,7 +54,7 @@ def available_bytes() -> int:
 
 def _lines(file: str) -> list[str]:
     try:
-        return Path(file).read_text().splitlines()
+        return filesystem.read_text(file).splitlines()
     except OSError:
         return []
 

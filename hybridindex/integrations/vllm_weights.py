@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Final
 
+from hybridindex import filesystem
 from hybridindex.errors import InvalidInputError
 
 __all__ = ["weight_bytes"]
@@ -24,7 +25,7 @@ def weight_bytes(folder: Path) -> int:
     Raises:
         InvalidInputError: no folder, no such files, or an index that is damaged or names a missing file.
     """
-    if not folder.is_dir():
+    if not filesystem.is_dir(folder):
         raise InvalidInputError(
             f"model is {str(folder)!r}, which is no folder here; expected one with .safetensors files; for a model "
             "that vLLM downloads by name give model_bytes"
@@ -32,8 +33,12 @@ def weight_bytes(folder: Path) -> int:
     index = folder / _INDEX
     try:
         # Some folders hold the weights twice, in two layouts: the index says which are loaded.
-        names = _named(index) if index.exists() else {path.name for path in folder.glob("*.safetensors")}
-        total = sum((folder / name).stat().st_size for name in names)
+        names = (
+            _named(index)
+            if filesystem.exists(index)
+            else {path.name for path in filesystem.list_folder(folder, "*.safetensors")}
+        )
+        total = sum(filesystem.stat(folder / name).st_size for name in names)
     except FileNotFoundError as error:
         raise InvalidInputError(f"model: {index} names {error.filename}, which is missing: download it again") from None
     except OSError as error:
@@ -44,10 +49,10 @@ def weight_bytes(folder: Path) -> int:
 
 
 def _named(index: Path) -> set[str]:
-    if index.stat().st_size > _MAX_INDEX_BYTES:
+    if filesystem.stat(index).st_size > _MAX_INDEX_BYTES:
         raise InvalidInputError(f"model: {index} is larger than {_MAX_INDEX_BYTES} bytes; expected a list of tensors")
     try:
-        names = json.loads(index.read_bytes())["weight_map"].values()
+        names = json.loads(filesystem.read_bytes(index))["weight_map"].values()
         found = {str(name) for name in names}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidInputError(

@@ -16,12 +16,15 @@ nothing                                                none               none
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from hybridindex.errors import ProfileMismatchError
+from hybridindex.errors import ProfileMismatchError, StoreError
 from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.request import PlanRequest
@@ -40,12 +43,17 @@ __all__ = [
     "apply_offline",
     "current_plan",
     "current_plan_id",
+    "keep_current",
     "latest_plan_id",
     "make_current",
+    "newest_current",
+    "newest_plan_at",
     "same_decision",
     "save_plan",
     "stored_as",
 ]
+
+_log = logging.getLogger(__name__)
 
 #: Kind of the events that say which plan is current.
 PLAN_CURRENT = "plan_current"
@@ -63,31 +71,68 @@ class HasFingerprint(Protocol):
 def save_plan(
     store: ControlStore, plan: Plan, *, parent: Profile | None = None, trial: bool = False
 ) -> tuple[Plan, int]:
-    """Stores ``plan``, and its profile where that has no id yet; the plan with that profile, and the plan's id.
+    """Stores ``plan``, and its profile where the store does not hold it; the plan with that profile, and the plan's id.
 
     Args:
         parent: the stored profile that it was renewed from; see :meth:`ControlStore.save_profile`.
         trial: a refresh tries it: no restart resumes it before it is committed.
     """
-    if plan.analysis.profile.id is None:
+    profile_id = _row_of_profile(store, plan)
+    if profile_id is None:
         profile = store.save_profile(plan.analysis.profile, parent=parent)
-        plan = replace(plan, profile_id=profile.id, analysis=replace(plan.analysis, profile=profile))
-    profile_id = plan.analysis.profile.id
-    assert profile_id is not None
+        profile_id = profile.id
+        assert profile_id is not None
+        plan = replace(plan, profile_id=profile_id, analysis=replace(plan.analysis, profile=profile))
     return plan, store.save_plan(plan.to_record(), profile_id, trial=trial)
 
 
 def stored_as(store: ControlStore, plan: Plan) -> int | None:
     """The newest row that holds the decision of ``plan`` from the same stored profile; None: there is none."""
-    profile_id = plan.analysis.profile.id
+    return next(iter(_rows_of(store, plan)), None)
+
+
+def keep_current(store: ControlStore, plan: Plan, *, why: str) -> tuple[Plan, int]:
+    """Makes a plan that serves the current one, unless it is, and stores it where the store does not hold it: this may
+    be another store than the one that it was saved in. The plan with its profile there, and its id."""
+    rows = _rows_of(store, plan)
+    try:
+        current = current_plan_id(store, plan.index_fingerprint)
+    except StoreError as error:
+        # It is damaged; another one takes its place.
+        _log.warning("%s", error)
+        current = None
+    if current is not None and current in rows:
+        return plan, current
+    plan_id = next(iter(rows), None)
+    if plan_id is None:
+        plan, plan_id = save_plan(store, plan)
+    make_current(store, plan, plan_id, verified=False, why=why)
+    return plan, plan_id
+
+
+def _rows_of(store: ControlStore, plan: Plan) -> list[int]:
+    """Rows that hold the decision of ``plan`` from the same stored profile, the newest first. Damaged ones do not."""
+    profile_id = _row_of_profile(store, plan)
     rows = store.list_plans(index_fingerprint=plan.index_fingerprint)
+    found = []
     for row in [row for row in reversed(rows) if row.profile_id == profile_id][:_MAX_COMPARED]:
-        record = store.load_plan(row.id).record
-        if PlanRequest.from_data(record["data"]["request"]) == plan.request and np.array_equal(
-            record["arrays"]["list_device"], plan.list_device
-        ):
-            return row.id
-    return None
+        try:
+            record = store.load_plan(row.id).record
+        except StoreError as error:
+            _log.warning("%s", error)
+            continue
+        if _decides(plan, PlanRequest.from_data(record["data"]["request"]), record["arrays"]):
+            found.append(row.id)
+    return found
+
+
+def _row_of_profile(store: ControlStore, plan: Plan) -> int | None:
+    """The row of its profile; None: it is not stored here. An id may be of another store, which was lost."""
+    profile = plan.analysis.profile
+    if profile.id is None:
+        return None
+    rows = store.list_profiles(index_fingerprint=plan.index_fingerprint)
+    return next((row.id for row in rows if (row.id, row.created_at) == (profile.id, profile.created_at)), None)
 
 
 def make_current(store: ControlStore, plan: Plan, plan_id: int, *, verified: bool, why: str) -> None:
@@ -138,26 +183,40 @@ def _events(store: ControlStore, index_fingerprint: str, limit: int) -> list[Sto
     ]
 
 
+def newest_current(store: ControlStore, index_fingerprint: str) -> StoredEvent | None:
+    """The event that made a plan of this index the current one last. It alone counts: damage of those before it does
+    not hide it."""
+    found = (event for limit in (1, 10) for event in _events(store, index_fingerprint, limit))
+    return next(found, None)
+
+
 def current_plan_id(store: ControlStore, index_fingerprint: str) -> int | None:
     """The plan that :func:`make_current` named last for this index."""
-    return next((event.payload["plan_id"] for event in _events(store, index_fingerprint, 10)), None)
+    event = newest_current(store, index_fingerprint)
+    return None if event is None else event.payload["plan_id"]
 
 
 def latest_plan_id(store: ControlStore, index_fingerprint: str) -> int | None:
     """The "latest" plan, by the table above."""
-    stored = store.newest_plan(index_fingerprint)
-    event = next(iter(_events(store, index_fingerprint, 10)), None)
+    stored, event = store.newest_plan(index_fingerprint), newest_current(store, index_fingerprint)
     if event is not None and (stored is None or event.at > stored.created_at):
         plan_id: int = event.payload["plan_id"]
         return plan_id
     return None if stored is None else stored.id
 
 
-def current_plan(store: ControlStore, index: HasFingerprint, *, allow_other_hardware: bool = False) -> Plan | None:
+def newest_plan_at(store: ControlStore, index_fingerprint: str) -> str | None:
+    """When a plan of this index was stored or applied last; None: never."""
+    stored, event = store.newest_plan(index_fingerprint), newest_current(store, index_fingerprint)
+    times = [*([] if stored is None else [stored.created_at]), *([] if event is None else [event.at])]
+    return max(times, default=None)
+
+
+def current_plan(store: ControlStore, index: HasFingerprint) -> Plan | None:
     """The plan that :func:`make_current` named last; None where there is none for this index.
 
     Raises:
-        ProfileMismatchError: it was made for another machine, unless that is allowed.
+        ProfileMismatchError: it was made for another machine.
         ProfileError, StoreError: what is stored is incomplete or damaged.
     """
     plan_id = current_plan_id(store, index.fingerprint)
@@ -165,7 +224,7 @@ def current_plan(store: ControlStore, index: HasFingerprint, *, allow_other_hard
         return None
     stored = store.load_plan(plan_id, index_fingerprint=index.fingerprint)
     profile = store.load_profile(stored.profile_id)
-    check_profile(profile, index.fingerprint, hardware_info().fingerprint, allow_other_hardware=allow_other_hardware)
+    check_profile(profile, index.fingerprint, hardware_info().fingerprint, allow_other_hardware=False)
     return Plan.from_record(stored.record, profile)
 
 
@@ -177,4 +236,13 @@ def applied_plans(store: ControlStore, index_fingerprint: str) -> list[dict[str,
 
 def same_decision(one: Plan, other: Plan) -> bool:
     """Whether both put the same lists on the same devices for the same request."""
-    return one.request == other.request and np.array_equal(one.list_device, other.list_device)
+    return _decides(one, other.request, {"list_device": other.list_device, "row_device": other.row_device})
+
+
+def _decides(plan: Plan, request: PlanRequest, arrays: Mapping[str, npt.ArrayLike]) -> bool:
+    # Records of earlier versions have no rows beside codes.
+    return (
+        plan.request == request
+        and np.array_equal(plan.list_device, arrays["list_device"])
+        and np.array_equal(plan.row_device, arrays.get("row_device", np.full(plan.nlist, -1)))
+    )

@@ -5,6 +5,7 @@ They need no table: a measurement is a few kilobytes of plain values that no que
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ __all__ = [
     "save_llm_measurement",
     "step_times",
 ]
+
+_log = logging.getLogger(__name__)
 
 #: Kind of the events.
 LLM_PROFILED = "llm_profiled"
@@ -83,12 +86,15 @@ def load_llm_profile(store: ControlStore, choice: str = "latest", *, hardware_fi
 
 def step_times(store: ControlStore, plan: Plan | None) -> LLMProfile | None:
     """Whose measured steps are the windows of lookahead: the plan's LLM, or else the one that was measured last on this
-    machine. None: none was."""
+    machine. None: none was, or the store cannot be read, which is logged: nothing that serves needs it."""
     if plan is not None and plan.request.llm is not None and plan.request.llm.generation_s:
         return plan.request.llm
     try:
         return load_llm_profile(store, hardware_fingerprint=hardware_info().fingerprint)
     except ProfileError:
+        return None
+    except StoreError as error:
+        _log.info("no measured step is a window of lookahead: %s", error)
         return None
 
 

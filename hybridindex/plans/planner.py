@@ -34,6 +34,7 @@ def devices_of(ivf: IVFIndex, n_devices: int, device_budget_bytes: int | tuple[i
         device_budget_bytes=device_budget_bytes,
         page_bytes=choice.page_bytes,
         fixed_bytes=choice.fixed_bytes,
+        code_bytes=choice.code_bytes,
         scannable=choice.tier != "host",
         unscannable=choice.reason,
     )

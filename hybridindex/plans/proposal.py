@@ -19,7 +19,7 @@ from hybridindex.errors import ProfileError
 from hybridindex.partitioner.decision import Verdict, refuse_infeasible
 from hybridindex.partitioner.models.transfer import fit_transfers
 from hybridindex.partitioner.plan import Plan
-from hybridindex.plans.placed import Held, as_placed, forecast_placed, judge
+from hybridindex.plans.placed import Held, as_placed, forecast_placed, judge, pieces_on
 from hybridindex.plans.stored import plan_summary
 from hybridindex.types import I64, Profile
 
@@ -28,13 +28,13 @@ __all__ = ["Comparison", "Proposal", "Served", "Weigh", "Weighed", "compare_plan
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Served:
-    """What a new plan is compared with."""
+    """What a new plan is compared with. Where searches scan codes, "lists" are pieces: see ``Plan.resident_pieces``."""
 
     #: (m,) int64 lists of the plan in force that devices hold, or shall hold where they are still empty.
     resident_lists: I64
-    #: (nlist,) int16 with -1 = host: as the plan in force decided.
+    #: (nlist,) int16 with -1 = host: as the plan in force decided; (2 nlist,) of pieces.
     list_device: npt.NDArray[np.int16]
-    #: (nlist,) int16: where lists really are.
+    #: The same: where lists really are. Without pieces of rows no device holds any.
     present: npt.NDArray[np.int16]
     #: (m,) int64 lists in page-locked host memory, from where copies are faster.
     page_locked: I64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -46,8 +46,8 @@ class Served:
         return cls(
             resident_lists=np.empty(0, dtype=np.int64)
             if plan is None
-            else plan.resident_lists[there[plan.resident_lists] >= 0],
-            list_device=there if plan is None else plan.list_device,
+            else plan.resident_pieces[pieces_on(there, plan.resident_pieces) >= 0],
+            list_device=there if plan is None else plan.piece_device,
             present=there,
             page_locked=np.asarray(page_locked, dtype=np.int64),
         )
@@ -56,7 +56,7 @@ class Served:
     def nowhere(cls, plan: Plan | None, nlist: int) -> Self:
         """By devices that are still empty."""
         empty = np.full(nlist, -1, dtype=np.int16)
-        lists = np.empty(0, dtype=np.int64) if plan is None else plan.resident_lists
+        lists = np.empty(0, dtype=np.int64) if plan is None else plan.resident_pieces
         return cls(resident_lists=lists, list_device=empty, present=empty)
 
 
@@ -103,7 +103,7 @@ class Weighed:
     placed: Plan
     #: Of what serves and ``placed``.
     comparison: Comparison
-    #: (m,) int64 list ids that come to a device, or to another one, hottest first; and that leave, ascending.
+    #: (m,) int64 lists, or pieces, that come to a device, or to another one, hottest first; and that leave, ascending.
     lists_in: I64
     lists_out: I64
 
@@ -153,9 +153,9 @@ class Proposal:
         """Raises InfeasiblePlanError where it cannot meet its SLO with the lists that have room, unless ``force``."""
         refuse_infeasible(self.placed, force=force)
 
-    def placed_as(self, list_device: npt.NDArray[np.int16]) -> Proposal:
-        """The proposal told of the lists that devices hold after it was applied; (nlist,) int16, -1 = host."""
-        placed = as_placed(self.plan, list_device)
+    def placed_as(self, piece_device: npt.NDArray[np.int16]) -> Proposal:
+        """The proposal told of the pieces that devices hold after it was applied; as ``Router.piece_device``."""
+        placed = as_placed(self.plan, piece_device)
         comparison = replace(
             self.comparison,
             hit_rate_after=placed.predicted_hit_rate,
@@ -237,18 +237,20 @@ def weigh_plan(plan: Plan, served: Served, bandwidth_share: float, room_bytes: S
 
 
 def held_now(plan: Plan, present: npt.NDArray[np.int16]) -> Held:
-    """What devices hold by ``present`` (nlist,) int16; ``plan``: any of this index, for the size of pages."""
+    """What devices hold by ``present``, as in :class:`Served`; ``plan``: any of this index, for the size of pages."""
     return Held.of(plan.analysis.curve, np.flatnonzero(present >= 0))
 
 
 def compare_plans(plan: Plan, base: Served, *, bandwidth_share: float) -> tuple[Comparison, I64, I64]:
     """``plan`` against ``base`` on ``plan``'s own profile; the lists that would come, hottest first, and leave."""
     curve, latency = plan.analysis.curve, plan.analysis.latency
-    old = curve.of_lists(base.resident_lists)
+    of_rows = base.resident_lists >= plan.nlist
+    old = curve.of_lists(base.resident_lists[~of_rows], base.resident_lists[of_rows] - plan.nlist)
     batch, percentile = max(1, plan.batch), plan.request.percentile
-    wanted = plan.resident_lists[plan.analysis.profile.list_sizes[plan.resident_lists] > 0]
-    lists_in = wanted[base.present[wanted] != plan.list_device[wanted]]
-    pages = curve.pages_by_rank[curve.rank[lists_in]]
+    wanted, planned = plan.resident_pieces, plan.piece_device
+    wanted = wanted[plan.analysis.profile.list_sizes[wanted % plan.nlist] > 0]
+    lists_in = wanted[pieces_on(base.present, wanted) != planned[wanted]]
+    pages = curve.pages_of(lists_in)
     nbytes, locked = (
         int(some.sum()) * curve.geometry.page_bytes for some in (pages, pages[np.isin(lists_in, base.page_locked)])
     )
@@ -265,7 +267,8 @@ def compare_plans(plan: Plan, base: Served, *, bandwidth_share: float) -> tuple[
         max_qps_before=max_qps_before,
         max_qps_after=plan.max_sustainable_qps,
     )
-    lists_out = np.flatnonzero((base.list_device >= 0) & (base.present >= 0) & (plan.list_device < 0))
+    had = np.flatnonzero(base.list_device >= 0)
+    lists_out = had[(pieces_on(base.present, had) >= 0) & (pieces_on(planned, had) < 0)]
     return comparison, lists_in, lists_out
 
 
@@ -276,7 +279,7 @@ def _latency_ms(plan: Plan, placed: Plan) -> float:
 
 def _in_short(plan: Plan, placed: Plan) -> dict[str, Any]:
     return {
-        **Held.of(plan.analysis.curve, placed.resident_lists).to_data(),
+        **Held.of(plan.analysis.curve, placed.resident_pieces).to_data(),
         "verdict": str(placed.verdict),
         "hit_rate": placed.predicted_hit_rate,
         "latency_ms": _latency_ms(plan, placed),

@@ -36,7 +36,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
 from hybridindex.errors import InvalidInputError, PlanConflictError
-from hybridindex.paging import DEFAULT_PAGE_BYTES, scratch_for_budget
+from hybridindex.paging import DEFAULT_PAGE_BYTES
 from hybridindex.partitioner.request import PlanRequest, SloStage
 from hybridindex.types import HitRateChoice, LLMProfile
 
@@ -79,6 +79,7 @@ class PlanDevices:
     page_bytes: int = DEFAULT_PAGE_BYTES
     scratch_bytes: int | Sequence[int] | None = None
     fixed_bytes: int = 0
+    code_bytes: int = 0
     scannable: bool = True
     unscannable: str = ""
 
@@ -102,7 +103,8 @@ def replan(current: PlanRequest | None, changes: PlanChanges, devices: PlanDevic
             page_bytes=current.page_bytes,
             # It follows from the budget.
             scratch_bytes=None if "device_budget_bytes" in asked else current.scratch,
-            fixed_bytes=max(0, current.scratch[0] - scratch_for_budget(current.budgets[0])),
+            fixed_bytes=current.fixed_bytes,
+            code_bytes=current.code_bytes,
             scannable=current.scannable,
             unscannable=current.unscannable,
         )

@@ -14,7 +14,10 @@ from hybridindex.profiler.hardware import hardware_info
 if TYPE_CHECKING:
     from hybridindex.store.control import ControlStore
 
-__all__ = ["how_to_apply", "load_plan", "plan_summary", "plan_tradeoff", "resume_plan"]
+__all__ = ["MOST_DIGITS", "how_to_apply", "load_plan", "plan_summary", "plan_tradeoff", "resume_plan"]
+
+#: Of an id.
+MOST_DIGITS = 18
 
 
 def load_plan(index: HasFingerprint, choice: str, store: ControlStore) -> tuple[int, Plan] | None:
@@ -26,8 +29,9 @@ def load_plan(index: HasFingerprint, choice: str, store: ControlStore) -> tuple[
     """
     if choice == "none":
         return None
-    if choice not in ("current", "latest") and not choice.isdecimal():
-        raise InvalidInputError(f"--plan is {choice!r}; expected a plan id, 'current', 'latest' or 'none'")
+    # A larger number is no id of the store's, and may be one of thousands of digits.
+    if choice not in ("current", "latest") and not (choice.isdecimal() and len(choice) <= MOST_DIGITS):
+        raise InvalidInputError(f"--plan is {choice[:40]!r}; expected a plan id, 'current', 'latest' or 'none'")
     if choice == "current":
         plan_id = current_plan_id(store, index.fingerprint)
         if plan_id is None:
@@ -84,6 +88,9 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "coverage_bytes": plan.coverage_bytes,
         "device_bytes": plan.device_bytes,
         "n_resident": len(plan.resident_lists),
+        "n_resident_rows": len(plan.resident_rows),
+        "bytes_by_precision": plan.bytes_by_precision,
+        "predicted_row_hit_rate": plan.predicted_row_hit_rate,
         "n_devices": plan.n_devices,
         "predicted_hit_rate": plan.predicted_hit_rate,
         "batch": plan.batch,
@@ -93,6 +100,8 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "nearest_slo_ms": plan.nearest_slo_ms,
         "hit_rate_model": plan.hit_rate_model,
         "host_model": plan.host_model,
+        "precision": "rows" if plan.bits is None else "codes",
+        "bits": plan.bits,
     }
 
 

@@ -8,8 +8,8 @@ nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
-import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,8 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
-from hybridindex.errors import DocumentStoreError, InvalidInputError
+from hybridindex import filesystem
+from hybridindex.errors import DocumentStoreError, FileError, InvalidInputError, io_cure
 from hybridindex.rag.tokens import WORDS, TokenStarts, word_starts
 from hybridindex.types import F32
 
@@ -45,6 +46,8 @@ _BATCH = 2048
 _ASKED = 500
 #: Passages whose stored token offsets are compared.
 _COMPARED = 8
+#: What helps. SQLite does not say which error of the system it met.
+_ROOM, _RIGHT, _DISK = (io_cure(OSError(number, "")) for number in (errno.ENOSPC, errno.EACCES, errno.EIO))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +102,12 @@ def write_documents(
         raise InvalidInputError(f"mean has shape {mean.shape}; expected ({dim},)")
     # A link leads into the generation that the store belongs to.
     path = path.resolve()
-    draft = path.with_name(f".tmp-{os.getpid()}-{path.name}")
-    draft.unlink(missing_ok=True)
     try:
-        with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as db:
+        with (
+            filesystem.replacing(path) as draft,
+            filesystem.performing("sqlite", draft),
+            contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as db,
+        ):
             # Nobody reads the draft, so it needs no journal; it is synced as a whole.
             db.executescript(
                 "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
@@ -125,15 +130,12 @@ def write_documents(
             }
             db.executemany("INSERT INTO about VALUES (?, ?)", about.items())
             db.execute("COMMIT")
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(draft, path)
     except sqlite3.IntegrityError as error:
         raise InvalidInputError(f"documents hold an id twice ({error}); expected each once") from error
-    except (sqlite3.Error, OSError) as error:
-        raise DocumentStoreError(f"{path} cannot be written ({error})") from error
-    finally:
-        draft.unlink(missing_ok=True)
+    except FileError as error:
+        raise DocumentStoreError(f"{error}; {path} is as it was") from error
+    except sqlite3.Error as error:
+        raise DocumentStoreError(f"{path} cannot be written ({error}): {_ROOM}; or {_DISK}; it is as it was") from error
     return max(0, count)
 
 
@@ -180,11 +182,21 @@ class DocumentStore:
         """
         self._path = path
         self._lock = threading.Lock()
-        if not path.is_file():
+        try:
+            is_there = filesystem.is_file(path)
+        except FileError as error:
+            raise DocumentStoreError(str(error)) from error
+        if not is_there:
             raise DocumentStoreError(f"{path} does not exist; expected a document store (write_documents makes one)")
         # Immutable: no locks, no journal, nothing written beside it.
         uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
-        self._db = sqlite3.connect(uri, uri=True, check_same_thread=False)
+        try:
+            with filesystem.performing("sqlite", path):
+                self._db = sqlite3.connect(uri, uri=True, check_same_thread=False)
+        except FileError as error:
+            raise DocumentStoreError(str(error)) from error
+        except sqlite3.Error as error:
+            raise DocumentStoreError(f"{path} cannot be opened ({error}): {_RIGHT}; or {_DISK}") from error
         try:
             self.info = self._read_info()
         except BaseException:
@@ -195,7 +207,11 @@ class DocumentStore:
         try:
             about: dict[str, bytes] = dict(self._db.execute("SELECT name, value FROM about"))
         except sqlite3.Error as error:
-            raise DocumentStoreError(f"{self._path} is not a document store ({error})") from error
+            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
+                raise DocumentStoreError(f"{self._path} cannot be read ({error}): {_RIGHT}; or {_DISK}") from error
+            raise DocumentStoreError(
+                f"{self._path} is not a document store, or is damaged ({error}): write it anew"
+            ) from error
         try:
             if about["format"] != _FORMAT or int(about["version"]) != _VERSION:
                 raise DocumentStoreError(
@@ -261,7 +277,8 @@ class DocumentStore:
                 for row in rows
             ]
         except (sqlite3.Error, ValueError, OverflowError) as error:
-            raise DocumentStoreError(f"{self._path} cannot be read ({error})") from error
+            cure = f"write it anew, or, if its bytes are whole, {_DISK}"
+            raise DocumentStoreError(f"{self._path} cannot be read ({error}): {cure}") from error
 
     def close(self) -> None:
         """Closing twice is harmless."""

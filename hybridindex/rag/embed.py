@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hybridindex import filesystem
 from hybridindex.errors import InvalidInputError, MissingDependencyError, how_to_install
 from hybridindex.rag.wheels import FetchError, WheelSpec, fetch_wheel
 from hybridindex.types import F32
@@ -106,11 +106,12 @@ def _read_parts(wheel_folder: Path) -> tuple[bytes, bytes]:
     installed = importlib.util.find_spec("wordllama")  # finds the folder; does not import
     if installed is not None and installed.origin is not None:
         root = Path(installed.origin).parent
-        if (root / _WEIGHTS).is_file() and (root / _TOKENIZER).is_file():
-            weights, tokenizer = (root / _WEIGHTS).read_bytes(), (root / _TOKENIZER).read_bytes()
+        if filesystem.is_file(root / _WEIGHTS) and filesystem.is_file(root / _TOKENIZER):
+            weights = filesystem.read_bytes(root / _WEIGHTS)
+            tokenizer = filesystem.read_bytes(root / _TOKENIZER)
             if hashlib.sha256(weights).hexdigest() == WEIGHTS_SHA256:
                 return weights, tokenizer
-    with zipfile.ZipFile(fetch_wheel(WORDLLAMA_WHEEL, wheel_folder)) as wheel:
+    with filesystem.open_zip(fetch_wheel(WORDLLAMA_WHEEL, wheel_folder)) as wheel:
         return wheel.read(f"wordllama/{_WEIGHTS}"), wheel.read(f"wordllama/{_TOKENIZER}")
 
 

@@ -10,8 +10,10 @@ Unknown fields are refused. Lines, runs and events are bounded.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
 import time
@@ -22,11 +24,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hybridindex.errors import InvalidInputError, TraceError
+from hybridindex import filesystem
+from hybridindex.errors import FileError, InvalidInputError, TraceError, io_cure
 from hybridindex.rag.generator import Finished, Prompt
 from hybridindex.rag.records import Answer, Event, Generated, LookedAhead, Piece, Retrieved
 
 __all__ = ["ReplayGenerator", "RunTrace", "TraceWriter", "read_traces"]
+
+_log = logging.getLogger(__name__)
 
 _FORMAT, _VERSION = "hybridindex-trace", 1
 #: Bytes of one run.
@@ -62,15 +67,37 @@ class TraceWriter:
             TraceError: another kind of file is there, or it cannot be written.
         """
         try:
-            fresh = not path.exists() or path.stat().st_size == 0
+            fresh = not filesystem.exists(path) or filesystem.stat(path).st_size == 0
             if not fresh:
-                with path.open("rb") as there:
+                with filesystem.open_for_reading(path) as there:
                     _check_header(path, there.readline(_MAX_LINE + 1))
-            self._file = path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise TraceError(f"{path} cannot be written ({error.strerror})") from error
-        if fresh:
-            self._write({"format": _FORMAT, "version": _VERSION, "model": model})
+            self._file = filesystem.File(path, "a")
+        except FileError as error:
+            raise TraceError(f"{path} cannot be written ({error.strerror}): {io_cure(error)}") from error
+        try:
+            if fresh:
+                self._write({"format": _FORMAT, "version": _VERSION, "model": model})
+            else:
+                self._end_last_line(path)
+        except BaseException as error:
+            self._file.close()
+            if isinstance(error, FileError):
+                raise TraceError(f"{path} cannot be written ({error.strerror}): {io_cure(error)}") from error
+            raise
+
+    def _end_last_line(self, path: Path) -> None:
+        """A power cut may have left half a run at the end: it is removed, and said."""
+        with filesystem.open_for_reading(path) as there:
+            size = there.seek(0, os.SEEK_END)
+            there.seek(max(0, size - _MAX_LINE - 1))
+            last = there.read().rpartition(b"\n")[2]
+        if not last:
+            return
+        if _is_torn(last):
+            _log.warning("%s ended within a run, of which %d bytes are removed", path, len(last))
+            self._file.truncate(size - len(last))
+        else:
+            self._file.write(b"\n")
 
     def append(self, answer: Answer) -> None:
         """Adds one run, whole, and syncs it. Raises TraceError for one that is too long."""
@@ -78,12 +105,18 @@ class TraceWriter:
         self._write({"pipeline": answer.pipeline, "question": answer.question, "events": events})
 
     def _write(self, record: dict[str, Any]) -> None:
-        line = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
-        if len(line.encode()) > _MAX_LINE:
-            raise TraceError(f"a run of {len(line.encode())} bytes does not fit a trace; expected {_MAX_LINE} at most")
-        self._file.write(line)
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        line = (json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n").encode()
+        if len(line) > _MAX_LINE:
+            raise TraceError(f"a run of {len(line)} bytes does not fit a trace; expected {_MAX_LINE} at most")
+        begin = self._file.seek(0, os.SEEK_END)
+        try:
+            self._file.write_at(line, begin)
+            self._file.sync()
+        except FileError as error:
+            with contextlib.suppress(FileError):  # half a run would be in the way of the next
+                self._file.truncate(begin)
+            words = f"{self._file.name} cannot be written ({error.strerror}): {io_cure(error)}"
+            raise TraceError(f"{words}; the runs before are kept") from error
 
     def close(self) -> None:
         self._file.close()
@@ -104,16 +137,19 @@ def read_traces(path: Path) -> Iterator[RunTrace]:
         TraceError: missing, another format or version, beyond the bounds, or a line that is no run; names the line.
     """
     try:
-        with path.open("rb") as file:
+        with filesystem.open_for_reading(path) as file:
             _check_header(path, file.readline(_MAX_LINE + 1))
             for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE + 1), b""), 2):
                 if len(line) > _MAX_LINE:
                     raise TraceError(f"{path}, line {number}: longer than {_MAX_LINE} bytes")
                 if number > _MAX_RUNS + 1:
                     raise TraceError(f"{path}: more than {_MAX_RUNS} runs")
+                if not line.endswith(b"\n") and _is_torn(line):
+                    _log.warning("%s ends within a run, line %d: the runs before it are read", path, number)
+                    return
                 yield _run_of(path, number, line)
-    except OSError as error:
-        raise TraceError(f"{path} cannot be read ({error.strerror})") from error
+    except FileError as error:
+        raise TraceError(f"{path} cannot be read ({error.strerror}): {io_cure(error)}") from error
 
 
 def _check_header(path: Path, line: bytes) -> None:
@@ -125,6 +161,14 @@ def _check_header(path: Path, line: bytes) -> None:
         raise TraceError(f"{path} is not a trace; expected a first line with the format {_FORMAT!r}")
     if header.get("version") != _VERSION:
         raise TraceError(f"{path} has version {header.get('version')!r}; this reads {_VERSION}")
+
+
+def _is_torn(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 def _run_of(path: Path, number: int, line: bytes) -> RunTrace:

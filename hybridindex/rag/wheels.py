@@ -9,11 +9,11 @@ import hashlib
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hybridindex import filesystem
 from hybridindex.errors import HybridIndexError, MissingDependencyError
 
 __all__ = ["FetchError", "WheelSpec", "fetch_wheel", "run_command"]
@@ -64,8 +64,7 @@ def run_command(
 
 def sha256_of(path: Path) -> str:
     """SHA-256 (hex) of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return filesystem.file_digest(path, hashlib.sha256)
 
 
 def fetch_wheel(spec: WheelSpec, folder: Path) -> Path:
@@ -74,21 +73,21 @@ def fetch_wheel(spec: WheelSpec, folder: Path) -> Path:
     Raises MissingDependencyError where this Python has no pip, FetchError where the download fails or its content is
     not the pinned one.
     """
-    for present in sorted(folder.glob(f"{spec.name.replace('-', '_')}-{spec.version}-*.whl")):
+    filesystem.make_folder(folder, parents=True, exist_ok=True)
+    for present in filesystem.list_folder(folder, f"{spec.name.replace('-', '_')}-{spec.version}-*.whl"):
         if sha256_of(present) == spec.sha256:
             return present
-        present.unlink()
+        filesystem.unlink(present)
     if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False).returncode != 0:
         raise MissingDependencyError(
             f"{spec.requirement} is fetched with pip, which {sys.executable} does not have; run "
             f"'{sys.executable} -m ensurepip' and try again"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".tmp-pip-") as scratch:
+    with filesystem.scratch_folder(".tmp-pip-", folder) as scratch:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
         command += ["--disable-pip-version-check", "--no-input", *spec.pip_options, "--dest", scratch, spec.requirement]
         run_command(command, timeout_s=_PIP_TIMEOUT_S, what=f"download of {spec.requirement} ({spec.size_mb:.0f} MB)")
-        wheels = sorted(Path(scratch).glob("*.whl"))
+        wheels = filesystem.list_folder(scratch, "*.whl")
         if len(wheels) != 1:
             raise FetchError(f"download of {spec.requirement}: expected one wheel, found {len(wheels)}")
         found = sha256_of(wheels[0])
@@ -98,5 +97,5 @@ def fetch_wheel(spec: WheelSpec, folder: Path) -> Path:
                 "serves other content than this version was written for"
             )
         target = folder / wheels[0].name
-        os.replace(wheels[0], target)
+        filesystem.replace(wheels[0], target)
     return target

@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.errors import InvalidInputError, MissingDependencyError, ProfileError, how_to_install
+from hybridindex.partitioner.plan import Plan
+from hybridindex.plans.precision import view_of
 from hybridindex.plans.proposal import Proposal
 from hybridindex.plans.replan import PlanChanges
 from hybridindex.processes import OfOneProcess
@@ -75,7 +77,8 @@ class Refresher(OfOneProcess):
         """
         if router.plan is None or not router.devices:
             raise InvalidInputError("router has no plan or no devices; expected one that has lists to move")
-        if router.plan.index_fingerprint != index.fingerprint:
+        view = view_of(index.ivf, router.plan.index_fingerprint)
+        if view is None:
             raise InvalidInputError(f"router serves index {router.plan.index_fingerprint}, not {index.fingerprint}")
         self._index = index
         self._router = router
@@ -94,7 +97,7 @@ class Refresher(OfOneProcess):
         #: Held during an update, a proposal or a step.
         self._work = threading.Lock()
         self._updates = PlanUpdates(
-            index,
+            view,
             router,
             store,
             self._config,
@@ -232,11 +235,17 @@ class Refresher(OfOneProcess):
                 schedule_refused=self._schedule_refused,
             )
 
+    def settled(self) -> tuple[Plan, int | None]:
+        """The plan that is not on trial, and its id in the store: what another router is to begin with. Also after
+        :meth:`close`.
+        """
+        return self._updates.settled()
+
     # Life
 
     def start(self) -> None:
         """Makes the served plan the current one in the store, unless it is already, and starts the schedule: the tick
-        and the rows of the store. A row that makes no sense is logged, shown in the status and left out.
+        and the rows of the store. A row that is damaged or makes no sense is logged, shown in the status and left out.
 
         Raises:
             MissingDependencyError: APScheduler is not installed.
@@ -273,8 +282,13 @@ class Refresher(OfOneProcess):
     def _add_schedule(self, scheduler: BackgroundScheduler) -> None:
         if self._store is None:
             return
-        now, followed, refused = datetime.now(UTC), [], []
-        for entry in self._store.list_schedule():
+        now, followed = datetime.now(UTC), []
+        entries, damaged = self._store.read_schedule()
+        for error in damaged.values():
+            _log.error("left out of the schedule: %s", error)
+        # Clients read these: without paths.
+        refused = [f"schedule {name!r}: its row is damaged; remove it and set it again" for name in damaged]
+        for entry in entries:
             if not entry.enabled:
                 continue
             try:
@@ -293,6 +307,22 @@ class Refresher(OfOneProcess):
     def _follow_schedule(self, name: str) -> None:
         self._updates.note_schedule_run(name)
         self.step(f"schedule {name}")
+
+    def keep_plan(self) -> bool:
+        """The store was opened, and may be another one: makes the plan that serves its current one, and starts the
+        schedule where that could not be read before. False: an update runs; ask again when it has ended.
+
+        Raises:
+            StoreError: the store does not take the plan.
+        """
+        if self._scheduler is None:
+            self.start()
+        if not self._work.acquire(blocking=False):
+            return False
+        try:
+            return self._updates.commit_again()
+        finally:
+            self._work.release()
 
     def stop(self) -> None:
         """Begins no further stage and gives up a plan that is being made. Returns at once; from any thread. Call

@@ -15,17 +15,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hybridindex.errors import DeviceError, ProfileError, RefreshError, RouterClosedError
+from hybridindex.errors import DeviceError, ProfileError, RefreshError, RouterClosedError, StoreError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.plans.current import (
     HasFingerprint,
-    current_plan,
-    current_plan_id,
+    keep_current,
     make_current,
-    same_decision,
     save_plan,
-    stored_as,
 )
 from hybridindex.plans.planner import Arenas
 from hybridindex.plans.proposal import Proposal, Served, held_now
@@ -106,7 +103,7 @@ class PlanUpdates:
 
     def __init__(
         self,
-        index: ServedIndex,
+        index: IVFIndex,
         router: Router,
         store: ControlStore | None,
         config: RefreshConfig,
@@ -118,6 +115,7 @@ class PlanUpdates:
     ) -> None:
         """
         Args:
+            index: what plans are of: the rows of what is served, or its codes.
             clock: monotonic seconds.
             on_served: called when another plan serves, with what to expect of it and since when.
             on_ended: called when an update is over, whatever its outcome.
@@ -127,6 +125,8 @@ class PlanUpdates:
         self._on_served, self._on_ended = on_served, on_ended
         self._cycle = UpdateCycle(config.update, config.drift)
         self._draft: _Draft | None = None
+        #: The update that was under way when the refresh ended.
+        self._interrupted: _Draft | None = None
         self._proposals = self._updates = 0
         #: Windows of the plan that serves, to compare the next one with.
         self._windows: deque[Window] = deque(maxlen=config.drift.of_windows)
@@ -155,6 +155,13 @@ class PlanUpdates:
     def not_before_s(self) -> float:
         """From any thread."""
         return self._cycle.not_before_s
+
+    def settled(self) -> tuple[Plan, int | None]:
+        """The plan that no update is about, and its row: what serves, or what served before another was tried. From any
+        thread, also after the end.
+        """
+        draft = self._draft or self._interrupted
+        return (self._served(), self.plan_id) if draft is None else (draft.base, draft.base_plan_id)
 
     def refuse_closed(self) -> None:
         if self.closed.is_set():
@@ -249,7 +256,7 @@ class PlanUpdates:
         """The running update will not be continued."""
         if self._draft is not None:
             self.record("refresh_interrupted", {"update": self._number, "stage": str(self.stage)})
-            self._draft = None
+            self._interrupted, self._draft = self._draft, None
 
     def _begin(self, reason: str, since_s: float | None = None) -> _Draft:
         self._updates += 1
@@ -332,6 +339,7 @@ class PlanUpdates:
                 with _timed(draft.seconds, "rolling_back"):
                     self._router.apply_plan(draft.base, bandwidth_share=self._config.bandwidth_share, force=True)
                 self._serve_now(draft.base)
+                self._take_back_commit()
                 return cycle.RolledBack(now_s=self._clock())
 
     # The stages
@@ -347,7 +355,7 @@ class PlanUpdates:
                 raise DeviceError(f"device {tier.label} has failed; its lists come back with it, not with a new plan")
         if len(self._reservoir) < self._config.min_queries:  # before a process is started in vain
             raise self._too_few(len(self._reservoir))
-        planner = self._planning.start(self._index.ivf)
+        planner = self._planning.start(self._index)
         planner.prepare()
         # Only now: after a change of the load, many new queries came while the process started.
         queries, span_s = self._recent(since_s)
@@ -358,7 +366,7 @@ class PlanUpdates:
             min_queries=self._config.min_queries,
             notes={"parent": self._profile_id, "span_s": span_s},
         )
-        return planner.renew(base.analysis.profile, self._index.ivf.check_queries(queries), options)
+        return planner.renew(base.analysis.profile, self._index.check_queries(queries), options)
 
     def _recent(self, since_s: float | None) -> tuple[F32, float]:
         """(n, dim) queries and the seconds that they span: those since ``since_s``, with older ones where they are too
@@ -391,7 +399,7 @@ class PlanUpdates:
     ) -> Proposal:
         assert self._planning.planner is not None
         router = self._router
-        served = Served.by(base, router.residency.list_device, router.page_locked_lists)
+        served = Served.by(base, router.piece_device, router.page_locked_lists)
         weighed = self._planning.planner.weigh(plan, served, bandwidth_share)
         self._proposals += 1
         access = plan.analysis.profile.access
@@ -449,24 +457,38 @@ class PlanUpdates:
         """Makes the plan that serves the current one in the store, under its own row or one of the same decision."""
         if self._store is None or self.plan_id is not None:
             return
-        served = self._served()
-        known = current_plan(self._store, self._index, allow_other_hardware=True)
-        if known is not None and same_decision(known, served) and known.profile_id == served.profile_id:
-            self.plan_id = current_plan_id(self._store, self._index.fingerprint)
-            return
-        saved, plan_id = served, stored_as(self._store, served)
-        if plan_id is None:
-            saved, plan_id = save_plan(self._store, served)
-        make_current(self._store, saved, plan_id, verified=False, why="it served when the refresh began")
+        saved, plan_id = keep_current(self._store, self._served(), why="it served when the refresh began")
         self.plan_id, self._profile_id = plan_id, saved.profile_id
+
+    def commit_again(self) -> bool:
+        """:meth:`commit_served` in a store that may be another one since. False: an update runs, which knows its rows
+        of before."""
+        if self.stage is not CycleStage.IDLE:
+            return False
+        self.plan_id = None
+        self.commit_served()
+        return True
 
     def _commit(self, draft: _Draft, *, verified: bool) -> None:
         if self._store is not None:
             assert draft.plan is not None
             assert draft.plan_id is not None
+            # Until the store has said so, either may be the current one.
+            self.plan_id = None
             make_current(self._store, draft.plan, draft.plan_id, verified=verified, why=draft.reason)
             self.plan_id, self._profile_id = draft.plan_id, draft.plan.profile_id
         draft.verified = verified
+
+    def _take_back_commit(self) -> None:
+        """After a commit that failed and may be in the store all the same: what serves again is the current plan."""
+        if self._store is None or self.plan_id is not None:
+            return
+        try:
+            self.commit_served()
+        except StoreError:
+            self.store_errors += 1
+            _log.exception("the plan that serves again could not be made current; a later step tries again")
+            self._to_commit = True
 
     def _end(self, ended: cycle.Ended) -> None:
         self._planning.end()

@@ -12,6 +12,7 @@ from hybridindex.errors import ProfileError
 from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.models.coverage import CoverageCurve, build_coverage_curve
 from hybridindex.partitioner.models.hitrate import HitRateName, expected_min_hit_rate
+from hybridindex.partitioner.models.latency import LatencyParts
 from hybridindex.partitioner.models.scan_models import host_scan_work
 from hybridindex.partitioner.models.validate_hitrate import DEFAULT_BATCHES, DEFAULT_COVERAGES
 from hybridindex.partitioner.plan import Plan
@@ -165,8 +166,16 @@ class StageFit:
     measured_to: float
 
 
+#: The term of a stage.
+_SECONDS: Mapping[str, Callable[[LatencyParts], F64 | float]] = {
+    "coarse": lambda parts: parts.coarse_s,
+    "host_scan": lambda parts: parts.host_s,
+    "rerank": lambda parts: parts.rerank_s,
+}
+
+
 def stage_fit(analysis: Analysis, stage: str, *, beyond: float = 4.0) -> StageFit | None:
-    """``stage`` is "coarse", or "host_scan" with no resident list; ``None`` where it was not timed."""
+    """``stage`` is "coarse", or "host_scan" or "rerank" with no resident list; ``None`` where it was not timed."""
     latency, curve = analysis.latency, analysis.curve
     samples = [s for s in analysis.profile.stages if s.stage == stage and s.coverage == 0 and s.batch > 0]
     if not samples or (stage == "coarse" and latency.coarse is None):
@@ -179,7 +188,7 @@ def stage_fit(analysis: Analysis, stage: str, *, beyond: float = 4.0) -> StageFi
         sample_batch=np.array([s.batch for s in samples], dtype=np.float64),
         sample_s=np.array([s.seconds for s in samples]),
         batch=batch,
-        fit_s=np.array([p.coarse_s if stage == "coarse" else float(np.median(p.host_s)) for p in parts]),
+        fit_s=np.array([float(np.median(_SECONDS[stage](p))) for p in parts]),
         measured_to=float(top),
     )
 

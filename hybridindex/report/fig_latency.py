@@ -11,6 +11,7 @@ from hybridindex.report.chart_data import StageFit, TimingCheck, batch_check, sc
 from hybridindex.report.style import (
     BLUE,
     FAINT,
+    GREEN,
     GREY,
     INK,
     VERMILLION,
@@ -31,12 +32,13 @@ _MOST = 8.0
 
 
 def draw_latency_fit(analysis: Analysis) -> Picture:
-    """Coarse quantization and host scan against batch size, with no resident list."""
+    """Coarse quantization, host scan and, by codes, exact distances against batch size, with no resident list."""
     fits = [
         (title, fit, color)
         for stage, title, color in (
             ("coarse", "Coarse quantization", BLUE),
             ("host_scan", "Host scan, nothing resident", VERMILLION),
+            ("rerank", "Exact distances of all candidates", GREEN),
         )
         if (fit := stage_fit(analysis, stage)) is not None
     ]

@@ -72,6 +72,11 @@ def key_numbers(plan: Plan) -> Table:
         ),
         ("Highest sustainable rate", rate_in_words(plan.max_sustainable_qps)),
     ]
+    if plan.bits is not None:
+        parts = plan.bytes_by_precision
+        said = f"{format_bytes(parts['codes'])} of codes, {format_bytes(parts['rows'])} of rows beside them"
+        hit = f", which compare {plan.predicted_row_hit_rate:.1%} of the candidates" if parts["rows"] else ""
+        rows.append(("By precision, without scratch", said + hit))
     if plan.nearest_slo_ms is not None:
         rows.append(("Nearest SLO that can be met", f"{plan.nearest_slo_ms:.4g} ms"))
     if plan.n_unplaced:
@@ -173,12 +178,25 @@ def _note_rows(notes: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def trace(plan: Plan) -> Table:
-    """Every coverage that the solver tried, in order."""
+    """Every coverage that the solver tried on the path that it took, in order."""
+    rows_too = any(step.rows for step in plan.trace)
     return Table(
-        header=("lists", "coverage", "device memory", "rate/s", "batch", "batch takes", "answers in", "allowed", ""),
+        header=(
+            "lists",
+            *(("rows of",) if rows_too else ()),
+            "coverage",
+            "device memory",
+            "rate/s",
+            "batch",
+            "batch takes",
+            "answers in",
+            "allowed",
+            "",
+        ),
         rows=[
             (
                 f"{step.count:,}",
+                *((f"{step.rows:,}",) if rows_too else ()),
                 f"{step.coverage:.2%}",
                 format_bytes(step.device_bytes),
                 f"{step.rate_qps:.4g}" if step.rate_qps is not None else "-",

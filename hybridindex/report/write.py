@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridindex.errors import ProfileMismatchError, cannot_write, naming
+from hybridindex import filesystem
+from hybridindex.errors import FileError, ProfileMismatchError, cannot_write
 from hybridindex.paging import format_bytes
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.solver import rate_in_words
@@ -102,16 +101,16 @@ def write_report(
     target = Path(out_dir)
     pngs = []
     try:
-        target.mkdir(parents=True, exist_ok=True)
+        filesystem.make_folder(target, parents=True, exist_ok=True)
         for picture in pictures.values():
             if picture.png is not None:
                 pngs.append(target / f"{picture.name}.png")
-                _replace(pngs[-1], picture.png)
-        _replace(target / HTML_NAME, html.encode("utf-8"))
+                filesystem.replace_file(pngs[-1], picture.png)
+        filesystem.replace_file(target / HTML_NAME, html)
         for picture in pictures.values():
             if picture.png is None:
-                (target / f"{picture.name}.png").unlink(missing_ok=True)
-    except OSError as error:
+                filesystem.unlink(target / f"{picture.name}.png", missing_ok=True)
+    except FileError as error:
         raise cannot_write(error, target, "no file in it is half written; write the report again") from error
     return ReportFiles(html=target / HTML_NAME, pngs=pngs)
 
@@ -200,19 +199,3 @@ def _warning(profile: Profile, devices: Sequence[str]) -> tuple[str, str]:
 
 def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Writes a temporary file and renames it: readers see the old file or the new one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    temporary = Path(name)
-    try:
-        with naming(path), os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -4,6 +4,8 @@ A request that finds room starts at once. The others wait in fair order: the cli
 goes first (start-time fair queueing: Goyal, Vin, Cheng 1996, with queries as the length of a packet); within a client,
 first come, first served. A request that cannot start before its deadline, at the current pace, is refused at once; one
 that was admitted and is late is answered without a search. An admitted request is never dropped for another.
+:mod:`hybridindex.partitioner.fair_shares` says how much of the queue one client may fill. A large request takes several
+turns, so that others need not wait for the whole of it.
 
 Threading: one event loop, no locks. The caller searches.
 """
@@ -21,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hybridindex.errors import DeadlineExceededError, OverloadedError
+from hybridindex.partitioner.fair_shares import ShareRule
 from hybridindex.service.config import Limits
 
 __all__ = ["UNKNOWN_RETRY_S", "Admission", "Lack"]
@@ -40,12 +43,13 @@ UNKNOWN_RETRY_S = 1.0
 @dataclass(slots=True, eq=False)
 class _Waiter:
     n: int
+    load: int
     turn: asyncio.Future[None]
 
 
 @dataclass(slots=True, eq=False)
 class _Client:
-    #: Virtual time at which its next request starts: queries it was given, or the queue's time after it was idle.
+    #: Virtual time at which its next request starts: load it was given, or the queue's time after it was idle.
     due: float = 0.0
     waiting: deque[_Waiter] = field(default_factory=deque)
     n_waiting: int = 0
@@ -83,12 +87,24 @@ class Admission:
     """The queue. All methods on the event loop."""
 
     def __init__(
-        self, limits: Limits, clock: Callable[[], float], *, draw: Callable[[], float] = random.random
+        self,
+        limits: Limits,
+        clock: Callable[[], float],
+        *,
+        draw: Callable[[], float] = random.random,
+        unit: str = "queries",
     ) -> None:
-        """``clock``: monotonic seconds, the event loop's own. ``draw``: uniform in [0, 1)."""
+        """
+        Args:
+            clock: monotonic seconds, the event loop's own.
+            draw: uniform in [0, 1).
+            unit: what is counted, for messages.
+        """
+        self._unit = unit
         self._limits = limits
-        #: Queries of one client that may wait.
-        self.share = max(1, int(limits.queue_queries * limits.client_share))
+        self._rule = ShareRule(limits.queue_queries, alone=limits.client_share)
+        #: Queries of one client that may wait, while nobody else's do.
+        self.share = self._rule.most
         self._clock = clock
         self._clients: dict[str, _Client] = {}
         #: (due, order of arrival, client), one entry per client with waiting requests.
@@ -112,7 +128,7 @@ class Admission:
 
     @property
     def n_in_flight(self) -> int:
-        """Queries handed to the router and not answered."""
+        """Load that was handed to the router and is not answered: queries, of which wide ones count for several."""
         return self._n_in_flight
 
     @property
@@ -155,11 +171,9 @@ class Admission:
             return "draining"
         if not self._order and self._fits(n + n_coming):
             return None
-        if self._n_waiting + n_coming + n > self._limits.queue_queries:
-            return "queue"
         n_own = self._n_waiting_of(client)
-        if n_own + n > self.share:
-            return "client"
+        if (lack := self._rule.lack(n, own=n_own, used=self._n_waiting + n_coming)) is not None:
+            return "queue" if lack == "full" else "client"
         return "deadline" if left_s is not None and self._least_wait_s(n_own, n) > left_s else None
 
     def _n_waiting_of(self, client: str) -> int:
@@ -178,53 +192,63 @@ class Admission:
         if lack == "draining":
             return OverloadedError("the daemon is about to stop; ask another one", retry_after_s=UNKNOWN_RETRY_S)
         if lack == "queue":
-            words = f"{self._n_waiting} queries wait and the queue holds {self._limits.queue_queries}"
+            words = f"{self._n_waiting} {self._unit} wait and the queue holds {self._limits.queue_queries}"
         elif lack == "deadline":
-            words = f"{self._n_waiting} queries wait, so deadline_ms would pass before the search could start"
+            words = f"{self._n_waiting} {self._unit} wait, so deadline_ms would pass before the search could start"
         else:
-            words = f"{self._n_waiting_of(client)} of your queries wait and one client may have {self.share}"
+            words = f"{self._n_waiting_of(client)} of your {self._unit} wait and one client may have {self.share}"
         return OverloadedError(words, retry_after_s=self.retry_after_s(n), own_share=lack == "client")
 
-    async def enter(self, client: str, n: int, deadline_s: float | None = None) -> None:
+    async def enter(
+        self,
+        client: str,
+        n: int,
+        deadline_s: float | None = None,
+        *,
+        load: int | None = None,
+        admitted: bool = False,
+    ) -> None:
         """Waits for the right to search ``n`` queries; :meth:`leave` gives it back.
 
         Args:
             client: fairness is between clients.
             deadline_s: time of the clock by which the search must have started.
+            load: what this turn takes of the router's time, in queries; default ``n``.
+            admitted: a further turn of a request that was let in before: it is not refused.
 
         Raises:
             OverloadedError: no room in the queue, or none in time, or draining.
             DeadlineExceededError: the deadline passed first.
         """
+        load = n if load is None else load
         left_s = None if deadline_s is None else deadline_s - self._clock()
         if left_s is not None and left_s <= 0 and not self._draining:
             raise self._too_late()
-        if (lack := self.lack_of_room(client, n, left_s)) is not None:
+        if not admitted and (lack := self.lack_of_room(client, n, left_s)) is not None:
             raise self._refused(lack, client, n)
-        if not self._order and self._fits(n):
-            self._start(self._clients.get(client), n)
+        if not self._order and self._fits(load):
+            self._start(self._clients.get(client), load)
         else:
-            await self._wait(client, n, left_s)
+            await self._wait(client, _Waiter(n, load, asyncio.get_running_loop().create_future()), left_s)
 
-    def _fits(self, n: int) -> bool:
-        # A request larger than the limit goes alone.
-        return self._n_in_flight == 0 or self._n_in_flight + n <= self._limits.in_flight_queries
+    def _fits(self, load: int) -> bool:
+        # A turn larger than the limit goes alone.
+        return self._n_in_flight == 0 or self._n_in_flight + load <= self._limits.in_flight_queries
 
-    def _start(self, state: _Client | None, n: int) -> None:
-        self._n_in_flight += n
+    def _start(self, state: _Client | None, load: int) -> None:
+        self._n_in_flight += load
         if state is not None:
-            state.due = max(state.due, self._now) + n
+            state.due = max(state.due, self._now) + load
 
-    async def _wait(self, client: str, n: int, left_s: float | None) -> None:
+    async def _wait(self, client: str, waiter: _Waiter, left_s: float | None) -> None:
         state = self._clients.setdefault(client, _Client())
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(n, loop.create_future())
         if not state.listed:
             state.due = max(state.due, self._now)
             self._list(client, state)
         state.waiting.append(waiter)
-        state.n_waiting += n
-        self._n_waiting += n
+        state.n_waiting += waiter.n
+        self._n_waiting += waiter.n
         timer = None
         if left_s is not None:
             timer = loop.call_later(left_s, self._expire, waiter)
@@ -233,7 +257,7 @@ class Admission:
         except BaseException:
             # Cancelled, or too late. A turn that was given at the same moment goes to the next request.
             if waiter.turn.done() and not waiter.turn.cancelled() and waiter.turn.exception() is None:
-                self.leave(n)
+                self.leave(waiter.load)
             else:
                 self._withdraw(client, state, waiter)
             raise
@@ -257,17 +281,17 @@ class Admission:
             self._n_waiting -= waiter.n
             self._hand_over()
 
-    def leave(self, n: int) -> None:
-        """Ends the turn of ``n`` queries."""
-        self._pace.left(n, self._clock(), waiting=self._n_waiting > 0)
-        self._n_in_flight -= n
+    def leave(self, load: int) -> None:
+        """Ends a turn of so much load."""
+        self._pace.left(load, self._clock(), waiting=self._n_waiting > 0)
+        self._n_in_flight -= load
         self._hand_over()
 
     def _hand_over(self) -> None:
         while self._order:
             due, _, client = self._order[0]
             state = self._clients[client]
-            if state.waiting and not self._fits(state.waiting[0].n):
+            if state.waiting and not self._fits(state.waiting[0].load):
                 return
             heapq.heappop(self._order)
             state.listed = False
@@ -279,7 +303,7 @@ class Admission:
             self._n_waiting -= waiter.n
             self._now = max(self._now, due)
             if not waiter.turn.done():
-                self._start(state, waiter.n)
+                self._start(state, waiter.load)
                 waiter.turn.set_result(None)
             if state.waiting:
                 self._list(client, state)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
 import secrets
 import stat
@@ -24,7 +23,8 @@ from typing import Any
 
 from filelock import Timeout
 
-from hybridindex.errors import AccessDeniedError, BuildError, InvalidInputError, cannot_write, naming
+from hybridindex import filesystem
+from hybridindex.errors import AccessDeniedError, BuildError, FileError, InvalidInputError, cannot_read, cannot_write
 from hybridindex.processes import lock_file
 
 __all__ = ["Caller", "KeyFile", "Keyring", "Role", "StoredKey"]
@@ -119,14 +119,16 @@ class KeyFile:
             InvalidInputError: missing, damaged, or others may write it.
         """
         try:
-            mode = self.path.stat().st_mode
-            data = json.loads(self.path.read_bytes())
+            mode = filesystem.stat(self.path).st_mode
+            data = json.loads(filesystem.read_bytes(self.path))
             if data["version"] != _VERSION:
                 raise InvalidInputError(f"key_file {self.path} has version {data['version']}; {_VERSION} is known")
             keys = tuple(_stored(entry) for entry in data["keys"])
         except InvalidInputError:
             raise
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except FileError as error:
+            raise cannot_read(error, "key_file", self.path) from None
+        except (ValueError, KeyError, TypeError) as error:
             raise InvalidInputError(
                 f"key_file {self.path} cannot be used ({error}); expected what keys add made"
             ) from None
@@ -135,36 +137,25 @@ class KeyFile:
         return keys
 
     def _read_or_none(self) -> tuple[StoredKey, ...]:
-        return self.read() if self.path.exists() else ()
+        return self.read() if filesystem.exists(self.path) else ()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Holds the lock."""
         lock = self.path.with_name(self.path.name + ".lock")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with lock_file(lock, timeout_s=10), naming(self.path):
+            filesystem.make_folder(self.path.parent, parents=True, exist_ok=True)
+            with lock_file(lock, timeout_s=10):
                 yield
         except Timeout:
             raise BuildError(f"key_file {self.path}: another process holds {lock}; try again") from None
-        except OSError as error:
+        except FileError as error:
             raise cannot_write(error, self.path, "hybridindex keys list says which keys are in it") from error
 
     def _write(self, keys: tuple[StoredKey, ...]) -> None:
-        beside = self.path.with_name(f".{self.path.name}.new")
         text = json.dumps({"version": _VERSION, "keys": [asdict(k) for k in keys]}, indent=1)
-        beside.unlink(missing_ok=True)
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self.path)
         # The key is shown next: a power cut must not lose it.
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        filesystem.replace_file(self.path, text + "\n", permissions=0o600)
 
 
 def _stored(entry: Any) -> StoredKey:
@@ -202,8 +193,8 @@ class Keyring:
 
     def _look(self) -> tuple[int, int, int, int] | None:
         try:
-            found = self._file.path.stat()
-        except OSError:
+            found = filesystem.stat(self._file.path)
+        except FileError:
             return None
         # ctime tells a change of mode: a file that others may write is refused.
         return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
@@ -212,14 +203,15 @@ class Keyring:
         stamp = self._look()
         if stamp == self._stamp:
             return
-        self._stamp = stamp
         try:
             self._keys = self._file.read()
         except InvalidInputError as error:
-            self.problem = "the key file cannot be read; the keys read before stay in force"
-            _log.error("%s: %s", self.problem, error)
+            # Read again at the next request: a key that was revoked must not stay in force for a disk's moment.
+            if self.problem is None:
+                self.problem = "the key file cannot be read; the keys read before stay in force"
+                _log.error("%s: %s", self.problem, error)
         else:
-            self.problem = None
+            self._stamp, self.problem = stamp, None
             self._callers = _callers(self._keys)
             _log.info("key file read again: %d keys", len(self._keys))
 

@@ -20,6 +20,7 @@ from hybridindex.config import (
     check_whole,
 )
 from hybridindex.errors import InvalidInputError
+from hybridindex.service.intake.machine_memory import LEAST_REQUEST_MEMORY
 from hybridindex.store.retention import Retention
 
 __all__ = ["Limits", "ServiceConfig", "check_plan_choice", "is_loopback"]
@@ -36,10 +37,31 @@ class Limits:
     max_nprobe: Annotated[int | None, Setting(help="Largest nprobe of a request; default the index's lists.")] = None
     max_queries: Annotated[int, Setting(help="Queries of one request.")] = 4096
     max_answer_rows: Annotated[int, Setting(help="Neighbours in one answer, over all its queries.")] = 1 << 20
-    max_sessions: Annotated[int, Setting(help="Sessions that may be open.")] = 1024
+    request_memory_bytes: Annotated[
+        int | None,
+        Setting(
+            help="Most bytes that all requests under way take together: bodies, queries, the arrays of batches, "
+            "answers; default an eighth of the machine's memory, 256 MiB at least and 8 GiB at most. Each index beyond "
+            "the first takes up to 128 MiB beside it.",
+            flag="--request-memory",
+            is_bytes=True,
+        ),
+    ] = None
+    max_sessions: Annotated[
+        int,
+        Setting(
+            help="Sessions that may be open. Where all are, a client that has few takes the place of one that has many."
+        ),
+    ] = 1024
     session_ttl_s: Annotated[float, Setting(help="Seconds; unused sessions end.", flag="--session-ttl")] = 300.0
     queue_queries: Annotated[int, Setting(help="Queries that may wait, over all clients.", flag="--queue")] = 8192
-    client_share: Annotated[float, Setting(help="Part of the queue that one client may fill.")] = 0.5
+    client_share: Annotated[
+        float,
+        Setting(
+            help="Part of the queue, and of the memory for requests, that one client may fill while no other asks; "
+            "then less."
+        ),
+    ] = 0.5
     #: The router batches what it has, so this bounds its batches.
     in_flight_queries: Annotated[int, Setting(help="Queries handed to the router and not yet answered.")] = 1024
     default_deadline_ms: Annotated[
@@ -60,6 +82,7 @@ class Limits:
         _whole(self, "max_nprobe", 1, 1 << 31, optional=True)
         _whole(self, "max_queries", 1, MAX_BATCH_QUERIES)
         _whole(self, "max_answer_rows", 1, 1 << 28)
+        _whole(self, "request_memory_bytes", LEAST_REQUEST_MEMORY, 1 << 50, optional=True)
         _whole(self, "max_sessions", 0, 1 << 20)
         _number(self, "session_ttl_s", 86_400 * 7)
         _whole(self, "queue_queries", 1, 1 << 24)

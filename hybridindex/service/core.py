@@ -6,145 +6,82 @@ Searches are coroutines of one event loop; all other calls may block and belong 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
+
+import numpy as np
 
 from hybridindex.api import Index
 from hybridindex.errors import (
     HybridIndexError,
     InvalidInputError,
     OverloadedError,
-    ProfileError,
+    StoreError,
 )
-from hybridindex.partitioner.plan import Plan
-from hybridindex.plans.current import applied_plans, current_plan_id, make_current, save_plan, stored_as
+from hybridindex.plans.current import current_plan_id, make_current
 from hybridindex.plans.placed import expected_hit_rate
-from hybridindex.plans.planner import devices_of, plan_next, request_next
-from hybridindex.plans.proposal import Proposal, Served, Weigh, propose
+from hybridindex.plans.precision import choose_view, stored_history
 from hybridindex.plans.replan import PlanChanges
-from hybridindex.plans.stored import load_plan, plan_summary, resume_plan
+from hybridindex.plans.stored import load_plan, plan_summary
 from hybridindex.processes import OfOneProcess
-from hybridindex.refresh.config import RefreshConfig, UpdateRecord
+from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.planning import Planning
 from hybridindex.refresh.refresher import Refresher
-from hybridindex.refresh.updater import arenas_of
-from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.router import Router
 from hybridindex.router.session import Session
 from hybridindex.service.admission import Admission
+from hybridindex.service.changes.served_plan import ServedPlan
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.describe import describe
+from hybridindex.service.intake.machine_memory import default_request_memory
+from hybridindex.service.intake.request_memory import RequestMemory
 from hybridindex.service.reload import Generations
-from hybridindex.service.search_request import SearchRequest
+from hybridindex.service.searches import Observation, SearchRequest, SearchTrace, Traces
 from hybridindex.service.serving import (
     MakeRefresher,
-    PlanChoice,
     Prepared,
     Serving,
-    close_serving,
     open_serving,
     prepare,
+    without_paths,
 )
 from hybridindex.service.sessions import SessionTable
 from hybridindex.service.warmup import warm_up
 from hybridindex.store.control import ControlStore
-from hybridindex.tiers.contract.copy_queue import check_share
 from hybridindex.types import F32, HitRateChoice, SearchResult
 
-__all__ = ["Division", "Observation", "SearchTrace", "Service", "Shares", "Traces"]
+__all__ = ["Service"]
 
 _log = logging.getLogger(__name__)
 
 #: Larger queries are checked and copied on a thread, not on the event loop.
 _LARGE_BYTES = 1 << 20
+#: Queries times their nprobe, k or candidates in one turn of a large request: others wait for no more than a turn.
+_TURN_CELLS = 1 << 17
+#: A query of more cells counts as several: as many turns share the router as there are small searches.
+_CELLS_PER_QUERY = 128
 #: How long the end of the service waits for a reload to notice it.
 _RELOAD_ENDS_S = 60.0
 
 
-class SearchTrace(Protocol):
-    """Records one search."""
-
-    def asked(self, *, n: int, k: int, nprobe: int, plan_id: int | None, session_id: str | None) -> None: ...
-
-    def admitted(self) -> None: ...
-
-    def on_batch(self, report: BatchReport) -> None: ...
-
-    def answered(self, result: SearchResult) -> None: ...
+def _load(n: int, width: int) -> int:
+    """What ``n`` queries with so large an nprobe, k or number of candidates take of the router's time, in queries."""
+    return max(n, n * width // _CELLS_PER_QUERY)
 
 
-class Traces(Protocol):
-    """Makes the spans of one service."""
-
-    def request(
-        self, method: str, headers: Mapping[bytes, bytes], request_id: str
-    ) -> AbstractContextManager[Callable[[str, int], None]]:
-        """Around one HTTP request; yields a function to be called at its end with the route and the status."""
-
-    def search(self) -> SearchTrace | None: ...
-
-
-class Division(Protocol):
-    """One budget divided anew, of which one index's plan is about to be applied."""
-
-    @property
-    def plan(self) -> Plan:
-        """Of that index, within its new share."""
-
-    @property
-    def room_bytes(self) -> tuple[int, ...]:
-        """What its lists may take of each device."""
-
-    def refuse(self, *, force: bool) -> None:
-        """Raises InfeasiblePlanError where another index would lose its SLO, unless ``force``."""
-
-    def carried_out(self) -> AbstractContextManager[None]:
-        """Around the change: the others give their bytes before it, and take theirs after it."""
-
-    def to_data(self) -> dict[str, Any]:
-        """JSON-able, by the index's name."""
-
-
-class Shares(Protocol):
-    """Who divides one budget of device bytes between this service's index and others."""
-
-    #: Held while any of their plans or generations changes.
-    changing: threading.Lock
-
-    def divide(self, service: Service, plan: Plan, budget: int | tuple[int, ...] | None) -> Division:
-        """With what ``plan`` is asked for, in place of the plan in force; ``budget``: another one to divide."""
-
-    def refit(self, service: Service, choice: PlanChoice) -> PlanChoice:
-        """The plan with which the devices of another generation may be opened; the others have made room for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """One answered search. Times in seconds."""
-
-    queries: F32
-    queue_s: float
-    search_s: float
-    result: SearchResult
-    #: The queue was so full that nprobe was lowered.
-    lowered: bool
-    #: Over the queries; summed once for all observers.
-    hit_rate_sum: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        rates = self.result.hit_rate
-        object.__setattr__(self, "hit_rate_sum", float(rates[0] if len(rates) == 1 else rates.sum()))
-
-    @property
-    def latency_s(self) -> float:
-        return self.queue_s + self.search_s
+def _joined(parts: list[SearchResult]) -> SearchResult:
+    return SearchResult(
+        ids=np.concatenate([part.ids for part in parts]),
+        distances=np.concatenate([part.distances for part in parts]),
+        nprobe_used=np.concatenate([part.nprobe_used for part in parts]),
+        hit_rate=np.concatenate([part.hit_rate for part in parts]),
+    )
 
 
 class Service(OfOneProcess):
@@ -171,7 +108,11 @@ class Service(OfOneProcess):
         self.traces = traces
         self.clock = clock
         self.started_s = clock()
-        self.admission = Admission(config.limits, clock)
+        limits = config.limits
+        self.admission = Admission(limits, clock)
+        self.memory = RequestMemory(
+            limits.request_memory_bytes or default_request_memory(), client_share=limits.client_share
+        )
         self.sessions = SessionTable(config.limits, clock)
         self._planning = Planning(planning)
         self.generations = Generations(
@@ -185,9 +126,10 @@ class Service(OfOneProcess):
         )
         #: Called on the event loop after each search; must not block.
         self.on_search: list[Callable[[Observation], None]] = []
-        self._changing = threading.Lock()
-        self._shares: Shares | None = None
+        self.changes = ServedPlan(self.generations, store, self._planning, open_devices=partial(self.reload, stay=True))
         self._reloading = threading.Lock()
+        #: Of the store's openings, the one that knows the plan in force; None: none does.
+        self._taken_up: int | None = store.openings
         self._warm = False
         self._closed = False
         #: Observers that raised.
@@ -225,24 +167,24 @@ class Service(OfOneProcess):
         index, store, choice = prepared.index, prepared.store, prepared.choice
         try:
             first = open_serving(index, choice, config, store, make_refresher)
-            try:
-                if choice.plan_id not in (None, current_plan_id(store, index.fingerprint)):
-                    assert choice.plan is not None
-                    make_current(store, choice.plan, choice.plan_id, verified=False, why="named at the start")
-            except BaseException:
-                close_serving(first, index=False)
-                raise
+            first.codes = prepared.codes
         except BaseException:
             prepared.close()
             raise
         if first.note:
             _log.warning("serving on the host: %s", first.note.replace("INDEX", str(index.path)))
-        return cls(first, store, config, make_refresher=make_refresher, planning=planning, traces=traces)
-
-    def join(self, shares: Shares) -> None:
-        """Before it serves: its device bytes are a share of one budget from now on."""
-        self._shares, self._changing = shares, shares.changing
-        self.generations.refit = lambda choice: shares.refit(self, choice)
+        service = cls(first, store, config, make_refresher=make_refresher, planning=planning, traces=traces)
+        try:
+            if choice.plan is None or choice.plan_id is None:
+                return service
+            if choice.plan_id != current_plan_id(store, choice.plan.index_fingerprint):
+                make_current(store, choice.plan, choice.plan_id, verified=False, why="named at the start")
+        except StoreError as error:
+            service._note_untaken(error)
+        except BaseException:
+            service.close()
+            raise
+        return service
 
     # What serves now
 
@@ -298,8 +240,11 @@ class Service(OfOneProcess):
         session: Session | None,
         trace: SearchTrace | None,
     ) -> SearchResult:
-        n = len(request.queries)
-        await self.admission.enter(client, n, deadline_s)
+        n, width = len(request.queries), self.router.width(request.k, request.nprobe, request.candidates)
+        # A request whose arrays would be large is searched in parts, each in a turn of its own.
+        step = min(n, max(1, _TURN_CELLS // width))
+        load, at, parts = _load(step, width), 0, []
+        await self.admission.enter(client, n, deadline_s, load=load)
         entered = answered = self.clock()
         generations = self.generations
         serving = generations.enter() if session is None else generations.of_session(session)
@@ -307,19 +252,35 @@ class Service(OfOneProcess):
             asked = serving.router.nprobe if request.nprobe is None else request.nprobe
             nprobe = max(self.admission.nprobe_under_load(asked), min(asked, request.min_nprobe or 1))
             options: dict[str, Any] = {}
-            if request.deadline_ms is not None and deadline_s is not None:
-                # The client's deadline may lower nprobe; the daemon's default only bounds the wait.
-                options["deadline_ms"] = max((deadline_s - entered) * 1e3, 1e-3)
-                options["min_nprobe"] = request.min_nprobe or 1
+            if request.candidates is not None:
+                options["candidates"] = request.candidates
             if trace is not None:
                 trace.admitted()
                 options["on_batch"] = trace.on_batch
-            result = await self._run(request, nprobe, options, serving.router if session is None else session)
+            while True:
+                if request.deadline_ms is not None and deadline_s is not None:
+                    # The client's deadline may lower nprobe; the daemon's default only bounds the wait.
+                    options["deadline_ms"] = max((deadline_s - self.clock()) * 1e3, 1e-3)
+                    options["min_nprobe"] = request.min_nprobe or 1
+                queries = request.queries if step == n else request.queries[at : at + step]
+                parts.append(
+                    await self._run(queries, request.k, nprobe, options, serving.router if session is None else session)
+                )
+                at += step
+                if at >= n:
+                    break
+                self.admission.leave(load)
+                load = 0
+                more = _load(min(step, n - at), width)
+                await self.admission.enter(client, n - at, load=more, admitted=True)
+                load = more
         finally:
             if session is None:
                 generations.leave(serving)
             answered = self.clock()
-            self.admission.leave(n)
+            if load:
+                self.admission.leave(load)
+        result = parts[0] if len(parts) == 1 else _joined(parts)
         if trace is not None:
             trace.answered(result)
         self._tell(
@@ -335,11 +296,11 @@ class Service(OfOneProcess):
         return result
 
     async def _run(
-        self, request: SearchRequest, nprobe: int, options: dict[str, Any], searched: Router | Session
+        self, queries: F32, k: int, nprobe: int, options: dict[str, Any], searched: Router | Session
     ) -> SearchResult:
-        if request.queries.nbytes <= _LARGE_BYTES:
-            return await searched.asearch(request.queries, request.k, nprobe, **options)
-        waiting = await asyncio.to_thread(searched.submit, request.queries, request.k, nprobe, **options)
+        if queries.nbytes <= _LARGE_BYTES:
+            return await searched.asearch(queries, k, nprobe, **options)
+        waiting = await asyncio.to_thread(searched.submit, queries, k, nprobe, **options)
         return await asyncio.wrap_future(waiting)
 
     def _tell(self, seen: Observation, refresher: Refresher | None) -> None:
@@ -373,14 +334,19 @@ class Service(OfOneProcess):
         nprobe: int | None = None,
         budget_bytes: int | None = None,
         window_ms: float | None = None,
-    ) -> None:
-        """Starts to copy lists for ``drafts`` (n, d) float32; returns at once.
+    ) -> int:
+        """Starts to copy lists for ``drafts`` (n, d) float32; returns at once how many older lookaheads of this client
+        made way in the queue.
 
         Raises:
             UnknownSessionError, InvalidInputError, ProfileError.
+            OverloadedError: the daemon drains: nothing would be moved.
         """
+        if self.admission.draining:
+            raise OverloadedError("the daemon is about to stop; ask another one", retry_after_s=1)
         with self.sessions.use(session_id, client) as session:
-            session.lookahead(drafts, nprobe=nprobe, budget_bytes=budget_bytes, window_ms=window_ms)
+            started = session.start_lookahead(drafts, nprobe=nprobe, budget_bytes=budget_bytes, window_ms=window_ms)
+        return started.n_dropped
 
     def session_stats(self, session_id: str, client: str) -> dict[str, Any]:
         """Raises UnknownSessionError."""
@@ -407,7 +373,7 @@ class Service(OfOneProcess):
         Raises:
             InvalidInputError: no id. ProfileError: there is no such plan of this index.
         """
-        found = load_plan(self.index, choice, self.store)
+        found = load_plan(choose_view(self.index.ivf, self.store, choice), choice, self.store)
         if found is None:
             raise InvalidInputError(f"plan is {choice!r}; expected a plan id or 'latest'")
         number, plan = found
@@ -420,13 +386,8 @@ class Service(OfOneProcess):
 
     def history(self) -> dict[str, Any]:
         """Stored plans of this index and when each was applied, in the order of saving."""
-        fingerprint = self.index.fingerprint
-        return {
-            "current": self.committed_plan_id(),
-            "profiles": [describe(p) for p in self.store.list_profiles(index_fingerprint=fingerprint)],
-            "plans": [describe(p) for p in self.store.list_plans(index_fingerprint=fingerprint)],
-            "applied": applied_plans(self.store, fingerprint),
-        }
+        found: dict[str, Any] = describe(stored_history(self.index.ivf, self.store, self.committed_plan_id()))
+        return found
 
     def repartition(
         self,
@@ -454,7 +415,6 @@ class Service(OfOneProcess):
             PlanningError: the process that plans did not start, ended, or took too long.
             OverloadedError: another change is under way.
         """
-        check_share(bandwidth_share)
         changes = PlanChanges(
             slo_ms=slo_ms,
             device_budget_bytes=device_budget_bytes,
@@ -463,16 +423,7 @@ class Service(OfOneProcess):
             hit_rate_model=hit_rate_model,
             headroom=headroom,
         )
-        with self._one_change():
-            share = 1.0 if bandwidth_share is None else bandwidth_share
-            if self._shares is not None:
-                plan = self._plan_next(replace(changes, device_budget_bytes=None))
-                return self._divide(plan, "requested", share, device_budget_bytes, apply=apply, force=force)
-            recent = self._propose_recent(changes, bandwidth_share)
-            if recent is not None:
-                return self._answer(recent, None, self.refresher, apply=apply, force=force)
-            proposal = self._propose(changes, share)
-            return self._answer(proposal, None, None, apply=apply, force=force)
+        return self.changes.repartition(changes, apply=apply, bandwidth_share=bandwidth_share, force=force)
 
     def apply_plan(
         self, choice: str, *, apply: bool = True, bandwidth_share: float | None = None, force: bool = False
@@ -485,172 +436,7 @@ class Service(OfOneProcess):
             ProfileError: there is no such plan of this index, or it is another machine's.
             InfeasiblePlanError, OverloadedError: as :meth:`repartition`.
         """
-        check_share(bandwidth_share)
-        found = resume_plan(self.index, choice, self.store, self.config.router.devices)
-        if found is None:
-            raise InvalidInputError(f"plan is {choice!r}; expected a plan id or 'latest'")
-        plan_id, plan = found
-        # Where the daemon started without a plan, its devices open with this one.
-        closed = bool(self.generations.current.note and self.config.router.devices and not self.router.devices)
-        if not closed:
-            self._check_devices()
-        n_devices = len(self.config.router.devices if closed else self.router.devices)
-        if plan.n_devices != n_devices:
-            raise InvalidInputError(f"plan {plan_id} is for {plan.n_devices} device(s); the daemon has {n_devices}")
-        with self._one_change():
-            share, reason = 1.0 if bandwidth_share is None else bandwidth_share, f"plan {plan_id} was chosen"
-            if self._shares is not None and not closed:
-                return self._divide(plan, reason, share, apply=apply, force=force)
-            proposal = self._beside_current(plan, reason, share)
-            if not (closed and apply):
-                return self._answer(proposal, plan_id, self.refresher, apply=apply, force=force)
-        proposal.refuse_infeasible(force=force)
-        make_current(self.store, plan, plan_id, verified=False, why="applied")
-        self.reload(f"plan {plan_id} was applied")
-        serves = plan_id if self._shares is None else self.plan_id
-        return self._told(proposal.placed_as(self.router.residency.list_device), serves, applied=True)
-
-    @contextlib.contextmanager
-    def _one_change(self) -> Iterator[None]:
-        if not self._changing.acquire(blocking=False):
-            raise OverloadedError("another change of the plan is under way", retry_after_s=5)
-        try:
-            yield
-        finally:
-            self._changing.release()
-
-    def _answer(
-        self,
-        proposal: Proposal,
-        plan_id: int | None,
-        refresher: Refresher | None,
-        division: Division | None = None,
-        *,
-        apply: bool,
-        force: bool,
-    ) -> dict[str, Any]:
-        """Applies ``proposal`` where that is asked for, and tells of it.
-
-        Args:
-            plan_id: where its plan is stored.
-            refresher: applies it and verifies it afterwards.
-            division: that it is a part of.
-        """
-        update: UpdateRecord | None = None
-        if apply:
-            proposal.refuse_infeasible(force=force)
-            if division is not None:
-                division.refuse(force=force)
-                with division.carried_out():
-                    plan_id = self._apply(proposal, plan_id)
-            elif refresher is None:
-                plan_id = self._apply(proposal, plan_id)
-            else:
-                update = refresher.apply(proposal, plan_id=plan_id, force=force)
-                plan_id = update.plan_id
-            proposal = proposal.placed_as(self.router.residency.list_device)
-        return self._told(proposal, plan_id, division, applied=apply, update=update)
-
-    def _told(
-        self,
-        proposal: Proposal,
-        plan_id: int | None,
-        division: Division | None = None,
-        *,
-        applied: bool,
-        update: UpdateRecord | None = None,
-    ) -> dict[str, Any]:
-        return {
-            "applied": applied,
-            **proposal.to_data(),
-            "plan_id": plan_id,
-            "unplaced_lists": self.router.stats().unplaced_lists if applied else None,
-            "update": None if update is None else update.to_data(),
-            **({} if division is None else {"shares": division.to_data()}),
-        }
-
-    def _check_devices(self) -> None:
-        if not self.router.devices:
-            why = f", since {note}" if (note := self.generations.current.note) else "; start it with --device"
-            raise InvalidInputError(f"devices is empty: the daemon serves on the host alone{why}")
-
-    def _propose_recent(self, changes: PlanChanges, bandwidth_share: float | None) -> Proposal | None:
-        """From recent queries; None without a refresher, or while it has seen too few searches to plan from."""
-        if self.refresher is None:
-            return None
-        try:
-            return self.refresher.propose("requested", changes, bandwidth_share=bandwidth_share)
-        except ProfileError as error:
-            _log.info("planning from the stored profile: %s", error)
-            return None
-
-    def _propose(self, changes: PlanChanges, bandwidth_share: float) -> Proposal:
-        """From the profile of the plan in force."""
-        self._check_devices()
-        devices = devices_of(self.index.ivf, len(self.router.devices), self.config.router.device_budget_bytes)
-        profile, request = request_next(self.index.ivf, self.store, self.router.plan, changes, devices)
-        with self._planning.of(self.index.ivf) as planner:
-            plan = planner.solve(profile, request, None)
-            return self._beside_current(plan, "requested", bandwidth_share, weigh=planner.weigh)
-
-    def _plan_next(self, changes: PlanChanges) -> Plan:
-        """From the profile of the plan in force."""
-        self._check_devices()
-        devices = devices_of(self.index.ivf, len(self.router.devices), self.config.router.device_budget_bytes)
-        return plan_next(self.index.ivf, self.store, self.router.plan, changes, devices)
-
-    def _divide(
-        self,
-        plan: Plan,
-        reason: str,
-        bandwidth_share: float,
-        budget: int | tuple[int, ...] | None = None,
-        *,
-        apply: bool,
-        force: bool,
-    ) -> dict[str, Any]:
-        """:meth:`_answer` of what ``plan`` is asked for, within the share that the index then gets."""
-        assert self._shares is not None
-        division = self._shares.divide(self, plan, budget)
-        proposal = self._beside_current(division.plan, reason, bandwidth_share, division.room_bytes)
-        plan_id = stored_as(self.store, division.plan)
-        return self._answer(proposal, plan_id, None, division, apply=apply, force=force)
-
-    def _beside_current(
-        self,
-        plan: Plan,
-        reason: str,
-        bandwidth_share: float,
-        room_bytes: Sequence[int] | None = None,
-        weigh: Weigh | None = None,
-    ) -> Proposal:
-        """``room_bytes``: of each device, without scratch; None: what the open arenas may take."""
-        current, there, arenas = self.router.plan, self.router.residency.list_device, arenas_of(self.router)
-        if room_bytes is None and arenas is not None:
-            room_bytes = [a - b for a, b in zip(arenas.room, arenas.scratch, strict=True)]
-        return propose(
-            plan,
-            current,
-            Served.by(current, there, self.router.page_locked_lists),
-            reason=reason,
-            bandwidth_share=bandwidth_share,
-            room_bytes=room_bytes,
-            weigh=weigh,
-        )
-
-    def _apply(self, proposal: Proposal, plan_id: int | None) -> int:
-        return self.serve_plan(proposal.plan, plan_id, bandwidth_share=proposal.bandwidth_share, why=proposal.reason)
-
-    def serve_plan(self, plan: Plan, plan_id: int | None, *, bandwidth_share: float = 1.0, why: str) -> int:
-        """Stores ``plan`` unless it is stored, moves its lists, and makes it the current one; its id. Blocks. For who
-        holds the lock of changes."""
-        if plan_id is None:
-            _, plan_id = save_plan(self.store, plan)
-        self.router.apply_plan(plan, bandwidth_share=bandwidth_share, force=True)
-        # It serves, whether or not the store takes the event.
-        self.generations.current.plan_id = plan_id
-        make_current(self.store, plan, plan_id, verified=False, why=why)
-        return plan_id
+        return self.changes.apply_plan(choice, apply=apply, bandwidth_share=bandwidth_share, force=force)
 
     def set_budget(self, budgets: tuple[int, ...] | None) -> None:
         """Other bytes of each device than were configured, from the next change of plan or generation on; None: none,
@@ -660,21 +446,16 @@ class Service(OfOneProcess):
 
     # Generations
 
-    def reload(self, reason: str = "requested") -> dict[str, Any]:
+    def reload(self, reason: str = "requested", *, stay: bool = False) -> dict[str, Any]:
         """Lets the current generation of the index directory serve, without a failed search; see
-        :class:`hybridindex.service.reload.Generations`. Blocks.
+        :meth:`hybridindex.service.reload.Generations.reload`. Blocks.
 
         Raises:
             ReloadError: what serves goes on, and why.
             OverloadedError: a change of the plan or another reload is under way, or the daemon is about to stop.
         """
-        if not self._changing.acquire(blocking=False):
-            raise OverloadedError("another change of the plan or index is under way", retry_after_s=5)
-        try:
-            with self._reloading:
-                return self.generations.reload(reason)
-        finally:
-            self._changing.release()
+        with self.changes.one_change("plan or index"), self._reloading:
+            return self.generations.reload(reason, stay=stay)
 
     # State
 
@@ -709,7 +490,57 @@ class Service(OfOneProcess):
     def start(self) -> None:
         """Starts the refresher, where there is one."""
         if self.refresher is not None:
-            self.refresher.start()
+            try:
+                self.refresher.start()
+            except StoreError as error:
+                self._note_untaken(error)
+
+    # The control store
+
+    @property
+    def note(self) -> str:
+        """What is missing, without paths; empty: nothing."""
+        now, problem = self.generations.current, self.store.problem
+        if problem is None or now.pending:
+            return now.note
+        words = f"no plan can be stored or applied, searches go on: {without_paths(self.store, problem)}"
+        return f"{now.note}; {words}" if now.note else words
+
+    def store_changed(self) -> bool:
+        """Opens the store where it is not open. Whether :meth:`take_up_store` has something to do. Blocks."""
+        try:
+            self.store.check_place()
+        except StoreError:
+            return False  # it is logged, and in the health
+        return self.generations.current.pending or self.store.openings != self._taken_up
+
+    def take_up_store(self) -> None:
+        """After the store was opened, which may be another one; see
+        :meth:`hybridindex.service.reload.Generations.take_up_store`. Blocks.
+
+        Raises:
+            OverloadedError: another change is under way.
+        """
+        openings = self.store.openings
+        try:
+            with self.changes.one_change("plan or index"), self._reloading:
+                self.generations.take_up_store()
+        except StoreError as error:
+            self._note_untaken(error)
+        else:
+            self._taken_up = openings
+
+    def _note_untaken(self, error: StoreError) -> None:
+        if self._taken_up is not None:
+            _log.error("the plan that serves is not recorded, so no restart resumes it; it is tried again: %s", error)
+        self._taken_up = None
+
+    def drain(self) -> None:
+        """Refuses new work from now on, also whose body has not come, and drops lookaheads that wait; what was admitted
+        is answered. On the event loop; returns at once."""
+        self.admission.drain()
+        self.memory.stop_reading()
+        self.router.drop_lookaheads()
 
     def stop_changes(self) -> None:
         """Stops a running change of the plan and refuses new ones; searches go on. Returns at once."""

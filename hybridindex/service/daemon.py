@@ -15,9 +15,10 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hybridindex.errors import InvalidInputError, MissingDependencyError, ServiceError, how_to_install
+from hybridindex import filesystem
+from hybridindex.errors import FileError, MissingDependencyError, ServiceError, cannot_read, how_to_install
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.service.auth import Keyring
 from hybridindex.service.config import ServiceConfig
@@ -65,6 +66,21 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, but a client has as long for its TLS handshake as for its headers, and not a minute."""
+        await super().startup(sockets=[])
+        self.started = False
+        config, loop = self.config, asyncio.get_running_loop()
+        kind: Any = config.http_protocol_class
+        make = partial(kind, config=config, server_state=self.server_state, app_state=self.lifespan.state)
+        limit_s = None if config.ssl is None else config.timeout_keep_alive
+        for bound in sockets or []:
+            server = await loop.create_server(
+                make, sock=bound, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=limit_s
+            )
+            self.servers.append(server)
+        self.started = True
+
 
 class Daemon:
     """What is served, on its sockets. On the main thread's event loop."""
@@ -72,9 +88,10 @@ class Daemon:
     def __init__(self, served: Service | Indexes, keyring: Keyring | None, sockets: list[socket.socket]) -> None:
         self._indexes = indexes = Indexes.of(served)
         self._stopping = asyncio.Event()
+        self._signalled = False
         #: A task that nobody holds may be lost.
         self._reloads: set[asyncio.Future[None]] = set()
-        self._app = create_app(indexes, keyring=keyring, on_drain=self.stop)
+        self._app = create_app(indexes, keyring=keyring, on_drain=self.drain)
         self._sockets = sockets
         self._servers = [self._server(s, first=s is sockets[0]) for s in sockets]
 
@@ -100,27 +117,32 @@ class Daemon:
             )
         )
 
-    def stop(self) -> None:
-        """Drains; called again, stops at once."""
+    def drain(self) -> None:
+        """Answers what was admitted, then ends; called again, does nothing."""
         if not self._stopping.is_set():
             _log.info("draining: %d queries wait or are searched", self._indexes.n_waiting)
             self._indexes.drain()
             self._stopping.set()
-        else:
+
+    def stop(self) -> None:
+        """At a signal: drains; at the second one, stops at once."""
+        self.drain()
+        if self._signalled:
             _log.warning("stopping at once")
             for server in self._servers:
                 server.force_exit = True
                 for task in server.server_state.tasks:
                     task.cancel()
+        self._signalled = True
 
     def reload(self) -> None:
         """Lets the current generation of each index serve; a failure is logged."""
-        task = asyncio.ensure_future(asyncio.to_thread(self._indexes.reload, "SIGHUP"))
+        task = asyncio.ensure_future(self._app.reload("SIGHUP"))
         self._reloads.add(task)
         task.add_done_callback(self._reloads.discard)
 
     async def run(self) -> None:
-        """Serves until :meth:`stop`, and until what was admitted is answered."""
+        """Serves until :meth:`drain`, and until what was admitted is answered."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self.reload)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -168,8 +190,11 @@ def serve(
     keyring = None if config.key_file is None else Keyring(config.key_file)
     for name in ("tls_cert", "tls_key"):
         file = getattr(config, name)
-        if file is not None and not os.access(file, os.R_OK):
-            raise InvalidInputError(f"{name} is {file}, which cannot be read")
+        try:
+            if file is not None:
+                filesystem.open_for_reading(file).close()
+        except FileError as error:
+            raise cannot_read(error, name, file) from error
     named = {name_of(indexes): IndexConfig(path=indexes)} if isinstance(indexes, Path) else indexes
     addresses, problems = _addresses(named)
     sockets: list[socket.socket] = []
@@ -196,7 +221,8 @@ def serve(
                 announce = partial(addresses[name].announce, tuple(urls), index=name)
                 announce(service.index.ivf.generation)
                 service.generations.on_generation.append(announce)
-            _log.info("serving %s at %s", ", ".join(str(named[name].path) for name in served.services), ", ".join(urls))
+            each = [f"{named[name].path}{_precision(service)}" for name, service in served.services.items()]
+            _log.info("serving %s at %s", ", ".join(each), ", ".join(urls))
             if on_listening is not None:
                 on_listening(tuple(urls))
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -209,10 +235,16 @@ def serve(
         for bound in sockets:
             bound.close()
         if config.uds is not None and sockets:
-            config.uds.unlink(missing_ok=True)
+            filesystem.discard(config.uds)
         for address in addresses.values():
             address.leave()
     _log.info("stopped")
+
+
+def _precision(service: Service) -> str:
+    """What searches scan, where they might scan something else."""
+    said = service.router.precision
+    return "" if said == "rows" else f" ({said})"
 
 
 def _addresses(indexes: Mapping[str, IndexConfig]) -> tuple[dict[str, DaemonAddress], dict[str, str]]:

@@ -5,7 +5,9 @@ A lock that ends with the process guards the address file, so a killed daemon do
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import socket
 import stat
@@ -14,18 +16,27 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from hybridindex.errors import ServiceError
+from hybridindex import filesystem
+from hybridindex.errors import FileError, ServiceError
 from hybridindex.index.storage.standing import ADDRESS_FILE, ADDRESS_LOCK, RunningDaemon, find_daemon
 from hybridindex.processes import lock_file
 
 __all__ = ["DaemonAddress", "RunningDaemon", "bind_tcp", "bind_unix", "find_daemon"]
 
 
+_log = logging.getLogger(__name__)
+
+_NO_ROOM = (errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+
+
 class DaemonAddress:
-    """The lock and address file of one served index, held while the process lives."""
+    """The lock and address file of one served index, held while the process lives.
+
+    Searches need neither: where the file system is read-only or full, that is logged, and clients need the URL.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Raises ServiceError: another daemon serves the index, or the folder cannot be written."""
+        """Raises ServiceError: another daemon serves the index, or the folder cannot be written for another reason."""
         self._file = folder / ADDRESS_FILE
         # find_daemon holds the lock for a moment.
         self._lock = lock_file(folder / ADDRESS_LOCK, timeout_s=1)
@@ -35,27 +46,32 @@ class DaemonAddress:
             other = find_daemon(folder)
             who = f" (pid {other.pid})" if other is not None else ""
             raise ServiceError(f"another daemon{who} serves {folder}; stop it first (hybridindex drain)") from None
-        except OSError as error:
-            raise ServiceError(
-                f"{folder} cannot be written ({error.strerror}); the daemon keeps its address there"
-            ) from error
+        except FileError as error:
+            if error.errno not in _NO_ROOM:
+                raise ServiceError(f"{error}; the daemon keeps its address there") from error
+            _log.error(
+                "%s; the daemon keeps its address there: commands need --url, and nothing keeps a second daemon away",
+                error,
+            )
+            return
         # A killed daemon may have left its addresses.
-        self._file.unlink(missing_ok=True)
+        filesystem.discard(self._file)
 
     def announce(self, urls: tuple[str, ...], generation: int | None = None, *, index: str | None = None) -> None:
-        """Writes the address file, whole or not at all; again when another generation is served.
+        """Writes the address file, whole or not at all; again when another generation or router serves.
 
         ``index``: its name in the daemon.
         """
-        beside = self._file.with_name(f".{ADDRESS_FILE}.new")
         served = RunningDaemon(pid=os.getpid(), urls=urls, generation=generation, index=index)
-        beside.write_text(json.dumps(asdict(served)) + "\n")
-        beside.replace(self._file)
+        try:
+            filesystem.replace_file(self._file, json.dumps(asdict(served)) + "\n")
+        except FileError as error:
+            _log.error("%s: commands need --url", error)
 
     def leave(self) -> None:
         """Removes the address file and the lock. Calling it twice is harmless."""
         if self._lock.is_locked:
-            self._file.unlink(missing_ok=True)
+            filesystem.discard(self._file)
             self._lock.release()
 
 
@@ -87,7 +103,7 @@ def bind_unix(path: Path) -> socket.socket:
     """
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if path.is_socket() or path.exists():
+        if filesystem.exists(path):
             _remove_stale(path)
         # Made with its mode: others can connect at no moment.
         before = os.umask(0o177)
@@ -107,14 +123,14 @@ def bind_unix(path: Path) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    if not stat.S_ISSOCK(path.lstat().st_mode):
+    if not stat.S_ISSOCK(filesystem.lstat(path).st_mode):
         raise ServiceError(f"uds {path} is there and no socket; remove it or choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            path.unlink()
+            filesystem.unlink(path)
             return
         except OSError as error:
             raise ServiceError(f"uds {path} cannot be examined ({error.strerror or error})") from error

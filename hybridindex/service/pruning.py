@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from hybridindex.errors import StoreError
 from hybridindex.service.core import Service
@@ -27,11 +28,13 @@ def prune(service: Service) -> None:
         _log.info("pruned %d plans, %d profiles and %d events", gone.plans, gone.profiles, gone.events)
 
 
-async def prune_now_and_then(service: Service) -> None:
-    """Prunes every hour until cancelled, first an hour after the start."""
+async def prune_now_and_then(
+    service: Service, run: Callable[[Callable[[Service], None], Service], Awaitable[None]]
+) -> None:
+    """Prunes every hour until cancelled, first an hour after the start. ``run``: where it may wait for the store."""
     while True:
         await asyncio.sleep(_EVERY_S)
         try:
-            await asyncio.to_thread(prune, service)
+            await run(prune, service)
         except Exception:  # noqa: BLE001 - without pruning the disk fills: the next one must come
             _log.exception("pruning failed; it is tried again in an hour")

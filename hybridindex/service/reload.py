@@ -24,9 +24,11 @@ from hybridindex.errors import (
     ReloadError,
     StoreError,
 )
-from hybridindex.index import Manifest, read_manifest, remove_replaced
-from hybridindex.plans.current import make_current, save_plan
+from hybridindex.index import Manifest, remove_replaced
+from hybridindex.index.rabitq.spec import RabitqSpec
+from hybridindex.plans.current import keep_current, make_current, save_plan
 from hybridindex.plans.planner import devices_of, request_other_content
+from hybridindex.plans.precision import view_to_plan, views_of
 from hybridindex.refresh.planning import Planning
 from hybridindex.router.session import Session
 from hybridindex.service.config import ServiceConfig
@@ -37,7 +39,9 @@ from hybridindex.service.serving import (
     Serving,
     choose_plan,
     close_serving,
+    look_at,
     open_serving,
+    precision_asked,
 )
 from hybridindex.service.sessions import SessionTable
 from hybridindex.service.warmup import warm_up
@@ -86,7 +90,7 @@ class Generations:
     ) -> None:
         """``stopping``: whether the service ends, and nothing new may begin."""
         self._current = first
-        self._config = config
+        self.config = config
         self._store = store
         self._sessions = sessions
         self._planning = planning
@@ -99,7 +103,7 @@ class Generations:
         self._retired: list[Serving] = []
         self._opened: WeakKeyDictionary[Session, _Opened] = WeakKeyDictionary()
         #: What the last reload found: it is not tried again by itself.
-        self._found: Manifest | None = None
+        self._found: tuple[Manifest, RabitqSpec | None] | None = None
         self.counts = ReloadCounts()
         #: The plan with which devices may be opened, where others take bytes of them, too.
         self.refit: Callable[[PlanChoice], PlanChoice] = lambda choice: choice
@@ -114,7 +118,7 @@ class Generations:
 
     def set_budget(self, config: ServiceConfig) -> None:
         """What serves from now on, and what is opened later, keeps to the device bytes of ``config``."""
-        self._config, budgets = config, config.router.device_budget_bytes
+        self.config, budgets = config, config.router.device_budget_bytes
         router = self._current.router
         if router.devices and isinstance(budgets, tuple):
             router.set_device_budget(budgets)
@@ -135,7 +139,7 @@ class Generations:
         """A session of what serves now; see :meth:`hybridindex.router.Router.session`. Its name."""
         serving = self.enter()
         try:
-            return self._sessions.open(lambda: self._session(serving, options), client)
+            return self._sessions.open(lambda: self._session(serving, {**options, "owner": client}), client)
         finally:
             self.leave(serving)
 
@@ -163,16 +167,28 @@ class Generations:
     # Replacement
 
     def changed(self) -> bool:
-        """Whether the directory has another generation than the one that serves, and no reload has met it."""
+        """Whether the directory has another generation than the one that serves, or codes for it, and no reload has
+        met them."""
         try:
-            found = read_manifest(self._current.index.path)
+            found = self._look()
         except HybridIndexError:
             return False
-        return found not in (self._current.index.ivf.manifest, self._found)
+        return found not in (self._serves(), self._found)
 
-    def reload(self, reason: str) -> dict[str, Any]:
-        """Opens the current generation of the directory, and lets it serve; for one that serves already, opens devices
-        that had no plan at the start. Blocks while it opens and lists move.
+    def _serves(self) -> tuple[Manifest, RabitqSpec | None]:
+        """What :meth:`_look` found of what serves."""
+        now = self._current
+        return now.index.ivf.manifest, now.codes
+
+    def _look(self) -> tuple[Manifest, RabitqSpec | None]:
+        return look_at(self._current.index.path, self.config.router)
+
+    def reload(self, reason: str, *, stay: bool = False) -> dict[str, Any]:
+        """Opens the current generation of the directory, and lets it serve; for one that serves already, opens codes
+        that were made since, or devices that had no plan at the start. Blocks while it opens and lists move.
+
+        Args:
+            stay: the generation that serves goes on, whatever is in the directory.
 
         Raises:
             ReloadError: what serves goes on serving, and why.
@@ -181,8 +197,11 @@ class Generations:
         self.counts.under_way = True
         found: Manifest | None = None
         try:
-            found = self._found = read_manifest(self._current.index.path)
-            answer = self._reload(found, reason)
+            if stay:
+                found, codes = self._serves()
+            else:
+                found, codes = self._found = self._look()
+            answer = self._reload(found, codes, reason)
         except Exception as error:
             self._note_failure(error, found)
             if isinstance(error, OverloadedError):
@@ -204,19 +223,15 @@ class Generations:
         self.counts.last_error = words.replace(str(self._current.index.path), "INDEX")
         self._record("reload_failed", {"why": self.counts.last_error})
 
-    def _reload(self, found: Manifest, reason: str) -> dict[str, Any]:
+    def _reload(self, found: Manifest, codes: RabitqSpec | None, reason: str) -> dict[str, Any]:
         before = self._current
         origin = "none"
-        reloaded = found != before.index.ivf.manifest
+        reloaded = (found, codes) != self._serves()
         if reloaded:
             origin = self._open_next(found)
         elif before.note:
-            choice = choose_plan(before.index, self._resumed, self._config, self._store)
-            origin = choice.origin
-            before.note = choice.note
-            if choice.plan is not None:
-                self._open_devices(choice)
-                reloaded = True
+            choice = self._take_up_plan()
+            origin, reloaded = choice.origin, choice.plan is not None
         now = self._current
         answer = {
             "reloaded": reloaded,
@@ -238,10 +253,60 @@ class Generations:
             self._record("index_reloaded", {name: answer[name] for name in ("generation_before", "plan_id", "reason")})
         return answer
 
+    def _take_up_plan(self) -> PlanChoice:
+        """Opens devices that had no plan at the start, where there is one now."""
+        now = self._current
+        choice = choose_plan(now.index, self._resumed, self.config, self._store)
+        if choice.plan is None:
+            now.note, now.pending = choice.note, choice.pending
+            return choice
+        try:
+            self._open_devices(choice)
+        except HybridIndexError as error:
+            self._current.note = f"the devices could not be opened, the host serves: {error}"
+            raise
+        finally:
+            now.pending = False
+        return choice
+
+    def take_up_store(self) -> None:
+        """After the store was opened, which may be another one: the plan in force becomes its current one. Where it
+        could not say which plan to start with, it is asked again. Blocks while lists move; as :meth:`reload`, on one
+        thread at a time.
+
+        Raises:
+            OverloadedError: an update of the plan runs; ask again when it has ended.
+            HybridIndexError: the store does not take or give the plan.
+        """
+        now = self._current
+        if now.router.plan is None:
+            # What is noted may be of the store before.
+            if now.pending or now.note:
+                self._take_up_stored_plan()
+            return
+        if now.refresher is None:
+            _, now.plan_id = keep_current(self._store, now.router.plan, why="the control store was opened again")
+        elif not now.refresher.keep_plan():
+            raise OverloadedError("an update of the plan is under way", retry_after_s=5)
+        _log.info("the control store is open: the plan that serves is its current one")
+
+    def _take_up_stored_plan(self) -> None:
+        try:
+            choice = self._take_up_plan()
+        except (StoreError, OverloadedError):
+            raise
+        except HybridIndexError:
+            # The next try would end as this one: a plan that is applied, or a reload, opens them.
+            _log.exception("the control store is open, but the devices could not be opened: the host serves")
+        else:
+            if choice.plan is not None:
+                _log.info("the control store is open: plan %s serves", choice.plan_id)
+
     def _open_next(self, found: Manifest) -> str:
         """Opens a generation beside the one that serves, and swaps them; where its plan comes from."""
-        before, config = self._current, self._config
+        before, config = self._current, self.config
         _same_questions(before.index.ivf.manifest, found)
+        _, codes = self._look()
         index = open_index(before.index.path)
         try:
             _same_questions(before.index.ivf.manifest, index.ivf.manifest)
@@ -249,6 +314,7 @@ class Generations:
             first = open_serving(
                 index, choice, config, self._store, self._make_refresher, on_host=bool(config.router.devices)
             )
+            first.codes = codes
             try:
                 warm_up(first.router, index.dim, index.nlist, stop=self._stopping)
                 if self._stopping():
@@ -263,6 +329,8 @@ class Generations:
         try:
             self._retire(before)
             if config.router.devices and not self._stopping():
+                if choice.origin == "carried over":  # an update may have ended since
+                    choice = self._plan_of(index, before)
                 self._open_devices(choice)
         except HybridIndexError as error:
             _log.exception("the devices could not be opened for generation %d: the host serves", first.generation)
@@ -272,20 +340,26 @@ class Generations:
     def _plan_of(self, index: Index, before: Serving) -> PlanChoice:
         """The plan in force where the content is the same, else a stored plan, else one for the same request."""
         current = before.router.plan
-        if current is not None and current.index_fingerprint == index.fingerprint:
-            plan_id = before.plan_id if before.refresher is None else before.refresher.status().plan_id
+        if current is not None and current.index_fingerprint in self._fingerprints(index):
+            plan_id = before.plan_id
+            if before.refresher is not None:
+                # A plan on trial ends with its refresh.
+                current, plan_id = before.refresher.settled()
             return PlanChoice(plan=current, plan_id=plan_id, origin="carried over")
-        choice = choose_plan(index, self._resumed, self._config, self._store)
-        n_devices = len(self._config.router.devices)
+        choice = choose_plan(index, self._resumed, self.config, self._store)
+        if choice.pending:
+            return choice
+        n_devices = len(self.config.router.devices)
         if choice.plan is not None and n_devices and choice.plan.n_devices != n_devices:
             words = f"plan {choice.plan_id} is for {choice.plan.n_devices} device(s), this daemon has {n_devices}"
             choice = PlanChoice(note=f"{words}; {CURE}")
         if choice.plan is not None or current is None or not n_devices or self._resumed == "none":
             return choice
         try:
-            devices = devices_of(index.ivf, n_devices, self._config.router.device_budget_bytes)
-            profile, request = request_other_content(index.ivf, self._store, current.request, devices)
-            with self._planning.of(index.ivf) as planner:
+            view = view_to_plan(index.ivf, self._store, precision_asked(self.config.router))
+            devices = devices_of(view, n_devices, self.config.router.device_budget_bytes)
+            profile, request = request_other_content(view, self._store, current.request, devices)
+            with self._planning.of(view) as planner:
                 made = planner.solve(profile, request, None)
         except (ProfileError, InvalidInputError, PlanningError) as error:
             _log.info("the new generation has no plan, and none was made: %s", error)
@@ -293,17 +367,21 @@ class Generations:
         made, plan_id = save_plan(self._store, made)
         return PlanChoice(plan=made, plan_id=plan_id, origin="made anew")
 
+    def _fingerprints(self, index: Index) -> set[str]:
+        """Of which plans may be that serve ``index`` here."""
+        return {view.fingerprint for view in views_of(index.ivf, precision_asked(self.config.router))}
+
     def _open_devices(self, choice: PlanChoice) -> None:
         """Lets a router with the devices that ``choice`` is for serve the current generation."""
         choice = self.refit(choice)
-        if choice.plan is None and self._config.router.device_budget_bytes is None:
+        if choice.plan is None and self.config.router.device_budget_bytes is None:
             return
         before = self._current
         if before.router.devices:
-            self._swap(open_serving(before.index, choice, self._config, self._store, None, on_host=True))
+            self._swap(open_serving(before.index, choice, self.config, self._store, None, on_host=True))
             self._retire(before)
             before = self._current
-        serving = open_serving(before.index, choice, self._config, self._store, self._make_refresher)
+        serving = open_serving(before.index, choice, self.config, self._store, self._make_refresher)
         try:
             warm_up(serving.router, before.index.dim, before.index.nlist, stop=self._stopping)
             if serving.refresher is not None:
@@ -324,6 +402,8 @@ class Generations:
         """From here on ``serving`` gets all new searches and sessions."""
         # Who listens to batches listens on.
         serving.router.on_batch.extend(self._current.router.on_batch)
+        if serving.index is self._current.index:
+            serving.codes = self._current.codes
         with self._idle:
             self._current = serving
         for tell in self.on_generation:
@@ -359,16 +439,20 @@ class Generations:
                 return
             same = PlanChoice(plan=old.router.plan, plan_id=old.plan_id)
             try:
-                heir = open_serving(old.index, same, self._config, self._store, None, on_host=True)
+                heir = open_serving(old.index, same, self.config, self._store, None, on_host=True)
             except HybridIndexError:
                 with self._idle:
                     self._retired.append(old)
                 raise
-            with self._idle:
-                self._retired.append(heir)
-        for session in self._sessions.move(lambda session: self._moved(session, old, heir)):
-            session.close()
-        close_serving(old, index=False)
+        try:
+            for session in self._sessions.move(lambda session: self._moved(session, old, heir)):
+                session.close()
+            close_serving(old, index=False)
+        finally:
+            if not same_index:
+                # Only now: without sessions it would be closed at once, and with it the index that the old one reads.
+                with self._idle:
+                    self._retired.append(heir)
 
     def _moved(self, session: Session, old: Serving, heir: Serving) -> Session | None:
         opened = self._opened[session]
@@ -377,7 +461,7 @@ class Generations:
         try:
             return self._session(heir, opened.options)
         except HybridIndexError:  # its options need a plan or a profile that this router has not
-            return self._session(heir, {})
+            return self._session(heir, {"owner": opened.options["owner"]})
 
     def close_unused(self) -> None:
         """Closes older generations whose sessions have ended."""
@@ -390,7 +474,7 @@ class Generations:
 
     def remove_replaced(self) -> list[int]:
         """Removes generations on disk that the one that serves replaced, unless they shall stay; their numbers."""
-        if self._config.keep_replaced:
+        if self.config.keep_replaced:
             return []
         try:
             return remove_replaced(self._current.index.path, serving=self._current.generation)

@@ -9,11 +9,24 @@ from pathlib import Path
 from typing import Literal
 
 from hybridindex.api import Index, open_index
-from hybridindex.errors import HybridIndexError, InfeasiblePlanError, ProfileError, ProfileMismatchError
+from hybridindex.config import PrecisionName, RouterConfig
+from hybridindex.errors import (
+    HybridIndexError,
+    InfeasiblePlanError,
+    ProfileError,
+    ProfileMismatchError,
+    StoreError,
+)
+from hybridindex.index import Manifest, read_manifest
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.rabitq.codes import read_spec
+from hybridindex.index.rabitq.spec import RabitqSpec
+from hybridindex.index.storage.generation import generation_name
 from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.current import current_plan_id
 from hybridindex.plans.llm_profiles import step_times
+from hybridindex.plans.precision import choose_view, view_of
 from hybridindex.plans.stored import how_to_apply, resume_plan
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
@@ -31,10 +44,13 @@ __all__ = [
     "Serving",
     "choose_plan",
     "close_serving",
+    "look_at",
     "open_serving",
+    "precision_asked",
     "prepare",
     "refresh_config",
     "refresher_of",
+    "without_paths",
 ]
 
 _log = logging.getLogger(__name__)
@@ -58,8 +74,17 @@ class Serving:
     refresher: Refresher | None = None
     #: Why it serves without a plan or devices that were asked for; empty where it does not.
     note: str = ""
+    #: The store could not say which plan to start with; it is asked again.
+    pending: bool = False
+    #: What the codes beside its rows said of themselves before the index was opened, usable or not.
+    codes: RabitqSpec | None = None
     #: Calls under way; guarded by :class:`hybridindex.service.reload.Generations`.
     users: int = 0
+
+    @property
+    def planned(self) -> IVFIndex:
+        """What plans that may serve here are of: the rows of the index, or its codes."""
+        return view_of(self.index.ivf, self.router.index_fingerprint) or self.index.ivf
 
     @property
     def generation(self) -> int:
@@ -75,6 +100,8 @@ class PlanChoice:
     origin: Literal["none", "stored", "carried over", "made anew"] = "none"
     #: Why there is none.
     note: str = ""
+    #: The store could not be asked.
+    pending: bool = False
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -84,6 +111,7 @@ class Prepared:
     index: Index
     store: ControlStore
     choice: PlanChoice
+    codes: RabitqSpec | None
 
     def close(self) -> None:
         self.store.close()
@@ -91,16 +119,21 @@ class Prepared:
 
 
 def prepare(path: Path, config: ServiceConfig) -> Prepared:
-    """Opens an index directory and its store, and chooses the plan.
+    """Opens an index directory and its store, and chooses the plan. Searches do not need the store: one that cannot be
+    opened is tried again while the host serves.
 
     Raises:
-        HybridIndexError: whatever is wrong with them.
+        HybridIndexError: whatever is wrong with the index; or with the store, where a plan of it was named by its id.
     """
+    _, codes = look_at(path, config.router)
     index = open_index(path)
     try:
-        store = index.store(config.store_url)
+        store = index.store(config.store_url, required=False)
         try:
-            return Prepared(index=index, store=store, choice=choose_plan(index, config.plan, config, store))
+            choice = choose_plan(index, config.plan, config, store)
+            if store.problem is not None:
+                _log.error("searches go on without it, and it is tried again: %s", store.problem)
+            return Prepared(index=index, store=store, choice=choice, codes=codes)
         except BaseException:
             store.close()
             raise
@@ -109,15 +142,54 @@ def prepare(path: Path, config: ServiceConfig) -> Prepared:
         raise
 
 
-def choose_plan(index: Index, choice: str, config: ServiceConfig, store: ControlStore) -> PlanChoice:
-    """The plan that ``choice`` names, or none and why: a plan of another index or machine is no reason not to serve.
+def look_at(path: Path, config: RouterConfig) -> tuple[Manifest, RabitqSpec | None]:
+    """The generation in an index directory, and what the codes beside its rows say of themselves; None: nothing, or
+    routers of ``config`` do not scan them.
 
     Raises:
-        InvalidInputError: ``choice`` is no id. ProfileError: there is no plan of that id.
+        HybridIndexError: the manifest cannot be read.
+    """
+    manifest = read_manifest(path)
+    if precision_asked(config) == "rows":
+        return manifest, None
+    try:
+        return manifest, read_spec(path / generation_name(manifest.generation), manifest)
+    except HybridIndexError:
+        return manifest, None
+
+
+def choose_plan(index: Index, choice: str, config: ServiceConfig, store: ControlStore) -> PlanChoice:
+    """The plan that ``choice`` names, or none and why: a plan of another index or machine, or a store that cannot be
+    read, is no reason not to serve.
+
+    Raises:
+        InvalidInputError: ``choice`` is no id.
+        ProfileError, StoreError: the plan of that id is not there, or cannot be read.
         InfeasiblePlanError: a plan that is not the current one was named by its id, is infeasible and not forced.
     """
     try:
-        found = _resumed(index, choice, config, store)
+        return _choose_plan(index, choice, config, store)
+    except StoreError as error:
+        if choice.isdecimal():
+            raise
+        words = f"the control store gives no plan, and is asked again: {without_paths(store, error)}"
+        return PlanChoice(note=words, pending=True)
+
+
+def without_paths(store: ControlStore, problem: StoreError | str) -> str:
+    """What is wrong with a store, for clients."""
+    file = store.file
+    if file is None:
+        return "see the log"
+    return str(problem).replace(f"{file.parent}/", "").replace(str(file.parent), "its directory")
+
+
+def _choose_plan(index: Index, choice: str, config: ServiceConfig, store: ControlStore) -> PlanChoice:
+    try:
+        if config.router.precision != "rows":
+            index.ivf.load_codes()  # those that turn out to be damaged have no plans
+        view = choose_view(index.ivf, store, choice, precision_asked(config.router))
+        found = _resumed(view, choice, config, store)
     except ProfileMismatchError as error:
         return PlanChoice(note=f"plan {choice} is not for this index and machine: {error}; {CURE}")
     except ProfileError:
@@ -128,17 +200,22 @@ def choose_plan(index: Index, choice: str, config: ServiceConfig, store: Control
         return PlanChoice(plan_id=found[0], plan=found[1], origin="stored")
     if choice == "none" or not config.router.devices:
         return PlanChoice()
-    others = [plan for plan in store.list_plans() if plan.index_fingerprint != index.fingerprint]
+    others = [plan for plan in store.list_plans() if plan.index_fingerprint != view.fingerprint]
     last = others[-1] if others else None
     older = (
-        "" if last is None else f" (plan {last.id} is for index {last.index_fingerprint}, this is {index.fingerprint})"
+        "" if last is None else f" (plan {last.id} is for index {last.index_fingerprint}, this is {view.fingerprint})"
     )
-    return PlanChoice(note=f"{how_to_apply(index, store)}{older}")
+    return PlanChoice(note=f"{how_to_apply(view, store)}{older}")
 
 
-def _resumed(index: Index, choice: str, config: ServiceConfig, store: ControlStore) -> tuple[int, Plan] | None:
-    found = resume_plan(index, choice, store, config.router.devices)
-    if found is None or found[0] == current_plan_id(store, index.fingerprint):
+def precision_asked(config: RouterConfig) -> PrecisionName:
+    """What plans have to be of that ``config`` can serve."""
+    return "rows" if config.precision == "auto" and config.host_scanner == "faiss" else config.precision
+
+
+def _resumed(view: IVFIndex, choice: str, config: ServiceConfig, store: ControlStore) -> tuple[int, Plan] | None:
+    found = resume_plan(view, choice, store, config.router.devices)
+    if found is None or found[0] == current_plan_id(store, view.fingerprint):
         return found
     try:
         refuse_infeasible(found[1], force=config.force)
@@ -147,7 +224,7 @@ def _resumed(index: Index, choice: str, config: ServiceConfig, store: ControlSto
             raise
         # What somebody tried must not keep a daemon from starting again.
         _log.warning("plan %d: %s; the plan applied last is resumed", found[0], error)
-        return resume_plan(index, "current", store, config.router.devices)
+        return resume_plan(view, "current", store, config.router.devices)
     return found
 
 
@@ -162,11 +239,15 @@ def open_serving(
 ) -> Serving:
     """A router over ``index``, and its refresher. Without a plan and a budget, devices stay closed.
 
-    ``on_host``: without devices in any case; the plan then only gives nprobe.
+    ``on_host``: without devices in any case; the plan then only gives nprobe. A host that stands in for devices scans
+    what they would: answers stay the same.
     """
     settings = config.router
     if settings.devices and (on_host or (choice.plan is None and settings.device_budget_bytes is None)):
         settings = replace(settings, devices=(), device_budget_bytes=None, pin_host_lists=0)
+        of_rows = choice.plan is not None and choice.plan.index_fingerprint == index.fingerprint
+        if of_rows and settings.precision == "auto":
+            settings = replace(settings, precision="rows")
     router = index.router(choice.plan, config=settings, llm=step_times(store, choice.plan))
     try:
         refresher = None
@@ -178,7 +259,14 @@ def open_serving(
     except BaseException:
         router.close()
         raise
-    return Serving(index=index, router=router, plan_id=choice.plan_id, refresher=refresher, note=choice.note)
+    return Serving(
+        index=index,
+        router=router,
+        plan_id=choice.plan_id,
+        refresher=refresher,
+        note=choice.note,
+        pending=choice.pending,
+    )
 
 
 def close_serving(serving: Serving, *, index: bool = True) -> None:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from hybridindex import filesystem
 from hybridindex.config import Setting, parse_bytes
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import FileError, InvalidInputError
 
 __all__ = ["Entry", "Settings", "Table", "entries", "read_settings"]
 
@@ -73,11 +74,11 @@ def read_settings(path: Path) -> Settings:
         InvalidInputError: it cannot be read, is too large, or is no TOML.
     """
     try:
-        with path.open("rb") as file:
+        with filesystem.open_for_reading(path) as file:
             content = file.read(_MAX_BYTES + 1)
         said = tomllib.loads(content.decode("utf-8")) if len(content) <= _MAX_BYTES else None
     # ValueError: no UTF-8, no TOML, or an integer of thousands of digits.
-    except (OSError, ValueError, RecursionError) as error:
+    except (FileError, ValueError, RecursionError) as error:
         raise InvalidInputError(f"{path} is no settings file: {error}; expected TOML") from error
     if said is None:
         raise InvalidInputError(f"{path} is no settings file: it has more than {_MAX_BYTES:,} bytes")

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridindex.errors import DeviceSlowError, StoreError
+from hybridindex import filesystem
+from hybridindex.errors import DeviceSlowError, FileError, StoreError
 from hybridindex.service.core import Service
 from hybridindex.service.describe import describe
+from hybridindex.service.serving import without_paths
 
-__all__ = ["Check", "Health", "health_of", "status_of"]
+__all__ = ["Check", "Health", "StorageWatch", "health_of", "status_of"]
 
 _log = logging.getLogger(__name__)
 
 #: Free disk space below which the control store may soon fail to write.
 _MIN_FREE_BYTES = 64 << 20
+#: Longest wait for disks and store. Another process may hold the store's lock for longer.
+_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +35,8 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """While a check fails, answers stay right; they may be slower, or a change of plan may be impossible."""
+    """While a check fails, answers stay right; they may be slower, or a change of plan may be impossible. Searches that
+    need a damaged list fail."""
 
     checks: tuple[Check, ...]
 
@@ -42,7 +49,7 @@ def status_of(service: Service) -> dict[str, Any]:
     """``GET /v1/status``: without paths and keys."""
     router, index, admission = service.router, service.index, service.admission
     stats, residency = router.stats(), router.residency
-    plan = router.plan
+    plan, damage = router.plan, router.damage
     refresher = None if service.refresher is None else describe(service.refresher.status())
     # A refresher knows the row of the plan that it committed.
     committed = None if refresher is None else refresher.get("plan_id")
@@ -57,6 +64,10 @@ def status_of(service: Service) -> dict[str, Any]:
             "codec": index.codec,
             "nprobe": router.nprobe,
             "host_scanner": router.host_scanner,
+            "precision": router.precision,
+            "bits": router.bits,
+            "candidates": router.candidates,
+            "list_bytes": int(service.generations.current.planned.list_bytes.sum()),
         },
         "ready": service.ready,
         "draining": admission.draining,
@@ -78,16 +89,32 @@ def status_of(service: Service) -> dict[str, Any]:
             }
             for tier in router.devices
         ],
-        "router": {**describe(stats), "hit_rate": stats.hit_rate},
+        "router": {**describe(stats), "hit_rate": stats.hit_rate, "rerank_hit_rate": stats.rerank_hit_rate},
         "queue": {
             "waiting": admission.n_waiting,
             "in_flight": admission.n_in_flight,
             "limit": service.config.limits.queue_queries,
             "refused": dict(admission.refused),
         },
-        "sessions": {"open": len(service.sessions), "expired": service.sessions.n_expired},
+        "memory": {
+            "taken_bytes": service.memory.taken_bytes,
+            "limit_bytes": service.memory.limit_bytes,
+            "refused": dict(service.memory.refused),
+        },
+        "sessions": {
+            "open": len(service.sessions),
+            "expired": service.sessions.n_expired,
+            "displaced": service.sessions.n_displaced,
+        },
         "refresher": refresher,
-        "note": service.generations.current.note or None,
+        "damage": {
+            "passes": damage.passes,
+            "scrubbed_bytes": damage.nbytes,
+            "found": damage.found,
+            "quarantined": len(damage.quarantined),
+            "mended": len(damage.mended),
+        },
+        "note": "; ".join(n for n in (service.note, _damage_note(service)) if n) or None,
         "reload": {
             "mode": service.config.reload,
             **describe(service.generations.counts),
@@ -96,17 +123,62 @@ def status_of(service: Service) -> dict[str, Any]:
     }
 
 
-def health_of(service: Service, key_problem: str | None = None, *, keys: bool = False) -> Health:
-    """Checks disk, store and devices now; writes one page to the store. Blocks.
+def _damage_note(service: Service) -> str:
+    """Which lists are damaged; empty where none are."""
+    damage = service.router.damage
+    return "" if damage.ok else f"generation {service.index.ivf.generation}: {damage.describe()}"
+
+
+class StorageWatch:
+    """Looks at disks and store on a thread of its own; whoever asks waits for a second at most. On the event loop."""
+
+    def __init__(self, service: Service, clock: Callable[[], float]) -> None:
+        """``clock``: monotonic seconds."""
+        self._service = service
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, "hybridindex-health")
+        #: The look that is under way or was the last, and when it began.
+        self._look: asyncio.Future[list[Check]] | None = None
+        self._began_s = 0.0
+
+    async def read(self) -> list[Check]:
+        """What a look finds that was under way or begins now; where it takes longer, that it does."""
+        if self._look is None or self._look.done():
+            self._began_s = self._clock()
+            self._look = asyncio.get_running_loop().run_in_executor(self._thread, _look_at_storage, self._service)
+        look = self._look
+        await asyncio.wait({look}, timeout=max(0.0, self._began_s + _PATIENCE_S - self._clock()))
+        if look.done():
+            return look.result()
+        words = (
+            f"no answer for {self._clock() - self._began_s:.1f} s: another process may hold its lock; searches go on"
+        )
+        return [Check(name="control store", ok=False, detail=words)]
+
+    def close(self) -> None:
+        """Lets the thread end when its look does."""
+        self._thread.shutdown(wait=False)
+
+
+def _look_at_storage(service: Service) -> list[Check]:
+    """Writes one page to the store. Blocks."""
+    return [*_disks(service), _store(service)]
+
+
+def health_of(service: Service, storage: list[Check], key_problem: str | None = None, *, keys: bool = False) -> Health:
+    """Checks devices now. Never blocks.
 
     Args:
+        storage: what :class:`StorageWatch` says.
         key_problem: what is wrong with the key file.
         keys: whether there is a key file.
     """
     stats = service.router.stats()
-    checks = [*_disks(service), _store(service)]
+    checks = [*storage]
     if keys:
         checks.append(Check(name="keys", ok=key_problem is None, detail=key_problem or "the key file was read"))
+    damage = service.router.damage
+    checks.append(Check(name="lists", ok=damage.ok, detail=damage.describe()))
     for tier in service.router.devices:
         failed = tier.failure is not None
         last = ", the last by being slow" if isinstance(tier.failure, DeviceSlowError) else ""
@@ -133,8 +205,8 @@ def _disks(service: Service) -> list[Check]:
 
 def _disk(name: str, path: Path) -> Check:
     try:
-        free = shutil.disk_usage(path).free
-    except OSError as error:
+        free = filesystem.free_bytes(path)
+    except FileError as error:
         return Check(name=name, ok=False, detail=f"the directory cannot be read ({error.strerror})")
     ok = free >= _MIN_FREE_BYTES
     warning = "" if ok else "; searches go on, but a plan or profile may not be stored: make room"
@@ -146,11 +218,15 @@ def _store(service: Service) -> Check:
         service.store.list_events(limit=1)
     except StoreError as error:
         _log.error("health: %s", error)
-        return Check(name="control store", ok=False, detail="it cannot be read; see the log")
+        words = f"it cannot be read, searches go on: {without_paths(service.store, error)}"
+        return Check(name="control store", ok=False, detail=words)
     try:
         service.store.check_writable()
     except StoreError as error:
         _log.error("health: %s", error)
-        words = "it cannot be written: searches go on, the plan cannot be changed; see the log"
+        words = without_paths(service.store, error)
+        words = f"it cannot be written: searches go on, the plan cannot be changed: {words}"
         return Check(name="control store", ok=False, detail=words)
+    if (now := service.generations.current).pending:
+        return Check(name="control store", ok=False, detail=f"the host serves: {now.note}")
     return Check(name="control store", ok=True, detail="it was read and written")

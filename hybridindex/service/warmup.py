@@ -39,8 +39,10 @@ def warm_up(
         seen.update(int(d) for d in np.unique(list_device[probes[probes >= 0]]))
 
     def search(n: int, nprobe: int | None) -> None:
-        router.submit(rng.standard_normal((n, dim)).astype(np.float32), 10, nprobe, on_probes=note).result()
+        router.submit(rng.standard_normal((n, dim)).astype(np.float32), k, nprobe, on_probes=note).result()
 
+    # A router with fewer candidates answers no more.
+    k = min(10, router.config.candidates or 10)
     rng = np.random.default_rng(0)
     nprobe = router.nprobe
     for number in range(rounds):

@@ -39,6 +39,10 @@ def check_profile(profile: Profile, *, stored: Collection[str] = ()) -> None:
     _check_array(profile.list_bytes, "list_bytes", np.int64, lists)
     _check_array(profile.list_sizes, "list_sizes", np.int64, lists)
     _check_array(profile.access.list_accesses, "access.list_accesses", np.float64, lists)
+    if profile.access.list_candidates is not None:
+        _check_array(profile.access.list_candidates, "access.list_candidates", np.float64, lists)
+        shape = np.shape(profile.access.held_probes)
+        _check_array(profile.access.held_candidates, "access.held_candidates", np.float32, shape)
     for name in ("fit_probes", "held_probes"):
         probes = getattr(profile.access, name)
         _check_array(probes, f"access.{name}", np.int32, (len(probes) if np.ndim(probes) else 0, profile.nprobe))

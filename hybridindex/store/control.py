@@ -6,36 +6,46 @@ Covers opening (which creates or upgrades the schema), transactions and closing;
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import Engine, delete, func, select, text, update
+from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
-from hybridindex.errors import InvalidInputError, StoreError
+from hybridindex import filesystem
+from hybridindex.errors import FileError, InvalidInputError, StoreError, StoreLockedError
 from hybridindex.processes import OfOneProcess
 from hybridindex.store import plans, profiles
 from hybridindex.store.checks import check_scalar, check_time
-from hybridindex.store.engine import Location, locate, make_engine, writing
-from hybridindex.store.faults import translated
-from hybridindex.store.migrate import upgrade_store
+from hybridindex.store.digests import check_digest, digest_of_row
+from hybridindex.store.engine import Location, locate
+from hybridindex.store.faults import store_fault, translated
 from hybridindex.store.models import ScheduleRow
+from hybridindex.store.opened import OpenedStore
 from hybridindex.store.records import PlanSummary, ProfileSummary, ScheduleEntry, StoredEvent, StoredPlan
 from hybridindex.store.retention import Pruned, Retention, prune_rows
 from hybridindex.types import Profile
 
 __all__ = ["ControlStore"]
 
+_log = logging.getLogger(__name__)
+
 #: Rows of the refresh's schedule in one store.
 _MAX_SCHEDULE = 64
+#: More than a store keeps.
+_ALL_EVENTS = 1 << 31
+#: Time between two tries to open a store that could not be opened; calls meanwhile say why it could not.
+_RETRY_S = 1.0
 
 
 def _utc_now() -> datetime:
@@ -50,20 +60,28 @@ class ControlStore(OfOneProcess):
     across a fork raises ForkedError. Every method raises StoreLockedError when another writer held the store past the
     busy timeout, and StoreError when the store is closed, damaged or out of reach. All methods write completely or not
     at all.
+
+    A SQLite file that is deleted, moved or replaced while it is open takes nothing more: the call that notices raises
+    StoreError, and the next one opens what lies at the path then, or makes a new store there.
     """
 
-    def __init__(self, location: Location, engine: Engine, revision: str, clock: Callable[[], datetime]) -> None:
+    def __init__(self, location: Location, busy_timeout_s: float, clock: Callable[[], datetime]) -> None:
         """For :meth:`open`."""
         self._location = location
-        self._engine = engine
-        self._writer = writing(engine)
+        self._busy_timeout_s = busy_timeout_s
         self._clock = clock
         self._idle = threading.Condition()
-        #: Transactions under way; guarded by ``_idle``.
+        #: Calls under way. This and what follows is guarded by ``_idle``.
         self._running = 0
         self._closed = False
-        #: Version of the schema, as Alembic names it.
-        self.revision = revision
+        self._opened: OpenedStore | None = None
+        #: What was opened before, and its files are gone; closed before another is opened.
+        self._lost: OpenedStore | None = None
+        self._opening = False
+        self._retry_s = 0.0
+        self._problem: StoreError | None = None
+        #: How often it was opened. What was written before the last time may be in another file.
+        self.openings = 0
 
     @classmethod
     def open(
@@ -72,6 +90,7 @@ class ControlStore(OfOneProcess):
         *,
         busy_timeout_s: float = 10.0,
         clock: Callable[[], datetime] = _utc_now,
+        required: bool = True,
     ) -> Self:
         """Open the store at a file path, ``sqlite:///file`` or ``postgresql+psycopg://…``; create or upgrade it first.
 
@@ -79,6 +98,7 @@ class ControlStore(OfOneProcess):
             url_or_path: where it is; the directory of a file must exist.
             busy_timeout_s: longest wait for another process, at opening and at each later call.
             clock: gives the time in UTC that plans and events are stamped with.
+            required: False: where it cannot be opened now, later calls try again, and raise what this would have.
 
         Raises:
             InvalidInputError: an address or timeout that cannot be used.
@@ -90,9 +110,25 @@ class ControlStore(OfOneProcess):
         check_scalar(busy_timeout_s, "busy_timeout_s", float)
         if not 0 < busy_timeout_s <= 86_400:
             raise InvalidInputError(f"busy_timeout_s: {busy_timeout_s} given, more than 0 and at most 86400 is needed")
-        location = locate(url_or_path)
-        revision = upgrade_store(location, busy_timeout_s=busy_timeout_s)
-        return cls(location, make_engine(location, busy_timeout_s=busy_timeout_s), revision, clock)
+        store = cls(locate(url_or_path), busy_timeout_s, clock)
+        try:
+            store.check_place()
+        except StoreError:
+            if required:
+                raise
+        return store
+
+    @property
+    def revision(self) -> str | None:
+        """Version of the schema, as Alembic names it; None: it is not open."""
+        opened = self._opened
+        return None if opened is None else opened.revision
+
+    @property
+    def problem(self) -> str | None:
+        """Why it is not open; None: it is."""
+        problem = self._problem
+        return None if problem is None else str(problem)
 
     @property
     def name(self) -> str:
@@ -105,11 +141,23 @@ class ControlStore(OfOneProcess):
         return self._location.path
 
     def close(self) -> None:
-        """Wait for calls under way in other threads, then close the connections. A second call does nothing."""
+        """Wait for calls under way in other threads, then close the connections. A second call does nothing.
+
+        That files of a store that was replaced cannot be moved aside is logged.
+        """
         with self._idle:
             self._closed = True
             self._idle.wait_for(lambda: self._running == 0)
-        self._engine.dispose()
+            left, self._opened, self._lost = (self._opened, self._lost), None, None
+        for opened in left:
+            if opened is None:
+                continue
+            try:
+                opened.close()
+            except StoreError as error:
+                # What was acknowledged is committed. Connections are closed in any case.
+                _log.error("%s", error)
+                opened.disconnect()
 
     def __enter__(self) -> Self:
         return self
@@ -126,7 +174,7 @@ class ControlStore(OfOneProcess):
         Raises:
             InvalidInputError: a field that cannot be stored, by name; nothing is written.
         """
-        with self._transaction(self._writer) as session:
+        with self._transaction(writes=True) as session:
             return profiles.insert_profile(session, profile, parent)
 
     def load_profile(
@@ -144,12 +192,12 @@ class ControlStore(OfOneProcess):
         """
         if profile_id is not None:
             check_scalar(profile_id, "profile_id", int)
-        with self._transaction(self._engine) as session:
+        with self._transaction() as session:
             return profiles.select_profile(session, self.name, profile_id, index_fingerprint, hardware_fingerprint)
 
     def list_profiles(self, *, index_fingerprint: str | None = None) -> list[ProfileSummary]:
         """All profiles (of that index), in the order of saving, without samples and arrays."""
-        with self._transaction(self._engine) as session:
+        with self._transaction() as session:
             return profiles.select_summaries(session, index_fingerprint=index_fingerprint)
 
     def save_plan(self, record: Mapping[str, Any], profile_id: int, *, trial: bool = False) -> int:
@@ -163,7 +211,7 @@ class ControlStore(OfOneProcess):
         """
         check_scalar(profile_id, "profile_id", int)
         at = self._now()
-        with self._transaction(self._writer) as session:
+        with self._transaction(writes=True) as session:
             return plans.insert_plan(session, record, profile_id, at, self.name, trial=trial)
 
     def load_plan(self, plan_id: int | None = None, *, index_fingerprint: str | None = None) -> StoredPlan:
@@ -175,17 +223,17 @@ class ControlStore(OfOneProcess):
         """
         if plan_id is not None:
             check_scalar(plan_id, "plan_id", int)
-        with self._transaction(self._engine) as session:
+        with self._transaction() as session:
             return plans.select_plan(session, plan_id, index_fingerprint, self.name)
 
     def list_plans(self, *, index_fingerprint: str | None = None) -> list[PlanSummary]:
         """All plans (of that index), in the order of saving, without their records."""
-        with self._transaction(self._engine) as session:
+        with self._transaction() as session:
             return plans.select_plan_summaries(session, index_fingerprint=index_fingerprint)
 
     def newest_plan(self, index_fingerprint: str) -> PlanSummary | None:
         """The plan of an index that was saved last and not for a trial."""
-        with self._transaction(self._engine) as session:
+        with self._transaction() as session:
             return plans.select_newest_plan(session, index_fingerprint)
 
     def record_event(self, kind: str, payload: Mapping[str, Any]) -> int:
@@ -197,22 +245,27 @@ class ControlStore(OfOneProcess):
             InvalidInputError: an empty kind, or a payload that is not JSON-able.
         """
         at = self._now()
-        with self._transaction(self._writer) as session:
+        with self._transaction(writes=True) as session:
             return plans.insert_event(session, kind, payload, at)
 
     def list_events(
-        self, *, kind: str | None = None, index_fingerprint: str | None = None, after_id: int = 0, limit: int = 100
+        self,
+        *,
+        kind: str | None = None,
+        index_fingerprint: str | Sequence[str] | None = None,
+        after_id: int = 0,
+        limit: int = 100,
     ) -> list[StoredEvent]:
         """The newest ``limit`` events, newest first.
 
         Args:
             kind: of this kind alone.
-            index_fingerprint: about this index, or about none in particular.
+            index_fingerprint: about this index, or one of these, or about none in particular.
             after_id: with a greater id than this.
         """
-        with self._transaction(self._engine) as session:
+        with self._transaction() as session:
             return plans.select_events(
-                session, kind=kind, index_fingerprint=index_fingerprint, after_id=after_id, limit=limit
+                session, self.name, kind=kind, index_fingerprint=index_fingerprint, after_id=after_id, limit=limit
             )
 
     def set_schedule(self, entry: ScheduleEntry) -> None:
@@ -225,22 +278,39 @@ class ControlStore(OfOneProcess):
             check_scalar(getattr(entry, name), f"schedule {entry.name!r}: {name}", str)
         check_scalar(entry.enabled, f"schedule {entry.name!r}: enabled", bool)
         at = self._now()
-        with self._transaction(self._writer) as session:
+        with self._transaction(writes=True) as session:
             if session.get(ScheduleRow, entry.name) is None:
                 rows = session.scalar(select(func.count()).select_from(ScheduleRow)) or 0
                 if rows >= _MAX_SCHEDULE:
                     words = f"there are {rows} rows, and {_MAX_SCHEDULE} are allowed"
                     raise InvalidInputError(f"schedule {entry.name!r}: {words}")
-            session.merge(ScheduleRow(**{**asdict(entry), "last_run_at": None, "created_at": at}))
+            row = ScheduleRow(**{**asdict(entry), "last_run_at": None, "created_at": at})
+            row.digest = digest_of_row(row)
+            session.merge(row)
 
     def list_schedule(self) -> list[ScheduleEntry]:
         """All rows of the schedule, by name. What they mean, :mod:`hybridindex.refresh.timetable` checks.
 
         A store keeps what another version wrote.
         """
-        with self._transaction(self._engine) as session:
-            rows = session.execute(select(ScheduleRow.__table__).order_by(ScheduleRow.name)).mappings()
-            return [ScheduleEntry(**row) for row in rows]
+        rows, damaged = self.read_schedule()
+        for error in damaged.values():
+            raise error
+        return rows
+
+    def read_schedule(self) -> tuple[list[ScheduleEntry], dict[str, StoreError]]:
+        """Rows of the schedule as :meth:`list_schedule` has them, but for those that are damaged, and these by name."""
+        names = [field.name for field in fields(ScheduleEntry)]
+        found, damaged = [], {}
+        with self._transaction() as session:
+            for row in session.scalars(select(ScheduleRow).order_by(ScheduleRow.name)):
+                try:
+                    self._checked(row)
+                except StoreError as error:
+                    damaged[row.name] = error
+                else:
+                    found.append(ScheduleEntry(**{name: getattr(row, name) for name in names}))
+        return found, damaged
 
     def remove_schedule(self, name: str) -> None:
         """Remove a row of the schedule.
@@ -248,7 +318,7 @@ class ControlStore(OfOneProcess):
         Raises:
             InvalidInputError: there is none of that name.
         """
-        with self._transaction(self._writer) as session:
+        with self._transaction(writes=True) as session:
             gone = delete(ScheduleRow).where(ScheduleRow.name == name).returning(ScheduleRow.name)
             if not session.execute(gone).all():
                 raise InvalidInputError(f"schedule {name!r}: there is no such row in {self.name}")
@@ -256,8 +326,17 @@ class ControlStore(OfOneProcess):
     def mark_schedule_run(self, name: str) -> None:
         """Note that a row's time came now; a row that was removed meanwhile stays away."""
         at = self._now()
-        with self._transaction(self._writer) as session:
-            session.execute(update(ScheduleRow).where(ScheduleRow.name == name).values(last_run_at=at))
+        with self._transaction(writes=True) as session:
+            row = session.get(ScheduleRow, name)
+            if row is not None:
+                self._checked(row).last_run_at = at
+                if row.digest is not None:
+                    row.digest = digest_of_row(row)
+
+    def _checked(self, row: ScheduleRow) -> ScheduleRow:
+        otherwise = "remove the row and set it again"
+        check_digest(row.digest, digest_of_row(row), f"schedule {row.name!r}", self.name, otherwise=otherwise)
+        return row
 
     def prune(self, retention: Retention, *, keep_plans: Collection[int] = (), dry_run: bool = False) -> Pruned:
         """Delete old rows; see :mod:`hybridindex.store.retention` for what always stays.
@@ -266,7 +345,7 @@ class ControlStore(OfOneProcess):
             keep_plans: plans that stay with all they refer to: what a daemon serves.
             dry_run: delete nothing, only count.
         """
-        with self._transaction(self._engine if dry_run else self._writer) as session:
+        with self._transaction(writes=not dry_run) as session:
             return prune_rows(session, retention, keep_plans=keep_plans, dry_run=dry_run)
 
     def copy_to(self, file: Path) -> None:
@@ -276,22 +355,22 @@ class ControlStore(OfOneProcess):
             InvalidInputError: the store is no SQLite file, or ``file`` is there.
             StoreError: it cannot be read, or ``file`` cannot be written; nothing is left of it.
         """
-        if self.file is None or file.exists():
-            raise InvalidInputError(f"file {str(file)!r}: {self.name} can be copied from SQLite alone, to a new file")
-        beside = file.with_name(f"{file.name}.new")
         try:
-            beside.unlink(missing_ok=True)
-            # Within a transaction: nobody closes the store meanwhile.
+            if self.file is None or filesystem.exists(file):
+                words = f"{self.name} can be copied from SQLite alone, to a new file"
+                raise InvalidInputError(f"file {str(file)!r}: {words}")
             with (
-                self._transaction(self._engine),
-                closing(sqlite3.connect(self.file)) as mine,
+                filesystem.replacing(file) as beside,
+                filesystem.performing("sqlite", beside),
                 closing(sqlite3.connect(beside)) as other,
+                self._transaction() as session,
             ):
+                mine = session.connection().connection.driver_connection
+                assert isinstance(mine, sqlite3.Connection)
                 mine.backup(other)
-            beside.rename(file)
-        except (sqlite3.Error, OSError) as error:
-            beside.unlink(missing_ok=True)
-            raise StoreError(f"control store {self.name} could not be copied to {file}: {error}") from error
+        except (sqlite3.Error, FileError) as error:
+            why = store_fault(error, str(file)) if isinstance(error, sqlite3.Error) else error
+            raise StoreError(f"control store {self.name} could not be copied to {file}: {why}") from error
 
     def check_writable(self) -> None:
         """Write a page and commit it, so that a full disk or a lost permission shows before a plan is lost to it.
@@ -299,7 +378,7 @@ class ControlStore(OfOneProcess):
         Raises:
             StoreError: it cannot be written, and why.
         """
-        with self._transaction(self._writer) as session:
+        with self._transaction(writes=True) as session:
             if self._location.backend == "sqlite":
                 # Setting a field of the header to its own value dirties the first page; nothing else changes.
                 version = session.execute(text("PRAGMA user_version")).scalar_one()
@@ -307,19 +386,33 @@ class ControlStore(OfOneProcess):
             elif session.execute(text("SHOW transaction_read_only")).scalar_one() == "on":
                 raise StoreError(f"control store {self.name}: the server takes no writes now (read only)")
 
+    def check_place(self) -> None:
+        """Open it where it is not open, and compare its files with those at its path. Reads and writes nothing.
+
+        Raises:
+            StoreError: as every method.
+        """
+        with self._transaction():
+            pass
+
     def check_invariants(self) -> None:
-        """Read the whole store: page structure and references (SQLite only; PostgreSQL watches its own).
+        """Read the whole store: every row against its digest, and of SQLite page structure and references.
 
         Raises:
             StoreError: damage, with the first finding.
         """
-        if self._location.backend != "sqlite":
-            return
-        with self._transaction(self._engine) as session:
-            verdict = session.execute(text("PRAGMA integrity_check(1)")).scalar_one()
-            broken = session.execute(text("PRAGMA foreign_key_check")).first()
-        if verdict != "ok" or broken is not None:
-            raise StoreError(f"control store {self.name}: damaged ({verdict if verdict != 'ok' else broken})")
+        if self._location.backend == "sqlite":
+            with self._transaction() as session:
+                verdict = session.execute(text("PRAGMA integrity_check(1)")).scalar_one()
+                broken = session.execute(text("PRAGMA foreign_key_check")).first()
+            if verdict != "ok" or broken is not None:
+                raise StoreError(f"control store {self.name}: damaged ({verdict if verdict != 'ok' else broken})")
+        for profile in self.list_profiles():
+            self.load_profile(profile.id)
+        for plan in self.list_plans():
+            self.load_plan(plan.id)
+        self.list_events(limit=_ALL_EVENTS)
+        self.list_schedule()
 
     def _now(self) -> str:
         now = self._clock()
@@ -328,15 +421,77 @@ class ControlStore(OfOneProcess):
         return value
 
     @contextmanager
-    def _transaction(self, engine: Engine) -> Iterator[Session]:
+    def _transaction(self, *, writes: bool = False) -> Iterator[Session]:
         with self._idle:
             if self._closed:
                 raise StoreError(f"control store {self.name}: it was closed")
             self._running += 1
+        opened: OpenedStore | None = None
         try:
+            opened = self._connected()
+            engine = opened.writer if writes else opened.engine
             with translated(self.name), Session(engine, expire_on_commit=False) as session, session.begin():
+                session.connection()
+                # Only now: a connection that was made for this call has opened what lies at the path.
+                opened.check_place()
                 yield session
+            if writes:
+                opened.check_place()
+        except StoreError:
+            if opened is not None:
+                self._check_place(opened)  # which explains an error of SQLite
+            raise
         finally:
             with self._idle:
                 self._running -= 1
+                if opened is not None:
+                    opened.users -= 1
                 self._idle.notify_all()
+
+    def _check_place(self, opened: OpenedStore) -> None:
+        """Raises StoreError: the files of ``opened`` are gone. It is used no more."""
+        try:
+            opened.check_place()
+        except StoreError as error:
+            with self._idle:
+                if self._opened is opened:
+                    self._opened, self._lost, self._problem = None, opened, error
+                    _log.error("%s", error)
+            raise
+
+    def _connected(self) -> OpenedStore:
+        """What is open; opened where it is not. The caller gives ``users`` of it back."""
+        with self._idle:
+            if self._opened is not None:
+                self._opened.users += 1
+                return self._opened
+            if self._problem is not None and (self._opening or time.monotonic() < self._retry_s):
+                raise type(self._problem)(str(self._problem))
+            lost, self._opening = self._lost, True
+        try:
+            if lost is not None:
+                with self._idle:
+                    ended = self._idle.wait_for(lambda: not lost.users, self._busy_timeout_s)
+                if not ended:
+                    raise StoreLockedError(f"control store {self.name}: calls from before its files changed do not end")
+                lost.close()
+            with self._idle:
+                self._lost = None
+            opened = OpenedStore.open(self._location, busy_timeout_s=self._busy_timeout_s)
+        except (StoreError, OSError) as error:
+            problem = error if isinstance(error, StoreError) else StoreError(f"control store {self.name}: {error}")
+            with self._idle:
+                if self._problem is not None and str(self._problem) != str(problem):
+                    _log.error("%s", problem)
+                self._problem, self._retry_s = problem, time.monotonic() + _RETRY_S
+            raise problem from error
+        finally:
+            with self._idle:
+                self._opening = False
+        with self._idle:
+            if self._problem is not None:
+                _log.info("control store %s: it is open again", self.name)
+            self._opened, self._problem = opened, None
+            self.openings += 1
+            opened.users += 1
+        return opened

@@ -12,7 +12,9 @@ bounded by the same timeout.
 from __future__ import annotations
 
 import os
+import sqlite3
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,6 +22,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
+from hybridindex import filesystem
 from hybridindex.errors import InvalidInputError, MissingDependencyError, how_to_install
 
 __all__ = ["PG_SCHEMA", "Location", "locate", "make_engine", "writing"]
@@ -73,14 +76,16 @@ def _sqlite(text: str) -> Location:
 
 
 def make_engine(location: Location, *, busy_timeout_s: float, migrating: bool = False) -> Engine:
-    """An engine with the settings above. ``migrating``: unpooled, and SQLite's foreign keys off until the final check.
+    """An engine with the settings above. ``migrating``: unpooled, makes a file that is missing, and leaves SQLite's
+    foreign keys off until the final check.
 
     Raises:
         MissingDependencyError: PostgreSQL without its driver.
     """
     pool: dict[str, Any] = {"poolclass": NullPool} if migrating else {"pool_timeout": busy_timeout_s}
     if location.backend == "sqlite":
-        engine = create_engine(location.url, connect_args={"timeout": busy_timeout_s}, **pool)
+        connect = partial(_connect_sqlite, location, busy_timeout_s, make=migrating)
+        engine = create_engine(location.url, creator=connect, **pool)
         _prepare_sqlite(engine, foreign_keys=not migrating)
         return engine
     if not migrating:
@@ -96,6 +101,14 @@ def make_engine(location: Location, *, busy_timeout_s: float, migrating: bool = 
 def writing(engine: Engine) -> Engine:
     """The same engine and pool, whose transactions take SQLite's write lock when they begin."""
     return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+
+
+def _connect_sqlite(location: Location, timeout_s: float, *, make: bool) -> sqlite3.Connection:
+    assert location.path is not None
+    uri = f"{location.path.as_uri()}?mode={'rwc' if make else 'rw'}"
+    # The pool hands a connection to one thread at a time.
+    with filesystem.performing("sqlite", location.path):
+        return sqlite3.connect(uri, uri=True, timeout=timeout_s, check_same_thread=False)
 
 
 def _prepare_sqlite(engine: Engine, *, foreign_keys: bool) -> None:

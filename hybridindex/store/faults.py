@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sqlite3
 from collections.abc import Iterator
@@ -10,19 +11,22 @@ from contextlib import contextmanager
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from hybridindex.errors import StoreError, StoreLockedError
+from hybridindex.errors import FileError, StoreError, StoreLockedError, io_cure
 
 __all__ = ["store_fault", "translated"]
 
 #: PostgreSQL: lock_not_available, query_canceled, deadlock_detected, serialization_failure.
 _PG_LOCKED = frozenset({"55P03", "57014", "40P01", "40001"})
+_ROOM, _RIGHT, _DISK = (io_cure(OSError(number, "")) for number in (errno.ENOSPC, errno.EPERM, errno.EIO))
 _SQLITE_WORDS = {
-    sqlite3.SQLITE_READONLY: "it or its directory is read-only",
+    sqlite3.SQLITE_READONLY: f"it or its directory is read-only: {_RIGHT}",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened; its directory must exist and be writable",
-    sqlite3.SQLITE_PERM: "access is denied",
-    sqlite3.SQLITE_FULL: "the disk is full; nothing was written",
+    sqlite3.SQLITE_PERM: f"access is denied: {_RIGHT}",
+    sqlite3.SQLITE_FULL: f"the disk is full; nothing was written: {_ROOM}",
     # A full disk shows as this too, where the file of shared memory beside the store has no room.
-    sqlite3.SQLITE_IOERR: "the disk is full, or reports an input/output error; nothing was written",
+    sqlite3.SQLITE_IOERR: (
+        f"the disk is full, or reports an input/output error; nothing was written: {_ROOM}; or {_DISK}"
+    ),
     sqlite3.SQLITE_CORRUPT: "the file is corrupt; restore it from a copy, or move it away to begin anew",
     sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; restore it from a copy, or move it away to begin anew",
 }
@@ -30,8 +34,8 @@ _SQLITE_WORDS = {
 
 @contextmanager
 def translated(where: str) -> Iterator[None]:
-    """Turn database errors raised inside, and those of damaged rows, into StoreError or StoreLockedError that name
-    ``where``."""
+    """Turn errors of database and files raised inside, and those of damaged rows, into StoreError or StoreLockedError
+    that name ``where``."""
     try:
         yield
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -39,6 +43,8 @@ def translated(where: str) -> Iterator[None]:
             f"control store {where}: a row is damaged ({type(error).__name__}: {error}); restore the store from a "
             "copy, or move it away to begin anew"
         ) from error
+    except FileError as error:
+        raise StoreError(f"control store {where}: {error}") from error
     except (SQLAlchemyError, sqlite3.Error) as error:  # the driver's own come from connection set-up
         raise store_fault(error, where) from error
 

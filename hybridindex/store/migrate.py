@@ -10,7 +10,6 @@ this process holds on it.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -22,7 +21,8 @@ from filelock import Timeout
 from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from hybridindex.errors import StoreError, StoreLockedError, StoreVersionError, io_cure
+from hybridindex import filesystem
+from hybridindex.errors import FileError, StoreError, StoreLockedError, StoreVersionError
 from hybridindex.processes import keep_to_writers, lock_file
 from hybridindex.store.engine import PG_SCHEMA, Location, make_engine, writing
 from hybridindex.store.faults import store_fault, translated
@@ -31,7 +31,7 @@ from hybridindex.store.faults import store_fault, translated
 if TYPE_CHECKING:
     from alembic.config import Config
 
-__all__ = ["SCRIPTS", "alembic_config", "upgrade_store"]
+__all__ = ["SCRIPTS", "alembic_config", "file_lock", "upgrade_store"]
 
 #: Folder of ``env.py`` and ``versions/``.
 SCRIPTS: Final = Path(__file__).parents[1] / "migrations"
@@ -66,7 +66,7 @@ def upgrade_store(location: Location, *, busy_timeout_s: float, scripts: Path = 
     try:
         if location.path is not None:
             _check_place(location.path)
-            with _file_lock(location.path, busy_timeout_s), translated(location.name):
+            with file_lock(location.path, busy_timeout_s), translated(location.name):
                 _keep_to_writers(location.path)
                 return _upgrade_sqlite(engine, location.path, scripts)
         with translated(location.name):
@@ -76,21 +76,26 @@ def upgrade_store(location: Location, *, busy_timeout_s: float, scripts: Path = 
 
 
 def _check_place(path: Path) -> None:
-    if path.is_dir():
+    try:
+        is_folder, above = filesystem.is_dir(path), filesystem.is_dir(path.parent)
+    except FileError as error:
+        raise StoreError(f"control store {path}: {error}") from error
+    if is_folder:
         raise StoreError(f"control store {path}: a directory; give the path of a file in it, like control.sqlite")
-    if not path.parent.is_dir():
+    if not above:
         raise StoreError(f"control store {path}: the directory {path.parent} does not exist; make it first")
 
 
 @contextmanager
-def _file_lock(path: Path, timeout_s: float) -> Iterator[None]:
+def file_lock(path: Path, timeout_s: float) -> Iterator[None]:
+    """Held by who makes, upgrades or clears away the store at ``path``. Raises StoreError, StoreLockedError."""
     lock = lock_file(Path(f"{path}.lock"), timeout_s=timeout_s)
     try:
         lock.acquire(poll_interval=0.01)
     except Timeout as error:
         message = f"control store {path}: another process held {path}.lock for {timeout_s:g} s"
         raise StoreLockedError(message) from error
-    except OSError as error:
+    except FileError as error:
         message = f"control store {path}: its directory must be writable, on a file system with locks ({error})"
         raise StoreError(message) from error
     try:
@@ -102,12 +107,12 @@ def _file_lock(path: Path, timeout_s: float) -> Iterator[None]:
 def _keep_to_writers(path: Path) -> None:
     """SQLite locks bytes of its files, which whoever can read them can lock, too. Held under the file lock."""
     mode = keep_to_writers(path)
-    if not path.exists():
-        # Made before SQLite does: it gives its other files this mode. Nobody else has it open yet.
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
-        except OSError as error:
-            raise StoreError(f"control store {path}: it cannot be made ({error}): {io_cure(error)}") from error
+    try:
+        if not filesystem.exists(path):
+            # Made before SQLite does: it gives its other files this mode. Nobody else has it open yet.
+            filesystem.open_for_writing(path, "x", permissions=mode).close()
+    except FileError as error:
+        raise StoreError(f"control store {path}: it cannot be made: {error}") from error
     for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
         keep_to_writers(name)
 
@@ -147,13 +152,15 @@ def _use_wal(engine: Engine, path: Path) -> None:
 
 
 def _back_up(path: Path, target: Path) -> None:
-    draft = Path(f"{target}.tmp")
     try:
-        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(draft)) as copy:
+        with (
+            filesystem.replacing(target) as draft,
+            filesystem.performing("sqlite", draft),
+            closing(sqlite3.connect(path)) as source,
+            closing(sqlite3.connect(draft)) as copy,
+        ):
             source.backup(copy)
-        os.replace(draft, target)
-    except (sqlite3.Error, OSError) as error:
-        draft.unlink(missing_ok=True)
+    except (sqlite3.Error, FileError) as error:
         raise StoreError(f"control store {path}: no copy before the upgrade, so no upgrade ({error})") from error
 
 
@@ -173,7 +180,11 @@ def _upgrade_postgresql(engine: Engine, name: str, scripts: Path) -> str:
 
 def _versions(scripts: Path) -> list[str]:
     """All revisions, the oldest first: a file's name begins with its own."""
-    return sorted(path.name[:4] for path in (scripts / "versions").glob("[0-9]*.py"))
+    return sorted(
+        entry.name[:4]
+        for entry in filesystem.list_folder(scripts / "versions")
+        if entry.suffix == ".py" and entry.name[0].isdigit()
+    )
 
 
 def _head(scripts: Path) -> str:
@@ -199,7 +210,10 @@ def _run(connection: Connection, name: str, scripts: Path) -> None:
         with _alembic_lock:
             command.upgrade(alembic_config(connection, scripts=scripts), "head")
     except Exception as error:
-        if isinstance(error, SQLAlchemyError) and isinstance(store_fault(error, name), StoreLockedError):
-            raise
-        message = f"control store {name}: the schema upgrade failed and was undone ({type(error).__name__}: {error})"
-        raise StoreError(message) from error
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, SQLAlchemyError):
+            fault = store_fault(error, name)
+            if isinstance(fault, StoreLockedError):
+                raise
+            why = str(fault)
+        raise StoreError(f"control store {name}: the schema upgrade failed and was undone ({why})") from error

@@ -41,6 +41,8 @@ _Big = Annotated[int, mapped_column(BigInteger)]
 _Json = Annotated[dict[str, Any], mapped_column(JSON)]
 _Id = Annotated[int, mapped_column(primary_key=True)]
 _OfProfile = Annotated[int, mapped_column(ForeignKey("profiles.id", ondelete="CASCADE"), primary_key=True)]
+#: See :mod:`hybridindex.store.digests`; None: written by an older version.
+_Digest = Annotated[str | None, mapped_column()]
 #: Place in the tuple that the row came from.
 _Position = Annotated[int, mapped_column(primary_key=True, autoincrement=False)]
 
@@ -94,6 +96,9 @@ class ProfileRow(Base):
     load_average: Mapped[float]
     seed: Mapped[_Big]
     notes: Mapped[_Json]
+    #: Of each group of samples.
+    sample_digests: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
+    digest: Mapped[_Digest]
 
 
 class ProfileArrayRow(Base):
@@ -167,6 +172,7 @@ class PlanRow(Base):
     #: A refresh stored it to try it; whether it was committed is said by an event.
     trial: Mapped[bool] = mapped_column(server_default=false())
     data: Mapped[_Json]
+    digest: Mapped[_Digest]
 
 
 class PlanArrayRow(Base):
@@ -191,6 +197,7 @@ class EventRow(Base):
     #: That ``data`` names; None: it is about no index, or about all.
     index_fingerprint: Mapped[str | None]
     data: Mapped[_Json]
+    digest: Mapped[_Digest]
 
 
 class ScheduleRow(Base):
@@ -205,3 +212,4 @@ class ScheduleRow(Base):
     enabled: Mapped[bool]
     last_run_at: Mapped[str | None]
     created_at: Mapped[str | None]
+    digest: Mapped[_Digest]

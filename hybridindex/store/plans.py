@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -13,10 +13,11 @@ from sqlalchemy.orm import Session
 from hybridindex.errors import InvalidInputError, ProfileError
 from hybridindex.store.arrays import decode_array, encode_array
 from hybridindex.store.checks import check_scalar
+from hybridindex.store.digests import check_digest, digest_of_blobs, digest_of_row
 from hybridindex.store.jsondata import from_json, to_json_object
 from hybridindex.store.models import EventRow, PlanArrayRow, PlanRow, ProfileRow
 from hybridindex.store.profiles import refuse_mismatch
-from hybridindex.store.records import PlanSummary, StoredEvent, StoredPlan
+from hybridindex.store.records import PLAN_CURRENT, PlanSummary, StoredEvent, StoredPlan
 
 __all__ = [
     "insert_event",
@@ -45,7 +46,7 @@ def insert_plan(
         raise InvalidInputError(f"plan.arrays: {type(arrays).__name__} given, a mapping of names to arrays is needed")
     for name in arrays:
         check_scalar(name, "plan.arrays: name", str)
-    blobs = [{"name": n, "data": encode_array(a, name=f"plan.arrays.{n}")} for n, a in arrays.items()]
+    blobs = {n: encode_array(a, name=f"plan.arrays.{n}") for n, a in arrays.items()}
     if session.get(ProfileRow, profile_id) is None:
         raise ProfileError(f"control store {where}: it holds no profile {profile_id!r} for this plan")
     row = PlanRow(
@@ -61,7 +62,8 @@ def insert_plan(
     session.add(row)
     session.flush()
     if blobs:
-        session.execute(insert(PlanArrayRow), [{"plan_id": row.id, **blob} for blob in blobs])
+        session.execute(insert(PlanArrayRow), [{"plan_id": row.id, "name": n, "data": b} for n, b in blobs.items()])
+    row.digest = digest_of_row(row, arrays=digest_of_blobs(blobs))
     return row.id
 
 
@@ -101,9 +103,13 @@ def select_plan(session: Session, plan_id: int | None, index_fingerprint: str | 
         suffix = f" of index {index_fingerprint!r}" if plan_id is None and index_fingerprint is not None else ""
         raise ProfileError(f"control store {where}: it holds no {which}{suffix}; run plan first")
     row, fingerprint = found
+    stored = select(PlanArrayRow.name, PlanArrayRow.data).where(PlanArrayRow.plan_id == row.id)
+    blobs = {r.name: r.data for r in session.execute(stored)}
+    digest = digest_of_row(row, arrays=digest_of_blobs(blobs))
+    check_digest(row.digest, digest, f"plan {row.id}", where, otherwise="make and apply another plan")
     refuse_mismatch(row.profile_id, {"index": fingerprint}, {"index": index_fingerprint})
-    blobs = session.execute(select(PlanArrayRow.name, PlanArrayRow.data).where(PlanArrayRow.plan_id == row.id))
-    arrays = {name: decode_array(blob, name=f"plan {row.id}, {name}") for name, blob in blobs}
+    named = f"control store {where}: plan {row.id}"
+    arrays = {name: decode_array(blob, name=f"{named}, {name}") for name, blob in blobs.items()}
     return StoredPlan(
         id=row.id,
         profile_id=row.profile_id,
@@ -144,6 +150,7 @@ def insert_event(session: Session, kind: str, payload: Mapping[str, Any], at: st
     row = EventRow(at=at, kind=kind, index_fingerprint=_index_of(data), data=data)
     session.add(row)
     session.flush()
+    row.digest = digest_of_row(row)
     return row.id
 
 
@@ -154,7 +161,13 @@ def _index_of(payload: Mapping[str, Any]) -> str | None:
 
 
 def select_events(
-    session: Session, *, kind: str | None, index_fingerprint: str | None, after_id: int, limit: int
+    session: Session,
+    where: str,
+    *,
+    kind: str | None,
+    index_fingerprint: str | Sequence[str] | None,
+    after_id: int,
+    limit: int,
 ) -> list[StoredEvent]:
     """As :meth:`hybridindex.store.control.ControlStore.list_events`."""
     if limit <= 0:
@@ -166,7 +179,14 @@ def select_events(
         # Each part is the end of one range of an index; "or" would read and sort both ranges whole.
         of_index = EventRow.index_fingerprint
         ids = query.with_only_columns(EventRow.id)
-        parts = [ids.where(of_index == index_fingerprint).subquery(), ids.where(of_index.is_(None)).subquery()]
+        names = (index_fingerprint,) if isinstance(index_fingerprint, str) else index_fingerprint
+        parts = [ids.where(of_index == name).subquery() for name in names] + [ids.where(of_index.is_(None)).subquery()]
         found = union_all(*(select(part) for part in parts))
         query = select(EventRow).where(EventRow.id.in_(found)).order_by(EventRow.id.desc()).limit(limit)
-    return [StoredEvent(id=r.id, at=r.at, kind=r.kind, payload=from_json(r.data)) for r in session.scalars(query)]
+    return [_event(row, where) for row in session.scalars(query)]
+
+
+def _event(row: EventRow, where: str) -> StoredEvent:
+    otherwise = "apply the plan again" if row.kind == PLAN_CURRENT else "move it away to begin anew"
+    check_digest(row.digest, digest_of_row(row), f"event {row.id} ({row.kind})", where, otherwise=otherwise)
+    return StoredEvent(id=row.id, at=row.at, kind=row.kind, payload=from_json(row.data))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy.typing as npt
 from sqlalchemy import RowMapping, Select, func, insert, literal, select
@@ -16,6 +14,7 @@ from sqlalchemy.orm import Session
 from hybridindex.errors import ProfileError, ProfileMismatchError, StoreError
 from hybridindex.store.arrays import decode_array, encode_array
 from hybridindex.store.checks import check_profile
+from hybridindex.store.digests import check_digest, digest_of_blobs, digest_of_json, digest_of_row, digest_of_samples
 from hybridindex.store.jsondata import from_json, to_json_object
 from hybridindex.store.models import (
     Base,
@@ -33,7 +32,9 @@ __all__ = ["insert_profile", "select_profile", "select_summaries"]
 
 #: Columns of ``profiles`` that are fields of Profile, letter by letter.
 _SCALARS: Final = tuple(
-    c.key for c in ProfileRow.__table__.columns if c.key not in ("id", "hardware_id", "notes") and c.key is not None
+    c.key
+    for c in ProfileRow.__table__.columns
+    if c.key not in ("id", "hardware_id", "notes", "sample_digests", "digest") and c.key is not None
 )
 #: Groups of samples, by field of Profile.
 _GROUPS: Final[Mapping[str, type[Base]]] = {
@@ -41,7 +42,11 @@ _GROUPS: Final[Mapping[str, type[Base]]] = {
     "transfers": TransferSampleRow,
     "recall": RecallPointRow,
 }
-_SampleT = TypeVar("_SampleT", StageSample, TransferSample, RecallPoint)
+_KINDS: Final[Mapping[str, type[StageSample | TransferSample | RecallPoint]]] = {
+    "stages": StageSample,
+    "transfers": TransferSample,
+    "recall": RecallPoint,
+}
 
 
 def insert_profile(session: Session, profile: Profile, parent: Profile | None = None) -> Profile:
@@ -68,13 +73,25 @@ def insert_profile(session: Session, profile: Profile, parent: Profile | None = 
         "fit_probes": profile.access.fit_probes,
         "held_probes": profile.access.held_probes,
     }
-    blobs = [{"profile_id": row.id, "name": n, "data": encode_array(a, name=n)} for n, a in arrays.items()]
-    session.execute(insert(ProfileArrayRow), blobs)
+    if profile.access.list_candidates is not None and profile.access.held_candidates is not None:
+        arrays["list_candidates"] = profile.access.list_candidates
+        arrays["held_candidates"] = profile.access.held_candidates
+    blobs = {n: encode_array(a, name=n) for n, a in arrays.items()}
+    session.execute(
+        insert(ProfileArrayRow), [{"profile_id": row.id, "name": n, "data": blob} for n, blob in blobs.items()]
+    )
+    digests = {}
     for group, table in _GROUPS.items():
+        samples = getattr(profile, group)
         if parent is not None and parent.id is not None and group in stored:
             _copy_samples(session, table, parent.id, row.id)
+            known = session.get_one(ProfileRow, parent.id).sample_digests or {}
         else:
-            _insert_samples(session, table, row.id, getattr(profile, group))
+            _insert_samples(session, table, row.id, samples)
+            known = {}
+        digests[group] = known.get(group) or digest_of_samples(table, samples)
+    row.sample_digests = digests
+    row.digest = digest_of_row(row, hardware=digest_of_json(_data_of(profile.hardware)), arrays=digest_of_blobs(blobs))
     return replace(profile, id=row.id)
 
 
@@ -111,9 +128,13 @@ def _insert_samples(
         session.execute(insert(table), rows)
 
 
+def _data_of(hardware: HardwareInfo) -> dict[str, Any]:
+    return to_json_object({f.name: getattr(hardware, f.name) for f in fields(hardware)}, "hardware")
+
+
 def _hardware_id(session: Session, hardware: HardwareInfo) -> int:
-    data = to_json_object({f.name: getattr(hardware, f.name) for f in fields(hardware)}, "hardware")
-    digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    data = _data_of(hardware)
+    digest = digest_of_json(data)
     values = {"fingerprint": hardware.fingerprint, "digest": digest, "data": data}
     if session.get_bind().dialect.name == "sqlite":
         session.execute(sqlite.insert(HardwareRow).values(values).on_conflict_do_nothing())
@@ -182,7 +203,7 @@ def select_profile(
             raise ProfileError(f"control store {where}: it holds no profile yet; run profile first")
     summary = _summary(row)
     refuse_mismatch(summary.id, {"index": summary.index_fingerprint, "machine": summary.hardware_fingerprint}, wanted)
-    return _load(session, summary.id)
+    return _load(session, summary.id, where)
 
 
 def refuse_mismatch(profile_id: int, actual: Mapping[str, str], wanted: Mapping[str, str | None]) -> None:
@@ -199,16 +220,27 @@ def refuse_mismatch(profile_id: int, actual: Mapping[str, str], wanted: Mapping[
         )
 
 
-def _load(session: Session, profile_id: int) -> Profile:
+def _load(session: Session, profile_id: int, store: str) -> Profile:
     row = session.get_one(ProfileRow, profile_id)
     hardware = session.get_one(HardwareRow, row.hardware_id)
     query = select(ProfileArrayRow.name, ProfileArrayRow.data).where(ProfileArrayRow.profile_id == profile_id)
     blobs: dict[str, bytes] = {r.name: r.data for r in session.execute(query)}
+    machine = digest_of_json(hardware.data)
+    whole = digest_of_row(row, hardware=machine, arrays=digest_of_blobs(blobs))
+    otherwise = "profile the index again"
+    check_digest(hardware.digest, machine, f"the machine of profile {profile_id}", store, otherwise=otherwise)
+    check_digest(row.digest, whole, f"profile {profile_id}", store, otherwise=otherwise)
 
     def array(name: str, dtype: str, *shape: int | None) -> Any:
-        where = f"profile {profile_id}, {name}"
+        where = f"control store {store}: profile {profile_id}, {name}"
         return decode_array(blobs.get(name, b""), name=where, dtype=dtype, shape=shape)
 
+    groups: dict[str, Any] = {
+        group: _select_samples(session, table, _KINDS[group], profile_id) for group, table in _GROUPS.items()
+    }
+    for group, digest in (row.sample_digests or {}).items():
+        found = digest_of_samples(_GROUPS[group], groups[group])
+        check_digest(digest, found, f"{group} of profile {profile_id}", store, otherwise=otherwise)
     return Profile(
         id=profile_id,
         **{name: getattr(row, name) for name in _SCALARS},
@@ -219,10 +251,13 @@ def _load(session: Session, profile_id: int) -> Profile:
             fit_probes=array("fit_probes", "int32", None, row.nprobe),
             held_probes=array("held_probes", "int32", None, row.nprobe),
             list_accesses=array("list_accesses", "float64", row.nlist),
+            # Profiles of rows, and of before 0.3, have none.
+            list_candidates=array("list_candidates", "float64", row.nlist) if "list_candidates" in blobs else None,
+            held_candidates=array("held_candidates", "float32", None, row.nprobe)
+            if "held_candidates" in blobs
+            else None,
         ),
-        stages=_select_samples(session, LatencySampleRow, StageSample, profile_id),
-        transfers=_select_samples(session, TransferSampleRow, TransferSample, profile_id),
-        recall=_select_samples(session, RecallPointRow, RecallPoint, profile_id),
+        **groups,
         notes=from_json(row.notes),
     )
 
@@ -235,7 +270,9 @@ def _hardware(data: Any, profile_id: int) -> HardwareInfo:
         raise StoreError(f"profile {profile_id}: its hardware is a damaged row ({error!r})") from error
 
 
-def _select_samples(session: Session, table: type[Base], kind: type[_SampleT], profile_id: int) -> tuple[_SampleT, ...]:
+def _select_samples(
+    session: Session, table: type[Base], kind: type[StageSample | TransferSample | RecallPoint], profile_id: int
+) -> tuple[StageSample | TransferSample | RecallPoint, ...]:
     columns = table.__table__.c
     query = select(*(columns[f.name] for f in fields(kind)))
     rows = session.execute(query.where(columns["profile_id"] == profile_id).order_by(columns["position"])).mappings()

@@ -9,7 +9,10 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PlanRecord", "PlanSummary", "ProfileSummary", "ScheduleEntry", "StoredEvent", "StoredPlan"]
+__all__ = ["PLAN_CURRENT", "PlanRecord", "PlanSummary", "ProfileSummary", "ScheduleEntry", "StoredEvent", "StoredPlan"]
+
+#: Kind of the events that say which plan of an index is current; :mod:`hybridindex.plans.current` writes them.
+PLAN_CURRENT = "plan_current"
 
 
 class PlanRecord(TypedDict):

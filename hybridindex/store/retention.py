@@ -19,11 +19,10 @@ from sqlalchemy.orm import Session
 from hybridindex.config import Setting
 from hybridindex.errors import InvalidInputError
 from hybridindex.store.models import Base, EventRow, HardwareRow, PlanRow, ProfileRow
+from hybridindex.store.records import PLAN_CURRENT
 
 __all__ = ["Pruned", "Retention", "prune_rows"]
 
-#: Kind of the events that say which plan of an index is current; :mod:`hybridindex.plans.current` writes them.
-_PLAN_CURRENT = "plan_current"
 #: Ids in one statement; SQLite and PostgreSQL bound their number.
 _CHUNK = 500
 
@@ -91,7 +90,7 @@ def prune_rows(session: Session, retention: Retention, *, keep_plans: Collection
 
 def _current(session: Session) -> tuple[set[int], set[int]]:
     """The newest event of each index that names its current plan, and those plans."""
-    newest = select(func.max(EventRow.id)).where(EventRow.kind == _PLAN_CURRENT).group_by(EventRow.index_fingerprint)
+    newest = select(func.max(EventRow.id)).where(EventRow.kind == PLAN_CURRENT).group_by(EventRow.index_fingerprint)
     events = session.execute(select(EventRow.id, EventRow.data).where(EventRow.id.in_(newest))).all()
     plans = {event.data.get("plan_id") for event in events}
     return {event.id for event in events}, {plan_id for plan_id in plans if isinstance(plan_id, int)}

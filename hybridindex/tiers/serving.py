@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from hybridindex.index.codec import DEVICE_KINDS, DeviceCodec
-from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, shard_page_bytes
+from hybridindex.index.codec import DeviceCodec, DeviceKind, device_kind
+from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, shard_page_bytes, usual_page_bytes
 from hybridindex.tiers.contract.devices import resolve_device
 from hybridindex.tiers.contract.tier import WithoutRoom
 from hybridindex.tiers.paged.arena import PageArena
@@ -38,6 +38,8 @@ class TierChoice:
     page_bytes: int = DEFAULT_PAGE_BYTES
     #: What a device takes besides lists and scratch.
     fixed_bytes: int = 0
+    #: Of all codes, where lists are held by their codes: scratch follows them.
+    code_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,12 @@ class CodecService:
 def tier_of(index: IVFIndex, device_name: str) -> TierChoice:
     """Which tier holds lists of ``index`` on a device ("cuda:N", "cuda", "cpu"). The device need not be there."""
     if index.device_codec() is not None:
-        return TierChoice(tier="paged")
+        of_codes = index.rows is not index
+        return TierChoice(
+            tier="paged",
+            page_bytes=usual_page_bytes(index.codec),
+            code_bytes=int(index.list_bytes.sum()) if of_codes else 0,
+        )
     if index.manifest.layout != "rows":
         return TierChoice(tier="host", reason=f"codec {index.codec!r}: {_FAST_SCAN}")
     if device_name != "cpu" and (reason := gpu_unsupported(index)):
@@ -98,7 +105,7 @@ def open_device_tier(
         ordinal,
         budget_bytes=budget_bytes,
         wanted_bytes=wanted_bytes,
-        memory=memory or PagedMemory(),
+        memory=memory or PagedMemory(page_bytes=choice.page_bytes),
         without_room=without_room,
     )
     tier.disabled_reason = choice.reason or tier.disabled_reason
@@ -106,21 +113,21 @@ def open_device_tier(
 
 
 def codec_service(codec: str, device_name: str) -> CodecService:
-    """What scans lists of ``codec``, as builds and manifests name it, on a device.
+    """What scans lists of ``codec``, as builds and manifests name it, or codes ("rabitq", "rabitq2"...), on a device.
 
     Raises:
         DeviceNotFoundError: there is no such device.
         MissingDependencyError: torch or faiss is not installed.
     """
     device, _ = resolve_device(device_name)
-    kind = DEVICE_KINDS.get(codec)
+    kind: DeviceKind | None = "rabitq" if codec.startswith("rabitq") else device_kind(codec)
     if kind is not None:
         arena = PageArena(device, PageGeometry.for_code_size(1), 0)
         chosen, reason = choose_page_scanner(DeviceCodec(kind=kind, dim=1, code_size=1, by_residual=False), arena)
         return CodecService(codec=codec, scanner=chosen.name, reason=reason)
-    if "FastScan" in codec or codec.startswith("pqfs"):
+    if "FastScan" in codec:
         return CodecService(codec=codec, scanner="host", reason=_FAST_SCAN)
     if device.type == "cpu":
         return CodecService(codec=codec, scanner=StandInShard.name, reason="")
-    reason = gpu_unsupported() or ("" if codec.startswith("pq") else "faiss-gpu is used for pq alone")
+    reason = gpu_unsupported() or ("" if codec == "faiss:IVFPQ" else "faiss-gpu is used for pq alone")
     return CodecService(codec=codec, scanner="host" if reason else GpuShard.name, reason=reason)

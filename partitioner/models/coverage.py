@@ -6,7 +6,7 @@ Gives per-query hit work at any prefix of the hot order, and the prefix's bytes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +14,28 @@ import numpy.typing as npt
 from hybridindex.errors import ProfileError
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry
 from hybridindex.partitioner.models.order_stats import avoid_probability
+from hybridindex.partitioner.models.rows import RowCurve, build_row_curve
 from hybridindex.types import F64, I64, Profile
 
-__all__ = ["CoverageCurve", "QueryWork", "build_coverage_curve", "code_size_of", "count_grid", "variance_at_half"]
+__all__ = [
+    "CoverageCurve",
+    "QueryWork",
+    "build_coverage_curve",
+    "code_size_of",
+    "count_grid",
+    "group_rows_of",
+    "variance_at_half",
+]
 
 #: Fewer held-back queries say nothing about batch minima.
 MIN_HELD_QUERIES = 8
 #: Held-back queries in use: a random sample of more gives the same figures. ``n_held_total`` counts all.
 MAX_HELD_QUERIES = 4096
 _TOUCH_CACHE = 64
+#: Of RaBitQ codes.
+_BLOCK_ROWS = 16
+#: And of four-bit product quantizers.
+_FAST_SCAN_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,6 +53,10 @@ class QueryWork:
     prefix: int | None
     #: (nlist,) bool in hot order; ``None`` when the set is a prefix.
     resident: npt.NDArray[np.bool_] | None = None
+    #: Candidates whose rows are resident; ``None``: none are. And the number of lists whose rows are; ``None`` when
+    #: these are no prefix of the order of rows.
+    row_hits: F64 | None = None
+    row_prefix: int | None = 0
 
     @property
     def hit_rate(self) -> F64:
@@ -92,6 +109,8 @@ class CoverageCurve:
     #: Held-back queries in use, and in the profile.
     n_held: int
     n_held_total: int
+    #: Of candidates, where searches scan codes; ``None``: they were not counted.
+    rows: RowCurve | None = None
     probe_query: npt.NDArray[np.int32]
     probe_rank: npt.NDArray[np.int32]
     probe_work: F64
@@ -99,8 +118,8 @@ class CoverageCurve:
     cell_cache: dict[int, tuple[I64, I64, F64]] = field(default_factory=dict, repr=False)
     touch_cache: dict[int, F64] = field(default_factory=dict, repr=False)
 
-    def at(self, count: int) -> QueryWork:
-        """Per-query work with the first ``count`` lists resident; exact at every count."""
+    def at(self, count: int, rows: int = 0) -> QueryWork:
+        """Per-query work with the first ``count`` lists resident, and ``rows`` of the order of rows; exact."""
         g = int(np.searchsorted(self.grid, count, side="right")) - 1
         hit_work, hit_probes = self.hit_work[g], self.hit_probes[g]
         if count > self.grid[g]:
@@ -121,10 +140,15 @@ class CoverageCurve:
             hit_work=hit_work,
             hit_probes=hit_probes,
             prefix=count,
+            row_hits=self.rows.at(rows) if self.rows is not None and rows else None,
+            row_prefix=rows,
         )
 
-    def of_lists(self, lists: I64) -> QueryWork:
-        """Per-query work with the list ids (m,) resident."""
+    def of_lists(self, lists: I64, rows: I64 | None = None) -> QueryWork:
+        """Per-query work with the list ids (m,) resident, and the rows of the list ids ``rows``."""
+        if self.rows is not None and rows is not None and rows.size:
+            row_hits, row_prefix = self.rows.of_lists(rows)
+            return replace(self.of_lists(lists), row_hits=row_hits, row_prefix=row_prefix)
         resident = np.zeros(self.nlist, dtype=np.bool_)
         resident[self.rank[lists]] = True
         count = int(resident.sum())
@@ -158,6 +182,13 @@ class CoverageCurve:
             resident = float(np.diff(cumulative)[work.resident].sum())
         return resident, max(total - resident, 0.0)
 
+    def pages_of(self, pieces: I64) -> I64:
+        """Pages of each of the pieces (m,): what is scanned of list l is piece l, the rows beside its code are piece
+        nlist + l."""
+        lists = pieces % self.nlist
+        beside = np.zeros_like(lists) if self.rows is None else self.rows.list_pages[lists]
+        return np.where(pieces < self.nlist, self.pages_by_rank[self.rank[lists]], beside)
+
     def device_bytes(self, count: int) -> int:
         """Bytes of the pages that hold the first ``count`` lists; no scratch."""
         return int(self.prefix_pages[count]) * self.geometry.page_bytes
@@ -177,9 +208,18 @@ def count_grid(nlist: int, points: int = 200) -> I64:
 
 
 def code_size_of(profile: Profile) -> int:
-    """Bytes of one code: total list_bytes / total list_sizes; 1 when all lists are empty."""
-    rows = int(profile.list_sizes.sum())
+    """Bytes of one code: total list_bytes / total rows, padding of codes in blocks included; 1 when all lists are
+    empty."""
+    group = group_rows_of(profile)
+    rows = int((-(-profile.list_sizes // group)).sum()) * group
     return max(1, round(int(profile.list_bytes.sum()) / rows)) if rows > 0 else 1
+
+
+def group_rows_of(profile: Profile) -> int:
+    """Rows whose codes lie together in a block, which no page parts."""
+    if profile.codec.startswith("pqfs"):
+        return _FAST_SCAN_ROWS
+    return _BLOCK_ROWS if profile.bits is not None else 1
 
 
 def build_coverage_curve(
@@ -211,7 +251,7 @@ def build_coverage_curve(
     order = np.argsort(-access.list_accesses, kind="stable").astype(np.int64)
     rank = np.empty(nlist, dtype=np.int64)
     rank[order] = np.arange(nlist)
-    geometry = PageGeometry.for_code_size(code_size_of(profile), page_bytes)
+    geometry = PageGeometry.for_code_size(code_size_of(profile), page_bytes, group_rows=group_rows_of(profile))
     bytes_by_rank = profile.list_bytes[order].astype(np.int64)
     pages_by_rank = geometry.pages_for(profile.list_sizes[order])
 
@@ -220,7 +260,7 @@ def build_coverage_curve(
         raise ProfileError(f"profile.access.held_probes names list {int(probes.max())}; nlist is {nlist}")
     idle = ~((profile.list_bytes[probes] > 0) & (probes >= 0)).any(axis=1)
     if idle.any() and not idle.all():
-        probes = probes[~idle]
+        shuffle, probes = shuffle[~idle], probes[~idle]
     n, width = probes.shape
 
     grid = count_grid(nlist, points)
@@ -269,6 +309,7 @@ def build_coverage_curve(
         queries_by_rank=np.minimum(np.bincount(probe_rank, minlength=nlist), n).astype(np.int64),
         n_held=n,
         n_held_total=held_total,
+        rows=build_row_curve(profile, shuffle, geometry.page_bytes),
         probe_query=query,
         probe_rank=probe_rank,
         probe_work=probe_work,

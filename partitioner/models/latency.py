@@ -1,4 +1,5 @@
 """Latency of a hybrid batch: tau(b) = T_CQ(b) + max(T_host(b, misses), T_device(b, hits)) + T_merge(b), in seconds.
+Of a search by codes, T_rerank is added: exact distances of the candidates, max over host and device again.
 
 Fits every term to a profile's stage samples, and predicts quantiles from what batches of held-back queries miss.
 :mod:`hybridindex.partitioner.solver` decides coverage.
@@ -29,9 +30,11 @@ __all__ = [
     "LatencyModel",
     "LatencyParts",
     "LatencyPrediction",
+    "RerankModel",
     "RoutingModel",
     "fit_device_scan",
     "fit_latency_model",
+    "fit_rerank",
     "fit_routing",
 ]
 
@@ -55,6 +58,35 @@ class DeviceScanModel:
         """(m,) seconds; 0 where nothing is scanned."""
         seconds = self.overhead_s + self.per_work_byte_s * work_bytes + self.per_unique_byte_s * unique_bytes
         return np.where(work_bytes > 0, seconds, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RerankModel:
+    """Seconds of the exact distances of candidates on one tier: overhead + cost per query + cost per candidate."""
+
+    overhead_s: float
+    per_query_s: float
+    per_candidate_s: float
+    #: Of a query in the samples, where none finds its row elsewhere.
+    candidates: float
+    #: Ascending, equally likely measured/predicted ratios.
+    ratios: F64
+    #: Median relative error on its own samples.
+    error: float
+
+    def predict(self, batch: int, candidates: F64) -> F64:
+        """(m,) seconds; 0 where nothing is compared."""
+        seconds = self.overhead_s + self.per_query_s * batch + self.per_candidate_s * candidates
+        return np.where(candidates > 0, seconds, 0.0)
+
+    def scaled(self, factor: float) -> RerankModel:
+        """All times times ``factor``."""
+        return replace(
+            self,
+            overhead_s=self.overhead_s * factor,
+            per_query_s=self.per_query_s * factor,
+            per_candidate_s=self.per_candidate_s * factor,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +115,15 @@ class LatencyParts:
     host_s: F64
     device_s: F64
     merge_s: float
+    #: Of the slower tier.
+    rerank_s: F64
     routing: RoutingModel
     batch: int
 
     def total(self) -> F64:
         """(w,) seconds."""
-        return self.routing.seconds(self.coarse_s + self.merge_s, self.host_s, self.device_s, self.batch)
+        alone = self.coarse_s + self.merge_s + self.rerank_s
+        return self.routing.seconds(alone, self.host_s, self.device_s, self.batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +152,9 @@ class LatencyModel:
     n_devices: int
     #: What could not be fitted, in words.
     notes: tuple[str, ...]
+    #: Exact distances on the host and on a device; ``None``: they were not timed apart.
+    rerank: RerankModel | None = None
+    device_rerank: RerankModel | None = None
 
     @property
     def max_batch(self) -> int:
@@ -146,9 +184,33 @@ class LatencyModel:
             host_s=host,
             device_s=device,
             merge_s=float(self.merge.predict(batch)) if self.merge is not None and hits else 0.0,
+            rerank_s=self._rerank_s(curve, work, batch, starts),
             routing=self.hybrid_routing if hits else self.host_routing,
             batch=batch,
         )
+
+    def _rerank_s(self, curve: CoverageCurve, work: QueryWork, batch: int, starts: I64) -> F64:
+        """(w,) seconds until all candidates are compared."""
+        none = np.zeros(starts.size)
+        if self.rerank is None:
+            return none
+        if curve.rows is None:
+            return self.rerank.predict(batch, none + batch * self.rerank.candidates)
+        every = window_sum(curve.rows.every, batch, starts)
+        if work.row_hits is None:
+            return self.rerank.predict(batch, every)
+        hits = window_sum(work.row_hits, batch, starts)
+        on_host = self.rerank.predict(batch, np.maximum(every - hits, 0.0))
+        if self.device_rerank is None:
+            return on_host
+        return np.maximum(on_host, self.device_rerank.predict(batch, hits / self.n_devices))
+
+    def fixed_s(self, batch: int) -> float:
+        """Seconds of a batch before and after its scans where no row is on a device, without merging."""
+        coarse = float(self.coarse.predict(batch)) if self.coarse is not None else 0.0
+        if self.rerank is None:
+            return coarse
+        return coarse + float(self.rerank.predict(batch, np.array([batch * self.rerank.candidates]))[0])
 
     def quantile(self, curve: CoverageCurve, work: QueryWork, batch: int, percentile: float) -> float:
         """Seconds that ``percentile`` percent of batches stay below. Batches differ by their queries and by the
@@ -180,6 +242,8 @@ class LatencyModel:
         """(w, levels) seconds: every batch at every level of the timing scatter. All stages are at the same level."""
         host = np.multiply.outer(parts.host_s, self.host.ratios)
         before = parts.coarse_s * self.coarse_ratios + parts.merge_s
+        if self.rerank is not None:
+            before = before + np.multiply.outer(parts.rerank_s, self.rerank.ratios)
         return parts.routing.seconds(before, host, parts.device_s[:, None], parts.batch)
 
 
@@ -231,6 +295,28 @@ def fit_device_scan(samples: Sequence[StageSample]) -> DeviceScanModel | None:
     )
 
 
+def fit_rerank(samples: Sequence[StageSample], *, on_device: bool, levels: int) -> RerankModel | None:
+    """Fit the ``rerank`` samples of the host, or of the slowest device; ``None`` where there are none."""
+    samples = [s for s in _stage(samples, "rerank") if bool(s.device) == on_device and s.probes > 0]
+    fits = [_fit_rerank([s for s in samples if s.device == name], levels) for name in {s.device for s in samples}]
+    return max(fits, key=lambda fit: fit.per_candidate_s, default=None)
+
+
+def _fit_rerank(samples: list[StageSample], levels: int) -> RerankModel:
+    columns = np.array([(1.0, s.batch, s.probes) for s in samples], dtype=np.float64)
+    seconds = np.array([s.seconds for s in samples])
+    (overhead, per_query, per_candidate), error = relative_nnls(columns, seconds)
+    whole = [s.probes / s.batch for s in samples if s.coverage == 0] or [0.0]
+    return RerankModel(
+        overhead_s=float(overhead),
+        per_query_s=float(per_query),
+        per_candidate_s=float(per_candidate),
+        candidates=float(np.median(whole)),
+        ratios=ratio_levels(seconds, columns @ np.array([overhead, per_query, per_candidate]), levels),
+        error=error,
+    )
+
+
 def fit_latency_model(profile: Profile, curve: CoverageCurve, *, n_devices: int = 1, seed: int = 0) -> LatencyModel:
     """Fit every term from ``profile.stages``.
 
@@ -260,6 +346,10 @@ def fit_latency_model(profile: Profile, curve: CoverageCurve, *, n_devices: int 
     )
     if merge is None and not _stage(profile.stages, "batch"):
         notes.append("neither merging nor routed batches were measured: counted as 0")
+    rerank = fit_rerank(profile.stages, on_device=False, levels=host.ratios.size)
+    device_rerank = fit_rerank(profile.stages, on_device=True, levels=host.ratios.size)
+    if rerank is not None and device_rerank is None and device is not None:
+        notes.append("no device computed exact distances: rows stay on the host")
     model = LatencyModel(
         coarse=coarse,
         host=host,
@@ -270,6 +360,8 @@ def fit_latency_model(profile: Profile, curve: CoverageCurve, *, n_devices: int 
         coarse_ratios=coarse_ratios,
         n_devices=n_devices,
         notes=tuple(notes),
+        rerank=rerank,
+        device_rerank=device_rerank,
     )
     routed = _stage(profile.stages, "batch")
     alone = _fit_routing(model, curve, [s for s in routed if s.coverage == 0])
@@ -288,7 +380,7 @@ def _fit_routing(model: LatencyModel, curve: CoverageCurve, routed: list[StageSa
     terms: dict[tuple[float, int], tuple[float, float, float, float]] = {}
     for coverage, batch in sorted({(s.coverage, s.batch) for s in routed}):
         parts = model.parts(curve, curve.at(min(round(coverage * curve.nlist), curve.nlist)), batch)
-        stages = parts.coarse_s + parts.merge_s + np.maximum(parts.host_s, parts.device_s)
+        stages = parts.coarse_s + parts.merge_s + parts.rerank_s + np.maximum(parts.host_s, parts.device_s)
         shorter = np.minimum(parts.host_s, parts.device_s)
         terms[coverage, batch] = (float(np.median(stages)), float(np.median(shorter)), 1.0, float(batch))
     columns = np.array([terms[s.coverage, s.batch] for s in routed])

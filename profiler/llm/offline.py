@@ -13,7 +13,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -21,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from hybridindex import filesystem
 from hybridindex.errors import InvalidInputError, LLMServerError, MissingDependencyError, how_to_install
 from hybridindex.profiler.checkpoint import Checkpoint
 from hybridindex.profiler.hardware import hardware_info
@@ -168,10 +168,10 @@ def _run_point(request: SweepRequest, size: int) -> dict[str, Any]:
 
 def _start_point(request: SweepRequest, size: int) -> dict[str, Any]:
     job = {**asdict(request), "kv_cache_bytes": size, "engine_args": dict(request.engine_args)}
-    with tempfile.TemporaryDirectory(prefix="hybridindex-llm-") as folder:
+    with filesystem.scratch_folder("hybridindex-llm-") as folder:
         asked, answered, log = (Path(folder) / name for name in ("job.json", "result.json", "log"))
-        asked.write_text(json.dumps(job))
-        with log.open("wb") as output:
+        filesystem.write_bytes(asked, json.dumps(job).encode())
+        with filesystem.open_for_writing(log) as output:
             # Its own session, so that the processes that vLLM starts can be ended with it.
             child = subprocess.Popen(  # noqa: S603 - our own module, no shell
                 [sys.executable, "-P", str(_POINT), str(asked), str(answered)],
@@ -191,12 +191,12 @@ def _start_point(request: SweepRequest, size: int) -> dict[str, Any]:
                 with suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-        if not answered.exists() or answered.stat().st_size > _MAX_RESULT_BYTES:
+        if not filesystem.exists(answered) or filesystem.stat(answered).st_size > _MAX_RESULT_BYTES:
             raise LLMServerError(
                 f"vLLM with {size} bytes of KV cache ended with status {status} and no result; its last lines: "
                 + _tail(log)
             )
-        result: dict[str, Any] = json.loads(answered.read_text())
+        result: dict[str, Any] = json.loads(filesystem.read_bytes(answered))
         if "refused" in result:
             result["refused"] = cause = _cause(log) or str(result["refused"])
             if "KV cache" not in cause:
@@ -211,7 +211,7 @@ def _cause(log: Path) -> str:
 
 
 def _tail(log: Path, n_lines: int = _SHOWN_LINES) -> str:
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _MAX_LOG_BYTES))
+    with filesystem.open_for_reading(log) as file:
+        file.seek(max(0, filesystem.stat(log).st_size - _MAX_LOG_BYTES))
         lines = file.read().decode("utf-8", "replace").splitlines()
     return "\n".join(line[:1000] for line in lines[-n_lines:])

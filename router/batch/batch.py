@@ -13,17 +13,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridindex.config import SearchParams
+from hybridindex.index.integrity import Integrity
+from hybridindex.router.batch.comparison import Comparison, split_positions
 from hybridindex.router.batch.merge import empty_topk, finish_topk, merge_topk
 from hybridindex.router.batch.split import ProbePart, ProbeSplit
 from hybridindex.router.batch.stages import BatchClock, BatchReport
+from hybridindex.tiers.host.reranker import Reranker
 from hybridindex.types import F32, I32, I64, SearchResult
 
-__all__ = ["Batch", "BlockingReply", "FutureReply", "Reply", "Request"]
+__all__ = ["Batch", "BlockingReply", "FutureReply", "Reply", "Request", "RowsAt"]
 
 _log = logging.getLogger(__name__)
 
@@ -114,6 +118,8 @@ class Request:
     params: SearchParams
     #: The call's, or the plan's.
     nprobe: int
+    #: Rows that the scan keeps of each query: k, or the candidates of a search by codes.
+    kept: int
     reply: Reply
     #: Monotonic time by which the answer should be there, or None: nprobe is then never lowered.
     deadline_s: float | None = None
@@ -123,31 +129,79 @@ class Request:
     on_batch: Callable[[BatchReport], None] | None = None
     #: Whether it may wait for lists on their way; asked once.
     may_wait: bool = False
+    #: Searched again, because bytes turned out to be damaged: it is counted once, and told its lists once.
+    again: bool = False
     submitted_s: float = field(default_factory=time.perf_counter)
+
+    @property
+    def width(self) -> int:
+        """Entries of the largest array of each of its queries."""
+        return max(self.nprobe, self.kept)
+
+
+class RowsAt(NamedTuple):
+    """Where devices hold rows of candidates."""
+
+    #: (nlist,) int16 the device of each list's rows, -1: none.
+    device: npt.NDArray[np.int16]
+    #: Hands a device its part of a comparison: positions (n, r). False where it takes none any more. What it takes ends
+    #: with :meth:`Batch.end_scan`, as a scan does.
+    put: Callable[[int, Batch, Comparison, I64], bool]
 
 
 class Batch:
     """Requests taken together. :meth:`begin` once, then :meth:`complete` and :meth:`end_scan` from any thread."""
 
-    def __init__(self, requests: Sequence[Request], *, keep_max: bool) -> None:
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        *,
+        keep_max: bool,
+        integrity: Integrity,
+        reranker: Reranker | None = None,
+    ) -> None:
+        """To be made before it is asked which lists are in quarantine.
+
+        Args:
+            reranker: where scans answer (estimates, positions) of candidates, whose distances are still to be computed;
+                ``keep_max`` is then of the estimates.
+        """
         self.clock = BatchClock()
+        self._marks, self._seen = integrity.marks, integrity.seen
+        #: Bytes turned out to be damaged while they were scanned: nothing more is answered, and the rest has to be
+        #: searched again.
+        self.stale = False
         self.requests = requests
         self.keep_max = keep_max
         alone = len(requests) == 1
         self.queries: F32 = requests[0].queries if alone else np.concatenate([r.queries for r in requests])
-        self.k = max(r.params.k for r in requests)
+        #: Rows that scans keep of each query.
+        self.k = max(r.kept for r in requests)
         self.nprobe = max(r.nprobe for r in requests)
         self._starts = [0, *accumulate(len(r.queries) for r in requests)]
         #: (n,) request of each row; None in a batch of one request.
         self._request_of = None if alone else np.repeat(np.arange(len(requests)), np.diff(self._starts))
         self._lock = threading.Lock()
         self._found: tuple[F32, I64] | None = None
+        self._reranker = reranker
+        #: Candidates that were reranked.
+        self.candidates = 0
+        #: Where devices hold rows of candidates; None: nowhere. Set before :meth:`begin`.
+        self.rows_at: RowsAt | None = None
+        #: Candidates that devices compared, and parts of comparisons that the host took over from them.
+        self.device_candidates = self.rerank_fallbacks = 0
         #: Per request: (query, scan) pairs that still have to report.
         self._open_parts: list[int] = []
         self._failed = False
+        #: What it failed with.
+        self._error: BaseException | None = None
 
     def __len__(self) -> int:
         return len(self.queries)
+
+    def begin_as(self, whole: Batch) -> None:
+        """This is a part of a batch that was begun before, and of which the lists in quarantine are known."""
+        self.clock, self._seen = whole.clock, whole._seen
 
     def rows_of(self, request: int) -> slice:
         """Batch rows of one request."""
@@ -177,7 +231,7 @@ class Batch:
     def complete(self, rows: I32, distances: F32, ids: I64) -> None:
         """Merges the answer of one scan for ``rows`` (m,), each once per scan, and answers what is complete."""
         with self._lock:
-            if self._failed:
+            if self._failed or self._is_stale():
                 return
             started = time.perf_counter()
             best_distances, best_ids = self._best()
@@ -195,11 +249,16 @@ class Batch:
         finish_topk(distances, ids, keep_max=self.keep_max)
         self.clock.note_merge(started)
         with self._lock:
-            if self._failed:
+            if self._failed or self._is_stale():
                 return
             self._found = (distances, ids)
             self._open_parts = [0] * len(self.requests)
         self._answer(list(range(len(self.requests))))
+
+    def _is_stale(self) -> bool:
+        if self._marks[0] != self._seen:
+            self.stale = True
+        return self.stale
 
     def _best(self) -> tuple[F32, I64]:
         """The running (n, k) distances and ids."""
@@ -219,18 +278,100 @@ class Batch:
         return answered
 
     def _answer(self, numbers: list[int]) -> None:
+        if self._reranker is None:
+            self._settle(numbers, None)
+        elif numbers:
+            self._rerank(self._reranker, numbers)
+
+    def _settle(self, numbers: list[int], exact: tuple[F32, I64] | None) -> None:
+        """Gives the answers of requests; ``exact``: (m, k) distances and ids of their queries, one request after the
+        other, of a search by codes."""
+        n_exact = 0
         for number in numbers:
-            request, (distances, ids) = self.requests[number], self._best()
+            request, (distances, ids) = self.requests[number], exact or self._best()
             nprobe_used, hit_rate = self._nprobe_used, self._hit_rate
             if self._request_of is not None:
-                rows = self.rows_of(number)
+                rows = own = self.rows_of(number)
+                if exact is not None:
+                    own = slice(n_exact, n_exact + len(request.queries))
+                    n_exact = own.stop
                 # Copies: views would keep the whole batch alive.
                 k = request.params.k
-                distances, ids = distances[rows, :k].copy(), ids[rows, :k].copy()
+                distances, ids = distances[own, :k].copy(), ids[own, :k].copy()
                 nprobe_used, hit_rate = nprobe_used[rows].copy(), hit_rate[rows].copy()
             request.reply.settle(SearchResult(ids=ids, distances=distances, nprobe_used=nprobe_used, hit_rate=hit_rate))
         for number in numbers:
             self.requests[number].reply.announce()
+
+    def _rerank(self, reranker: Reranker, numbers: list[int]) -> None:
+        """Computes the answers of requests from their candidates, all together, and gives them, maybe later from a
+        device's thread. Never raises.
+
+        Each request has as many candidates as if it were alone.
+        """
+        started = time.perf_counter()
+        try:
+            positions, queries = self._best()[1], self.queries
+            if self._request_of is not None:
+                for number in numbers:
+                    positions[self.rows_of(number), self.requests[number].kept :] = -1
+                rows = np.concatenate([np.arange(self._starts[i], self._starts[i + 1]) for i in numbers])
+                positions, queries = positions[rows], queries[rows]
+            k = max(request.params.k for request in self.requests)
+            n_candidates = int(np.count_nonzero(positions >= 0))
+
+            def done(comparison: Comparison) -> None:
+                with self._lock:
+                    self.device_candidates += comparison.n_on_devices
+                    self.rerank_fallbacks += comparison.n_fallbacks
+                self._reranked(numbers, comparison.found, n_candidates, started)
+
+            if self.rows_at is not None:
+                comparison = Comparison(reranker, queries, k, done, lambda error: self._fail_all(numbers, error))
+                self._compare(comparison, positions, self.rows_at)
+                return
+            exact = reranker.rerank(queries, positions, k)
+        except BaseException as error:  # noqa: BLE001 - handed to those who wait
+            self._fail_all(numbers, error)
+        else:
+            self._reranked(numbers, exact, n_candidates, started)
+
+    def _fail_all(self, numbers: list[int], error: BaseException) -> None:
+        _log.error("the exact distances of %d requests failed", len(numbers), exc_info=error)
+        for number in numbers:
+            self.requests[number].reply.fail(error)
+
+    def _compare(self, comparison: Comparison, positions: I64, rows_at: RowsAt) -> None:
+        """Where devices hold rows, they compare those of their own; the host the others, meanwhile."""
+        for device, own in split_positions(positions, rows_at.device):
+            comparison.add()
+            with self._lock:
+                # Before the scan ends that found the candidates: the lease stays.
+                self._n_scans += 1
+            if rows_at.put(device, self, comparison, own):
+                positions = np.where(own >= 0, -1, positions)
+            else:
+                comparison.drop()
+                self.end_scan()
+        comparison.compare_here(positions)
+
+    def _reranked(self, numbers: list[int], exact: tuple[F32, I64], n_candidates: int, started: float) -> None:
+        """Gives the answers of requests, unless a list turned out to be damaged: then they are open again, or fail with
+        the others, after whom nobody will search these again."""
+        with self._lock:
+            self.candidates += n_candidates
+            self.clock.note_rerank(started)
+            stale, failure = self._is_stale(), self._error
+            if stale and failure is None:
+                for number in numbers:
+                    self._open_parts[number] = 1
+                return
+        if not stale:
+            self._settle(numbers, exact)
+            return
+        for number in numbers:
+            assert failure is not None
+            self.requests[number].reply.fail(failure)
 
     def end_scan(self) -> None:
         """One scan, successful or not, will not touch the batch any more."""
@@ -242,11 +383,17 @@ class Batch:
 
     def fail(self, error: BaseException) -> None:
         """Gives ``error`` to every request that has no answer yet."""
+        for request in self.take_open(error):
+            request.reply.fail(error)
+
+    def take_open(self, error: BaseException | None = None) -> list[Request]:
+        """The requests that have no answer yet, which get none from this batch; the first time.
+
+        ``error``: what becomes of those that are reranked just now and cannot be answered; None: nobody is.
+        """
         with self._lock:
             if self._failed:
-                return
-            self._failed = True
+                return []
+            self._failed, self._error = True, error
             # Before begin(), nobody has an answer.
-            waiting = [r for i, r in enumerate(self.requests) if not self._open_parts or self._open_parts[i]]
-        for request in waiting:
-            request.reply.fail(error)
+            return [r for i, r in enumerate(self.requests) if not self._open_parts or self._open_parts[i]]

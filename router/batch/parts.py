@@ -29,7 +29,7 @@ class RouterParts:
     paged: Sequence[DeviceTier]
     residency: ResidencyStore
     stats: StatsCounter
-    #: (nlist,) int64 device bytes of each list, page rounding included.
+    #: (n_pieces,) int64 device bytes of each piece of the lists, page rounding included.
     device_list_bytes: I64
     #: What nearly all host scans end within; and what device scans take, whichever device's.
     host_pace: PaceEstimator = field(default_factory=PaceEstimator)

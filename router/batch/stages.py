@@ -15,6 +15,7 @@ __all__ = [
     "LOOKAHEAD_WAIT",
     "MERGE",
     "QUEUE",
+    "RERANK",
     "SPLIT",
     "BatchClock",
     "BatchReport",
@@ -28,12 +29,14 @@ QUEUE = "queue"
 LOOKAHEAD_WAIT = "lookahead_wait"
 #: Coarse quantization of the batch.
 COARSE = "coarse"
-#: Deadlines and the probe split.
+#: Deadlines, of searches by codes the products with centroids, and the probe split.
 SPLIT = "split"
-#: Scan on the host; where requests share a batch, what was merged meanwhile is in it.
+#: Scan on the host; where requests share a batch, what was merged and reranked meanwhile is in it.
 HOST_SCAN = "host_scan"
 #: Merges of all parts. Devices scan as stages of their own: :func:`device_scan`.
 MERGE = "merge"
+#: Exact distances of candidates, of searches by codes.
+RERANK = "rerank"
 
 
 def device_scan(ordinal: int) -> str:
@@ -48,7 +51,7 @@ class StageTime:
     stage: str
     started_s: float
     ended_s: float
-    #: Less than the time between where the stage came in pieces, as merges do.
+    #: Less than the time between where the stage came in pieces, as merges and reranks do.
     busy_s: float
 
 
@@ -63,6 +66,8 @@ class BatchReport:
     #: Largest of its requests.
     k: int
     nprobe: int
+    #: Rows that were compared exactly, of searches by codes.
+    candidates: int
     #: When it left the queue.
     started_s: float
     #: Seconds that each request waited in the queue.
@@ -81,9 +86,10 @@ class StageSum:
 
 
 class BatchClock:
-    """Recorder of one batch. :meth:`note` from any thread, :meth:`note_merge` by one at a time."""
+    """Recorder of one batch. :meth:`note` from any thread, :meth:`note_merge` and :meth:`note_rerank` by one at a
+    time."""
 
-    __slots__ = ("_merge_busy_s", "_merge_ended_s", "_merge_started_s", "_times", "started_s")
+    __slots__ = ("_merge_busy_s", "_merge_ended_s", "_merge_started_s", "_rerank", "_times", "started_s")
 
     def __init__(self) -> None:
         self.started_s = time.perf_counter()
@@ -91,6 +97,8 @@ class BatchClock:
         self._times: list[tuple[str, float, float, float]] = []
         self._merge_started_s: float | None = None
         self._merge_ended_s = self._merge_busy_s = 0.0
+        #: As in :attr:`_times`.
+        self._rerank: tuple[str, float, float, float] | None = None
 
     def note(self, stage: str, started_s: float) -> float:
         """A stage that began at ``started_s`` ends now; returns now."""
@@ -106,8 +114,16 @@ class BatchClock:
         self._merge_ended_s = now
         self._merge_busy_s += now - started_s
 
+    def note_rerank(self, started_s: float) -> None:
+        """One of the batch's reranks ends now."""
+        now = time.perf_counter()
+        first_s, busy_s = (started_s, 0.0) if self._rerank is None else (self._rerank[1], self._rerank[3])
+        self._rerank = (RERANK, first_s, now, busy_s + now - started_s)
+
     def times(self) -> list[tuple[str, float, float, float]]:
         """(stage, start, end, busy) of each; once, when nobody records any more."""
         if self._merge_started_s is not None:
             self._times.append((MERGE, self._merge_started_s, self._merge_ended_s, self._merge_busy_s))
+        if self._rerank is not None:
+            self._times.append(self._rerank)
         return self._times

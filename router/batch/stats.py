@@ -26,11 +26,19 @@ class RouterStats:
     device_fallbacks: int = 0
     #: Requests whose nprobe a deadline lowered.
     nprobe_lowered: int = 0
+    #: Rows that searches by codes compared exactly.
+    candidates: int = 0
+    #: Of these: with rows that a device holds beside codes, there.
+    device_candidates: int = 0
     lookahead_lists: int = 0
     lookahead_bytes: int = 0
     lookahead_used_lists: int = 0
     #: Lists that lookahead wanted and that did not fit, or that no device took: failed, disabled, or of whole shards.
     lookahead_skipped_lists: int = 0
+    #: Lookaheads that made way for newer ones in a full queue, or that the close met waiting.
+    lookahead_dropped: int = 0
+    #: Bytes of drafts that wait for their turn, now.
+    lookahead_waiting_bytes: int = 0
     #: Lists that nobody held and that left for others.
     cache_evicted_lists: int = 0
     #: Lists that stay on devices because sessions used them.
@@ -46,6 +54,8 @@ class RouterStats:
     pinned_host_bytes: int = 0
     #: Listeners of batches that raised.
     listener_errors: int = 0
+    #: What searches scan: "codes: …" or "rows…", and why.
+    precision: str = "rows"
     #: Time by stage (:mod:`hybridindex.router.batch.stages`) of batches that have ended; an answer comes a little
     #: earlier.
     stages: Mapping[str, StageSum] = field(default_factory=dict)
@@ -56,9 +66,26 @@ class RouterStats:
         total = self.host_work_bytes + self.device_work_bytes
         return self.device_work_bytes / total if total else 0.0
 
+    @property
+    def rerank_hit_rate(self) -> float:
+        """Fraction of the candidates that devices compared exactly; 0 before the first."""
+        return self.device_candidates / self.candidates if self.candidates else 0.0
+
 
 #: Counters of what was asked.
-_LOAD = ("requests", "queries", "batches", "largest_batch", "host_work_bytes", "device_work_bytes", "nprobe_lowered")
+_LOAD = (
+    "requests",
+    "queries",
+    "batches",
+    "largest_batch",
+    "host_work_bytes",
+    "device_work_bytes",
+    "nprobe_lowered",
+    "candidates",
+    "device_candidates",
+)
+#: What is no counter.
+_OTHER = ("stages", "precision")
 
 
 class StatsCounter:
@@ -66,7 +93,7 @@ class StatsCounter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts = dict.fromkeys((f.name for f in fields(RouterStats) if f.name != "stages"), 0)
+        self._counts = dict.fromkeys((f.name for f in fields(RouterStats) if f.name not in _OTHER), 0)
         #: Stage -> (count, seconds).
         self._stages: dict[str, tuple[int, float]] = {}
 
@@ -99,4 +126,4 @@ class StatsCounter:
     def read(self) -> RouterStats:
         with self._lock:
             stages = {name: StageSum(count=count, seconds=total) for name, (count, total) in self._stages.items()}
-            return RouterStats(stages=stages, **self._counts)
+            return RouterStats(stages=stages, precision="rows", **self._counts)

@@ -11,19 +11,22 @@ import logging
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from hybridindex.errors import DeviceSlowError, InvalidInputError, OutOfBudgetError
 from hybridindex.router.batch.batch import Batch
+from hybridindex.router.batch.comparison import Comparison
 from hybridindex.router.batch.deadline import PaceEstimator
 from hybridindex.router.batch.split import ProbePart
 from hybridindex.router.batch.stages import device_scan
 from hybridindex.tiers.contract.bounded_join import join_within
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import Tier
-from hybridindex.types import F32, I64
+from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.types import I64
 
-__all__ = ["DeviceQueue", "DeviceTask", "is_slow"]
+__all__ = ["DeviceQueue", "DeviceTask", "RowTask", "ScanTask", "is_slow"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,19 +36,81 @@ def is_slow(tier: Tier) -> bool:
     return isinstance(tier.failure, DeviceSlowError)
 
 
-class DeviceTask:
+class DeviceTask(ABC):
     """One part of one batch on its way to a device."""
 
-    __slots__ = ("batch", "give_back_slot", "looks", "part", "residency")
+    __slots__ = ("batch", "give_back_slot", "looks", "residency")
 
-    def __init__(self, batch: Batch, part: ProbePart, residency: Residency, give_back_slot: Callable[[], None]) -> None:
+    def __init__(self, batch: Batch, residency: Residency, give_back_slot: Callable[[], None]) -> None:
         """``give_back_slot``: lets another batch start; does nothing the second time."""
         self.batch = batch
-        self.part = part
         self.residency = residency
         self.give_back_slot = give_back_slot
         #: How often it was seen under way; the watchdog's.
         self.looks = 0
+
+    @abstractmethod
+    def run_on(self, tier: Tier) -> Callable[[], None]:
+        """Does it on the device, and returns what then answers. Raises whatever the device does."""
+
+    @abstractmethod
+    def run_on_host(self, scan_on_host: Callable[[Batch, ProbePart], None]) -> None:
+        """Does it there, and answers. Never raises."""
+
+    @abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """Gives ``error`` to who waits for it."""
+
+
+class ScanTask(DeviceTask):
+    """Probes to scan."""
+
+    __slots__ = ("part",)
+
+    def __init__(self, batch: Batch, part: ProbePart, residency: Residency, give_back_slot: Callable[[], None]) -> None:
+        super().__init__(batch, residency, give_back_slot)
+        self.part = part
+
+    def run_on(self, tier: Tier) -> Callable[[], None]:
+        batch, part = self.batch, self.part
+        scanner = tier.scanner(self.residency)
+        found = scanner.scan(batch.queries[part.rows], part.probes, part.coarse_distances, batch.k)
+        return lambda: batch.complete_part(part, *found)
+
+    def run_on_host(self, scan_on_host: Callable[[Batch, ProbePart], None]) -> None:
+        scan_on_host(self.batch, self.part)
+
+    def fail(self, error: BaseException) -> None:
+        self.batch.fail(error)
+
+
+class RowTask(DeviceTask):
+    """Candidates to compare, of a batch that searches codes: positions (n, r) int64 of rows that the device holds."""
+
+    __slots__ = ("comparison", "positions")
+
+    def __init__(
+        self,
+        batch: Batch,
+        comparison: Comparison,
+        positions: I64,
+        residency: Residency,
+        give_back_slot: Callable[[], None],
+    ) -> None:
+        super().__init__(batch, residency, give_back_slot)
+        self.comparison = comparison
+        self.positions = positions
+
+    def run_on(self, tier: Tier) -> Callable[[], None]:
+        assert isinstance(tier, DeviceTier), "shards hold no rows beside codes"
+        distances = tier.row_pages(self.residency).distances(self.comparison.queries, self.positions)
+        return lambda: self.comparison.complete(self.positions, distances)
+
+    def run_on_host(self, scan_on_host: Callable[[Batch, ProbePart], None]) -> None:
+        self.comparison.compare_instead(self.positions)
+
+    def fail(self, error: BaseException) -> None:
+        self.comparison.fail(error)
 
 
 class DeviceQueue:
@@ -72,16 +137,21 @@ class DeviceQueue:
         #: Not ended yet, oldest first. True: the part has somebody who answers it.
         self._open: dict[DeviceTask, bool] = {}
         self._queue: queue.SimpleQueue[DeviceTask | None] = queue.SimpleQueue()
+        self._closed = False
         #: Whether the own thread waits for the device.
         self._scanning = False
         self._thread = threading.Thread(target=self._run, name=f"hybridindex-device-{tier.ordinal}", daemon=True)
         self._thread.start()
 
-    def put(self, task: DeviceTask) -> None:
-        """Queues a part. Its scan ends, for :meth:`Batch.end_scan`, when the device reads no page for it any more."""
+    def put(self, task: DeviceTask) -> bool:
+        """Queues a part. Its scan ends, for :meth:`Batch.end_scan`, when the device reads no page for it any more.
+        False after :meth:`close`: nothing was queued."""
         with self._lock:
+            if self._closed:
+                return False
             self._open[task] = False
-        self._queue.put(task)
+            self._queue.put(task)
+        return True
 
     def waiting(self) -> list[DeviceTask]:
         """Parts that were not answered or taken over, oldest first. The device may be scanning the first."""
@@ -111,7 +181,9 @@ class DeviceQueue:
         False: it is left behind, ``limit_s`` later, in a scan that does not end and whose part was answered without
         it.
         """
-        self._queue.put(None)
+        with self._lock:
+            self._closed = True
+            self._queue.put(None)
         return join_within(self._thread, limit_s, lambda: self._scanning and not self.waiting())
 
     # The own thread
@@ -121,8 +193,8 @@ class DeviceQueue:
             try:
                 self._scan(task)
             except BaseException as error:  # noqa: BLE001 - nobody may wait for a dead thread
-                _log.exception("a device part of %d queries failed", len(task.part.rows))
-                task.batch.fail(error)
+                _log.exception("a device part of a batch of %d queries failed", len(task.batch))
+                task.fail(error)
             finally:
                 with self._lock:
                     del self._open[task]
@@ -131,14 +203,15 @@ class DeviceQueue:
             del task
 
     def _scan(self, task: DeviceTask) -> None:
-        batch, part, tier = task.batch, task.part, self.tier
+        tier = self.tier
         if is_slow(tier):
             self._fall_back(task)
             return
         started = time.perf_counter()
         try:
-            distances, ids = self._scan_on_device(task)
-            took_s = batch.clock.note(self._stage, started) - started
+            answer = self._scan_on_device(task)
+            scan = task if isinstance(task, ScanTask) else None
+            took_s = 0.0 if scan is None else scan.batch.clock.note(self._stage, started) - started
         except (OutOfBudgetError, InvalidInputError):
             # Not the device's fault: this k does not fit its scratch, or the index was closed.
             self._fall_back(task)
@@ -149,19 +222,18 @@ class DeviceQueue:
             self._fall_back(task)
         else:
             if self.take(task):
-                # Not what was given up: it says nothing of the next.
-                self._pace.observe(part.total_bytes, took_s)
-                batch.complete_part(part, distances, ids)
+                if scan is not None:
+                    # Not what was given up: it says nothing of the next.
+                    self._pace.observe(scan.part.total_bytes, took_s)
+                answer()
 
-    def _scan_on_device(self, task: DeviceTask) -> tuple[F32, I64]:
-        batch, part = task.batch, task.part
+    def _scan_on_device(self, task: DeviceTask) -> Callable[[], None]:
         self._scanning = True
         try:
-            scanner = self.tier.scanner(task.residency)
-            return scanner.scan(batch.queries[part.rows], part.probes, part.coarse_distances, batch.k)
+            return task.run_on(self.tier)
         finally:
             self._scanning = False
 
     def _fall_back(self, task: DeviceTask) -> None:
         if self.take(task):
-            self._scan_on_host(task.batch, task.part)
+            task.run_on_host(self._scan_on_host)

@@ -74,7 +74,8 @@ class HealthWatch:
     # Routing
 
     def list_device(self, residency: Residency) -> npt.NDArray[np.int16]:
-        """(nlist,) int16 who scans each list: the device that holds it, or the host, also for a slow device."""
+        """(n_pieces,) int16 who scans each list, or compares with its rows: the device that holds it, or the host, also
+        for a slow device."""
         slow = [tier.ordinal for tier in self._tiers if is_slow(tier)]
         if not slow:
             return residency.list_device
@@ -144,8 +145,12 @@ class HealthWatch:
             nbytes=part.total_bytes,
             host_s=host_s,
         )
+        self.leave_out(self._tiers[part.device], why)
+
+    def leave_out(self, tier: Tier, why: str) -> None:
+        """Marks a device as slow; without a part to try it with, it comes back when no scan is under way there."""
         self._stats.add(device_slowdowns=1)
-        self._tiers[part.device].fail(DeviceSlowError(f"device {self._tiers[part.device].label} is slow: {why}"))
+        tier.fail(DeviceSlowError(f"device {tier.label} is slow: {why}"))
 
     def note_host(self, part: ProbePart, host_s: float) -> None:
         """The host took so long for a part that its device was excluded by."""

@@ -51,6 +51,11 @@ class HostLists:
         """(m,) int64 lists that lie there now."""
         return np.array([] if self._memory is None else self._memory.list_ids(), dtype=np.int64)
 
+    @property
+    def memory(self) -> PinnedMemory | None:
+        """Where they lie; None where none is held."""
+        return self._memory
+
     def memory_for(self, device_name: str) -> PinnedMemory | None:
         """What a tier on that device fetches from; the first one decides whether it is page-locked."""
         if self._limit_bytes and self._memory is None:
@@ -72,7 +77,10 @@ class HostLists:
         if memory is None or not any(tier.usable for tier in tiers):
             return
         lists = self._hottest_first(plan, tiers)
-        rests = _Rests(self._index.list_codes, 1.0 if share is None else share, self._stop)
+        quarantined = self._index.integrity.quarantined
+        if quarantined is not None:
+            lists = lists[~quarantined[lists]]
+        rests = _Rests(self._index.piece_codes, 1.0 if share is None else share, self._stop)
         n_pages = self._geometry.pages_for(self._index.list_sizes[lists])
         try:
             report = memory.hold(

@@ -8,10 +8,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from hybridindex.config import RouterConfig
 from hybridindex.errors import DeviceError, DeviceNotFoundError, InvalidInputError
 from hybridindex.index.ivf import IVFIndex
-from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, format_bytes, scratch_for_budget
+from hybridindex.paging import PageGeometry, format_bytes, scratch_for_budget, usual_page_bytes
 from hybridindex.router.devices.host_lists import HostLists
 from hybridindex.router.lookahead.windows import Windows
 from hybridindex.tiers.contract.tier import Tier
@@ -22,7 +25,7 @@ from hybridindex.types import I64
 if TYPE_CHECKING:
     from hybridindex.partitioner.plan import Plan
 
-__all__ = ["TierOpening", "device_budgets"]
+__all__ = ["TierOpening", "device_budgets", "wanted_devices"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +51,13 @@ def device_budgets(plan: Plan | None, config: RouterConfig) -> tuple[int, ...]:
     return plan.request.budgets
 
 
+def wanted_devices(plan: Plan, index: IVFIndex) -> npt.NDArray[np.int16]:
+    """(n_pieces,) int16: where ``plan`` wants each piece of the lists; -1 = on no device."""
+    if index.n_pieces == index.nlist:
+        return plan.list_device
+    return np.concatenate([plan.list_device, plan.row_device])
+
+
 class TierOpening:
     """Opens the tiers of one router."""
 
@@ -65,11 +75,14 @@ class TierOpening:
         self._plan = plan
         self._config = config
         self._budgets = device_budgets(plan, config)
-        self._most_page_bytes = DEFAULT_PAGE_BYTES if plan is None else plan.request.page_bytes
-        geometry = PageGeometry.for_code_size(index.code_size, self._most_page_bytes)
+        self._most_page_bytes = usual_page_bytes(index.codec) if plan is None else plan.request.page_bytes
+        geometry = PageGeometry.for_code_size(index.page_row_bytes, self._most_page_bytes, group_rows=index.group_rows)
         self._page_bytes = geometry.page_bytes
-        #: (nlist,) int64 device bytes of each list, page rounding included.
-        self.list_bytes: I64 = geometry.pages_for(index.list_sizes) * geometry.page_bytes
+        self._code_bytes = 0 if index.rows is index else int(index.list_bytes.sum())
+        #: (n_pieces,) int64 device bytes of each piece, page rounding included.
+        self.list_bytes: I64 = geometry.pages_of_bytes(index.piece_bytes) * geometry.page_bytes
+        #: Of what is scanned of the lists, and of all that lookahead may bring.
+        self._scanned_bytes = int(self.list_bytes[: index.nlist].sum())
         self._index_bytes = int(self.list_bytes.sum())
         #: Whether single lists come and leave: not where a codec has them come in shards.
         self.moves_single_lists = index.device_codec() is not None
@@ -82,7 +95,7 @@ class TierOpening:
 
     def pinned_bytes(self, plan: Plan | None, ordinal: int) -> int:
         """Device bytes of the lists that ``plan`` wants on one device."""
-        return 0 if plan is None else int(self.list_bytes[plan.list_device == ordinal].sum())
+        return 0 if plan is None else int(self.list_bytes[wanted_devices(plan, self._index) == ordinal].sum())
 
     def budget_of(self, plan: Plan | None, ordinal: int) -> int:
         """What one device's arena may take at most, scratch included: what was configured, else the plan's."""
@@ -98,13 +111,15 @@ class TierOpening:
         if not self.moves_single_lists:
             return 0
         room = max(0, self.budget_of(plan, ordinal) - self.scratch_of(plan, ordinal))
-        # Whole pages, and no more than the whole index: that would never be used.
-        room = min(room - room % self._page_bytes, self._index_bytes)
-        left = room - self.pinned_bytes(plan, ordinal)
         asked = self._config.lookahead_bytes
         if asked is None:
             asked = self._windows.share_bytes(plan)
-        return max(0, min(_DEFAULT_LOOKAHEAD_BYTES if asked is None else asked, left))
+        # Whole pages, and no more than the whole index: that would never be used. Rows beside codes only where room was
+        # asked for.
+        pinned, most = self.pinned_bytes(plan, ordinal), self._index_bytes
+        if asked is None:
+            asked, most = _DEFAULT_LOOKAHEAD_BYTES, max(pinned, self._scanned_bytes)
+        return max(0, min(asked, min(room - room % self._page_bytes, most) - pinned))
 
     def _say_lookahead(self, plan: Plan | None, tier: Tier) -> None:
         asked, measured = self._config.lookahead_bytes, self._windows.describe(plan)
@@ -119,7 +134,7 @@ class TierOpening:
         budget = self.budget_of(plan, ordinal)
         if plan is not None and budget == plan.request.budgets[ordinal]:
             return plan.request.scratch[ordinal]
-        return scratch_for_budget(budget)
+        return scratch_for_budget(budget, self._code_bytes)
 
     def open(self, ordinal: int) -> Tier:
         """The tier of one device. One that cannot be used holds nothing, and says why.

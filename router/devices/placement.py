@@ -12,16 +12,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridindex.config import RouterConfig
 from hybridindex.errors import RouterClosedError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.router.batch.parts import RouterParts
-from hybridindex.router.devices.opening import TierOpening
+from hybridindex.router.devices.opening import TierOpening, wanted_devices
 from hybridindex.router.lookahead.prefetch import Lookahead
 from hybridindex.tiers.contract.bounded_join import LOOK_S
 from hybridindex.tiers.contract.tier import LoadReport, Tier
 from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.types import I64
 
 __all__ = ["Placement"]
 
@@ -52,6 +54,7 @@ class Placement:
             opening: says what each arena is for under a plan, and owns the host memory, which is chosen anew with it.
             config: says how long a move is waited for after :meth:`settle`, which may never end.
         """
+        self._index = parts.index
         self._tiers = parts.tiers
         self._paged = parts.paged
         self._residency = parts.residency
@@ -145,7 +148,7 @@ class Placement:
         self._host_lists.choose(self.plan, self._paged, self._gives_way, share)
 
     def _place(self, plan: Plan, bandwidth_share: float | None) -> None:
-        target = plan.list_device
+        target = self._wanted(plan)
         self._lookahead.adopt([int(i) for i in np.flatnonzero(target >= 0)])
         for _ in range(_TRIES):
             current = self._residency.current.list_device
@@ -201,8 +204,8 @@ class Placement:
         self, plan: Plan, tier: Tier, bandwidth_share: float | None, cancelled: Callable[[], bool]
     ) -> Future[LoadReport]:
         """Starts to bring what ``plan`` wants on one device and what is not there, hottest first."""
-        hottest_first = plan.resident_lists
-        wanted = hottest_first[plan.list_device[hottest_first] == tier.ordinal]
+        hottest_first = self._hottest_first(plan)
+        wanted = hottest_first[self._wanted(plan)[hottest_first] == tier.ordinal]
 
         def load() -> Future[LoadReport]:
             return tier.load(wanted.tolist(), self._residency, cancelled=cancelled, bandwidth_share=bandwidth_share)
@@ -212,17 +215,26 @@ class Placement:
         with self._lookahead.room_for(tier, wanted[self._residency.current.list_device[wanted] < 0]):
             return load()
 
+    def _wanted(self, plan: Plan) -> npt.NDArray[np.int16]:
+        return wanted_devices(plan, self._index)
+
+    def _hottest_first(self, plan: Plan) -> I64:
+        """The pieces of lists that ``plan`` wants on devices: rows after all codes."""
+        if self._index.n_pieces == self._index.nlist:
+            return plan.resident_lists
+        return np.concatenate([plan.resident_lists, self._index.nlist + plan.resident_rows])
+
     def _missing_that_fit(self, plan: Plan, tier: DeviceTier) -> list[int]:
         """Lists of ``plan`` that no device has and ``tier`` has room for, beside what is promised to sessions; hottest
         first."""
-        there, list_bytes = self._residency.current.list_device, self._list_bytes
-        placed = int(list_bytes[(plan.list_device == tier.ordinal) & (there == tier.ordinal)].sum())
+        there, list_bytes, target = self._residency.current.list_device, self._list_bytes, self._wanted(plan)
+        placed = int(list_bytes[(target == tier.ordinal) & (there == tier.ordinal)].sum())
         beside = tier.arena.nbytes - self._opening.lookahead_bytes(plan, tier.ordinal) - placed
         room = min(beside, self._lookahead.room_for_plan(tier))
         fitting = []
-        for list_id in plan.resident_lists.tolist():
+        for list_id in self._hottest_first(plan).tolist():
             nbytes = int(list_bytes[list_id])
-            if plan.list_device[list_id] == tier.ordinal and there[list_id] < 0 and 0 < nbytes <= room:
+            if target[list_id] == tier.ordinal and there[list_id] < 0 and 0 < nbytes <= room:
                 room -= nbytes
                 fitting.append(list_id)
         return fitting

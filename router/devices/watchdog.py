@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.split import ProbePart
-from hybridindex.router.devices.device_queue import DeviceQueue, DeviceTask
+from hybridindex.router.devices.device_queue import DeviceQueue, DeviceTask, ScanTask
 from hybridindex.router.devices.health import HealthWatch
 
 __all__ = ["Watchdog"]
@@ -75,17 +75,21 @@ class Watchdog:
         waited_s, stuck_s = task.looks * self._interval_s, self._health.policy.stuck_s
         if waited_s <= stuck_s:
             return False
-        return waited_s > stuck_s + self._health.policy.slow_factor * self._health.expected_s(task.part.total_bytes)
+        expected_s = self._health.expected_s(task.part.total_bytes) if isinstance(task, ScanTask) else 0.0
+        return waited_s > stuck_s + self._health.policy.slow_factor * expected_s
 
     def _take_over(self, device_queue: DeviceQueue, task: DeviceTask) -> None:
-        batch, part = task.batch, task.part
+        part = task.part if isinstance(task, ScanTask) else None
         if device_queue.tier.failure is None:
-            waited_s = task.looks * self._interval_s
-            why = f"a scan has not ended after {waited_s:.3g} s"
-            self._health.exclude(batch, part, self._health.expected_s(part.total_bytes), why)
+            why = f"a scan has not ended after {task.looks * self._interval_s:.3g} s"
+            if part is None:
+                self._health.leave_out(device_queue.tier, why)
+            else:
+                self._health.exclude(task.batch, part, self._health.expected_s(part.total_bytes), why)
         started = time.perf_counter()
-        self._scan_on_host(batch, part)
-        self._health.note_host(part, time.perf_counter() - started)
+        task.run_on_host(self._scan_on_host)
+        if part is not None:
+            self._health.note_host(part, time.perf_counter() - started)
         task.give_back_slot()
 
     def owns_current_thread(self) -> bool:

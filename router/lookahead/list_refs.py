@@ -31,6 +31,8 @@ Mask = npt.NDArray[np.bool_]
 class SessionLists:
     """What one session holds and what it cost. Owned by :class:`ListRefs`; sessions only keep the handle."""
 
+    #: Whose session it is: queues are shared fairly between owners.
+    owner: str = ""
     lists: set[int] = field(default_factory=set)
     #: Lists that its own lookaheads brought; held or not.
     brought: set[int] = field(default_factory=set)

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ from hybridindex.router.lookahead.grouping import assign_greedily, group_queries
 from hybridindex.router.lookahead.hotness import HotnessPolicy
 from hybridindex.router.lookahead.list_refs import ListRefs, SessionLists
 from hybridindex.router.lookahead.wait_for_loads import Flight, WaitForLoads
+from hybridindex.router.lookahead.waiting_drafts import ROUND_PROBES, Draft, WaitingDrafts
 from hybridindex.tiers.contract.futures import fail, settle
 from hybridindex.tiers.contract.tier import LoadReport
 from hybridindex.tiers.paged.device_tier import DeviceTier
@@ -35,6 +35,9 @@ _log = logging.getLogger(__name__)
 
 #: Longest wait for scans in flight to leave the pages of evicted lists; what does not fit then is skipped.
 _EVICTION_TIMEOUT_S = 1.0
+#: Loads on their way to a device beyond which it takes no draft: those that wait are bounded in bytes, and can be
+#: dropped.
+_MOST_FLIGHTS = 64
 
 
 def choose_lists(
@@ -54,11 +57,11 @@ def choose_lists(
     """
     chosen: list[int] = []
     left_out: list[int] = []
-    seen: set[int] = set()
-    for list_id in probes.T.reshape(-1).tolist():
-        if list_id < 0 or list_id in seen or present[list_id]:
+    ranked = probes.T.reshape(-1)
+    ranked = ranked[np.sort(np.unique(ranked, return_index=True)[1])]
+    for list_id in ranked.tolist():
+        if list_id < 0 or present[list_id]:
             continue
-        seen.add(list_id)
         nbytes = int(list_bytes[list_id])
         if nbytes == 0:
             continue
@@ -70,29 +73,18 @@ def choose_lists(
     return chosen, left_out
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Draft:
-    """One lookahead that waits for its turn."""
-
-    session: SessionLists
-    #: (n, scan_dim) float32.
-    queries: F32
-    nprobe: int
-    #: Over all rounds of its session, and of this one.
-    budget_bytes: int
-    round_bytes: int
-    future: Future[None]
-
-
 class Lookahead:
     """Owner of the lists that are on devices for sessions, or because these used them. Thread-safe; :meth:`close`
     joins its thread."""
 
-    def __init__(self, parts: RouterParts, cache: HotnessPolicy | None, wait_for_loads: WaitForLoads) -> None:
+    def __init__(
+        self, parts: RouterParts, cache: HotnessPolicy | None, wait_for_loads: WaitForLoads, queue_bytes: int
+    ) -> None:
         """
         Args:
             cache: None: lists leave with the last session that holds them.
             wait_for_loads: told what is on its way.
+            queue_bytes: most bytes of drafts that wait.
         """
         self._index = parts.index
         self._tiers = parts.paged
@@ -107,8 +99,14 @@ class Lookahead:
         #: Per device: bytes that were made room for and whose load is not queued yet.
         self._reserved = [0] * len(self._tiers)
         self._closed = False
-        #: Drafts, the probes of searches, abandoned sessions, and None as the last.
-        self._jobs: queue.SimpleQueue[_Draft | I64 | SessionLists | None] = queue.SimpleQueue()
+        self._drafts = WaitingDrafts(queue_bytes)
+        #: Per device: loads on their way.
+        self._n_flights = [0] * len(self._tiers)
+        #: Lists that searches probed since the thread last looked; None: none did.
+        self._used: npt.NDArray[np.bool_] | None = None
+        self._use_lock = threading.Lock()
+        #: Abandoned sessions; None: drafts or used lists wait, or it is closed.
+        self._jobs: queue.SimpleQueue[SessionLists | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hybridindex-lookahead", daemon=True)
         self._thread.start()
 
@@ -116,17 +114,22 @@ class Lookahead:
 
     def prefetch(
         self, session: SessionLists, queries: F32, nprobe: int, budget_bytes: int, round_bytes: int
-    ) -> Future[None]:
+    ) -> tuple[Future[None], int]:
         """Queues the move of what ``queries`` (n, scan_dim) will probe; returns at once.
 
         ``budget_bytes`` is over all rounds of the session, ``round_bytes`` for this one.
 
-        The future is done when the bytes have landed or the session was closed.
+        Returns:
+            A future that is done when the bytes have landed, the session was closed or the draft was dropped; and how
+            many drafts of the same owner were dropped for this one.
+
+        Raises:
+            InvalidInputError: it is larger than the queue. RouterClosedError.
         """
         future: Future[None] = Future()
         # Bytes on their way cannot be called back: a caller who cancels only stops waiting.
         future.set_running_or_notify_cancel()
-        draft = _Draft(
+        draft = Draft(
             session=session,
             queries=queries,
             nprobe=nprobe,
@@ -137,19 +140,50 @@ class Lookahead:
         with self._lock:
             if self._closed:
                 raise RouterClosedError("the router is closed")
-            self._jobs.put(draft)
-        return future
+            dropped = self._drafts.put(draft)
+        self._jobs.put(None)
+        self._give_up(dropped)
+        return future, sum(other.session.owner == session.owner for other in dropped)
+
+    def _give_up(self, dropped: Sequence[Draft]) -> None:
+        """Of drafts that nobody works on. Without the lock: their callers may be told."""
+        if dropped:
+            self._stats.add(lookahead_dropped=len(dropped))
+        for draft in dropped:
+            settle(draft.future, None)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What drafts that wait take."""
+        return self._drafts.nbytes
+
+    def look_again(self) -> None:
+        """Devices may have failed: drafts that waited for them wait no more. Returns at once."""
+        if self._drafts:
+            self._jobs.put(None)
 
     def note_use(self, probed: I64) -> None:
-        """A session's search probed these lists (m,): the cache's next round. Returns at once; takes no lock."""
-        if self._tiers:
-            self._jobs.put(probed)
+        """A session's search probed these lists (m,): the cache's next round. Returns at once; never waits for the
+        thread that moves lists."""
+        if not self._tiers:
+            return
+        with self._use_lock:
+            first = self._used is None
+            if self._used is None:
+                self._used = np.zeros(len(self._refs.list_bytes), dtype=np.bool_)
+            self._used[self._index.pieces_of(probed)] = True
+        if first:
+            self._jobs.put(None)
 
     def release(self, session: SessionLists) -> None:
-        """Ends a session: lists that no other session holds are cached, or leave after their last reader."""
+        """Ends a session: lists that no other session holds are cached, or leave after their last reader. Its drafts
+        wait no more."""
         with self._lock:
+            ended = self._drafts.end(session)
             drops = self._refs.release(session) + self._beyond_share()
             self._drop(drops)
+        for draft in ended:
+            settle(draft.future, None)
 
     def abandon(self, session: SessionLists) -> None:
         """:meth:`release` before long, on the own thread. Takes no lock: a garbage collector may call it anywhere."""
@@ -214,8 +248,9 @@ class Lookahead:
             return self._refs.wanted() & ~cached & ~self._refs.pinned, cached
 
     def check_invariants(self) -> None:
-        """Asserts that cached lists have no other reason to stay."""
+        """Asserts that cached lists have no other reason to stay, and that the queue's account adds up."""
         with self._lock:
+            self._drafts.check_invariants()
             self._refs.check_invariants()
 
     # The own thread
@@ -227,27 +262,31 @@ class Lookahead:
             while not self._jobs.empty():
                 jobs.append(self._jobs.get())
             try:
-                self._work(jobs)
+                self._work([job for job in jobs if job is not None])
             except BaseException:  # noqa: BLE001 - later lookaheads still need this thread
                 _log.exception("a lookahead failed")
-            if any(job is None for job in jobs):
-                return
             del jobs
-
-    def _work(self, jobs: Sequence[_Draft | I64 | SessionLists | None]) -> None:
-        for job in jobs:
-            if isinstance(job, SessionLists):
-                self.release(job)
-        # All that waited is one round of the cache: a round costs the same for one search as for many.
-        used = [job for job in jobs if isinstance(job, np.ndarray)]
-        if used:
             with self._lock:
-                self._refs.note_use(np.concatenate(used))
-        tiers = [tier for tier in self._tiers if tier.usable]
+                if self._closed:
+                    return
+                if self._drafts and self._takers() is not None:
+                    self._jobs.put(None)
+
+    def _work(self, abandoned: Sequence[SessionLists]) -> None:
+        for session in abandoned:
+            self.release(session)
+        # All that waited is one round of the cache: a round costs the same for one search as for many.
+        with self._use_lock:
+            used, self._used = self._used, None
+        with self._lock:
+            if used is not None:
+                self._refs.note_use(np.flatnonzero(used))
+            tiers = self._takers()
+            if tiers is None:
+                return
+            drafts = self._drafts.take()
         waiting = []
-        for draft in jobs:
-            if not isinstance(draft, _Draft):
-                continue
+        for draft in drafts:
             if tiers and not draft.session.closed:
                 waiting.append(draft)
             else:
@@ -265,14 +304,17 @@ class Lookahead:
             for draft in waiting:
                 fail(draft.future, error)
             return
-        for draft, wanted, number in zip(waiting, probes, tier_of.tolist(), strict=True):
+        for number, (draft, wanted, tier) in enumerate(zip(waiting, probes, tier_of.tolist(), strict=True)):
+            if self._closed:
+                self._give_up(waiting[number:])
+                return
             try:
-                self._start(draft, wanted, tiers[number])
+                self._start(draft, wanted, tiers[tier])
             except Exception as error:  # noqa: BLE001 - handed to the caller; the others go on
                 _log.exception("a lookahead of %d queries failed", len(draft.queries))
                 fail(draft.future, error)
 
-    def _skip(self, draft: _Draft) -> None:
+    def _skip(self, draft: Draft) -> None:
         """Counts what ``draft`` wants and no device takes."""
         try:
             [probes] = self._quantize([draft])
@@ -285,14 +327,31 @@ class Lookahead:
             draft.session.lists_skipped += n_skipped
         self._stats.add(lookahead_skipped_lists=n_skipped)
 
-    def _quantize(self, drafts: Sequence[_Draft]) -> list[I64]:
-        """Each draft's probes, (n, nprobe) int64."""
+    def _quantize(self, drafts: Sequence[Draft]) -> list[I64]:
+        """Each draft's probes, (n, nprobe) int64; of one that is a round alone, (1, m): each list once, by rank."""
+        if len(drafts) == 1 and drafts[0].n_probes > ROUND_PROBES:
+            return [self._quantize_large(drafts[0])]
         together = np.concatenate([draft.queries for draft in drafts])
         probes, _ = self._index.quantize(together, max(draft.nprobe for draft in drafts))
         ends = np.cumsum([len(draft.queries) for draft in drafts])
         return [part[:, : draft.nprobe] for part, draft in zip(np.split(probes, ends[:-1]), drafts, strict=True)]
 
-    def _choose_tiers(self, drafts: Sequence[_Draft], probes: Sequence[I64], tiers: Sequence[DeviceTier]) -> I64:
+    def _quantize_large(self, draft: Draft) -> I64:
+        """In parts: the probes of all its queries at once could take gigabytes."""
+        queries, n = draft.queries, len(draft.queries)
+        # Of each list, where it comes first: rank by rank across the queries, as choose_lists takes them.
+        first = np.full(len(self._refs.list_bytes), np.iinfo(np.int64).max)
+        step = max(1, ROUND_PROBES // draft.nprobe)
+        for at in range(0, n, step):
+            if self._closed:
+                break
+            probes, _ = self._index.quantize(queries[at : at + step], draft.nprobe)
+            places = np.arange(draft.nprobe)[None, :] * n + np.arange(at, at + len(probes))[:, None]
+            np.minimum.at(first, probes[probes >= 0], places[probes >= 0])
+        wanted = np.flatnonzero(first < np.iinfo(np.int64).max)
+        return wanted[np.argsort(first[wanted])][None, :]
+
+    def _choose_tiers(self, drafts: Sequence[Draft], probes: Sequence[I64], tiers: Sequence[DeviceTier]) -> I64:
         """Which device brings each draft's lists: alike drafts the same, the one that has most of them, in equal parts.
 
         A list counts wherever it is: the choice is about which device scans, not about what is found.
@@ -311,9 +370,9 @@ class Lookahead:
         device_of = assign_greedily(overlap[:, [tier.ordinal for tier in tiers]] + free / 2)
         return device_of[group_of]
 
-    def _start(self, draft: _Draft, probes: I64, tier: DeviceTier) -> None:
+    def _start(self, draft: Draft, probes: I64, tier: DeviceTier) -> None:
         session, list_bytes = draft.session, self._refs.list_bytes
-        wanted = np.unique(probes[probes >= 0])
+        wanted = self._index.pieces_of(np.unique(probes[probes >= 0]))
         with self._lock:
             present = self._residency.current.list_device >= 0
             self._refs.join(session, wanted[present[wanted]].tolist())
@@ -321,8 +380,10 @@ class Lookahead:
             self._refs.note_lost(session, present)
             left = draft.budget_bytes - int(list_bytes[list(session.charged)].sum()) - session.bytes_coming
             chosen, left_out = choose_lists(probes, list_bytes, present, min(left, draft.round_bytes))
+            chosen += self._choose_rows(probes, tier, present, min(left, draft.round_bytes))
             coming = int(list_bytes[chosen].sum())
             session.bytes_coming += coming
+            self._n_flights[tier.ordinal] += 1
 
         def landed(flight: Flight, done: Future[LoadReport]) -> None:
             try:
@@ -331,6 +392,10 @@ class Lookahead:
                 self._wait_for_loads.end(flight, report.nbytes)
                 self._settle(session, coming, len(left_out), report)
             finally:
+                with self._lock:
+                    self._n_flights[tier.ordinal] -= 1
+                    if self._drafts:
+                        self._jobs.put(None)
                 settle(draft.future, None)
 
         try:
@@ -344,8 +409,22 @@ class Lookahead:
         except BaseException:
             with self._lock:
                 session.bytes_coming -= coming
+                self._n_flights[tier.ordinal] -= 1
             raise
         report.add_done_callback(lambda done: landed(flight, done))
+
+    def _choose_rows(
+        self, probes: I64, tier: DeviceTier, present: npt.NDArray[np.bool_], budget_bytes: int
+    ) -> list[int]:
+        """Where codes are scanned: the rows of these lists that come behind the codes, nearest lists first. They take
+        neither budget nor pages that the codes of any list could want, and nothing leaves for them."""
+        nlist, list_bytes = self._index.nlist, self._refs.list_bytes
+        if self._index.n_pieces == nlist:
+            return []
+        absent = int(list_bytes[:nlist][~present[:nlist]].sum())
+        room = min(budget_bytes, self._free(tier)) - absent
+        rows = np.where(probes >= 0, nlist + probes, -1)
+        return choose_lists(rows, list_bytes, present, max(0, room))[0]
 
     def _report_of(self, tier: DeviceTier, lists: Sequence[int]) -> LoadReport:
         """Of a load that failed: some of its lists may have been published before."""
@@ -373,6 +452,12 @@ class Lookahead:
         )
 
     # With the lock held
+
+    def _takers(self) -> list[DeviceTier] | None:
+        """Devices that take drafts now; None: those that work have enough on their way, and drafts wait."""
+        usable = [tier for tier in self._tiers if tier.usable]
+        takers = [tier for tier in usable if self._n_flights[tier.ordinal] < _MOST_FLIGHTS]
+        return takers if takers or not usable else None
 
     def _on(self, tier: DeviceTier) -> npt.NDArray[np.bool_]:
         on: npt.NDArray[np.bool_] = self._residency.current.list_device == tier.ordinal
@@ -409,9 +494,21 @@ class Lookahead:
         """Whether the own thread asks, in a callback."""
         return threading.current_thread() is self._thread
 
+    def drop_waiting(self) -> None:
+        """Gives up the drafts that wait."""
+        with self._lock:
+            dropped = self._drafts.clear()
+        self._give_up(dropped)
+
     def close(self) -> None:
-        """Finishes queued drafts and joins the thread. The device tiers are closed by their owner."""
+        """Drops what waits, joins the thread, and ends abandoned sessions. The device tiers are closed by their owner.
+        Twice is harmless."""
         with self._lock:
             self._closed = True
-            self._jobs.put(None)
+        self.drop_waiting()
+        self._jobs.put(None)
         self._thread.join()
+        while not self._jobs.empty():
+            session = self._jobs.get()
+            if session is not None:
+                self.release(session)

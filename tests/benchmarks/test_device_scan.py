@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from benchmarks.device import codes as device_codes
 from benchmarks.device import scan as device_scan
 from benchmarks.device import sweep as device_sweep
 from hybridindex.tiers.paged import triton_scanner as device_triton
+from hybridindex.tiers.paged.codes import triton_code_scanner
+from hybridindex.tiers.paged.codes.triton_code_scanner import CodeWorkspace, TritonCodeScanner
 from hybridindex.tiers.paged.triton_scanner import TritonScanner, Workspace
 from tests.tiers.triton_here import require_triton
 
@@ -107,3 +112,38 @@ def test_another_setting_is_used_and_computes_the_same(lists):
         workspace.again()
     assert other.launches == 1
     np.testing.assert_allclose(out, before, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("bits", "metric"), [(1, "ip"), (2, "l2")])
+def test_codes_of_equal_lists_have_every_figure(lists, monkeypatch, bits, metric):
+    monkeypatch.setattr(TritonCodeScanner, "unsupported", staticmethod(lambda _arena: ""))
+    rows = replace(lists("bf16"), metric=metric)
+    coded = device_codes.make_codes(rows, bits, 20)
+    assert (coded.list_sizes == rows.list_sizes).all()
+    row = device_scan.measure(coded, 1, 8, 1, SCRATCH)
+    assert (row["scanner"], row["k"], row["wrong"], row["checked"]) == ("triton", 20, 0, 1)
+    assert all(row[key] > 0 for key in ("kernels_ms", "of_a_sum", "gbps"))
+
+
+def test_a_wrong_estimate_or_candidate_is_found(lists):
+    coded = device_codes.make_codes(lists("bf16"), 2, 5)
+    queries, probes = device_scan.make_batch(coded, 2, 50, np.random.default_rng(0))
+    found = coded.scan(coded.scanner(SCRATCH), queries, probes)
+    assert coded.wrong(queries, probes, found) == 0
+    found[0][0, 4] = np.nextafter(found[0][0, 4], np.float32(9))
+    assert coded.wrong(queries, probes, found) == 1
+    found[1][1, :2] = found[1][1, 1::-1]
+    assert coded.wrong(queries, probes, found) == 2
+
+
+def test_a_sweep_of_codes_takes_their_own_numbers(lists, monkeypatch):
+    for name, value in (("TURNS", 1), ("HEAVY_FROM", (1, 99)), ("seconds_of", lambda *_: 1.0)):
+        monkeypatch.setattr(device_sweep, name, value)
+    seen, launch = [], CodeWorkspace.launch
+    monkeypatch.setattr(CodeWorkspace, "launch", lambda self, *a: seen.append(a[1].n_light) or launch(self, *a))
+    before = dict(triton_code_scanner._HEAVY_FROM)
+    rows = device_sweep.sweep_heavy(device_codes.make_codes(lists("bf16"), 1, 20), 2, 8, 1, SCRATCH)
+    assert before == triton_code_scanner._HEAVY_FROM
+    assert [(r["bits"], r["heavy_from"], r["error"]) for r in rows] == [(1, 1, ""), (1, 99, "")]
+    assert 0 in seen
+    assert max(seen) > 0

@@ -78,6 +78,19 @@ def test_a_server_is_asked(cli, index, serve):
     assert answer["lookaheads"] == 1
 
 
+@pytest.mark.parametrize("plan", ["none", "latest", "current"])
+def test_a_chat_needs_no_control_store(cli, index, serve, tmp_path, plan):
+    server = serve(lambda h, _: stream(h, chat_event("dust"), chat_event("", finish="stop"), DONE))
+    damaged = tmp_path / "damaged.sqlite"
+    damaged.write_bytes(b"no database" * 1000)
+    words = ["--llm", server.url, "--model", "m", "--question", QUESTION, "--pipeline", "plain", "--json"]
+    answer = cli("chat", index, *words, "--plan", plan, "--store", damaged)
+    assert answer.code == 0, answer.err
+    assert answer.json["answer"] == "dust"
+    assert "the LLM's measured pace is not known: control store" in answer.err
+    assert ("no plan: the host searches" in answer.err) == (plan != "none")
+
+
 def test_a_chat_says_that_it_does_not_refresh(cli, index, serve, tmp_path):
     server = serve(lambda h, _: stream(h, chat_event("dust"), chat_event("", finish="stop"), DONE))
     file = tmp_path / "s.toml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import sys
@@ -158,6 +159,12 @@ def test_infeasible_is_an_exit_status_not_an_error(cli, planned):
     answer = cli("plan", planned, "--slo-ms", 0.0001, "--budget", "1GiB", "--json")
     assert answer.code == ExitCode.INFEASIBLE
     assert answer.json["verdict"] == "infeasible"
+
+
+def test_a_file_that_cannot_be_written_is_a_bad_option(cli, planned, files, tmp_path):
+    answer = cli("search", planned, "-q", files / "test.npy", "-o", tmp_path / "none" / "found.npz", "--plan", "none")
+    assert answer.code == ExitCode.BAD_INPUT
+    assert f"{tmp_path}/none/found.npz cannot be made" in answer.err
 
 
 def test_search_writes_arrays(cli, planned, files, tmp_path):
@@ -344,6 +351,8 @@ def test_ctrl_c_during_start_up_says_so(monkeypatch, capsys):
 def test_the_entry_point_runs_commands(monkeypatch, capsys):
     from hybridindex.cli import entry
 
+    left_alone = []
+    monkeypatch.setattr(gc, "freeze", lambda: left_alone.append(True))
     monkeypatch.setattr(sys, "argv", ["hybridindex", "--version"])
     entry.run()
     at_once = capsys.readouterr().out
@@ -354,6 +363,8 @@ def test_the_entry_point_runs_commands(monkeypatch, capsys):
         entry.run()
     assert not stopped.value.code
     assert capsys.readouterr().out == at_once
+    # What is collected at the end of a process delays it: a daemon's by seconds.
+    assert left_alone
 
 
 def test_wrong_usage_is_json_too(cli):
@@ -385,3 +396,48 @@ def test_names_in_square_brackets_are_printed_as_they_are(cli, printed, tmp_path
     shown = printed(Table("[/y] " + "x" * 20, title="[red]title[/x]"))
     assert "[/y] x" in shown
     assert "[red]title[/x]" in shown
+
+
+def test_an_index_is_compressed_described_and_freed_of_its_codes(cli, files, tmp_path):
+    idx = tmp_path / "idx"
+    assert cli("build", files / "vectors.npy", idx, "--nlist", 16, "--bits", 2, "--json").json["rabitq_bits"] == 2
+    made = cli("compress", idx, "--recall-loss", 0.02, "-q", files / "test.npy", "--json")
+    assert made.code == 0, made.err
+    assert (made.json["bits"], made.json["measured_with"], made.json["recall_loss"]) == (1, "queries", 0.02)
+    assert made.json["codes_bytes"] < made.json["rows_bytes"] / 4
+    assert len(made.json["candidates"]["r"]) == 3
+    told = cli("compress", idx)
+    assert "candidates of a search" in told.out
+    assert "real queries (--queries) may need more" in told.err
+    whole = cli("verify", idx, "--json")
+    assert (whole.json["rabitq_bits"], whole.json["rabitq_problem"], whole.json["ok"]) == (1, None, True)
+    next(idx.glob("gen-*/rabitq-*.bin")).write_bytes(b"")
+    damaged = cli("verify", idx, "--json")
+    assert damaged.code == ExitCode.BAD_INDEX
+    assert damaged.json["ok"] is False
+    assert "has 0 bytes" in damaged.json["rabitq_problem"]
+    refused = cli("compress", idx, "--remove", "--bits", 1, "--seed", 3)
+    assert (refused.code, "--bits and --seed" in refused.err) == (ExitCode.BAD_INPUT, True)
+    assert cli("compress", idx, "--remove", "--json").json["removed_bytes"] > 0
+    assert cli("verify", idx, "--json").json["rabitq_bits"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--bits", 3], ExitCode.BAD_INPUT, "bits is 3"),
+        (["--recall-loss", 1], ExitCode.BAD_INPUT, "recall_loss is 1"),
+        (["--queries", "nowhere.npy"], ExitCode.BAD_INPUT, "nowhere.npy does not exist"),
+    ],
+)
+def test_what_cannot_be_compressed_is_refused_by_name(cli, planned, words, code, message, tmp_path):
+    damaged = tmp_path / "idx"
+    shutil.copytree(planned, damaged)
+    [lists] = damaged.glob("gen-*/lists.bin")
+    whole = lists.read_bytes()
+    lists.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    for index in (planned, damaged):  # the rows are not read for that
+        refused = cli("compress", index, *words)
+        assert refused.code == code
+        assert message in refused.err
+    assert cli("compress", damaged).code == ExitCode.BAD_INDEX

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 from hybridindex.cli.console import ExitCode
+from hybridindex.client import Client
+from hybridindex.errors import PlanningError
 from hybridindex.service import daemon as run
+from hybridindex.store import ControlStore
 from tests.clustered import clustered
 
 
@@ -62,6 +67,9 @@ def test_an_index_is_replaced_under_its_daemon(cli, running, tmp_path):
     assert "no plan is stored" in reloaded.json["note"]
     assert "serves already" in cli("reload", index).out
     assert json.loads((index / "daemon.json").read_text())["generation"] == 2
+    for words_of_codes, said in (((), "it takes up the codes at"), (("--remove",), "codes that it read until")):
+        told = " ".join(cli("compress", index, *words_of_codes).err.split())
+        assert f"{said}: hybridindex reload {index}" in told
     shown = cli("status", index).out
     assert "generation 2, reload manual: 1 done, 0 failed" in shown
     assert "no plan is stored" in shown
@@ -75,18 +83,16 @@ def test_an_index_is_replaced_under_its_daemon(cli, running, tmp_path):
     assert process.wait() == 0
 
 
-def test_explain_and_history_ask_the_daemon_or_the_store(cli, running):
+def test_explain_and_history_ask_the_daemon_or_the_store(cli, running, monkeypatch):
     index, process, _ = running
     assert cli("repartition", index, "--coverage", 0.5, "--apply").code == 0
     # The control store is out of the commands' reach: what they say comes from the daemon.
-    file = index / "control.sqlite"
-    hidden = file.rename(file.with_name("control.sqlite.hidden"))
-    live = {plan: cli("explain", index, plan, "--json") for plan in ("1", "2", "latest", "current")}
-    history = cli("history", index, "--json")
-    shown = cli("history", index)
-    missing = cli("explain", index, "99", "--json")
-    assert not file.exists()
-    hidden.rename(file)
+    with monkeypatch.context() as hidden:
+        hidden.setattr(ControlStore, "open", lambda *_, **__: pytest.fail("a command opened the store"))
+        live = {plan: cli("explain", index, plan, "--json") for plan in ("1", "2", "latest", "current")}
+        history = cli("history", index, "--json")
+        shown = cli("history", index)
+        missing = cli("explain", index, "99", "--json")
     assert [live[plan].json["plan_id"] for plan in ("1", "2", "latest", "current")] == [1, 2, 2, 2]
     assert "plan, serves" in shown.out
     assert history.json["current"] == 2
@@ -233,3 +239,26 @@ def test_serve_hands_on_what_its_devices_shall_do(cli, index_path, monkeypatch):
     assert told == [(True, 0), (False, 1 << 20)]
     refused = cli("serve", index_path, "--pin-host-lists", "many", "--json")
     assert refused.code == ExitCode.BAD_INPUT
+
+
+def test_another_plan_takes_the_place_of_one_that_is_damaged(cli, index_path):
+    assert cli("repartition", index_path, "--coverage", 0.5, "--apply").code == 0
+    with closing(sqlite3.connect(index_path / "control.sqlite")) as raw, raw:
+        raw.execute("UPDATE plans SET coverage = 0.9 WHERE id = 2")
+    damaged = cli("apply", index_path, "--plan", 2, "--json")
+    assert damaged.code == ExitCode.NO_PROFILE
+    assert "plan 2: damaged" in damaged.json["error"]["message"]
+    other = cli("apply", index_path, "--plan", 1, "--json")
+    assert (other.code, other.json["plan_id"]) == (0, 1)
+    assert "the current plan is not looked at" in other.err
+    assert cli("history", index_path, "--json").json["current"] == 1
+
+
+def test_a_daemon_that_makes_no_plan_ends_the_command(cli, index_path, monkeypatch):
+    def fail(*_args, **_options):
+        raise PlanningError("the process that plans was ended")
+
+    monkeypatch.setattr(Client, "repartition", fail)
+    failed = cli("repartition", "--url", "http://127.0.0.1:9", "--json")
+    assert failed.code == ExitCode.SERVICE
+    assert "was ended" in failed.json["error"]["message"]

@@ -13,6 +13,7 @@ import pytest
 
 import hybridindex as hx
 from hybridindex.cli.console import ExitCode
+from hybridindex.plans.llm_profiles import list_llm_measurements
 from tests.clustered import clustered
 from tests.llm_double import LLMDouble
 
@@ -30,6 +31,17 @@ def made(tmp_path_factory):
 @pytest.fixture
 def index(made, tmp_path):
     return shutil.copytree(made, tmp_path / "idx")
+
+
+def test_a_file_that_cannot_be_written_costs_no_measurement(cli, index, tmp_path) -> None:
+    with LLMDouble() as double:
+        words = ("--index", index, "-o", tmp_path / "none" / "llm.json")
+        failed = cli("profile", "llm", "--url", double.url, *QUICK, *words, "--json")
+    assert failed.code == ExitCode.BAD_INPUT, failed.err
+    assert failed.json["error"]["type"] == "MissingFileError"
+    assert str(tmp_path / "none" / "llm.json") in failed.json["error"]["message"]
+    with hx.open(index) as opened, opened.store() as store:
+        assert len(list_llm_measurements(store)) == 1
 
 
 def test_an_llm_is_measured_planned_with_and_fitted(cli, index, tmp_path) -> None:

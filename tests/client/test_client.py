@@ -42,8 +42,9 @@ class Answers(httpx.BaseTransport):
         return answer
 
 
-def problem(status, detail="because", **headers):
-    return httpx.Response(status, headers=headers, content=json.dumps({"detail": detail, "type": "urn:x"}))
+def problem(status, detail="because", name="x", **headers):
+    kind = f"urn:hybridindex:problem:{name}"
+    return httpx.Response(status, headers=headers, content=json.dumps({"detail": detail, "type": kind}))
 
 
 def client_of(*answers, **options):
@@ -147,6 +148,21 @@ def test_retries_stop_at_the_deadline(queries):
     assert float(transport.asked[0].url.params["deadline_ms"]) <= 5000
 
 
+def test_a_change_may_take_longer_than_a_search(service, queries):
+    """A planner of low priority takes minutes beside busy cores; the client used to give it up after 30 s."""
+    done = httpx.Response(200, json={"applied": True})
+    client, transport, _ = client_of(answer(service, queries), done, done, done, timeout_s=7, change_timeout_s=1000)
+    client.search(queries)
+    client.repartition(apply=True)
+    client.apply_plan()
+    client.reload()
+    limits = [request.extensions["timeout"]["read"] for request in transport.asked]
+    assert limits[0] <= 7
+    assert all(900 < limit <= 1000 for limit in limits[1:])
+    with pytest.raises(errors.InvalidInputError, match="change_timeout_s is 0; expected seconds above 0"):
+        Client("http://127.0.0.1:1", change_timeout_s=0)
+
+
 def test_a_change_is_not_sent_twice_once_it_may_have_arrived():
     client, transport, _ = client_of(httpx.ReadTimeout("silence"))
     with pytest.raises(errors.UnreachableError, match="silence"):
@@ -177,6 +193,28 @@ def test_statuses_are_errors_and_final(status, kind):
     with pytest.raises(kind, match="because"):
         client.status()
     assert len(transport.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "name", "kind"),
+    [
+        (404, "unknown-session", errors.UnknownSessionError),
+        (409, "device-failed", errors.DeviceError),
+        (409, "infeasible-plan", errors.InfeasiblePlanError),
+        (409, "plan-conflict", errors.PlanConflictError),
+        (409, "reload-failed", errors.ReloadError),
+        (503, "damaged-lists", errors.DamagedListsError),
+        (503, "no-plan", errors.PlanningError),
+    ],
+)
+def test_problems_with_a_name_are_errors_of_their_own_and_final(status, name, kind):
+    """``no-plan`` used to be asked again until the call's time, an hour of the command line, was over."""
+    client, transport, pauses = client_of(problem(status, name=name, **{"retry-after": "1"}))
+    with pytest.raises(kind, match="because") as caught:
+        client.repartition(apply=True)
+    assert type(caught.value) is kind
+    assert len(transport.asked) == 1
+    assert not pauses
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"HIXA", b"[]"])

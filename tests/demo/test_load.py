@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,11 @@ from hybridindex.demo import load
 from hybridindex.demo.dataset import Dataset
 from hybridindex.demo.load import load_dataset
 from hybridindex.errors import DiskFullError
+from hybridindex.filesystem import watched_by
 from hybridindex.rag.wheels import FetchError
 from tests.demo.outside import World
 from tests.demo.small_files import toy_embedder
+from tests.faults import FaultyDisk, of
 
 
 def _same(one: Dataset, other: Dataset) -> bool:
@@ -141,10 +142,7 @@ def test_leftovers_of_a_killed_run_are_removed(world: World, tmp_path: Path) -> 
     assert not list((tmp_path / "cache").rglob(".tmp-*"))
 
 
-def test_a_full_disk_is_named(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full_disk(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(load.cache.os, "replace", full_disk)
-    with pytest.raises(DiskFullError, match="cache directory"):
+def test_a_full_disk_is_named(world: World, tmp_path: Path) -> None:
+    disk = FaultyDisk(counts=of("replace"), allowed=0, number=errno.ENOSPC)
+    with watched_by(disk), pytest.raises(DiskFullError, match="cache directory"):
         load_dataset(tmp_path / "cache")

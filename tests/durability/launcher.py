@@ -12,12 +12,13 @@ import importlib
 import json
 import os
 import runpy
+import selectors
 import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -27,13 +28,15 @@ from typing import Any
 from hybridindex.cli.main import make_app
 from tests.durability.points import Point, arm
 
-__all__ = ["Child", "Launcher"]
+__all__ = ["PLANS_SOON", "Child", "Launcher"]
 
 _ROOT = Path(__file__).parents[2]
+#: Of a daemon that is asked for plans: beside the other tests, a process of low priority takes minutes.
+PLANS_SOON = ("--refresh-planning-nice", 0)
 
 
 class Child:
-    """One started process. Wait for it before the next is started."""
+    """One started process."""
 
     def __init__(self, launcher: Launcher, pid: int, log: Path) -> None:
         self._launcher = launcher
@@ -44,7 +47,7 @@ class Child:
     def wait(self) -> int:
         """Its exit status; minus the signal that ended it."""
         if self._status is None:
-            self._status = os.waitstatus_to_exitcode(self._launcher.hear()["status"])
+            self._status = os.waitstatus_to_exitcode(self._launcher.hear_end(self.pid))
         return self._status
 
     def end(self) -> None:
@@ -54,11 +57,18 @@ class Child:
                 os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
-    def wait_for(self, words: str) -> None:
-        """Until its log has ``words``."""
-        while words not in self.log:
+    def wait_for(self, words: str, *, behind: int = 0) -> None:
+        """Until its log has ``words``, behind so many characters."""
+        while words not in self.log[behind:]:
             assert self.alive, f"the child ended without {words}:\n{self.log}"
             time.sleep(0.02)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it has ended before so much time is over."""
+        until = time.monotonic() + seconds
+        while self.alive and time.monotonic() < until:
+            time.sleep(0.02)
+        return not self.alive
 
     @property
     def alive(self) -> bool:
@@ -77,6 +87,8 @@ class Launcher:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._number = 0
+        #: Statuses of children that ended before they were waited for.
+        self._ended: dict[int, int] = {}
         self._parent = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "tests.durability.launcher"],
             stdin=subprocess.PIPE,
@@ -86,10 +98,18 @@ class Launcher:
             env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
         )
 
-    def start(self, *words: object, at: Point | None = None, limits: dict[str, int] | None = None) -> Child:
+    def start(
+        self,
+        *words: object,
+        at: Point | None = None,
+        limits: dict[str, int] | None = None,
+        before: Sequence[object] = (),
+    ) -> Child:
         """Runs ``hybridindex WORDS``, or a Python file where the first word is one, in a process of its own.
 
-        ``limits``: soft limits of :mod:`resource`, by name.
+        Args:
+            limits: soft limits of :mod:`resource`, by name.
+            before: ``module:function`` and its arguments, as text: called in the child before anything else.
         """
         self._number += 1
         log = self._folder / f"child-{self._number}.log"
@@ -98,12 +118,13 @@ class Launcher:
             "words": [str(word) for word in words],
             "at": None if at is None else asdict(at),
             "limits": limits or {},
+            "before": [str(word) for word in before],
             "log": str(log),
         }
         assert self._parent.stdin is not None
         self._parent.stdin.write(json.dumps(job) + "\n")
         self._parent.stdin.flush()
-        return Child(self, self.hear()["pid"], log)
+        return Child(self, self._hear("started")["started"], log)
 
     @contextmanager
     def daemon(self, *words: object) -> Iterator[tuple[Child, list[str]]]:
@@ -116,12 +137,23 @@ class Launcher:
         finally:
             child.end()
 
-    def hear(self) -> dict[str, Any]:
+    def hear_end(self, pid: int) -> int:
+        """Waits until a child has ended; its status as of ``os.waitpid``."""
+        while pid not in self._ended:
+            self._hear("ended")
+        return self._ended.pop(pid)
+
+    def _hear(self, what: str) -> dict[str, int]:
+        """The next message of that kind; ends of children are kept."""
         assert self._parent.stdout is not None
-        line = self._parent.stdout.readline()
-        assert line, "the parent of the children is gone"
-        heard: dict[str, Any] = json.loads(line)
-        return heard
+        while True:
+            line = self._parent.stdout.readline()
+            assert line, "the parent of the children is gone"
+            heard: dict[str, int] = json.loads(line)
+            if "ended" in heard:
+                self._ended[heard["ended"]] = heard["status"]
+            if what in heard:
+                return heard
 
     def __enter__(self) -> Launcher:
         return self
@@ -150,6 +182,9 @@ def _be_child(job: dict[str, Any]) -> None:
             for name, value in job["limits"].items():
                 kind = getattr(resource, name)
                 resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
+        if job["before"]:
+            module, _, name = job["before"][0].partition(":")
+            getattr(importlib.import_module(module), name)(*job["before"][1:])
         if job["at"] is not None:
             arm(Point(**job["at"]))
         first = job["words"][0]
@@ -189,13 +224,30 @@ def _preload() -> None:
 
 def _main() -> None:
     _preload()
-    for line in sys.stdin:
-        job = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            _be_child(job)
-        print(json.dumps({"pid": pid}), flush=True)
-        print(json.dumps({"status": os.waitpid(pid, 0)[1]}), flush=True)
+    said = b""
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(0, selectors.EVENT_READ)
+        while True:
+            for key, _ in waiting.select():
+                if key.data is not None:
+                    waiting.unregister(key.fd)
+                    os.close(key.fd)
+                    print(json.dumps({"ended": key.data, "status": os.waitpid(key.data, 0)[1]}), flush=True)
+                    continue
+                heard = os.read(0, 1 << 16)
+                if not heard:
+                    # Of a test that failed, too.
+                    for pid in [key.data for key in waiting.get_map().values() if key.data is not None]:
+                        os.kill(pid, signal.SIGKILL)
+                        os.waitpid(pid, 0)
+                    return
+                *lines, said = (said + heard).split(b"\n")
+                for line in lines:
+                    pid = os.fork()
+                    if pid == 0:
+                        _be_child(json.loads(line))
+                    waiting.register(os.pidfd_open(pid), selectors.EVENT_READ, data=pid)
+                    print(json.dumps({"started": pid}), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ import functools
 import importlib
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 __all__ = ["Point", "arm"]
@@ -25,6 +26,10 @@ class Point:
     having: str = ""
     #: Only calls count that come after this file was made; empty: all.
     armed_by: str = ""
+
+    def armed(self, file: Path | str) -> Point:
+        """The same, from when ``file`` is there."""
+        return replace(self, armed_by=str(file))
 
 
 def arm(point: Point) -> None:

@@ -15,6 +15,7 @@ from hybridindex.errors import ServiceError
 from hybridindex.service.auth import KeyFile
 from hybridindex.store import ControlStore
 from tests.clustered import clustered
+from tests.durability.launcher import PLANS_SOON
 from tests.durability.test_kill_build import build_words
 from tests.durability.test_kill_plans import profile_words
 from tests.durability.whole import restarted
@@ -91,7 +92,7 @@ def test_keys_stay_when_there_is_no_room(launcher, disk):
 def test_a_daemon_goes_on_and_says_so(launcher, index_path, disk, tmp_path):
     path = shutil.copytree(index_path, disk / "idx")
     uds = tmp_path / "s"
-    child = launcher.start("serve", path, "--device", "cpu", "--no-tcp", "--uds", uds, "--json")
+    child = launcher.start("serve", path, "--device", "cpu", "--no-tcp", "--uds", uds, "--json", *PLANS_SOON)
     child.wait_for('"urls"')
     queries = clustered(16, seed=3)
     with Client(f"unix:{uds}", timeout_s=60) as client:

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from hybridindex.errors import IndexFormatError, InvalidInputError
-from hybridindex.index import open_index
+from hybridindex.index import compress, open_index
 from tests.durability.points import Point
 from tests.durability.whole import restarted
 
@@ -90,3 +90,28 @@ def test_a_killed_first_build(launcher, files, tmp_path, fingerprints, point):
     assert again.wait() == 0, again.log
     with restarted(path, devices=()) as service:
         assert service.index.fingerprint == fingerprints[1]
+
+
+#: (point, bits of the codes that are there afterwards)
+CODES = [
+    (Point(name="codes half written", target="os:pwrite", when="after", count=9), 1),
+    (Point(name="codes not synced", target="os:fsync", when="before"), 1),
+    (Point(name="codes not named", target="os:replace", when="before", having="rabitq.bin.new"), 1),
+    (Point(name="codes named, what they are is not", target="os:replace", when="after", having="rabitq.bin.new"), 1),
+    (Point(name="what they are not named", target="os:replace", when="before", having="rabitq.json"), 1),
+    (Point(name="the old not removed", target="os:replace", when="after", having="rabitq.json"), 2),
+]
+
+
+@pytest.mark.parametrize(("point", "bits"), CODES, ids=lambda v: getattr(v, "name", v))
+def test_killed_codes(launcher, index_path, point, bits):
+    with open_index(index_path) as index:
+        compress(index, 1)
+    child = launcher.start("compress", index_path, "--bits", 2, "--json", at=point)
+    assert child.wait() == -signal.SIGKILL, child.log
+    with open_index(index_path) as index:
+        assert index.load_codes().spec.bits == bits
+        compress(index, 4)
+        assert index.load_codes().spec.bits == 4
+        held = {file.name for file in index.integrity.folder.glob("rabitq*")}
+        assert held == {"rabitq.json", index.rabitq.spec.file}

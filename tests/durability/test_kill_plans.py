@@ -10,6 +10,7 @@ import pytest
 from hybridindex.client import Client, RetryPolicy
 from hybridindex.errors import HybridIndexError
 from hybridindex.store import ControlStore
+from tests.durability.launcher import PLANS_SOON
 from tests.durability.points import Point
 from tests.durability.whole import restarted
 
@@ -95,8 +96,8 @@ MOVE = [
 @pytest.mark.parametrize(("point", "serves"), MOVE, ids=lambda v: v.name if isinstance(v, Point) else str(v))
 def test_a_daemon_killed_while_it_changes_plans(launcher, index_path, tmp_path, point, serves):
     armed, uds = tmp_path / "armed", tmp_path / "s"
-    point = Point(**{**{f: getattr(point, f) for f in point.__slots__}, "armed_by": str(armed)})
-    words = ("serve", index_path, "--device", "cpu", "--no-tcp", "--uds", uds, "--json")
+    point = point.armed(armed)
+    words = ("serve", index_path, "--device", "cpu", "--no-tcp", "--uds", uds, "--json", *PLANS_SOON)
     child = launcher.start(*words, at=point)
     child.wait_for('"urls"')
     with Client(f"unix:{uds}", timeout_s=60) as client:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,7 +67,7 @@ def test_the_update_commits_where_nothing_kills_it(launcher, followed, tmp_path)
 @pytest.mark.parametrize(("point", "new"), POINTS, ids=lambda v: v.name if isinstance(v, Point) else "")
 def test_a_killed_refresh(launcher, followed, tmp_path, point, new):
     armed = tmp_path / "armed"
-    child = launcher.start(SCRIPT, followed, armed, at=replace(point, armed_by=str(armed)))
+    child = launcher.start(SCRIPT, followed, armed, at=point.armed(armed))
     assert child.wait() == -signal.SIGKILL, child.log
     with ControlStore.open(followed / "control.sqlite") as store:
         fingerprint = store.list_plans()[0].index_fingerprint

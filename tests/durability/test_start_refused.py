@@ -1,10 +1,11 @@
-"""Damaged and foreign files stop the start of a daemon, and the message names the file and what to do."""
+"""Damaged and foreign files of an index stop the start of a daemon, and the message names the file and what to do.
+
+Those of the control store do not: see test_start_without_store.py.
+"""
 
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 
 import pytest
 
@@ -17,25 +18,6 @@ def flip(path, name):
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-
-
-def foreign_database(path, _name):
-    file = path / "control.sqlite"
-    file.unlink()
-    with closing(sqlite3.connect(file)) as raw:
-        raw.execute("CREATE TABLE notes (text)")
-
-
-def newer_database(path, _name):
-    with closing(sqlite3.connect(path / "control.sqlite")) as raw:
-        raw.execute("UPDATE alembic_version SET version_num = '9999'")
-        raw.commit()
-
-
-def no_database(path, _name):
-    for rest in path.glob("control.sqlite-*"):
-        rest.unlink()
-    (path / "control.sqlite").write_bytes(b"no database" * 1000)
 
 
 def make_folder(path, name):
@@ -51,11 +33,7 @@ CASES = [
     (lambda p, n: (p / n).unlink(), "CURRENT", ExitCode.BAD_INDEX, "build it again"),
     (lambda p, n: (p / n).write_text("gen-000009\n"), "CURRENT", ExitCode.BAD_INDEX, "build it again"),
     (lambda p, n: (p / n).write_text("what\n"), "CURRENT", ExitCode.BAD_INDEX, "expected a name like"),
-    (no_database, "control.sqlite", ExitCode.NO_PROFILE, "move it away"),
-    (foreign_database, "control.sqlite", ExitCode.NO_PROFILE, "move it away"),
-    (newer_database, "control.sqlite", ExitCode.NO_PROFILE, "upgrade hybridindex"),
-    (make_folder, "control.sqlite", ExitCode.NO_PROFILE, "give the path of a file"),
-    (make_folder, "daemon.lock", ExitCode.SERVICE, "cannot be written"),
+    (make_folder, "daemon.lock", ExitCode.SERVICE, "give the path of a file"),
 ]
 
 

@@ -38,8 +38,13 @@ def test_device_decode_equals_the_decode_of_faiss(make_index: Callable[..., IVFI
 
 
 @pytest.mark.parametrize("codec", ["pq", "pqfs"])
-def test_codecs_of_faiss_alone_have_no_device_codec(make_index: Callable[..., IVFIndex], codec: str) -> None:
-    assert make_index(codec).device_codec() is None
+def test_product_quantizers_are_scanned_by_their_form(make_index: Callable[..., IVFIndex], codec: str) -> None:
+    index = make_index(codec)
+    device = index.device_codec()
+    assert device is not None
+    assert (device.kind, device.dim, device.code_size, device.pq) == ("pq", 16, 4, index.pq_form)
+    assert index.pq_form is not None
+    assert (index.pq_form.parts, index.pq_form.residual) == ((4, True) if codec == "pq" else (8, False))
 
 
 @given(st.integers(1, 4096))

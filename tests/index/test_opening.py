@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
-import io
 import json
 import logging
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +23,7 @@ from hybridindex.errors import (
     UnreadableIndexError,
     UnsupportedIndexError,
 )
+from hybridindex.filesystem import watched_by
 from hybridindex.index import (
     IVFIndex,
     build,
@@ -37,10 +35,10 @@ from hybridindex.index import (
     verify,
     write_layout,
 )
-from hybridindex.index.storage import checksums
 from hybridindex.index.storage.layout import to_blocks16
 from hybridindex.index.storage.manifest import Manifest
 from tests.conftest import clustered_vectors
+from tests.faults import FaultyDisk, of
 
 FILES = ["CURRENT", *(f"gen-000001/{name}" for name in ("manifest.json", "model.faiss", "lists.idx.npy", "lists.bin"))]
 #: A damaged index never opens; CURRENT naming a missing generation and a manifest of another format are of these too.
@@ -100,40 +98,26 @@ def test_a_missing_file_is_noticed(built: Path, tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize(
     ("number", "cure"), [(errno.EACCES, "give this user the right"), (errno.EIO, "its disk, or the way to it, fails")]
 )
-def test_what_cannot_be_read_is_not_called_damaged(
-    built: Path, name: str, number: int, cure: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = io.open
-
-    def refuse(file: Any, *args: Any, **options: Any) -> Any:
-        if str(file).endswith(name):
-            raise OSError(number, os.strerror(number), str(file))
-        return opened(file, *args, **options)
-
-    monkeypatch.setattr(io, "open", refuse)
-    monkeypatch.setattr(builtins, "open", refuse)
+def test_what_cannot_be_read_is_not_called_damaged(built: Path, name: str, number: int, cure: str) -> None:
     for prove in (open_index, verify):
-        with pytest.raises(UnreadableIndexError, match=f"{name} cannot be read: .*{cure}") as caught:
+        disk = FaultyDisk(counts=of("open", path=name), allowed=0, number=number)
+        with watched_by(disk), pytest.raises(UnreadableIndexError, match=f"{name} cannot be read: .*{cure}") as caught:
             prove(built)
         assert "restore" not in str(caught.value)
 
 
-def test_a_disk_that_fails_while_it_is_read_is_named(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class FailingState:
-        def update(self, _: object) -> None:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(checksums.xxhash, "xxh3_128", FailingState)
-    with pytest.raises(UnreadableIndexError, match=r"lists\.idx\.npy cannot be read: Input/output error.*kernel's log"):
+def test_a_disk_that_fails_while_it_is_read_is_named(built: Path) -> None:
+    disk = FaultyDisk(counts=of("read", path="lists.idx.npy"), allowed=0, number=errno.EIO)
+    with (
+        watched_by(disk),
+        pytest.raises(UnreadableIndexError, match=r"lists\.idx\.npy cannot be read: Input/output error.*kernel's log"),
+    ):
         open_index(built)
 
 
-def test_a_folder_that_may_not_be_listed_is_not_called_damaged(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> Any:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-
-    monkeypatch.setattr(Path, "iterdir", refuse)
-    with pytest.raises(UnreadableIndexError, match="give this user the right"):
+def test_a_folder_that_may_not_be_listed_is_not_called_damaged(built: Path) -> None:
+    disk = FaultyDisk(counts=of("list_folder"), allowed=0, number=errno.EACCES)
+    with watched_by(disk), pytest.raises(UnreadableIndexError, match="give this user the right"):
         open_index(built.parent)
 
 

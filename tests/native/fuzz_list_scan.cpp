@@ -1,7 +1,12 @@
-// Fuzz target of the host scan: tables, extents, probes, filters and queries out of bytes, most of them nearly right.
+// Fuzz target of the host scans, of rows, of codes and of chosen rows: tables, extents, probes, filters and queries out of
+// bytes, most of them nearly right.
 //
 // Whatever comes in, a scan answers or throws std::invalid_argument or std::out_of_range. Where it answers, every id is
 // one of the probed lists and allowed, answers are in order, each row is reported once, and helpers change nothing.
+// Coarse quantization finds each list once, in order; a query gets the same alone.
+//
+// One file, though long: it is one program, and all scans share its draws, its faults, its callers and how answers are
+// compared.
 //
 // With libFuzzer: the target alone. Otherwise a driver:
 //   fuzz_list_scan [--seconds S] [--seed N] [--callers C] [--check] [FILE...]
@@ -24,8 +29,11 @@
 #include <thread>
 #include <vector>
 
+#include "jobs/scan_items.h"
+#include "rabitq/code_scan.h"
+#include "routing/coarse_quantizer.h"
 #include "scan/list_scan.h"
-#include "scan/scan_items.h"
+#include "scan/row_reranker.h"
 
 using namespace hybridindex;
 
@@ -84,6 +92,12 @@ std::unique_ptr<T[]> room(std::int64_t n) {
     return std::unique_ptr<T[]>(new T[static_cast<std::size_t>(n)]());
 }
 
+const BlockKernels& kernels_of(Bytes& in) {
+    static constexpr const char* kNames[] = {"portable", "avx2", "avx512", "amx"};
+    const BlockKernels* const kernels = kernels_named(kNames[in.byte() % 4]);
+    return kernels == nullptr ? *portable_kernels : *kernels;
+}
+
 struct Case {
     ListTable lists{};
     ScanTask task{};
@@ -97,9 +111,7 @@ struct Case {
     std::unique_ptr<float[]> scale, offset, centroids, queries;
 
     explicit Case(Bytes& in) {
-        static constexpr const char* kNames[] = {"portable", "avx2", "avx512", "amx"};
-        kernels = kernels_named(kNames[in.byte() % 4]);
-        if (kernels == nullptr) kernels = portable_kernels;
+        kernels = &kernels_of(in);
         keep_max = in.byte() & 1;
         tame = !in.one_in(4);
         make_lists(in);
@@ -226,34 +238,62 @@ struct Answer {
     std::unique_ptr<std::int64_t[]> ids;
 };
 
-Answer answer(const Case& made, ListScanner& scanner, ThreadPool& pool) {
-    ScanTask task = made.task;
+// How a scan is asked: with reports, which throw, and whether helpers change nothing of what it says.
+struct Asked {
+    bool reports, throws, same;
+};
+
+// What one call of scan(task) says; nothing where a report threw.
+template <typename Task, typename Scan>
+Answer answer(Task task, const Asked& asked, const Scan& scan) {
     Answer out{room<float>(task.n * task.k), room<std::int64_t>(task.n * task.k)};
     task.distances = out.distances.get(), task.ids = out.ids.get();
     std::vector<int> reported(static_cast<std::size_t>(task.n), 0);
-    if (made.reports)
+    if (asked.reports)
         task.on_done = [&](const std::vector<std::int32_t>& rows) {
             REQUIRE(!rows.empty());
             for (const std::int32_t row : rows) {
                 REQUIRE(row >= 0 && row < task.n);
                 ++reported[static_cast<std::size_t>(row)];
             }
-            if (made.throws) throw Refused{};
+            if (asked.throws) throw Refused{};
         };
-    if (made.task.k % 3 == 0) {
-        std::vector<std::int64_t> lists(static_cast<std::size_t>(made.lists.nlist));
-        std::iota(lists.begin(), lists.end(), 0);
-        scanner.prepare(lists.data(), made.lists.nlist);
-    }
     try {
-        scanner.scan(task, pool);
-        if (made.reports)
+        scan(task);
+        if (asked.reports)
             for (const int times : reported) REQUIRE(times == 1);
     } catch (const Refused&) {
-        REQUIRE(made.throws);
+        REQUIRE(asked.throws);
         return {};
     }
     return out;
+}
+
+// What scan(task, pool) says alone; it says the same with helpers, to as many callers as there are.
+template <typename Task, typename Scan>
+Answer answer_to_all(const Task& task, const Asked& asked, const Scan& scan) {
+    // New ones: a pool on a busy machine is asked for less.
+    ThreadPool none(0), two(2);
+    Answer alone = answer(task, asked, [&](const Task& one) { scan(one, none); });
+    const auto helped = [&] {
+        const Answer other = answer(task, asked, [&](const Task& one) { scan(one, two); });
+        if (alone.ids == nullptr || other.ids == nullptr || !asked.same) return;
+        const std::size_t places = static_cast<std::size_t>(task.n * task.k);
+        REQUIRE(std::memcmp(alone.ids.get(), other.ids.get(), places * sizeof(std::int64_t)) == 0);
+        REQUIRE(std::equal(alone.distances.get(), alone.distances.get() + places, other.distances.get()));
+    };
+    std::vector<std::thread> threads;
+    for (int i = 1; i < callers; ++i) threads.emplace_back([&] {
+        for (int times = 0; times < 3; ++times) helped();
+    });
+    helped();
+    for (std::thread& thread : threads) thread.join();
+    return alone;
+}
+
+// Whether a number of (n, p) is outside [-1, end).
+bool any_outside(const std::int64_t* numbers, std::int64_t n, std::int64_t end) {
+    return std::any_of(numbers, numbers + n, [end](std::int64_t number) { return number < -1 || number >= end; });
 }
 
 void check_answer(const Case& made, const Answer& got) {
@@ -290,11 +330,6 @@ void check_answer(const Case& made, const Answer& got) {
     }
 }
 
-ThreadPool& pool_of(int helpers) {
-    static ThreadPool none(0), two(2);
-    return helpers == 0 ? none : two;
-}
-
 void run(const Case& made) {
     std::unique_ptr<ListScanner> scanner;
     try {
@@ -303,30 +338,159 @@ void run(const Case& made) {
         REQUIRE(std::strlen(error.what()) > 0);
         return;
     }
-    Answer alone;
+    // Where numbers overflow, the bounds that save work do too: what is left out may depend on who was first.
     try {
-        alone = answer(made, *scanner, pool_of(0));
+        const Answer got =
+            answer_to_all(made.task, {made.reports, made.throws, made.tame}, [&](const ScanTask& task, ThreadPool& pool) {
+                if (task.k % 3 == 0) {
+                    std::vector<std::int64_t> lists(static_cast<std::size_t>(made.lists.nlist));
+                    std::iota(lists.begin(), lists.end(), 0);
+                    scanner->prepare(lists.data(), made.lists.nlist);
+                }
+                scanner->scan(task, pool);
+            });
+        if (got.ids != nullptr) check_answer(made, got);
+    } catch (const std::out_of_range&) {
+        REQUIRE(any_outside(made.probes.get(), made.task.n * made.task.p, made.lists.nlist));
+    }
+}
+
+// Answers are in order, and what is in them are rows of these sizes.
+void check_positions(const Answer& got, const AnswerTask& task, const std::int64_t* sizes) {
+    for (std::int64_t q = 0; q < task.n; ++q) {
+        const float* const estimates = got.distances.get() + q * task.k;
+        const std::int64_t* const positions = got.ids.get() + q * task.k;
+        std::int64_t found = 0;
+        for (; found < task.k && positions[found] >= 0; ++found) {
+            REQUIRE(!std::isnan(estimates[found]) && estimates[found] < INFINITY);
+            REQUIRE((positions[found] & 0xffffffff) < sizes[positions[found] >> 32]);
+            if (found == 0) continue;
+            const float before = estimates[found - 1], here = estimates[found];
+            REQUIRE(before < here || (before == here && positions[found - 1] <= positions[found]));
+        }
+        for (; found < task.k; ++found) REQUIRE(positions[found] == -1 && estimates[found] == INFINITY);
+    }
+}
+
+// Codes of any bytes.
+void run_codes(Bytes& in) {
+    const BlockKernels& blocks = kernels_of(in);
+    static constexpr int kBits[] = {1, 2, 4};
+    static constexpr std::int64_t kDims[] = {1, 31, 32, 33, 100};
+    std::minstd_rand values(static_cast<unsigned>(in.below(65536)) + 1);
+    const std::int64_t nlist = in.below(9), dim = kDims[in.byte() % std::size(kDims)], dims = (dim + 31) / 32 * 32;
+    const auto signs = room<float>(2 * dims), squares = room<float>(nlist);
+    for (std::int64_t i = 0; i < 2 * dims; ++i) signs[i] = values() % 2 != 0 ? 1.0f : -1.0f;
+    for (std::int64_t i = 0; i < nlist; ++i) squares[i] = static_cast<float>(in.byte() % 3);
+    CodeTable table{};
+    table.format = {kBits[in.byte() % 3], dim, 0.25f, 0.5f, in.one_in(2), {signs.get(), 2, dims}};
+    const auto sizes = room<std::int64_t>(nlist);
+    for (std::int64_t i = 0; i < nlist; ++i) {
+        sizes[i] = in.one_in(4) ? in.below(400) : in.below(80);
+        table.nbytes += (sizes[i] + kCodedRows - 1) / kCodedRows * table.format.block_bytes();
+    }
+    const auto data = room<std::uint8_t>(table.nbytes);
+    for (std::int64_t i = 0; i < table.nbytes; ++i) data[i] = static_cast<std::uint8_t>(values() >> 7);
+    if (table.nbytes > 0 && in.one_in(8)) --table.nbytes;
+    if (nlist > 0 && in.one_in(8)) sizes[in.below(nlist)] = in.wild();
+    table.base = data.get(), table.sizes = sizes.get(), table.nlist = nlist, table.centre_squares = squares.get();
+
+    CodeTask task{};
+    task.n = in.one_in(4) ? 200 + in.below(110) : in.below(24), task.p = in.below(5);
+    task.k = in.one_in(4) ? 1 + in.below(5000) : 1 + in.below(90);
+    const bool reports = in.one_in(2), throws = reports && in.one_in(8), faulty = in.one_in(6);
+    const auto queries = room<float>(task.n * dim), products = room<float>(task.n * task.p);
+    const auto probes = room<std::int64_t>(task.n * task.p);
+    for (std::int64_t i = 0; i < task.n * dim; ++i) queries[i] = static_cast<float>(values() % 17) - 8;
+    for (std::int64_t i = 0; i < task.n * task.p; ++i) {
+        products[i] = values() % 64 == 0 ? -INFINITY : static_cast<float>(values() % 17) - 8;
+        probes[i] = faulty && values() % 64 == 0 ? in.wild() : static_cast<std::int64_t>(values() % (nlist + 1)) - 1;
+    }
+    task.queries = queries.get(), task.probes = probes.get(), task.centre_products = products.get();
+    try {
+        CodeScanner scanner(table, blocks, rabitq_kernels_for(blocks));
+        const Answer got = answer_to_all(task, {reports, throws, true},
+                                         [&](const CodeTask& one, ThreadPool& pool) { scanner.scan(one, pool); });
+        if (got.ids != nullptr) check_positions(got, task, sizes.get());
+    } catch (const std::invalid_argument& error) {
+        REQUIRE(std::strlen(error.what()) > 0);
+    } catch (const std::out_of_range&) {
+        REQUIRE(any_outside(probes.get(), task.n * task.p, nlist));
+    }
+}
+
+// Rows of the case's lists, where these can be read.
+void run_rerank(std::minstd_rand& values, const Case& made) {
+    RerankTask task{};
+    task.n = made.task.n, task.k = made.task.k, task.queries = made.task.queries;
+    task.p = values() % (task.n < 24 && values() % 2 == 0 ? 4000 : 60);
+    const auto positions = room<std::int64_t>(task.n * task.p);
+    const bool faulty = values() % 6 == 0;
+    const auto size_of = [&](std::int64_t list) { return made.extents[3 * list]; };
+    for (std::int64_t i = 0; i < task.n * task.p; ++i) {
+        const std::int64_t list = made.lists.nlist == 0 ? 0 : values() % made.lists.nlist;
+        const bool there = made.lists.nlist > 0 && size_of(list) > 0 && values() % 8 != 0;
+        positions[i] = there ? list << 32 | values() % size_of(list) : -1;
+        if (faulty && values() % 1000 == 0) positions[i] = static_cast<std::int64_t>(values() * values() * values()) - 2;
+    }
+    task.positions = positions.get();
+    try {
+        RowReranker reranker(made.lists, made.keep_max, *made.kernels);
+        answer_to_all(task, {made.reports, made.throws, true},
+                      [&](const RerankTask& one, ThreadPool& pool) { reranker.rerank(one, pool); });
+    } catch (const std::invalid_argument& error) {
+        REQUIRE(std::strlen(error.what()) > 0);
     } catch (const std::out_of_range&) {
         bool wrong = false;
-        for (std::int64_t i = 0; i < made.task.n * made.task.p; ++i)
-            wrong = wrong || made.probes[i] < -1 || made.probes[i] >= made.lists.nlist;
+        for (std::int64_t i = 0; i < task.n * task.p; ++i)
+            wrong = wrong || (positions[i] != -1 && (positions[i] < 0 || positions[i] >> 32 >= made.lists.nlist ||
+                                                     (positions[i] & 0xffffffff) >= size_of(positions[i] >> 32)));
         REQUIRE(wrong);
-        return;
     }
-    if (alone.ids != nullptr) check_answer(made, alone);
-    const auto helped = [&] {
-        const Answer other = answer(made, *scanner, pool_of(2));
-        // Where numbers overflow, the bounds that save work do too: what is left out may depend on who was first.
-        if (alone.ids == nullptr || other.ids == nullptr || !made.tame) return;
-        const std::size_t places = static_cast<std::size_t>(made.task.n * made.task.k);
-        REQUIRE(std::memcmp(alone.ids.get(), other.ids.get(), places * sizeof(std::int64_t)) == 0);
-        REQUIRE(std::equal(alone.distances.get(), alone.distances.get() + places, other.distances.get()));
+}
+
+void run_coarse(Bytes& in, const BlockKernels& kernels) {
+    const bool keep_max = in.byte() & 1, tame = !in.one_in(4);
+    const std::int64_t nlist = 1 + in.below(in.one_in(4) ? 3000 : 100), dim = 1 + in.below(40), n = in.below(90);
+    const std::int64_t p = 1 + in.below(in.one_in(2) ? nlist : std::min<std::int64_t>(nlist, 30));
+    std::minstd_rand values(static_cast<unsigned>(in.below(65536)) + 1);
+    const auto fill = [&](std::int64_t size) {
+        auto numbers = room<float>(size);
+        for (std::int64_t i = 0; i < size; ++i) {
+            const std::uint32_t bits = static_cast<std::uint32_t>(values()) * 3;
+            numbers[i] = static_cast<float>(bits >> 8 & 7) - 3;
+            if (!tame && (bits & 31) == 0) std::memcpy(&numbers[i], &bits, 4);
+        }
+        return numbers;
+    };
+    const auto centroids = fill(nlist * dim), queries = fill(n * dim);
+    CoarseQuantizer quantizer(centroids.get(), nlist, dim, keep_max, kernels);
+    const auto check = [&] {
+        const auto lists = room<std::int64_t>(n * p), list = room<std::int64_t>(p);
+        const auto distances = room<float>(n * p), distance = room<float>(p);
+        quantizer.quantize(queries.get(), n, p, lists.get(), distances.get());
+        for (std::int64_t q = 0; q < n; ++q) {
+            std::set<std::int64_t> seen;
+            const std::int64_t* const found = lists.get() + q * p;
+            const float* const far = distances.get() + q * p;
+            std::int64_t there = 0;
+            for (; there < p && found[there] >= 0; ++there) {
+                REQUIRE(found[there] < nlist && seen.insert(found[there]).second && !std::isnan(far[there]));
+                if (there == 0) continue;
+                const float before = far[there - 1], here = far[there];
+                REQUIRE(before == here ? found[there - 1] < found[there] : keep_max ? before > here : before < here);
+            }
+            REQUIRE(!tame || there == p);
+            for (; there < p; ++there) REQUIRE(found[there] == -1);
+            if (q % 8 != 0) continue;
+            quantizer.quantize(queries.get() + q * dim, 1, p, list.get(), distance.get());
+            REQUIRE(std::equal(found, found + p, list.get()));
+            REQUIRE(std::memcmp(far, distance.get(), static_cast<std::size_t>(p) * 4) == 0);
+        }
     };
     std::vector<std::thread> threads;
-    for (int i = 1; i < callers; ++i) threads.emplace_back([&] {
-        for (int times = 0; times < 3; ++times) helped();
-    });
-    helped();
+    for (int i = 1; i < callers; ++i) threads.emplace_back(check);
+    check();
     for (std::thread& thread : threads) thread.join();
 }
 
@@ -334,7 +498,13 @@ void run(const Case& made) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     Bytes in(data, size);
-    run(Case(in));
+    // First what takes few bytes: there may be none left behind a case.
+    run_codes(in);
+    std::minstd_rand values(static_cast<unsigned>(in.below(65536)) + 1);
+    const Case made(in);
+    run(made);
+    run_rerank(values, made);
+    run_coarse(in, *made.kernels);
     return 0;
 }
 

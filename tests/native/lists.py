@@ -41,7 +41,7 @@ class Lists:
         """(nlist + 1,): where the rows of each list begin."""
         return np.concatenate([[0], np.cumsum(self.extents[:, 0])])
 
-    def scanner(self, metric: str, kernels: str = "", **changes: Any) -> Any:
+    def scanner(self, metric: str, kernels: str = "", kind: str = "ListScanner", **changes: Any) -> Any:
         """A ListScanner over these lists."""
         arguments = {
             "data": self.data,
@@ -55,7 +55,11 @@ class Lists:
             "kernels": kernels,
         }
         native: Any = _native
-        return native.ListScanner(**(arguments | changes))
+        return getattr(native, kind)(**(arguments | changes))
+
+    def reranker(self, metric: str) -> Any:
+        """A RowReranker of their rows."""
+        return self.scanner(metric, kind="RowReranker")
 
 
 def _encode(values: F32, code: str, scale: F32, offset: F32) -> tuple[U8, F32]:

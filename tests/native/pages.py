@@ -58,7 +58,7 @@ def paged(
 def scan_arguments(made: Pages, metric: str, queries: F32, probes: I64, k: int, kernels: str = "") -> dict[str, Any]:
     """What ``scan_pages`` takes; distances and positions are full of rubbish."""
     lists = made.lists
-    probed, member_starts, members = _native.group_probes(probes, lists.extents)
+    probed, member_starts, members, _ = _native.group_probes(probes, lists.extents)
     own = [made.pages[i] for i in probed]
     return {
         "arena": made.arena,

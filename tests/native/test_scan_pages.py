@@ -153,10 +153,11 @@ def test_scratch_that_is_needed_grows_with_what_is_asked():
 
 def test_probes_are_turned_around_near_lists_first():
     extents = np.array([[3, 8, 0], [0, 0, 0], [5, 8, 0], [1, 8, 0]], np.int64)
-    lists, starts, members = _native.group_probes(np.array([[2, 0], [-1, 3], [2, 1]]), extents)
+    lists, starts, members, places = _native.group_probes(np.array([[2, 0], [-1, 3], [2, 1]]), extents, places=True)
     assert lists.tolist() == [2, 0, 3]
     assert starts.tolist() == [0, 2, 3, 4]
     assert members.tolist() == [0, 2, 0, 1]
+    assert places.tolist() == [0, 4, 1, 3]
     with pytest.raises(IndexError, match="probe 4 of query 0"):
         _native.group_probes(np.array([[4]]), extents)
     with pytest.raises(ValueError, match=r"\(nlist, 3\)"):

@@ -14,7 +14,11 @@ from pathlib import Path
 #: Run by Alembic inside its own context only.
 SKIPPED = {"hybridindex.migrations.env"}
 #: Modules that import an optional package at once: its kernels are made by decorators. Nobody else may.
-NEEDS = {"hybridindex.tiers.paged.triton_kernels": "triton"}
+NEEDS = {
+    "hybridindex.tiers.paged.triton_kernels": "triton",
+    "hybridindex.tiers.paged.codes.triton_code_kernels": "triton",
+    "hybridindex.tiers.paged.pq.triton_pq_kernels": "triton",
+}
 #: Need an extra, and have to say so where it is not installed.
 NEED_AN_EXTRA = {
     # What is in the package http is behind its own refusal.

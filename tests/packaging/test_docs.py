@@ -27,7 +27,7 @@ FOLDERS = ("hybridindex", "router", "partitioner", "profiler", "migrations", "te
 PRODUCT = FOLDERS[:5]
 SOURCE = r"\.(?:py|cpp|h|sh|js|css|html|toml|yml|yaml|md|svg|png|json|txt)"
 #: Files that our programs write, and the pattern of a name.
-NOT_OURS = {"daemon.json", "checksums.json", "manifest.json", "NNNN_what_changed.py"}
+NOT_OURS = {"daemon.json", "checksums.json", "manifest.json", "rabitq.json", "NNNN_what_changed.py"}
 #: A logger and a span of traces.
 NOT_MODULES = {"hybridindex.audit", "hybridindex.queue"}
 #: Names that the text forbids, or says to be gone, and those of other programs.
@@ -292,10 +292,13 @@ def test_a_decision_says_whether_it_stands(decision):
     assert status
 
 
+_THREAD = r'(?:name=f?|ThreadPoolExecutor\(\w+, )"(hybridindex-[a-z-]+)'
+
+
 def test_threads_are_those_of_the_code():
     table = (ROOT / "docs/devices.md").read_text().partition("## Threads")[2]
     named = {name.removesuffix("-N") for name in re.findall(r"`(hybridindex-[\w-]+)`", table)}
     code = [(ROOT / file).read_text() for file in files() if file.startswith(PRODUCT) and file.endswith(".py")]
-    started = {name.rstrip("-") for text in code for name in re.findall(r'name=f?"(hybridindex-[a-z-]+)', text)}
+    started = {name.rstrip("-") for text in code for name in re.findall(_THREAD, text)}
     # Only a command that runs PipeRAG has it.
     assert named == started - {"hybridindex-piperag"}

@@ -24,7 +24,7 @@ SOURCES = {".py", ".cpp", ".h", ".js", ".css", ".html"}
 MOST_FILES, MOST_AT_THE_ROOT = 16, 12
 
 #: Shared by all rooms; they import nothing but each other.
-SHARED = {"types", "errors", "paging", "config", "extension", "online_fit", "answer_codec", "processes"}
+SHARED = {"types", "errors", "filesystem", "paging", "config", "extension", "online_fit", "answer_codec", "processes"}
 #: Not files: the compiled kernels, and what the package itself says.
 NOT_FILES = {"_native", "__version__"}
 #: Room -> the rooms that it may import.
@@ -57,12 +57,13 @@ ABOVE = {"cli", "__main__", "old_paths"}
 #: Room -> its sub-rooms and files from the bottom up: each imports itself and what stands before it. "." are the files
 #: that have no entry of their own.
 ORDER = {
-    "index": ("storage", "inputs", ".", "faiss_files"),
+    "index": ("storage", "pq", "rabitq", "inputs", ".", "faiss_files"),
     "tiers": ("contract", "host", "paged", "shard", "."),
     "router": ("batch", "lookahead", "devices", "."),
     "partitioner": ("models", "."),
     "profiler": (".", "llm"),
-    "service": (".", "several", "observe", "http", "daemon"),
+    "service.http": ("page", ".", "routes", "app"),
+    "service": ("intake", ".", "changes", "core", "status", "pruning", "several", "observe", "http", "daemon"),
     "rag": (".", "embedders", "ingest", "pipelines"),
     "cli": (".", "commands", "main", "entry"),
     "studies": ("hardware", "schedule", "simulator", "what_if"),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.profiler.hardware import hardware_info
 from hybridindex.types import AccessSample, HardwareInfo, Profile, Stage, StageSample
 
 HARDWARE = HardwareInfo(fingerprint="hw-1", cpu_model="synthetic", cpu_flags=(), cores=2, memory_bytes=1 << 34)
@@ -123,4 +127,56 @@ def make_profile(
         list_sizes=sizes,
         access=AccessSample(fit_probes=fit, held_probes=held, list_accesses=accesses),
         stages=tuple(stages),
+    )
+
+
+def with_candidates(
+    profile: Profile, row_bytes: int, *, candidates: int = 200, per_candidate_s: float = 4e-7
+) -> Profile:
+    """``profile``, of codes, with the candidates that its queries have, most of them in few lists, and with timed exact
+    distances of them on the host and on a device."""
+    rng = np.random.default_rng(profile.seed)
+
+    def counted(probes: np.ndarray) -> np.ndarray:
+        part = rng.exponential(size=probes.shape) ** 3 / (1.0 + profile.list_sizes[probes] / profile.list_sizes.mean())
+        counts: np.ndarray = np.floor(candidates * part / part.sum(axis=1, keepdims=True)).astype(np.float32)
+        return counts
+
+    access, fit = profile.access, counted(profile.access.fit_probes)
+    sums = np.bincount(access.fit_probes.ravel(), weights=fit.ravel(), minlength=profile.nlist).astype(np.float64)
+    held = counted(access.held_probes)
+    timed = tuple(
+        StageSample(
+            stage="rerank",
+            batch=batch,
+            seconds=1e-5 + each_s * batch * candidates * part,
+            probes=round(batch * candidates * part),
+            coverage=1.0 - part,
+            device=device,
+        )
+        for batch in sorted({s.batch for s in profile.stages})
+        for part in (1.0, 0.5, 0.25)
+        for device, each_s in (("", per_candidate_s), ("cpu (stand-in)", per_candidate_s / 20))
+    )
+    notes = {"codes": {"bits": 1, "candidates": candidates, "row_bytes": row_bytes * int(profile.list_sizes.sum())}}
+    return replace(
+        profile,
+        access=replace(access, list_candidates=sums, held_candidates=held),
+        stages=profile.stages + timed,
+        notes={**profile.notes, **notes},
+    )
+
+
+def profile_of(view: IVFIndex) -> Profile:
+    """Synthetic timings, on this machine, of what searches scan of an index: its rows, or its codes."""
+    made = make_profile(nlist=view.nlist, n=100, nprobe=6, list_sizes=view.list_sizes)
+    return replace(
+        made,
+        index_fingerprint=view.fingerprint,
+        hardware=replace(made.hardware, fingerprint=hardware_info().fingerprint),
+        codec=view.codec,
+        dim=view.dim,
+        count=view.count,
+        list_bytes=np.asarray(view.list_bytes),
+        scanner="native" if view.rows is view else "rabitq",
     )

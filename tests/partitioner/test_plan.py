@@ -437,10 +437,33 @@ def test_the_hit_rate_model_decides() -> None:
         plan_for(analysis, hit_rate_model="gamma")
 
 
+def test_a_record_holds_the_rows_beside_codes(analysis: Analysis) -> None:
+    plan = plan_for(analysis, n_devices=2)
+    assert plan.resident_rows.size == 0
+    assert (plan.row_device == -1).all()
+    rows = np.array([5, 3], dtype=np.int64)
+    device = np.full(plan.nlist, -1, dtype=np.int16)
+    device[rows] = [1, 0]
+    record = dataclasses.replace(plan, resident_rows=rows, row_device=device).to_record()
+    again = Plan.from_record(record, analysis.profile, analysis=analysis)
+    np.testing.assert_array_equal(again.resident_rows, rows)
+    np.testing.assert_array_equal(again.row_device, device)
+    assert again.row_device.dtype == np.int16
+
+    earlier = plan.to_record()
+    earlier["data"]["version"] = 4
+    for name in ("resident_rows", "row_device"):
+        del earlier["arrays"][name]
+    before = Plan.from_record(earlier, analysis.profile, analysis=analysis)
+    assert before.resident_rows.size == 0
+    np.testing.assert_array_equal(before.row_device, np.full(plan.nlist, -1))
+
+
 def test_an_earlier_record_is_read(analysis: Analysis) -> None:
     plan = plan_for(analysis, hit_rate_model="empirical", headroom=0.0, rate_qps=500.0)
     record = plan.to_record()
     record["data"] |= {"version": 3, "trace": [[0] * 14]}
+    record["arrays"] = {name: record["arrays"][name] for name in ("resident_lists", "list_device")}
     for name in ("hit_rate_model", "headroom"):
         del record["data"]["request"][name]
     again = Plan.from_record(record, analysis.profile, analysis=analysis)

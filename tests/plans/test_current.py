@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import InvalidInputError, StoreError
 from hybridindex.partitioner.plan import make_plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.plans.current import PLAN_CURRENT, current_plan_id, latest_plan_id, same_decision
 from hybridindex.plans.stored import load_plan
-from hybridindex.store import ControlStore
+from hybridindex.store import ControlStore, records
 from tests.partitioner import synthetic
 from tests.store.conftest import make_profile
 
@@ -87,6 +87,26 @@ def test_each_index_has_its_own(store, stored):
     assert (latest_plan_id(store, "a"), latest_plan_id(store, "b")) == (one, other)
 
 
+def test_only_the_newest_has_to_be_whole(store, stored):
+    one, other = stored(), stored()
+    make_current(store, one)
+    make_current(store, other)
+    with store._opened.writer.begin() as connection:
+        connection.exec_driver_sql("UPDATE events SET at = '2031-01-01T00:00:00+00:00' WHERE id = 1")
+    assert current_plan_id(store, "a") == latest_plan_id(store, "a") == other
+    with store._opened.writer.begin() as connection:
+        connection.exec_driver_sql("UPDATE events SET at = '2031-01-01T00:00:00+00:00' WHERE id = 2")
+    for ask in (current_plan_id, latest_plan_id):
+        with pytest.raises(StoreError, match=r"event 2 .*damaged, .*apply the plan again"):
+            ask(store, "a")
+    make_current(store, one)
+    assert current_plan_id(store, "a") == one
+    # It names no index, and no plan of this one: those before it count.
+    store.record_event(PLAN_CURRENT, {"plan_id": 99})
+    with pytest.raises(StoreError, match=r"event 2 .*damaged"):
+        current_plan_id(store, "a")
+
+
 class Named:
     fingerprint = "a"
 
@@ -108,3 +128,8 @@ def test_a_decision_is_the_same_where_request_and_placement_are():
     assert one.list_device.tolist() == other_slo.list_device.tolist()
     assert not same_decision(one, other_slo)
     assert not same_decision(one, replace(one, list_device=np.full_like(one.list_device, -1)))
+
+
+def test_the_store_knows_the_events_by_the_same_kind():
+    """Two names for it: importing the store's would import SQLAlchemy with every command."""
+    assert records.PLAN_CURRENT == PLAN_CURRENT

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import hybridindex.profiler.device as device_module
 from hybridindex.errors import DeviceNotFoundError
 from hybridindex.profiler.device import room_to_measure, time_device, time_transfers
 from hybridindex.profiler.request import ProfileRequest
+from hybridindex.profiler.searching import open_searching
 
 torch = pytest.importorskip("torch")
 
@@ -35,7 +37,8 @@ def timed(index, name, queries, order, *, max_seconds=60.0, clock=time.perf_coun
         **options,
     }
     request, x = ProfileRequest(**settings), index.transform(queries)
-    return time_device(index, name, x, order, request, max_seconds=max_seconds, clock=clock)
+    with closing(open_searching(index, threads=1)) as searching:
+        return time_device(searching, name, x, order, request, max_seconds=max_seconds, clock=clock)
 
 
 def test_stand_in_scans_and_copies_are_timed_and_say_what_they_are(index, queries, order):

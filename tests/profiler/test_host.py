@@ -94,7 +94,7 @@ def test_batches_that_do_not_fit_the_time_are_left_out_and_named(index, queries,
     def scan(x, probes, coarse, k, **_):
         nonlocal now
         now += len(x)
-        return
+        return np.zeros((len(x), k), np.float32), np.zeros((len(x), k), np.int64)
 
     scanner.scan = scan
     timing = timed(index, queries, order, scanner, batches=(1, 4, 64), coverages=(), max_seconds=120.0, clock=clock)

@@ -79,6 +79,7 @@ def test_gains_fall_from_the_best_to_the_last(index):
     reference = Reference(
         queries=x,
         k=3,
+        ids=np.arange(3)[None],
         filled=np.ones((1, 3), dtype=bool),
         rows=np.zeros(3, dtype=np.int64),
         places=np.arange(3),

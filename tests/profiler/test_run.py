@@ -8,10 +8,10 @@ import pytest
 
 import hybridindex.profiler.run as run_module
 from hybridindex.errors import DeviceError, DeviceNotFoundError, InvalidInputError, ProfileError, ProfileMismatchError
-from hybridindex.index import from_faiss
+from hybridindex.index import codec, from_faiss
 from hybridindex.partitioner import make_plan
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.profiler import ProfileRequest, profile_index
+from hybridindex.profiler import ProfileRequest, profile_index, searching
 from hybridindex.profiler.access import access_counts, split_halves
 from hybridindex.store import ControlStore
 from tests.clustered import clustered, small_index
@@ -70,7 +70,8 @@ def test_nprobe_defaults_to_the_index_s(index, queries):
     assert profiled(index, queries[:64], **QUICK).nprobe == index.nprobe
 
 
-def test_a_codec_of_the_host_skips_devices_and_says_so(tmp_path, queries):
+def test_a_codec_of_the_host_skips_devices_and_says_so(tmp_path, queries, monkeypatch):
+    monkeypatch.setattr(codec, "_MOST_PARTS", 11)
     with small_index(tmp_path / "idx", codec="pqfs", metric="ip") as index:
         made = profiled(index, queries, devices=["cpu"], **QUICK)
     assert "host only" in made.notes["device cpu"]["skipped"]
@@ -88,6 +89,14 @@ def test_a_device_that_fails_is_left_out_and_the_rest_stays(index, queries, monk
     assert made.notes["device cpu"] == {"skipped": "it burns"}
     assert "it burns" in caplog.text
     assert made.stages
+
+
+def test_one_host_scanner_measures_host_and_devices(index, queries, monkeypatch):
+    made, open_one = [], searching.open_host_scanner
+    monkeypatch.setattr(searching, "open_host_scanner", lambda *a, **k: made.append(open_one(*a, **k)) or made[-1])
+    profile = profiled(index, queries, devices=["cpu"], **QUICK)
+    assert "device_scan" in {s.stage for s in profile.stages}
+    assert len(made) == 1
 
 
 def test_queries_are_transformed_before_they_are_measured(tmp_path):

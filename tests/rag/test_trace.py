@@ -144,6 +144,18 @@ def test_a_good_line_is_read(tmp_path):
     assert run.generations[0].text == "a"
 
 
+def test_half_a_run_at_the_end_is_no_damage(recorded, caplog):
+    """As a power cut leaves it."""
+    path, answers = recorded
+    with path.open("ab") as file:
+        file.write(b'{"pipeline":"')
+    assert len(list(read_traces(path))) == len(answers)
+    assert "ends within a run" in caplog.text
+    TraceWriter(path, model="m").close()
+    assert len(list(read_traces(path))) == len(answers)
+    assert path.read_bytes().endswith(b"}\n")
+
+
 def test_places_that_cannot_be_used(tmp_path):
     with pytest.raises(TraceError, match="cannot be read"):
         list(read_traces(tmp_path / "none"))

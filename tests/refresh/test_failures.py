@@ -18,7 +18,8 @@ from hybridindex.errors import (
     RouterClosedError,
     StoreError,
 )
-from hybridindex.plans.current import current_plan, same_decision
+from hybridindex.plans.current import current_plan, current_plan_id, same_decision
+from hybridindex.refresh import updater
 from hybridindex.refresh.refresher import RefreshConfig, Refresher
 from hybridindex.refresh.update_cycle import CycleStage, Outcome
 from tests.moving_load import moving_queries
@@ -95,6 +96,44 @@ def test_a_store_that_fails_keeps_the_old_plan(make_world, index, plan, monkeypa
     assert f"{stage} failed: StoreError: injected" in status.last_update.why
     assert world.router.plan is plan
     assert same_decision(current_plan(world.store, index), plan)
+
+
+def test_a_damaged_record_of_the_plan_that_serves_is_written_again(make_world, index, plan):
+    world = make_world()
+    world.refresher._updates.commit_served()
+    with world.store._opened.writer.begin() as connection:
+        connection.exec_driver_sql("UPDATE events SET at = '2031-01-01T00:00:00+00:00'")
+    with pytest.raises(StoreError, match="apply the plan again"):
+        current_plan(world.store, index)
+    assert world.refresher._updates.commit_again()
+    assert same_decision(current_plan(world.store, index), plan)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_commit_that_the_store_took_and_did_not_acknowledge_is_taken_back(
+    make_world, index, plan, monkeypatch, times
+):
+    """The connection breaks while the store commits; the second time while the old plan is written again, too."""
+    world = make_world()
+    world.refresher._updates.commit_served()
+    real, calls = updater.make_current, []
+
+    def unacknowledged(*args, **options):
+        calls.append(args)
+        if len(calls) == 1:
+            real(*args, **options)
+        if len(calls) <= times:
+            raise StoreError("injected")
+        real(*args, **options)
+
+    monkeypatch.setattr(updater, "make_current", unacknowledged)
+    world.serve(2, seed=4, moved=True, latency_s=LATE_S)
+    world.serve(2, seed=5, moved=True)
+    world.refresher.step()
+    assert world.refresher.status().updates == {"rolled_back": 1}
+    assert world.router.plan is plan
+    assert same_decision(current_plan(world.store, index), plan), "a restart resumes what did not serve"
+    assert world.refresher.status().plan_id == current_plan_id(world.store, index.fingerprint)
 
 
 def test_a_roll_back_that_fails_is_tried_until_it_works(make_world, plan, monkeypatch):

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import InvalidInputError, StoreError
 from hybridindex.refresh.timetable import check_schedule, timetable_of
 from hybridindex.store import ControlStore
 from hybridindex.store.records import ScheduleEntry
@@ -100,6 +100,21 @@ def test_a_refresher_follows_the_rows_and_leaves_bad_ones_out(make_world, caplog
     rows = {row.name: row.last_run_at for row in world.store.list_schedule()}
     assert rows["hourly"] is not None
     assert rows["nightly"] is rows["off"] is rows["broken"] is None
+
+
+def test_a_damaged_row_stops_no_other(make_world, caplog):
+    world = make_world(dataclasses.replace(CONFIG, tick_s=60.0))
+    world.store.set_schedule(dataclasses.replace(HOURLY, name="flipped"))
+    world.store.set_schedule(NIGHTLY)
+    with world.store._opened.writer.begin() as connection:
+        connection.exec_driver_sql("UPDATE refresh_schedule SET spec = '3601' WHERE name = 'flipped'")
+    with pytest.raises(StoreError, match="schedule 'flipped': damaged"):
+        world.store.list_schedule()
+    world.refresher.start()
+    status = world.refresher.status()
+    assert (status.running, status.schedule) == (True, ("nightly",))
+    assert status.schedule_refused == ("schedule 'flipped': its row is damaged; remove it and set it again",)
+    assert f"left out of the schedule: control store {world.store.name}: schedule 'flipped': damaged" in caplog.text
 
 
 @pytest.mark.parametrize("has_run", [True, False], ids=["has run", "never ran"])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import errno
 import re
 import shutil
 import struct
@@ -12,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from hybridindex.errors import DiskFullError, MissingDependencyError, ProfileMismatchError
+from hybridindex.filesystem import watched_by
 from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.report import ReportFiles, write_report
-from hybridindex.report import write as write_module
 from hybridindex.types import Profile
+from tests.faults import FaultyDisk, of
 from tests.report.conftest import INDEX_INFO, LOAD
 
 VOID = {"meta", "img", "br", "link"}
@@ -214,16 +216,11 @@ def test_failed_write_keeps_the_old_report_whole(
     bare_report: ReportFiles,
     bare_profile: Profile,
     bare_plan: Plan,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shutil.copytree(bare_report.html.parent, tmp_path, dirs_exist_ok=True)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-
-    def full_disk(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(write_module.os, "fsync", full_disk)
-    with pytest.raises(DiskFullError, match=f"{tmp_path} cannot be written .*No space.*make room"):
+    disk = FaultyDisk(counts=of("sync"), allowed=0, number=errno.ENOSPC)
+    with watched_by(disk), pytest.raises(DiskFullError, match=f"{tmp_path} cannot be written .*No space.*make room"):
         write_report(tmp_path, index_info=INDEX_INFO, profile=bare_profile, plan=bare_plan, title="new")
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
     assert bare_report.html.name in before

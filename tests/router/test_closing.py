@@ -39,7 +39,7 @@ def index(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     """Whose lists come in shards."""
-    with small_index(tmp_path_factory.mktemp("idx") / "i", n=1000, nprobe=8, codec="pq8") as index:
+    with small_index(tmp_path_factory.mktemp("idx") / "i", n=1000, nprobe=8, codec="faiss:PQ6x6np") as index:
         yield index
 
 

@@ -15,6 +15,7 @@ from hybridindex.router.engine import Engine
 from hybridindex.tiers.contract.residency import Lease
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.router.test_router import check
+from tests.stuck import held_quantizer
 
 WAIT_S = 30
 
@@ -184,16 +185,8 @@ def test_a_request_on_a_device_does_not_wait_for_the_host(index, monkeypatch):
 
 
 def test_close_waits_for_a_search_on_its_callers_thread(index, monkeypatch):
-    entered, resume = threading.Event(), threading.Event()
-    quantize = index.quantize
-
-    def held(queries, nprobe):
-        entered.set()
-        assert resume.wait(WAIT_S)
-        return quantize(queries, nprobe)
-
+    entered, resume = held_quantizer(index, monkeypatch)
     router = Router(index, devices=["cpu"], device_budget_bytes=1 << 20)
-    monkeypatch.setattr(index, "quantize", held)
     with ThreadPoolExecutor(2) as pool:
         search = pool.submit(router.search, clustered(2))
         assert entered.wait(WAIT_S)

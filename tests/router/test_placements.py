@@ -18,8 +18,8 @@ from tests.oracle import check_answer
 
 #: A multiple of 32: faiss takes other instructions there.
 DIM = 64
-CODECS = (*DEVICE_KINDS, "import:IVF32,SQbf16", "pq16", "import:IVF32,SQfp16", "import:IVF32,SQ8")
-#: Where lists lie: all on the host, all on a device (for pq: a shard), half of them on two.
+CODECS = (*DEVICE_KINDS, "import:IVF32,SQbf16", "pq16", "pqfs32", "import:IVF32,SQfp16", "import:IVF32,SQ8")
+#: Where lists lie: all on the host, all on a device, half of them on two.
 PLACEMENTS = {
     "host": np.full(NLIST, -1),
     "device": np.zeros(NLIST),

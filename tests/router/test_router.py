@@ -19,6 +19,7 @@ from hybridindex.errors import (
     ProfileMismatchError,
     RouterClosedError,
 )
+from hybridindex.index import codec
 from hybridindex.router import Router
 from hybridindex.router import router as router_module
 from hybridindex.router.devices.opening import device_budgets
@@ -26,8 +27,9 @@ from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
 from tests.examples import examples
 from tests.oracle import check_answer
+from tests.stuck import held_quantizer
 
-CODECS = ["flat", "fp16", "sq8", "pq8"]
+CODECS = ["flat", "fp16", "sq8", "pq8", "pqfs12"]
 
 
 @pytest.fixture(scope="module", params=[(c, m) for c in CODECS for m in ("ip", "l2")], ids="-".join)
@@ -92,7 +94,8 @@ def test_placement_never_changes_an_answer(any_index, seed, fraction, n_devices,
         router.check_invariants()
 
 
-def test_pqfs_equals_faiss_itself(tmp_path):
+def test_a_fast_scan_that_no_device_takes_equals_faiss_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(codec, "_MOST_PARTS", 11)
     with small_index(tmp_path / "i", codec="pqfs12", metric="l2") as index:
         plan = hand_made_plan(index, np.zeros(NLIST))
         queries = clustered(16, seed=3)
@@ -115,19 +118,11 @@ def test_single_query_and_defaults(index):
         assert result.hit_rate.tolist() == [0.0]
 
 
-def test_mixed_requests_share_a_batch_and_keep_their_own_k_and_nprobe(index):
+def test_mixed_requests_share_a_batch_and_keep_their_own_k_and_nprobe(index, monkeypatch):
     """Requests queued while the engine is held must form one batch."""
     plan = hand_made_plan(index, random_placement(np.random.default_rng(1), 1, 0.5))
-    entered, resume = threading.Event(), threading.Event()
     with Router(index, plan=plan, devices=["cpu"]) as router:
-        quantize = index.quantize
-
-        def held(queries, nprobe):
-            entered.set()
-            assert resume.wait(30)
-            return quantize(queries, nprobe)
-
-        index.quantize = held
+        entered, resume = held_quantizer(index, monkeypatch)
         try:
             first = router.submit(clustered(1, seed=1), 5, 4)
             assert entered.wait(30)
@@ -135,7 +130,6 @@ def test_mixed_requests_share_a_batch_and_keep_their_own_k_and_nprobe(index):
             futures = [router.submit(q, k, p) for q, k, p in wanted]
         finally:
             resume.set()
-            del index.quantize
         first.result(30)
         for (queries, k, nprobe), future in zip(wanted, futures, strict=True):
             check(index, queries, k, nprobe, future.result(30))

@@ -19,7 +19,7 @@ BUDGET = 4 << 20
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
-    with small_index(tmp_path_factory.mktemp("idx") / "i", codec="pq8", metric="l2") as index:
+    with small_index(tmp_path_factory.mktemp("idx") / "i", codec="faiss:PQ6x6np", metric="l2") as index:
         yield index
 
 

@@ -16,6 +16,7 @@ from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
 from hybridindex.service.http.app import create_app
 from tests.clustered import clustered
+from tests.router.slow_copies import until
 
 HERE = RefreshConfig(planning="here")
 
@@ -91,6 +92,24 @@ def held_engine(router, queries):
     finally:
         open_.set()
         waiting.result(60)
+
+
+@contextmanager
+def reloading_under(search, service, queries):
+    """Another generation serves, while ``search``, on a thread of its own, is held in the old one until the block ends.
+    Then the reload ends, too."""
+    generation = service.index.ivf.generation
+    threads = [threading.Thread(target=run, daemon=True) for run in (search, service.reload)]
+    with held_engine(service.router, queries) as gate:
+        threads[0].start()
+        until(lambda: service.admission.n_in_flight)
+        threads[1].start()
+        until(lambda: service.index.ivf.generation != generation)
+        yield
+        gate.set()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive(), "it waits for ever"
 
 
 def assert_same(result, expected) -> None:

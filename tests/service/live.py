@@ -16,7 +16,7 @@ from hybridindex.service.daemon_address import bind_tcp
 class _Lasting(Daemon):
     """``POST /v1/drain`` is answered and ends nothing: a test that calls every route goes on."""
 
-    def stop(self) -> None:
+    def drain(self) -> None:
         pass
 
 

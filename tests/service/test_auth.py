@@ -10,7 +10,9 @@ import stat
 import pytest
 
 from hybridindex.errors import AccessDeniedError, BuildError, InvalidInputError
+from hybridindex.filesystem import watched_by
 from hybridindex.service.auth import KeyFile, Keyring, Role
+from tests.faults import FaultyDisk, of
 
 
 @pytest.fixture
@@ -76,6 +78,19 @@ def test_a_damaged_file_leaves_the_last_keys_in_force_and_says_so(file):
     assert ring.problem is None
 
 
+def test_a_disk_that_fails_for_a_moment_keeps_no_revoked_key(file):
+    """The change counted as seen, so the key stayed in force until the file changed again."""
+    key, _ = file.add("web", "search"), file.add("ops", "admin")
+    ring = Keyring(file.path)
+    file.revoke("web")
+    with watched_by(FaultyDisk(counts=of("open"), allowed=0, number=errno.EMFILE)):
+        ring.identify(bearer(key))
+        assert ring.problem is not None
+    with pytest.raises(AccessDeniedError):
+        ring.identify(bearer(key))
+    assert ring.problem is None
+
+
 def test_a_name_is_taken_once(file):
     file.add("web", "search")
     with pytest.raises(InvalidInputError, match="'web', which has a key"):
@@ -112,15 +127,13 @@ def test_a_file_that_others_may_write_is_refused(file):
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EACCES])
-def test_a_disk_that_does_not_take_a_key_is_named(file, monkeypatch, number):
+def test_a_disk_that_does_not_take_a_key_is_named(file, number):
     file.add("kept", "search")
     kept = file.read()
 
-    def fail(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "fsync", fail)
     for change in (lambda: file.add("other", "admin"), lambda: file.revoke(kept[0].name)):
-        with pytest.raises(BuildError, match=f"{file.path} cannot be written .*{os.strerror(number)}"):
+        disk = FaultyDisk(counts=of("sync"), allowed=0, number=number)
+        words = f"{file.path} cannot be written .*{os.strerror(number)}"
+        with watched_by(disk), pytest.raises(BuildError, match=words):
             change()
     assert file.read() == kept

@@ -20,14 +20,16 @@ import pytest
 
 import hybridindex as hx
 from hybridindex.client import Client, RetryPolicy
-from hybridindex.errors import AccessDeniedError, ServiceError, UnreachableError
+from hybridindex.errors import AccessDeniedError, InvalidInputError, OverloadedError, ServiceError, UnreachableError
 from hybridindex.router import HealthPolicy
 from hybridindex.service.auth import KeyFile
-from hybridindex.service.daemon import Daemon
+from hybridindex.service.config import ServiceConfig
+from hybridindex.service.daemon import Daemon, serve
 from hybridindex.service.daemon_address import bind_tcp, bind_unix, find_daemon
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from tests.clustered import clustered
+from tests.durability.launcher import PLANS_SOON
 from tests.service.conftest import assert_same, held_engine
 from tests.stuck import Stuck, ended
 
@@ -53,7 +55,7 @@ def test_the_whole_life_of_a_daemon(launcher, index_path, tmp_path, queries):
     with hx.open(index_path) as index, index.router() as router:
         expected = router.search(queries, 5, 6)
     uds = tmp_path / "s"
-    words = (index_path, "--device", "cpu", "--uds", uds, "--port", 0)
+    words = (index_path, "--device", "cpu", "--uds", uds, "--port", 0, *PLANS_SOON)
     with daemon(*words) as (process, urls):
         assert urls[0] == f"unix:{uds}"
         assert find_daemon(index_path).pid == process.pid
@@ -113,8 +115,17 @@ def run_daemon(service, sockets, play, **options):
     return outcome[0]
 
 
-def test_sigterm_answers_what_was_admitted_and_refuses_the_rest(make_service, tmp_path, queries):
+@pytest.mark.parametrize("drained", [False, True], ids=["running", "draining"])
+def test_sigterm_answers_what_was_admitted_and_refuses_the_rest(make_service, tmp_path, queries, monkeypatch, drained):
+    """Also after ``hybridindex drain``, as a supervisor sends it: it is the first signal."""
     service = make_service(warm=False)
+    signalled, stop = threading.Event(), Daemon.stop
+
+    def noticed(self) -> None:
+        stop(self)
+        signalled.set()
+
+    monkeypatch.setattr(Daemon, "stop", noticed)
     expected = service.router.search(queries, 5)
     sockets = [bind_unix(tmp_path / "s"), bind_tcp("127.0.0.1", 0)]
     url = f"http://127.0.0.1:{sockets[1].getsockname()[1]}"
@@ -128,17 +139,21 @@ def test_sigterm_answers_what_was_admitted_and_refuses_the_rest(make_service, tm
                 searcher.start()
                 while service.admission.n_in_flight == 0:
                     pass
+                if drained:
+                    client.drain()
+                    signalled.clear()
                 os.kill(os.getpid(), signal.SIGTERM)
-                while not service.admission.draining:
-                    pass
+                assert signalled.wait(60)
+                assert service.admission.draining
                 with pytest.raises((ServiceError, UnreachableError)):
                     client.search(queries, 5)
                 assert not found
                 gate.set()
             searcher.join(60)
-        return found[0]
+        return found
 
-    assert_same(run_daemon(service, sockets, play), expected)
+    (found,) = run_daemon(service, sockets, play)
+    assert_same(found, expected)
 
 
 def test_a_second_signal_ends_the_wait(make_service, queries):
@@ -178,7 +193,7 @@ def test_a_slow_change_of_the_plan_does_not_hold_up_the_end(make_service, querie
     sockets = [bind_tcp("127.0.0.1", 0)]
     url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
     (tier,) = service.router.devices
-    ended, forced = threading.Event(), []
+    ended, forced, told = threading.Event(), [], []
 
     def end_it_anyway() -> None:
         if not ended.wait(30):
@@ -195,8 +210,10 @@ def test_a_slow_change_of_the_plan_does_not_hold_up_the_end(make_service, querie
         moved = tier.moved_bytes
 
         def change() -> None:
-            with Client(url, retry=RetryPolicy(attempts=1)) as client, contextlib.suppress(ServiceError):
+            stops = pytest.raises(OverloadedError, match="the daemon stops")
+            with Client(url, retry=RetryPolicy(attempts=1)) as client, stops as error:
                 client.repartition(apply=True, coverage=1.0, bandwidth_share=0.01)
+            told.append(error.value)
 
         changer = threading.Thread(target=change)
         changer.start()
@@ -211,6 +228,7 @@ def test_a_slow_change_of_the_plan_does_not_hold_up_the_end(make_service, querie
     ended.set()
     watch.join()
     assert not forced
+    assert len(told) == 1
     assert (service.router.residency.list_device < 0).any(), "nothing was left to move"
 
 
@@ -254,8 +272,21 @@ def test_a_device_that_never_ends_does_not_keep_the_daemon(make_service, queries
     assert caplog.text.count("left behind") == 1
 
 
-def test_sighup_serves_the_generation_that_is_there_now(make_service, index_path, queries):
+def test_sighup_serves_the_generation_that_is_there_now(make_service, index_path, queries, monkeypatch, caplog):
     service = make_service(warm=False)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow_change(**_options):
+        with service.changes.one_change():
+            begun.set()
+            assert go_on.wait(60)
+        raise OverloadedError("nothing was planned", retry_after_s=1)
+
+    def change() -> None:
+        with Client(url, retry=RetryPolicy(attempts=1)) as changing, pytest.raises(OverloadedError):
+            changing.repartition()
+
+    monkeypatch.setattr(service, "repartition", slow_change)
     sockets = [bind_tcp("127.0.0.1", 0)]
     url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
 
@@ -266,9 +297,18 @@ def test_sighup_serves_the_generation_that_is_there_now(make_service, index_path
             old = client.search(queries, 5)
             vectors = clustered(2500, seed=1)
             hx.build(vectors, index_path, nlist=24, metric="l2", nprobe=6, replace=True).close()
+            # It waits for a change that is under way.
+            changer = threading.Thread(target=change)
+            changer.start()
+            assert begun.wait(60)
             os.kill(os.getpid(), signal.SIGHUP)
+            for _ in range(3):
+                assert_same(client.search(queries, 5), old)
+            go_on.set()
+            changer.join(60)
             while service.generations.counts.done == 0:
                 assert_same(client.search(queries, 5), old)
+                assert "another change" not in caplog.text
             # A damaged one ends nothing.
             hx.build(vectors, index_path, nlist=24, metric="l2", nprobe=6, replace=True).close()
             (index_path / "gen-000003" / "model.faiss").unlink()
@@ -300,14 +340,21 @@ def test_keys_over_tcp(launcher, index_path, tmp_path, queries):
         assert key not in process.log
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
-def test_tls_is_for_tcp_alone(make_service, index_path, tmp_path, queries):
-    cert, private = tmp_path / "cert.pem", tmp_path / "key.pem"
+def certificate(folder):
+    """A new certificate for 127.0.0.1, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    cert, private = folder / "cert.pem", folder / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
          "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(private), "-out", str(cert)],
         check=True, capture_output=True,
     )  # fmt: skip
+    return cert, private
+
+
+def test_tls_is_for_tcp_alone(make_service, index_path, tmp_path, queries):
+    cert, private = certificate(tmp_path)
     service = make_service(warm=False, tls_cert=cert, tls_key=private)
     expected = service.router.search(queries, 3)
     sockets = [bind_unix(tmp_path / "s"), bind_tcp("127.0.0.1", 0)]
@@ -323,3 +370,11 @@ def test_tls_is_for_tcp_alone(make_service, index_path, tmp_path, queries):
             client.drain()
 
     run_daemon(service, sockets, play)
+
+
+def test_a_certificate_that_cannot_be_read_names_reason_and_cure(tmp_path, monkeypatch):
+    for name in ("configure", "bound_arenas"):
+        monkeypatch.setattr(f"hybridindex.service.daemon.{name}", lambda *_: None)
+    config = ServiceConfig(tls_cert=tmp_path, tls_key=tmp_path / "key")
+    with pytest.raises(InvalidInputError, match=r"tls_cert .* cannot be read: Is a directory; give the path of a file"):
+        serve(tmp_path, config)

@@ -17,15 +17,15 @@ from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
-from hybridindex.service.http import app as app_module
+from hybridindex.service.http import upkeep
 from hybridindex.service.observe.events import DeviceWatch
 from hybridindex.service.observe.metrics import Metrics
 from hybridindex.service.observe.series import Series
-from hybridindex.service.search_request import SearchRequest
+from hybridindex.service.searches import SearchRequest
 from hybridindex.service.status import status_of
 from hybridindex.tiers.paged.arena import PageArena
 from tests.clustered import clustered
-from tests.service.conftest import ask, assert_same, held_engine, talk
+from tests.service.conftest import ask, assert_same, reloading_under, talk
 from tests.service.live import live
 
 #: No id of the first generation is one of the second.
@@ -97,21 +97,10 @@ def test_a_search_under_way_ends_in_its_generation(service, index_path, queries)
     expected = service.router.search(queries, 5)
     replace(index_path)
     found = []
-    with held_engine(service.router, queries) as gate:
-        searcher = threading.Thread(target=lambda: found.append(search(service, queries, k=5)))
-        searcher.start()
-        while service.admission.n_in_flight == 0:
-            pass
-        reloader = threading.Thread(target=service.reload)
-        reloader.start()
-        while service.index.ivf.generation == 1:
-            pass
+    with reloading_under(lambda: found.append(search(service, queries, k=5)), service, queries):
         # New ones have the new generation, while the old one is not closed before its last is answered.
         assert (search(service, queries).ids >= SECOND).all()
         assert not found
-        gate.set()
-        searcher.join(60)
-        reloader.join(60)
     assert_same(found[0], expected)
 
 
@@ -125,6 +114,24 @@ def test_the_plan_of_the_same_content_is_carried_over(service, index_path, queri
     assert np.array_equal(service.router.residency.list_device >= 0, resident)
     assert_same(search(service, queries, k=5), expected)
     assert service.reload()["reloaded"] is False
+
+
+def test_housekeeping_closes_no_generation_that_sessions_are_going_to_use(service, index_path, queries, monkeypatch):
+    name = service.open_session("me", lookahead_bytes=1 << 20)
+    expected = asyncio.run(service.search(SearchRequest(queries=queries, k=5, nprobe=6), "me", name))
+    replace(index_path)
+    move = service.sessions.move
+
+    def looked_at_just_before(again):
+        service.generations.close_unused()
+        return move(again)
+
+    monkeypatch.setattr(service.sessions, "move", looked_at_just_before)
+    service.reload()
+    service.generations.close_unused()
+    assert status_of(service)["reload"]["retired"] == [{"generation": 1, "sessions": 1}]
+    found = asyncio.run(service.search(SearchRequest(queries=queries, k=5, nprobe=6), "me", name))
+    assert_same(found, expected)
 
 
 def test_a_stored_plan_of_the_new_content_serves(service, index_path):
@@ -174,6 +181,23 @@ def test_without_a_plan_the_host_serves_until_there_is_one(service, index_path, 
     assert (again["reloaded"], again["generation"], again["plan_origin"], again["note"]) == (True, 2, "stored", None)
     assert service.router.residency.n_resident > 0
     assert_same(search(service, queries, k=5), host)
+
+
+def test_a_plan_that_opens_devices_replaces_no_index(service, index_path, queries):
+    """The directory has another generation, which nobody asked to serve."""
+    replace(index_path)
+    service.reload()
+    with hx.open(index_path) as index, index.store() as store:
+        profile = index.profile(clustered(300, seed=2), 6, max_seconds=0.1)
+        plan_id = store.save_plan(index.plan(50, 8 << 20, profile, coverage=0.4).to_record(), profile.id)
+    host = search(service, queries, k=5)
+    replace(index_path, seed=8)
+    answer = service.apply_plan(str(plan_id), force=True)
+    assert (answer["applied"], answer["plan_id"], service.plan_id) == (True, plan_id, plan_id)
+    assert service.index.ivf.generation == 2
+    assert service.router.residency.n_resident > 0
+    assert_same(search(service, queries, k=5), host)
+    assert service.reload()["generation"] == 3
 
 
 def test_a_session_keeps_its_generation_until_it_ends(service, index_path, queries):
@@ -298,7 +322,7 @@ def test_a_device_that_cannot_be_opened_leaves_the_new_generation_on_the_host(
 
 def test_one_change_at_a_time(service, index_path, monkeypatch):
     replace(index_path)
-    with service._changing, pytest.raises(OverloadedError, match="another change"):
+    with service.changes.changing, pytest.raises(OverloadedError, match="another change"):
         service.reload()
 
 
@@ -412,7 +436,7 @@ def test_the_document_of_an_application_follows(service, index_path):
 
 
 def test_it_reloads_by_itself_where_it_is_told_to(make_service, index_path, monkeypatch):
-    monkeypatch.setattr(app_module, "_FOLLOW_S", 0.01)
+    monkeypatch.setattr(upkeep, "_FOLLOW_S", 0.01)
     service = make_service(reload="auto", warm=False)
     with live(service):
         replace(index_path)

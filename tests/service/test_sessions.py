@@ -78,13 +78,50 @@ def test_another_client_learns_nothing(table, make):
     table.close(name, "me")
 
 
-def test_there_may_be_so_many(table, make, clock):
+def test_there_may_be_so_many_and_a_key_alone_may_have_all(table, make, clock):
     table.open(make, "me")
     table.open(make, "me")
-    with pytest.raises(OverloadedError, match="2 sessions are open"):
-        table.open(make, "you")
+    with pytest.raises(OverloadedError, match="2 sessions are open") as refused:
+        table.open(make, "me")
+    assert not refused.value.own_share, "it takes nobody's"
     clock.now = 10
-    table.open(make, "you")
+    table.open(make, "me")
+    assert table.n_displaced == 0
+
+
+def test_a_newcomer_takes_the_session_that_the_greediest_has_not_used_for_longest(clock, make):
+    table = SessionTable(Limits(max_sessions=4, session_ttl_s=10), clock)
+    names = [table.open(make, "flood") for _ in range(4)]
+    with table.use(names[0], "flood") as oldest:
+        pass  # used again
+    with table.use(names[1], "flood") as second, table.use(names[2], "flood"):
+        mine = table.open(make, "modest")
+        with pytest.raises(UnknownSessionError), table.use(names[3], "flood"):
+            pass
+        table.open(make, "modest")  # its own first one stays
+        with table.use(mine, "modest"):
+            pass
+        assert oldest._closed
+        assert not second._closed, "it is in use"
+    for who in ("modest", "flood"):
+        with pytest.raises(OverloadedError, match="of which you have 2"):
+            table.open(make, who)
+    table.open(make, "third")
+    assert table.n_displaced == 3
+    assert len(table) == 4
+
+
+def test_one_that_cannot_be_opened_displaces_nobody(table, make):
+    names = [table.open(make, "flood") for _ in range(2)]
+
+    def broken():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        table.open(broken, "modest")
+    for name in names:
+        with table.use(name, "flood"):
+            pass
 
 
 def test_closing_the_table_ends_all_and_lets_none_in(table, make):

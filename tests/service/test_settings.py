@@ -39,6 +39,8 @@ def other_value(entry):
         return next(word for word in get_args(entry.type) if word != entry.default)
     if kinds[0] is bool:
         return not entry.default
+    if entry.name == "request_memory_bytes":  # no less than what is set aside
+        return 1 << 29
     if kinds[0] is int:
         return (entry.default or 1) - 1 if entry.name == "max_k" else (entry.default or 1) + 1
     if kinds[0] is float:

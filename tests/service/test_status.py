@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import threading
 from contextlib import closing
+from functools import partial
 
 from hybridindex.cli.commands.daemon import _status_table
 from hybridindex.errors import DeviceSlowError
 from hybridindex.service import pruning
 from hybridindex.service.auth import KeyFile, Keyring
+from hybridindex.service.http.store_calls import StoreCalls
 from hybridindex.service.observe.series import Series
 from hybridindex.service.pruning import prune
 from hybridindex.service.status import status_of
@@ -53,8 +56,9 @@ def test_without_keys_there_is_no_check_of_keys(service):
     assert "keys" not in {c["name"] for c in ask(service, "GET", "/healthz").json()["checks"]}
 
 
-def test_a_slow_device_is_told_apart_from_a_failed_one(service):
+def test_a_slow_device_is_told_apart_from_a_failed_one(service, monkeypatch):
     [tier] = service.router.devices
+    monkeypatch.setattr(tier, "retry_due", lambda now_s: False)  # it would work again
     tier.fail(DeviceSlowError("late"))
     assert wrong(ask(service, "GET", "/healthz")) == {
         f"device {tier.label}": "failed 1 time(s), the last by being slow"
@@ -83,7 +87,7 @@ def test_the_hit_rate_is_expected_of_the_lists_that_are_placed(make_service):
 def test_a_store_that_cannot_be_written_is_told(make_service, index_path):
     service = make_service()
     # What a directory that became read-only does to SQLite, which root would not notice by permissions.
-    for connection in (service.store._engine.raw_connection(),):
+    for connection in (service.store._opened.engine.raw_connection(),):
         connection.execute("PRAGMA query_only=ON")
         connection.close()
     answer = ask(service, "GET", "/healthz")
@@ -102,19 +106,22 @@ def test_pruning_goes_on_after_a_surprise(service, monkeypatch, caplog):
         loop = asyncio.get_running_loop()
 
         def surprise(_service):
-            calls.append(1)
+            calls.append(threading.current_thread().name)
             if len(calls) == 3:
                 loop.call_soon_threadsafe(third.set)
             raise RuntimeError("nobody thought of this")
 
         monkeypatch.setattr(pruning, "prune", surprise)
         monkeypatch.setattr(pruning, "_EVERY_S", 0)
-        task = asyncio.create_task(pruning.prune_now_and_then(service))
+        store_calls = StoreCalls(loop.time, client_share=0.5)
+        task = asyncio.create_task(pruning.prune_now_and_then(service, partial(store_calls.read, "")))
         await asyncio.wait([task, asyncio.create_task(third.wait())], return_when=asyncio.FIRST_COMPLETED)
         task.cancel()
+        store_calls.close()
 
     asyncio.run(run())
     assert len(calls) >= 3
+    assert all(name.startswith("hybridindex-store") for name in calls), "sessions would wait for it"
     assert "pruning failed" in caplog.text
 
 

@@ -10,6 +10,7 @@ import pytest
 import hybridindex as hx
 from hybridindex.config import RouterConfig
 from hybridindex.errors import InfeasiblePlanError, InvalidInputError
+from hybridindex.plans.current import current_plan_id, same_decision
 from hybridindex.refresh.refresher import RefreshConfig, Refresher
 from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
@@ -17,6 +18,7 @@ from hybridindex.service.http.problems import PROBLEM_TYPE
 from hybridindex.service.status import status_of
 from tests.service.conftest import ask
 from tests.service.test_core import search
+from tests.service.test_reload import replace_by_the_same
 
 CONFIG = ServiceConfig(router=RouterConfig(devices=("cpu",)))
 
@@ -99,6 +101,17 @@ def test_the_refresh_applies_a_stored_plan_verifies_it_and_stores_nothing_anew(s
     assert service.router.plan.coverage == pytest.approx(0.5)
     assert len(service.store.list_plans()) == 3
     assert service.plan()["plan_id"] == 1, "until it is verified"
+
+
+def test_a_plan_that_is_being_verified_does_not_become_current_by_a_reload(service, index_path):
+    before = service.router.plan
+    stored = service.store.save_plan(service.index.plan(50, 16 << 20, coverage=0.5).to_record(), 1)
+    assert service.apply_plan(str(stored))["update"]["stage"] == "verifying"
+    replace_by_the_same(index_path)
+    answer = service.reload()
+    assert (answer["plan_id"], answer["plan_origin"]) == (1, "carried over")
+    assert same_decision(service.router.plan, before)
+    assert current_plan_id(service.store, service.index.fingerprint) == 1, "it was never verified"
 
 
 def test_what_a_daemon_without_a_refresh_applied_is_resumed_with_one(index_path):

@@ -16,6 +16,7 @@ from sqlalchemy import event, text, update
 
 from hybridindex.errors import InvalidInputError, ProfileError, ProfileMismatchError, StoreError, StoreLockedError
 from hybridindex.store import ControlStore
+from hybridindex.store.digests import digest_of_json
 from hybridindex.store.models import HardwareRow
 from hybridindex.types import AccessSample, Profile, StageSample
 
@@ -55,11 +56,23 @@ def test_profile_may_have_no_samples_and_no_held_queries(store: ControlStore, pr
     assert_same(store.load_profile(), saved)
 
 
+def test_candidates_come_back_where_they_were_counted(store: ControlStore, profile_of: Maker) -> None:
+    access = profile_of().access
+    rng = np.random.default_rng(1)
+    held = rng.random(access.held_probes.shape).astype(np.float32)
+    counted = replace(access, list_candidates=rng.random(16), held_candidates=held)
+    saved = store.save_profile(profile_of(access=counted))
+    assert_same(store.load_profile(saved.id).access, counted)
+    assert store.load_profile(store.save_profile(profile_of()).id).access.list_candidates is None
+    with pytest.raises(InvalidInputError, match=r"access.held_candidates: NoneType given"):
+        store.save_profile(profile_of(access=replace(counted, held_candidates=None)))
+
+
 def inserted_samples(store: ControlStore) -> list[int]:
     """Rows of samples that statements brought from here, as they come; copies within the store bring none."""
     found: list[int] = []
 
-    @event.listens_for(store._engine, "before_cursor_execute")
+    @event.listens_for(store._opened.engine, "before_cursor_execute")
     def count(_: Any, __: Any, statement: str, parameters: Any, ___: Any, many: bool) -> None:
         if statement.startswith("INSERT INTO") and "samples" in statement and "SELECT" not in statement:
             found.append(len(parameters) if many else 1)
@@ -91,7 +104,7 @@ def test_samples_of_a_parent_that_the_store_does_not_hold_are_stored_anew(
     elif gone == "another row":
         parent = replace(parent, id=store.save_profile(profile_of(index_fingerprint="ix-b")).id)
     elif gone == "samples lost":
-        with store._engine.begin() as connection:
+        with store._opened.engine.begin() as connection:
             connection.execute(text("DELETE FROM latency_samples"))
     else:
         parent = replace(parent, id=None)
@@ -99,6 +112,16 @@ def test_samples_of_a_parent_that_the_store_does_not_hold_are_stored_anew(
     saved = store.save_profile(renewed, parent=parent)
     assert sum(brought) >= len(renewed.stages)
     assert_same(store.load_profile(saved.id), saved)
+    if gone == "samples lost":
+        with pytest.raises(StoreError, match=f"stages of profile {parent.id}: damaged, .*profile the index again"):
+            store.load_profile(parent.id)
+        remove_profiles(store)
+
+
+def remove_profiles(store: ControlStore) -> None:
+    """Damage that the fixture shall not find at the end."""
+    with store._opened.writer.begin() as connection:
+        connection.execute(text("DELETE FROM profiles"))
 
 
 def test_newest_matching_profile_is_loaded(store: ControlStore, profile_of: Maker) -> None:
@@ -160,7 +183,7 @@ def test_one_machine_is_kept_once_but_exactly(store: ControlStore, profile_of: M
     saved = [store.save_profile(profile_of(hardware=h)) for h in (newer, profile_of().hardware, newer)]
     for profile in saved:
         assert store.load_profile(profile.id).hardware == profile.hardware
-    with store._engine.connect() as connection:
+    with store._opened.engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM hardware")).scalar_one() == 2
 
 
@@ -286,9 +309,9 @@ def test_events_of_one_index_are_asked_for_with_those_of_none(store: ControlStor
 def test_events_of_one_index_are_found_without_reading_all(sqlite_path: Path) -> None:
     """By SQLite's plan alone: PostgreSQL plans by the sizes of tables."""
     asked: list[tuple[str, Any]] = []
-    with ControlStore.open(sqlite_path) as store, store._engine.connect() as connection:
+    with ControlStore.open(sqlite_path) as store, store._opened.engine.connect() as connection:
         event.listen(
-            store._engine, "before_cursor_execute", lambda _c, _k, sql, values, *_: asked.append((sql, values))
+            store._opened.engine, "before_cursor_execute", lambda _c, _k, sql, values, *_: asked.append((sql, values))
         )
         store.list_events(index_fingerprint="a")
         sql, values = asked[-1]
@@ -299,21 +322,24 @@ def test_events_of_one_index_are_found_without_reading_all(sqlite_path: Path) ->
 
 def test_damaged_array_is_an_error_that_names_it(store: ControlStore, profile_of: Maker) -> None:
     profile = store.save_profile(profile_of())
-    with store._writer.begin() as connection:
+    with store._opened.writer.begin() as connection:
         update = "UPDATE profile_arrays SET data = :d WHERE name = 'fit_probes'"
         connection.execute(text(update), {"d": b"HXA1 nonsense, nonsense"})
+        # Of an older version: without it, the digest of the row is compared first.
+        connection.execute(text("UPDATE profiles SET digest = NULL"))
     with pytest.raises(StoreError, match=f"profile {profile.id}, fit_probes"):
         store.load_profile(profile.id)
-    with store._writer.begin() as connection:
+    with store._opened.writer.begin() as connection:
         connection.execute(text("DELETE FROM profile_arrays WHERE name = 'list_bytes'"))
     with pytest.raises(StoreError, match="list_bytes"):
         store.load_profile(profile.id)
+    remove_profiles(store)
 
 
 def test_a_plan_without_its_profile_cannot_exist(store: ControlStore, profile_of: Maker) -> None:
     profile = store.save_profile(profile_of())
     store.save_plan({"data": {"verdict": "x"}, "arrays": {}}, profile.id or 0)
-    with pytest.raises(Exception, match=r"(?i)foreign key"), store._writer.begin() as connection:
+    with pytest.raises(Exception, match=r"(?i)foreign key"), store._opened.writer.begin() as connection:
         connection.execute(text("DELETE FROM profiles"))
 
 
@@ -352,7 +378,7 @@ def test_closed_store_says_so(store_url: str) -> None:
 def test_close_waits_for_calls_under_way(store_url: str) -> None:
     store = ControlStore.open(store_url)
     closer = threading.Thread(target=store.close)
-    with store._transaction(store._writer) as session:
+    with store._transaction(writes=True) as session:
         closer.start()
         closer.join(0.05)
         assert closer.is_alive()
@@ -377,7 +403,7 @@ def test_timeout_is_checked(tmp_path: Path, timeout: Any) -> None:
 
 def test_writer_waits_for_its_turn_and_then_gives_up(sqlite_path: Path) -> None:
     with ControlStore.open(sqlite_path) as holder, ControlStore.open(sqlite_path, busy_timeout_s=0.05) as other:
-        with holder._writer.begin():
+        with holder._opened.writer.begin():
             assert other.list_events() == []  # readers do not wait
             with pytest.raises(StoreLockedError, match="another process holds it"):
                 other.record_event("x", {})
@@ -388,11 +414,11 @@ def test_full_disk_is_an_error_and_leaves_nothing(sqlite_path: Path, profile_of:
     with ControlStore.open(sqlite_path) as store:
         saved = store.save_profile(profile_of())
 
-        @event.listens_for(store._engine, "connect")
+        @event.listens_for(store._opened.engine, "connect")
         def no_more_pages(connection: Any, record: object) -> None:
             connection.execute("PRAGMA max_page_count=1")  # SQLite takes the present size
 
-        store._engine.dispose()
+        store._opened.engine.dispose()
         with pytest.raises(StoreError, match=r"control\.sqlite: the disk is full; nothing was written"):
             store.save_profile(profile_of(nlist=5000))
         assert [p.id for p in store.list_profiles()] == [saved.id]
@@ -408,10 +434,17 @@ def test_password_is_not_in_messages() -> None:
 @pytest.mark.parametrize("data", [{}, [], 5, {"cpu_flags": [], "devices": []}, {"cpu_flags": 5, "devices": []}])
 def test_damaged_hardware_is_an_error_that_names_it(store: ControlStore, profile_of: Maker, data: Any) -> None:
     saved = store.save_profile(profile_of())
-    with store._writer.begin() as connection:
+    with store._opened.writer.begin() as connection:
         connection.execute(update(HardwareRow).values(data=data))
+    with pytest.raises(StoreError, match=f"the machine of profile {saved.id}: damaged"):
+        store.load_profile(saved.id)
+    # As another version could have written it.
+    with store._opened.writer.begin() as connection:
+        connection.execute(update(HardwareRow).values(digest=digest_of_json(data)))
+        connection.execute(text("UPDATE profiles SET digest = NULL"))
     with pytest.raises(StoreError, match=f"profile {saved.id}: its hardware is a damaged row"):
         store.load_profile(saved.id)
+    remove_profiles(store)
 
 
 @pytest.mark.parametrize("damage", ["'{\"cpu_flags\": ['", "CAST(x'ff7b7d' AS TEXT)", "'" + "[" * 100_000 + "'"])
@@ -420,7 +453,7 @@ def test_damaged_json_and_text_are_errors_that_name_the_store(
 ) -> None:
     with ControlStore.open(sqlite_path) as store:
         saved = store.save_profile(profile_of())
-        with store._writer.begin() as connection:
+        with store._opened.writer.begin() as connection:
             connection.exec_driver_sql(f"UPDATE hardware SET data = {damage}")
         with pytest.raises(StoreError, match=r"control store .*control\.sqlite: .*(damaged|decode)"):
             store.load_profile(saved.id)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
 from hybridindex.errors import InvalidInputError, MissingDependencyError
 from hybridindex.store.engine import locate, make_engine, writing
@@ -56,7 +57,17 @@ def test_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None
         make_engine(locate("postgresql://h/db"), busy_timeout_s=1)
 
 
+def test_a_file_that_is_missing_is_made_by_a_migration_alone(sqlite_path: Path) -> None:
+    engine = make_engine(locate(sqlite_path), busy_timeout_s=1)
+    with pytest.raises(OperationalError, match="unable to open"):
+        engine.connect()
+    assert not sqlite_path.exists()
+    make_engine(locate(sqlite_path), busy_timeout_s=1, migrating=True).connect().close()
+    assert sqlite_path.exists()
+
+
 def test_transactions_begin_as_they_should(sqlite_path: Path) -> None:
+    sqlite_path.touch()
     engine = make_engine(locate(sqlite_path), busy_timeout_s=1)
     seen: list[str] = []
     try:
@@ -75,6 +86,7 @@ def test_transactions_begin_as_they_should(sqlite_path: Path) -> None:
 
 
 def test_sqlite_connections_are_durable_and_keep_references(sqlite_path: Path) -> None:
+    sqlite_path.touch()
     engine = make_engine(locate(sqlite_path), busy_timeout_s=1.5)
     try:
         with engine.connect() as connection:

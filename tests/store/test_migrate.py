@@ -23,6 +23,7 @@ from filelock import FileLock
 from sqlalchemy import create_engine, inspect, text
 
 from hybridindex.errors import StoreError, StoreLockedError, StoreVersionError
+from hybridindex.filesystem import watched_by
 from hybridindex.plans.current import applied_plans, current_plan_id, latest_plan_id
 from hybridindex.store import ControlStore
 from hybridindex.store.engine import Location, locate, make_engine
@@ -30,6 +31,7 @@ from hybridindex.store.migrate import SCRIPTS, alembic_config, upgrade_store
 from hybridindex.store.models import Base
 from hybridindex.store.records import ScheduleEntry
 from hybridindex.types import Profile
+from tests.faults import FaultyDisk, of
 
 Starter = Callable[..., Any]
 Maker = Callable[..., Profile]
@@ -198,6 +200,40 @@ def test_events_of_the_second_version_say_which_index_they_are_about(store_url: 
         assert len(store.list_events()) == 6
 
 
+def test_rows_of_the_first_version_with_digests_are_whole(sqlite_path: Path, tmp_path: Path) -> None:
+    """A later version that adds a column or changes rows, and leaves their digests, makes them damaged: see
+    ``hybridindex/migrations/__init__.py``."""
+    sixth = tmp_path / "sixth"
+    later = [p.name for p in (SCRIPTS / "versions").glob("[0-9]*.py") if p.name > "0007"]
+    shutil.copytree(SCRIPTS, sixth, ignore=shutil.ignore_patterns("__pycache__", *later))
+    assert upgrade(sqlite_path, sixth) == "0006"
+    with sqlite3.connect(sqlite_path) as connection:
+        connection.executescript(Path(__file__).with_name("rows_0006.sql").read_text())
+    connection.close()
+    with ControlStore.open(sqlite_path) as store:
+        store.check_invariants()
+        assert [row.id for row in store.list_profiles()] == [1, 2]
+        assert len(store.list_plans()) == len(store.list_events()) == len(store.list_schedule()) == 1
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_version_that_changes_rows_drops_their_digests(sqlite_path: Path, tmp_path: Path, forgets: bool) -> None:
+    with ControlStore.open(sqlite_path) as store:
+        store.record_event("test", {"old": 1})
+    digest = "" if forgets else ", digest = NULL"
+    later = scripts_with(tmp_path, f"""op.execute("UPDATE events SET data = '{{}}'{digest}")""")
+    assert upgrade(sqlite_path, later) == NEXT
+    with sqlite3.connect(sqlite_path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", (HEAD,))
+    connection.close()
+    with ControlStore.open(sqlite_path) as store:
+        if forgets:
+            with pytest.raises(StoreError, match=r"event 1 \(test\): damaged"):
+                store.list_events()
+        else:
+            assert [event.payload for event in store.list_events()] == [{}]
+
+
 def test_failed_upgrade_leaves_the_old_content(store_url: str, tmp_path: Path, profile_of: Maker) -> None:
     with ControlStore.open(store_url) as store:
         saved = store.save_profile(profile_of())
@@ -316,12 +352,10 @@ def test_missing_directory_and_directory_as_file_are_errors(tmp_path: Path) -> N
     assert not (tmp_path / "none").exists()
 
 
-def test_a_file_system_without_locks_is_an_error(sqlite_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSYS, "no flock here")
-
-    monkeypatch.setattr(FileLock, "acquire", refuse)
-    with pytest.raises(StoreError, match=r"control\.sqlite: .* on a file system with locks \(.*no flock here"):
+def test_a_file_system_without_locks_is_an_error(sqlite_path: Path) -> None:
+    disk = FaultyDisk(counts=of("lock"), allowed=0, number=errno.ENOSYS)
+    words = r"control\.sqlite: .* on a file system with locks \(.*Function not implemented.*use a local one"
+    with watched_by(disk), pytest.raises(StoreError, match=words):
         ControlStore.open(sqlite_path)
 
 
@@ -385,13 +419,13 @@ from hybridindex.store import ControlStore
 from hybridindex.store.models import LatencySampleRow
 store = ControlStore.open(sys.argv[1])
 profile = store.load_profile()
-@event.listens_for(store._engine, "connect")
+@event.listens_for(store._opened.engine, "connect")
 def small_cache(connection, record):
     connection.execute("PRAGMA cache_size=1")  # dirty pages reach the WAL before the commit
-@event.listens_for(store._engine, "commit")
+@event.listens_for(store._opened.engine, "commit")
 def die(connection):
     os.kill(os.getpid(), signal.SIGKILL)
-store._engine.dispose()
+store._opened.engine.dispose()
 store.save_profile(profile)
 """
 

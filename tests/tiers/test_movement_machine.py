@@ -55,16 +55,17 @@ class Lists:
 
     def __init__(self, index):
         self.index = index
-        self.list_sizes = index.list_sizes
+        self.list_sizes, self.nlist, self.piece_bytes = index.list_sizes, index.nlist, index.piece_bytes
+        self.integrity = index.integrity
         self.unreadable_after = None
 
-    def list_codes(self, list_id):
+    def piece_codes(self, list_id):
         if self.unreadable_after is not None:
             self.unreadable_after -= 1
             if self.unreadable_after < 0:
                 self.unreadable_after = None
                 raise OSError("the file cannot be read")
-        return self.index.list_codes(list_id)
+        return self.index.piece_codes(list_id)
 
 
 class MovementMachine(RuleBasedStateMachine):

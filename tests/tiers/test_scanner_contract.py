@@ -19,6 +19,9 @@ from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
 from hybridindex.tiers.host.native_scanner import HostNativeScanner
 from hybridindex.tiers.paged import triton_scanner as device_triton
 from hybridindex.tiers.paged.device_tier import DeviceTier
+from hybridindex.tiers.paged.pq import triton_pq_scanner
+from hybridindex.tiers.paged.pq.torch_pq_scanner import TorchPqScanner
+from hybridindex.tiers.paged.pq.triton_pq_scanner import TritonPqScanner
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from hybridindex.tiers.paged.triton_scanner import TritonScanner
 from hybridindex.tiers.serving import tier_of
@@ -29,11 +32,14 @@ from tests.oracle import candidate_distances, check_answer
 from tests.tiers.triton_here import require_triton
 
 CASES = [(codec, metric) for codec in ("flat", "fp16", "bf16", "sq8") for metric in ("ip", "l2")]
-#: Codecs that only faiss scans: a build of ours, and imports, most of them with residuals. "np": without polysemous
-#: training, which takes seconds and only renumbers the centroids.
+#: Product quantizers: builds of ours, and imports with residuals and without. "np": without polysemous training, which
+#: takes seconds and only renumbers the centroids. faiss rounds the tables of fast scans.
+PQ_CASES = [(codec, metric) for codec in ("pq8", "import:IVF32,PQ6np") for metric in ("ip", "l2")]
+FAST_SCAN_CASES = [(codec, metric) for codec in ("pqfs12", "import:IVF32,PQ8x4fsr") for metric in ("ip", "l2")]
+#: Codecs that only faiss scans: imports, most of them with residuals.
 FAISS_CASES = [
     (codec, metric)
-    for codec in ("pq8", "import:IVF32,PQ8np", "import:IVF32,PQ6x6np", "import:IVF32,SQ4", "import:IVF32,SQfp16")
+    for codec in ("import:IVF32,PQ6x6np", "import:IVF32,SQ4", "import:IVF32,SQfp16")
     for metric in ("ip", "l2")
 ]
 FAISS_SCANNERS = ["faiss", "shard-cpu", pytest.param("shard-cuda", marks=pytest.mark.gpu)]
@@ -56,7 +62,11 @@ def pairs(cases, scanners):
             yield pytest.param((case, name), marks=marks, id="-".join((*case, name)))
 
 
-PAIRS = [*pairs(CASES, SCANNERS), *pairs(FAISS_CASES, FAISS_SCANNERS)]
+PAIRS = [
+    *pairs([*CASES, *PQ_CASES], SCANNERS),
+    *pairs(FAST_SCAN_CASES, SCANNERS[2:]),
+    *pairs(FAISS_CASES, FAISS_SCANNERS),
+]
 
 
 def imported(folder, factory, metric):
@@ -123,6 +133,7 @@ def scanner(pair, index, monkeypatch):
             # An operation of the interpreter costs the same for any number of rows.
             monkeypatch.setattr(device_triton, "_MAX_ROWS", 1024)
             monkeypatch.setattr(device_triton, "_VALUES_PER_THREAD", 1024)
+            monkeypatch.setattr(triton_pq_scanner, "_ROWS", 1024)
     if kind == "shard":
         if device == "cuda" and (choice := tier_of(index, device)).tier != "shard":
             pytest.skip(choice.reason)
@@ -133,12 +144,17 @@ def scanner(pair, index, monkeypatch):
     store = ResidencyStore(index.nlist, lambda _d, pages: owner.free(pages))
     tier.load(range(index.nlist), store).result()
     if kind != "shard":
-        tier.scratch_bytes = 20_000
+        # Tables of 256 words alone take 8 KiB for each query.
+        tier.scratch_bytes = 40_000 if index.codec in ("pq6", "pq8") else 20_000
     with store.lease() as residency:
         assert residency.n_resident == index.nlist
         chosen = tier.scanner(residency)
         if kind in ("torch", "triton") and chosen.name != kind:
-            made = {"torch": TorchScanner, "triton": TritonScanner}[kind]
+            of_pq = tier._codec.kind == "pq"
+            made = {
+                "torch": TorchPqScanner if of_pq else TorchScanner,
+                "triton": TritonPqScanner if of_pq else TritonScanner,
+            }[kind]
             chosen = made(index, tier._codec, tier.arena, residency, 0, tier.scratch_bytes)
         expected = {"shard": "faiss" if device == "cpu" else "faiss-gpu"}.get(kind, kind)
         assert chosen.name == expected
@@ -151,7 +167,7 @@ over_all = pytest.mark.parametrize("pair", PAIRS, indirect=True)
 
 def is_interpreted(scanner):
     """Whether its kernels run in an interpreter, milliseconds for each probe: such a scanner gets fewer."""
-    return isinstance(scanner, TritonScanner) and scanner._arena.device.type == "cpu"
+    return isinstance(scanner, (TritonScanner, TritonPqScanner)) and scanner._arena.device.type == "cpu"
 
 
 def probes_of(index, queries, nprobe):

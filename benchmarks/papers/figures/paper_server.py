@@ -33,7 +33,17 @@ from hybridindex.studies.simulator.llm_server import generate
 from hybridindex.studies.what_if import LLMService, parse_fleet
 from hybridindex.types import AccessSample, HardwareInfo, LLMProfile, Profile, StageSample
 
-__all__ = ["INDEXES", "LLMS", "POLICIES", "Panel", "host_seconds", "index_profile", "service_of"]
+__all__ = [
+    "INDEXES",
+    "LLMS",
+    "POLICIES",
+    "Codes",
+    "Panel",
+    "coded_profile",
+    "host_seconds",
+    "index_profile",
+    "service_of",
+]
 
 PAPER = "vectorliterag"
 INDEXES = ("Wiki-All", "ORCAS 1K", "ORCAS 2K")
@@ -191,9 +201,49 @@ def _first_token_s(llm: str) -> float:
     return low
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codes:
+    """Lists as RaBitQ codes in place of the paper's: what a search by them takes."""
+
+    bits: int
+    #: Of a row.
+    code_bytes: int
+    #: Of a scan of codes over one of the paper's lists, on either tier.
+    scan_share: float
+    #: Of each query: exact distances of its candidates on the host, which no placement takes away.
+    rerank_s: float
+
+
 @cache
-def _analysis(index: str, gpus: int, host_speed: float) -> Analysis:
-    found = analyse(index_profile(index, host_speed))
+def coded_profile(index: str, codes: Codes, host_speed: float = 1.0) -> Profile:
+    """:func:`index_profile` of the same rows and accesses, searched by codes."""
+    rows = index_profile(index, host_speed)
+    smaller = codes.code_bytes / CODE_BYTES
+    stages = []
+    for sample in rows.stages:
+        seconds = sample.seconds
+        if sample.stage == "coarse":
+            seconds += codes.rerank_s * sample.batch / host_speed
+        else:
+            launch = LAUNCH_S if sample.stage == "device_scan" else 0.0
+            seconds = launch + (seconds - launch) * codes.scan_share
+        nbytes = {
+            name: round(getattr(sample, name) * smaller) for name in ("work_bytes", "max_work_bytes", "unique_bytes")
+        }
+        stages.append(replace(sample, seconds=seconds, **nbytes))
+    return replace(
+        rows,
+        index_fingerprint=f"{index}, codes",
+        codec=f"rabitq{codes.bits}",
+        scanner="rabitq",
+        list_bytes=rows.list_sizes * codes.code_bytes,
+        stages=tuple(stages),
+    )
+
+
+@cache
+def _analysis(index: str, gpus: int, host_speed: float, codes: Codes | None) -> Analysis:
+    found = analyse(index_profile(index, host_speed) if codes is None else coded_profile(index, codes, host_speed))
     return found.configured(page_bytes=found.curve.geometry.page_bytes, n_devices=gpus)
 
 
@@ -212,6 +262,8 @@ class Panel:
     contention: float = 1.0
     #: Of host stages, over that of the node.
     host_speed: float = 1.0
+    #: What searches scan; None: the paper's lists.
+    codes: Codes | None = None
 
     @property
     def service(self) -> LLMService:
@@ -240,7 +292,7 @@ class Panel:
     @property
     def analysis(self) -> Analysis:
         """The paper gives 32 cores to 4 GPUs, 48 to 6, 64 to 8 (section VI-E4)."""
-        return _analysis(self.index, self.gpus, self.host_speed * self.gpus / 8)
+        return _analysis(self.index, self.gpus, self.host_speed * self.gpus / 8, self.codes)
 
     def plan(self) -> Plan:
         """Algorithm 1 for what the LLM takes."""

@@ -8,10 +8,11 @@ from functools import cache
 from benchmarks.papers.figures.paper_server import NU, ORCAS_1K_S, PAPER, Panel, index_profile
 from benchmarks.papers.figures.published import numbers
 from hybridindex.partitioner.analysis import analyse
-from hybridindex.partitioner.plan import make_plan
+from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.partitioner.request import PlanRequest
+from hybridindex.types import Profile
 
-__all__ = ["TableTwo", "fit_table_2", "table_2_lists"]
+__all__ = ["TableTwo", "fit_table_2", "table_2_lists", "table_2_plans"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +28,16 @@ class TableTwo:
 
 def table_2_lists(host_s: float, nu: float = NU) -> tuple[float, ...]:
     """GB of lists on each GPU that our planner places at Table II's four SLOs when a query takes ``host_s``."""
+    return tuple(plan.device_bytes / 8e9 for plan in table_2_plans(index_profile("ORCAS 1K", ORCAS_1K_S / host_s, nu)))
+
+
+def table_2_plans(profile: Profile) -> list[Plan]:
+    """Our planner's plans for Table II's four SLOs."""
     panel = Panel(index="ORCAS 1K", llm="qwen3-32b")
     llm = replace(panel.profile, ttft_s=0.0)
-    analysis = analyse(index_profile("ORCAS 1K", ORCAS_1K_S / host_s, nu))
+    analysis = analyse(profile)
     analysis = analysis.configured(page_bytes=analysis.curve.geometry.page_bytes, n_devices=8)
-    plans = [
+    return [
         make_plan(
             analysis.profile,
             PlanRequest.resolve(
@@ -47,7 +53,6 @@ def table_2_lists(host_s: float, nu: float = NU) -> tuple[float, ...]:
         )
         for slo in numbers(PAPER, "table2_slo")
     ]
-    return tuple(plan.device_bytes / 8e9 for plan in plans)
 
 
 @cache

@@ -16,6 +16,7 @@ from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, MachineOptions, QueriesPath, SearchOptions
 from hybridindex.cli.routers import open_router
 from hybridindex.plans.benches import keep_bench
+from hybridindex.plans.precision import choose_view
 from hybridindex.plans.stored import resume_plan
 from hybridindex.profiler.open_loop import PoissonLoad, run_open_loop
 
@@ -47,15 +48,17 @@ def register(app: typer.Typer) -> None:
         rows = []
         with hx.open(index) as opened:
             with opened.store(machine.store) as control:
-                found = resume_plan(opened, asked.plan, control, tuple(machine.device or ()))
+                view = choose_view(opened.ivf, control, asked.plan, asked.precision)  # type: ignore[arg-type]
+                found = resume_plan(view, asked.plan, control, tuple(machine.device or ()))
             number, chosen = (None, None) if found is None else found
             target = slo_ms if slo_ms is not None else chosen.request.slo_ms if chosen is not None else None
             with (
-                open_router(opened, chosen, asked.budget, machine) as router,
+                open_router(opened, chosen, asked, machine) as router,
                 CliProgress(quiet=machine.json) as progress,
             ):
                 labels = [tier.label for tier in router.devices]
                 used = sum(tier.used_bytes for tier in router.devices)
+                fingerprint, scanned = router.index_fingerprint, router.precision
                 for offered in rate:
                     bar = functools.partial(_one_bar, progress, f"{offered:g}/s")
                     load = PoissonLoad(
@@ -69,7 +72,7 @@ def register(app: typer.Typer) -> None:
                     rows.append(run_open_loop(router, x, load, progress=bar))
         table = Table(
             "rate/s", "answered/s", "p50 ms", "p95 ms", "p99 ms", "attainment", "hit rate", "batch",
-            title=f"devices: {', '.join(labels) or 'none (host only)'}, {readable_bytes(used)} resident",
+            title=f"devices: {', '.join(labels) or 'none (host only)'}, {readable_bytes(used)} resident; {scanned}",
         )  # fmt: skip
         for row in rows:
             met = "-" if row.attainment is None else f"{row.attainment:.1%}"
@@ -77,12 +80,12 @@ def register(app: typer.Typer) -> None:
                 f"{row.rate:g}", f"{row.achieved_rate:.1f}", f"{row.p50_ms:.2f}", f"{row.p95_ms:.2f}",
                 f"{row.p99_ms:.2f}", met, f"{row.hit_rate:.1%}", f"{row.mean_batch:.1f}",
             )  # fmt: skip
-        payload = {"devices": labels, "resident_bytes": used, "slo_ms": target, "load": rows}
+        payload = {"devices": labels, "precision": scanned, "resident_bytes": used, "slo_ms": target, "load": rows}
         emit(payload, as_json=machine.json, table=table)
         with hx.open(index, verify="quick") as opened, opened.store(machine.store) as control:
             keep_bench(
                 control,
-                opened.fingerprint,
+                fingerprint,
                 number if labels else None,
                 devices=labels,
                 resident_bytes=used,

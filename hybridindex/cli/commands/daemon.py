@@ -21,9 +21,10 @@ from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import Json, Key, StoreUrl
 from hybridindex.cli.proposal_table import proposal_table, proposal_words
 from hybridindex.client.client import Client
-from hybridindex.errors import InvalidInputError, UnreachableError
+from hybridindex.errors import InvalidInputError, StoreError, UnreachableError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.current import apply_offline, current_plan_id
+from hybridindex.plans.precision import choose_view, view_of
 from hybridindex.plans.replan import SOLVE, PlanChanges
 from hybridindex.plans.stored import load_plan
 from hybridindex.service.auth import KeyFile
@@ -44,8 +45,8 @@ BandwidthShare = Annotated[
     float | None, typer.Option("--bandwidth-share", help="Part of the time that may go into copying.")
 ]
 KeyPath = Annotated[Path, typer.Argument(metavar="FILE", help="Key file.", show_default=False)]
-#: Longest time of a plan change: lists travel meanwhile.
-_CHANGE_TIMEOUT_S = 3600.0
+#: Longest time of a call that changes no plan.
+_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +86,16 @@ class TargetOptions:
         )
 
 
-def _connect(index: Path | None, url: str | None, key: str | None, timeout_s: float = 10.0) -> Client:
+def _connect(index: Path | None, url: str | None, key: str | None) -> Client:
     """Raises UnreachableError where the index has no daemon."""
     if url is not None:
-        return Client(url, key=key, timeout_s=timeout_s)
+        return Client(url, key=key, timeout_s=_TIMEOUT_S)
     if index is None:
         raise InvalidInputError("INDEX and --url are both missing; expected an index directory or an address")
     found = find_daemon(index)
     if found is None or not found.urls:
         raise UnreachableError(f"no daemon serves {index}; start one with: hybridindex serve {index}")
-    return Client(found.urls[0], key=key, index=found.index, timeout_s=timeout_s)
+    return Client(found.urls[0], key=key, index=found.index, timeout_s=_TIMEOUT_S)
 
 
 def _status_table(status: dict[str, Any]) -> Table:
@@ -107,12 +108,16 @@ def _status_table(status: dict[str, Any]) -> Table:
     mean = router["queries"] / max(1, router["batches"])
     table.add_row("queries", f"{router['queries']:,} in {router['batches']:,} batches (mean {mean:.1f})")
     refused = ", ".join(f"{name} {count}" for name, count in queue["refused"].items() if count) or "none"
+    if precision := index.get("precision"):  # a daemon of 0.2 has none
+        table.add_row("scans", precision)
     table.add_row("queue", f"{queue['waiting']} wait of {queue['limit']}, {queue['in_flight']} searched")
     table.add_row("refused", refused)
     table.add_row("sessions", f"{status['sessions']['open']} open, {status['sessions']['expired']} expired")
+    whole = index.get("list_bytes")  # a daemon of 0.3 has none
+    of = "" if whole is None else f" of {readable_bytes(whole)}"
     for tier in status["devices"]:
         words = "failed" if tier["failed"] else tier["disabled_reason"] or "works"
-        moved = f"{readable_bytes(tier['resident_bytes'])} resident, {readable_bytes(tier['moved_bytes'])} moved"
+        moved = f"{readable_bytes(tier['resident_bytes'])}{of} resident, {readable_bytes(tier['moved_bytes'])} moved"
         table.add_row(tier["name"], f"{words}; {moved}")
     if follows := status["refresher"]:
         ended = ", ".join(f"{count} {outcome}" for outcome, count in follows["updates"].items()) or "none yet"
@@ -171,14 +176,20 @@ def _offline(
     if bandwidth_share is not None:
         err.print("no daemon runs: --bandwidth-share only says how long the move would take", highlight=False)
     with hx.open(index, verify="quick") as opened, opened.store(store) as control:
-        serves = current_plan_id(control, opened.fingerprint) is not None
-        found = load_plan(opened, "current", control) if serves else None
+        view = choose_view(opened.ivf, control)
+        serves = current_plan_id(control, view.fingerprint) is not None
+        try:
+            found = load_plan(view, "current", control) if serves else None
+        except StoreError as error:  # its row is damaged; another one may take its place
+            err.print(f"the current plan is not looked at: {error}", highlight=False)
+            found = None
         current = None if found is None else found[1]
         plan, plan_id = decide(opened, control, current)
         served = Served.nowhere(current, opened.nlist)
         proposal = propose(plan, current, served, reason="requested", bandwidth_share=share)
         if apply:
-            plan_id = apply_offline(opened, control, plan if plan_id is None else plan_id, force=force)
+            of = view_of(opened.ivf, plan.index_fingerprint) or view
+            plan_id = apply_offline(of, control, plan if plan_id is None else plan_id, force=force)
     known = {"applied": apply, "plan_id": plan_id, "unplaced_lists": None, "update": None}
     err.print("no daemon runs; compared with empty devices", highlight=False)
     answer: dict[str, Any] = to_json({**proposal.to_data(), **known})
@@ -232,13 +243,14 @@ def register(app: typer.Typer) -> None:
         def decide(opened: hx.Index, control: ControlStore, current: Plan | None) -> tuple[Plan, None]:
             from hybridindex.plans.planner import devices_of, plan_next
 
-            devices = devices_of(opened.ivf, 1 if current is None else current.n_devices)
-            return plan_next(opened.ivf, control, current, changes, devices), None
+            view = choose_view(opened.ivf, control)
+            devices = devices_of(view, 1 if current is None else current.n_devices)
+            return plan_next(view, control, current, changes, devices), None
 
         if url is None and index is not None and find_daemon(index) is None:
             answer = _offline(index, store, decide, bandwidth_share, apply=apply, force=force)
         else:
-            with _connect(index, url, key, _CHANGE_TIMEOUT_S) as client:
+            with _connect(index, url, key) as client:
                 answer = client.repartition(
                     apply=apply, force=force or None, bandwidth_share=bandwidth_share, **changes.given()
                 )
@@ -264,7 +276,7 @@ def register(app: typer.Typer) -> None:
         """
 
         def decide(opened: hx.Index, control: ControlStore, _current: Plan | None) -> tuple[Plan, int]:
-            found = load_plan(opened, plan, control)
+            found = load_plan(choose_view(opened.ivf, control, plan), plan, control)
             if found is None:
                 raise InvalidInputError("--plan is 'none'; expected a plan id or 'latest'")
             return found[1], found[0]
@@ -272,7 +284,7 @@ def register(app: typer.Typer) -> None:
         if url is None and index is not None and (store is not None or find_daemon(index) is None):
             answer = _offline(index, store, decide, bandwidth_share, apply=not dry_run, force=force)
         else:
-            with _connect(index, url, key, _CHANGE_TIMEOUT_S) as client:
+            with _connect(index, url, key) as client:
                 answer = client.apply_plan(plan, dry_run=dry_run, force=force or None, bandwidth_share=bandwidth_share)
         _show(answer, as_json=json)
 
@@ -283,7 +295,7 @@ def register(app: typer.Typer) -> None:
         After build or import with --replace, or rollback. Where that generation cannot serve, the one before goes on,
         and the exit status is 8. A daemon that started without a plan takes up the one that was made since.
         """
-        with _connect(index, url, key, _CHANGE_TIMEOUT_S) as client:
+        with _connect(index, url, key) as client:
             answer = client.reload()
         before, now = answer["generation_before"], answer["generation"]
         if answer["reloaded"]:

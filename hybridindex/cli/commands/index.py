@@ -1,19 +1,25 @@
-"""Commands that make or check an index: build, import, export, verify; rollback and gc after a replacement."""
+"""Commands that make or check an index: build, import, compress, export, verify; then rollback and gc."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group
 from rich.table import Table
 
 import hybridindex as hx
-from hybridindex.cli.console import CliProgress, emit, err, load_npy, parse_bytes, readable_bytes
+from hybridindex import filesystem
+from hybridindex.cli.console import CliProgress, ExitCode, emit, err, load_npy, parse_bytes, readable_bytes
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, Json
+from hybridindex.errors import InvalidInputError
 from hybridindex.index import previous_generation, read_manifest
+from hybridindex.index.compress import check_asked
+from hybridindex.index.rabitq.spec import CandidateTable
 from hybridindex.service.daemon_address import find_daemon
 from hybridindex.types import VectorFile
 
@@ -26,7 +32,11 @@ class LayoutOptions:
 
     nlist: Annotated[int | None, typer.Option(help="Number of lists; default about 4*sqrt(n).", min=1)] = None
     metric: Annotated[str, typer.Option(help="ip or l2.")] = "ip"
-    codec: Annotated[str, typer.Option(help="flat, fp16, bf16, sq8, pq[M] or pqfs[M].")] = "flat"
+    codec: Annotated[str, typer.Option(help="flat, fp16, bf16, sq8, pq[M] or pqfs[M]; rabitq: see compress.")] = "flat"
+    bits: Annotated[int | None, typer.Option(help="Compress: codes of 1, 2 or 4 bits beside the rows.")] = None
+    rerank: Annotated[str | None, typer.Option(help="Of codec rabitq: codec of the rows, flat, fp16, bf16 or sq8.")] = (
+        None
+    )
     normalize: Annotated[bool, typer.Option(help="Cosine: normalise vectors and queries (metric ip).")] = False
     nprobe: Annotated[int | None, typer.Option(help="Default lists per query.", min=1)] = None
 
@@ -51,6 +61,7 @@ class InputOptions:
 def describe(index: hx.Index) -> dict[str, Any]:
     """What ``build``, ``import`` and ``verify`` answer about an index."""
     sizes = index.list_sizes
+    codes = index.ivf.rabitq
     return {
         "path": index.path,
         "fingerprint": index.fingerprint,
@@ -65,14 +76,28 @@ def describe(index: hx.Index) -> dict[str, Any]:
         "list_size_min": int(sizes.min()),
         "list_size_median": float(sorted(sizes.tolist())[len(sizes) // 2]),
         "list_size_max": int(sizes.max()),
+        "rabitq_bits": None if codes is None else codes.spec.bits,
+        "rabitq_bytes": None if codes is None else codes.spec.file_bytes,
+        "rabitq_problem": index.ivf.rabitq_problem or None,
     }
 
 
 def index_table(facts: dict[str, Any], title: str) -> Table:
     table = Table(title=title, show_header=False)
     for name, value in facts.items():
+        if value is None:
+            continue
         shown = readable_bytes(value) if name.endswith("_bytes") else f"{value:,}" if type(value) is int else value
         table.add_row(name.replace("_", " "), str(shown))
+    return table
+
+
+def _candidate_table(candidates: CandidateTable) -> Table:
+    table = Table(title="candidates of a search: rows that are compared exactly")
+    for name in ("nprobe", *(f"k = {k}" for k in candidates.k)):
+        table.add_column(name, justify="right")
+    for at, nprobe in enumerate(candidates.nprobe):
+        table.add_row(f"{nprobe:,}", *(f"{row[at]:,}" for row in candidates.r))
     return table
 
 
@@ -95,6 +120,19 @@ def _say_replaced(index: Path, facts: dict[str, Any]) -> None:
     if kept is not None:
         err.print(f"generation {kept} stays until this one serves; back to it: hybridindex rollback {index}")
         _say_who_serves(index)
+
+
+def _say_codes_changed(index: Path, until: str) -> None:
+    if (daemon := find_daemon(index)) is not None:
+        words = f'{daemon}; {until}: hybridindex reload {index} (or its setting reload = "auto")'
+        err.print(words, highlight=False)
+
+
+def _refuse_beside_remove(ctx: typer.Context, names: Sequence[str]) -> None:
+    sources = {name: ctx.get_parameter_source(name) for name in names}
+    given = [f"--{name.replace('_', '-')}" for name, of in sources.items() if of is not None and of.name != "DEFAULT"]
+    if given:
+        raise InvalidInputError(f"--remove makes no codes, and {' and '.join(given)} would say which; give one of them")
 
 
 def register(app: typer.Typer) -> None:
@@ -136,6 +174,8 @@ def register(app: typer.Typer) -> None:
                 codec=layout.codec,
                 normalize=layout.normalize,
                 nprobe=layout.nprobe,
+                bits=layout.bits,
+                rerank=layout.rerank,
                 memory_budget_bytes=parse_bytes(memory),
                 replace=replace,
                 progress=progress,
@@ -182,6 +222,58 @@ def register(app: typer.Typer) -> None:
         emit(facts, as_json=json, table=index_table(facts, "imported"))
 
     @app.command()
+    def compress(
+        ctx: typer.Context,
+        index: IndexPath,
+        bits: Annotated[int, typer.Option(help="Of a dimension: 1, 2 or 4.")] = 1,
+        recall_loss: Annotated[
+            float, typer.Option(help="Share of recall@k that searches may lose on average; decides the candidates.")
+        ] = 0.005,
+        queries: Annotated[
+            Path | None,
+            typer.Option(
+                "--queries",
+                "-q",
+                metavar="FILE.npy",
+                help="Some hundred queries that measure the candidates; default rows of the index with noise.",
+            ),
+        ] = None,
+        seed: Annotated[int, typer.Option(help="Of the rotation and of samples.")] = 0,
+        remove: Annotated[bool, typer.Option("--remove", help="Remove the codes.")] = False,
+        json: Json = False,
+    ) -> None:
+        """Put RaBitQ codes beside the rows of an index. Searches scan them, and compare the best rows exactly."""
+        if remove:
+            _refuse_beside_remove(ctx, ("bits", "recall_loss", "queries", "seed"))
+            with hx.open(index, verify="quick") as opened:
+                removed = opened.remove_codes()
+            emit({"removed_bytes": removed}, as_json=json, table=f"removed {readable_bytes(removed)} of codes")
+            _say_codes_changed(index, "it searches by the codes that it read until")
+            return
+        given = None if queries is None else load_npy(queries, "--queries")
+        # Before every byte of the index is compared with its checksum.
+        with hx.open(index, verify="quick") as opened:
+            check_asked(opened.ivf, bits, recall_loss, given, seed)
+        with CliProgress(quiet=json) as progress, hx.open(index) as opened:
+            spec = opened.compress(bits, recall_loss=recall_loss, queries=given, seed=seed, progress=progress)
+            rows_bytes = int(opened.list_bytes.sum())
+        facts = {
+            "path": index,
+            "generation": spec.generation,
+            "count": spec.count,
+            "bits": spec.bits,
+            "rows_bytes": rows_bytes,
+            "codes_bytes": spec.file_bytes,
+            "recall_loss": spec.recall_loss,
+            "measured_with": spec.measured_with,
+        }
+        table = Group(index_table(facts, "compressed"), _candidate_table(spec.candidates))
+        emit({**facts, "candidates": spec.candidates}, as_json=json, table=table)
+        if given is None:
+            err.print("candidates were measured with rows of the index; real queries (--queries) may need more")
+        _say_codes_changed(index, "it takes up the codes at")
+
+    @app.command()
     def export(
         index: IndexPath,
         file: Annotated[Path, typer.Argument(metavar="FILE.faiss", show_default=False)],
@@ -190,7 +282,7 @@ def register(app: typer.Typer) -> None:
         """Write an index as a plain faiss file."""
         with hx.open(index) as opened:
             opened.to_faiss(file)
-        facts = {"file": file, "bytes": file.stat().st_size}
+        facts = {"file": file, "bytes": filesystem.stat(file).st_size}
         emit(facts, as_json=json, table=f"wrote {file} ({readable_bytes(facts['bytes'])})")  # type: ignore[arg-type]
 
     @app.command()
@@ -198,7 +290,11 @@ def register(app: typer.Typer) -> None:
         """Read everything once, compare all checksums, and describe the index."""
         with hx.open(index, verify="full") as opened:
             facts = describe(opened)
-        emit({**facts, "ok": True}, as_json=json, table=index_table(facts, "all checksums match"))
+        whole = facts["rabitq_problem"] is None
+        title = "all checksums match" if whole else "the rows are whole, the codes are not"
+        emit({**facts, "ok": whole}, as_json=json, table=index_table(facts, title))
+        if not whole:
+            raise typer.Exit(ExitCode.BAD_INDEX)
 
     @app.command()
     def rollback(index: IndexPath, json: Json = False) -> None:

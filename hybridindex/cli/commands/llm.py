@@ -16,6 +16,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 import hybridindex as hx
+from hybridindex import filesystem
 from hybridindex.cli.console import CliProgress, emit, err, out, parse_bytes, readable_bytes, to_json
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import Devices, IndexPath, Json, StoreUrl
@@ -60,7 +61,7 @@ def chosen_llm(choice: str, control: ControlStore, hardware_fingerprint: str | N
     if choice == "latest" or choice.isdecimal():
         return load_llm_profile(control, choice, hardware_fingerprint=hardware_fingerprint)
     try:
-        return llm_profile_from_data(jsonlib.loads(Path(choice).read_text()))
+        return llm_profile_from_data(jsonlib.loads(filesystem.read_text(choice)))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidInputError(
             f"--llm: {choice} is not an LLM profile ({error}); expected 'latest', an id, or a JSON file with "
@@ -139,7 +140,7 @@ def _resumable(checkpoint: Path | None) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, LLMServerError):
-        if checkpoint is not None and checkpoint.exists():
+        if checkpoint is not None and filesystem.exists(checkpoint):
             words = f"{checkpoint} keeps the finished parts of the measurement: the same command goes on from there"
             err.print(words, highlight=False, soft_wrap=True)
         raise
@@ -210,13 +211,14 @@ def _control(index: Path | None, store: str | None, stack: ExitStack) -> Control
 
 
 def _keep(measured: LLMMeasurement, control: ControlStore | None, output: Path | None) -> int | None:
-    if output is not None:
-        output.write_text(jsonlib.dumps(to_json(measured), indent=2) + "\n")
-    if control is None:
-        return None
-    from hybridindex.plans.llm_profiles import save_llm_measurement
+    number = None
+    if control is not None:
+        from hybridindex.plans.llm_profiles import save_llm_measurement
 
-    return save_llm_measurement(control, measured)
+        number = save_llm_measurement(control, measured)
+    if output is not None:
+        filesystem.write_bytes(output, (jsonlib.dumps(to_json(measured), indent=2) + "\n").encode())
+    return number
 
 
 def _step(word: str) -> tuple[str, tuple[int, int]]:
@@ -317,6 +319,7 @@ def register(app: typer.Typer) -> None:
         """Print vLLM's arguments beside a plan, checked to fit the device, and the order of starting."""
         from hybridindex.integrations.vllm import share_with
         from hybridindex.integrations.vllm_weights import weight_bytes
+        from hybridindex.plans.precision import choose_view
         from hybridindex.plans.stored import load_plan
         from hybridindex.tiers.contract.devices import kind_here, resolve_device
 
@@ -325,7 +328,7 @@ def register(app: typer.Typer) -> None:
         with _naming_flags():
             weights = None if memory.model is None else weight_bytes(memory.model)
         with hx.open(index, verify="quick") as opened, opened.store(store) as control:
-            found = load_plan(opened, plan_id, control)
+            found = load_plan(choose_view(opened.ivf, control, plan_id), plan_id, control)
         if found is None:
             raise InvalidInputError("--plan is 'none'; expected a plan id or 'latest'")
         number, decided = found

@@ -26,19 +26,24 @@ from hybridindex.cli.options import (
     Key,
     MachineOptions,
     PlanOptions,
+    Precision,
     QueriesPath,
     StoreUrl,
     WhatIfOptions,
 )
+from hybridindex.cli.routers import profile_to_plan
 from hybridindex.client.client import Client
-from hybridindex.errors import InvalidInputError
+from hybridindex.errors import InvalidInputError, ProfileError
+from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.benches import latest_benches
-from hybridindex.plans.current import applied_plans, current_plan_id
+from hybridindex.plans.current import current_plan_id
+from hybridindex.plans.precision import choose_view, stored_history, views_of
 from hybridindex.plans.stored import load_plan, plan_summary
 from hybridindex.service.daemon_address import find_daemon
+from hybridindex.store.control import ControlStore
 from hybridindex.store.records import StoredEvent
 from hybridindex.store.retention import Retention
-from hybridindex.types import Profile
+from hybridindex.types import LLMProfile, Profile
 
 __all__ = ["index_info", "register"]
 
@@ -54,6 +59,7 @@ def profile_summary(profile: Profile) -> dict[str, Any]:
         "profile_id": profile.id,
         "nprobe": profile.nprobe,
         "k": profile.k,
+        "codec": profile.codec,
         "scanner": profile.scanner,
         "threads": profile.threads,
         "omp_wait_policy": profile.omp_wait_policy,
@@ -69,11 +75,11 @@ def profile_summary(profile: Profile) -> dict[str, Any]:
 
 
 def _latencies(profile: Profile) -> list[dict[str, Any]]:
-    """Medians of what was timed, by stage, device and batch size. Scans on the host: those of all lists. Whole batches:
-    by the part of the lists that were on devices."""
+    """Medians of what was timed, by stage, device and batch size. Scans on the host: those of all lists, and exact
+    distances of all candidates. Whole batches: by the part of the lists that were on devices."""
     timed: dict[tuple[str, str, float, int], list[float]] = {}
     for sample in profile.stages:
-        if sample.stage == "host_scan" and sample.coverage > 0:
+        if sample.stage in ("host_scan", "rerank") and sample.coverage > 0:
             continue
         coverage = sample.coverage if sample.stage == "batch" else 0.0
         timed.setdefault((sample.stage, sample.device, coverage, sample.batch), []).append(sample.seconds)
@@ -93,6 +99,9 @@ def _profile_table(summary: dict[str, Any]) -> Table:
     table = Table(title=f"profile {summary['profile_id']}", show_header=False)
     table.add_row("nprobe", f"{summary['nprobe']} (k {summary['k']})")
     table.add_row("host scanner", f"{summary['scanner']}, {summary['threads']} threads")
+    if codes := summary["notes"].get("codes"):
+        bits = f"{codes['bits']} bit{'s' if codes['bits'] > 1 else ''}"
+        table.add_row("scans", f"codes, {bits}, {codes['candidates']:,} candidates; rerank: their exact distances")
     table.add_row("OMP_WAIT_POLICY", summary["omp_wait_policy"])
     for row in summary["skew"]:
         table.add_row(
@@ -129,6 +138,7 @@ def register(app: typer.Typer) -> None:
         nprobe: Annotated[int | None, typer.Option(help="Lists per query; default the index's.", min=1)] = None,
         recall: Annotated[float | None, typer.Option(help="Choose the smallest nprobe with this recall@k.")] = None,
         k: Annotated[int, typer.Option("-k", help="Neighbours per query.", min=1)] = 10,
+        precision: Precision = "auto",
         max_seconds: Annotated[float, typer.Option(help="About how long to time stages.")] = 60.0,
         seed: Annotated[int, typer.Option(help="Seed of the split into halves and of measured batches.")] = 0,
         no_device: Annotated[bool, typer.Option("--no-device", help="Measure the host alone.")] = False,
@@ -148,6 +158,7 @@ def register(app: typer.Typer) -> None:
             measured = opened.profile(
                 load_npy(queries, "--queries"),
                 nprobe,
+                precision=precision,  # type: ignore[arg-type]
                 recall=recall,
                 k=k,
                 threads=machine.threads,
@@ -188,37 +199,27 @@ def register(app: typer.Typer) -> None:
             )
         if not goal.budget:
             raise InvalidInputError("--budget is missing; expected bytes per device, e.g. 2GiB")
-        budgets = [parse_bytes(b) for b in goal.budget]
         with hx.open(index) as opened, opened.store(store) as control:
             from hybridindex.profiler.hardware import hardware_info
 
             here = None if goal.any_hardware else hardware_info().fingerprint
-            measured = control.load_profile(
-                goal.profile_id, index_fingerprint=opened.fingerprint, hardware_fingerprint=here
-            )
-            decided = opened.plan(
-                goal.slo_ms,
-                budgets[0] if len(budgets) == 1 else budgets,
-                measured,
-                rate_qps=goal.rate,
-                llm=chosen_llm(goal.llm, control, here) if goal.llm is not None else None,
-                n_devices=goal.n_devices,
-                epsilon=goal.epsilon,
-                percentile=goal.percentile,
-                coverage=goal.coverage,
-                slo_stage=goal.slo_stage or "search",  # type: ignore[arg-type]
-                hit_rate_model=goal.hit_rate_model,  # type: ignore[arg-type]
-                headroom=goal.headroom,
-                allow_other_hardware=goal.any_hardware,
-            )
+            measured = profile_to_plan(opened, control, goal, here)
+            llm = chosen_llm(goal.llm, control, here) if goal.llm is not None else None
+            decided = _decide(opened, measured, goal, llm, goal.precision)
             assert measured.id is not None
             plan_id = None if dry_run else control.save_plan(decided.to_record(), measured.id)
-            serves = current_plan_id(control, opened.fingerprint)
+            serves = newest_current_id(opened, control)
+            other = _other_profile(opened, control, measured, goal, here)
+            beside = None if other is None else _decide(opened, other, goal, llm, "auto")
         payload = {"plan_id": plan_id, "profile_id": measured.id, **plan_summary(decided)}
+        if beside is not None:
+            payload["other_precision"] = {"profile_id": beside.profile_id, **plan_summary(beside)}
         emit(payload, as_json=json)
         if not json:
             out.print("dry run" if plan_id is None else f"plan {plan_id}", style="bold")
             out.print(decided.explain(), highlight=False, soft_wrap=True)
+            if beside is not None:
+                out.print(_precision_table(decided, beside))
             out.print(
                 _what_serves(index, plan_id, serves, forced=not decided.feasible), highlight=False, soft_wrap=True
             )
@@ -294,8 +295,10 @@ def register(app: typer.Typer) -> None:
             found = to_json(_stored_history(index, store)) if client is None else client.plans()
             word = "applied" if client is None else "serves"
         table = Table("kind", "id", "made", "what")
+        of_codes = {made["id"] for made in found["profiles"] if made["codec"].startswith("rabitq")}
         for made in found["profiles"]:
-            what = f"nprobe {made['nprobe']}, {made['threads']} threads"
+            by = ", of codes" if made["id"] in of_codes else ""
+            what = f"nprobe {made['nprobe']}, {made['threads']} threads{by}"
             table.add_row("profile", str(made["id"]), made["created_at"][:19], what)
         for kept in found["plans"]:
             table.add_row(
@@ -303,7 +306,8 @@ def register(app: typer.Typer) -> None:
                 str(kept["id"]),
                 kept["created_at"][:19],
                 f"{kept['verdict']}, SLO {kept['slo_ms']} ms, coverage {kept['coverage'] or 0:.1%}, "
-                f"{readable_bytes(kept['device_bytes'] or 0)} (profile {kept['profile_id']})",
+                f"{readable_bytes(kept['device_bytes'] or 0)} (profile {kept['profile_id']}"
+                f"{', of codes' if kept['profile_id'] in of_codes else ''})",
             )
         emit(found, as_json=json, table=table)
 
@@ -340,11 +344,12 @@ def register(app: typer.Typer) -> None:
         from hybridindex.report import write_report
 
         with hx.open(index, verify="quick") as opened, opened.store(store) as control:
-            found = load_plan(opened, plan_id, control)
+            view = choose_view(opened.ivf, control, plan_id)
+            found = load_plan(view, plan_id, control)
             if found is None:
                 raise InvalidInputError("--plan is 'none'; expected a plan id or 'latest'")
             number, decided = found
-            benches = latest_benches(control, opened.fingerprint, number)
+            benches = latest_benches(control, view.fingerprint, number)
             files = write_report(
                 output,
                 index_info=index_info(opened),
@@ -355,6 +360,66 @@ def register(app: typer.Typer) -> None:
                 devices=[label for bench in benches for label in bench.payload["devices"]],
             )
         emit({"plan_id": number, "html": files.html, "pngs": files.pngs}, as_json=json, table=f"wrote {files.html}")
+
+
+def _other_profile(
+    opened: hx.Index, control: ControlStore, measured: Profile, goal: PlanOptions, here: str | None
+) -> Profile | None:
+    """The newest profile of the other precision; None: there is none, or one profile was asked for."""
+    others = [view for view in views_of(opened.ivf) if view.fingerprint != measured.index_fingerprint]
+    if not others or goal.profile_id is not None:
+        return None
+    try:
+        return control.load_profile(index_fingerprint=others[0].fingerprint, hardware_fingerprint=here)
+    except ProfileError:
+        return None
+
+
+def _decide(opened: hx.Index, measured: Profile, goal: PlanOptions, llm: LLMProfile | None, precision: str) -> Plan:
+    budgets = [parse_bytes(b) for b in goal.budget or ()]
+    return opened.plan(
+        goal.slo_ms,
+        budgets[0] if len(budgets) == 1 else budgets,
+        measured,
+        precision=precision,  # type: ignore[arg-type]
+        rate_qps=goal.rate,
+        llm=llm,
+        n_devices=goal.n_devices,
+        epsilon=goal.epsilon,
+        percentile=goal.percentile,
+        coverage=goal.coverage,
+        slo_stage=goal.slo_stage or "search",  # type: ignore[arg-type]
+        hit_rate_model=goal.hit_rate_model,  # type: ignore[arg-type]
+        headroom=goal.headroom,
+        allow_other_hardware=goal.any_hardware,
+    )
+
+
+def _precision_table(decided: Plan, beside: Plan) -> Table:
+    """The same question, asked of rows and of codes."""
+    table = Table(
+        "devices hold", "verdict", "device bytes", "lists", "hit rate", "at most", "nprobe", title="precision"
+    )
+    for plan in sorted((decided, beside), key=lambda plan: plan.bits or 0):
+        held = "rows" if plan.bits is None else f"codes, {plan.bits} bit{'s' if plan.bits > 1 else ''}"
+        if plan.resident_rows.size:
+            parts = plan.bytes_by_precision
+            held += f": {readable_bytes(parts['codes'])}, and {readable_bytes(parts['rows'])} of rows"
+        table.add_row(
+            f"{held}{' (this plan)' if plan is decided else ''}",
+            str(plan.verdict),
+            readable_bytes(plan.device_bytes),
+            f"{plan.coverage:.1%}",
+            f"{plan.predicted_hit_rate:.1%}",
+            f"{plan.max_sustainable_qps:,.0f}/s",
+            str(plan.nprobe),
+        )
+    return table
+
+
+def newest_current_id(opened: hx.Index, control: ControlStore) -> int | None:
+    """The plan that was applied last, of rows or of codes."""
+    return current_plan_id(control, choose_view(opened.ivf, control).fingerprint)
 
 
 def _what_serves(index: Path, plan_id: int | None, serves: int | None, *, forced: bool) -> str:
@@ -378,7 +443,7 @@ def _daemon(index: Path, key: str | None, store: str | None) -> Iterator[Client 
 
 def _explain_stored(index: Path, plan_id: str, store: str | None) -> dict[str, Any]:
     with hx.open(index, verify="quick") as opened, opened.store(store) as control:
-        found = load_plan(opened, plan_id, control)
+        found = load_plan(choose_view(opened.ivf, control, plan_id), plan_id, control)
     assert found is not None, "only 'none' is no plan"
     number, decided = found
     return {"plan_id": number, **plan_summary(decided), "explanation": decided.explain()}
@@ -386,12 +451,7 @@ def _explain_stored(index: Path, plan_id: str, store: str | None) -> dict[str, A
 
 def _stored_history(index: Path, store: str | None) -> dict[str, Any]:
     with hx.open(index, verify="quick") as opened, opened.store(store) as control:
-        return {
-            "current": current_plan_id(control, opened.fingerprint),
-            "profiles": control.list_profiles(index_fingerprint=opened.fingerprint),
-            "plans": control.list_plans(index_fingerprint=opened.fingerprint),
-            "applied": applied_plans(control, opened.fingerprint),
-        }
+        return stored_history(opened.ivf, control, newest_current_id(opened, control))
 
 
 def _load_rows(benches: Sequence[StoredEvent], slo_ms: float) -> list[dict[str, Any]]:

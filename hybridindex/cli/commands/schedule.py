@@ -17,6 +17,7 @@ from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import Json
 from hybridindex.errors import InvalidInputError
 from hybridindex.plans.current import latest_plan_id
+from hybridindex.plans.precision import choose_view
 from hybridindex.plans.stored import load_plan
 from hybridindex.studies import hardware
 from hybridindex.studies.schedule import (
@@ -164,16 +165,17 @@ def _measured(path: Path) -> MeasuredRetrieval:
         ProfileError: there is no profile.
     """
     with hx.open(path, verify="quick") as index, index.store() as store:
-        stored = latest_plan_id(store, index.fingerprint)
-        found = None if stored is None else load_plan(index, str(stored), store)
-        profile = store.load_profile(index_fingerprint=index.fingerprint)
+        view = choose_view(index.ivf, store, "latest")
+        stored = latest_plan_id(store, view.fingerprint)
+        found = None if stored is None else load_plan(view, str(stored), store)
+        profile = store.load_profile(index_fingerprint=view.fingerprint)
         plan = index.plan(1e6, 0, profile, coverage=0.0, allow_other_hardware=True) if found is None else found[1]
         latency = plan.analysis.latency
         batches = tuple(1 << b for b in range(11) if not latency.extrapolated(1 << b)) or (1, 2)
         if len(batches) == 1:
             batches = (*batches, 2 * batches[0])
         seconds = tuple(plan.predicted_latency_ms(batch) / 1e3 for batch in batches)
-        return MeasuredRetrieval(batches=batches, seconds=seconds, nbytes=float(index.list_bytes.sum()))
+        return MeasuredRetrieval(batches=batches, seconds=seconds, nbytes=float(view.list_bytes.sum()))
 
 
 def _schema_of(name: str) -> RAGSchema:

@@ -10,11 +10,11 @@ import typer
 from rich.table import Table
 
 import hybridindex as hx
+from hybridindex import filesystem
 from hybridindex.cli.console import emit, err, load_npy
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, MachineOptions, QueriesPath, SearchOptions
 from hybridindex.cli.routers import choose_plan, open_router
-from hybridindex.errors import InvalidInputError
 
 __all__ = ["register"]
 
@@ -36,21 +36,16 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Search with the stored plan, or on the host alone."""
         x = load_npy(queries, "--queries")
-        with (
-            hx.open(index) as opened,
-            open_router(
-                opened, choose_plan(opened, asked.plan, machine.device or (), machine.store), asked.budget, machine
-            ) as router,
-        ):
-            result = router.search(np.asarray(x), asked.k, asked.nprobe)
-            labels = [tier.label for tier in router.devices]
+        with hx.open(index) as opened:
+            plan = choose_plan(opened, asked.plan, machine.device or (), machine.store, asked.precision)  # type: ignore[arg-type]
+            with open_router(opened, plan, asked, machine) as router:
+                result = router.search(np.asarray(x), asked.k, asked.nprobe)
+                labels, scanned = [tier.label for tier in router.devices], router.precision
         if output is not None:
-            try:
-                with output.open("wb") as file:
-                    np.savez(file, ids=result.ids, distances=result.distances, nprobe_used=result.nprobe_used)
-            except OSError as error:
-                raise InvalidInputError(f"--output: cannot write {output} ({error.strerror})") from error
-        table = Table("query", "ids", "distances", title=f"devices: {', '.join(labels) or 'none (host only)'}")
+            filesystem.write_arrays(output, ids=result.ids, distances=result.distances, nprobe_used=result.nprobe_used)
+        table = Table(
+            "query", "ids", "distances", title=f"devices: {', '.join(labels) or 'none (host only)'}; {scanned}"
+        )
         for row in range(min(len(result.ids), 20)):
             ids = " ".join(str(i) for i in result.ids[row][:10])
             table.add_row(str(row), ids, " ".join(f"{d:.4g}" for d in result.distances[row][:10]))
@@ -58,6 +53,7 @@ def register(app: typer.Typer) -> None:
             err.print(f"showing 20 of {len(result.ids)} queries; --json or --output gives all")
         payload = {
             "devices": labels,
+            "precision": scanned,
             "k": asked.k,
             "ids": result.ids if output is None else None,
             "distances": result.distances if output is None else None,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from hybridindex import filesystem
 from hybridindex.cli.commands.llm import chosen_llm
 from hybridindex.cli.console import CliProgress, ExitCode, emit, out, parse_bytes, readable_bytes
 from hybridindex.cli.option_groups import grouped
@@ -178,7 +179,7 @@ class ProfileChoice:
                     f"--profile is the id {profile}; say with --store where it is, or give an index"
                 )
             return ControlStore.open(store), int(profile)
-        if store is None and not (Path(profile) / "control.sqlite").is_file():
+        if store is None and not filesystem.is_file(Path(profile) / "control.sqlite"):
             raise InvalidInputError(f"--profile: {profile} has no control.sqlite; expected an index that was profiled")
         return ControlStore.open(store or Path(profile) / "control.sqlite"), None
 
@@ -274,7 +275,7 @@ def simulate(
 
         picture = draw_simulated(found, slo_ms=load.slo_ms)
         assert picture.png is not None
-        study.plot.write_bytes(picture.png)
+        filesystem.write_bytes(study.plot, picture.png)
     payload = {
         "profile_id": measured.id,
         "rate": load.rate,

@@ -13,9 +13,11 @@ from rich.console import Group
 from rich.table import Table
 
 import hybridindex as hx
+from hybridindex import filesystem
 from hybridindex.cli.commands.llm import chosen_llm
 from hybridindex.cli.console import ExitCode, emit, parse_bytes, readable_bytes
 from hybridindex.cli.options import WHAT_IF, PlanOptions, WhatIfOptions
+from hybridindex.cli.routers import profile_to_plan
 from hybridindex.errors import InvalidInputError
 from hybridindex.store.control import ControlStore
 from hybridindex.studies.hardware import model, names
@@ -57,7 +59,7 @@ def forecast_machine(
         )
     with hx.open(index, verify="quick") as opened, opened.store(store) as control:
         # A profile of any machine: the supposed one has measured none.
-        measured = control.load_profile(goal.profile_id, index_fingerprint=opened.fingerprint)
+        measured = profile_to_plan(opened, control, goal, None)
         found, said = _answer(goal, machine, change, measured, control)
     payload = {"profile_id": measured.id, "hardware": machine.hardware, "assumptions": said, **found.to_data()}
     emit(payload, as_json=as_json, table=Group(*_tables(found), *said))
@@ -140,7 +142,7 @@ def _llm(
 
 def _is_model(file: str) -> bool:
     try:
-        data = json.loads(Path(file).read_text())
+        data = json.loads(filesystem.read_text(file))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(data, dict) and "parameters" in data

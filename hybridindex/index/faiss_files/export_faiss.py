@@ -7,12 +7,14 @@ lists are cut off the end, and ours are written instead.
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridindex.errors import InvalidInputError, UnsupportedIndexError, cannot_write
+from hybridindex import filesystem
+from hybridindex.errors import FileError, InvalidInputError, UnsupportedIndexError, cannot_write
 from hybridindex.index.faiss_model import empty_lists, peel, require_faiss
 from hybridindex.index.storage.commit import Progress, no_progress
 from hybridindex.index.storage.generation import OutFile, as_path, unusable_path
@@ -31,6 +33,7 @@ def to_faiss(index: IVFIndex, file: str | Path, *, progress: Progress | None = N
     The file appears under its name only when it is complete.
 
     Raises:
+        CorruptIndexError: lists are damaged, or turned out to be while they were read.
         UnsupportedIndexError: this faiss stores lists in a way we do not know.
         InvalidInputError: ``file`` is a directory, or no name of a file.
         NotWritableError: there is no such directory, or it may not be written to.
@@ -46,35 +49,39 @@ def to_faiss(index: IVFIndex, file: str | Path, *, progress: Progress | None = N
         if not blocks:
             part.append(b"full" + struct.pack("<Q", index.nlist))
             part.append(np.ascontiguousarray(index.list_sizes))
-        for list_id in range(index.nlist):
-            codes, ids = index.stored_codes(list_id), index.list_ids(list_id)
-            if blocks:
-                part.append(struct.pack("<Q", len(ids)))
-                part.append(ids)
-                part.append(struct.pack("<Q", codes.nbytes))
-                part.append(codes)
-            else:
-                part.append(codes)
-                part.append(ids)
-            if list_id % 256 == 0 or list_id + 1 == index.nlist:
-                report("export", list_id + 1, index.nlist)
+        with index.integrity.all_whole():
+            for list_id in range(index.nlist):
+                codes, ids = index.stored_codes(list_id), index.list_ids(list_id)
+                if blocks:
+                    part.append(struct.pack("<Q", len(ids)))
+                    part.append(ids)
+                    part.append(struct.pack("<Q", codes.nbytes))
+                    part.append(codes)
+                else:
+                    part.append(codes)
+                    part.append(ids)
+                if list_id % 256 == 0 or list_id + 1 == index.nlist:
+                    report("export", list_id + 1, index.nlist)
         part.sync()
         part.close()
-        part.path.replace(file)
+        filesystem.replace(part.path, file)
+        filesystem.sync_folder(file.parent)
     except BaseException as error:
-        part.close()
-        part.path.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is not None:  # of our file, not of the callback
-            raise cannot_write(error, file, "nothing was left behind") from error
+        with suppress(FileError):
+            part.close()
+        gone = filesystem.discard(part.path)
+        if isinstance(error, FileError) and str(error.filename).startswith(str(file.parent)):  # not the callback's
+            left = "nothing was left behind" if gone else f"{part.path} is left: remove it"
+            raise cannot_write(error, file, left) from error
         raise
 
 
 def _open_part(file: Path) -> OutFile:
     try:
-        if file.is_dir():
+        if filesystem.is_dir(file):
             raise InvalidInputError(f"file {str(file)!r} is a directory; expected the name of a file")
         return OutFile(file.with_name(file.name + ".part"))
-    except OSError as error:
+    except FileError as error:
         raise unusable_path(error, file) from error
 
 

@@ -19,8 +19,17 @@ from typing import Any
 
 import numpy as np
 
+from hybridindex import filesystem
 from hybridindex.config import check_count
-from hybridindex.errors import CorruptIndexError, InvalidInputError, UnsupportedIndexError, io_cure
+from hybridindex.errors import (
+    CorruptIndexError,
+    FileError,
+    InvalidInputError,
+    MissingFileError,
+    UnsupportedIndexError,
+    cannot_read,
+)
+from hybridindex.index.compress import can_take_over, compress
 from hybridindex.index.faiss_files.refinement import Refine, Refinement, check_refine, find_refinement
 from hybridindex.index.faiss_model import (
     LoadedModel,
@@ -45,6 +54,8 @@ __all__ = ["from_faiss"]
 _LOG = logging.getLogger(__name__)
 _LIMIT_LOCK = threading.Lock()
 
+#: Of recall, against faiss's estimates without rounded queries: nobody asked for any.
+_TAKEN_OVER_LOSS = 0.001
 #: Kinds whose whole state is the model plus codes and ids.
 _KINDS = (
     "IndexIVFFlat",
@@ -79,7 +90,8 @@ def from_faiss(
 
     Ids are kept, repeated ones too: their number stands in ``manifest.notes["duplicate_ids"]`` and in a log warning.
     An id map is resolved into the lists. The lists are mapped from the file and copied one by one (fast-scan lists are
-    loaded whole, as faiss cannot map them).
+    loaded whole, as faiss cannot map them). RaBitQ codes of 1 bit are also taken over into our blocks, which searches
+    by codes scan.
 
     Args:
         file: written by ``faiss.write_index``; or an index object, which stays as it is: it is written into the new
@@ -90,7 +102,8 @@ def from_faiss(
         refine: needed for a refinement alone, see :data:`hybridindex.index.faiss_files.refinement.Refine`.
         allow_on_disk: ``file`` may name another file that holds its lists (``OnDiskInvertedLists``). It is read into
             the index, so only say so of a ``file`` that you trust. It must lie below the folder of ``file``.
-        progress: ``progress(stage, done, total)`` with the stages import (lists) and checksum (bytes).
+        progress: ``progress(stage, done, total)`` with the stages import (lists) and checksum (bytes); where codes are
+            taken over, those of :func:`hybridindex.index.compress.compress`, too.
 
     Raises:
         InvalidInputError: the file is not there, ``file`` is something else, or ``nprobe`` is out of range.
@@ -107,9 +120,9 @@ def from_faiss(
     else:
         file = as_path(file, "file")
         try:
-            readable = file.is_file()
-        except OSError as error:
-            raise InvalidInputError(f"file {str(file)!r} cannot be read: {error}") from error
+            readable = filesystem.is_file(file)
+        except FileError as error:
+            raise cannot_read(error, "file", file) from error
         if not readable:
             raise InvalidInputError(f"file {str(file)!r} is not a file; expected one written by faiss.write_index")
     with GenerationWriter(path, replace=replace) as writer:
@@ -120,7 +133,16 @@ def from_faiss(
             scratch = writer.open_file("import.faiss")
             stream_index(file, scratch.append)
             _import(scratch.path, f"the {type(file).__name__}", writer, options, scratch)
-    return open_index(path, verify="quick")
+    index = open_index(path, verify="quick")
+    if can_take_over(index):
+        try:
+            compress(index, recall_loss=_TAKEN_OVER_LOSS, progress=options.report)
+        except UnsupportedIndexError as error:
+            _LOG.warning("faiss scans the codes of %s: %s", path, error)
+        except BaseException:
+            index.close()
+            raise
+    return index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +169,8 @@ def _named_files(file: Path, *, allowed: bool) -> list[str]:
     """The files that ``file`` names: none, or the one that holds its lists."""
     try:
         names = on_disk_names(file)
-    except OSError as error:
-        raise InvalidInputError(f"file {str(file)!r} cannot be read: {error}; {io_cure(error)}") from error
+    except FileError as error:
+        raise cannot_read(error, "file", file) from error
     if not names:
         return names
     if not allowed:
@@ -237,7 +259,7 @@ def _nprobe_of(ivf: Any, name: str, given: int | None) -> int:
 def _read(file: Path, name: str, *, refined: bool, named: bool) -> Any:
     """``named``: lists lie in another file, which is not opened here."""
     faiss = require_faiss()
-    size = file.stat().st_size
+    size = filesystem.stat(file).st_size
     try:
         try:
             return _read_within(faiss, file, size, refined=refined, named=named)
@@ -261,7 +283,7 @@ def _read_within(faiss: Any, file: Path, nbytes: int, *, refined: bool, named: b
     """``nbytes``: of the largest array."""
     # Tables that are derived from the file and only speed up searches: not wanted here, and larger than the file.
     lean = getattr(faiss, "IO_FLAG_PQ_SKIP_SDC_TABLE", 0) | getattr(faiss, "IO_FLAG_SKIP_PRECOMPUTE_TABLE", 0)
-    with _limited_vectors(faiss, nbytes):
+    with _limited_vectors(faiss, nbytes), filesystem.performing("faiss", file):
         if refined and not named:
             # All arrays are mapped, the vectors of a refinement too.
             return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC | lean)
@@ -388,12 +410,15 @@ def _map_named(ivf: Any, name: str, file: Path) -> None:
         raise UnsupportedIndexError(f"{file} names another file, {name!r}, but not for its lists; it cannot be served")
     folder = file.resolve().parent
     places = (folder / Path(name).name, folder / name, Path(name))
-    target = next((place for place in places if place.exists()), places[-1])
+    target = next((place for place in places if filesystem.exists(place)), places[-1])
     try:
         # What is opened is what is looked at: a link that changes in between does not matter.
-        opened = os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise CorruptIndexError(f"{file} keeps its lists in {target}, which is not there ({error})") from error
+        with filesystem.performing("open", target):
+            opened = os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except MissingFileError as error:
+        raise CorruptIndexError(f"{file} keeps its lists in {target}, which is not there") from error
+    except FileError as error:
+        raise cannot_read(error, "file", target) from error
     try:
         reached = f"/proc/self/fd/{opened}"
         found = Path(reached).resolve()
@@ -402,7 +427,9 @@ def _map_named(ivf: Any, name: str, file: Path) -> None:
                 f"{file} keeps its lists in {target}, which is not below {folder}; move it beside {file.name} if it is "
                 "to be read"
             )
-        if not stat.S_ISREG(os.fstat(opened).st_mode):
+        with filesystem.performing("stat", target):
+            mode = os.fstat(opened).st_mode
+        if not stat.S_ISREG(mode):
             raise CorruptIndexError(f"{file} keeps its lists in {target}, which is no file")
         lists.filename, lists.read_only = reached, True
         _map(lists, found)
@@ -419,9 +446,9 @@ def _check_mapped(lists: Any, file: Path) -> None:
         faiss.memcpy(faiss.swig_ptr(extents), lists.lists.data(), extents.nbytes)
     size, capacity, offset = extents.astype(np.float64).T
     target = Path(lists.filename) if lists.filename else file
-    if not target.is_file():
+    if not filesystem.is_file(target):
         raise CorruptIndexError(f"{file} keeps its lists in {target}, which is not there")
-    available = min(int(lists.totsize), target.stat().st_size)
+    available = min(int(lists.totsize), filesystem.stat(target).st_size)
     ends = np.where(size > 0, offset + capacity * (lists.code_size + 8), 0)
     if (size > capacity).any() or ends.max(initial=0) > available:
         raise CorruptIndexError(f"{target} is truncated: lists reach beyond its {available} bytes")

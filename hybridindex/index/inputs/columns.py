@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hybridindex.errors import InvalidInputError, MissingDependencyError, how_to_install
+from hybridindex import filesystem
+from hybridindex.errors import FileError, InvalidInputError, MissingDependencyError, cannot_read, how_to_install
 from hybridindex.index.inputs.batches import Batch, Batches
 from hybridindex.types import I64, VectorFile
 
@@ -84,7 +85,10 @@ def _require_pyarrow(path: Path) -> Any:
 @contextlib.contextmanager
 def _readable(pa: Any, path: Path) -> Iterator[None]:
     try:
-        yield
+        with filesystem.performing("parse", path):
+            yield
+    except FileError as error:
+        raise cannot_read(error, "vectors", path) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         words = " ".join(str(error).split())
         raise InvalidInputError(f"vectors {str(path)!r} cannot be read as {path.suffix}: {words[:200]}") from error

@@ -7,7 +7,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from hybridindex.errors import InvalidInputError, MissingDependencyError, how_to_install
+from hybridindex import filesystem
+from hybridindex.errors import FileError, InvalidInputError, MissingDependencyError, cannot_read, how_to_install
 from hybridindex.index.inputs.batches import BATCH_BYTES, Batch, Batches
 from hybridindex.index.inputs.elements import ELEMENTS, holds_vectors
 from hybridindex.types import VectorFile
@@ -45,7 +46,10 @@ def open_hdf5(path: Path, file: VectorFile) -> Batches:
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
     try:
-        yield
+        with filesystem.performing("parse", path):
+            yield
+    except FileError as error:
+        raise cannot_read(error, "vectors", path) from error
     except (OSError, RuntimeError, KeyError) as error:
         raise InvalidInputError(f"vectors {str(path)!r} cannot be read as HDF5: {error}") from error
 

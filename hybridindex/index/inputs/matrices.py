@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hybridindex.errors import InvalidInputError
+from hybridindex import filesystem
+from hybridindex.errors import FileError, InvalidInputError, cannot_read
 
 __all__ = ["VECS", "map_npy", "map_vecs"]
 
@@ -27,9 +28,10 @@ def map_npy(path: Path, dtype: str | None = None) -> np.ndarray[Any, Any]:
         InvalidInputError: missing, no ``.npy`` file, truncated, or with ``dtype`` of other elements than uint16.
     """
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except OSError as error:
-        raise InvalidInputError(f"vectors {str(path)!r} cannot be read: {error}") from error
+        with filesystem.performing("map", path):
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileError as error:
+        raise cannot_read(error, "vectors", path) from error
     except (EOFError, ValueError) as error:
         raise InvalidInputError(
             f"vectors {str(path)!r} is not a readable .npy file of numbers ({error}); expected that, or a file with "
@@ -53,9 +55,9 @@ def map_vecs(path: Path) -> np.ndarray[Any, Any]:
     """
     element = np.dtype(VECS[path.suffix.lower()])
     try:
-        data = np.memmap(path, dtype=np.uint8, mode="r")
-    except OSError as error:
-        raise InvalidInputError(f"vectors {str(path)!r} cannot be read: {error}") from error
+        data = filesystem.map_array(path, np.uint8)
+    except FileError as error:
+        raise cannot_read(error, "vectors", path) from error
     except ValueError as error:  # nothing to map
         raise InvalidInputError(f"{path} is empty; expected rows that begin with their dimension") from error
     dim = int(data[:_HEADER_BYTES].view("<i4")[0]) if len(data) >= _HEADER_BYTES else 0

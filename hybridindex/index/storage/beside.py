@@ -8,9 +8,9 @@ A rollback lets the links follow. Knows nothing of what is in the files.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from hybridindex import filesystem
 from hybridindex.index.storage.generation import generation_name
 
 __all__ = ["follow", "generation_file", "lead_to"]
@@ -19,20 +19,24 @@ __all__ = ["follow", "generation_file", "lead_to"]
 def generation_file(path: Path, generation: int, name: str) -> Path:
     """The file ``name`` of a generation; where it has none, the one beside the generations, if that is no link."""
     own, beside = path / generation_name(generation) / name, path / name
-    return beside if beside.is_file() and not beside.is_symlink() and not own.exists() else own
+    if filesystem.exists(own) or not filesystem.is_file(beside) or filesystem.is_link(beside):
+        return own
+    return beside
 
 
 def lead_to(path: Path, generation: int, name: str) -> None:
     """Lets ``name`` beside the generations lead to the file of one of them, at once."""
     new = path / f".{name}.new"
-    new.unlink(missing_ok=True)
-    new.symlink_to(f"{generation_name(generation)}/{name}")
-    new.replace(path / name)
+    filesystem.unlink(new, missing_ok=True)
+    filesystem.symlink(f"{generation_name(generation)}/{name}", new)
+    filesystem.replace(new, path / name)
+    filesystem.sync_folder(path)
 
 
 def follow(path: Path, generation: int) -> None:
     """Lets links into other generations lead to the files of this one, where it has them."""
-    for entry in [entry for entry in path.iterdir() if entry.is_symlink()]:
-        parts = Path(os.readlink(entry)).parts
-        if len(parts) == 2 and parts[1] == entry.name and (path / generation_name(generation) / entry.name).exists():
+    for entry in filter(filesystem.is_link, filesystem.list_folder(path)):
+        parts = Path(filesystem.readlink(entry)).parts
+        own = path / generation_name(generation) / entry.name
+        if len(parts) == 2 and parts[1] == entry.name and filesystem.exists(own):
             lead_to(path, generation, entry.name)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import io
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from hybridindex import filesystem
 from hybridindex.index.storage.checksums import digest_file
 from hybridindex.index.storage.generation import GenerationWriter, OutFile, versions
+from hybridindex.index.storage.list_digests import digest_lists, list_spans, render_digests
 from hybridindex.index.storage.manifest import (
+    DIGESTS_FILE,
     LISTS_FILE,
     MODEL_FILE,
     TABLE_FILE,
@@ -47,19 +49,17 @@ def commit_generation(
     ``fingerprint``: kept when the content is that of another generation; ``None`` computes it.
     """
     assert lists.path.name == LISTS_FILE, lists.path
-    header = io.BytesIO()
-    np.save(header, np.ascontiguousarray(table, dtype=np.int64), allow_pickle=False)
-    writer.open_file(TABLE_FILE).append(header.getvalue())
+    content = filesystem.array_bytes(np.ascontiguousarray(table, dtype=np.int64))
+    writer.open_file(TABLE_FILE).append(content)
+    size = filesystem.stat(lists.path).st_size
+    spans = list_spans(table, spec.code_size, spec.layout)
+    whole, digests = digest_lists(lists.path, spans, progress=lambda done: progress("checksum", done, size))
+    writer.open_file(DIGESTS_FILE).append(render_digests(whole, digests))
     files = {}
-    for name in (MODEL_FILE, TABLE_FILE, LISTS_FILE):
+    for name in (MODEL_FILE, TABLE_FILE):
         path = writer.directory / name
-        size = path.stat().st_size
-
-        def report(done: int, size: int = size, name: str = name) -> None:
-            if name == LISTS_FILE:
-                progress("checksum", done, size)
-
-        files[name] = FileEntry(size=size, xxh3_128=digest_file(path, progress=report))
+        files[name] = FileEntry(size=filesystem.stat(path).st_size, xxh3_128=digest_file(path))
+    files[LISTS_FILE] = FileEntry(size=size, xxh3_128=whole)
     values: dict[str, Any] = {field.name: getattr(spec, field.name) for field in dataclasses.fields(GenerationSpec)}
     values |= {"nlist": len(table), "count": int(table[:, 0].sum())}
     manifest = Manifest(

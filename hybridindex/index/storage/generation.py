@@ -6,7 +6,7 @@ up after a crash. Does not know what is in the files.
     idx/CURRENT                  name of the current generation, one line
     idx/PREVIOUS                 name of the one that it replaced and that a rollback goes back to, where there is one
     idx/gen-000002/...           a committed generation
-    idx/.building-gen-000003/    a generation being written; the next writer removes it if its writer died
+    idx/.building-gen-000003/    a generation being written; the next writer or daemon removes it if its writer died
     idx/.lock                    held by the writer
 """
 
@@ -15,38 +15,37 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from filelock import FileLock, Timeout
 
+from hybridindex import filesystem
 from hybridindex.errors import (
+    FULL,
     BuildError,
     CorruptIndexError,
     DiskFullError,
+    FileError,
     HybridIndexError,
     IndexExistsError,
     IndexFormatError,
     InvalidInputError,
-    NotWritableError,
     UnreadableIndexError,
     UnsupportedIndexError,
     cannot_write,
     io_cure,
-    naming,
 )
 from hybridindex.index.storage.huge_pages import drop_small_pages
-from hybridindex.index.storage.manifest import MANIFEST_FILE, Manifest, render_manifest
+from hybridindex.index.storage.manifest import DIGESTS_FILE, MANIFEST_FILE, Manifest, render_manifest
 from hybridindex.index.storage.standing import describe_standing, find_daemon
 from hybridindex.processes import lock_file
 
 __all__ = [
     "CURRENT_FILE",
-    "DISK_FULL",
     "PREVIOUS_FILE",
     "GenerationWriter",
     "OutFile",
@@ -58,6 +57,7 @@ __all__ = [
     "previous_name",
     "read_current",
     "remove_generations",
+    "unfinished",
     "unreadable",
     "unusable_path",
     "writers_lock",
@@ -72,7 +72,8 @@ _BUILDING = ".building-"
 _GENERATION = re.compile(r"gen-([0-9]{6,12})")
 #: Files that an index directory may hold beside its generations.
 _NEIGHBOURS = re.compile(r"\.lock|PREVIOUS|(CURRENT|PREVIOUS)\.new|control\.sqlite.*|profile\.checkpoint.*|daemon\..*")
-DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+#: What is missing, or of another kind, is damage.
+_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 #: The name itself is wrong, for any writer.
 _BAD_NAME = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EILSEQ}
 
@@ -93,15 +94,19 @@ def as_path(value: Any, name: str = "path") -> Path:
 
 def unusable_path(error: OSError | ValueError, path: Path) -> HybridIndexError:
     """What to raise when ``error`` came from making or opening ``path`` for writing."""
-    if isinstance(error, ValueError) or error.errno in _BAD_NAME:
+    if not isinstance(error, OSError):
         return InvalidInputError(f"path {str(path)!r} cannot be a place to write to: {error}")
-    return NotWritableError(f"{path} cannot be written: {error}; {io_cure(error)}")
+    if error.errno in _BAD_NAME:
+        return InvalidInputError(
+            f"path {str(path)!r} cannot be a place to write to: {error.strerror}; {io_cure(error)}"
+        )
+    return cannot_write(error, path, "nothing has changed")
 
 
 def unreadable(error: OSError, file: Path) -> IndexFormatError:
     """What to raise when ``error`` came from reading a file of an index: only one that is missing is damage."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
-        return CorruptIndexError(f"{file} cannot be read: {error}")
+    if error.errno in _DAMAGE:
+        return CorruptIndexError(f"{file} cannot be read: {error.strerror}")
     return UnreadableIndexError(f"{file} cannot be read: {error.strerror or error}; {io_cure(error)}")
 
 
@@ -115,13 +120,15 @@ def read_current(path: Path) -> Path:
         UnreadableIndexError: something there may not, or cannot, be read.
     """
     try:
-        what = None if path.is_dir() else "is a file" if path.exists() else "does not exist"
+        what = None if filesystem.is_dir(path) else "is a file" if filesystem.exists(path) else "does not exist"
     except OSError as error:
-        raise InvalidInputError(f"path {str(path)!r} cannot be looked at: {error}") from error
+        raise InvalidInputError(
+            f"path {str(path)!r} cannot be looked at: {error.strerror}; {io_cure(error)}"
+        ) from error
     if what is not None:
         raise InvalidInputError(f"path {str(path)!r} {what}; expected an index directory")
     try:
-        raw = (path / CURRENT_FILE).read_bytes()
+        raw = filesystem.read_bytes(path / CURRENT_FILE)
     except FileNotFoundError as error:
         if _has_generations(path):
             raise CorruptIndexError(f"{path}: {CURRENT_FILE} is missing although generations exist") from error
@@ -131,14 +138,18 @@ def read_current(path: Path) -> Path:
     name = raw.decode("ascii", errors="replace").removesuffix("\n")
     if not _GENERATION.fullmatch(name) or not raw.endswith(b"\n"):
         raise CorruptIndexError(f"{path / CURRENT_FILE} holds {name[:80]!r}; expected a name like 'gen-000001'")
-    if not (path / name).is_dir():
+    try:
+        there = filesystem.is_dir(path / name)
+    except OSError as error:
+        raise unreadable(error, path / name) from error
+    if not there:
         raise CorruptIndexError(f"{path / CURRENT_FILE} names {name}, which is not there")
     return path / name
 
 
 def _has_generations(path: Path) -> bool:
     try:
-        return any(_GENERATION.fullmatch(entry.name) for entry in path.iterdir())
+        return any(_GENERATION.fullmatch(entry.name) for entry in filesystem.list_folder(path))
     except OSError as error:
         raise unreadable(error, path) from error
 
@@ -148,20 +159,13 @@ class OutFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._file = filesystem.File(path, "w+", permissions=0o644)
         #: Where :meth:`append` writes next, bytes.
         self.position = 0
 
     def reserve(self, nbytes: int) -> None:
         """Set the length and claim its disk space now, so that a full disk shows before the work is done."""
-        with naming(self.path):
-            if nbytes:
-                try:
-                    os.posix_fallocate(self._fd, 0, nbytes)
-                except OSError as error:
-                    if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                        raise
-            os.ftruncate(self._fd, nbytes)
+        self._file.reserve(nbytes)
 
     def append(self, data: Any) -> None:
         """Write a C-contiguous buffer after the last one appended."""
@@ -172,25 +176,14 @@ class OutFile:
 
     def write(self, data: Any, offset: int) -> None:
         """Write a non-empty C-contiguous buffer at ``offset`` bytes."""
-        with naming(self.path):
-            write_at(self._fd, memoryview(data).cast("B"), offset)
+        self._file.write_at(data, offset)
 
     def sync(self) -> None:
-        with naming(self.path):
-            os.fsync(self._fd)
-            drop_small_pages(self._fd)
+        self._file.sync()
+        drop_small_pages(self._file.fileno())
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-def write_at(fd: int, data: memoryview, offset: int) -> None:
-    """The one function through which index bytes reach a file."""
-    while data.nbytes:
-        count = os.pwrite(fd, data, offset)
-        data, offset = data[count:], offset + count
+        self._file.close()
 
 
 class GenerationWriter:
@@ -215,6 +208,11 @@ class GenerationWriter:
         self._lock: FileLock | None = None
         self._files: list[OutFile] = []
         self._created = False
+        self._stood = False
+        #: What was written could not be removed.
+        self._left = False
+        #: CURRENT is being switched.
+        self._naming_current = False
 
     def __enter__(self) -> GenerationWriter:
         try:
@@ -222,16 +220,18 @@ class GenerationWriter:
         except BaseException as error:
             self._abandon()
             self._raise_typed(error)
-            if isinstance(error, OSError | ValueError) and not isinstance(error, HybridIndexError):
+            if isinstance(error, FileError) or (
+                isinstance(error, ValueError) and not isinstance(error, HybridIndexError)
+            ):
                 raise unusable_path(error, self.path) from error
             raise
         return self
 
     def _prepare(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
+        if filesystem.exists(self.path) and not filesystem.is_dir(self.path):
             raise InvalidInputError(f"path {str(self.path)!r} is a file; expected a directory to be made or an index")
-        if not self.path.exists():
-            self.path.mkdir(parents=True)
+        if not filesystem.exists(self.path):
+            filesystem.make_folder(self.path, parents=True)
             self._created = True
         elif foreign := _foreign_entry(self.path):
             raise InvalidInputError(
@@ -243,19 +243,22 @@ class GenerationWriter:
             self._lock.acquire()
         except Timeout as error:
             raise BuildError(f"another process is writing to {self.path}; try again when it is done") from error
-        if not self._replace and _holds_index(self.path):
+        self._stood = _holds_index(self.path)
+        if self._stood and not self._replace:
             name = current_name(self.path)
             standing = describe_standing(self.path, None if name is None else self.path / name)
             raise IndexExistsError(
                 f"path {str(self.path)!r} holds an index: {standing}; expected a new path, or replace=True "
                 "(--replace), which keeps this one on disk until the new one serves"
             )
-        for entry in list(self.path.glob(f"{_BUILDING}*")):
-            shutil.rmtree(entry, ignore_errors=True)
-        found = (_GENERATION.fullmatch(entry.name) for entry in self.path.iterdir())
+        entries = filesystem.list_folder(self.path)
+        for entry in entries:
+            if entry.name.startswith(_BUILDING):
+                filesystem.discard_tree(entry)
+        found = (_GENERATION.fullmatch(entry.name) for entry in entries)
         self.number = 1 + max((int(match[1]) for match in found if match), default=0)
         self.directory = self.path / f"{_BUILDING}{generation_name(self.number)}"
-        self.directory.mkdir()
+        filesystem.make_folder(self.directory)
 
     def open_file(self, name: str) -> OutFile:
         """A new file of the generation; scratch files must be gone (:meth:`drop`) before :meth:`commit`."""
@@ -267,71 +270,84 @@ class GenerationWriter:
         """Close and delete a scratch file."""
         file.close()
         self._files.remove(file)
-        file.path.unlink()
+        filesystem.unlink(file.path)
 
     def commit(self, manifest: Manifest) -> None:
         """Make the generation current: sync everything, rename, switch CURRENT, remove what no rollback needs."""
-        if set(manifest.files) != {file.path.name for file in self._files}:
+        if set(manifest.files) != {file.path.name for file in self._files} - {DIGESTS_FILE}:
             raise AssertionError(f"files {sorted(f.path.name for f in self._files)} are not those of the manifest")
-        with naming(self.path):
-            self._commit(manifest)
-
-    def _commit(self, manifest: Manifest) -> None:
         out = self.open_file(MANIFEST_FILE)
         out.append(render_manifest(manifest))
         for file in self._files:
             file.sync()
             file.close()
-        _sync_directory(self.directory)
+        filesystem.sync_folder(self.directory)
         name = generation_name(self.number)
         final = self.path / name
-        self.directory.rename(final)
+        filesystem.rename(self.directory, final)
         self.directory = final
-        _sync_directory(self.path)
+        filesystem.sync_folder(self.path)
         replaced = current_name(self.path)
         kept = (_served_name(self.path) or replaced) if self._keep else previous_name(self.path)
         if self._keep:
             point(self.path, PREVIOUS_FILE, kept)
+        self._naming_current = True
         point(self.path, CURRENT_FILE, name)
-        remove_generations(self.path, but={name, kept})
+        for entry in other_generations(self.path, but={name, kept}):
+            filesystem.discard_tree(entry)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._abandon()
         if error is not None:
             self._raise_typed(error)
 
-    def _is_committed(self) -> bool:
+    def _is_committed(self) -> bool | None:
+        """None: CURRENT may name the generation, and cannot be read."""
+        if not self._naming_current:
+            return False
         # Asked of the disk, not remembered: a Ctrl-C may come between the switch and the next line.
-        return self.number > 0 and current_name(self.path) == generation_name(self.number)
+        try:
+            return current_name(self.path) == generation_name(self.number)
+        except FileError:
+            return None
 
     def _abandon(self) -> None:
         for file in self._files:
-            file.close()
-        committed = self._is_committed()
+            with suppress(FileError):  # what it holds is given up, or was synced
+                file.close()
+        committed = self._is_committed() is not False
         if not committed and self.directory != self.path:
-            shutil.rmtree(self.directory, ignore_errors=True)
-            for pointer in (CURRENT_FILE, PREVIOUS_FILE):
-                (self.path / f"{pointer}.new").unlink(missing_ok=True)
+            left = [self.path / f"{pointer}.new" for pointer in (CURRENT_FILE, PREVIOUS_FILE)]
+            self._left = not all([filesystem.discard_tree(self.directory), *map(filesystem.discard, left)])
         if self._created and not committed:
             # Nothing was here before: leave nothing.
-            (self.path / _LOCK_FILE).unlink(missing_ok=True)
-            if not any(self.path.iterdir()):
-                self.path.rmdir()
+            filesystem.discard(self.path / _LOCK_FILE)
+            with suppress(FileError):  # something else came there meanwhile
+                filesystem.remove_folder(self.path)
         if self._lock is not None:
             self._lock.release()
 
     def _raise_typed(self, error: BaseException) -> None:
         """Raises what ``error`` means, where it came from our files or of a full disk."""
-        if not isinstance(error, OSError) or isinstance(error, HybridIndexError):
+        if not isinstance(error, FileError):
             return
-        if self._is_committed():
+        committed = self._is_committed()
+        if committed is not False:
             name = generation_name(self.number)
-            raise cannot_write(error, self.path, f"{name} is current, but a power cut may undo that") from error
-        old = "the previous generation is untouched" if current_name(self.path) else "nothing was left behind"
-        if error.errno in DISK_FULL:
-            raise DiskFullError(f"no room on the file system of {self.path} ({error}); {old}") from error
+            old = f"{name} is current, but a power cut may undo that"
+            if committed is None:
+                old = f"{CURRENT_FILE} names {name} or the generation before it; both are there"
+            raise cannot_write(error, self.path, old) from error
+        old = "the previous generation is untouched" if self._stood else "nothing was left behind"
+        if self._left:
+            old += ", but for files that the next build removes" if self._stood else ", but for unfinished files"
+        if error.errno in FULL:
+            raise DiskFullError(
+                f"no room on the file system of {self.path} ({error.filename}: {error.strerror}); "
+                f"{io_cure(error)}; {old}"
+            ) from error
         # Others are those of the caller's own input.
-        if self._files and str(error.filename).startswith(str(self.path)):
+        if (self._files or self._stood) and Path(str(error.filename)).is_relative_to(self.path):
             raise cannot_write(error, self.path, old) from error
 
 
@@ -341,23 +357,34 @@ def generation_name(number: int) -> str:
 
 
 def _named(path: Path, pointer: str) -> str | None:
-    """Name in CURRENT or PREVIOUS if it is one of a generation that is there; a damaged index is written over."""
+    """Name in CURRENT or PREVIOUS if it is one of a generation that is there; a damaged index is written over.
+
+    Raises:
+        FileError: it cannot be read now, and may name one.
+    """
     try:
-        name = (path / pointer).read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
+        name = filesystem.read_text(path / pointer, encoding="ascii").strip()
+    except ValueError:
         return None
-    return name if _GENERATION.fullmatch(name) and (path / name).is_dir() else None
+    except FileError as error:
+        if error.errno in _DAMAGE:
+            return None
+        raise
+    return name if _GENERATION.fullmatch(name) and filesystem.is_dir(path / name) else None
 
 
 def current_name(path: Path) -> str | None:
-    """Of the current generation; None where it is damaged."""
+    """Of the current generation; None where it is damaged. Raises FileError where it cannot be read now."""
     return _named(path, CURRENT_FILE)
 
 
 def previous_name(path: Path) -> str | None:
-    """What may be gone back to: after a crash between the two pointers they name the same, or nothing that is there."""
+    """What may be gone back to."""
     name = _named(path, PREVIOUS_FILE)
-    return None if name == current_name(path) else name
+    if name is None or name != current_name(path):
+        return name
+    # A crash, or an error of the disk, came between the two pointers. A newer one may never have been current.
+    return max((entry.name for entry in other_generations(path, {name}) if entry.name < name), default=None)
 
 
 def _served_name(path: Path) -> str | None:
@@ -366,15 +393,13 @@ def _served_name(path: Path) -> str | None:
     if daemon is None or daemon.generation is None:
         return None
     name = generation_name(daemon.generation)
-    return name if (path / name).is_dir() else None
+    return name if filesystem.is_dir(path / name) else None
 
 
 def point(path: Path, pointer: str, name: str | None) -> None:
     """Lets CURRENT or PREVIOUS name a generation, or nothing, at once and safely on disk."""
     if name is None:
-        if not (path / pointer).exists():
-            return
-        (path / pointer).unlink()
+        filesystem.unlink(path / pointer, missing_ok=True)
     else:
         beside = OutFile(path / f"{pointer}.new")
         try:
@@ -382,20 +407,33 @@ def point(path: Path, pointer: str, name: str | None) -> None:
             beside.sync()
         finally:
             beside.close()
-        beside.path.replace(path / pointer)
-    _sync_directory(path)
+        filesystem.replace(beside.path, path / pointer)
+    filesystem.sync_folder(path)
 
 
 def other_generations(path: Path, but: set[str | None]) -> list[Path]:
     """Directories of all generations, current or not, but those named."""
-    return sorted(e for e in path.iterdir() if _GENERATION.fullmatch(e.name) and e.name not in but)
+    return [e for e in filesystem.list_folder(path) if _GENERATION.fullmatch(e.name) and e.name not in but]
+
+
+def unfinished(path: Path) -> list[Path]:
+    """What is being written, or was when its writer died: for who holds the lock, the latter."""
+    pointers = (path / f"{pointer}.new" for pointer in (CURRENT_FILE, PREVIOUS_FILE))
+    return [*filesystem.list_folder(path, f"{_BUILDING}*"), *filter(filesystem.exists, pointers)]
 
 
 def remove_generations(path: Path, but: set[str | None]) -> list[int]:
-    """Removes the others, of which readers keep what they mapped; returns their numbers."""
+    """Removes the others, of which readers keep what they mapped; returns their numbers.
+
+    Raises:
+        BuildError: one cannot be removed; a second call goes on.
+    """
     found = other_generations(path, but)
-    for entry in found:
-        shutil.rmtree(entry, ignore_errors=True)
+    try:
+        for entry in found:
+            filesystem.remove_tree(entry)
+    except FileError as error:
+        raise cannot_write(error, path, "the current generation is untouched; remove the others again") from error
     return [int(entry.name.removeprefix("gen-")) for entry in found]
 
 
@@ -411,34 +449,24 @@ def writers_lock(path: Path) -> Iterator[None]:
             yield
     except Timeout as error:
         raise BuildError(f"another process is writing to {path}; try again when it is done") from error
-    except OSError as error:
-        raise unusable_path(error, path) from error
+    except FileError as error:
+        raise cannot_write(error, path, "the index is whole; try again") from error
 
 
 def _holds_index(path: Path) -> bool:
-    return (path / CURRENT_FILE).exists() or any(_GENERATION.fullmatch(entry.name) for entry in path.iterdir())
+    return filesystem.exists(path / CURRENT_FILE) or any(
+        _GENERATION.fullmatch(entry.name) for entry in filesystem.list_folder(path)
+    )
 
 
 def _foreign_entry(path: Path) -> str | None:
     """An entry that shows that the directory is not ours."""
-    names = sorted(entry.name for entry in path.iterdir())
+    names = [entry.name for entry in filesystem.list_folder(path)]
     if CURRENT_FILE in names:
-        try:
-            text = (path / CURRENT_FILE).read_text(encoding="ascii")
-        except (OSError, ValueError):
-            return CURRENT_FILE
+        text = filesystem.read_text(path / CURRENT_FILE, encoding="ascii", errors="replace")
         return None if _GENERATION.fullmatch(text.strip()) else CURRENT_FILE
     ours = (name for name in names if not name.startswith(_BUILDING) and not _NEIGHBOURS.fullmatch(name))
     return next((name for name in ours if not _GENERATION.fullmatch(name)), None)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with naming(path):
-            os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def versions() -> Mapping[str, str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hybridindex.errors import InvalidInputError
+from hybridindex import filesystem
+from hybridindex.errors import BuildError, DiskFullError, FileError, InvalidInputError, NotWritableError
 from hybridindex.index.storage.beside import follow
 from hybridindex.index.storage.generation import (
     CURRENT_FILE,
@@ -17,6 +18,7 @@ from hybridindex.index.storage.generation import (
     previous_name,
     read_current,
     remove_generations,
+    unfinished,
     writers_lock,
 )
 
@@ -47,28 +49,43 @@ def switch_back(path: Path, check: Callable[[Path], object]) -> int:
                 "what it replaced is gone since it serves"
             )
         check(path / name)
-        # A crash between the two leaves nothing to go back to, and the right one current.
-        point(path, CURRENT_FILE, name)
-        point(path, PREVIOUS_FILE, before)
+        # A crash between the two leaves the right one current; PREVIOUS then names it too, see previous_name.
+        try:
+            point(path, CURRENT_FILE, name)
+            point(path, PREVIOUS_FILE, before)
+        except FileError:
+            point(path, CURRENT_FILE, before)
+            raise
         number = int(name.removeprefix("gen-"))
         follow(path, number)
     return number
 
 
 def remove_others(path: Path, serving: int | None = None) -> list[int]:
-    """Removes all generations but the current one; returns their numbers.
+    """Removes all generations but the current one, and what writers left that died; returns the generations' numbers.
 
     Args:
         serving: do nothing unless this is the current one.
 
     Raises:
-        BuildError: another process is writing.
+        BuildError: another process is writing, or something cannot be removed.
     """
     current = read_current(path).name
-    if not other_generations(path, {current}) and previous_name(path) is None:
+    replaced = bool(other_generations(path, {current})) or previous_name(path) is not None
+    if not replaced and not unfinished(path):
         return []  # nobody who writes waits for this
-    with writers_lock(path):
-        if current_name(path) != current or (serving is not None and current != generation_name(serving)):
-            return []
-        point(path, PREVIOUS_FILE, None)
-        return remove_generations(path, but={current})
+    try:
+        with writers_lock(path):
+            for left in unfinished(path):
+                if filesystem.is_dir(left):
+                    filesystem.discard_tree(left)
+                else:
+                    filesystem.discard(left)
+            if current_name(path) != current or (serving is not None and current != generation_name(serving)):
+                return []
+            point(path, PREVIOUS_FILE, None)
+            return remove_generations(path, but={current})
+    except BuildError as error:
+        if replaced or isinstance(error, NotWritableError | DiskFullError):
+            raise
+        return []  # its writer lives

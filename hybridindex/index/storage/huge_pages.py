@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from hybridindex import filesystem
 from hybridindex.types import U8
 
-__all__ = ["drop_small_pages", "load_in_huge_pages", "map_file"]
+__all__ = ["drop_small_pages", "load_in_huge_pages", "map_file", "worth_huge_pages"]
 
 #: linux/mman.h; Python does not name it.
 _MADV_POPULATE_READ = 22
@@ -23,9 +24,8 @@ _LEAST_BYTES = 2 << 20
 
 def map_file(path: Path) -> U8:
     """The bytes of a non-empty file, mapped: (nbytes,) uint8, read-only. What is not cached yet comes in huge pages."""
-    with path.open("rb") as file:
-        view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
-    if _worth_it(len(view)):
+    view = filesystem.map_file(path)
+    if worth_huge_pages(len(view)):
         with contextlib.suppress(OSError):
             view.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(view, dtype=np.uint8)
@@ -33,13 +33,9 @@ def map_file(path: Path) -> U8:
 
 def load_in_huge_pages(path: Path) -> None:
     """Reads the file into the page cache, in huge pages where the kernel can and it is not there yet."""
-    if not _worth_it(path.stat().st_size):
+    if not worth_huge_pages(filesystem.stat(path).st_size):
         return
-    with (
-        contextlib.suppress(OSError),
-        path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view,
-    ):
+    with contextlib.suppress(OSError), filesystem.map_file(path) as view:
         view.madvise(mmap.MADV_HUGEPAGE)
         view.madvise(_MADV_POPULATE_READ)
 
@@ -51,7 +47,7 @@ def drop_small_pages(fd: int) -> None:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _worth_it(nbytes: int) -> bool:
+def worth_huge_pages(nbytes: int) -> bool:
     """Neither tiny nor so large that reading around each list would push other lists out."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return hasattr(mmap, "MADV_HUGEPAGE") and _LEAST_BYTES <= nbytes <= memory // 2

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from filelock import Timeout
 
+from hybridindex import filesystem
 from hybridindex.errors import HybridIndexError
 from hybridindex.index.storage.manifest import MANIFEST_FILE, parse_manifest
 from hybridindex.processes import lock_file
@@ -42,14 +43,14 @@ class RunningDaemon:
 def find_daemon(folder: Path) -> RunningDaemon | None:
     """The daemon that serves an index, or None."""
     lock = folder / ADDRESS_LOCK
-    if not lock.exists():
-        return None
-    probe = lock_file(lock, timeout_s=0)
     try:
+        if not filesystem.exists(lock):
+            return None
+        probe = lock_file(lock, timeout_s=0)
         probe.acquire()
     except Timeout:
         try:
-            data = json.loads((folder / ADDRESS_FILE).read_text())
+            data = json.loads(filesystem.read_bytes(folder / ADDRESS_FILE))
             return RunningDaemon(
                 pid=int(data["pid"]),
                 urls=tuple(str(u) for u in data["urls"]),
@@ -69,10 +70,10 @@ def describe_standing(folder: Path, generation: Path | None) -> str:
     words = "it is damaged"
     if generation is not None:
         try:
-            found = parse_manifest((generation / MANIFEST_FILE).read_bytes(), MANIFEST_FILE)
+            found = parse_manifest(filesystem.read_bytes(generation / MANIFEST_FILE), MANIFEST_FILE)
             rows = f"{found.count:,} x {found.dim}, {found.codec}, {found.metric}"
             words = f"generation {found.generation}, {rows}, built {found.created_at}"
-        except (OSError, HybridIndexError) as error:
+        except HybridIndexError as error:
             words = f"{generation.name}, damaged ({error})"
     daemon = find_daemon(folder)
     return f"{words}; {daemon or 'no daemon serves it'}"

@@ -11,7 +11,10 @@
 #include <utility>
 
 #include "bindings/arrays.h"
+#include "bindings/bind_scan_pages.h"
+#include "bindings/scan_arguments.h"
 #include "scan/list_scan.h"
+#include "scan/row_reranker.h"
 
 namespace nb = nanobind;
 
@@ -33,106 +36,100 @@ const BlockKernels& kernels_for(const std::string& name) {
 
 namespace {
 
-// An empty array may have no address, but a filter without one is none.
-template <typename T>
-const T* or_nothing(const T* data) {
-    static const T nothing{};
-    return data == nullptr ? &nothing : data;
-}
-
-// Let go with the interpreter's lock: scans run without it.
-template <typename Array>
-std::shared_ptr<const void> kept(Array array) {
-    return {new Array(std::move(array)), [](const Array* held) {
-                const nb::gil_scoped_acquire acquire;
-                delete held;
-            }};
-}
-
-// A scanner and the arrays that it reads.
 class PyListScanner {
 public:
     PyListScanner(In<std::uint8_t, 1> data, In<std::int64_t, 2> extents, const std::string& code, std::int64_t dim,
                   In<float, 1> scale, In<float, 1> offset, In<float, 2> centroids, bool keep_max,
                   const std::string& kernels)
-        : data_(std::move(data)), extents_(std::move(extents)), scale_(std::move(scale)), offset_(std::move(offset)),
-          centroids_(std::move(centroids)), dim_(dim) {
-        ListTable lists{};
-        lists.base = data_.data();
-        lists.nbytes = static_cast<std::int64_t>(data_.shape(0));
-        if (extents_.shape(1) != 3) throw std::invalid_argument("extents must be (nlist, 3)");
-        lists.extents = extents_.data();
-        lists.nlist = static_cast<std::int64_t>(extents_.shape(0));
-        lists.codes.code = code_named(code);
-        lists.codes.dim = dim;
-        if (dim < 1 || dim > (1 << 20)) throw std::invalid_argument("dim must be 1 to 2^20");
-        lists.codes.code_size = dim * element_size(lists.codes.code);
-        const std::size_t per_dim = lists.codes.code == Code::u8 ? static_cast<std::size_t>(dim) : 0;
-        if (scale_.shape(0) != per_dim || offset_.shape(0) != per_dim)
-            throw std::invalid_argument("scale and offset must have one entry per dimension for sq8, none otherwise");
-        lists.codes.scale = scale_.data();
-        lists.codes.offset = offset_.data();
-        if (centroids_.shape(0) != 0) {
-            if (centroids_.shape(0) != extents_.shape(0) || centroids_.shape(1) != static_cast<std::size_t>(dim))
-                throw std::invalid_argument("centroids must be (nlist, dim), or have no rows");
-            lists.centroids = centroids_.data();
-        }
-        scanner_ = std::make_unique<ListScanner>(lists, keep_max, kernels_for(kernels));
-    }
+        : lists_(std::move(data), std::move(extents), code, dim, std::move(scale), std::move(offset), std::move(centroids)),
+          scanner_(lists_.table, keep_max, kernels_for(kernels)) {}
 
-    const char* kernels() const { return scanner_->kernels().name; }
+    const char* kernels() const { return scanner_.kernels().name; }
 
     void scan(In<float, 2> queries, In<std::int64_t, 2> probes, InOut<float, 2> distances, InOut<std::int64_t, 2> ids,
               ThreadPool& pool, std::optional<In<std::uint8_t, 1>> bitmap, std::optional<In<std::int64_t, 1>> sorted,
               nb::object on_done) {
-        ScanTask task{};
-        task.n = static_cast<std::int64_t>(queries.shape(0));
-        task.p = static_cast<std::int64_t>(probes.shape(1));
-        task.k = static_cast<std::int64_t>(ids.shape(1));
-        if (static_cast<std::int64_t>(queries.shape(1)) != dim_)
-            throw std::invalid_argument("queries must be (n, " + std::to_string(dim_) + ")");
-        if (probes.shape(0) != queries.shape(0) || ids.shape(0) != queries.shape(0) ||
-            distances.shape(0) != queries.shape(0) || distances.shape(1) != ids.shape(1))
-            throw std::invalid_argument("queries, probes, distances and ids must agree on n and k");
-        if (task.k < 1) throw std::invalid_argument("k must be at least 1");
-        if (task.n > std::numeric_limits<std::int32_t>::max()) throw std::invalid_argument("too many queries");
-        task.queries = queries.data();
-        task.probes = probes.data();
-        task.distances = distances.data();
-        task.ids = ids.data();
-        if (bitmap) {
-            task.filter.bitmap = or_nothing(bitmap->data());
-            task.filter.n_bits = static_cast<std::int64_t>(bitmap->shape(0)) * 8;
-            task.filter.owner = kept(*std::move(bitmap));
-        } else if (sorted) {
-            task.filter.sorted = or_nothing(sorted->data());
-            task.filter.n_sorted = static_cast<std::int64_t>(sorted->shape(0));
-            task.filter.owner = kept(*std::move(sorted));
-        }
-        if (!on_done.is_none())
-            task.on_done = [&on_done](const std::vector<std::int32_t>& rows) {
-                const nb::gil_scoped_acquire acquire;
-                on_done(rows);
-            };
+        ScanTask task = scan_task(queries, lists_.table.codes.dim, probes, distances, ids, std::move(bitmap), std::move(sorted));
+        task.on_done = reporting(on_done);
         const nb::gil_scoped_release release;
-        scanner_->scan(task, pool);
+        scanner_.scan(task, pool);
     }
 
     void prepare(In<std::int64_t, 1> lists) {
         const std::int64_t n = static_cast<std::int64_t>(lists.shape(0));
         const nb::gil_scoped_release release;
-        scanner_->prepare(lists.data(), n);
+        scanner_.prepare(lists.data(), n);
+    }
+
+    void forget(In<std::int64_t, 1> lists) { scanner_.forget(lists.data(), static_cast<std::int64_t>(lists.shape(0))); }
+
+private:
+    LentLists lists_;
+    ListScanner scanner_;
+};
+
+class PyRowReranker {
+public:
+    PyRowReranker(In<std::uint8_t, 1> data, In<std::int64_t, 2> extents, const std::string& code, std::int64_t dim,
+                  In<float, 1> scale, In<float, 1> offset, In<float, 2> centroids, bool keep_max,
+                  const std::string& kernels)
+        : lists_(std::move(data), std::move(extents), code, dim, std::move(scale), std::move(offset), std::move(centroids)),
+          reranker_(lists_.table, keep_max, kernels_for(kernels)) {}
+
+    void rerank(In<float, 2> queries, In<std::int64_t, 2> positions, InOut<float, 2> distances,
+                InOut<std::int64_t, 2> ids, ThreadPool& pool) {
+        RerankTask task{};
+        take_answer(task, queries, lists_.table.codes.dim, positions, distances, ids);
+        task.positions = positions.data();
+        task.p = static_cast<std::int64_t>(positions.shape(1));
+        const nb::gil_scoped_release release;
+        reranker_.rerank(task, pool);
     }
 
 private:
-    // Held, not copied.
-    In<std::uint8_t, 1> data_;
-    In<std::int64_t, 2> extents_;
-    In<float, 1> scale_, offset_;
-    In<float, 2> centroids_;
-    std::int64_t dim_;
-    std::unique_ptr<ListScanner> scanner_;
+    LentLists lists_;
+    RowReranker reranker_;
 };
+
+// Rows of lists in pages; the arrays of pages are those of a residency.
+void distances_in_pages(In<std::uint8_t, 2> arena, const std::string& code, In<float, 1> scale, In<float, 1> offset,
+                        In<float, 2> centroids, In<std::int64_t, 1> sizes, In<std::int64_t, 1> first_pages,
+                        In<std::int32_t, 1> page_counts, In<std::int32_t, 1> page_numbers, In<float, 2> queries,
+                        In<std::int64_t, 2> positions, bool keep_max, InOut<float, 2> distances,
+                        const std::string& kernels) {
+    const std::size_t nlist = sizes.shape(0), dim = queries.shape(1);
+    if (first_pages.shape(0) != nlist || page_counts.shape(0) != nlist)
+        throw std::invalid_argument("sizes, first_pages and page_counts must have one entry per list");
+    if (dim < 1 || positions.shape(0) != queries.shape(0) || distances.shape(0) != positions.shape(0) ||
+        distances.shape(1) != positions.shape(1))
+        throw std::invalid_argument("queries, positions and distances must agree on their shapes");
+    PagedRows rows{arena.data(), length(arena, 0), length(arena, 1), sizes.data(), first_pages.data(),
+                   page_counts.data(), length(sizes, 0), page_numbers.data(), length(page_numbers, 0),
+                   row_codes(code, dim), nullptr};
+    const std::size_t per_dim = rows.codes.code == Code::u8 ? dim : 0;
+    if (scale.shape(0) != per_dim || offset.shape(0) != per_dim)
+        throw std::invalid_argument("scale and offset must have one entry per dimension for sq8, none otherwise");
+    rows.codes.scale = scale.data();
+    rows.codes.offset = offset.data();
+    if (centroids.shape(0) != 0) {
+        if (centroids.shape(0) != nlist || centroids.shape(1) != dim)
+            throw std::invalid_argument("centroids must be (nlist, dim), or have no rows");
+        rows.centroids = centroids.data();
+    }
+    const BlockKernels& chosen = kernels_for(kernels);
+    const nb::gil_scoped_release release;
+    paged_distances(rows, queries.data(), length(queries, 0), positions.data(), length(positions, 1), keep_max, chosen,
+                    distances.data());
+}
+
+void products_of_pairs(In<float, 2> queries, In<float, 2> centroids, In<std::int64_t, 2> probes, InOut<float, 2> out) {
+    if (queries.shape(1) != centroids.shape(1) || probes.shape(0) != queries.shape(0) || out.shape(0) != probes.shape(0) ||
+        out.shape(1) != probes.shape(1))
+        throw std::invalid_argument("queries, centroids, probes and out must agree on their shapes");
+    const nb::gil_scoped_release release;
+    pair_products(queries.data(), length(queries, 0), centroids.data(), length(centroids, 0), length(queries, 1),
+                  probes.data(), length(probes, 1), best_kernels(), out.data());
+}
 
 }  // namespace
 
@@ -149,7 +146,27 @@ void bind_list_scan(nb::module_& m) {
              nb::arg("distances").noconvert(), nb::arg("ids").noconvert(), nb::arg("pool"),
              nb::arg("bitmap").none() = nb::none(), nb::arg("sorted").none() = nb::none(),
              nb::arg("on_done").none() = nb::none())
-        .def("prepare", &PyListScanner::prepare, nb::arg("lists").noconvert());
+        .def("prepare", &PyListScanner::prepare, nb::arg("lists").noconvert())
+        .def("forget", &PyListScanner::forget, nb::arg("lists").noconvert());
+    nb::class_<PyRowReranker>(m, "RowReranker")
+        .def(nb::init<In<std::uint8_t, 1>, In<std::int64_t, 2>, const std::string&, std::int64_t, In<float, 1>,
+                      In<float, 1>, In<float, 2>, bool, const std::string&>(),
+             nb::arg("data").noconvert(), nb::arg("extents").noconvert(), nb::arg("code"), nb::arg("dim"),
+             nb::arg("scale").noconvert(), nb::arg("offset").noconvert(), nb::arg("centroids").noconvert(),
+             nb::arg("keep_max"), nb::arg("kernels"))
+        .def("rerank", &PyRowReranker::rerank, nb::arg("queries").noconvert(), nb::arg("positions").noconvert(),
+             nb::arg("distances").noconvert(), nb::arg("ids").noconvert(), nb::arg("pool"));
+    m.def("distances_in_pages", &distances_in_pages, nb::arg("arena").noconvert(), nb::arg("code"),
+          nb::arg("scale").noconvert(), nb::arg("offset").noconvert(), nb::arg("centroids").noconvert(),
+          nb::arg("sizes").noconvert(), nb::arg("first_pages").noconvert(), nb::arg("page_counts").noconvert(),
+          nb::arg("page_numbers").noconvert(), nb::arg("queries").noconvert(), nb::arg("positions").noconvert(),
+          nb::arg("keep_max"), nb::arg("distances").noconvert(), nb::arg("kernels") = "");
+    m.def(
+        "distances_in_pages_need",
+        [](const std::string& code, std::size_t dim) { return paged_distances_need(row_codes(code, dim)); },
+        nb::arg("code"), nb::arg("dim"));
+    m.def("pair_products", &products_of_pairs, nb::arg("queries").noconvert(), nb::arg("centroids").noconvert(),
+          nb::arg("probes").noconvert(), nb::arg("out").noconvert());
     m.def("kernels_here", [] {
         std::vector<std::string> names;
         for (const char* name : {"amx", "avx512", "avx2", "portable"})

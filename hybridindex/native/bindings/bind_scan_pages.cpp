@@ -10,7 +10,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bind_list_scan.h"
-#include "scan/scan_items.h"
+#include "jobs/scan_items.h"
 #include "scan/scan_pages.h"
 
 namespace nb = nanobind;
@@ -18,15 +18,8 @@ namespace nb = nanobind;
 namespace hybridindex {
 namespace {
 
-RowCodes row_codes(const std::string& name, std::size_t dim) {
-    if (dim < 1 || dim > (1u << 20)) throw std::invalid_argument("dim must be 1 to 2^20");
-    const Code code = code_named(name);
-    const std::int64_t elements = static_cast<std::int64_t>(dim);
-    return {code, elements * element_size(code), elements, nullptr, nullptr};
-}
-
 // Which lists are probed, and by which queries.
-nb::tuple group(In<std::int64_t, 2> probes, In<std::int64_t, 2> extents) {
+nb::tuple group(In<std::int64_t, 2> probes, In<std::int64_t, 2> extents, bool with_places) {
     if (extents.shape(1) != 3) throw std::invalid_argument("extents must be (nlist, 3)");
     if (probes.shape(0) > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
         throw std::invalid_argument("too many queries");
@@ -35,14 +28,14 @@ nb::tuple group(In<std::int64_t, 2> probes, In<std::int64_t, 2> extents) {
         const nb::gil_scoped_release release;
         std::vector<std::int32_t> slot_of(extents.shape(0), -1);
         group_probes(probes.data(), length(probes, 0), length(probes, 1),
-                     extents.data(), length(extents, 0), slot_of, probed);
+                     extents.data(), length(extents, 0), slot_of, probed, with_places);
     }
-    const std::size_t n_lists = probed.lists.size(), n_members = probed.members.size();
+    const std::size_t n_lists = probed.lists.size(), n_members = probed.members.size(), n_places = probed.places.size();
     return nb::make_tuple(to_numpy(std::move(probed.lists), {n_lists}), to_numpy(std::move(probed.starts), {n_lists + 1}),
-                          to_numpy(std::move(probed.members), {n_members}));
+                          to_numpy(std::move(probed.members), {n_members}), to_numpy(std::move(probed.places), {n_places}));
 }
 
-bool ascends(In<std::int64_t, 1> starts, std::size_t total) {
+bool ascends(const In<std::int64_t, 1>& starts, std::size_t total) {
     const std::size_t last = starts.shape(0) - 1;
     if (starts.data()[0] != 0 || starts.data()[last] != static_cast<std::int64_t>(total)) return false;
     for (std::size_t i = 0; i < last; ++i)
@@ -69,10 +62,7 @@ void scan(In<std::uint8_t, 2> arena, std::int64_t rows_per_page, const std::stri
         throw std::invalid_argument("scale and offset must have one entry per dimension for sq8, none otherwise");
     rows.scale = scale.data();
     rows.offset = offset.data();
-    if (sizes.shape(0) != n_lists || page_starts.shape(0) != n_lists + 1 || member_starts.shape(0) != n_lists + 1)
-        throw std::invalid_argument("sizes and starts must match list_ids");
-    if (!ascends(page_starts, pages.shape(0)) || !ascends(member_starts, members.shape(0)))
-        throw std::invalid_argument("starts must ascend from 0 to the length of what they index");
+    PagePlan plan = page_plan(list_ids, sizes, page_starts, pages, member_starts, members);
     const bool residual = centroids.shape(0) != 0;
     if (residual && (centroids.shape(0) != n_lists || centroids.shape(1) != dim))
         throw std::invalid_argument("centroids must be (n_lists, dim), or have no rows");
@@ -83,8 +73,7 @@ void scan(In<std::uint8_t, 2> arena, std::int64_t rows_per_page, const std::stri
         throw std::invalid_argument("too many queries");
     const PagedCodes codes{arena.data(), length(arena, 0),
                            length(arena, 1), rows_per_page, rows};
-    const PagePlan plan{static_cast<std::int64_t>(n_lists), list_ids.data(), sizes.data(), page_starts.data(), pages.data(),
-                        member_starts.data(), members.data(), residual ? centroids.data() : nullptr};
+    if (residual) plan.centroids = centroids.data();
     const PageTask task{queries.data(), static_cast<std::int64_t>(n), length(distances, 1),
                         keep_max, distances.data(), positions.data()};
     const BlockKernels& chosen = kernels_for(kernels);
@@ -94,8 +83,28 @@ void scan(In<std::uint8_t, 2> arena, std::int64_t rows_per_page, const std::stri
 
 }  // namespace
 
+RowCodes row_codes(const std::string& name, std::size_t dim) {
+    if (dim < 1 || dim > (1u << 20)) throw std::invalid_argument("dim must be 1 to 2^20");
+    const Code code = code_named(name);
+    const std::int64_t elements = static_cast<std::int64_t>(dim);
+    return {code, elements * element_size(code), elements, nullptr, nullptr};
+}
+
+PagePlan page_plan(const In<std::int64_t, 1>& list_ids, const In<std::int64_t, 1>& sizes,
+                   const In<std::int64_t, 1>& page_starts, const In<std::int32_t, 1>& pages,
+                   const In<std::int64_t, 1>& member_starts, const In<std::int32_t, 1>& members) {
+    const std::size_t n_lists = list_ids.shape(0);
+    if (sizes.shape(0) != n_lists || page_starts.shape(0) != n_lists + 1 || member_starts.shape(0) != n_lists + 1)
+        throw std::invalid_argument("sizes and starts must match list_ids");
+    if (!ascends(page_starts, pages.shape(0)) || !ascends(member_starts, members.shape(0)))
+        throw std::invalid_argument("starts must ascend from 0 to the length of what they index");
+    return {static_cast<std::int64_t>(n_lists), list_ids.data(), sizes.data(), page_starts.data(), pages.data(),
+            member_starts.data(), members.data(), nullptr};
+}
+
 void bind_scan_pages(nb::module_& m) {
-    m.def("group_probes", &group, nb::arg("probes").noconvert(), nb::arg("extents").noconvert());
+    m.def("group_probes", &group, nb::arg("probes").noconvert(), nb::arg("extents").noconvert(),
+          nb::arg("places") = false);
     m.def(
         "page_scratch_need",
         [](const std::string& code, std::size_t dim, bool residual, std::int64_t k) {

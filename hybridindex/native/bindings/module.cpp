@@ -6,8 +6,12 @@
 #include <stdexcept>
 
 #include "bindings/arrays.h"
+#include "bindings/bind_coarse.h"
 #include "bindings/bind_list_scan.h"
+#include "bindings/bind_pq.h"
+#include "bindings/bind_rabitq.h"
 #include "bindings/bind_scan_pages.h"
+#include "bindings/bind_watch.h"
 #include "routing/merge.h"
 #include "routing/split.h"
 #include "simd/row_norms.h"
@@ -79,6 +83,9 @@ NB_MODULE(_native, m) {
     // Objects that live until the interpreter ends are no leak.
     nb::set_leak_warnings(false);
     bind_list_scan(m);
+    bind_rabitq(m);
+    bind_pq(m);
+    bind_coarse(m);
     m.def("split_probes", &split, nb::arg("probes"), nb::arg("coarse"), nb::arg("list_device"), nb::arg("list_bytes"),
           nb::arg("n_devices"), nb::arg("hit_rate").noconvert(), nb::arg("n_parts").noconvert(),
           nb::arg("n_probes").noconvert());
@@ -88,4 +95,5 @@ NB_MODULE(_native, m) {
           nb::arg("keep_max"));
     m.def("first_row_beyond", &first_beyond, nb::arg("rows"), nb::arg("limit"));
     bind_scan_pages(m);
+    bind_watch(m);
 }

@@ -5,12 +5,13 @@
 namespace hybridindex {
 
 KeptTerms::KeptTerms(const std::int64_t* extents, std::int64_t nlist, bool squares) {
-    starts_.reserve(static_cast<std::size_t>(nlist));
+    starts_.reserve(static_cast<std::size_t>(nlist) + 1);
     std::int64_t blocks = 0;
     for (std::int64_t list = 0; list < nlist; ++list) {
         starts_.push_back(blocks);
         blocks += (extents[3 * list] + kBlockRows - 1) / kBlockRows;
     }
+    starts_.push_back(blocks);
     const std::size_t n = static_cast<std::size_t>(blocks);
     states_ = std::make_unique<std::atomic<std::uint8_t>[]>(n);
     // Not set to zero: that would touch all of it.
@@ -36,7 +37,13 @@ void KeptTerms::Block::keep(const RowTerms& terms) const {
     if (!state.compare_exchange_strong(expected, kWriting, std::memory_order_relaxed)) return;
     std::memcpy(all_->lengths_[index_].of, terms.length, sizeof(terms.length));
     if (all_->squares_) std::memcpy(all_->squares_[index_].of, terms.square, sizeof(terms.square));
-    state.store(kKnown, std::memory_order_release);
+    expected = kWriting;  // not where it was told to forget meanwhile
+    state.compare_exchange_strong(expected, kKnown, std::memory_order_release, std::memory_order_relaxed);
+}
+
+void KeptTerms::forget(std::int64_t list) {
+    const std::size_t at = static_cast<std::size_t>(list);
+    for (std::int64_t block = starts_[at]; block < starts_[at + 1]; ++block) states_[block].store(kNever);
 }
 
 void KeptTerms::Block::fetch() const {

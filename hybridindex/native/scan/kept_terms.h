@@ -37,12 +37,16 @@ public:
         return {this, starts_[static_cast<std::size_t>(list)] + row / kBlockRows};
     }
 
+    // Keeps nothing of this list from now on: its bytes were not what they should be, and scans that read them may still
+    // be under way.
+    void forget(std::int64_t list);
+
 private:
-    enum State : std::uint8_t { kUnknown, kWriting, kKnown };
+    enum State : std::uint8_t { kUnknown, kWriting, kKnown, kNever };
     struct alignas(64) Values {
         float of[kBlockRows];
     };
-    std::vector<std::int64_t> starts_;  // blocks before each list
+    std::vector<std::int64_t> starts_;  // blocks before each list, and all
     std::unique_ptr<std::atomic<std::uint8_t>[]> states_;
     std::unique_ptr<Values[]> lengths_, squares_;  // squares_ is empty where none are needed
 };

@@ -3,15 +3,15 @@
 // its helpers have not finished in time it scans itself.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <mutex>
-#include <vector>
+#include <span>
 
 #include "simd/block_kernels.h"
 #include "simd/codes.h"
 #include "scan/kept_terms.h"
-#include "scan/thread_pool.h"
+#include "scan/row_scan.h"
+#include "jobs/scan_job.h"
+#include "jobs/thread_pool.h"
 
 namespace hybridindex {
 
@@ -25,6 +25,9 @@ struct ListTable {
     const float* centroids;  // (nlist, dim), added to every decoded row; nullptr: rows are whole vectors
 };
 
+// Throws std::invalid_argument where extents leave the buffer, overlap or are not aligned.
+void check_lists(const ListTable& lists);
+
 // Which ids may be answered: bit i of a bitmap of n_bits, or a sorted array.
 struct IdFilter {
     const std::uint8_t* bitmap = nullptr;
@@ -37,53 +40,74 @@ struct IdFilter {
 
     bool active() const { return bitmap != nullptr || sorted != nullptr; }
     bool allows(std::int64_t id) const;
+    // Which of at most 32 rows it allows, as bits.
+    std::uint32_t wanted(const std::int64_t* ids, std::int64_t count) const;
 };
 
-struct ScanTask {
-    const float* queries;        // (n, dim)
-    std::int64_t n;
+struct ScanTask : AnswerTask {
     const std::int64_t* probes;  // (n, p), -1: none
     std::int64_t p;
-    std::int64_t k;
-    float* distances;   // (n, k), best first
-    std::int64_t* ids;  // (n, k), -1 in empty places, which are at infinite distance
     IdFilter filter;
-    // Called on the calling thread with rows that are complete, each once; may throw, which ends the scan.
-    std::function<void(const std::vector<std::int32_t>&)> on_done;
 };
 
-class ScanJob;
-
-// Safe to use from several threads at once.
-class ListScanner {
+// Probed lists as what a ScanJob scans.
+class ListRows {
 public:
-    // Throws std::invalid_argument where extents leave the buffer, overlap or are not aligned.
-    ListScanner(const ListTable& lists, bool keep_max, const BlockKernels& kernels);
-    // Waits for helpers that are still in a scan of which the answer was given.
-    ~ListScanner();
+    using Task = ScanTask;
+    using Heap = QueryHeap;
+    using Rows = RowScan;
+    struct Shared : RowQueries {
+        IdFilter filter;
 
-    const BlockKernels& kernels() const { return kernels_; }
+        explicit Shared(const ListRows& source);
+        void prepare(const ScanTask& task, const ScanPlan& plan, std::int64_t widest);
+        void let_go() { filter = {}; }
+    };
 
-    // Throws std::out_of_range for a probe that is no list, before anything is read. Answers do not depend on the
-    // number of threads.
-    void scan(const ScanTask& task, ThreadPool& pool);
+    ListRows(const ListTable& lists, bool keep_max, const BlockKernels& kernels);
 
-    // Computes and keeps what first scans of these lists would compute beside their distances. Reads all their rows.
-    // Throws std::out_of_range for what is no list.
-    void prepare(const std::int64_t* lists, std::int64_t n);
+    std::int64_t plan(const ScanTask& task, int threads, ScanPlan& plan) const;
+    bool scan(RowScan& rows, const Shared& shared, const ScanPlan& plan, const ScanItem& item, const ScanItem* following,
+              std::int64_t first, int n, QueryHeap* apart, const Stopped& stopped) const;
+    void finish(QueryHeap& heap) const { heap.finish(keep_max_); }
 
 private:
-    std::unique_ptr<ScanJob> take_job();
-    void give_back(std::unique_ptr<ScanJob> job);
+    friend class ListScanner;
+    std::span<const std::uint8_t> bytes_of(std::int64_t list, const ScanItem& item) const;
+    KeptTerms::Block terms_of(std::int64_t list, std::int64_t row) const;
 
     const ListTable lists_;
     const bool keep_max_;
     const BlockKernels& kernels_;
-    const std::unique_ptr<const KeptTerms> terms_;  // of lists of bytes
-    const pid_t pid_;  // a child process has none of the helpers
-    std::mutex mutex_;
-    std::vector<std::unique_ptr<ScanJob>> idle_;
-    std::vector<std::unique_ptr<ScanJob>> late_;  // given back while helpers were inside
+    const std::unique_ptr<KeptTerms> terms_;  // of lists of bytes
+};
+
+extern template class ScanJob<ListRows>;
+extern template class ScanJobs<ListRows>;
+
+// Safe to use from several threads at once.
+class ListScanner {
+public:
+    // Throws as check_lists() does.
+    ListScanner(const ListTable& lists, bool keep_max, const BlockKernels& kernels);
+
+    const BlockKernels& kernels() const { return rows_.kernels_; }
+
+    // Throws std::out_of_range for a probe that is no list, before anything is read. Answers do not depend on the
+    // number of threads.
+    void scan(const ScanTask& task, ThreadPool& pool) { jobs_.run(task, pool); }
+
+    // Computes and keeps what first scans of these lists would compute beside their distances. Reads all their rows.
+    // Throws std::out_of_range for what is no list.
+    void prepare(const std::int64_t* lists, std::int64_t n);
+    // Nothing that was computed from the rows of these lists is used any more. Throws as prepare() does.
+    void forget(const std::int64_t* lists, std::int64_t n);
+
+private:
+    void check_lists(const std::int64_t* lists, std::int64_t n) const;
+
+    const ListRows rows_;
+    ScanJobs<ListRows> jobs_;
 };
 
 }  // namespace hybridindex

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -13,6 +14,9 @@ class QueryHeap {
 public:
     // Anything at or beyond the largest float is no candidate, nor is what is no number; as in faiss.
     static constexpr float kNoLimit = 0x1.fffffcp127f;
+    // What is in it lies in the arrays of its answer.
+    static constexpr bool kInArrays = true;
+    static constexpr std::size_t kept_bytes() { return 0; }
 
     QueryHeap() = default;
     QueryHeap(QueryHeap&& other) noexcept : distances_(other.distances_), ids_(other.ids_), k_(other.k_) {}

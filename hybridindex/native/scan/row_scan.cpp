@@ -123,18 +123,20 @@ void RowScan::scan(const RowBlock& block) {
     if (!filtered_ || !filter(block, rows)) compare(block, rows);
 }
 
-void RowScan::decode(const std::uint8_t* code, float* row) const {
-    const RowCodes& codes = shared_->codes_;
-    const BlockKernels& kernels = shared_->kernels_;
+void decode_row(const RowCodes& codes, const BlockKernels& kernels, const std::uint8_t* code, const float* centroid, float* row) {
     switch (codes.code) {
         case Code::f32: std::memcpy(row, code, static_cast<std::size_t>(codes.dim) * 4); break;
         case Code::f16: kernels.decode_f16(code, codes.dim, row); break;
         case Code::bf16: kernels.decode_bf16(code, codes.dim, row); break;
         case Code::u8: kernels.decode_u8(code, codes.scale, codes.offset, codes.dim, row); break;
     }
-    if (centroid_ != nullptr)
-        for (std::int64_t i = 0; i < codes.dim; ++i) row[i] += centroid_[i];
-    std::fill(row + codes.dim, row + shared_->dim_, 0.0f);
+    if (centroid != nullptr)
+        for (std::int64_t i = 0; i < codes.dim; ++i) row[i] += centroid[i];
+}
+
+void RowScan::decode(const std::uint8_t* code, float* row) const {
+    decode_row(shared_->codes_, shared_->kernels_, code, centroid_, row);
+    std::fill(row + shared_->codes_.dim, row + shared_->dim_, 0.0f);
 }
 
 // Rows of floats: where they lie, or decoded.

@@ -10,12 +10,13 @@
 #include "scan/kept_terms.h"
 #include "scan/query_bounds.h"
 #include "scan/query_heap.h"
+#include "jobs/scan_items.h"
 #include "simd/aligned_buffer.h"
 
 namespace hybridindex {
 
-// Queries compared with a block before the next block is read: bounds the scratch of a thread.
-constexpr std::int64_t kGroup = 256;
+// Stored bytes to dim floats; `centroid` is added, or nullptr.
+void decode_row(const RowCodes& codes, const BlockKernels& kernels, const std::uint8_t* code, const float* centroid, float* row);
 
 // What all threads of a scan share: how rows are stored, and the queries, as the kernels read them, each with the heap of
 // its answer.

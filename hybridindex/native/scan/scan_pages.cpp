@@ -10,27 +10,27 @@
 
 #include "simd/aligned_buffer.h"
 #include "scan/row_scan.h"
-#include "scan/scan_items.h"
+#include "jobs/scan_items.h"
 
 namespace hybridindex {
-namespace {
-
-void check(const PagedCodes& codes, const PagePlan& plan, std::int64_t n) {
+void check_plan(const PagePlan& plan, std::int64_t n_pages, std::int64_t rows_per_page, std::int64_t n) {
     for (std::int64_t l = 0; l < plan.n_lists; ++l) {
         if (plan.list_ids[l] < 0 || plan.list_ids[l] > std::numeric_limits<std::int32_t>::max())
             throw std::out_of_range("list id " + std::to_string(plan.list_ids[l]) + " does not fit a position");
         const std::int64_t held = plan.page_starts[l + 1] - plan.page_starts[l];
         if (plan.sizes[l] < 0 || plan.sizes[l] > std::numeric_limits<std::uint32_t>::max() ||
-            plan.sizes[l] > held * codes.rows_per_page)
+            plan.sizes[l] > held * rows_per_page)
             throw std::out_of_range("list " + std::to_string(plan.list_ids[l]) + " has more rows than its pages hold");
         for (std::int64_t p = plan.page_starts[l]; p < plan.page_starts[l + 1]; ++p)
-            if (plan.pages[p] < 0 || plan.pages[p] >= codes.n_pages)
+            if (plan.pages[p] < 0 || plan.pages[p] >= n_pages)
                 throw std::out_of_range("page " + std::to_string(plan.pages[p]) + " is outside the arena");
         for (std::int64_t i = plan.member_starts[l]; i < plan.member_starts[l + 1]; ++i)
             if (plan.members[i] < 0 || plan.members[i] >= n)
                 throw std::out_of_range("query " + std::to_string(plan.members[i]) + " is outside the batch");
     }
 }
+
+namespace {
 
 // One call of scan_pages(). Blocks are rows 16 i .. 16 i + 15 of a list wherever these lie: what a page boundary or a
 // gap between pages cuts is gathered.
@@ -131,7 +131,7 @@ private:
 }  // namespace
 
 void scan_pages(const PagedCodes& codes, const PagePlan& plan, const PageTask& task, const BlockKernels& kernels) {
-    check(codes, plan, task.n);
+    check_plan(plan, codes.n_pages, codes.rows_per_page, task.n);
     PageScan(codes, plan, task, kernels).run();
 }
 

@@ -30,6 +30,9 @@ struct PageTask {
     std::int64_t* positions;  // (n, k) list id << 32 | row in list, which orders equal distances; -1 in empty places
 };
 
+// Throws std::out_of_range where a plan names what lies outside the arena, or a query that is none of the n.
+void check_plan(const PagePlan& plan, std::int64_t n_pages, std::int64_t rows_per_page, std::int64_t n);
+
 // Throws std::out_of_range before it reads anything outside the arena or the queries.
 void scan_pages(const PagedCodes& codes, const PagePlan& plan, const PageTask& task, const BlockKernels& kernels);
 

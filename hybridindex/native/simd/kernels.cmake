@@ -1,5 +1,5 @@
 # The inner loops, once per instruction set; which one runs is decided at run time. A file whose flags the compiler does
-# not know, or that is for another CPU, compiles to nothing. Included by whoever compiles block_kernels_*.cpp.
+# not know, or that is for another CPU, compiles to nothing. Included by whoever compiles block_kernels_*.cpp, rabitq/kernels_*.cpp or pq/kernels_*.cpp.
 include(CheckCXXCompilerFlag)
 if(NOT KERNEL_LEVEL)
   set(KERNEL_LEVEL -O3)  # with sanitizers a lower one: unrolled and checked, the loops take minutes to compile
@@ -17,4 +17,21 @@ foreach(SET portable avx2 avx512 amx)
   endif()
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/block_kernels_${SET}.cpp PROPERTIES COMPILE_OPTIONS
     "${KERNEL_FLAGS};${FLAGS_${SET}}")
+endforeach()
+set(RABITQ_FLAGS "${KERNEL_LEVEL};-ffp-contract=off;-fno-math-errno;-fno-trapping-math;-Wno-uninitialized;-Wno-maybe-uninitialized;-Wno-psabi")
+set(RABITQ_FLAGS_portable "")
+set(RABITQ_FLAGS_avx2 "-mavx2;-mf16c")
+set(RABITQ_FLAGS_avx512 "${FLAGS_avx512};-mavx512vbmi")
+foreach(SET portable avx2 avx512)
+  string(REPLACE ";" " " FLAGS "${RABITQ_FLAGS_${SET}}")
+  check_cxx_compiler_flag("${FLAGS}" KNOWS_RABITQ_${SET})
+  if(NOT KNOWS_RABITQ_${SET})
+    set(RABITQ_FLAGS_${SET} "")
+  endif()
+  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/../rabitq/kernels_${SET}.cpp PROPERTIES COMPILE_OPTIONS
+    "${RABITQ_FLAGS};${RABITQ_FLAGS_${SET}}")
+endforeach()
+foreach(SET portable avx2)
+  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/../pq/kernels_${SET}.cpp PROPERTIES COMPILE_OPTIONS
+    "${RABITQ_FLAGS};${RABITQ_FLAGS_${SET}}")
 endforeach()

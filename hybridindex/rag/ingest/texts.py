@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hybridindex import filesystem
 from hybridindex.errors import InvalidInputError
 from hybridindex.rag.documents import MAX_TEXT, Document
 
@@ -58,7 +59,7 @@ class TextFile:
         read = self._from_json if self.path.suffix.lower() == ".jsonl" else _from_line
         with_ids: bool | None = None
         try:
-            with self.path.open(encoding="utf-8", newline="\n") as file:
+            with filesystem.open_text(self.path, newline="\n") as file:
                 for number in range(1, 1 << 62):
                     line = file.readline(_MAX_LINE)
                     if not line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -9,16 +10,20 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import InitVar, dataclass, field
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect
 
+from hybridindex.errors import OverloadedError
 from hybridindex.service.admission import Admission
 from hybridindex.service.auth import Caller, Keyring, Role
 from hybridindex.service.core import Service
+from hybridindex.service.http.bodies import CHARGE
 from hybridindex.service.http.load_shedding import LoadShedder
 from hybridindex.service.http.origin import OriginPolicy
 from hybridindex.service.http.page.files import PAGE_PATHS
 from hybridindex.service.http.problems import Problem, ProblemError, problem_of
+from hybridindex.service.intake.request_memory import Charge
 from hybridindex.service.observe.logs import REQUEST_ID, AccessLog
 from hybridindex.service.observe.metrics import Metrics
 from hybridindex.service.several.indexes import Indexes
@@ -42,8 +47,14 @@ _OPEN = frozenset({"/livez", "/readyz"}) | PAGE_PATHS
 #: Where several indexes are served, the routes of one begin with this and its name, in place of ``/v1``.
 INDEXES = "/v1/indexes/"
 _ADMIN = frozenset({"/v1/repartition", "/v1/reload", "/v1/drain", "/v1/queries/recent"})
+#: Answered whatever memory other requests hold.
+_ALWAYS = frozenset({"/livez", "/readyz", "/healthz", "/metrics"}) | PAGE_PATHS
+#: Larger answers count until the client has taken them.
+_LARGE_BYTES = 1 << 16
 #: Polled; logged only at errors.
 _QUIET = frozenset({"/livez", "/readyz", "/healthz", "/metrics", "/v1/series", "/v1/events"}) | PAGE_PATHS
+#: Of a request that was not answered when the daemon ended.
+_STOPPED = "the daemon stops before this is done; ask another one"
 _QUIET_OF_INDEX = ("/series", "/events")
 
 
@@ -69,6 +80,7 @@ class RequestMiddleware:
         self._app: Any = None
         #: Any: all have the same traces, and drain together.
         self._service = next(iter(indexes.services.values()))
+        self._memory = indexes.memory
         self._metrics = metrics
         self._keyring = keyring
         self._origin = OriginPolicy(host=indexes.config.host, keyed=keyring is not None)
@@ -162,57 +174,72 @@ class RequestMiddleware:
     ) -> int:
         """Returns the status of the answer; 0: none was begun."""
         answer = _Stamped(send, request_id, self._service)
-        caller: Caller | None = None
         refused = False
         try:
             self._origin.check(scope, headers)
-            scope[CALLER] = caller = self._identify(scope, headers)
-            found = self._searches.get(scope["path"])
-            if found is None or scope["method"] != "POST":
+            caller = self._identify(scope, headers)
+            if scope["path"] in _ALWAYS:
                 await self._app(scope, receive, answer)
-            else:
-                search, queue = found
-                scope["route"], scope["path_params"] = search, {}
+                return answer.status
+            app, found = self._app, self._searches.get(scope["path"])
+            if found is not None and scope["method"] == "POST":
+                app, queue = found
+                scope["route"], scope["path_params"] = app, {}
                 refusal = queue.shedder.refusal(caller.name, headers, scope["query_string"])
-                refused = refusal is not None
-                if refusal is None:
-                    await search(scope, receive, answer)
-                else:
+                if refusal is not None:
+                    refused = True
                     await _send_whole(refusal.status, refusal.headers, refusal.body(request_id), answer)
+                    return answer.status
+            with self._memory.open(caller.name) as charge:
+                scope[CHARGE] = answer.charge = charge
+                await app(scope, receive, answer)
         except ClientDisconnect:
             answer.status = answer.status or 499
+        except asyncio.CancelledError:
+            if answer.status or not self._service.admission.draining:
+                raise
+            # The drain has lasted as long as it may; the server would call it an error of the daemon.
+            await send_problem(problem_of(OverloadedError(_STOPPED, retry_after_s=1)), request_id, answer)
         except Exception as error:  # noqa: BLE001 - the client gets an answer, the log the reason
             problem = problem_of(error)
             if problem.status == 500:
                 _log.exception("a request failed")
             if not answer.status:
-                await _send_whole(problem.status, problem.headers(), problem.body(request_id), answer)
+                await send_problem(problem, request_id, answer)
         finally:
             seconds = time.perf_counter() - started
             if refused:
                 # The load shedder logs refusals together.
                 self._metrics.count_response(scope["path"], answer.status, seconds)
             else:
-                self._note(scope, caller, answer.status, request_id, seconds)
+                self._note(scope, answer.status, request_id, seconds)
         return answer.status
 
     def _identify(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
+        """The caller, who stands in the scope from then on, also where a role is missing."""
         path = scope["path"]
         if self._keyring is None or path in _OPEN:
-            return Caller(name=_address_of(scope), role=Role.ADMIN if self._keyring is None else Role.SEARCH)
+            role = Role.ADMIN if self._keyring is None else Role.SEARCH
+            scope[CALLER] = caller = Caller(name=_address_of(scope), role=role)
+            return caller
         shown = headers.get(b"authorization")
-        caller = self._keyring.identify(None if shown is None else shown.decode("latin-1"))
+        scope[CALLER] = caller = self._keyring.identify(None if shown is None else shown.decode("latin-1"))
         if _for_admins(path) and caller.role is not Role.ADMIN:
-            _audit.warning("refused", extra={"action": path, "client": caller.name, "outcome": 403})
             raise ProblemError(Problem(403, "forbidden", "Forbidden", "this needs a key with the role admin"))
         return caller
 
-    def _note(self, scope: Scope, caller: Caller | None, status: int, request_id: str, seconds: float) -> None:
+    def _note(self, scope: Scope, status: int, request_id: str, seconds: float) -> None:
         route = _route_of(scope)
         self._metrics.count_response(route, status, seconds)
+        caller: Caller | None = scope.get(CALLER)
         client = caller.name if caller is not None else "unknown"
-        if _for_admins(scope["path"]) and caller is not None and caller.role is Role.ADMIN:
-            _audit.info("admin call", extra={"action": scope["path"], "client": client, "outcome": status})
+        if _for_admins(scope["path"]):
+            # A client's text: without control characters, and not of any length.
+            fields = {"action": quote(scope["path"][:200]), "client": client, "outcome": status}
+            if caller is not None and caller.role is Role.ADMIN:
+                _audit.info("admin call", extra=fields)
+            else:
+                _audit.warning("refused", extra=fields)
         if status < 400 and (route in _QUIET or (route.startswith(INDEXES) and route.endswith(_QUIET_OF_INDEX))):
             return
         fields = {"method": scope["method"], "route": route, "status": status, "ms": round(seconds * 1e3, 3)}
@@ -240,9 +267,9 @@ def _for_admins(path: str) -> bool:
 
 
 class _Stamped:
-    """The ``send`` of one request: adds its id to the answer, and keeps the status."""
+    """The ``send`` of one request: adds its id to the answer, keeps the status, waits until a large answer is taken."""
 
-    __slots__ = ("_request_id", "_send", "_service", "status")
+    __slots__ = ("_request_id", "_send", "_service", "charge", "status")
 
     def __init__(self, send: Send, request_id: str, service: Service) -> None:
         self._send = send
@@ -250,15 +277,35 @@ class _Stamped:
         self._service = service
         #: 0 until the answer begins.
         self.status = 0
+        #: Of the request; None: it has none.
+        self.charge: Charge | None = None
 
     def __call__(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
         if message["type"] == "http.response.start":
+            if self.charge is not None:
+                _hold_answer(self.charge, message["headers"])
             self.status = message["status"]
             stamped = [*message["headers"], (b"x-request-id", self._request_id.encode())]
             if self._service.admission.draining:
                 stamped.append((b"connection", b"close"))
             message = {**message, "headers": stamped}
+        elif len(message.get("body", b"")) > _LARGE_BYTES and self.charge is not None:
+            return self._send_large(message)
         return self._send(message)
+
+    async def _send_large(self, message: MutableMapping[str, Any]) -> None:
+        """Ends when the client has taken it, or is gone: until then the connection holds it."""
+        await self._send({**message, "more_body": True})
+        await self._send({**message, "body": b""})
+
+
+def _hold_answer(charge: Charge, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raises OverloadedError: there is no room for a large answer; a search has taken it before."""
+    for name, value in headers:
+        if name == b"content-length":
+            if (nbytes := int(value)) > max(charge.nbytes, _LARGE_BYTES):
+                charge.hold(nbytes)
+            return
 
 
 class _RequestIds:
@@ -291,5 +338,5 @@ async def _send_whole(status: int, headers: Iterable[tuple[bytes, bytes]], body:
 
 
 async def send_problem(problem: Problem, request_id: str, send: Send) -> None:
-    """Sends a problem document without the middleware."""
+    """The whole answer."""
     await _send_whole(problem.status, problem.headers(), problem.body(request_id), send)

@@ -45,7 +45,8 @@ _WORDS = {
     413: "Too large",
     415: "Media type not supported",
     429: "This client's share of the queue is full; see Retry-After-Ms",
-    503: "The queue is full, the daemon drains, or another change is under way; see Retry-After-Ms",
+    503: "The queue is full, the daemon drains, another change is under way, or the search needs damaged lists; see "
+    "Retry-After-Ms",
     504: "The deadline passed before the search started",
     507: "The control store cannot be used; see /healthz",
 }

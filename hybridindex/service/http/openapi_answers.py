@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hybridindex.answer_codec import ANSWER_TYPE
+from hybridindex.index.rabitq.spec import SUPPORTED_BITS
 from hybridindex.partitioner.tradeoff import TradeoffPoint
 from hybridindex.router.batch.stats import RouterStats
 from hybridindex.router.devices.usage import ArenaUse
@@ -65,7 +66,8 @@ def _described(kind: Any) -> Schema:
 
 
 def _plan_summary() -> Schema:
-    counts, numbers = ("device_bytes", "n_resident", "n_devices", "batch"), ("slo_ms", "coverage", "coverage_bytes")
+    counts = ("device_bytes", "n_resident", "n_resident_rows", "n_devices", "batch")
+    numbers = ("slo_ms", "coverage", "coverage_bytes")
     maybe = ("predicted_latency_ms", "rate_qps", "max_sustainable_qps", "nearest_slo_ms")
     return closed(
         {
@@ -73,10 +75,13 @@ def _plan_summary() -> Schema:
             "reason": _TEXT,
             **dict.fromkeys(counts, _COUNT),
             **dict.fromkeys(numbers, _NUMBER),
-            "predicted_hit_rate": _SHARE,
+            "bytes_by_precision": closed({"codes": _COUNT, "rows": _COUNT}, optional=("codes",)),
+            **dict.fromkeys(("predicted_hit_rate", "predicted_row_hit_rate"), _SHARE),
             **dict.fromkeys(maybe, _nullable(_NUMBER)),
             "hit_rate_model": _TEXT,
             "host_model": _TEXT,
+            "precision": {"enum": ["rows", "codes"]},
+            "bits": {"enum": [None, *SUPPORTED_BITS]},
         }
     )
 
@@ -103,7 +108,11 @@ SESSION_OPENED = answer(
     "It ends when nobody has used it for ttl_s",
 )
 SESSION_STATS = answer(_described(SessionStats), "What lookahead did for this session")
-STARTED = answer(closed({"started": {"const": True}}), "Lists begin to move")
+STARTED = answer(
+    closed({"started": {"const": True}, "dropped": _COUNT}),
+    "Lists move when their turn comes; dropped: older lookaheads of this key that made way in the queue",
+    {"started": True, "dropped": 0},
+)
 DRAINING = answer(closed({"draining": {"const": True}}), "The daemon finishes and stops")
 HEALTH = answer(closed({"ok": _YES, "checks": _array(_described(Check))}), "Everything that was looked at")
 PLAN = answer(
@@ -129,7 +138,7 @@ PLANS = answer(
     ),
     "Stored plans in the order of saving, and when each was applied",
 )
-_HELD: dict[str, Schema] = {"lists": _COUNT, "bytes": _COUNT}
+_HELD: dict[str, Schema] = {"lists": _COUNT, "rows": _COUNT, "bytes": _COUNT}
 _SHORT: dict[str, Schema] = {
     **_HELD,
     "verdict": {"enum": ["feasible", "infeasible"]},
@@ -228,8 +237,9 @@ STATUS = answer(
         {
             "index": closed(
                 {
-                    **dict.fromkeys(("fingerprint", "metric", "codec", "host_scanner"), _TEXT),
-                    **dict.fromkeys(("generation", "count", "dim", "nlist", "nprobe"), _COUNT),
+                    **dict.fromkeys(("fingerprint", "metric", "codec", "host_scanner", "precision"), _TEXT),
+                    **dict.fromkeys(("generation", "count", "dim", "nlist", "nprobe", "list_bytes"), _COUNT),
+                    **dict.fromkeys(("bits", "candidates"), _nullable(_COUNT)),
                 }
             ),
             "ready": _YES,
@@ -253,8 +263,8 @@ STATUS = answer(
             ),
             "router": {
                 **(router := _described(RouterStats)),
-                "properties": {**router["properties"], "hit_rate": _SHARE},
-                "required": [*router["required"], "hit_rate"],
+                "properties": {**router["properties"], "hit_rate": _SHARE, "rerank_hit_rate": _SHARE},
+                "required": [*router["required"], "hit_rate", "rerank_hit_rate"],
             },
             "queue": closed(
                 {
@@ -262,8 +272,15 @@ STATUS = answer(
                     "refused": closed(dict.fromkeys(("client", "queue", "draining", "deadline"), _COUNT)),
                 }
             ),
-            "sessions": closed({"open": _COUNT, "expired": _COUNT}),
+            "memory": closed(
+                {
+                    **dict.fromkeys(("taken_bytes", "limit_bytes"), _COUNT),
+                    "refused": closed(dict.fromkeys(("full", "share"), _COUNT)),
+                }
+            ),
+            "sessions": closed(dict.fromkeys(("open", "expired", "displaced"), _COUNT)),
             "refresher": _nullable(_ANY_OBJECT),
+            "damage": closed(dict.fromkeys(("passes", "scrubbed_bytes", "found", "quarantined", "mended"), _COUNT)),
             "note": _nullable(_TEXT),
             "reload": closed(
                 {
@@ -277,8 +294,10 @@ STATUS = answer(
         }
     ),
     "What is served, where lists are, what waits; expected_hit_rate counts the plan's lists that are on devices, "
-    "planned_hit_rate all of them; note says why there is no plan, or no devices; retired are older generations that "
-    "sessions still use",
+    "planned_hit_rate all of them; bits and candidates, of a search of 10, are null where rows are scanned; note says "
+    "why there is no plan, no devices, or which "
+    "lists are damaged: searches that probe those in quarantine fail, those that are mended are served from memory; "
+    "retired are older generations that sessions still use",
 )
 SERIES = answer(
     closed(
@@ -303,6 +322,8 @@ SERIES = answer(
             "plan_id": _nullable(_INTEGER),
             "planned_hit_rate": _nullable(_SHARE),
             "generation": _COUNT,
+            "precision": _TEXT,
+            **dict.fromkeys(("bits", "candidates"), _nullable(_COUNT)),
             "note": _nullable(_TEXT),
             "ready": _YES,
             "draining": _YES,
@@ -310,7 +331,8 @@ SERIES = answer(
         }
     ),
     "Columns of equal length, oldest first: single seconds for ten minutes, ten in one for the rest of an hour; "
-    "clock_s is now on the clock of the refresher's windows",
+    "clock_s is now on the clock of the refresher's windows; bits and candidates, of a search of 10, are null where "
+    "rows are scanned",
 )
 EVENTS = answer(
     closed({"events": _array(closed({"id": _COUNT, "at": _TEXT, "kind": _TEXT, "payload": _ANY_OBJECT}))}),

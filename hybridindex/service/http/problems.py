@@ -13,6 +13,7 @@ from typing import Any
 
 from hybridindex.errors import (
     AccessDeniedError,
+    DamagedListsError,
     DeadlineExceededError,
     DeviceError,
     InfeasiblePlanError,
@@ -32,6 +33,8 @@ from hybridindex.service.http.wire import BodyError
 __all__ = ["PROBLEM_TYPE", "Problem", "ProblemError", "problem_of"]
 
 PROBLEM_TYPE = "application/problem+json"
+#: Searches that need damaged lists need not come again before.
+_RESTORED_S = 60.0
 _FIELD = re.compile(r"[a-z][a-z_]*")
 
 
@@ -100,6 +103,9 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(503, "overloaded", "Overloaded", detail, retry_after_s=5)
     if isinstance(error, DeviceError):
         return Problem(409, "device-failed", "Device failed", "a device has failed; GET /healthz says which")
+    if isinstance(error, DamagedListsError):
+        # Another replica has them; so has this daemon when the file was restored.
+        return Problem(503, "damaged-lists", "Damaged lists", str(error), retry_after_s=_RESTORED_S)
     if isinstance(error, DeadlineExceededError):
         return Problem(504, "deadline", "Deadline exceeded", str(error), "deadline_ms")
     if isinstance(error, ReloadError):

@@ -51,7 +51,9 @@ class _OneWrite:
         elif data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1") and data.endswith(b"\r\n\r\n"):
             self._head = data
             return
-        self._transport.write(data)
+        # uvloop raises where the client is gone before uvicorn was told.
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def close(self) -> None:
         if self._head:
@@ -66,6 +68,8 @@ class _ConnectionTimeouts(_Protocol):
     """
 
     _late: asyncio.TimerHandle | None = None
+    #: Runs while an answer waits to be read.
+    _unread: asyncio.TimerHandle | None = None
     #: When a request was last turned away.
     _turned_s = -math.inf
 
@@ -101,6 +105,25 @@ class _ConnectionTimeouts(_Protocol):
         elif self._between_requests() and not self.transport.is_closing():
             self.transport.close()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(self.timeout_keep_alive, self._abort)
+
+    def resume_writing(self) -> None:
+        self._stop_unread()
+        super().resume_writing()
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _abort(self) -> None:
+        """close() would wait for a client that never reads."""
+        self._unread = None
+        self.transport.abort()
+
     def timeout_keep_alive_handler(self) -> None:
         # close() would wait for a client that never reads.
         if self.transport.get_write_buffer_size():
@@ -110,6 +133,7 @@ class _ConnectionTimeouts(_Protocol):
 
     def connection_lost(self, exc: Exception | None) -> Any:
         self._stop_waiting()
+        self._stop_unread()
         super().connection_lost(exc)
 
 

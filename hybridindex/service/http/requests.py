@@ -5,12 +5,13 @@ document allows and what it forbids. Two rules stand there in words alone: a JSO
 vectors have a greatest length.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
+from hybridindex.config import MAX_CANDIDATES
 from hybridindex.plans.replan import SOLVE
 from hybridindex.service.config import Limits
 from hybridindex.service.http.wire import (
@@ -24,7 +25,7 @@ from hybridindex.service.http.wire import (
     short,
 )
 from hybridindex.service.observe.events import MAX_EVENTS
-from hybridindex.service.search_request import SearchRequest
+from hybridindex.service.searches import SearchRequest
 from hybridindex.types import F32, HitRateChoice
 
 __all__ = ["EVENTS", "SERIES", "Body", "Query", "QueryBody", "Requests"]
@@ -34,13 +35,15 @@ _MOST_BYTES = 10**18
 #: With a smaller share of the copy time, lists would move for hours, and block other changes of the plan.
 _LEAST_SHARE = 0.01
 _RAW, _NPY = "application/octet-stream", "application/x-npy"
+#: Rows and columns of the first.
+_SHAPE = frozenset({"n", "d"})
 _HitRates = Annotated[HitRateChoice, Field(description=f"one of {', '.join(get_args(HitRateChoice))}")]
 _Headroom = Annotated[float, Field(ge=0, le=10, description="a number 0..10")]
 _closed = with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 
 
 def _whole(value: Any) -> Any:
-    """8.0 is the integer 8 to JSON Schema, and to languages that know one kind of number."""
+    """8.0 in JSON is the integer 8 to JSON Schema, and to languages that know one kind of number."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53 else value
 
 
@@ -57,22 +60,30 @@ def _count(most: int, more: str = "") -> Any:
 
 
 class Query:
-    """Options in a query string; others beside them are not looked at."""
+    """Options in a query string."""
 
     def __init__(self, kind: Any) -> None:
         """``kind``: a TypedDict."""
         self._kind = TypeAdapter(kind)
         self.schema = self._kind.json_schema()
         self.options: dict[str, Any] = self.schema["properties"]
-        self._words = {name for name, schema in self.options.items() if schema.get("type") == "string"}
+        self._kinds = {name: schema.get("type") for name, schema in self.options.items()}
         self.parameters = [{"name": name, "in": "query", "schema": schema} for name, schema in self.options.items()]
         #: Of the OpenAPI document.
         self.document: dict[str, Any] = {"parameters": self.parameters}
 
-    def parse_query(self, texts: Mapping[str, str]) -> dict[str, Any]:
-        """What is given. Raises BodyError."""
-        known = {name: text for name, text in texts.items() if name in self.options}
-        return self._check({n: t if n in self._words else parse_number(n, t) for n, t in known.items()})
+    def parse_query(self, texts: Mapping[str, str], beside: Set[str] = frozenset()) -> dict[str, Any]:
+        """What is given. ``beside``: options that stand there, too. Raises BodyError."""
+        check_known(texts, self.options.keys() | beside)
+        return self._check({name: self._value(name, text) for name, text in texts.items() if name not in beside})
+
+    def _value(self, name: str, text: str) -> int | float | str:
+        """A count that is not plain digits stays a text, which is no count."""
+        kind = self._kinds[name]
+        if kind == "string":
+            return text
+        number = parse_number(name, text)
+        return text if kind == "integer" and isinstance(number, float) else number
 
     def _check(self, given: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -142,9 +153,9 @@ class QueryBody(Body):
             words = f"is {short(content_type)}; expected application/json, {_RAW} or {_NPY}"
             raise BodyError("Content-Type", words, 415)
         raw = content_type == _RAW
-        check_known(options, {*self.options, *(("n", "d") if raw else ())})
+        given = self.parse_query(options, _SHAPE if raw else frozenset())
         queries = read_raw(body, options, self._limits, self._dim) if raw else read_npy(body, self._limits, self._dim)
-        return queries, self.parse_query(options)
+        return queries, given
 
 
 @_closed
@@ -181,6 +192,7 @@ class Requests:
             "a positive number of milliseconds, a day at most. nprobe may be lowered, down to min_nprobe, to answer by "
             "then."
         )
+        compared = ". Rows that a search by codes compares exactly, k at least. Default: the daemon's."
 
         @_closed
         class Search(TypedDict, total=False):
@@ -188,6 +200,7 @@ class Requests:
             nprobe: Annotated[int, _count(most, ". Default: the plan's."), _WHOLE]
             deadline_ms: Annotated[float, Field(gt=0, le=86_400_000, description=deadline)]
             min_nprobe: Annotated[int, _count(most, ". Floor of nprobe under a deadline or overload."), _WHOLE]
+            candidates: Annotated[int, _count(MAX_CANDIDATES, compared), _WHOLE]
 
         @_closed
         class Lookahead(TypedDict, total=False):

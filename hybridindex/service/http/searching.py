@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 
 from hybridindex.answer_codec import ANSWER_TYPE, encode_answer
 from hybridindex.service.core import Service
-from hybridindex.service.http.bodies import media_type, read_body
+from hybridindex.service.http.bodies import CHARGE, LARGE_JSON, hold, media_type, parse_within, read_body
 from hybridindex.service.http.middleware import CALLER, Receive, Scope, Send
 from hybridindex.service.http.requests import Requests
 from hybridindex.service.http.wire import BodyError, accepts_binary, to_json_answer
@@ -26,8 +26,8 @@ from hybridindex.types import SearchResult
 
 __all__ = ["SearchRoute", "options_of"]
 
-#: Larger JSON is parsed and written on a thread.
-_LARGE_BYTES = 1 << 20
+#: What a neighbour takes in an answer: arrays, a copy of them, and the bytes to send; in JSON lists and text besides.
+_ROW_BYTES, _JSON_ROW_BYTES = 36, 200
 #: Longer headers and query strings are not cached.
 _SHORT = 256
 T = TypeVar("T")
@@ -60,9 +60,12 @@ class SearchRoute:
         headers = dict(scope["headers"])
         asked = await self.read(scope, receive, headers, self.requests.read_search)
         session = scope["path_params"].get("session")
+        binary = _binary(headers.get(b"accept", b""))
+        row_bytes = _ROW_BYTES if binary else _JSON_ROW_BYTES
+        # The router copies the queries.
+        hold(scope[CHARGE], 2 * asked.queries.nbytes + len(asked.queries) * asked.k * row_bytes)
         result = await self._service.search(asked, scope[CALLER].name, session)
         began = time.perf_counter()
-        binary = _binary(headers.get(b"accept", b""))
         answer = encode_answer(result) if binary else await _to_json(result)
         self._metrics.time_stage("encode", time.perf_counter() - began)
         length = (b"content-length", str(len(answer)).encode())
@@ -71,20 +74,17 @@ class SearchRoute:
 
     async def read(self, scope: Scope, receive: Receive, headers: dict[bytes, bytes], parse: Parse[T]) -> T:
         """Reads a request's queries and options. ``parse``: one of ``requests.py``."""
-        body = await read_body(headers, receive, self._service.config.limits)
+        charge = scope[CHARGE]
+        body = await read_body(headers, receive, self._service.config.limits, charge)
         began = time.perf_counter()
         kind, options = media_type(headers), options_of(scope)
-        # Parsing float32 bodies copies nothing; parsing JSON takes time.
-        if len(body) > _LARGE_BYTES and kind == "application/json":
-            parsed = await asyncio.to_thread(parse, body, kind, options)
-        else:
-            parsed = parse(body, kind, options)
+        parsed = await parse_within(charge, body, kind, lambda: parse(body, kind, options))
         self._metrics.time_stage("parse", time.perf_counter() - began)
         return parsed
 
 
 async def _to_json(result: SearchResult) -> bytes:
-    if result.ids.nbytes > _LARGE_BYTES:
+    if result.ids.nbytes > LARGE_JSON:
         return await asyncio.to_thread(lambda: json.dumps(to_json_answer(result)).encode())
     return json.dumps(to_json_answer(result)).encode()
 

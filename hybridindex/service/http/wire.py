@@ -28,6 +28,7 @@ __all__ = [
     "check_known",
     "parse_json_object",
     "parse_number",
+    "parsed_bytes",
     "read_npy",
     "read_raw",
     "read_rows",
@@ -72,6 +73,15 @@ def check_known(given: Mapping[str, Any], known: Set[str]) -> None:
         raise BodyError(short(min(unknown)), f"is not known here; expected {', '.join(sorted(known)) or 'none'}")
 
 
+def parsed_bytes(body: bytes) -> int:
+    """Most bytes that the values of a JSON body take in Python, its text included."""
+    # Text, and the strings in it: one byte a character, or four, and then in parts, too.
+    text = (2 if body.isascii() and b"\\" not in body else 12) * len(body)
+    # Beside it: a number and its place, a string, an empty list, a dictionary with one pair, each pair.
+    sizes = {b",": 48, b'"': 32, b"[": 128, b"{": 256, b":": 192}
+    return text + sum(size * body.count(mark) for mark, size in sizes.items())
+
+
 def _refuse_constant(name: str) -> Any:
     raise BodyError("body", f"holds {name}, which is no JSON number")
 
@@ -93,7 +103,7 @@ def parse_json_object(body: bytes, known: Set[str]) -> dict[str, Any]:
     if not body:
         return {}
     try:
-        data = json.loads(body, parse_constant=_refuse_constant, object_pairs_hook=_each_once)
+        data = json.loads(body.decode(), parse_constant=_refuse_constant, object_pairs_hook=_each_once)
     except BodyError:
         raise
     except (ValueError, RecursionError) as error:
@@ -117,7 +127,9 @@ def read_rows(value: Any, limits: Limits, dim: int) -> F32:
         plain = {int, float}.issuperset(map(type, chain.from_iterable(rows)))
         with np.errstate(over="ignore"):
             array = np.array(rows, dtype=np.float32) if plain else None
-    except (TypeError, ValueError, OverflowError):
+    except OverflowError:
+        raise BodyError("queries", "holds a number that is larger than any float32") from None
+    except (TypeError, ValueError):
         raise BodyError("queries", f"has rows of different lengths; expected {dim} numbers each") from None
     if array is None:
         raise BodyError("queries", f"holds something else than numbers; expected (n, {dim}) of them")

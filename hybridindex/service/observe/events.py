@@ -9,6 +9,7 @@ import logging
 from typing import Any
 
 from hybridindex.errors import StoreError
+from hybridindex.plans.precision import views_of
 from hybridindex.router.router import Router
 from hybridindex.service.core import Service
 
@@ -68,6 +69,8 @@ def read_events(service: Service, *, since: int, limit: int) -> dict[str, Any]:
         StoreError: the store cannot be read.
     """
     found = service.store.list_events(
-        index_fingerprint=service.index.fingerprint, after_id=min(since, _LAST_ID), limit=limit
+        index_fingerprint=tuple(view.fingerprint for view in views_of(service.index.ivf)),
+        after_id=min(since, _LAST_ID),
+        limit=limit,
     )
     return {"events": [{"id": e.id, "at": e.at, "kind": e.kind, "payload": dict(e.payload)} for e in found[::-1]]}

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from hybridindex.errors import MissingDependencyError, how_to_install
 from hybridindex.router.batch.stages import LOOKAHEAD_WAIT, BatchReport, StageSum
-from hybridindex.service.core import Observation, Service
+from hybridindex.service.core import Service
 from hybridindex.service.describe import describe
+from hybridindex.service.searches import Observation
 
 try:
     from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -26,6 +27,7 @@ from hybridindex.service.observe.histograms import Buckets, Histogram
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
+    from prometheus_client.samples import Sample
 
 __all__ = ["CONTENT_TYPE", "Metrics", "render"]
 
@@ -123,13 +125,18 @@ class Metrics:
 def render(metrics: Mapping[str, Metrics]) -> bytes:
     """The text format of several indexes: the label ``index`` says whose a value is. A single one has no label.
 
-    Answers by route are counted by the first for all; the route has the index's name.
+    Answers by route are counted by the first for all; the route has the index's name. The memory of requests is one
+    for all: the first tells of it.
     """
     if len(metrics) == 1:
         return next(iter(metrics.values())).render()
     registry = CollectorRegistry()
     registry.register(_Labelled(metrics))
     return generate_latest(registry)
+
+
+def _is_of_all(sample: Sample) -> bool:
+    return sample.name == f"{_PREFIX}request_memory_bytes" or sample.labels.get("reason") in ("memory", "client memory")
 
 
 class _Labelled(Collector):
@@ -143,12 +150,13 @@ class _Labelled(Collector):
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
-        for name, one in self._metrics.items():
+        for at, (name, one) in enumerate(self._metrics.items()):
             for family in one.registry.collect():
                 merged = families.setdefault(family.name, MetricFamily(family.name, family.documentation, family.type))
                 merged.samples += [
                     sample if "route" in sample.labels else sample._replace(labels={"index": name, **sample.labels})
                     for sample in family.samples
+                    if at == 0 or not _is_of_all(sample)
                 ]
         yield from families.values()
 
@@ -175,6 +183,7 @@ class _Readings(Collector):
 
     def _router(self, service: Service) -> Iterator[Metric]:
         stats, plan = service.router.stats(), service.router.plan
+        damage = service.router.damage
         waits = stats.stages.get(LOOKAHEAD_WAIT, StageSum(count=0, seconds=0.0))
         for name, text, value in (
             ("searches", "Requests that the router took.", stats.requests),
@@ -184,10 +193,16 @@ class _Readings(Collector):
             ("device_work_bytes", "Code bytes that queries probed on devices.", stats.device_work_bytes),
             ("device_fallbacks", "Batch parts that the host scanned for a device.", stats.device_fallbacks),
             ("nprobe_lowered", "Requests whose nprobe a deadline lowered.", stats.nprobe_lowered),
+            ("candidates", "Rows that searches by codes compared exactly.", stats.candidates),
+            ("device_candidates", "Of these: with rows that devices hold, there.", stats.device_candidates),
             ("lookahead_bytes", "Bytes that lookahead moved.", stats.lookahead_bytes),
+            ("lookahead_dropped", "Lookaheads that made way in a full queue.", stats.lookahead_dropped),
             ("lookahead_waits", "Searches of sessions that waited for lists on their way.", waits.count),
             ("lookahead_wait_seconds", "Seconds of these waits.", waits.seconds),
             ("device_recoveries", "Devices that came back.", stats.device_recoveries),
+            ("scrubbed_bytes", "Bytes of lists that were compared with their digests.", damage.nbytes),
+            ("scrub_passes", "How often all lists were compared.", damage.passes),
+            ("damage_found", "How often a list, or a copy of one, was found damaged.", damage.found),
             ("device_slowdowns", "Failures of devices by being slow.", stats.device_slowdowns),
         ):
             yield CounterMetricFamily(f"{_PREFIX}{name}", text, value=value)
@@ -196,6 +211,9 @@ class _Readings(Collector):
             ("hit_rate_observed", "Part of the scan work that devices served, since the start.", stats.hit_rate),
             ("hit_rate_expected", "Of the plan's lists that are on devices.", service.expected_hit_rate or 0.0),
             ("hit_rate_planned", "What the plan predicts.", 0.0 if plan is None else plan.predicted_hit_rate),
+            ("lookahead_waiting_bytes", "Bytes of drafts that wait.", stats.lookahead_waiting_bytes),
+            ("quarantined_lists", "Damaged lists that no search may probe.", len(damage.quarantined)),
+            ("mended_lists", "Lists damaged in the file and served from memory.", len(damage.mended)),
             ("resident_lists", "Lists on devices.", service.router.residency.n_resident),
             ("unplaced_lists", "Lists of the plan that no device holds.", stats.unplaced_lists),
             ("slo_seconds", "The SLO; 0 without one.", (service.slo_ms or 0.0) / 1e3),
@@ -229,6 +247,7 @@ class _Readings(Collector):
         for name, text, value in (
             ("queue_waiting", "Queries that wait.", admission.n_waiting),
             ("queue_in_flight", "Queries handed to the router.", admission.n_in_flight),
+            ("request_memory_bytes", "Bytes that requests under way take, of all indexes.", service.memory.taken_bytes),
             ("sessions_open", "Open sessions.", len(service.sessions)),
             ("ready", "1 while ready.", float(service.ready)),
         ):
@@ -236,9 +255,16 @@ class _Readings(Collector):
         refused = CounterMetricFamily(f"{_PREFIX}refused", "Requests refused, by reason.", labels=["reason"])
         for reason, count in admission.refused.items():
             refused.add_metric([reason], count)
+        refused.add_metric(["memory"], service.memory.refused["full"])
+        refused.add_metric(["client memory"], service.memory.refused["share"])
         yield refused
         yield CounterMetricFamily(
             f"{_PREFIX}sessions_expired", "Sessions that nobody closed.", value=service.sessions.n_expired
+        )
+        yield CounterMetricFamily(
+            f"{_PREFIX}sessions_displaced",
+            "Sessions that made way for another client's.",
+            value=service.sessions.n_displaced,
         )
         yield CounterMetricFamily(
             f"{_PREFIX}observer_errors", "Observers of searches that raised.", value=service.n_observer_errors

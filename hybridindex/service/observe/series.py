@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hybridindex.router.devices.usage import ArenaUse
-from hybridindex.service.core import Observation, Service
+from hybridindex.service.core import Service
 from hybridindex.service.describe import describe
+from hybridindex.service.searches import Observation
 
 __all__ = ["Sample", "Series"]
 
@@ -174,6 +175,9 @@ class Series:
             "plan_id": service.plan_id if committed is None else committed,
             "planned_hit_rate": None if plan is None else plan.predicted_hit_rate,
             "generation": service.index.ivf.generation,
+            "precision": service.router.precision,
+            "bits": service.router.bits,
+            "candidates": service.router.candidates,
             "note": service.generations.current.note or None,
             "ready": service.ready,
             "draining": service.admission.draining,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+from hybridindex import filesystem
 from hybridindex.config import Setting, check_number
 from hybridindex.errors import InvalidInputError
 from hybridindex.service.config import ServiceConfig, check_plan_choice
@@ -100,7 +101,7 @@ def indexes_of(words: Sequence[str], settings: Settings) -> dict[str, IndexConfi
 
 def _name_and_path(word: str) -> tuple[str, Path]:
     name, equals, path = word.partition("=")
-    if equals and path and "/" not in name and not Path(word).exists():
+    if equals and path and "/" not in name and not filesystem.exists(word):
         return check_name(name), Path(path)
     return name_of(Path(word)), Path(word)
 

@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hybridindex.errors import HybridIndexError, InvalidInputError, ProfileError, ServiceError
+from hybridindex.errors import HybridIndexError, InvalidInputError, ProfileError, ServiceError, StoreError
 from hybridindex.plans.planner import devices_of, plan_next
 from hybridindex.plans.replan import PlanChanges
 from hybridindex.plans.stored import plan_summary
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.service.config import ServiceConfig
-from hybridindex.service.core import Service, Traces
+from hybridindex.service.core import Service
 from hybridindex.service.describe import describe
+from hybridindex.service.searches import Traces
 from hybridindex.service.serving import MakeRefresher, PlanChoice, Prepared, prepare
 from hybridindex.service.several.config import IndexConfig, name_of
 from hybridindex.service.several.shares import SharedBudget, kept
@@ -43,6 +44,10 @@ class Indexes:
         self.config = config
         self.problems = dict(problems or {})
         self.shared = shared
+        #: One account of all that requests cost.
+        self.memory = next(iter(self.services.values())).memory
+        for service in self.services.values():
+            service.memory = self.memory
 
     @classmethod
     def of(cls, served: Service | Indexes) -> Indexes:
@@ -114,15 +119,7 @@ class Indexes:
 
     def drain(self) -> None:
         for service in self.services.values():
-            service.admission.drain()
-
-    def reload(self, reason: str) -> None:
-        """Each its own index; a failure is logged."""
-        for name, service in self.services.items():
-            try:
-                service.reload(reason)
-            except HybridIndexError as error:
-                _log.warning("%s: index %s: %s", reason, name, error)
+            service.drain()
 
     def stop_changes(self) -> None:
         for service in self.services.values():
@@ -134,16 +131,19 @@ class Indexes:
         for service in self.services.values():
             service.close()
 
-    def health(self, key_problem: str | None = None, *, keys: bool = False) -> Health:
-        """Of all; see :func:`hybridindex.service.status.health_of`. Blocks."""
+    def health(
+        self, storage: Mapping[str, list[Check]], key_problem: str | None = None, *, keys: bool = False
+    ) -> Health:
+        """Of all; ``storage``: what was found, by name. See :func:`hybridindex.service.status.health_of`."""
         if not self.several:
-            return health_of(self.services[self.names[0]], key_problem, keys=keys)
+            only = self.names[0]
+            return health_of(self.services[only], storage[only], key_problem, keys=keys)
         checks = []
         for name in self.names:
             if (service := self.services.get(name)) is None:
                 checks.append(Check(name=name, ok=False, detail=self.problems[name]))
                 continue
-            found = health_of(service, key_problem, keys=keys)
+            found = health_of(service, storage[name], key_problem, keys=keys)
             checks += [check for check in found.checks if check.name == "keys" and name == next(iter(self.services))]
             checks += [replace(check, name=f"{name}: {check.name}") for check in found.checks if check.name != "keys"]
         return Health(checks=tuple(checks))
@@ -168,7 +168,7 @@ class Indexes:
         share = None if self.shared is None else self.shared.share_of(name)
         row |= {part: getattr(index, part) for part in ("count", "dim", "metric", "codec", "fingerprint")}
         row |= {"generation": index.ivf.generation, "slo_ms": service.slo_ms, "ready": service.ready}
-        row |= {"note": service.generations.current.note or None, "share_bytes": None if share is None else list(share)}
+        row |= {"note": service.note or None, "share_bytes": None if share is None else list(share)}
         if plan is not None:
             row |= {"plan_id": service.committed_plan_id(), "plan": describe(plan_summary(plan))}
         return row
@@ -250,6 +250,10 @@ class _Opening:
         devices = devices_of(prepared.index.ivf, len(config.devices), config.device_budget_bytes)
         try:
             plan = plan_next(prepared.index.ivf, prepared.store, choice.plan, changes, devices)
+        except StoreError:
+            if not choice.pending:
+                raise
+            return choice
         except (ProfileError, InvalidInputError) as error:
             if choice.plan is not None:
                 raise

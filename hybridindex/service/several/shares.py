@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ _WHY = "the device budget was divided"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Division:
-    """See :class:`hybridindex.service.core.Division`."""
+    """See :class:`hybridindex.service.changes.shares.Division`."""
 
     own: str
     divided: Mapping[str, Divided]
@@ -61,13 +61,18 @@ class _Division:
     def carried_out(self) -> Iterator[None]:
         others = {name: part for name, part in self.divided.items() if name != self.own}
         self.shared.refuse_busy(others)
+        before = self.shared.budgets
         # Until all have changed, the larger budget holds.
-        after, self.shared.budgets = self.budgets, tuple(map(max, self.budgets, self.shared.budgets))
-        self.shared.shrink(others)
-        self.shared.grant(self.own, self.divided[self.own].share_bytes)
-        yield
-        self.shared.grow(others)
-        self.shared.budgets = after
+        self.shared.budgets = tuple(map(max, self.budgets, before))
+        try:
+            self.shared.shrink(others)
+            self.shared.grant(self.own, self.divided[self.own].share_bytes)
+            yield
+            self.shared.grow(others)
+        except BaseException:
+            self.shared.divide_again(before)
+            raise
+        self.shared.budgets = self.budgets
 
     def to_data(self) -> dict[str, Any]:
         return {
@@ -109,7 +114,7 @@ class SharedBudget:
     def add(self, name: str, service: Service) -> None:
         """One that serves; before it answers."""
         self._services[name] = service
-        service.join(self)
+        service.changes.join(self, name)
 
     def share_of(self, name: str) -> tuple[int, ...] | None:
         """Bytes of each device; None: it serves on the host. Any thread."""
@@ -120,19 +125,20 @@ class SharedBudget:
         router = self._services[name].router
         return router.plan if router.devices else None
 
-    # For a service; see hybridindex.service.core.Shares
+    # For a service; see hybridindex.service.changes.shares.Shares
 
-    def divide(self, service: Service, plan: Plan, budget: int | tuple[int, ...] | None) -> _Division:
-        own, n_devices = self._name_of(service), len(self.budgets)
-        budgets = budget if isinstance(budget, tuple) else self.budgets if budget is None else (budget,) * n_devices
+    def divide(self, own: str, plan: Plan, budget: int | Sequence[int] | None) -> _Division:
+        n_devices = len(self.budgets)
+        asked = self.budgets if budget is None else budget
+        budgets = (asked,) * n_devices if isinstance(asked, int) else tuple(asked)
         if len(budgets) != n_devices:
             raise InvalidInputError(
                 f"device_budget_bytes has {len(budgets)} entries; there are {n_devices} devices: give one per device"
             )
         return _Division(own=own, divided=self._divide(self._wanted(own, plan), budgets), budgets=budgets, shared=self)
 
-    def refit(self, service: Service, choice: PlanChoice) -> PlanChoice:
-        own = self._name_of(service)
+    def refit(self, own: str, choice: PlanChoice) -> PlanChoice:
+        service = self._services[own]
         others = self._divide(self._wanted(own, choice.plan), self.budgets)
         mine = others.pop(own, None)
         self.refuse_busy(others)
@@ -146,8 +152,22 @@ class SharedBudget:
         self.grow(others)
         return choice
 
-    def _name_of(self, service: Service) -> str:
-        return next(name for name, each in self._services.items() if each is service)
+    def divide_again(self, budgets: tuple[int, ...]) -> None:
+        """After a change that failed: the plans in force share ``budgets``, as far as their stores take it."""
+        self.budgets = budgets
+        plans = {name: self.plan_of(name) for name in self._services}
+        divided = self._divide({name: Wanted.by(plan) for name, plan in plans.items() if plan is not None}, budgets)
+        for name in self._services.keys() - divided:
+            self._shares.pop(name, None)
+        # Who gets less gives first.
+        for name, part in sorted(divided.items(), key=lambda item: self._gain(*item)):
+            try:
+                self._serve(name, part)
+            except StoreError as error:
+                _log.warning("index %s: its share of the budget could not be given back: %s", name, error)
+
+    def _gain(self, name: str, part: Divided) -> int:
+        return sum(part.share_bytes) - sum(self._shares.get(name, ()))
 
     def _wanted(self, own: str, plan: Plan | None) -> dict[str, Wanted]:
         """In the order of the names, so that a division depends on nothing else."""
@@ -171,7 +191,7 @@ class SharedBudget:
     def shrink(self, others: Mapping[str, Divided]) -> None:
         """The plans of those that get less, or as much as before."""
         for name, part in others.items():
-            if sum(part.share_bytes) <= sum(self._shares.get(name, ())):
+            if self._gain(name, part) <= 0:
                 self._serve(name, part)
 
     def grow(self, others: Mapping[str, Divided]) -> None:
@@ -188,7 +208,7 @@ class SharedBudget:
         if self._changes(name, part):
             service = self._services[name]
             self.grant(name, part.share_bytes)
-            service.serve_plan(part.plan, stored_as(service.store, part.plan), why=_WHY)
+            service.changes.serve_plan(part.plan, stored_as(service.store, part.plan), why=_WHY)
 
     def grant(self, name: str, share_bytes: tuple[int, ...]) -> None:
         """Lets an index take its share, as far as the others do not hold it yet."""

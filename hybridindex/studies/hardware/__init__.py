@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from hybridindex import filesystem
 from hybridindex.errors import InvalidInputError
 
 __all__ = [
@@ -170,7 +171,7 @@ def read_small_file(path: Path, expected: str) -> bytes:
         InvalidInputError: it cannot be read, or is larger than 64 KiB; says what was ``expected``.
     """
     try:
-        with path.open("rb") as file:
+        with filesystem.open_for_reading(path) as file:
             content = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}") from error

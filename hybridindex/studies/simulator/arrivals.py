@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridindex import filesystem
 from hybridindex.errors import InvalidInputError
 from hybridindex.types import F64, I64
 
@@ -104,9 +105,9 @@ def from_trace(path: Path, *, limit: int = MAX_REQUESTS) -> Workload:
     _check_count(limit)
     rows: list[tuple[float, int, int]] = []
     try:
-        if path.stat().st_size > _MAX_TRACE_BYTES:
-            raise InvalidInputError(f"trace {path} has {path.stat().st_size} bytes; give at most {_MAX_TRACE_BYTES}")
-        with path.open(encoding="utf-8") as file:
+        if (nbytes := filesystem.stat(path).st_size) > _MAX_TRACE_BYTES:
+            raise InvalidInputError(f"trace {path} has {nbytes} bytes; give at most {_MAX_TRACE_BYTES}")
+        with filesystem.open_text(path) as file:
             while len(rows) < limit and (line := file.readline(_MAX_LINE)):
                 if line.strip():
                     rows.append(_row(line, f"trace {path}, request {len(rows) + 1}"))

@@ -32,6 +32,7 @@ _DRAWN = 4096
 class EngineRules:
     """How the router was opened."""
 
+    #: None: everything that waits, also beyond :data:`hybridindex.router.batch.batching.MAX_BATCH_CELLS`.
     max_batch: int | None = None
     early_dispatch: bool = True
     #: Seconds from the end of a search until its caller has the answer.

@@ -106,4 +106,5 @@ def _other_device(latency: LatencyModel, bandwidth: float, efficiency: float) ->
 def _other_host(latency: LatencyModel, speed: float) -> LatencyModel:
     coarse, merge = (fit and fit.scaled(1.0 / speed) for fit in (latency.coarse, latency.merge))
     host = replace(latency.host, model=_FasterHost(base=latency.host.model, speed=speed))
-    return replace(latency, coarse=coarse, merge=merge, host=host)
+    rerank = latency.rerank and latency.rerank.scaled(1.0 / speed)
+    return replace(latency, coarse=coarse, merge=merge, rerank=rerank, host=host)

@@ -130,7 +130,7 @@ class StageTable:
             min_hit_rate=-window_max(-np.array(self.hit_rate), size, starts),
             masked=np.zeros(self.n),
         )
-        coarse = float(model.coarse.predict(size)) if model.coarse is not None else 0.0
+        coarse = model.fixed_s(size)
         host = np.where(missed.probes > 0, model.host.model.predict(missed), 0.0) * scale * self.host_factor
         devices = []
         if model.device is not None:

@@ -132,7 +132,8 @@ def _host_latency(setting: Setting, factor: float) -> Setting:
     # Every prediction of a host scan is multiplied by one of these ratios.
     host = replace(latency.host, ratios=latency.host.ratios * factor)
     coarse, merge = (fit and fit.scaled(factor) for fit in (latency.coarse, latency.merge))
-    latency = replace(latency, coarse=coarse, merge=merge, host=host)
+    rerank = latency.rerank and latency.rerank.scaled(factor)
+    latency = replace(latency, coarse=coarse, merge=merge, rerank=rerank, host=host)
     return replace(setting, analysis=replace(setting.analysis, latency=latency))
 
 

@@ -119,6 +119,15 @@ class Probe:
         settle(self.future, False)
 
 
+def _forget_frames(error: BaseException | None) -> None:
+    """Of an error that is kept: its frames would keep a batch, the sessions of its requests, and device memory."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
 class TierHealth(DeviceHealth):
     """The health of one tier's device, with its clock and log messages. Thread-safe."""
 
@@ -136,6 +145,8 @@ class TierHealth(DeviceHealth):
         """Marks the device as failed, or slow. Logged once a failure."""
         if self.fail(error, self._clock()):
             _log.error("device %s failed, its lists are served by the host: %r", self._label(), error)
+            _log.debug("where it failed", exc_info=error)
+            _forget_frames(error)
 
     def probe(
         self,

@@ -59,6 +59,18 @@ class Residency:
         same = count == len(pages) and int(self.list_device[list_id]) == device
         return same and count > 0 and bool((self.page_log[at : at + count] == pages).all())
 
+    def part(self, first: int, n: int) -> Residency:
+        """Of ``n`` lists from ``first`` on, as lists 0 .. n - 1."""
+        own, list_device = slice(first, first + n), self.list_device[first : first + n]
+        return Residency(
+            version=self.version,
+            list_device=list_device,
+            n_resident=int(np.count_nonzero(list_device >= 0)),
+            list_log=self.list_log[own],
+            page_counts=self.page_counts[own],
+            page_log=self.page_log,
+        )
+
     def resident_lists(self, device: int | None = None) -> I64:
         """Ids of resident lists, ascending; of one device when given."""
         return np.flatnonzero(self.list_device >= 0 if device is None else self.list_device == device)

@@ -15,14 +15,16 @@ from hybridindex.types import F32, I64
 __all__ = ["MAX_K", "allowed_ids", "check_filter", "check_resident", "check_scan", "check_threads"]
 
 
-def check_scan(queries: F32, probes: I64, coarse_distances: F32, k: int, *, dim: int, nlist: int) -> None:
-    """Checks the arguments of :meth:`hybridindex.tiers.contract.protocol.Scanner.scan`.
+def check_scan(
+    queries: F32, probes: I64, coarse_distances: F32, k: int, *, dim: int, nlist: int, most: int = MAX_K
+) -> None:
+    """Checks the arguments of :meth:`hybridindex.tiers.contract.protocol.Scanner.scan`; ``most``: k's largest.
 
     Raises:
         InvalidInputError: names the argument, what it is and what it should be.
     """
-    if not 1 <= k <= MAX_K:
-        raise InvalidInputError(f"k is {k}; expected 1..{MAX_K}")
+    if not 1 <= k <= most:
+        raise InvalidInputError(f"k is {k}; expected 1..{most}")
     if queries.ndim != 2 or queries.shape[1] != dim or queries.dtype != np.float32:
         raise InvalidInputError(f"queries are {queries.dtype} {queries.shape}; expected float32 (n, {dim})")
     if probes.ndim != 2 or len(probes) != len(queries) or probes.dtype != np.int64:

@@ -1,5 +1,7 @@
 """The host scan of codecs whose queries faiss would round: rows are decoded by faiss and compared here.
 
+A fast scan of faiss's rounds its tables; that matters where devices scan the same lists.
+
 faiss scans bfloat16 rows with dot products of bfloat16 where the CPU has them: queries are rounded, and the answer
 would depend on which tier scanned a list. This is slower than either scan, and serves where the native one is missing
 or was not wanted.
@@ -27,9 +29,14 @@ __all__ = ["HostDecodedScanner", "rounds_queries"]
 _BLOCK_ELEMENTS = 1 << 20
 
 
-def rounds_queries(index: IVFIndex) -> bool:
-    """Whether faiss's own scan of this codec may round queries."""
-    return index.codec == "bf16"
+def rounds_queries(index: IVFIndex, *, beside_devices: bool = False) -> bool:
+    """Whether faiss's own scan of this codec may round queries.
+
+    Args:
+        beside_devices: the tables of a fast scan count, too, whose distances differ from those of devices.
+    """
+    fast_scan = index.pq_form is not None and index.pq_form.bits == 4
+    return index.codec == "bf16" or (beside_devices and fast_scan)
 
 
 class HostDecodedScanner(HostFaissScanner):

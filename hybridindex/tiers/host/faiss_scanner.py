@@ -6,6 +6,7 @@ batch is therefore cut into slices, least work first: queries with few misses ar
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,12 +29,13 @@ class HostFaissScanner(OpenMpThreads):
     """Scans probed lists on the CPU through faiss.
 
     Thread-safe: faiss CPU indexes may be read from several threads, and every call passes its own parameters.
-    ``threads`` is the number of OpenMP threads of a call; ``None`` keeps faiss's own setting.
+    ``threads`` is the number of OpenMP threads of a call; ``None`` keeps faiss's own setting. ``rounded=False``, of
+    RaBitQ codes alone: with queries that faiss does not round, which is slower.
     """
 
     name = "faiss"
 
-    def __init__(self, index: IVFIndex, *, threads: int | None = None) -> None:
+    def __init__(self, index: IVFIndex, *, threads: int | None = None, rounded: bool = True) -> None:
         requested = check_threads(threads)
         import faiss
 
@@ -44,6 +46,9 @@ class HostFaissScanner(OpenMpThreads):
         self._ivf.parallel_mode = 2
         self._list_bytes = index.list_bytes
         self.threads = requested or openmp_threads()
+        self._make_parameters: Any = (
+            self._faiss.SearchParametersIVF if rounded else partial(self._faiss.IVFRaBitQSearchParameters, qb=0)
+        )
         #: Unfiltered search parameters by number of probes, at most nlist of them.
         self._params: dict[int, Any] = {}
 
@@ -136,9 +141,9 @@ class HostFaissScanner(OpenMpThreads):
         if filter_ids is None:
             # Read-only once made, so calls may share it; making one costs as much as a small merge.
             if width not in self._params:
-                self._params[width] = self._faiss.SearchParametersIVF(nprobe=width)
+                self._params[width] = self._make_parameters(nprobe=width)
             return self._params[width]
-        params = self._faiss.SearchParametersIVF(nprobe=width)
+        params = self._make_parameters(nprobe=width)
         params.sel = self._faiss.IDSelectorBatch(allowed_ids(filter_ids))
         params.referenced_objects = [params.sel]
         return params

@@ -70,8 +70,13 @@ class HostScanner(Scanner, Protocol):
         ...
 
 
-def open_host_scanner(index: IVFIndex, *, threads: int | None = None, name: str = "auto") -> HostScanner:
+def open_host_scanner(
+    index: IVFIndex, *, threads: int | None = None, name: str = "auto", beside_devices: bool = False
+) -> HostScanner:
     """The host scanner of that name.
+
+    Args:
+        beside_devices: devices scan lists of the same index.
 
     Raises:
         InvalidInputError: no such name, or bad ``threads``.
@@ -84,7 +89,7 @@ def open_host_scanner(index: IVFIndex, *, threads: int | None = None, name: str 
         raise UnsupportedIndexError(f"{index.path}: the native host scanner cannot scan it: {reason}")
     if name != "faiss" and reason is None:
         return HostNativeScanner(index, threads=threads)
-    if not rounds_queries(index):
+    if not rounds_queries(index, beside_devices=beside_devices):
         return HostFaissScanner(index, threads=threads)
     _log.warning(
         "%s: faiss's own scan rounds queries for codec %s, so rows are decoded and compared one list after the other, "

@@ -1,22 +1,25 @@
 """The native host scanner: list-major. The bytes of a list are read once per batch and compared with all queries that
 probe it; a query is complete when its last list is scanned. ``native/scan/list_scan.cpp`` does the work.
 
-sq8 codes are compared as integers first; pairs that a proven bound cannot rule out are decoded and compared exactly.
+sq8 codes are compared as integers first; pairs that a proven bound cannot rule out are decoded and compared exactly. So
+are the numbers of product quantizers, in tables of bytes (``native/pq``).
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
 from hybridindex.extension import native
+from hybridindex.index.pq.distances import native_form
 from hybridindex.index.source import find_unusable
 from hybridindex.tiers.contract.protocol import IdFilter, OnDone
 from hybridindex.tiers.contract.validate import check_filter, check_scan, check_threads
 from hybridindex.tiers.host.openmp import OpenMpThreads, openmp_threads
-from hybridindex.types import F32, I64
+from hybridindex.types import F32, I32, I64
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
@@ -27,6 +30,8 @@ __all__ = ["HostNativeScanner"]
 _MAX_BITS_PER_ID = 512
 #: Prepared at a time: an interrupt comes between.
 _PREPARED_BYTES = 256 << 20
+#: Of the tables of product quantizers.
+_TABLE_BYTES = 64 << 20
 
 
 class HostNativeScanner(OpenMpThreads):
@@ -45,7 +50,7 @@ class HostNativeScanner(OpenMpThreads):
             return "the native extension is not installed"
         if index.device_codec() is None:
             return f"codec {index.codec} is scanned by faiss"
-        if index.manifest.layout != "rows":
+        if index.manifest.layout != "rows" and index.pq_form is None:
             return f"lists in layout {index.manifest.layout} are scanned by faiss"
         return None
 
@@ -66,21 +71,30 @@ class HostNativeScanner(OpenMpThreads):
         self.threads = check_threads(threads) or openmp_threads()
         self._index = index
         centroids = index.centroids if codec.by_residual else np.empty((0, codec.dim), np.float32)
+        #: Queries of one call: tables of product quantizers take memory.
+        self._at_once = sys.maxsize
         try:
-            self._scanner: Any = native.ListScanner(
-                index.mapped_lists(),
-                index.extents(),
-                codec.kind,
-                codec.dim,
-                codec.scale,
-                codec.offset,
-                centroids,
-                index.metric == "ip",
-                kernels,
-            )
+            self._scanner: Any
+            if codec.pq is not None:
+                form = native_form(codec.pq, kernels)
+                self._scanner = native.PqScanner(index.mapped_lists(), index.extents(), form, centroids)
+                self._at_once = max(1, _TABLE_BYTES // form.scratch_need(1)[1])
+            else:
+                self._scanner = native.ListScanner(
+                    index.mapped_lists(),
+                    index.extents(),
+                    codec.kind,
+                    codec.dim,
+                    codec.scale,
+                    codec.offset,
+                    centroids,
+                    index.metric == "ip",
+                    kernels,
+                )
         except ValueError as error:
             raise InvalidInputError(str(error)) from error
         self._pool: Any = native.ThreadPool(self.threads - 1)
+        index.integrity.remembering.add(self)
 
     @property
     def kernels(self) -> str:
@@ -118,6 +132,8 @@ class HostNativeScanner(OpenMpThreads):
         on_done: OnDone | None = None,
     ) -> tuple[F32, I64]:
         """:meth:`scan` of contiguous arrays that were checked before."""
+        if len(queries) > self._at_once:
+            return self._scan_in_turn(queries, probes, coarse_distances, k, filter_ids, on_done)
         distances = np.empty((len(queries), k), dtype=np.float32)
         ids = np.empty((len(queries), k), dtype=np.int64)
         bitmap, in_order = _prepared(filter_ids)
@@ -132,11 +148,46 @@ class HostNativeScanner(OpenMpThreads):
         )
         return distances, ids
 
+    def _scan_in_turn(
+        self,
+        queries: F32,
+        probes: I64,
+        coarse_distances: F32,
+        k: int,
+        filter_ids: IdFilter | None,
+        on_done: OnDone | None,
+    ) -> tuple[F32, I64]:
+        """:meth:`scan_checked` of as many queries at a time as their tables have memory for."""
+        found = []
+        for first in range(0, len(queries), self._at_once):
+            at = slice(first, first + self._at_once)
+
+            def report(rows: I32, distances: F32, ids: I64, before: int = first) -> None:
+                assert on_done is not None
+                on_done(rows + np.int32(before), distances, ids)
+
+            found.append(
+                self.scan_checked(
+                    queries[at],
+                    probes[at],
+                    coarse_distances[at],
+                    k,
+                    filter_ids=filter_ids,
+                    on_done=None if on_done is None else report,
+                )
+            )
+        distances, ids = zip(*found, strict=True)
+        return np.concatenate(distances), np.concatenate(ids)
+
     def prepare(self, lists: I64) -> None:
         """Computes what first scans of these lists would compute beside their distances: lengths of rows of bytes."""
         nbytes = int(self._index.list_bytes[lists].sum())
         for part in np.array_split(lists, nbytes // _PREPARED_BYTES + 1):
             self._scanner.prepare(np.ascontiguousarray(part))
+
+    def forget(self, lists: I64) -> None:
+        """See :class:`hybridindex.index.integrity.Remembers`: scans compute these lengths anew."""
+        self._scanner.forget(np.ascontiguousarray(lists))
 
     def close(self) -> None:
         """Ends the threads. Closing twice is harmless; scanning afterwards is not possible."""

@@ -298,7 +298,7 @@ class PageArena:
             self._filled[first : first + n] = True
 
     def write(self, pages: I32, codes: U8) -> None:
-        """Copies ``codes`` (size, code_size) uint8 into ``pages`` of an arena in main memory, on the calling thread.
+        """Copies ``codes``, uint8, into ``pages`` of an arena in main memory, on the calling thread.
 
         Arenas on a GPU are written through a copy stream, by :class:`hybridindex.tiers.paged.copier.Copier`.
         """

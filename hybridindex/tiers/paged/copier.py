@@ -51,7 +51,7 @@ _N_SAMPLES = 512
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Bytes of consecutive pages of one list: codes (rows, code_size) uint8 in any memory, or pages on the host."""
+    """Bytes of consecutive pages of one list: codes, uint8 in any memory, or pages on the host."""
 
     pages: I32
     source: U8 | HostPages
@@ -290,7 +290,7 @@ class Copier:
         ticket = self.send([Write(page, sent)])
         try:
             self.finish(ticket)
-            back = self._read_back(int(page[0]))
+            back = self.read_back(page)
         finally:
             if own is not None:
                 self.give_back([own], [ticket])
@@ -300,14 +300,24 @@ class Copier:
         for part in kept:
             arena.pages.free(part)
 
-    def _read_back(self, page: int) -> U8:
-        row = self._arena.data[page : page + 1]
-        if self._stream is None:
-            copied: U8 = row[0].numpy().copy()
-            return copied
-        back = row.new_empty(row.shape, device="cpu")
-        self._stream.launch([(back, row)]).wait()
-        read: U8 = back[0].numpy()
+    def read_back(self, pages: I32) -> U8:
+        """The bytes of pages, one after the other: (n_pages * page_bytes,) uint8. On the thread that sends.
+
+        Raises:
+            MemoryError: the host has no memory for them.
+        """
+        data, page_bytes = self._arena.data, self._arena.geometry.page_bytes
+        try:
+            back = data.new_empty((len(pages), page_bytes), device="cpu")
+        except RuntimeError as error:
+            raise MemoryError(f"the host has no {len(pages) * page_bytes:,} bytes to read pages back into") from error
+        rows = [(back[at : at + 1], data[page : page + 1]) for at, page in enumerate(pages.tolist())]
+        if self._stream is not None:
+            self._stream.launch(rows).wait()
+        else:
+            for to, page in rows:
+                to.copy_(page)
+        read: U8 = back.view(-1).numpy()
         return read
 
     def check_invariants(self) -> None:

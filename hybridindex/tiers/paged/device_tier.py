@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridindex.errors import DeviceBusyError, DeviceError, OutOfBudgetError
+from hybridindex.errors import DeviceBusyError, DeviceError, InvalidInputError, OutOfBudgetError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import DEFAULT_PAGE_BYTES, PageGeometry, scratch_for_budget
 from hybridindex.tiers.contract.copy_queue import check_share
@@ -23,12 +23,13 @@ from hybridindex.tiers.contract.devices import available_bytes, busy_device, giv
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import LoadReport, Tier, WithoutRoom
 from hybridindex.tiers.paged.arena import DEFAULT_BLOCK_BYTES, PageAllocator, PageArena
+from hybridindex.tiers.paged.codes.row_pages import RowPages
 from hybridindex.tiers.paged.copier import DEFAULT_STAGING_BYTES, CopyStats, open_copier
-from hybridindex.tiers.paged.kernel_choice import choose_scanner
-from hybridindex.tiers.paged.loading import ListLoad, LoadPath
+from hybridindex.tiers.paged.kernel_choice import choose_row_pages, choose_scanner
+from hybridindex.tiers.paged.loading import ListLoad, LoadPath, ReadBack
 from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.tiers.paged.pinned import PinnedMemory
-from hybridindex.types import I64
+from hybridindex.types import I32, I64, U8
 
 __all__ = ["DeviceTier", "PagedMemory"]
 
@@ -96,11 +97,11 @@ class DeviceTier(Tier):
             self.device, self.info = busy_device(device_name)
         self._index = index
         self._codec = index.device_codec()
-        self.geometry = PageGeometry.for_code_size(index.code_size, memory.page_bytes)
+        self.geometry = PageGeometry.for_code_size(index.page_row_bytes, memory.page_bytes, group_rows=index.group_rows)
         scratch = memory.scratch_bytes
         self.scratch_bytes = scratch_for_budget(budget_bytes) if scratch is None else scratch
         n_pages = self._pages_for(wanted_bytes)
-        index_pages = int(self.geometry.pages_for(index.list_sizes).sum()) if self._codec is not None else 0
+        index_pages = int(self.geometry.pages_of_bytes(index.piece_bytes).sum()) if self._codec is not None else 0
         self.arena = PageArena(
             self.device,
             self.geometry,
@@ -294,6 +295,24 @@ class DeviceTier(Tier):
         scanner.passed_over = self._passed_over
         return scanner
 
+    @property
+    def compares_rows(self) -> bool:
+        """Whether rows that lie here beside codes are compared as the host compares them."""
+        return self._index.n_pieces > self._index.nlist and choose_row_pages(self.arena) is not None
+
+    def row_pages(self, residency: Residency) -> RowPages:
+        """The rows that lie here beside codes, of one leased snapshot.
+
+        Raises:
+            DeviceError: the device failed.
+            InvalidInputError: nothing compares rows here as the host does.
+        """
+        self._refuse_unusable()
+        kind = choose_row_pages(self.arena)
+        if kind is None:
+            raise InvalidInputError(f"rows on device {self.label} cannot be compared as the host compares them")
+        return kind(self._index, self.arena, residency, self.ordinal, self.scratch_bytes)
+
     # Movement
 
     def load(
@@ -320,6 +339,16 @@ class DeviceTier(Tier):
         )
         self._put(load, bandwidth_share)
         return load.future
+
+    def read_back(self, pages: I32) -> Future[U8]:
+        """Queues the reading of pages, which the caller has leased: their bytes, one after the other.
+
+        Raises:
+            RouterClosedError: the tier is closed.
+        """
+        reading = ReadBack(pages, self._copier)
+        self._put(reading)
+        return reading.future
 
     def check_invariants(self) -> None:
         """Asserts that the budget holds, and that every page is free or has an owner."""

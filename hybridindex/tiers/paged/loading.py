@@ -1,7 +1,8 @@
 """One load request, from the first page taken to its report: a state machine that sends one buffer per step.
 
 It decides what goes into which buffer and publishes lists whose bytes have landed. It starts no thread and reads no
-clock.
+clock. Where an index is scanned by its codes, what it moves of a list is a *piece*: its codes or its rows
+(:attr:`hybridindex.index.ivf.IVFIndex.n_pieces`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hybridindex.tiers.paged.copier import Copier, Ticket, Write
 from hybridindex.tiers.paged.pinned import PinnedList, PinnedMemory
 from hybridindex.types import I32, U8
 
-__all__ = ["ListLoad", "LoadPath"]
+__all__ = ["ListLoad", "LoadPath", "ReadBack"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ class ListLoad:
         self._cancelled = cancelled
         self._depth = depth
         absent = [int(list_id) for list_id in lists if store.current.list_device[list_id] < 0]
-        pages = path.arena.geometry.pages_for(path.index.list_sizes[absent]).tolist()
+        pages = path.arena.geometry.pages_of_bytes(path.index.piece_bytes[absent]).tolist()
         #: Pages that it is about to take, by list and in all; the sum is read by any thread.
         self._claims = dict(zip(absent, pages, strict=True))
         self.unclaimed_pages: int = sum(self._claims.values())
@@ -100,7 +101,8 @@ class ListLoad:
         self._landed: dict[int, tuple[int, I32]] = {}
         #: Pages of a list that was cancelled half way.
         self._dropped: list[I32] = []
-        self._seen: set[int] = set()
+        #: Lists that were taken, and the damage that was known then (:attr:`Integrity.seen`).
+        self._seen: dict[int, int] = {}
         self._loaded: list[int] = []
         self._skipped: list[int] = []
         self._present: list[int] = []
@@ -189,25 +191,27 @@ class ListLoad:
         """The next list that gets pages; those before it that get none are noted."""
         for list_id in self._waiting:
             self.unclaimed_pages -= self._claims.pop(list_id, 0)
-            size = int(self._index.list_sizes[list_id])
-            if size == 0:  # nothing to move, nothing to scan
+            nbytes = int(self._index.piece_bytes[list_id])
+            if nbytes == 0:  # nothing to move, nothing to scan
                 continue
             if list_id in self._seen or self._store.current.list_device[list_id] >= 0:
                 self._present.append(list_id)
                 continue
-            n_pages = -(-size // self._arena.geometry.rows_per_page)
-            if not self._usable() or self._cancelled():
+            n_pages = -(-nbytes // self._arena.geometry.page_bytes)
+            # Before it is asked whether the list is in quarantine: what turns out to be damaged later is then seen.
+            seen = self._index.integrity.seen
+            if not self._usable() or self._cancelled() or self._damaged(list_id):
                 self._skipped.append(list_id)
             elif n_pages > self._arena.pages.n_pages:
                 self._too_large.append(list_id)
             elif (pages := self._arena.pages.allocate(n_pages)) is None:
                 self._skipped.append(list_id)
             else:
-                self._seen.add(list_id)
+                self._seen[list_id] = seen
                 # Held by the load from here on: reading its codes may fail.
                 self._sending = _Sending(list_id, pages, np.empty(0, dtype=np.uint8))
                 pinned = None if self._pinned is None else self._pinned.find(list_id)
-                self._sending.source = pinned or self._index.list_codes(list_id)
+                self._sending.source = pinned or self._index.piece_codes(list_id).reshape(-1)
                 return self._sending
         return None
 
@@ -220,8 +224,8 @@ class ListLoad:
                 yield Write(pages[:count], part)
                 pages = pages[count:]
         else:
-            rows_per_page = self._arena.geometry.rows_per_page
-            yield Write(pages, source[first * rows_per_page : (first + n_pages) * rows_per_page])
+            page_bytes = self._arena.geometry.page_bytes
+            yield Write(pages, source[first * page_bytes : (first + n_pages) * page_bytes])
 
     # Landing
 
@@ -243,7 +247,16 @@ class ListLoad:
         elif landed:
             self._publish(landed)
 
+    def _damaged(self, list_id: int) -> bool:
+        quarantined = self._index.integrity.quarantined
+        return quarantined is not None and bool(quarantined[list_id % self._index.nlist])
+
     def _publish(self, landed: dict[int, tuple[int, I32]]) -> None:
+        # What was read may be what was damaged.
+        marks = self._index.integrity.marks[0]
+        for list_id in [list_id for list_id in landed if self._seen[list_id] != marks]:
+            self._arena.pages.free(landed.pop(list_id)[1])
+            self._skipped.append(list_id)
         snapshot = self._store.publish(landed)
         for list_id, (device, pages) in landed.items():
             # Another load may have brought the list first; the store has given these pages back then.
@@ -252,3 +265,23 @@ class ListLoad:
                 self._nbytes += len(pages) * self._arena.geometry.page_bytes
             else:
                 self._present.append(list_id)
+
+
+class ReadBack:
+    """One move: reads pages of the device back, to be compared. The pages stay the caller's."""
+
+    def __init__(self, pages: I32, copier: Copier) -> None:
+        self._pages = pages
+        self._copier = copier
+        self.future: Future[U8] = Future()
+        self.future.set_running_or_notify_cancel()
+
+    def step(self) -> bool:
+        try:
+            settle(self.future, self._copier.read_back(self._pages))
+        except MemoryError as error:  # the host's: the device is well
+            fail(self.future, error)
+        return False
+
+    def abort(self, error: BaseException) -> None:
+        fail(self.future, error)

@@ -45,9 +45,11 @@ class NativePageScanner(PageScanner):
         super().__init__(index, codec, arena, residency, ordinal, scratch_bytes)
         self._scale, self._offset = codec.scale, codec.offset
 
-    def _scan(self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None) -> tuple[F32, I64]:
+    def _scan(
+        self, queries: F32, probes: I64, coarse_distances: F32, k: int, filter_ids: IdFilter | None
+    ) -> tuple[F32, I64]:
         if filter_ids is not None:
-            return TorchScanner.beside(self)._scan(queries, probes, k, filter_ids)
+            return TorchScanner.beside(self)._scan(queries, probes, coarse_distances, k, filter_ids)
         n = len(queries)
         distances = np.empty((n, k), dtype=np.float32)
         ids = np.empty((n, k), dtype=np.int64)
@@ -67,7 +69,7 @@ class NativePageScanner(PageScanner):
 
     def _scan_rows(self, queries: F32, probes: I64, distances: F32, positions: I64) -> None:
         assert native is not None
-        lists, member_starts, members = native.group_probes(np.ascontiguousarray(probes), self._index.extents())
+        lists, member_starts, members, _ = native.group_probes(np.ascontiguousarray(probes), self._index.extents())
         page_starts = np.zeros(len(lists) + 1, dtype=np.int64)
         np.cumsum(self._residency.page_counts[lists], out=page_starts[1:])
         native.scan_pages(

@@ -1,12 +1,14 @@
 """What the scanners of a paged device share: the leased lists, the checks and the report of complete queries.
 
-Three kernels implement it: :mod:`hybridindex.tiers.paged.torch_scanner`, :mod:`hybridindex.tiers.paged.native_scanner`
-and :mod:`hybridindex.tiers.paged.triton_scanner`; :mod:`hybridindex.tiers.paged.kernel_choice` decides.
+Three kernels implement it for rows: :mod:`hybridindex.tiers.paged.torch_scanner`,
+:mod:`hybridindex.tiers.paged.native_scanner` and :mod:`hybridindex.tiers.paged.triton_scanner`; those for codes are in
+:mod:`hybridindex.tiers.paged.codes`. :mod:`hybridindex.tiers.paged.kernel_choice` decides.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Self
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from hybridindex.index.codec import DeviceCodec
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.tiers.contract.protocol import IdFilter, OnDone
 from hybridindex.tiers.contract.residency import Residency
-from hybridindex.tiers.contract.validate import check_filter, check_resident, check_scan
+from hybridindex.tiers.contract.validate import MAX_K, check_filter, check_resident, check_scan
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.types import F32, I64
 
@@ -25,6 +27,8 @@ class PageScanner(ABC):
     """Scans the lists of one device that one snapshot holds. Made per batch; thread-safe as long as the lease lives."""
 
     name: str
+    #: Of a query's answers.
+    most_k = MAX_K
 
     def __init__(
         self,
@@ -43,6 +47,11 @@ class PageScanner(ABC):
         self._scratch_bytes = scratch_bytes
         #: Why this kernel scans and not a faster one; empty where none is faster. Set by the tier.
         self.passed_over = ""
+
+    @classmethod
+    def beside(cls, other: PageScanner) -> Self:
+        """The scanner of the same lists: for a scan that ``other``'s kernels do not make."""
+        return cls(other._index, other._codec, other._arena, other._residency, other._ordinal, other._scratch_bytes)
 
     @property
     def kernel(self) -> str:
@@ -65,14 +74,17 @@ class PageScanner(ABC):
             InvalidInputError: also when a probed list is not resident on this device in this snapshot.
             OutOfBudgetError: the scratch is too small for one query at this k.
         """
-        check_scan(queries, probes, coarse_distances, k, dim=self._index.scan_dim, nlist=self._index.nlist)
+        index = self._index
+        check_scan(queries, probes, coarse_distances, k, dim=index.scan_dim, nlist=index.nlist, most=self.most_k)
         check_resident(probes, self._residency, self._ordinal, self._index.list_sizes)
         check_filter(filter_ids)
-        distances, ids = self._scan(queries, probes, k, filter_ids)
+        distances, ids = self._scan(queries, probes, coarse_distances, k, filter_ids)
         if on_done is not None and len(queries):
             on_done(np.arange(len(queries), dtype=np.int32), distances, ids)
         return distances, ids
 
     @abstractmethod
-    def _scan(self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None) -> tuple[F32, I64]:
+    def _scan(
+        self, queries: F32, probes: I64, coarse_distances: F32, k: int, filter_ids: IdFilter | None
+    ) -> tuple[F32, I64]:
         """:meth:`scan` of arguments that were checked."""

@@ -151,6 +151,20 @@ class PinnedMemory:
                 late=tuple(late),
             )
 
+    def read(self, list_id: int) -> U8 | None:
+        """The bytes of a list's pages, one after the other; None where it does not lie here."""
+        held = self.find(list_id)
+        if held is None:
+            return None
+        parts = [run.block.data[run.first : run.first + run.n_pages].view(-1).numpy() for run in held.runs]
+        return np.concatenate(parts)
+
+    def discard(self, list_id: int) -> None:
+        """Lets one list go, if it lies here."""
+        with self._lock:
+            if list_id in self._lists:
+                self._drop(list_id)
+
     def clear(self) -> None:
         """Frees the memory. No copy may be in progress."""
         with self._lock:

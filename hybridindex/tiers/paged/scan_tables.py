@@ -67,6 +67,8 @@ class Pairs:
 
     query: I64
     list: I64
+    #: Its place in the flat probes.
+    probe: I64
     #: The stretch: its first page and row within the list, and how many rows.
     first_page: I64
     first_row: I64
@@ -80,6 +82,7 @@ class Pairs:
         return Pairs(
             query=self.query[at],
             list=self.list[at],
+            probe=self.probe[at],
             first_page=self.first_page[at],
             first_row=self.first_row[at],
             rows=self.rows[at],
@@ -93,9 +96,9 @@ class Cutting:
     selection: Selection
     #: Bytes of scratch for what grows with a tile.
     room: int
-    #: Bytes of one query's elements; bytes of one stretch's centroid, or 0.
+    #: Bytes that kernels read of one query, and of one pair, beside the tables.
     query_bytes: int
-    centroid_bytes: int
+    pair_bytes: int
     rows_per_page: int
     #: Rows of the longest list of all.
     longest_list: int
@@ -116,7 +119,7 @@ class Cutting:
         Raises:
             OutOfBudgetError: not even one page.
         """
-        fixed = _SLACK + self._per_query + _PER_PAIR + self.centroid_bytes + 1
+        fixed = _SLACK + self._per_query + _PER_PAIR + self.pair_bytes + 1
         page = min(self.rows_per_page, self.longest_list) * self._per_row + _PER_ITEM
         pages = int((self.room - fixed) // page)
         if pages < 1:
@@ -129,7 +132,7 @@ class Cutting:
         """Ranges of pairs that fit, as long as can be: all at once where they do."""
         items = -(-pairs.rows // self.rows_per_page)
         cost = np.ceil(pairs.rows * self._per_row).astype(np.int64)
-        cost += items * _PER_ITEM + _PER_PAIR + self.centroid_bytes
+        cost += items * _PER_ITEM + _PER_PAIR + self.pair_bytes
         reach = np.diff(pairs.query, prepend=pairs.query[:1]) * self._per_query
         total = np.cumsum(cost + reach)
         start, limit = 0, self.room - _SLACK - self._per_query
@@ -160,7 +163,8 @@ class ItemTables:
     rows: I64
     member: I64
     member_end: I64
-    #: (t,) query, from 0, and first slot of each member.
+    #: (t,) pair, query, from 0, and first slot of each member.
+    pair: I64
     query: I64
     slot: I64
     #: (p,) first slot of each pair of the tile, ascending: finds the pair of a slot.
@@ -189,9 +193,10 @@ def pairs_of_probes(probes: I64, list_sizes: I64, rows_per_page: int, max_pages:
         parts = -(-rows // longest)
         which = np.repeat(np.arange(len(rows)), parts)
         number = np.arange(len(which)) - np.repeat(np.cumsum(parts) - parts, parts)
-        query, lists, first_page = query[which], lists[which], number * max_pages
+        query, lists, at, first_page = query[which], lists[which], at[which], number * max_pages
         rows = np.minimum(rows[which] - number * longest, longest)
-    return Pairs(query=query, list=lists, first_page=first_page, first_row=first_page * rows_per_page, rows=rows)
+    first_row = first_page * rows_per_page
+    return Pairs(query=query, list=lists, probe=at, first_page=first_page, first_row=first_row, rows=rows)
 
 
 def make_tables(pairs: Pairs, list_log: I64, page_log: I32, rows_per_page: int, heavy_from: int) -> ItemTables:
@@ -260,6 +265,7 @@ def make_tables(pairs: Pairs, list_log: I64, page_log: I32, rows_per_page: int, 
         rows=rows,
         member=member,
         member_end=member + count,
+        pair=order,
         query=query.take(order),
         slot=slot.take(order),
         pair_slot=slot,

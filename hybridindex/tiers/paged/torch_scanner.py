@@ -19,7 +19,7 @@ from hybridindex.types import F32, I64
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TorchScanner"]
+__all__ = ["TorchScanner", "queries_by_list"]
 
 
 class TorchScanner(PageScanner):
@@ -27,12 +27,9 @@ class TorchScanner(PageScanner):
 
     name = "torch"
 
-    @classmethod
-    def beside(cls, other: PageScanner) -> TorchScanner:
-        """The scanner of the same lists: for a filtered scan, which the other kernels do not make."""
-        return cls(other._index, other._codec, other._arena, other._residency, other._ordinal, other._scratch_bytes)
-
-    def _scan(self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None) -> tuple[F32, I64]:
+    def _scan(
+        self, queries: F32, probes: I64, coarse_distances: F32, k: int, filter_ids: IdFilter | None
+    ) -> tuple[F32, I64]:
         distances = np.empty((len(queries), k), dtype=np.float32)
         ids = np.empty((len(queries), k), dtype=np.int64)
         step = self._queries_per_tile(k)
@@ -73,7 +70,7 @@ class TorchScanner(PageScanner):
         # The dtype is said everywhere: the process may have another default.
         best = torch.full((len(queries), k), worst, dtype=torch.float32, device=device)
         best_at = torch.full((len(queries), k), -1, dtype=torch.int64, device=device)
-        lists, rows, starts = _queries_by_list(probes)
+        lists, rows, _, starts = queries_by_list(probes)
         for number, list_id in enumerate(lists.tolist()):
             members = rows[starts[number] : starts[number + 1]]
             size = int(self._index.list_sizes[list_id])
@@ -129,18 +126,19 @@ class TorchScanner(PageScanner):
         return decoded
 
 
-def _queries_by_list(probes: I64) -> tuple[I64, I64, I64]:
+def queries_by_list(probes: I64) -> tuple[I64, I64, I64, I64]:
     """Turns (n, p) probes around: which rows probe each list.
 
     Returns:
-        lists (m,) int64 ascending, each once; rows (t,) int64 grouped by list; starts (m + 1,) int64 into rows.
+        lists (m,) int64 ascending, each once; rows and columns (t,) int64 of its probes, grouped by list; starts
+        (m + 1,) int64 into them.
     """
     rows, columns = np.nonzero(probes >= 0)
     lists = probes[rows, columns]
     order = np.argsort(lists, kind="stable")
-    lists, rows = lists[order], rows[order]
+    lists, rows, columns = lists[order], rows[order], columns[order]
     starts = np.flatnonzero(np.diff(lists, prepend=-1))
-    return lists[starts], rows, np.append(starts, len(rows))
+    return lists[starts], rows, columns, np.append(starts, len(rows))
 
 
 def _shortened_products() -> bool:

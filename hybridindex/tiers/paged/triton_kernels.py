@@ -42,7 +42,7 @@ def _decoded(
 
 
 @triton.jit
-def _item(
+def work_item(
     ints, number, at_page, at_stretch, at_first, at_groups, at_rows, at_member, at_end,
     PAGE_ROWS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -72,7 +72,7 @@ def scan_light(
     No query is padded, so one query a page costs what it must. l2 sums squared differences (ADR 0007).
     """
     N: tl.constexpr = (D + COLS - 1) // COLS
-    page, stretch, first_row, n_rows, member, end = _item(
+    page, stretch, first_row, n_rows, member, end = work_item(
         ints, tl.program_id(0), at_page, at_stretch, at_first, at_groups, at_rows, at_member, at_end, PAGE_ROWS, GROUP
     )
     cols = tl.arange(0, COLS)
@@ -133,7 +133,7 @@ def scan_heavy(
     float32 rows are multiplied in float32. ``WIDE`` multiplies the parts as float32: the interpreter of triton 3.6
     would multiply the bits of bfloat16 as whole numbers.
     """
-    page, stretch, first_row, n_rows, member, end = _item(
+    page, stretch, first_row, n_rows, member, end = work_item(
         ints, first_item + tl.program_id(0), at_page, at_stretch, at_first, at_groups, at_rows, at_member, at_end,
         PAGE_ROWS, GROUP,
     )  # fmt: skip

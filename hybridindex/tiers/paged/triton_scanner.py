@@ -11,7 +11,9 @@ from __future__ import annotations
 import importlib.util
 import threading
 import weakref
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -40,12 +42,13 @@ from hybridindex.types import F32, I64
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TritonScanner", "Workspace"]
+__all__ = ["NEVER", "TABLES", "TritonScanner", "Work", "Workspace"]
 
-_NEVER = 1 << 30
+#: More members than a stretch has.
+NEVER = 1 << 30
 #: Members from which a list's inner products are worth a matrix product, padded to GROUP. Below, the multiply-adds of
 #: an H200 keep up with its memory: a float32 row has 4 bytes to read for each, a byte code only one.
-_HEAVY_FROM = {"f32": _NEVER, "f16": 5, "bf16": 5, "sq8": 3}
+_HEAVY_FROM = {"f32": NEVER, "f16": 5, "bf16": 5, "sq8": 3}
 #: float32 values of decoded rows that one thread of the 128 keeps in registers, and rows that a program holds at most.
 _VALUES_PER_THREAD = 96
 _THREADS = 128
@@ -53,6 +56,8 @@ _MAX_ROWS = 64
 #: Registers of a light program's thread: four programs fit a multiprocessor of 65,536 then, instead of two or three,
 #: and all their loads are in flight together. At 384 and 768 dimensions hardly a value leaves the registers for it.
 _LIGHT_REGISTERS = 128
+#: The tables that every kernel of distances reads, in its order.
+TABLES = ("page", "stretch", "first", "groups", "rows", "member", "end", "query", "slot")
 #: Elements that a section of the scratch is aligned to; triton then reads it in 16-byte pieces.
 _ALIGNED = 16
 
@@ -88,47 +93,49 @@ class TritonScanner(PageScanner):
         element = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.int16, "sq8": torch.uint8}[codec.kind]
         self._elements = arena.data.view(-1).view(element)
 
-    def _scan(self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None) -> tuple[F32, I64]:
+    def _scan(
+        self, queries: F32, probes: I64, coarse_distances: F32, k: int, filter_ids: IdFilter | None
+    ) -> tuple[F32, I64]:
         if filter_ids is not None:
-            return TorchScanner.beside(self)._scan(queries, probes, k, filter_ids)
+            return TorchScanner.beside(self)._scan(queries, probes, coarse_distances, k, filter_ids)
         n, dim = queries.shape
         keep_max = self._index.metric == "ip"
         distances = np.full((n, k), -np.inf if keep_max else np.inf, dtype=np.float32)
         positions = np.full((n, k), -1, dtype=np.int64)
-        cutting = Cutting(
-            selection=Selection.of(k),
-            room=self._scratch_bytes - 4 * self.workspace.constants.size,
+        constants = self.workspace.constants
+
+        def operands(tables: ItemTables, _pairs: Pairs) -> dict[str, npt.NDArray[Any]]:
+            rows = slice(tables.first_query, tables.first_query + tables.n_queries)
+            centroids = self._index.centroids[tables.list] if self._codec.by_residual else np.empty((0, 0), np.float32)
+            return {"x": queries[rows], "scale": constants[:1], "offset": constants[1:], "centroids": centroids}
+
+        work = Work(
+            elements=(self._elements,),
+            keep_max=keep_max,
+            heavy_from=_HEAVY_FROM[self._codec.kind] if keep_max else NEVER,
             query_bytes=4 * dim,
-            centroid_bytes=4 * dim if self._codec.by_residual else 0,
-            rows_per_page=self._arena.geometry.rows_per_page,
-            longest_list=int(self._index.list_sizes.max()),
+            pair_bytes=4 * dim if self._codec.by_residual else 0,
+            operands=operands,
         )
-        pages = cutting.longest_stretch(k)
-        pairs = pairs_of_probes(probes, self._index.list_sizes, cutting.rows_per_page, pages)
-        for start, end in cutting.tiles(pairs):
-            self._scan_pairs(queries, pairs.part(start, end), cutting, distances, positions)
+        self.workspace.best(self._residency, self._index.list_sizes, probes, work, distances, positions)
         return distances, ids_of_positions(self._index, positions)
 
-    def _scan_pairs(self, queries: F32, pairs: Pairs, cutting: Cutting, distances: F32, positions: I64) -> None:
-        """One tile; its answers are put into ``distances`` and ``positions`` (n, k)."""
-        keep_max = self._index.metric == "ip"
-        tables = make_tables(
-            pairs,
-            self._residency.list_log,
-            self._residency.page_log,
-            cutting.rows_per_page,
-            _HEAVY_FROM[self._codec.kind] if keep_max else _NEVER,
-        )
-        rows = slice(tables.first_query, tables.first_query + tables.n_queries)
-        centroids = self._index.centroids[tables.list] if self._codec.by_residual else np.empty((0, 0), np.float32)
-        keys = self.workspace.scan(self._elements, tables, cutting.selection, queries[rows], centroids, keep_max)
-        found, at = _answers(keys, tables, pairs, keep_max)
-        if positions[rows.start, 0] >= 0:
-            # The query was begun by the tile before.
-            _merge(distances[rows.start], positions[rows.start], found[0], at[0], keep_max)
-            rows, found, at = slice(rows.start + 1, rows.stop), found[1:], at[1:]
-        k = distances.shape[1]
-        distances[rows], positions[rows] = found[:, :k], at[:, :k]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one scan asks of its workspace."""
+
+    #: Views of the arena as the kernels read it, flat; bfloat16 as int16.
+    elements: tuple[torch.Tensor, ...]
+    #: Whether larger is better.
+    keep_max: bool
+    #: Members from which a stretch is for the heavy kernel.
+    heavy_from: int
+    #: Bytes of ``operands`` for each query; for each pair at most.
+    query_bytes: int
+    pair_bytes: int
+    #: What the kernels read beside the tables of a tile of pairs: arrays of int32 or float32, by name.
+    operands: Callable[[ItemTables, Pairs], dict[str, npt.NDArray[Any]]]
 
 
 def _answers(keys: I64, tables: ItemTables, pairs: Pairs, keep_max: bool) -> tuple[F32, I64]:
@@ -228,41 +235,69 @@ class Workspace:
         self._staged_ints: npt.NDArray[np.int32] = self._staging.numpy()
         self._staged_floats = self._staged_ints.view(np.float32)
 
+    def best(
+        self, residency: Residency, list_sizes: I64, probes: I64, work: Work, distances: F32, positions: I64
+    ) -> None:
+        """Puts the best of each query into ``distances`` and packed ``positions`` (n, k), which come as empty places.
+
+        Rows as far as others are kept in the order of the probes.
+
+        Raises:
+            OutOfBudgetError: the scratch is too small for one query at this k.
+        """
+        k = distances.shape[1]
+        cutting = Cutting(
+            selection=Selection.of(k),
+            room=self.scratch_bytes - 4 * self.constants.size,
+            query_bytes=work.query_bytes,
+            pair_bytes=work.pair_bytes,
+            rows_per_page=self._rows_per_page,
+            longest_list=int(list_sizes.max()),
+        )
+        pages = cutting.longest_stretch(k)
+        every = pairs_of_probes(probes, list_sizes, cutting.rows_per_page, pages)
+        for start, end in cutting.tiles(every):
+            pairs = every.part(start, end)
+            tables = make_tables(pairs, residency.list_log, residency.page_log, cutting.rows_per_page, work.heavy_from)
+            keys = self.scan(work.elements, tables, cutting.selection, work.operands(tables, pairs), work.keep_max)
+            found, at = _answers(keys, tables, pairs, work.keep_max)
+            rows = slice(tables.first_query, tables.first_query + tables.n_queries)
+            if positions[rows.start, 0] >= 0:
+                # The query was begun by the tile before.
+                _merge(distances[rows.start], positions[rows.start], found[0], at[0], work.keep_max)
+                rows, found, at = slice(rows.start + 1, rows.stop), found[1:], at[1:]
+            distances[rows], positions[rows] = found[:, :k], at[:, :k]
+
     def scan(
         self,
-        elements: torch.Tensor,
+        elements: tuple[torch.Tensor, ...],
         tables: ItemTables,
         selection: Selection,
-        queries: F32,
-        centroids: F32,
+        operands: dict[str, npt.NDArray[Any]],
         keep_max: bool,
     ) -> npt.NDArray[np.int64]:
-        """Keys of the best of each query of a tile: (n, kept) int64, ascending.
-
-        Args:
-            elements: every element of the arena, flat, as stored; bfloat16 as int16.
-            queries: (n, dim) float32 of this tile; ``centroids`` (s, dim) of its stretches, for residual codecs.
-        """
+        """Keys of the best of each query of a tile: (n, kept) int64, ascending. Arguments as in :class:`Work`."""
         starts = selection.starts(tables.query_slot)
-        with self._lock, self._turn():
-            at = self._upload(tables, starts, queries, centroids)
+        with self.turn():
+            at = self._upload(tables, starts, operands)
             self.launch(elements, tables, at, keep_max)
             answer = self.select(at, starts, selection, tables.n_queries, keep_max)
             keys = self._fetch(answer, tables.n_queries * selection.kept).reshape(-1, selection.kept)
         keys.sort(axis=1)
         return keys
 
-    def _turn(self) -> AbstractContextManager[Any]:
-        if not self._on_cuda:
-            return nullcontext()
-        import torch
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Of one scan: others wait. What it queues goes to the workspace's stream."""
+        with self._lock, ExitStack() as stack:
+            if self._on_cuda:
+                import torch
 
-        stack = ExitStack()
-        stack.enter_context(torch.cuda.device(self._device))
-        stack.enter_context(torch.cuda.stream(self._stream))
-        return stack
+                stack.enter_context(torch.cuda.device(self._device))
+                stack.enter_context(torch.cuda.stream(self._stream))
+            yield
 
-    def _upload(self, tables: ItemTables, starts: list[I64], queries: F32, centroids: F32) -> dict[str, int]:
+    def _upload(self, tables: ItemTables, starts: list[I64], operands: dict[str, npt.NDArray[Any]]) -> dict[str, int]:
         """Writes all tables in one copy; where each begins, in words, and where the free part does."""
         sections: dict[str, npt.NDArray[Any]] = {
             "page": tables.page,
@@ -275,10 +310,7 @@ class Workspace:
             "query": tables.query,
             "slot": tables.slot,
             **{f"starts{level}": values for level, values in enumerate(starts)},
-            "x": queries,
-            "scale": self.constants[:1],
-            "offset": self.constants[1:],
-            "centroids": centroids,
+            **operands,
         }
         at: dict[str, int] = {}
         used = 0
@@ -296,13 +328,14 @@ class Workspace:
         at["free"] = used + _aligned(tables.n_slots)
         return at
 
-    def launch(self, elements: torch.Tensor, tables: ItemTables, at: dict[str, int], keep_max: bool) -> None:
+    def launch(
+        self, elements: tuple[torch.Tensor, ...], tables: ItemTables, at: dict[str, int], keep_max: bool
+    ) -> None:
         """Queues the distances of uploaded tables."""
         from hybridindex.tiers.paged import triton_kernels
 
         dim, kind = self._codec.dim, self._codec.kind
-        names = ("page", "stretch", "first", "groups", "rows", "member", "end", "query", "slot")
-        where = [at[name] for name in (*names, "x", "scale", "offset", "centroids", "out")]
+        where = [at[name] for name in (*TABLES, "x", "scale", "offset", "centroids", "out")]
         shape = {
             "D": dim,
             "PAGE_ROWS": self._rows_per_page,
@@ -310,7 +343,7 @@ class Workspace:
             "KIND": kind,
             "RESIDUAL": self._codec.by_residual,
         }
-        tensors = (elements, self._ints, self._floats)
+        tensors = (*elements, self._ints, self._floats)
         if tables.n_light:
             cols = _columns(dim)
             block = {"ROWS": _rows_at_once(dim, cols, self._rows_per_page), "COLS": cols}

@@ -122,15 +122,21 @@ class ShardBuilder:
         Raises:
             whatever the device, the file or faiss raise; nothing is published or kept then.
         """
+        integrity = self._index.integrity
+        # Before it is asked which lists are in quarantine: what turns out to be damaged later is seen at the end.
+        seen = integrity.seen
+        damaged = set(integrity.lists_in_quarantine())
         store, list_device = load.store, load.store.current.list_device
         asked = [list_id for list_id in dict.fromkeys(load.lists) if self._index.list_sizes[list_id] > 0]
         present = [list_id for list_id in asked if list_device[list_id] >= 0]
         missing = [list_id for list_id in asked if list_device[list_id] < 0]
         held = store.current.resident_lists(self._ordinal)
-        chosen, too_large = self._choose(missing, held)
+        # A shard is copied anew from the host.
+        held = held[[list_id not in damaged for list_id in held.tolist()]]
+        chosen, too_large = self._choose([list_id for list_id in missing if list_id not in damaged], held)
         loaded: list[int] = []
         if chosen and not load.unwanted():
-            loaded = self._replace(load, held, chosen)
+            loaded = self._replace(load, held, chosen, seen)
         current = store.current.list_device
         here = set(loaded)
         brought = [list_id for list_id in chosen if list_id not in here and current[list_id] >= 0]
@@ -157,11 +163,14 @@ class ShardBuilder:
                 chosen.append(list_id)
         return chosen, too_large
 
-    def _replace(self, load: ShardLoad, held: I64, chosen: list[int]) -> list[int]:
-        """Publishes a shard of ``held`` and ``chosen`` in the place of the one that is there; what came of it."""
+    def _replace(self, load: ShardLoad, held: I64, chosen: list[int], seen: int) -> list[int]:
+        """Publishes a shard of ``held`` and ``chosen`` in the place of the one that is there; what came of it.
+
+        ``seen``: damage that was known when they were chosen. Where there is more, what was copied says nothing.
+        """
         lists = np.union1d(held, np.array(chosen, dtype=np.int64))
         nbytes = self.fixed_bytes + int(self.list_bytes[lists].sum())
-        if not self._make_room(load, held, nbytes):
+        if not self._make_room(load, nbytes):
             return []
         slot = self._ledger.reserve(nbytes)
         try:
@@ -170,7 +179,7 @@ class ShardBuilder:
         except BaseException:
             self._ledger.cancel(slot)
             raise
-        if shard is None or load.unwanted():
+        if shard is None or load.unwanted() or self._index.integrity.marks[0] != seen:
             if shard is not None:
                 shard.close()
             self._ledger.cancel(slot)
@@ -182,11 +191,11 @@ class ShardBuilder:
         # Another device may have brought a list first; the store has given its page back then.
         return [list_id for list_id in chosen if snapshot.holds(list_id, *loads[list_id])]
 
-    def _make_room(self, load: ShardLoad, held: I64, nbytes: int) -> bool:
+    def _make_room(self, load: ShardLoad, nbytes: int) -> bool:
         """Whether the budget has room for ``nbytes`` now; the shard that is there goes where it has not for both."""
         if self._ledger.used_bytes + nbytes <= self._budget_bytes:
             return True
-        dropped = load.store.publish({}, drops=held.tolist())
+        dropped = load.store.publish({}, drops=load.store.current.resident_lists(self._ordinal).tolist())
         while not load.store.wait_reclaimed(dropped.version, _WAIT_S):
             if load.unwanted():
                 return False

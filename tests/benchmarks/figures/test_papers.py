@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.papers.figures import paper_runs, paper_server, piperag, table_2, telerag
+from benchmarks.papers.figures import compressed, paper_runs, paper_server, piperag, table_2, telerag
 from benchmarks.papers.figures.published import numbers
 from hybridindex.partitioner.analysis import analyse
 
@@ -30,6 +30,21 @@ def test_table_2_is_monotone_and_within_15_percent_of_the_rows_that_were_not_fit
     assert (np.diff(lists) < 0).all()
     ours = lists + (printed - lists)[[0, -1]].mean()
     assert np.abs(ours[1:-1] / printed[1:-1] - 1).max() < 0.15
+
+
+def coded_gb(**changes):
+    codes = {"bits": 1, "code_bytes": 132, "scan_share": 132 / 256, "rerank_s": 1e-4, **changes}
+    return np.array(compressed.table_2_gb(paper_server.Codes(**codes)))
+
+
+def test_codes_take_fewer_bytes_for_the_same_slos_than_the_lists_of_the_paper():
+    lists, codes = np.array(table_2.table_2_lists(paper_server.ORCAS_1K_S)), coded_gb()
+    as_slow = coded_gb(scan_share=1.0, rerank_s=0.0)
+    scratch = (64 << 20) / 1e9
+    np.testing.assert_allclose((as_slow - scratch) / (lists - scratch), 132 / 256, rtol=0.02)
+    assert (codes < 0.6 * as_slow).all()
+    # Work that no placement takes away costs lists.
+    assert (coded_gb(rerank_s=1e-2) > codes).all()
 
 
 def test_the_host_time_in_use_is_the_fitted_one():

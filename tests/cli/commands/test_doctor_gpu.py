@@ -19,6 +19,7 @@ from hybridindex.cli.doctor_gpu import (
     measured_devices,
     report_of_devices,
 )
+from hybridindex.index import codec
 from hybridindex.index.codec import CODEC_NAMES
 from hybridindex.tiers.serving import CodecService
 from hybridindex.types import TransferSample
@@ -48,16 +49,13 @@ def test_codecs_have_the_scanner_that_would_serve_them(cli):
         assert device["stand_in"] == (not torch.cuda.is_available())
         services = {service["codec"]: service for service in device["codecs"]}
         assert set(CODEC_NAMES) <= set(services)
-        assert services["pqfs"]["scanner"] == "host"
-        assert services["pqfs"]["reason"]
         expected = ("triton", "torch") if torch.cuda.is_available() else ("native", "torch")
-        assert services["flat"]["scanner"] in expected
+        assert {services[codec]["scanner"] for codec in ("flat", "pq", "pqfs")} <= set(expected)
         assert (device["free_bytes"] is None) == device["stand_in"]
 
 
-def test_a_stand_in_is_called_one_and_the_way_to_measure_is_named(cli):
-    if torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
+def test_a_stand_in_is_called_one_and_the_way_to_measure_is_named(cli, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     answer = cli("doctor", "--gpu")
     assert "cpu (stand-in)" in answer.out
     assert "hybridindex profile INDEX -q QUERIES.npy --device cpu" in " ".join(answer.out.split())
@@ -114,7 +112,8 @@ def test_each_device_has_its_own_fits(profiled):
     np.testing.assert_allclose(copy.latency_s, 1e-5, rtol=1e-6)
 
 
-def test_an_index_without_profile_says_what_would_measure(cli, tmp_path):
+def test_an_index_without_profile_says_what_would_measure(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr(codec, "_MOST_PARTS", 11)
     hx.build(clustered(600, seed=1), tmp_path / "idx", nlist=8, codec="pqfs").close()
     answer = cli("doctor", "--gpu", "--index", tmp_path / "idx", "--json")
     assert answer.code == 0, answer.err

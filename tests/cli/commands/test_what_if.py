@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridindex.cli.console import ExitCode, readable_bytes
-from hybridindex.plans.current import current_plan
+from hybridindex.plans.current import current_plan_id
 from tests.clustered import clustered
 from tests.partitioner.synthetic import make_profile
 
@@ -44,7 +44,7 @@ def test_a_what_if_answers_and_stores_nothing(cli, index):
     assert any("llama3-8b in 16 bits" in sentence for sentence in told.json["assumptions"])
     with hx.open(index) as opened, opened.store() as store:
         assert store.list_plans(index_fingerprint=opened.fingerprint) == []
-        assert current_plan(store, opened, allow_other_hardware=True) is None
+        assert current_plan_id(store, opened.fingerprint) is None
 
 
 def test_people_get_tables_and_reasons(cli, index):

@@ -14,10 +14,20 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from hybridindex.errors import BuildError, DiskFullError, HybridIndexError, InvalidInputError, NotWritableError
+from hybridindex import filesystem
+from hybridindex.errors import (
+    BuildError,
+    DiskFullError,
+    HybridIndexError,
+    InvalidInputError,
+    MissingFileError,
+    NotWritableError,
+)
+from hybridindex.filesystem import Call, watched_by
 from hybridindex.index import build, from_faiss, open_index, read_manifest, save, to_faiss, verify
 from hybridindex.index.storage import generation
 from tests.conftest import clustered_vectors
+from tests.faults import WRITES, FaultyDisk, of
 from tests.small_disk import small_disk
 
 OLD, NEW = clustered_vectors(300, 8), clustered_vectors(400, 8, seed=1)
@@ -47,46 +57,23 @@ def test_ctrl_c_leaves_nothing_half_made(tmp_path: Path, stage: str, exists: boo
         assert not path.exists()
 
 
-class FaultyDisk:
-    """Lets ``allowed`` writes, syncs and renames pass, then fails every one as a crashed machine would."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, allowed: int, error: int) -> None:
-        self.calls, self.allowed, self.error = 0, allowed, error
-        for owner, name in (
-            (generation, "write_at"),
-            (generation, "_sync_directory"),
-            (os, "fsync"),
-            (Path, "rename"),
-            (Path, "replace"),
-        ):
-            monkeypatch.setattr(owner, name, self._wrap(getattr(owner, name)))
-
-    def _wrap(self, function: Any) -> Any:
-        def guarded(*args: Any) -> Any:
-            self.calls += 1
-            if self.calls > self.allowed:
-                raise OSError(self.error, "injected")
-            return function(*args)
-
-        return guarded
-
-
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
 def test_failure_at_any_step_leaves_old_or_new(tmp_path: Path, error: int) -> None:
     path = tmp_path / "i"
     build(OLD, path, nlist=2)
-    with pytest.MonkeyPatch.context() as patch:
-        disk = FaultyDisk(patch, 10**9, error)
+    disk = FaultyDisk(counts=of(*WRITES))
+    with watched_by(disk):
         build(OLD, path, nlist=2, replace=True)
-    total, outcomes = disk.calls, []
+    total, outcomes = len(disk.calls), []
     assert total > 12
     for allowed in range(total):
         count = open_index(path).count
         new = NEW if count == 300 else OLD
-        with pytest.MonkeyPatch.context() as patch:
-            FaultyDisk(patch, allowed, error)
-            with pytest.raises(BuildError, match=str(path)) as caught:
-                build(new, path, nlist=2, replace=True)
+        with (
+            watched_by(FaultyDisk(counts=of(*WRITES), allowed=allowed, number=error)),
+            pytest.raises(BuildError, match=str(path)) as caught,
+        ):
+            build(new, path, nlist=2, replace=True)
         found = open_index(path).count
         assert found in (count, len(new))
         outcomes.append(found == len(new))
@@ -110,6 +97,15 @@ def test_an_error_of_the_callers_own_input_stays_what_it_is(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_beside_the_index_is_the_callers_own(tmp_path: Path) -> None:
+    def batches() -> Any:
+        yield OLD
+        yield filesystem.read_array(tmp_path / "i.npy")
+
+    with pytest.raises(MissingFileError, match=r"i\.npy cannot be opened"):
+        build(batches(), tmp_path / "i", nlist=2)
+
+
 def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(OLD, tmp_path / "i", nlist=2).close()
 
@@ -124,28 +120,24 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
     assert open_index(tmp_path / "i").count == 300
 
 
-def test_ctrl_c_right_after_the_switch_keeps_the_new_generation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_right_after_the_switch_keeps_the_new_generation(tmp_path: Path) -> None:
     path = tmp_path / "i"
     build(OLD, path, nlist=2)
-    replace = Path.replace
 
-    def interrupted(source: Path, target: Path) -> None:
-        replace(source, target)
-        if target.name == "CURRENT":
+    def interrupt(call: Call) -> None:
+        # The first call after CURRENT got its new name.
+        if call.name == "sync_folder" and (path / "CURRENT").read_text() == "gen-000002\n":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with watched_by(interrupt), pytest.raises(KeyboardInterrupt):
         build(NEW, path, nlist=2, replace=True)
     assert open_index(path).count == 400
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_disk_full_on_a_first_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
-    FaultyDisk(monkeypatch, 3, error)
-    with pytest.raises(DiskFullError, match="nothing was left behind"):
+def test_disk_full_on_a_first_build_leaves_nothing(tmp_path: Path, error: int) -> None:
+    disk = FaultyDisk(counts=of("write", "sync"), allowed=3, number=error)
+    with watched_by(disk), pytest.raises(DiskFullError, match="nothing was left behind"):
         build(OLD, tmp_path / "i", nlist=2)
     assert list(tmp_path.iterdir()) == []
 
@@ -162,12 +154,9 @@ def test_really_full_disk(tmp_path: Path) -> None:
             assert names(path) == [".lock", "CURRENT", "gen-000001"]
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, *args: Any, **options: Any) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(BuildError, match=r"cannot be written.*Read-only"):
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    disk = FaultyDisk(counts=of("make_folder"), allowed=0, number=errno.EROFS)
+    with watched_by(disk), pytest.raises(BuildError, match=r"cannot be written.*Read-only"):
         build(OLD, tmp_path / "i", nlist=2)
 
 
@@ -282,10 +271,13 @@ def test_an_export_to_no_place_for_a_file_is_refused(tmp_path: Path, place: str,
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-def test_a_disk_that_takes_no_export_is_named(tmp_path: Path, error: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with build(OLD, tmp_path / "i", nlist=2) as index:
-        FaultyDisk(monkeypatch, 2, error)
-        with pytest.raises(BuildError, match=r"a\.faiss cannot be written .*nothing was left behind") as caught:
-            to_faiss(index, tmp_path / "a.faiss")
+def test_a_disk_that_takes_no_export_is_named(tmp_path: Path, error: int) -> None:
+    disk = FaultyDisk(counts=of(*WRITES), allowed=2, number=error)
+    with (
+        build(OLD, tmp_path / "i", nlist=2) as index,
+        pytest.raises(BuildError, match=r"a\.faiss cannot be written .*nothing was left behind") as caught,
+        watched_by(disk),
+    ):
+        to_faiss(index, tmp_path / "a.faiss")
     assert isinstance(caught.value, DiskFullError) == (error == errno.ENOSPC)
     assert names(tmp_path) == ["i"]

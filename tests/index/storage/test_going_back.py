@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
 import pytest
 from filelock import FileLock
 
-from hybridindex.errors import BuildError, CorruptIndexError, IndexExistsError, InvalidInputError
+from hybridindex.errors import BuildError, CorruptIndexError, IndexExistsError, InvalidInputError, NotWritableError
+from hybridindex.filesystem import watched_by
 from hybridindex.index import (
     build,
     from_faiss,
@@ -24,6 +26,7 @@ from hybridindex.index import (
 )
 from hybridindex.service.daemon_address import DaemonAddress
 from tests.conftest import clustered_vectors
+from tests.faults import FaultyDisk, of
 
 OLD, NEW = clustered_vectors(300, 8), clustered_vectors(400, 8, seed=1)
 
@@ -142,3 +145,25 @@ def test_a_writer_at_work_is_not_disturbed(path: Path) -> None:
             with pytest.raises(BuildError, match="another process"):
                 change(path)  # type: ignore[operator]
     assert generations(path) == ["gen-000001", "gen-000002"]
+
+
+def test_what_a_killed_writer_left_is_removed_with_what_was_replaced(path: Path) -> None:
+    """A daemon does it when it starts; a writer that lives holds the lock."""
+    half, pointer = path / ".building-gen-000002", path / "CURRENT.new"
+    half.mkdir()
+    (half / "lists.bin").write_bytes(bytes(100))
+    pointer.write_text("gen-00")
+    with FileLock(path / ".lock"):
+        assert remove_replaced(path) == []
+        assert half.exists()
+    assert remove_replaced(path, serving=1) == []
+    assert not half.exists()
+    assert not pointer.exists()
+    assert verify(path).count == 300
+
+
+def test_a_leftover_that_a_failing_disk_keeps_is_no_writer(path: Path) -> None:
+    (path / ".building-gen-000002").mkdir()
+    disk = FaultyDisk(counts=of("sync_folder"), allowed=0, number=errno.EIO)
+    with watched_by(disk), pytest.raises(NotWritableError, match="its disk, or the way to it, fails"):
+        remove_replaced(path)

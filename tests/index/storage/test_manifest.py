@@ -73,7 +73,7 @@ def test_newer_format_asks_for_an_upgrade() -> None:
 
 @pytest.mark.parametrize("raw", [b"{}", b"[]", b'{"format": "other"}', b"null"])
 def test_foreign_json_is_not_ours(raw: bytes) -> None:
-    with pytest.raises(UnsupportedIndexError, match="not a hybridindex manifest"):
+    with pytest.raises(UnsupportedIndexError, match="not a hybridindex file"):
         parse_manifest(raw, "m")
 
 

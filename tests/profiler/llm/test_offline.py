@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,8 +115,10 @@ def test_an_interrupted_sweep_goes_on_where_it_was(engine, tmp_path: Path) -> No
     assert not checkpoint.exists()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is here")
-def test_without_vllm_the_extra_is_named() -> None:
+def test_without_vllm_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As where it is not installed: the import fails.
+    (tmp_path / "vllm.py").write_text('raise ModuleNotFoundError("No module named vllm", name="vllm")')
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(MissingDependencyError, match="pip install 'vllm"):
         sweep_kv_cache(REQUEST)
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from hybridindex.config import SearchParams
+from hybridindex.router.batch import batch as module
 from hybridindex.router.batch.batch import Batch, FutureReply, Request
 from hybridindex.router.batch.split import split_probes_reference
 
+#: Lists that are never damaged.
+WHOLE = SimpleNamespace(marks=[0], seen=0)
 #: Lists 0 and 1 lie on the host, list 2 on a device.
 LIST_DEVICE = np.array([-1, -1, 0], dtype=np.int16)
 LIST_BYTES = np.array([10, 20, 30])
@@ -17,13 +23,15 @@ K = [2, 1, 3]
 PROBES = [[[0, 2], [1, -1]], [[2, -1]], [[-1, -1]]]
 
 
-def begin(probes=PROBES):
+def begin(probes=PROBES, integrity=WHOLE, reranker=None):
     """(batch, its split, the requests' futures, the batches that finished)."""
     requests = [
-        Request(queries=np.zeros((len(own), 4), np.float32), params=SearchParams(k=k), nprobe=2, reply=FutureReply())
+        Request(
+            queries=np.zeros((len(own), 4), np.float32), params=SearchParams(k=k), nprobe=2, kept=k, reply=FutureReply()
+        )
         for k, own in zip(K, probes, strict=False)
     ]
-    batch, finished = Batch(requests, keep_max=False), []
+    batch, finished = Batch(requests, keep_max=False, integrity=integrity, reranker=reranker), []
     joined = np.array([row for own in probes for row in own], dtype=np.int64)
     split = split_probes_reference(joined, np.zeros(joined.shape, np.float32), LIST_DEVICE, LIST_BYTES, 1)
     batch.begin(split, finished.append)
@@ -90,6 +98,59 @@ def test_a_failure_reaches_only_those_without_an_answer_and_no_later_scan_answer
 
 def test_a_failure_before_the_split_reaches_everybody():
     query = np.zeros((1, 4), np.float32)
-    requests = [Request(queries=query, params=SearchParams(), nprobe=1, reply=FutureReply()) for _ in range(2)]
-    Batch(requests, keep_max=False).fail(RuntimeError("no room"))
+    requests = [Request(queries=query, params=SearchParams(), nprobe=1, kept=10, reply=FutureReply()) for _ in range(2)]
+    Batch(requests, keep_max=False, integrity=WHOLE).fail(RuntimeError("no room"))
     assert [str(request.reply.future.exception(0)) for request in requests] == ["no room"] * 2
+
+
+def test_reranks_on_two_threads_keep_each_others_answers(monkeypatch):
+    reached, go = threading.Event(), threading.Event()
+
+    def pause():
+        if threading.current_thread() is late:
+            reached.set()
+            go.wait()
+
+    def rerank(queries, positions, k):
+        pause()
+        return found(range(len(queries)), k, 7)
+
+    def empty_topk(*args, **kwargs):
+        pause()
+        return make_empty(*args, **kwargs)
+
+    batch, split, futures, _ = begin([[[0, -1]], [[2, -1]]], reranker=SimpleNamespace(rerank=rerank))
+    host, device = split.parts
+    batch.complete(host.rows[:0], *found([], batch.k, 0))  # the candidates' places are there
+    late = threading.Thread(target=batch.complete_part, args=(device, *found(device.rows, batch.k, 5)))
+    make_empty, whole_rerank = module.empty_topk, batch._rerank
+    monkeypatch.setattr(module, "empty_topk", empty_topk)
+
+    def rerank_then_let_the_other_go(*args):
+        answer = whole_rerank(*args)
+        if threading.current_thread() is not late:
+            go.set()
+            late.join()
+        return answer
+
+    monkeypatch.setattr(batch, "_rerank", rerank_then_let_the_other_go)
+    late.start()
+    reached.wait()
+    batch.complete_part(host, *found(host.rows, batch.k, 5))
+    assert [future.result(0).ids.tolist() for future in futures] == [[[7, 8]], [[7]]]
+    assert batch.candidates == 2 + 1
+
+
+def test_a_rerank_that_read_damage_fails_where_the_rest_of_its_batch_failed_meanwhile():
+    integrity = SimpleNamespace(marks=[0], seen=0)
+
+    def rerank(queries, positions, k):
+        integrity.marks[0] += 1
+        batch.fail(RuntimeError("no room"))
+        return found(range(len(queries)), k, 7)
+
+    batch, split, futures, _ = begin([[[0, -1]], [[2, -1]]], integrity, SimpleNamespace(rerank=rerank))
+    batch.complete_part(split.parts[0], *found(split.parts[0].rows, batch.k, 5))
+    assert batch.stale
+    assert batch.take_open() == []
+    assert [str(future.exception(0)) for future in futures] == ["no room"] * 2

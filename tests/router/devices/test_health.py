@@ -23,7 +23,7 @@ QUERIES = clustered(12, seed=2)
 WAIT_S = 30
 
 
-@pytest.fixture(scope="module", params=["flat", "pq8"])
+@pytest.fixture(scope="module", params=["flat", "faiss:PQ6x6np"])
 def any_index(request, tmp_path_factory):
     with small_index(tmp_path_factory.mktemp("idx") / "i", n=1000, nprobe=8, codec=request.param) as index:
         yield index
@@ -77,14 +77,7 @@ def search(router, index, queries=QUERIES):
     return float(result.hit_rate.mean())
 
 
-def try_again(router, monkeypatch):
-    """One look of the recovery, at a time when a trial is due."""
-    [tier] = router.devices
-    monkeypatch.setattr(tier, "retry_due", lambda now: tier.failure is not None)
-    router._recovery.try_failed()
-
-
-def test_a_slow_device_is_left_out_and_comes_back_with_all_that_it_held(any_index, pace, monkeypatch, caplog):
+def test_a_slow_device_is_left_out_and_comes_back_with_all_that_it_held(any_index, pace, by_hand, caplog):
     with open_router(any_index) as router:
         [tier] = router.devices
         pace.device_s = 3600.0
@@ -94,10 +87,10 @@ def test_a_slow_device_is_left_out_and_comes_back_with_all_that_it_held(any_inde
         assert isinstance(tier.failure, DeviceSlowError)
         assert not tier.usable
         assert caplog.text.count("is slow: 3 of its scans were late: its last scan took 3.6e+06 ms") == 1
-        try_again(router, monkeypatch)
+        router._recovery.try_failed()
         assert search(router, any_index) == 0, "still slow, and used"
         pace.device_s = 0.0
-        try_again(router, monkeypatch)
+        router._recovery.try_failed()
         assert search(router, any_index) == 1
         assert (tier.moved_bytes, tier._health.n_probes, router.stats().device_recoveries) == (moved, 2, 1)
         np.testing.assert_array_equal(router.residency.list_device, held)
@@ -139,7 +132,7 @@ def test_a_stand_in_is_not_judged_unless_that_is_asked_for(index, pace, health):
         assert "hybridindex-watchdog" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_slow_device_may_still_fail(index, pace, monkeypatch):
+def test_a_slow_device_may_still_fail(index, by_hand):
     with open_router(index) as router:
         [tier] = router.devices
         tier.fail(DeviceSlowError("by hand"))
@@ -149,7 +142,7 @@ def test_a_slow_device_may_still_fail(index, pace, monkeypatch):
         assert search(router, index) == 1, "what comes next finds out, and drops the lists"
         assert search(router, index) == 0
         assert (router.residency.n_resident, router.stats().device_failures) == (0, 2)
-        try_again(router, monkeypatch)
+        router._recovery.try_failed()
         assert search(router, index) == 1
 
 

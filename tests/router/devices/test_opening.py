@@ -18,7 +18,7 @@ from tests.router.test_router import check
 QUERIES = clustered(12, seed=2)
 
 
-@pytest.fixture(scope="module", params=["flat", "pq8"])
+@pytest.fixture(scope="module", params=["flat", "faiss:PQ6x6np"])
 def index(request, tmp_path_factory):
     with small_index(tmp_path_factory.mktemp("idx") / "i", n=1000, nprobe=8, codec=request.param) as index:
         yield index

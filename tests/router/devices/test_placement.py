@@ -13,7 +13,7 @@ from hybridindex.router import Router
 from hybridindex.tiers.contract.tier import LoadReport
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
-from tests.router.test_session import arena_of
+from tests.router.lookahead.test_session_cache import arena_of
 
 PLANNED, PROMISED = 6, 6
 

@@ -12,7 +12,7 @@ from hybridindex.router import HealthPolicy
 from hybridindex.router.devices.watchdog import Watchdog
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from tests.clustered import NLIST, hand_made_plan, small_index
-from tests.router.devices.test_health import QUERIES, WAIT_S, open_router, search, try_again
+from tests.router.devices.test_health import QUERIES, WAIT_S, open_router, search
 from tests.router.test_router import check
 
 
@@ -36,7 +36,7 @@ def stuck(monkeypatch):
     go_on.set()
 
 
-def test_a_scan_that_does_not_end_keeps_nobody_waiting(index, stuck, monkeypatch, caplog):
+def test_a_scan_that_does_not_end_keeps_nobody_waiting(index, stuck, by_hand, monkeypatch, caplog):
     with closing(open_router(index, HealthPolicy(judge="all", stuck_s=0.2))) as router:
         [tier], [device_queue] = router.devices, router._engine._device_queues
         try:
@@ -53,7 +53,7 @@ def test_a_scan_that_does_not_end_keeps_nobody_waiting(index, stuck, monkeypatch
             used = tier.used_bytes
             dropped = router._residency.publish({}, drops=router.residency.resident_lists().tolist())
             assert tier.used_bytes == used, "a page left under a scan"
-            try_again(router, monkeypatch)
+            router._recovery.try_failed()
             assert not tier.usable, "the scan has not ended"
             monkeypatch.setattr(router._engine._watchdog, "_is_stuck", lambda task: False)
             monkeypatch.setattr(router._engine.health, "list_device", lambda _: np.zeros(NLIST, np.int16))
@@ -67,7 +67,7 @@ def test_a_scan_that_does_not_end_keeps_nobody_waiting(index, stuck, monkeypatch
             threading.Event().wait(0.001)
         assert [r.levelname for r in caplog.records].count("ERROR") == 1, "an answer that came late was used"
         assert device_queue._pace.line() is None, "what was given up was taken for a scan's time"
-        try_again(router, monkeypatch)
+        router._recovery.try_failed()
         router.apply_plan(hand_made_plan(index, np.zeros(NLIST)))
         assert search(router, index) == 1
         assert device_queue._pace.line() is not None

@@ -12,6 +12,7 @@ import socket
 import pytest
 
 from hybridindex.answer_codec import ANSWER_TYPE, decode_answer
+from hybridindex.partitioner.fair_shares import ShareRule
 from hybridindex.service import daemon as run
 from hybridindex.service.auth import KeyFile, Keyring
 from hybridindex.service.http.app import create_app
@@ -157,7 +158,7 @@ def test_who_cannot_start_in_time_is_refused_from_the_headers(full):
         shedder, admission = LoadShedder(full.service), full.service.admission
         admission._pace._seconds, admission._pace._queries = 10.0, 1.0
         # Two of its own wait and one is in flight: 30 s at least; nobody else waits, so another is next.
-        admission.share = 4
+        admission._rule = ShareRule(4)
         assert shedder.refusal("127.0.0.1", {}, b"deadline_ms=29000").status == 503
         assert shedder.refusal("127.0.0.1", {}, b"deadline_ms=31000") is None
         assert shedder.refusal("127.0.0.1", {}, b"") is None

@@ -125,7 +125,7 @@ def test_it_takes_an_admin_and_is_audited_and_no_vector_is_logged(make_following
         headers = {} if role is None else {"authorization": f"Bearer {keys[role]}"}
         assert ask(service, "POST", PATH, headers=headers, **options).status_code == status
     audit = [(r.action, r.client, r.outcome) for r in caplog.records if r.name == "hybridindex.audit"]
-    assert audit == [(PATH, "search", 403), (PATH, "admin", 200)]
+    assert audit == [(PATH, "unknown", 401), (PATH, "search", 403), (PATH, "admin", 200)]
     assert "0.123456" not in caplog.text
     assert "0.123456" not in json.dumps([repr(e) for e in service.store.list_events()])
 

@@ -194,10 +194,17 @@ def words(call, *given):
         ({"deadline_ms": 10**400}, f"deadline_ms is 1{'0' * 56}...; expected {A_DAY}"),
         ({"queries": [[1, True, 0, 0]]}, "queries holds something else than numbers; expected (n, 4) of them"),
         ({"queries": [[1, 2, 3, 4], 5]}, "queries has rows of different lengths; expected 4 numbers each"),
+        ({"queries": [1, 2, 3, 10**400]}, "queries holds a number that is larger than any float32"),
     ],
 )
 def test_a_wrong_value_is_told_what_would_be_right(body, said):
     assert words(parse, {"queries": [0] * DIM, **body}) == said
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32-le", "utf-8-sig"])
+def test_json_is_utf_8(encoding):
+    assert words(parse, '{"queries": [0, 0, 0, 0]}'.encode(encoding)).startswith("body is not JSON")
+    assert words(parse, b'{"\xed\xa0\x80": 1}').startswith("body is not JSON")
 
 
 def test_options_of_a_query_string_are_numbers_or_words():
@@ -206,9 +213,17 @@ def test_options_of_a_query_string_are_numbers_or_words():
         n: Annotated[int, Field(description="a number")]
 
     query = Query(Asked)
-    assert query.parse_query({"step": "12", "n": "12", "other": "x"}) == {"step": "12", "n": 12}
+    assert query.parse_query({"step": "12", "n": "12"}) == {"step": "12", "n": 12}
+    assert words(query.parse_query, {"n": "12", "other": "x"}) == "'other' is not known here; expected n, step"
     assert words(query.parse_query, {"step": "longer"}) == "step is 'longer'; expected a step"
     assert words(query.parse_query, {"n": "twelve"}) == "n is 'twelve'; expected a number"
+
+
+@pytest.mark.parametrize("text", ["5.0", "5e0", "1e1", "+5", "-5", " 5"])
+def test_counts_in_a_query_string_are_plain_digits(text):
+    for option in ("k", "nprobe", "n", "d"):
+        assert words(lambda name=option: raw(QUERIES, **{name: text})).startswith(f"{option} is ")
+    assert raw(QUERIES, k="8", deadline_ms="1e1").deadline_ms == 10
 
 
 def test_a_key_given_twice_is_refused():

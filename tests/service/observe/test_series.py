@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridindex.service.core import Observation
 from hybridindex.service.observe.series import Series, _Counts
+from hybridindex.service.searches import Observation
 from hybridindex.types import SearchResult
 from tests.service.conftest import ask
 

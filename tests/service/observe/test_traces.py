@@ -18,9 +18,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from hybridindex.errors import MissingDependencyError, how_to_install
 from hybridindex.service import daemon as run
-from hybridindex.service.core import Observation
 from hybridindex.service.observe.traces import Traces, to_collector
-from hybridindex.service.search_request import SearchRequest
+from hybridindex.service.searches import Observation, SearchRequest
 from tests.service.conftest import ask, talk
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

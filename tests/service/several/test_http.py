@@ -16,9 +16,11 @@ from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
 from hybridindex.service.auth import KeyFile, Keyring
 from hybridindex.service.config import Limits
+from hybridindex.service.intake.machine_memory import LEAST_REQUEST_MEMORY
 from tests.clustered import DIM, clustered
 from tests.service.conftest import ask, assert_same, talk
 from tests.service.http.test_openapi_contract import failures
+from tests.service.intake.test_request_memory import holding
 from tests.service.live import live
 from tests.service.several.conftest import BUDGET, OTHER_DIM
 
@@ -142,6 +144,10 @@ def test_metrics_say_whose_they_are_and_routes_are_counted_once(open_indexes):
         assert f'hybridindex_responses_total{{route="/v1/indexes/{name}/search",status="200"}} 2.0' in text
         assert re.search(rf'hybridindex_resident_bytes{{device="0: cpu",index="{name}"}} \d', text)
     assert text.count("# TYPE hybridindex_searches_total counter") == 1
+    # One memory for all: a sum over indexes counted it twice.
+    for of_all in ("request_memory_bytes{", 'refused_total{index="docs",reason="memory"', 'reason="client memory"'):
+        assert text.count(of_all) == 1
+    assert text.count('reason="deadline"') == len(QUERIES)
 
 
 def test_admin_routes_of_each_index_need_the_role(open_indexes, tmp_path):
@@ -222,3 +228,20 @@ def test_draining_means_all(open_indexes):
     assert indexes.draining
     assert not indexes.ready
     assert np.all([service.admission.draining for service in indexes.services.values()])
+
+
+def test_requests_of_all_indexes_share_one_memory(open_indexes):
+    indexes = open_indexes(limits=Limits(request_memory_bytes=LEAST_REQUEST_MEMORY))
+    body = {"queries": QUERIES["code"].tolist(), "k": 5}
+    with live(indexes) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+        assert http.post("/v1/indexes/code/search", json=body).status_code == 200
+        assert all(service.memory is indexes.memory for service in indexes.services.values())
+        while indexes.memory.taken_bytes:
+            pass
+        most = indexes.memory.most - (16 << 10)
+        with holding(indexes.memory, "one", most), holding(indexes.memory, "two", most):
+            for name in indexes.names:
+                refused = http.post(f"/v1/indexes/{name}/search", json=body)
+                assert (refused.status_code, "request_memory_bytes" in refused.json()["detail"]) == (503, True)
+        assert http.post("/v1/indexes/code/search", json=body).status_code == 200
+    assert indexes.memory.taken_bytes == 0

@@ -13,7 +13,7 @@ from hybridindex.errors import InfeasiblePlanError, InvalidInputError, Overloade
 from hybridindex.plans.current import current_plan_id
 from hybridindex.refresh.config import RefreshConfig
 from hybridindex.refresh.refresher import Refresher
-from hybridindex.service.search_request import SearchRequest
+from hybridindex.service.searches import SearchRequest
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from tests.clustered import DIM, clustered
 from tests.service.several.conftest import BUDGET, OTHER_DIM
@@ -171,6 +171,34 @@ def test_another_budget_is_that_of_all(open_indexes, watched):
         docs.repartition(device_budget_bytes=(1, 2), apply=False)
 
 
+@pytest.mark.parametrize("fails", ["docs", "code"])
+def test_a_change_that_fails_leaves_the_budget_and_the_shares_as_they_were(open_indexes, monkeypatch, watched, fails):
+    indexes = open_indexes()
+    docs, code = indexes.services.values()
+    before = [indexes.shared.share_of(name) for name in indexes.names]
+    failing = indexes.services[fails].changes
+    serve, calls = type(failing).serve_plan, []
+
+    def serve_once(changes, *args, **options):
+        if changes is failing and not calls:
+            raise StoreError(f"the disk of {calls.append(1)} is full")
+        return serve(changes, *args, **options)
+
+    monkeypatch.setattr(type(failing), "serve_plan", serve_once)
+    with pytest.raises(StoreError, match="is full"):
+        docs.repartition(coverage=1.0, device_budget_bytes=BUDGET + (1 << 18), apply=True, force=True)
+    assert calls
+    assert indexes.listing()["device_budget_bytes"] == [BUDGET]
+    assert [indexes.shared.share_of(name) for name in indexes.names] == before
+    assert (planned(docs), planned(code)) == (8, 4)
+    assert (docs.router.residency.n_resident, code.router.residency.n_resident) == (8, 4)
+    assert held(indexes) <= BUDGET
+    monkeypatch.undo()
+    docs.repartition(coverage=1.0, apply=True, force=True)
+    assert docs.router.residency.n_resident == 24
+    assert held(indexes) <= BUDGET
+
+
 def test_one_change_at_a_time_in_the_whole_daemon(open_indexes):
     indexes = open_indexes()
     with indexes.shared.changing, pytest.raises(OverloadedError, match="another change"):
@@ -277,7 +305,7 @@ def test_a_refresh_stays_within_its_share_and_is_not_interrupted(open_indexes, m
 def test_no_slo_is_lost_without_force(open_indexes, monkeypatch):
     indexes = open_indexes()
     docs, code = indexes.services.values()
-    division = docs._shares.divide(docs, docs.router.plan, None)
+    division = indexes.shared.divide("docs", docs.router.plan, None)
     part = division.divided["code"]
     monkeypatch.setattr(type(part.plan), "feasible", property(lambda plan: plan is not part.plan))
     assert part.plan is not code.router.plan

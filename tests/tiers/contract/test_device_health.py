@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+
 from hybridindex.errors import DeviceSlowError
-from hybridindex.tiers.contract.device_health import DeviceHealth
+from hybridindex.tiers.contract.device_health import DeviceHealth, TierHealth
 
 LOST = RuntimeError("lost")
 
@@ -68,3 +70,27 @@ def test_a_slow_device_may_fail_and_a_failed_one_is_not_just_slow():
 
 def test_a_working_device_is_not_tried():
     assert not DeviceHealth().begin_probe()
+
+
+def test_a_failure_that_is_kept_keeps_nothing_of_what_failed():
+    """A frame of a scan holds its batch, the sessions of its requests, and memory of the device."""
+
+    class Batch:
+        pass
+
+    def scan(batch):
+        try:
+            raise ValueError(len([batch]))
+        except ValueError as error:
+            raise RuntimeError("lost") from error
+
+    health, batch = TierHealth(lambda: "cpu", lambda: 0.0), Batch()
+    kept = weakref.ref(batch)
+    try:
+        scan(batch)
+    except RuntimeError as error:
+        health.note(error)
+    del batch
+    assert kept() is None
+    assert repr(health.failure) == "RuntimeError('lost')"
+    assert isinstance(health.failure.__cause__, ValueError)

@@ -22,8 +22,11 @@ from tests.clustered import small_index
         ("flat", "faiss", HostFaissScanner),
         ("bf16", "auto", HostNativeScanner),
         ("bf16", "faiss", HostDecodedScanner),
-        ("pq8", "auto", HostFaissScanner),
+        ("pq8", "auto", HostNativeScanner),
+        ("pqfs12", "native", HostNativeScanner),
         ("pq8", "faiss", HostFaissScanner),
+        ("pqfs12", "faiss", HostFaissScanner),
+        ("faiss:SQ4", "auto", HostFaissScanner),
     ],
 )
 def test_the_scanner_is_the_one_asked_for(tmp_path, codec, name, kind):
@@ -36,8 +39,16 @@ def test_the_scanner_is_the_one_asked_for(tmp_path, codec, name, kind):
 
 
 def test_what_cannot_be_is_refused(tmp_path):
-    with small_index(tmp_path / "i", codec="pq8", n=600) as index:
+    with small_index(tmp_path / "i", codec="faiss:SQ4", n=600) as index:
         with pytest.raises(UnsupportedIndexError, match="native host scanner cannot"):
             open_host_scanner(index, name="native")
         with pytest.raises(InvalidInputError, match="host_scanner is 'gpu'"):
             open_host_scanner(index, name="gpu")
+
+
+def test_beside_devices_no_scan_rounds_tables(tmp_path):
+    with (
+        small_index(tmp_path / "i", codec="pqfs12", n=600) as index,
+        closing(open_host_scanner(index, name="faiss", beside_devices=True)) as scanner,
+    ):
+        assert type(scanner) is HostDecodedScanner

@@ -155,8 +155,8 @@ def test_pages_of_a_send_that_never_started_are_free_at_once(monkeypatch):
 def test_a_device_that_gives_back_other_bytes_does_not_work(stream, monkeypatch):
     arena, copier = open_late(stream)
     copier.probe()
-    reading = copier._read_back
-    monkeypatch.setattr(copier, "_read_back", lambda page: reading(page) ^ 1)
+    reading = copier.read_back
+    monkeypatch.setattr(copier, "read_back", lambda pages: reading(pages) ^ 1)
     with pytest.raises(DeviceError, match="other bytes"):
         copier.probe()
     assert arena.pages.n_free == N_PAGES

@@ -281,6 +281,22 @@ def test_a_device_lost_in_the_middle_of_a_batch_keeps_its_pages_until_it_answers
         assert tier.host_bytes > 0
 
 
+def test_a_device_is_well_where_the_host_has_no_memory_to_read_it_back_into(index, monkeypatch):
+    def no_memory(*args, **kwargs):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    tier, store = open_tier(index)
+    with closing(tier):
+        assert tier.load([0], store).result(60).loaded == (0,)
+        pages = store.current.list_pages[0]
+        monkeypatch.setattr(torch.Tensor, "new_empty", no_memory)
+        with pytest.raises(MemoryError, match=f"{len(pages) * tier.geometry.page_bytes:,} bytes"):
+            tier.read_back(pages).result(60)
+        assert tier.usable
+        monkeypatch.undo()
+        assert len(tier.read_back(pages).result(60)) == len(pages) * tier.geometry.page_bytes
+
+
 # Turns, pinned memory, closing
 
 
@@ -312,7 +328,7 @@ def test_a_foreground_load_goes_between_the_buffers_of_a_background_load(index, 
         go_on.set()
         assert foreground.result(60).loaded == (largest,)
         assert background.result(60).loaded == tuple(others)
-    whole = index.list_codes(largest)
+    whole = index.stored_codes(largest)
     first = next(i for i, codes in enumerate(order) if np.array_equal(codes, whole[: len(codes)]))
     assert 0 < first <= 3, "the foreground waited for more than the buffer on its way"
     urgent = order[first : first + -(-len(whole) // max(len(c) for c in order))]

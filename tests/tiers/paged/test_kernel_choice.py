@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hybridindex.tiers.paged import kernel_choice
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.tiers.paged.kernel_choice import try_scanner
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
+from hybridindex.tiers.paged.scan_tables import Selection
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from hybridindex.tiers.paged.triton_scanner import TritonScanner, Workspace
 from tests.clustered import NLIST, clustered, small_index
@@ -115,6 +117,16 @@ def test_every_kernel_runs_before_the_first_query(index, triton_first, monkeypat
         scanner = tier.scanner(ResidencyStore(NLIST, lambda *_: None).current)
         assert (scanner.kernel, scanner.workspace) == ("triton", Workspace._made[id(tier.arena.data)])
         assert not np.any(tier.arena.data.numpy())
+
+
+@pytest.mark.parametrize("k", [10, 250])
+def test_a_trial_on_a_gpu_has_rows_for_a_second_selection(index, k, monkeypatch):
+    monkeypatch.setattr(Selection, "of", classmethod(lambda cls, k: cls(chunk=2 * k, kept=k)))
+    with closing(open_tier(index)) as tier:
+        gpu = SimpleNamespace(device=torch.device("cuda"), geometry=tier.arena.geometry, pages=tier.arena.pages)
+        lists = kernel_choice._some_lists(index, gpu, k)
+        assert index.list_sizes[lists[:-1]].sum() <= 2 * k < index.list_sizes[lists].sum()
+        assert len(kernel_choice._some_lists(index, tier.arena, k)) == 1
 
 
 def test_a_trial_may_find_the_very_first_vector(tmp_path):

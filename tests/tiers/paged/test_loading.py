@@ -223,3 +223,24 @@ def test_a_list_named_twice_moves_once(bench, index):
     list_id = int(np.flatnonzero(index.list_sizes)[0])
     report = bench.run([list_id, list_id])
     assert (report.loaded, report.present) == ((list_id,), (list_id,))
+
+
+def test_a_list_whose_damage_is_found_as_it_is_taken_is_not_published(bench, index, monkeypatch):
+    list_id = int(np.flatnonzero(index.list_sizes)[0])
+    integrity = index.integrity
+    load = bench.load([list_id])
+    allocate = bench.arena.pages.allocate
+
+    def found_meanwhile(n_pages):
+        integrity.quarantine([list_id])
+        return allocate(n_pages)
+
+    monkeypatch.setattr(bench.arena.pages, "allocate", found_meanwhile)
+    try:
+        while load.step():
+            pass
+    finally:
+        integrity.lift([list_id])
+    assert load.future.result(0).skipped == (list_id,)
+    assert bench.store.current.n_resident == 0
+    assert bench.arena.pages.n_free == bench.arena.pages.n_pages

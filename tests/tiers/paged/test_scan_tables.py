@@ -30,7 +30,7 @@ def cutting(room, *, k=1, dim=8):
         selection=Selection.of(k),
         room=room,
         query_bytes=4 * dim,
-        centroid_bytes=0,
+        pair_bytes=0,
         rows_per_page=ROWS_PER_PAGE,
         longest_list=int(SIZES.max()),
     )
@@ -97,11 +97,11 @@ def test_every_probed_row_is_compared_once_with_its_query(n, p, room, heavy_from
 
 
 @pytest.mark.parametrize("sizes", [SIZES, np.ones(10, np.int64), np.full(10, 390)], ids=["mixed", "tiny", "long"])
-@pytest.mark.parametrize("centroid_bytes", [0, 64])
-def test_what_a_tile_takes_fits_the_scratch(sizes, centroid_bytes):
+@pytest.mark.parametrize("pair_bytes", [0, 64])
+def test_what_a_tile_takes_fits_the_scratch(sizes, pair_bytes):
     probes = np.tile(np.arange(len(sizes)), (300, 1))
     room = 24_000
-    cut = replace(cutting(room), longest_list=int(sizes.max()), centroid_bytes=centroid_bytes)
+    cut = replace(cutting(room), longest_list=int(sizes.max()), pair_bytes=pair_bytes)
     pairs = pairs_of_probes(probes, sizes, ROWS_PER_PAGE, cut.longest_stretch(1))
     tiles = list(cut.tiles(pairs))
     assert len(tiles) > 1
@@ -112,7 +112,7 @@ def test_what_a_tile_takes_fits_the_scratch(sizes, centroid_bytes):
         numbers = 2 * len(tables.page) + 5 * len(tables.list) + 2 * len(tables.query) + tables.n_slots
         starts = cut.selection.starts(tables.query_slot)
         places = starts[1][-1] + (starts[2][-1] if len(starts) > 2 else 0)
-        own = cut.query_bytes * tables.n_queries + centroid_bytes * len(tables.list)
+        own = cut.query_bytes * tables.n_queries + pair_bytes * len(tables.list)
         assert 4 * numbers + 8 * places + own <= room
 
 

@@ -18,9 +18,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from hybridindex.tiers.paged import triton_scanner as device_triton
 from hybridindex.tiers.paged import triton_kernels as kernels
+from hybridindex.tiers.paged.codes import triton_code_kernels as code_kernels
+from hybridindex.tiers.paged.codes import triton_code_scanner as device_codes
 from hybridindex.tiers.paged.scan_tables import GROUP, Selection
 
 POINTERS = {"ints": "*i32", "floats": "*fp32", "keys": "*i64"}
+POINTERS |= {"words": "*i32", "halves": "*fp16", "singles": "*fp32", "bytes_": "*i8"}
 DATA = {"f32": "*fp32", "f16": "*fp16", "bf16": "*i16", "sq8": "*u8"}
 
 
@@ -68,6 +71,17 @@ for k in (10, 2048):
             {"FROM_DISTANCES": first, "KEEP_MAX": keep_max, "CHUNK": selection.chunk, "KEPT": selection.kept},
             num_warps=4 if selection.chunk <= 2048 else 8,
         )
+for bits, dim, l2 in ((1, 384, False), (2, 416, True), (4, 32, True)):
+    form = device_codes.CodeFormat(
+        bits=bits, dim=dim, padded_dim=dim, metric="l2" if l2 else "ip", seed=0, rounds=4, f_scale=1.0, g_scale=1.0,
+    )
+    shapes = device_codes.shapes_of(form, 65536 // form.block_bytes * 16, True)
+    for kernel, constants in zip((code_kernels.estimate_light, code_kernels.estimate_heavy), shapes, strict=True):
+        ptx = compile_for_hopper(kernel, constants, **device_codes.OPTIONS)
+        # Every product and sum is rounded by itself, and small numbers stay.
+        assert "fma" not in ptx and "ftz" not in ptx
+        assert ("popc" in ptx) == ("mma" not in ptx)
+        assert kernel is code_kernels.estimate_light or ("wgmma" in ptx and ".s32.s8.s8" in ptx)
 print("compiled")
 """
 

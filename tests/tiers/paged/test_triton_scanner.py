@@ -7,7 +7,7 @@ import itertools
 import subprocess
 import sys
 import weakref
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,28 +17,18 @@ from hybridindex.errors import InvalidInputError, OutOfBudgetError
 from hybridindex.index import build
 from hybridindex.tiers.contract.residency import ResidencyStore
 from hybridindex.tiers.paged import triton_scanner as device_triton
-from hybridindex.tiers.paged.device_tier import DeviceTier, PagedMemory
+from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from hybridindex.tiers.paged.scan_tables import GROUP
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from hybridindex.tiers.paged.triton_scanner import TritonScanner
 from tests.clustered import clustered
 from tests.oracle import check_answer
+from tests.tiers.paged.scanning import scanning
 from tests.tiers.triton_here import require_triton
 
 CODECS = ("flat", "fp16", "bf16", "sq8")
 METRICS = ("ip", "l2")
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    if request.param == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            pytest.skip("no CUDA device")
-    require_triton(request.param)
-    return request.param
 
 
 @pytest.fixture
@@ -54,28 +44,6 @@ def small(tmp_path):
     yield factory
     for index in made:
         index.close()
-
-
-@contextmanager
-def scanning(index, device, *, scratch=1 << 20, page_bytes=512, scatter=True, kind=TritonScanner):
-    """A scanner over all lists, on small pages that are handed out one by one, backwards and with gaps."""
-    tier = DeviceTier(
-        index, device, 0, budget_bytes=4 << 20, wanted_bytes=1 << 20, memory=PagedMemory(page_bytes=page_bytes)
-    )
-    if scatter:
-        held = [tier.arena.pages.allocate(1) for _ in range(tier.arena.pages.n_pages)]
-        for page in held[::2]:
-            tier.arena.pages.free(page)
-    store = ResidencyStore(index.nlist, lambda _d, pages: tier.arena.pages.free(pages))
-    report = tier.load(range(index.nlist), store).result()
-    assert not report.skipped
-    try:
-        with store.lease() as residency:
-            if scatter:
-                assert any((np.diff(p) != 1).any() for p in residency.list_pages if p is not None)
-            yield kind(index, tier._codec, tier.arena, residency, 0, scratch)
-    finally:
-        tier.close()
 
 
 def checked(index, scanner, queries, probes, k):

@@ -44,8 +44,8 @@ def index(request, tmp_path):
         yield index
 
 
-@pytest.mark.skipif(hasattr(faiss, "StandardGpuResources"), reason="faiss-gpu is installed")
-def test_without_faiss_gpu_the_way_to_it_is_named(index):
+def test_without_faiss_gpu_the_way_to_it_is_named(index, monkeypatch):
+    monkeypatch.delattr(faiss, "StandardGpuResources", raising=False)
     assert "pip install faiss-gpu" in gpu_unsupported(index)
 
 

@@ -299,6 +299,43 @@ def test_shares_out_of_range_are_refused(index):
         assert tier.load([1], store, bandwidth_share=0.9).result(60).loaded == (1,)
 
 
+# Damage
+
+
+def test_lists_in_quarantine_are_not_copied(index):
+    tier, store = open_tier(index, budget_bytes=budget_for(index, 1, [3, 5, 9]))
+    with closing(tier):
+        tier.load([3, 5], store).result(60)
+        index.integrity.quarantine([5, 7])
+        try:
+            report = tier.load([7, 9], store).result(60)
+        finally:
+            index.integrity.lift([5, 7])
+        assert (report.loaded, report.skipped) == ((9,), (7,))
+        assert store.current.resident_lists(0).tolist() == [3, 9]
+        check_scan(index, tier, store, [3, 9])
+        tier.check_invariants()
+
+
+def test_a_shard_that_was_copied_while_damage_was_found_is_not_published(index, monkeypatch):
+    tier, store = open_tier(index)
+    copy = ShardSource.copy
+
+    def found_meanwhile(source, number):
+        index.integrity.quarantine([5])
+        index.integrity.lift([5])
+        return copy(source, number)
+
+    with closing(tier):
+        tier.load([3], store).result(60)
+        monkeypatch.setattr(ShardSource, "copy", found_meanwhile)
+        assert tier.load([5], store).result(60).skipped == (5,)
+        monkeypatch.undo()
+        assert store.current.resident_lists(0).tolist() == [3]
+        assert tier.load([5], store).result(60).loaded == (5,)
+        tier.check_invariants()
+
+
 # Failure
 
 

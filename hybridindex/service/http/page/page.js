@@ -218,6 +218,7 @@ function drawTiles(rows) {
     ["Hit rate", percent(now.hit_rate), recent.at(-1)?.expected_hit_rate == null ? "no plan" : `predicted ${predicted(recent)}`],
     ["Load", rate(now.requests_s), `${rate(now.queries_s)} queries`],
     ["Plan", state.plan_id == null ? "none" : `#${state.plan_id}`, tradeoff ? `${page.plan?.verdict}, coverage ${percent(tradeoff.chosen.coverage)}` : "host alone", page.plan?.verdict === "infeasible" ? "bad" : ""],
+    ["Scans", state.bits == null ? "rows" : `codes, ${state.bits} bit${state.bits > 1 ? "s" : ""}`, state.bits == null ? state.precision.slice(6) : `${state.candidates} candidates for k 10`],
     ["Devices", state.devices.length ? `${usable} of ${state.devices.length}` : "none", state.devices.length ? "usable" : "host alone", usable < state.devices.length ? "bad" : ""],
     ["Drift", follows ? words(follows.drift_state) : "not watched", follows ? `update: ${words(follows.stage)}` : "no refresher", follows?.drift_state === "drifting" ? "bad" : ""],
   ];
@@ -330,8 +331,9 @@ function drawTradeoff() {
   const { chosen } = t, most = t.points.at(-1).device_bytes, x = { min: 0, max: Math.max(most, chosen.device_bytes) * 1.05 || 1, bytes: true, label: "device bytes, scratch included", format: bytes };
   const line = (field) => t.points.map((p) => [p.device_bytes, p[field]]);
   const budget = t.budget_bytes <= x.max ? [{ x: t.budget_bytes, kind: "soft", text: `budget ${bytes(t.budget_bytes)}` }] : [];
-  const { verdict, reason } = page.plan ?? {};
-  $("plan-words").replaceChildren(el("strong", { class: verdict === "feasible" ? "good" : "bad" }, `Verdict: ${verdict}`), `: ${reason}. Chosen: ${percent(chosen.coverage)} of the lists, ${bytes(chosen.device_bytes)} of ${bytes(t.budget_bytes)} on devices, hit rate ${percent(chosen.hit_rate)}, ${ms(chosen.latency_ms)} at p${round(t.percentile)} for a batch of ${t.batch}; at most ${rate(chosen.max_qps)} within the target.`);
+  const { verdict, reason, bytes_by_precision: held } = page.plan ?? {};
+  const forms = held?.codes === undefined ? "" : ` (codes ${bytes(held.codes)}, rows ${bytes(held.rows)})`;
+  $("plan-words").replaceChildren(el("strong", { class: verdict === "feasible" ? "good" : "bad" }, `Verdict: ${verdict}`), `: ${reason}. Chosen: ${percent(chosen.coverage)} of the lists, ${bytes(chosen.device_bytes)}${forms} of ${bytes(t.budget_bytes)} on devices, hit rate ${percent(chosen.hit_rate)}, ${ms(chosen.latency_ms)} at p${round(t.percentile)} for a batch of ${t.batch}; at most ${rate(chosen.max_qps)} within the target.`);
   const seen = [...t.points, chosen].flatMap((p) => [p.median_ms, p.latency_ms]);
   chart($("c-tradeoff"), {
     height: 210, summary: `Predicted latency of a batch of ${t.batch} against device bytes, from ${ms(t.points[0].latency_ms)} without devices to ${ms(t.points.at(-1).latency_ms)} with every useful list; chosen ${ms(chosen.latency_ms)}.`,

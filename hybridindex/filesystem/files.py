@@ -1,0 +1,227 @@
+"""Reading and writing files. A :class:`File` is one thread's."""
+
+from __future__ import annotations
+
+import errno
+import io
+import mmap
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.errors import file_error
+from hybridindex.filesystem.calls import StrPath, discard, performing, replace, seen, sync_folder, unlink, watched
+
+__all__ = [
+    "File",
+    "array_bytes",
+    "file_digest",
+    "map_array",
+    "map_file",
+    "open_for_reading",
+    "open_for_writing",
+    "open_text",
+    "open_zip",
+    "read_array",
+    "read_arrays",
+    "read_bytes",
+    "read_text",
+    "replace_file",
+    "replacing",
+    "write_arrays",
+    "write_bytes",
+]
+#: What a read gives a digest at a time.
+_CHUNK_BYTES = 8 << 20
+
+
+class File(io.FileIO):
+    """An open file without a buffer, every call of which is seen. Read and written in order, or written by position."""
+
+    def __init__(self, path: StrPath, mode: Literal["r", "w", "a", "x", "w+"], *, permissions: int = 0o666) -> None:
+        """``permissions``: of a new file, less the process's mask."""
+        self._path = os.fspath(path)
+        with performing("open" if mode in ("r", "a") else "create", path):
+            super().__init__(self._path, mode, opener=lambda name, flags: os.open(name, flags, permissions))
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        with performing("read", self._path):
+            return super().readinto(buffer)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        with performing("read", self._path):
+            return super().read(-1 if size is None else size) or b""
+
+    def readall(self) -> bytes:
+        with performing("read", self._path):
+            return super().readall() or b""
+
+    def write(self, data: Any, /) -> int:
+        """Writes what the system takes; buffers around it write the rest."""
+        view = memoryview(data).cast("B")
+        try:
+            # A pipe has no offset.
+            if watched():
+                view = view[: seen("write", self._path, offset=self.tell(), data=view)]
+            return super().write(view)
+        except OSError as error:
+            raise file_error(error, "write", self._path) from error
+
+    def write_at(self, data: Any, offset: int) -> None:
+        """All of a C-contiguous buffer, at ``offset`` bytes."""
+        view = memoryview(data).cast("B")
+        try:
+            while view.nbytes:
+                count = os.pwrite(self.fileno(), view[: seen("write", self._path, offset=offset, data=view)], offset)
+                view, offset = view[count:], offset + count
+        except OSError as error:
+            raise file_error(error, "write", self._path) from error
+
+    def reserve(self, nbytes: int) -> None:
+        """Sets the length and claims its disk space now, so that a full disk shows before the work is done."""
+        with performing("truncate", self._path):
+            if nbytes:
+                try:
+                    os.posix_fallocate(self.fileno(), 0, nbytes)
+                except OSError as error:
+                    if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                        raise
+            os.ftruncate(self.fileno(), nbytes)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError as error:
+            raise file_error(error, "write", self._path) from error
+
+    def sync(self) -> None:
+        """What was written survives a power cut."""
+        with performing("sync", self._path):
+            os.fsync(self.fileno())
+
+
+def open_for_reading(path: StrPath) -> io.BufferedReader:
+    return io.BufferedReader(File(path, "r"))
+
+
+def open_for_writing(
+    path: StrPath, mode: Literal["w", "a", "x"] = "w", *, permissions: int = 0o666
+) -> io.BufferedWriter:
+    return io.BufferedWriter(File(path, mode, permissions=permissions))
+
+
+def open_text(
+    path: StrPath,
+    mode: Literal["r", "w", "a"] = "r",
+    *,
+    encoding: str = "utf-8",
+    errors: str = "strict",
+    newline: str | None = None,
+) -> io.TextIOWrapper:
+    binary = open_for_reading(path) if mode == "r" else open_for_writing(path, mode)
+    return io.TextIOWrapper(binary, encoding=encoding, errors=errors, newline=newline)
+
+
+def read_bytes(path: StrPath) -> bytes:
+    with File(path, "r") as file:
+        return file.readall()
+
+
+def read_text(path: StrPath, *, encoding: str = "utf-8", errors: str = "strict") -> str:
+    return read_bytes(path).decode(encoding, errors)
+
+
+def read_array(path: StrPath) -> npt.NDArray[Any]:
+    """A ``.npy`` file. Raises ValueError or EOFError for another content."""
+    # From memory: numpy would read a file past us.
+    array: npt.NDArray[Any] = np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
+    return array
+
+
+@contextmanager
+def open_zip(path: StrPath) -> Iterator[zipfile.ZipFile]:
+    """An archive, to read."""
+    with open_for_reading(path) as file, zipfile.ZipFile(file) as archive:
+        yield archive
+
+
+def array_bytes(array: npt.NDArray[Any]) -> bytes:
+    """The content of a ``.npy`` file."""
+    content = io.BytesIO()
+    np.save(content, array, allow_pickle=False)
+    return content.getvalue()
+
+
+def read_arrays(path: StrPath) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a ``.npz`` file, by name. Raises ValueError, EOFError or BadZipFile for another content."""
+    with open_for_reading(path) as file, np.load(file, allow_pickle=False) as stored:
+        return {name: stored[name] for name in stored.files}
+
+
+def write_arrays(path: StrPath, /, **arrays: npt.NDArray[Any]) -> None:
+    """As a ``.npz`` file."""
+    with open_for_writing(path) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def file_digest(path: StrPath, make: Callable[[], Any], *, progress: Callable[[int], None] | None = None) -> str:
+    """Hexadecimal digest of a whole file in constant memory; ``progress`` gets the number of bytes read so far."""
+    state = make()
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    done = 0
+    with File(path, "r") as file:
+        while count := file.readinto(buffer):
+            state.update(buffer[:count])
+            done += count
+            if progress is not None:
+                progress(done)
+    return str(state.hexdigest())
+
+
+def write_bytes(path: StrPath, data: bytes) -> None:
+    """Into the file itself, as into a pipe or a terminal; :func:`replace_file` is for what shall be whole."""
+    with open_for_writing(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` to write to. What lies there becomes ``path`` when the block ends well: readers, and a
+    start after a power cut, find the old file or the new one, whole. One writer of a path at a time."""
+    beside = path.with_name(f"{path.name}.new")
+    try:
+        unlink(beside, missing_ok=True)
+        yield beside
+        with File(beside, "r") as file:
+            file.sync()
+        replace(beside, path)
+    except BaseException:
+        discard(beside)
+        raise
+    sync_folder(path.parent)
+
+
+def replace_file(path: Path, data: bytes | str, *, permissions: int = 0o666) -> None:
+    """``data``, text as UTF-8, as the whole content of ``path``, as :func:`replacing` does it."""
+    with replacing(path) as beside, open_for_writing(beside, "x", permissions=permissions) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+def map_file(path: StrPath) -> mmap.mmap:
+    """A file that is not empty, to read."""
+    with File(path, "r") as file, performing("map", path):
+        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+
+
+def map_array(
+    path: StrPath, dtype: npt.DTypeLike, shape: tuple[int, ...] | None = None, *, mode: Literal["r", "r+"] = "r"
+) -> npt.NDArray[Any]:
+    """A file as an array; with ``r+``, what is written to the array goes into the file."""
+    with performing("map", path):
+        return np.memmap(path, dtype=dtype, mode=mode, shape=shape)

@@ -1,0 +1,59 @@
+#include "bindings/bind_coarse.h"
+
+#include <nanobind/stl/string.h>
+
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "bindings/arrays.h"
+#include "bindings/bind_list_scan.h"
+#include "routing/coarse_quantizer.h"
+
+namespace nb = nanobind;
+
+namespace hybridindex {
+namespace {
+
+class PyCoarseQuantizer {
+public:
+    PyCoarseQuantizer(In<float, 2> centroids, bool keep_max, const std::string& kernels)
+        : quantizer_(centroids.data(), checked(length(centroids, 0), std::numeric_limits<std::int32_t>::max(), "nlist"),
+                     checked(length(centroids, 1), 1 << 20, "dim"), keep_max, kernels_for(kernels)) {}
+
+    const char* kernels() const { return quantizer_.kernels().name; }
+
+    void quantize(In<float, 2> queries, InOut<std::int64_t, 2> probes, InOut<float, 2> distances) {
+        const std::int64_t n = length(queries, 0), p = length(probes, 1);
+        if (length(queries, 1) != quantizer_.dim())
+            throw std::invalid_argument("queries must be (n, " + std::to_string(quantizer_.dim()) + ")");
+        if (length(probes, 0) != n || length(distances, 0) != n || length(distances, 1) != p)
+            throw std::invalid_argument("queries, probes and distances must agree on n and p");
+        checked(p, quantizer_.nlist(), "p");
+        const nb::gil_scoped_release release;
+        quantizer_.quantize(queries.data(), n, p, probes.data(), distances.data());
+    }
+
+private:
+    static std::int64_t checked(std::int64_t value, std::int64_t most, const char* name) {
+        if (value < 1 || value > most)
+            throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + "; expected 1 to " +
+                                        std::to_string(most));
+        return value;
+    }
+
+    CoarseQuantizer quantizer_;
+};
+
+}  // namespace
+
+void bind_coarse(nb::module_& m) {
+    nb::class_<PyCoarseQuantizer>(m, "CoarseQuantizer")
+        .def(nb::init<In<float, 2>, bool, const std::string&>(), nb::arg("centroids"), nb::arg("keep_max"),
+             nb::arg("kernels"))
+        .def_prop_ro("kernels", &PyCoarseQuantizer::kernels)
+        .def("quantize", &PyCoarseQuantizer::quantize, nb::arg("queries").noconvert(), nb::arg("probes").noconvert(),
+             nb::arg("distances").noconvert());
+}
+
+}  // namespace hybridindex

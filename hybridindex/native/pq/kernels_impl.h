@@ -1,0 +1,216 @@
+// One source for every instruction set, compiled with that set's flags and without contraction. Everything here has
+// internal linkage.
+#include "pq/kernels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace hybridindex {
+namespace {
+
+// out[part][word] = sum over the part's dimensions of add(x of the dimension, its coordinate of the codeword).
+template <typename Of, typename Add>
+inline void entries(const PqForm& form, const Of& of, const Add& add, float* out) {
+    const std::int64_t words = form.words(), dims = form.part_dims();
+    for (std::int64_t part = 0; part < form.parts; ++part, out += words) {
+        std::memset(out, 0, static_cast<std::size_t>(words) * sizeof(float));
+        for (std::int64_t i = part * dims; i < (part + 1) * dims; ++i) {
+            const float x = of(i);
+            const float* const coordinates = form.codewords + i * words;
+            for (std::int64_t w = 0; w < words; ++w) out[w] += add(x, coordinates[w]);
+        }
+    }
+}
+
+void table(const PqForm& form, const float* query, float* out) {
+    const auto product = [](float x, float y) { return x * y; };
+    if (!form.l2)
+        entries(form, [&](std::int64_t i) { return -query[i]; }, product, out);
+    else if (form.residual)
+        entries(form, [&](std::int64_t i) { return -2.0f * (query[i] - form.middle[i]); }, product, out);
+    else
+        entries(form, [&](std::int64_t i) { return query[i]; }, [](float x, float y) { return (x - y) * (x - y); }, out);
+}
+
+void term_table(const PqForm& form, const float* centroid, float* out) {
+    entries(form, [&](std::int64_t i) { return 2.0f * (centroid[i] - form.middle[i]); },
+            [](float x, float y) { return (x + y) * y; }, out);
+}
+
+PqBound round_table(const PqForm& form, const float* table, std::uint8_t* out) {
+    const std::int64_t words = form.words();
+    double low = 0, most = 0;
+    float span = 0;
+    for (std::int64_t part = 0; part < form.parts; ++part) {
+        const float* const own = table + part * words;
+        const auto [least, largest] = std::minmax_element(own, own + words);
+        low += *least;
+        most += std::max(std::fabs(*least), std::fabs(*largest));
+        span = std::max(span, *largest - *least);
+    }
+    const float levels = static_cast<float>(std::min<std::int64_t>(kMostLevel, 65535 / form.parts));
+    const float factor = span > 0 && std::isfinite(levels / span) ? levels / span : 0.0f;
+    for (std::int64_t part = 0; part < form.parts; ++part, out += words) {
+        const float* const own = table + part * words;
+        const float least = *std::min_element(own, own + words);
+        for (std::int64_t w = 0; w < words; ++w) {
+            const float level = (own[w] - least) * factor;
+            // What is no number is 0.
+            out[w] = static_cast<std::uint8_t>(static_cast<std::int32_t>(level > 0 ? std::min(level, levels) : 0.0f));
+        }
+    }
+    if (form.tables() > form.parts) std::memset(out, 0, static_cast<std::size_t>(words));
+    return {factor > 0 ? span / levels : 0.0f, low, most};
+}
+
+// Sum over the dimensions of of(i), in lanes.
+template <typename Of>
+inline float in_lanes(std::int64_t dim, const Of& of) {
+    float lanes[8] = {};
+    std::int64_t i = 0;
+    for (; i + 8 <= dim; i += 8)
+        for (int lane = 0; lane < 8; ++lane) lanes[lane] += of(i + lane);
+    for (; i < dim; ++i) lanes[i & 7] += of(i);
+    return add_lanes(lanes);
+}
+
+float base(const PqForm& form, const float* query, const float* centroid) {
+    if (!form.residual) return 0;
+    if (!form.l2) return -in_lanes(form.dim, [&](std::int64_t i) { return query[i] * centroid[i]; });
+    return in_lanes(form.dim, [&](std::int64_t i) { return (query[i] - centroid[i]) * (query[i] - centroid[i]); });
+}
+
+float sum_in_block(const std::uint8_t* block, int row, std::int64_t parts, const float* table) {
+    const std::uint8_t* const numbers = block + lane_of(row & 15);
+    const int shift = row & 16 ? 4 : 0;
+    return in_lanes(parts, [&](std::int64_t part) { return table[part * 16 + (numbers[part * 16] >> shift & 15)]; });
+}
+
+float sum_of_row(const std::uint8_t* row, std::int64_t parts, const float* table) {
+    return in_lanes(parts, [&](std::int64_t part) { return table[part * 256 + row[part]]; });
+}
+
+void sums_of_rows(const std::uint8_t* rows, std::int64_t stride, int n_rows, std::int64_t parts, const std::uint8_t* table,
+                  std::uint16_t* sums) {
+    int r = 0;
+    for (; r + 4 <= n_rows; r += 4) {
+        const std::uint8_t *a = rows + r * stride, *b = a + stride, *c = b + stride, *d = c + stride;
+        std::uint32_t s = 0, t = 0, u = 0, v = 0;
+        const std::uint8_t* own = table;
+        for (std::int64_t part = 0; part < parts; ++part, own += 256)
+            s += own[a[part]], t += own[b[part]], u += own[c[part]], v += own[d[part]];
+        sums[r] = static_cast<std::uint16_t>(s), sums[r + 1] = static_cast<std::uint16_t>(t);
+        sums[r + 2] = static_cast<std::uint16_t>(u), sums[r + 3] = static_cast<std::uint16_t>(v);
+    }
+    for (; r < n_rows; ++r) {
+        std::uint32_t s = 0;
+        for (std::int64_t part = 0; part < parts; ++part) s += table[part * 256 + rows[r * stride + part]];
+        sums[r] = static_cast<std::uint16_t>(s);
+    }
+}
+
+#if defined(HYBRIDINDEX_PQ_AVX2)
+
+// A pair of parts is 32 bytes of a block, and of a table: the shuffle finds 16 rows of each part.
+template <int Q>
+inline void sums_of_pairs(const std::uint8_t* block, std::int64_t pairs, const std::uint8_t* const* tables,
+                          std::uint16_t* sums) {
+    const __m256i low = _mm256_set1_epi8(0x0f);
+    // Of rows below 16 and of the others: sums of even bytes with 256 times those of odd ones, and of odd ones.
+    __m256i both[Q][2], odd[Q][2];
+    for (int q = 0; q < Q; ++q)
+        for (int half = 0; half < 2; ++half) both[q][half] = odd[q][half] = _mm256_setzero_si256();
+    for (std::int64_t pair = 0; pair < pairs; ++pair) {
+        const __m256i numbers = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block) + pair);
+        const __m256i halves[2] = {_mm256_and_si256(numbers, low), _mm256_and_si256(_mm256_srli_epi16(numbers, 4), low)};
+        for (int q = 0; q < Q; ++q) {
+            const __m256i table = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tables[q]) + pair);
+            for (int half = 0; half < 2; ++half) {
+                const __m256i found = _mm256_shuffle_epi8(table, halves[half]);
+                both[q][half] = _mm256_add_epi16(both[q][half], found);
+                odd[q][half] = _mm256_add_epi16(odd[q][half], _mm256_srli_epi16(found, 8));
+            }
+        }
+    }
+    for (int q = 0; q < Q; ++q)
+        for (int half = 0; half < 2; ++half) {
+            const __m256i even = _mm256_sub_epi16(both[q][half], _mm256_slli_epi16(odd[q][half], 8));
+            const auto add = [](__m256i x) { return _mm_add_epi16(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)); };
+            __m128i* const out = reinterpret_cast<__m128i*>(sums + q * kPqRows) + 2 * half;
+            _mm_storeu_si128(out, add(even));
+            _mm_storeu_si128(out + 1, add(odd[q][half]));
+        }
+}
+
+void sums_of_block(const std::uint8_t* block, std::int64_t pairs, const std::uint8_t* const* tables, int n,
+                   std::uint16_t* sums) {
+    int q = 0;
+    for (; q + 2 <= n; q += 2) sums_of_pairs<2>(block, pairs, tables + q, sums + q * kPqRows);
+    if (q < n) sums_of_pairs<1>(block, pairs, tables + q, sums + q * kPqRows);
+}
+
+std::uint32_t at_most(const std::uint16_t* sums, std::uint16_t limit) {
+    const __m256i most = _mm256_set1_epi16(static_cast<short>(limit));
+    const auto mask = [&](int at) {
+        const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums) + at);
+        return _mm256_cmpeq_epi16(_mm256_min_epu16(x, most), x);
+    };
+    // Packs as 0-7, 16-23, 8-15, 24-31.
+    const __m256i found = _mm256_permute4x64_epi64(_mm256_packs_epi16(mask(0), mask(1)), 0xd8);
+    return static_cast<std::uint32_t>(_mm256_movemask_epi8(found));
+}
+
+std::uint32_t at_most_with(const std::uint16_t* sums, const float* terms, float step, float limit) {
+    const __m256 factor = _mm256_set1_ps(step), most = _mm256_set1_ps(limit), rounding = _mm256_set1_ps(0x1p-20f);
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    std::uint32_t found = 0;
+    for (int at = 0; at < 4; ++at) {
+        const __m256 sum = _mm256_cvtepi32_ps(
+            _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(sums) + at)));
+        const __m256 term = _mm256_loadu_ps(terms + 8 * at);
+        const __m256 least = _mm256_sub_ps(term, _mm256_mul_ps(_mm256_andnot_ps(sign, term), rounding));
+        const __m256 distance = _mm256_add_ps(_mm256_mul_ps(sum, factor), least);
+        found |= static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(distance, most, _CMP_LE_OQ))) << (8 * at);
+    }
+    return found;
+}
+
+#else
+
+void sums_of_block(const std::uint8_t* block, std::int64_t pairs, const std::uint8_t* const* tables, int n,
+                   std::uint16_t* sums) {
+    for (int q = 0; q < n; ++q)
+        for (int r = 0; r < kPqRows; ++r) {
+            const std::uint8_t* const numbers = block + lane_of(r & 15);
+            const int shift = r & 16 ? 4 : 0;
+            std::uint32_t sum = 0;
+            for (std::int64_t part = 0; part < 2 * pairs; ++part)
+                sum += tables[q][part * 16 + (numbers[part * 16] >> shift & 15)];
+            sums[q * kPqRows + r] = static_cast<std::uint16_t>(sum);
+        }
+}
+
+std::uint32_t at_most(const std::uint16_t* sums, std::uint16_t limit) {
+    std::uint32_t found = 0;
+    for (int r = 0; r < kPqRows; ++r) found |= static_cast<std::uint32_t>(sums[r] <= limit) << r;
+    return found;
+}
+
+std::uint32_t at_most_with(const std::uint16_t* sums, const float* terms, float step, float limit) {
+    std::uint32_t found = 0;
+    for (int r = 0; r < kPqRows; ++r) {
+        const float least = terms[r] - std::fabs(terms[r]) * 0x1p-20f;
+        found |= static_cast<std::uint32_t>(static_cast<float>(sums[r]) * step + least <= limit) << r;
+    }
+    return found;
+}
+
+#endif
+
+}  // namespace
+}  // namespace hybridindex

@@ -1,0 +1,146 @@
+"""What of an index a plan is of: its rows, or its codes. Profiles and plans of one are none of the other.
+
+Both have a fingerprint. Who asks for ``auto`` gets, in this order: what the plan that is named is of; what was applied
+last; what was planned last; codes where a profile of them is stored; rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hybridindex.config import PrecisionName, check_one_of
+from hybridindex.errors import ProfileError, ProfileMismatchError
+from hybridindex.plans.current import applied_plans, newest_current, newest_plan_at
+from hybridindex.plans.stored import MOST_DIGITS
+
+if TYPE_CHECKING:
+    from hybridindex.index.ivf import IVFIndex
+    from hybridindex.store.control import ControlStore
+    from hybridindex.types import Profile
+
+__all__ = [
+    "choose_view",
+    "precision_of",
+    "stored_history",
+    "view_of",
+    "view_of_profile",
+    "view_to_plan",
+    "view_to_profile",
+    "views_of",
+]
+
+
+def views_of(ivf: IVFIndex, precision: PrecisionName = "auto") -> tuple[IVFIndex, ...]:
+    """What plans may be of.
+
+    Raises:
+        InvalidInputError: no such precision.
+        UnsupportedIndexError: codes are asked for, and the index has none.
+    """
+    check_one_of("precision", precision, ("auto", "codes", "rows"))
+    if precision == "codes":
+        return (ivf.rows.by_codes(),)
+    if precision == "rows" or ivf.rabitq is None:
+        return (ivf.rows,)
+    return (ivf.rows, ivf.rows.by_codes())
+
+
+def view_of(ivf: IVFIndex, fingerprint: str) -> IVFIndex | None:
+    """What of an index has that fingerprint; None: nothing."""
+    return next((view for view in views_of(ivf) if view.fingerprint == fingerprint), None)
+
+
+def view_of_profile(ivf: IVFIndex, profile: Profile, precision: PrecisionName) -> IVFIndex:
+    """What the next plan is of, where a profile is named. One of another index is for its reader to refuse.
+
+    Raises:
+        InvalidInputError, UnsupportedIndexError: as :func:`views_of`.
+        ProfileMismatchError: the profile is of the other precision.
+    """
+    views, view = views_of(ivf, precision), view_of(ivf, profile.index_fingerprint)
+    if view is None:
+        return views[0]
+    if view.fingerprint not in {each.fingerprint for each in views}:
+        raise ProfileMismatchError(
+            f"precision is {precision!r}, and the profile was measured with {precision_of(view)}; give one of that "
+            "precision, or precision 'auto'"
+        )
+    return view
+
+
+def precision_of(view: IVFIndex) -> PrecisionName:
+    """What searches scan of what a plan is of."""
+    return "rows" if view.rows is view else "codes"
+
+
+def view_to_profile(ivf: IVFIndex, precision: PrecisionName, host_scanner: str = "auto") -> IVFIndex:
+    """What searches of ``precision`` will scan: for ``auto`` codes, where there are some and they are scanned fast.
+
+    Raises:
+        InvalidInputError, UnsupportedIndexError: as :func:`views_of`.
+    """
+    from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
+
+    if precision != "rows":
+        ivf.load_codes()
+    *_, view = views_of(ivf, precision)
+    slow = host_scanner == "faiss" or not HostRabitqScanner.is_fast()
+    return ivf.rows if precision == "auto" and slow else view
+
+
+def view_to_plan(ivf: IVFIndex, store: ControlStore, precision: PrecisionName = "auto") -> IVFIndex:
+    """What the next plan is of, where no plan is in force and no profile is named.
+
+    Raises:
+        InvalidInputError, UnsupportedIndexError: as :func:`views_of`.
+        StoreError.
+    """
+    *others, view = views_of(ivf, precision)
+    if others and not store.list_profiles(index_fingerprint=view.fingerprint):
+        return others[0]
+    return view
+
+
+def choose_view(
+    ivf: IVFIndex, store: ControlStore, choice: str = "current", precision: PrecisionName = "auto"
+) -> IVFIndex:
+    """What the plan is of that ``choice`` names: an id, "current" or "latest".
+
+    Raises:
+        InvalidInputError, UnsupportedIndexError: as :func:`views_of`.
+        StoreError.
+    """
+    views = views_of(ivf, precision)
+    if len(views) == 1:
+        return views[0]
+    if choice.isdecimal() and len(choice) <= MOST_DIGITS:
+        try:
+            named = view_of(ivf, store.load_plan(int(choice)).index_fingerprint)
+        except ProfileError:
+            named = None  # who loads it says that it is not there
+        return views[0] if named is None else named
+    if choice == "current":
+        events = [(newest_current(store, view.fingerprint), view) for view in views]
+        applied = [(event.id, view) for event, view in events if event is not None]
+        if applied:
+            return max(applied, key=lambda pair: pair[0])[1]
+    times = [(newest_plan_at(store, view.fingerprint), view) for view in views]
+    planned = [(at, view) for at, view in times if at is not None]
+    return max(planned, key=lambda pair: pair[0])[1] if planned else view_to_plan(ivf, store, precision)
+
+
+def stored_history(ivf: IVFIndex, store: ControlStore, current: int | None) -> dict[str, Any]:
+    """Stored profiles and plans of an index, of rows and of codes, and when each was applied, in the order of saving.
+
+    ``current``: the plan that serves, or was applied last.
+    """
+    names = [view.fingerprint for view in views_of(ivf)]
+    profiles = [row for name in names for row in store.list_profiles(index_fingerprint=name)]
+    plans = [row for name in names for row in store.list_plans(index_fingerprint=name)]
+    applied = [row for name in names for row in applied_plans(store, name)]
+    return {
+        "current": current,
+        "profiles": sorted(profiles, key=lambda row: row.id),
+        "plans": sorted(plans, key=lambda row: row.id),
+        "applied": sorted(applied, key=lambda row: row["at"]),
+    }

@@ -1,0 +1,1 @@
+"""The routes: each parses a request, calls the service and writes its result."""

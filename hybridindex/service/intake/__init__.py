@@ -1,0 +1,1 @@
+"""What may come in: the memory of requests."""

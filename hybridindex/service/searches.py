@@ -1,0 +1,74 @@
+"""A search as a client asked for it, whatever it came by; what a trace is told on its way, and observers at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hybridindex.router.batch.stages import BatchReport
+from hybridindex.types import F32, SearchResult
+
+__all__ = ["Observation", "SearchRequest", "SearchTrace", "Traces"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRequest:
+    """Counts are within the daemon's limits; the index checks that values are finite."""
+
+    #: (n, d) float32.
+    queries: F32
+    k: int = 10
+    nprobe: int | None = None
+    #: Milliseconds from the arrival.
+    deadline_ms: float | None = None
+    #: Floor of nprobe under a deadline or overload.
+    min_nprobe: int | None = None
+    #: Rows that a search by codes compares exactly.
+    candidates: int | None = None
+
+
+class SearchTrace(Protocol):
+    """Records one search."""
+
+    def asked(self, *, n: int, k: int, nprobe: int, plan_id: int | None, session_id: str | None) -> None: ...
+
+    def admitted(self) -> None: ...
+
+    def on_batch(self, report: BatchReport) -> None: ...
+
+    def answered(self, result: SearchResult) -> None: ...
+
+
+class Traces(Protocol):
+    """Makes the spans of one service."""
+
+    def request(
+        self, method: str, headers: Mapping[bytes, bytes], request_id: str
+    ) -> AbstractContextManager[Callable[[str, int], None]]:
+        """Around one HTTP request; yields a function to be called at its end with the route and the status."""
+
+    def search(self) -> SearchTrace | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One answered search. Times in seconds."""
+
+    queries: F32
+    queue_s: float
+    search_s: float
+    result: SearchResult
+    #: The queue was so full that nprobe was lowered.
+    lowered: bool
+    #: Over the queries; summed once for all observers.
+    hit_rate_sum: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        rates = self.result.hit_rate
+        object.__setattr__(self, "hit_rate_sum", float(rates[0] if len(rates) == 1 else rates.sum()))
+
+    @property
+    def latency_s(self) -> float:
+        return self.queue_s + self.search_s

@@ -1,0 +1,58 @@
+"""What the scanners of pages of codes share. They answer what the host's scan of codes answers, to the bit: see
+:mod:`hybridindex.index.rabitq.estimate`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import numpy as np
+
+from hybridindex.config import MAX_CANDIDATES
+from hybridindex.errors import InvalidInputError
+from hybridindex.index.codec import DeviceCodec
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.tiers.contract.protocol import IdFilter
+from hybridindex.tiers.contract.residency import Residency
+from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.page_scanner import PageScanner
+from hybridindex.types import F32, I64
+
+__all__ = ["CodePageScanner"]
+
+
+class CodePageScanner(PageScanner):
+    """A :class:`PageScanner` whose scan answers (estimates, positions), smaller is better, and takes the products of
+    queries and centroids for coarse distances. Its index is a :class:`hybridindex.index.ivf.CodedIndex`."""
+
+    most_k = MAX_CANDIDATES
+
+    def __init__(
+        self,
+        index: IVFIndex,
+        codec: DeviceCodec,
+        arena: PageArena,
+        residency: Residency,
+        ordinal: int,
+        scratch_bytes: int,
+    ) -> None:
+        super().__init__(index, codec, arena, residency, ordinal, scratch_bytes)
+        assert index.rabitq is not None
+        assert codec.form is not None
+        self._codes, self._form = index.rabitq, codec.form
+
+    def _scan(
+        self, queries: F32, probes: I64, coarse_distances: F32, k: int, filter_ids: IdFilter | None
+    ) -> tuple[F32, I64]:
+        if filter_ids is not None:
+            raise InvalidInputError("filter_ids are given for a scan of codes; filters need a scan of rows")
+        estimates = np.full((len(queries), k), np.inf, dtype=np.float32)
+        positions = np.full((len(queries), k), -1, dtype=np.int64)
+        self._scan_codes(
+            np.ascontiguousarray(queries), probes, np.ascontiguousarray(coarse_distances), estimates, positions
+        )
+        return estimates, positions
+
+    @abstractmethod
+    def _scan_codes(self, queries: F32, probes: I64, products: F32, estimates: F32, positions: I64) -> None:
+        """Fills in (n, k) estimates and positions, best first by (estimate, position). They come as empty places."""

@@ -1,0 +1,1 @@
+"""Scans of product-quantized rows in pages."""

@@ -1,0 +1,66 @@
+"""Scan of resident product-quantized rows in the stand-in device's RAM with the kernels of the host's scan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hybridindex.errors import OutOfBudgetError
+from hybridindex.extension import native
+from hybridindex.index.pq.distances import native_form
+from hybridindex.tiers.contract.protocol import IdFilter
+from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.pq.pq_page_scanner import PqPageScanner
+from hybridindex.tiers.paged.pq.torch_pq_scanner import TorchPqScanner
+from hybridindex.types import F32, I64
+
+__all__ = ["NativePqScanner"]
+
+
+class NativePqScanner(PqPageScanner):
+    """Scans on the CPU, on the calling thread alone."""
+
+    name = "native"
+
+    @staticmethod
+    def supports(arena: PageArena) -> bool:
+        """Whether the kernels are built and reach the arena."""
+        return native is not None and arena.device.type == "cpu"
+
+    def _nearest(self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None) -> tuple[F32, I64]:
+        if filter_ids is not None:
+            return TorchPqScanner.beside(self)._nearest(queries, probes, k, filter_ids)
+        distances = np.empty((len(queries), k), dtype=np.float32)
+        positions = np.empty((len(queries), k), dtype=np.int64)
+        form = native_form(self._form)
+        fixed, per_query = form.scratch_need(k)
+        step = (self._scratch_bytes - fixed) // per_query
+        if step < 1:
+            raise OutOfBudgetError(
+                f"scratch of {self._scratch_bytes:,} bytes is too small for k {k}: a query needs {fixed + per_query:,}"
+            )
+        for start in range(0, len(queries), step):
+            at = slice(start, start + step)
+            self._scan_rows(form, queries[at], probes[at], distances[at], positions[at])
+        return (-distances if self._form.metric == "ip" else distances), positions
+
+    def _scan_rows(self, form: Any, queries: F32, probes: I64, distances: F32, positions: I64) -> None:
+        assert native is not None
+        lists, member_starts, members, _ = native.group_probes(np.ascontiguousarray(probes), self._index.extents())
+        page_starts = np.zeros(len(lists) + 1, dtype=np.int64)
+        np.cumsum(self._residency.page_counts[lists], out=page_starts[1:])
+        form.scan_pages(
+            self._arena.data.numpy(),
+            self._arena.geometry.rows_per_page,
+            lists,
+            self._index.list_sizes[lists],
+            page_starts,
+            self._residency.pages_of(lists),
+            member_starts,
+            members,
+            self._index.centroids[lists] if self._form.residual else np.empty((0, 0), np.float32),
+            queries,
+            distances,
+            positions,
+        )

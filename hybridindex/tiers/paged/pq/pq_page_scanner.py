@@ -1,0 +1,64 @@
+"""What the scanners of pages of product-quantized rows share. Their distances are those of the host's native scan, to
+the bit: see :mod:`hybridindex.index.pq.distances`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import numpy as np
+
+from hybridindex.index.codec import DeviceCodec
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.tiers.contract.positions import ids_of_positions
+from hybridindex.tiers.contract.protocol import IdFilter
+from hybridindex.tiers.contract.residency import Residency
+from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.page_scanner import PageScanner
+from hybridindex.types import F32, I64
+
+__all__ = ["PqPageScanner"]
+
+#: Rows beyond k that are looked at: what is as far as the last answer is ordered by id, which a device does not know.
+_SPARE = 8
+
+
+class PqPageScanner(PageScanner):
+    """A :class:`PageScanner` of a codec with a :class:`hybridindex.index.pq.form.PqForm`.
+
+    Rows with the same code are as far as each other, so ties are common: (distance, id) orders them as on the host.
+    """
+
+    def __init__(
+        self,
+        index: IVFIndex,
+        codec: DeviceCodec,
+        arena: PageArena,
+        residency: Residency,
+        ordinal: int,
+        scratch_bytes: int,
+    ) -> None:
+        super().__init__(index, codec, arena, residency, ordinal, scratch_bytes)
+        assert codec.pq is not None
+        self._form = codec.pq
+
+    def _scan(
+        self, queries: F32, probes: I64, coarse_distances: F32, k: int, filter_ids: IdFilter | None
+    ) -> tuple[F32, I64]:
+        distances = np.empty((len(queries), k), dtype=np.float32)
+        ids = np.empty((len(queries), k), dtype=np.int64)
+        rows, wanted = np.arange(len(queries)), k + _SPARE
+        while len(rows):
+            found, positions = self._nearest(np.ascontiguousarray(queries[rows]), probes[rows], wanted, filter_ids)
+            of_rows = ids_of_positions(self._index, positions)
+            order = np.lexsort((of_rows, found), axis=1)[:, :k]
+            distances[rows] = np.take_along_axis(found, order, axis=1)
+            ids[rows] = np.take_along_axis(of_rows, order, axis=1)
+            # More rows as far as the last answer may have been left out.
+            rows = rows[(positions[:, -1] >= 0) & (found[:, -1] == distances[rows, -1])]
+            wanted *= 2
+        return (-distances if self._form.metric == "ip" else distances), ids
+
+    @abstractmethod
+    def _nearest(self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None) -> tuple[F32, I64]:
+        """Distances (n, k), smaller is better, ascending, and packed positions; infinite and -1 in empty places."""

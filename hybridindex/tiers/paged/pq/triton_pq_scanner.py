@@ -1,0 +1,116 @@
+"""Scan of resident product-quantized rows on a GPU with our Triton kernel: the tables, the scratch and the selection of
+:mod:`hybridindex.tiers.paged.triton_scanner` around :mod:`hybridindex.tiers.paged.pq.triton_pq_kernels`.
+
+Tables of queries come from the host, which computes them for its own part in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.config import MAX_K
+from hybridindex.index.codec import DeviceCodec
+from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.pq.distances import bases_of, tables_of
+from hybridindex.tiers.contract.protocol import IdFilter
+from hybridindex.tiers.contract.residency import Residency
+from hybridindex.tiers.paged.arena import PageArena
+from hybridindex.tiers.paged.pq.pq_page_scanner import PqPageScanner
+from hybridindex.tiers.paged.pq.torch_pq_scanner import TorchPqScanner
+from hybridindex.tiers.paged.scan_tables import GROUP, ItemTables, Pairs
+from hybridindex.tiers.paged.triton_scanner import NEVER, TABLES, TritonScanner, Work, Workspace
+from hybridindex.types import F32, I64
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["OPTIONS", "PqWorkspace", "TritonPqScanner", "shape_of"]
+
+#: Rows of a program.
+_ROWS = 128
+#: Each operation is rounded by itself.
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+
+
+class TritonPqScanner(PqPageScanner):
+    """Scans on a GPU. Scans of one arena take turns at its scratch. Filtered scans, and those of more than
+    :data:`MAX_K` rows, are torch's."""
+
+    name = "triton"
+
+    unsupported = staticmethod(TritonScanner.unsupported)
+
+    def __init__(
+        self,
+        index: IVFIndex,
+        codec: DeviceCodec,
+        arena: PageArena,
+        residency: Residency,
+        ordinal: int,
+        scratch_bytes: int,
+    ) -> None:
+        super().__init__(index, codec, arena, residency, ordinal, scratch_bytes)
+        #: Where the scan runs.
+        self.workspace: Workspace = PqWorkspace.of(arena, codec, scratch_bytes)
+
+    def _nearest(self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None) -> tuple[F32, I64]:
+        if filter_ids is not None or k > MAX_K:
+            return TorchPqScanner.beside(self)._nearest(queries, probes, k, filter_ids)
+        distances = np.full((len(queries), k), np.inf, dtype=np.float32)
+        positions = np.full((len(queries), k), -1, dtype=np.int64)
+        entries = tables_of(queries, self._form)
+        bases = np.zeros(probes.shape, dtype=np.float32)
+        if self._form.residual:
+            bases = bases_of(queries, self._index.centroids, probes, self._form)
+        flat = bases.reshape(-1)
+
+        def operands(tables: ItemTables, pairs: Pairs) -> dict[str, npt.NDArray[Any]]:
+            rows = slice(tables.first_query, tables.first_query + tables.n_queries)
+            return {"table": entries[rows], "base": flat[pairs.probe[tables.pair]]}
+
+        work = Work(
+            elements=(self._arena.data.view(-1),),
+            keep_max=False,
+            heavy_from=NEVER,
+            query_bytes=entries[:1].nbytes,
+            pair_bytes=4,
+            operands=operands,
+        )
+        self.workspace.best(self._residency, self._index.list_sizes, probes, work, distances, positions)
+        return distances, positions
+
+
+class PqWorkspace(Workspace):
+    """A workspace that launches the kernel of product-quantized rows."""
+
+    def launch(
+        self, elements: tuple[torch.Tensor, ...], tables: ItemTables, at: dict[str, int], keep_max: bool
+    ) -> None:
+        """Queues the distances of uploaded tables."""
+        from hybridindex.tiers.paged.pq import triton_pq_kernels
+
+        where = [at[name] for name in (*TABLES, "table", "base", "out")]
+        shape = shape_of(self._codec, self._rows_per_page)
+        most = min(self._rows_per_page, int(tables.rows.max()))
+        grid = (len(tables.page), -(-most // shape["ROWS"]), 1)
+        self._run(triton_pq_kernels.add_up_entries, grid, (*elements, self._ints, self._floats, *where), shape, OPTIONS)
+
+
+def shape_of(codec: DeviceCodec, page_rows: int) -> dict[str, Any]:
+    """Constants of the kernel."""
+    form = codec.pq
+    assert form is not None
+    return {
+        "PARTS": form.parts,
+        "WORDS": form.codewords.shape[1],
+        "CODE": form.code_size,
+        "ROW_BYTES": form.row_bytes,
+        "TERMS": form.has_terms,
+        "L2": form.metric == "l2",
+        "PAGE_ROWS": page_rows,
+        "GROUP": GROUP,
+        "ROWS": min(_ROWS, 1 << (page_rows - 1).bit_length()),
+    }

@@ -1,0 +1,110 @@
+"""Exact distances of candidates of a batch, part by part: on the host from its rows, and on devices whose pages hold
+some. Parts end on different threads; what a device does not compare, the host does. A row has the same distance
+wherever it is computed, so an answer does not depend on it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridindex.router.batch.merge import empty_topk, merge_topk
+from hybridindex.tiers.contract.positions import POSITION_BITS
+from hybridindex.tiers.host.reranker import Reranker
+from hybridindex.types import F32, I64
+
+__all__ = ["Comparison", "split_positions"]
+
+
+def split_positions(positions: I64, row_device: npt.NDArray[np.int16]) -> Iterator[tuple[int, I64]]:
+    """The candidates that each device can compare: (device, positions), each as large as ``positions`` and -1 where
+    another compares.
+
+    Args:
+        positions: (n, r) int64, -1: none.
+        row_device: (nlist,) int16 device that holds the rows of each list, -1: none does.
+    """
+    device = np.where(positions >= 0, row_device[positions >> POSITION_BITS], np.int16(-1))
+    for ordinal in np.unique(device[device >= 0]).tolist():
+        yield ordinal, np.where(device == ordinal, positions, -1)
+
+
+class Comparison:
+    """Queries and the exact distances of their candidates. :meth:`add` for each part of a device before the part
+    begins, :meth:`compare_here` once, :meth:`complete` or :meth:`compare_instead` for each part that was added; any
+    thread."""
+
+    def __init__(
+        self,
+        reranker: Reranker,
+        queries: F32,
+        k: int,
+        done: Callable[[Comparison], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        """
+        Args:
+            queries: (n, scan_dim) float32.
+            done: told when all parts have ended; once.
+            fail: told the error in its place.
+        """
+        self.queries = queries
+        self._reranker = reranker
+        self._done, self._fail = done, fail
+        self._lock = threading.Lock()
+        #: Parts that have not ended; the host's among them.
+        self._open = 1
+        self._failed = False
+        self._rows = np.arange(len(queries), dtype=np.int32)
+        #: (n, k) distances and ids of those that were compared.
+        self.found = empty_topk(len(queries), k, keep_max=reranker.keep_max)
+        #: Candidates that devices compared, and parts that the host compared in a device's stead.
+        self.n_on_devices = 0
+        self.n_fallbacks = 0
+
+    def add(self) -> None:
+        """One more part."""
+        with self._lock:
+            self._open += 1
+
+    def drop(self) -> None:
+        """A part that was added does not begin; the host's has not ended."""
+        with self._lock:
+            self._open -= 1
+
+    def compare_here(self, positions: I64) -> None:
+        """The host's part; the last that is begun. Never raises."""
+        try:
+            self._end(self._reranker.rerank(self.queries, positions, self.found[1].shape[1]))
+        except BaseException as error:  # noqa: BLE001 - handed to those who wait
+            self.fail(error)
+
+    def compare_instead(self, positions: I64) -> None:
+        """A device's part, on the host. Never raises."""
+        with self._lock:
+            self.n_fallbacks += 1
+        self.compare_here(positions)
+
+    def complete(self, positions: I64, distances: F32) -> None:
+        """A device's part: (n, r) distances, NaN where there is no candidate."""
+        with self._lock:
+            self.n_on_devices += int(np.count_nonzero(positions >= 0))
+        self._end((distances, self._reranker.ids_of(positions)))
+
+    def fail(self, error: BaseException) -> None:
+        """A part cannot be compared."""
+        with self._lock:
+            first, self._failed = not self._failed, True
+        if first:
+            self._fail(error)
+
+    def _end(self, part: tuple[F32, I64]) -> None:
+        with self._lock:
+            merge_topk(*self.found, self._rows, *part, keep_max=self._reranker.keep_max)
+            self._open -= 1
+            ended = not self._open and not self._failed
+        if ended:
+            self._done(self)

@@ -1,0 +1,117 @@
+"""Runs of the simulation: those with fixed seeds that the suite has, and as many more as there is time for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from hybridindex.index import open_index
+from hybridindex.index.ivf import IVFIndex
+from tests.clustered import small_index
+from tests.coded import with_codes
+from tests.memory_folder import memory_folder
+from tests.simulation.answers import Answers, CodedAnswers
+from tests.simulation.daemon_world import run_daemon
+from tests.simulation.planned import make_planned
+from tests.simulation.router_world import run_router
+from tests.simulation.shares_world import run_shares
+from tests.simulation.world import Outcome
+
+__all__ = ["FIXED", "Case", "Indexes", "WorldName", "endless", "indexes"]
+
+WorldName = Literal["router", "router-quiet", "router-codes", "daemon", "daemon-quiet", "shares"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One run; its text gives the run again."""
+
+    world: WorldName
+    seed: int
+    #: Virtual; a run may end earlier.
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.world}:{self.seed}:{self.seconds:g}"
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        world, seed, seconds = text.split(":")
+        assert world in get_args(WorldName), f"{world}: expected one of {get_args(WorldName)}"
+        return cls(world=world, seed=int(seed), seconds=float(seconds))  # type: ignore[arg-type]
+
+    def run(self, indexes: Indexes) -> Outcome:
+        """Raises ViolationError."""
+        world, _, kind = self.world.partition("-")
+        if kind == "codes":
+            return run_router(self.seed, self.seconds, indexes.coded.by_codes(), indexes.coded_answers)
+        if world == "router":
+            return run_router(self.seed, self.seconds, indexes.small, indexes.small_answers, quiet=kind == "quiet")
+        if world == "daemon":
+            return run_daemon(self.seed, self.seconds, indexes.planned, indexes.planned_answers, quiet=kind == "quiet")
+        return run_shares(self.seed, self.seconds, indexes.planned, indexes.planned_answers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexes:
+    """What all runs search, made once."""
+
+    small: IVFIndex
+    small_answers: Answers
+    coded: IVFIndex
+    coded_answers: CodedAnswers
+    planned: Path
+    planned_answers: Answers
+
+
+@contextmanager
+def indexes() -> Iterator[Indexes]:
+    with memory_folder() as place:
+        make_planned(place / "planned")
+        with (
+            small_index(place / "small") as small,
+            # Of as many bytes as devices have.
+            with_codes(small_index(place / "coded", dim=384), bits=4) as coded,
+            open_index(place / "planned") as planned,
+        ):
+            yield Indexes(
+                small=small,
+                small_answers=Answers(small),
+                coded=coded,
+                coded_answers=CodedAnswers(coded),
+                planned=place / "planned",
+                planned_answers=Answers(planned),
+            )
+
+
+def _fixed() -> Iterator[Case]:
+    for seed in range(10):
+        yield Case(world="router", seed=seed, seconds=150)
+        if seed < 9:
+            yield Case(world="daemon", seed=seed, seconds=90)
+        if seed in (0, 1, 4, 7):
+            yield Case(world="shares", seed=seed, seconds=6)
+        if seed < 4:
+            yield Case(world="router-codes", seed=seed, seconds=90)
+    # Devices are judged, and one is stuck for longer than a search may take.
+    yield Case(world="router", seed=14, seconds=150)
+
+
+#: A minute.
+FIXED = tuple(_fixed())
+
+
+def endless(seed: int) -> Iterator[Case]:
+    """Runs with seeds from ``seed`` on: dense ones, and days on which little happens."""
+    while True:
+        yield Case(world="router", seed=seed, seconds=900)
+        yield Case(world="router-quiet", seed=seed, seconds=86_400)
+        yield Case(world="router-codes", seed=seed, seconds=900)
+        yield Case(world="daemon", seed=seed, seconds=300)
+        if seed % 4 == 0:
+            yield Case(world="daemon-quiet", seed=seed, seconds=3600)
+            yield Case(world="shares", seed=seed, seconds=6)
+        seed += 1
