@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from unittest import mock
 
-WAIT_S = 30
+WAIT_S = 300
 
 
 class Stuck:

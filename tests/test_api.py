@@ -142,7 +142,7 @@ def test_a_session_moves_what_its_window_allows(index, profile):
         for window_ms in (1000, 1e-6):
             budget = plan.lookahead_budget(window_ms, share_bytes=spare).nbytes
             with router.session(window_ms=window_ms) as session:
-                session.lookahead(query, nprobe=8).result(30)
+                session.lookahead(query, nprobe=8).result(300)
                 assert session.stats.bytes_moved <= budget == session._budgets.in_all
         with pytest.raises(InvalidInputError, match="both"):
             router.session(window_ms=5, lookahead_bytes=1)
@@ -315,7 +315,7 @@ def test_a_program_goes_over_to_another_generation(tmp_path):
     old_router.close()
     old_index.close()
     assert hx.remove_replaced(path) == [1]
-    assert np.array_equal(waiting.result(60).ids, before.ids)
+    assert np.array_equal(waiting.result(300).ids, before.ids)
     assert not np.array_equal(router.search(queries).ids, before.ids)
     router.close()
     index.close()

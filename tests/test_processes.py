@@ -99,7 +99,7 @@ threading.Timer(0, lambda: None).start()
 in_child(check)
 router._engine._close_lock.release()
 router._engine._turn.release()
-future.result(60)
+future.result(300)
 assert np.array_equal(router.search(queries, 10).ids, before.ids)
 assert session.search(queries, 10).ids.shape == (40, 10)
 router.check_invariants()
@@ -129,7 +129,7 @@ from hybridindex.service.core import Service
 
 service = Service.open(path, ServiceConfig(plan="none"))
 store = index.store()
-planning = PlanningProcess(index.ivf, timeout_s=60, nice=0)
+planning = PlanningProcess(index.ivf, timeout_s=300, nice=0)
 router = Router(index.ivf, plan=hand_made_plan(index.ivf, np.zeros(NLIST)), devices=["cpu"])
 refresher = Refresher.__new__(Refresher)  # a whole one needs a measured plan
 store._idle.acquire()
@@ -228,7 +228,7 @@ def test_a_fork_refuses_what_has_threads_and_does_not_hang(path, script):
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _HEAD + script, path],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

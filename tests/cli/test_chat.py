@@ -249,7 +249,7 @@ def test_a_server_that_loads_is_waited_for(cli, index, serve):
 
 def test_a_silent_server_has_the_time_it_is_given(cli, index, serve):
     over = threading.Event()
-    server = serve(lambda h, _: (stream(h), over.wait(30)))
+    server = serve(lambda h, _: (stream(h), over.wait(300)))
     words = ["--llm", server.url, "--model", "m", "-q", QUESTION]
     found = cli("chat", index, *words, "--llm-timeout", "0.05")
     over.set()

@@ -179,7 +179,7 @@ def test_an_ended_measurement_says_what_it_goes_on_from(cli, index, ends) -> Non
             elif ends == "interrupted":
                 # To that thread: one that goes to the process may wake another, and the event loop sleeps on.
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-                double.closing.wait(10)
+                double.closing.wait(300)
             else:
                 handler.answer(b"{}", 500)
 

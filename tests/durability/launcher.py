@@ -164,7 +164,7 @@ class Launcher:
         assert self._parent.stdin is not None
         assert self._parent.stdout is not None
         self._parent.stdin.close()
-        self._parent.wait(60)
+        self._parent.wait(300)
         self._parent.stdout.close()
 
 

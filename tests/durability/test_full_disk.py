@@ -95,7 +95,7 @@ def test_a_daemon_goes_on_and_says_so(launcher, index_path, disk, tmp_path):
     child = launcher.start("serve", path, "--device", "cpu", "--no-tcp", "--uds", uds, "--json", *PLANS_SOON)
     child.wait_for('"urls"')
     queries = clustered(16, seed=3)
-    with Client(f"unix:{uds}", timeout_s=60) as client:
+    with Client(f"unix:{uds}", timeout_s=300) as client:
         before = client.search(queries, 5)
         fill(disk)
         with pytest.raises(ServiceError, match="control store does not take"):

@@ -100,10 +100,10 @@ def test_a_daemon_killed_while_it_changes_plans(launcher, index_path, tmp_path, 
     words = ("serve", index_path, "--device", "cpu", "--no-tcp", "--uds", uds, "--json", *PLANS_SOON)
     child = launcher.start(*words, at=point)
     child.wait_for('"urls"')
-    with Client(f"unix:{uds}", timeout_s=60) as client:
+    with Client(f"unix:{uds}", timeout_s=300) as client:
         assert client.status()["plan_id"] == 1
     armed.touch()
-    with Client(f"unix:{uds}", timeout_s=60, retry=RetryPolicy(attempts=1)) as client, pytest.raises(HybridIndexError):
+    with Client(f"unix:{uds}", timeout_s=300, retry=RetryPolicy(attempts=1)) as client, pytest.raises(HybridIndexError):
         client.repartition(apply=True, coverage=0.6)
     assert child.wait() == -signal.SIGKILL, child.log
     with restarted(index_path) as service:
@@ -113,7 +113,7 @@ def test_a_daemon_killed_while_it_changes_plans(launcher, index_path, tmp_path, 
     # The socket and the address file of the dead one are in nobody's way.
     next_one = launcher.start(*words)
     next_one.wait_for('"urls"')
-    with Client(f"unix:{uds}", timeout_s=60) as client:
+    with Client(f"unix:{uds}", timeout_s=300) as client:
         assert client.status()["plan_id"] == serves
         client.drain()
     assert next_one.wait() == 0, next_one.log

@@ -52,7 +52,7 @@ def check_daemon(launcher, path, tmp_path, mend):
         expected = index.search(queries, 5)
     child = launcher.start("serve", path, "--device", "cpu", "--no-tcp", "--uds", uds, "--json")
     child.wait_for('"urls"')
-    with Client(f"unix:{uds}", timeout_s=60) as client:
+    with Client(f"unix:{uds}", timeout_s=300) as client:
         status = client.status()
         assert (status["plan_id"], status["devices"]) == (None, [])
         assert "is asked again" in status["note"]
@@ -102,7 +102,7 @@ def test_a_plan_that_is_acknowledged_after_the_store_is_deleted_lasts(launcher, 
     uds = tmp_path / "s"
     child = launcher.start("serve", index_path, "--device", "cpu", "--no-tcp", "--uds", uds, "--json", *PLANS_SOON)
     child.wait_for('"urls"')
-    with Client(f"unix:{uds}", timeout_s=60) as client:
+    with Client(f"unix:{uds}", timeout_s=300) as client:
         (index_path / "control.sqlite").unlink()
         child.wait_for("its current one")
         applied = client.repartition(apply=True, coverage=0.6)["plan_id"]

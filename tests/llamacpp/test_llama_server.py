@@ -39,7 +39,7 @@ pytestmark = [
         not (PROGRAM and MODEL),
         reason="not verified: HYBRIDINDEX_LLAMA_SERVER and HYBRIDINDEX_GGUF name no llama-server and no model",
     ),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(900),
 ]
 
 CONTEXT = 1024
@@ -168,7 +168,7 @@ def test_whoever_hangs_up_is_not_written_for_any_longer(served: Served) -> None:
         writing = generator.generate(Prompt(name="n", text="Once", max_tokens=900, append=True))
         next(writing)
         writing.close()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while "\nllamacpp:requests_processing 0\n" not in httpx.get(f"{served.url}/metrics", trust_env=False).text:
         assert time.monotonic() < deadline, "the server still writes"
         time.sleep(0.05)

@@ -254,7 +254,7 @@ sys.exit(status if status else not same)
 
 
 def test_a_child_process_scans_alone_and_lets_go_of_the_pool():
-    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORK], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORK], check=True, timeout=300)
 
 
 _STUCK = """

@@ -200,7 +200,7 @@ def memory_of_a_scan(size, r):
 
 def in_a_process_of_its_own(function, *args):
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        return process.submit(function, *args).result(60)
+        return process.submit(function, *args).result(300)
 
 
 counts_bytes = pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer takes its own")

@@ -149,7 +149,7 @@ def test_the_health_check_sees_a_daemon_come_and_go(running, cli):
     assert url in words[-1]
 
     def healthy():
-        return subprocess.run(words, capture_output=True, timeout=30).returncode == 0
+        return subprocess.run(words, capture_output=True, timeout=300).returncode == 0
 
     while not healthy():
         assert process.alive

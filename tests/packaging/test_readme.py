@@ -62,14 +62,14 @@ def shell(folder, tmp_path_factory):
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
-                    timeout=240,
+                    timeout=900,
                 )
             assert done.returncode == 0, f"{text}\n{output.read_text()}"
 
         yield run
 
 
-@pytest.mark.timeout(600)  # a dozen processes beside other tests
+@pytest.mark.timeout(1800)  # a dozen processes beside other tests
 def test_every_block_runs(folder, shell, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     names: dict[str, object] = {}

@@ -255,7 +255,7 @@ def test_a_run_that_ends_while_lists_travel_gives_their_pages_back(router, docum
             run_pipeline("hyde", QUESTION, retriever, replay())
     # A lookahead after theirs: copies of one device are made in order.
     with router.session() as session:
-        session.lookahead(retriever.embed([QUESTION])).result(30)
+        session.lookahead(retriever.embed([QUESTION])).result(300)
     assert router.residency.n_resident == 0
     assert router.devices[0].used_bytes == 0
 

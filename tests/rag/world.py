@@ -153,7 +153,7 @@ class LandingSession:
 
     def lookahead(self, drafts: Any, /, *, nprobe: int | None = None, window_ms: float | None = None) -> None:
         self.windows.append(window_ms)
-        self.within.lookahead(drafts, nprobe=nprobe, window_ms=window_ms).result(30)
+        self.within.lookahead(drafts, nprobe=nprobe, window_ms=window_ms).result(300)
 
     def search(self, queries: Any, /, k: int = 10, nprobe: int | None = None, **options: Any) -> SearchResult:
         return self.within.search(queries, k, nprobe, **options)

@@ -215,10 +215,10 @@ def test_closing_ends_a_process_that_hangs(make_world, monkeypatch, tmp_path):
     monkeypatch.setattr(planning, "start", lambda index: (real(index), started.set())[0])
     stepping = threading.Thread(target=world.refresher.step, args=("a person",))
     stepping.start()
-    assert started.wait(60)
+    assert started.wait(300)
     pid = planning.planner.pid
     world.refresher.close()
-    stepping.join(60)
+    stepping.join(300)
     assert not stepping.is_alive()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -265,6 +265,6 @@ def test_a_process_that_works_ends_with_its_input():
         assert worker.stderr.readline() == b"busy\n"
         worker.stdin.close()
         try:
-            assert worker.wait(60) == 1
+            assert worker.wait(300) == 1
         finally:
             worker.kill()

@@ -96,7 +96,7 @@ def look_ahead(router: Any, rng: np.random.Generator) -> None:
             query = clustered(1, seed=int(rng.integers(99)))
             landed = session.lookahead(query, nprobe=6)
             if rng.random() < 0.7:
-                landed.result(60)
+                landed.result(300)
             session.search(query, 5, 8)
 
 
@@ -121,7 +121,7 @@ def fail_and_recover(router: Any, rng: np.random.Generator) -> None:
     tier = router.devices[int(rng.integers(len(router.devices)))]
     tier.fail(RuntimeError("injected"))
     search(router, rng)
-    tier.recover().result(60)
+    tier.recover().result(300)
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def lose_and_recover(streams: Sequence[LateStream]) -> Callable[[Any, np.random.
         search(router, rng)
         look_ahead(router, rng)
         streams[number].lost = False
-        router.devices[number].recover().result(60)
+        router.devices[number].recover().result(300)
 
     return step
 
@@ -164,22 +164,22 @@ def by_hand(router: Any) -> None:
 
     with Stuck(Copier, "finish") as finish:
         loads = [tier.load([longest], store) for tier in (one, two)]
-        assert finish.begun.wait(30)
+        assert finish.begun.wait(300)
         until(lambda: one.used_bytes and two.used_bytes)
     for load in loads:
-        load.result(30)
+        load.result(300)
     search(router, np.random.default_rng(0))
     router._lookahead._drop([longest])
 
     asked = itertools.count()
-    one.load([longest], store, cancelled=lambda: next(asked) > 0).result(30)
+    one.load([longest], store, cancelled=lambda: next(asked) > 0).result(300)
 
     with Stuck(Copier, "finish") as finish:
         load = one.load([shortest], store)
-        assert finish.begun.wait(30)
+        assert finish.begun.wait(300)
         one.fail(RuntimeError("injected"))
-    load.result(30)
-    one.recover().result(30)
+    load.result(300)
+    one.recover().result(300)
     search(router, np.random.default_rng(0))
 
 
@@ -203,6 +203,6 @@ def run_together(router: Any, seed: int, steps: int, *what: Callable[[Any, np.ra
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(300)
     assert not errors, errors
     assert not any(thread.is_alive() for thread in threads), "they wait for ever"

@@ -240,6 +240,6 @@ def test_the_process_ends(tmp_path):
         print(future.result(0).ids.shape)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stdout.strip()) == (0, str((len(QUERIES), 10))), done.stderr

@@ -17,7 +17,7 @@ from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.router.test_router import check
 from tests.stuck import held_quantizer
 
-WAIT_S = 30
+WAIT_S = 300
 
 
 @pytest.fixture(scope="module")

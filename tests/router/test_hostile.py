@@ -18,7 +18,7 @@ from hybridindex.tiers.paged.torch_scanner import TorchScanner
 from tests.clustered import DIM, NLIST, clustered, hand_made_plan, small_index
 from tests.router.test_router import check
 
-WAIT_S = 30
+WAIT_S = 300
 
 
 @pytest.fixture(scope="module")

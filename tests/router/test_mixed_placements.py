@@ -130,7 +130,7 @@ def test_arenas_hold_both_forms(one):
         assert tier.capacity_bytes == tier.used_bytes == codes.sum() + rows.sum()
         assert router.arena_use()[0].pinned_bytes == tier.used_bytes
         pages = router.row_residency.list_pages[3]
-        held = tier.read_back(pages).result(10)
+        held = tier.read_back(pages).result(300)
         stored = one.stored_codes(3)
         np.testing.assert_array_equal(held[: len(stored)], stored)
         router.apply_plan(planned(one, [0] * NLIST, [-1] * NLIST))
@@ -232,7 +232,7 @@ def test_the_host_compares_what_a_broken_device_does_not(index, host, monkeypatc
         assert fallbacks == 0
         monkeypatch.undo()
         router._recovery.try_failed()
-        router.devices[1].recover().result(10)
+        router.devices[1].recover().result(300)
         router.apply_plan(everywhere)
         found, (candidates, on_devices, _) = counted(router, QUERIES, 10, 8)
         assert differences(found, right) == 0

@@ -45,7 +45,7 @@ def test_answers_are_bit_equal_wherever_lists_lie_and_whoever_is_in_the_batch(in
 def test_lookahead_brings_lists_that_the_next_search_finds_on_the_device(index):
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
         before = router.search(QUERIES[:4], 10, 8)
-        session.lookahead(QUERIES[:4], nprobe=8).result(30)
+        session.lookahead(QUERIES[:4], nprobe=8).result(300)
         after = session.search(QUERIES[:4], 10, 8)
         assert before.hit_rate.max() == 0
         assert after.hit_rate.min() == 1

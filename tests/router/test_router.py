@@ -125,14 +125,14 @@ def test_mixed_requests_share_a_batch_and_keep_their_own_k_and_nprobe(index, mon
         entered, resume = held_quantizer(index, monkeypatch)
         try:
             first = router.submit(clustered(1, seed=1), 5, 4)
-            assert entered.wait(30)
+            assert entered.wait(300)
             wanted = [(clustered(n, seed=n), k, p) for n, k, p in [(1, 3, 2), (7, 10, 8), (2, 40, 32), (30, 1, 5)]]
             futures = [router.submit(q, k, p) for q, k, p in wanted]
         finally:
             resume.set()
-        first.result(30)
+        first.result(300)
         for (queries, k, nprobe), future in zip(wanted, futures, strict=True):
-            check(index, queries, k, nprobe, future.result(30))
+            check(index, queries, k, nprobe, future.result(300))
         stats = router.stats()
         assert stats.batches == 2
         assert stats.largest_batch == 40
@@ -143,7 +143,7 @@ def test_batch_cap_is_kept_and_nothing_is_lost(index):
     with Router(index, max_batch=8) as router:
         futures = [router.submit(clustered(3, seed=i), 5, 4) for i in range(20)]
         for i, future in enumerate(futures):
-            check(index, clustered(3, seed=i), 5, 4, future.result(30))
+            check(index, clustered(3, seed=i), 5, 4, future.result(300))
         assert router.stats().largest_batch <= 8
 
 
@@ -246,7 +246,7 @@ def test_failed_device_degrades_to_the_host_and_is_counted(index, monkeypatch, c
         assert router.residency.n_resident == 0
         assert not router.devices[0].usable
         assert caplog.text.count("fell off the bus") == 1
-        assert router.devices[0].recover().result(30)
+        assert router.devices[0].recover().result(300)
         router.apply_plan(plan)
         assert router.search(queries, 10, 8).hit_rate.min() == 1.0
 

@@ -62,7 +62,7 @@ def test_plans_change_under_traffic_without_a_wrong_answer(index, n_devices):
             router.check_invariants()
         stop.set()
         for asker in askers:
-            asker.join(60)
+            asker.join(300)
         assert not wrong, wrong[0]
         assert router.stats().device_fallbacks == 0
         assert all(tier.pages.n_shards <= 1 for tier in router.devices)
@@ -124,7 +124,7 @@ def test_sessions_move_nothing_to_a_shard(index):
     with Router(index, plan=plan, devices=["cpu"]) as router:
         before = router.residency.version
         with router.session() as session:
-            session.lookahead(queries).result(60)
+            session.lookahead(queries).result(300)
             check(index, queries, 10, 8, session.search(queries, 10, 8))
         assert router.stats().lookahead_lists == 0
         assert router.residency.version == before

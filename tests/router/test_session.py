@@ -27,7 +27,7 @@ def test_lookahead_moves_bytes_and_close_gives_them_back(index):
     query = clustered(1, seed=7)
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20, cache_fraction=0) as router:
         with router.session() as session:
-            session.lookahead(query, nprobe=8).result(30)
+            session.lookahead(query, nprobe=8).result(300)
             tier = router.devices[0]
             assert session.stats.lists_moved > 0
             assert session.stats.bytes_moved == tier.used_bytes
@@ -43,11 +43,11 @@ def test_lookahead_moves_bytes_and_close_gives_them_back(index):
 def test_second_round_moves_only_what_is_missing(index):
     query = clustered(1, seed=7)
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
-        session.lookahead(query, nprobe=4).result(30)
+        session.lookahead(query, nprobe=4).result(300)
         first = session.stats
-        session.lookahead(query, nprobe=4).result(30)
+        session.lookahead(query, nprobe=4).result(300)
         assert session.stats.bytes_moved == first.bytes_moved
-        session.lookahead(query, nprobe=9).result(30)
+        session.lookahead(query, nprobe=9).result(300)
         assert session.stats.lookaheads == 3
         assert session.stats.lists_moved == 9 - (index.list_sizes[router._index.quantize(query, 9)[0]] == 0).sum()
 
@@ -56,7 +56,7 @@ def test_lookahead_keeps_its_budget_and_skips_what_does_not_fit(index):
     query = clustered(1, seed=7)
     page = 65_536 // (DIM * 4) * DIM * 4
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
-        session.lookahead(query, nprobe=NLIST, budget_bytes=3 * page).result(30)
+        session.lookahead(query, nprobe=NLIST, budget_bytes=3 * page).result(300)
         assert session.stats.bytes_moved <= 3 * page
         assert session.stats.lists_skipped > 0
 
@@ -74,7 +74,7 @@ def test_lists_that_no_device_takes_are_counted_as_skipped(index, tmp_path, why,
         if why == "failed":
             router.devices[0].fail(RuntimeError("the device fell off the bus"))
         session = stack.enter_context(router.session(lookahead_bytes=1 << 20))
-        session.lookahead(query, nprobe=5).result(30)
+        session.lookahead(query, nprobe=5).result(300)
         probed = np.unique(index.quantize(index.transform(query), 5)[0])
         expected = 0 if why == "no devices" else int((index.list_sizes[probed] > 0).sum())
         assert session.stats.lists_skipped == router.stats().lookahead_skipped_lists == expected
@@ -85,7 +85,7 @@ def test_what_went_with_a_device_counts_against_a_budget_no_more(index, monkeypa
     query = clustered(1, seed=7)
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
         [tier] = router.devices
-        session.lookahead(query, nprobe=6).result(30)
+        session.lookahead(query, nprobe=6).result(300)
         first = session.stats
         assert first.lists_moved > 0
         with monkeypatch.context() as broken:
@@ -93,13 +93,13 @@ def test_what_went_with_a_device_counts_against_a_budget_no_more(index, monkeypa
             session.search(query, 5, 6)
         assert router.residency.n_resident == 0
         # Lists that are gone are no reason to move none.
-        assert tier.recover().result(30)
+        assert tier.recover().result(300)
         budget = first.bytes_moved
-        session.lookahead(query, nprobe=6, budget_bytes=budget).result(30)
+        session.lookahead(query, nprobe=6, budget_bytes=budget).result(300)
         assert session.stats.lists_moved == 2 * first.lists_moved
         assert session.stats.bytes_moved == 2 * budget
         # And what came again counts again.
-        session.lookahead(query, nprobe=NLIST, budget_bytes=budget).result(30)
+        session.lookahead(query, nprobe=NLIST, budget_bytes=budget).result(300)
         assert session.stats.bytes_moved == 2 * budget
         router.check_invariants()
 
@@ -108,8 +108,8 @@ def test_lists_held_by_two_sessions_stay_until_both_end(index):
     query = clustered(1, seed=7)
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20, cache_fraction=0) as router:
         one, two = router.session(), router.session()
-        one.lookahead(query, nprobe=4).result(30)
-        two.lookahead(query, nprobe=4).result(30)
+        one.lookahead(query, nprobe=4).result(300)
+        two.lookahead(query, nprobe=4).result(300)
         held = router.residency.n_resident
         one.close()
         assert router.residency.n_resident == held > 0
@@ -125,7 +125,7 @@ def test_what_a_session_moves_and_does_not_probe_is_counted_as_waste(index):
     other = far[[int(np.argmin(shared))]]
     assert min(shared) == 0
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
-        session.lookahead(near, nprobe=4).result(30)
+        session.lookahead(near, nprobe=4).result(300)
         session.search(other, 5, 4)
         stats = session.stats
         assert stats.bytes_wasted == stats.bytes_moved > 0
@@ -136,7 +136,7 @@ def test_a_plan_adopts_lists_that_a_session_brought(index):
     query = clustered(1, seed=7)
     with Router(index, plan=hand_made_plan(index, np.full(NLIST, -1)), devices=["cpu"]) as router:
         session = router.session()
-        session.lookahead(query, nprobe=4).result(30)
+        session.lookahead(query, nprobe=4).result(300)
         brought = router.residency.resident_lists()
         placement = np.full(NLIST, -1)
         placement[brought] = 0
@@ -151,19 +151,19 @@ def test_a_plan_keeps_lists_that_a_session_was_still_bringing(index, monkeypatch
 
     def held(self, pages, codes):
         started.set()
-        assert go_on.wait(30)
+        assert go_on.wait(300)
         write(self, pages, codes)
 
     with Router(index, plan=hand_made_plan(index, np.full(NLIST, -1)), devices=["cpu"]) as router:
         monkeypatch.setattr(PageArena, "write", held)
         session = router.session()
         moved = session.lookahead(clustered(1, seed=7), nprobe=4)
-        assert started.wait(30)
+        assert started.wait(300)
         planner = threading.Thread(target=router.apply_plan, args=(hand_made_plan(index, np.zeros(NLIST)),))
         planner.start()
         go_on.set()
         planner.join()
-        moved.result(30)
+        moved.result(300)
         session.close()
         assert router.residency.n_resident == (index.list_sizes > 0).sum()
         assert router.stats().unplaced_lists == 0
@@ -183,7 +183,7 @@ def test_lists_that_landed_before_a_load_failed_stay_the_sessions(index, monkeyp
         monkeypatch.setattr(tier.arena, "write", failing)
         monkeypatch.setattr(tier._copier, "send_pages", 1)
         with router.session() as session:
-            session.lookahead(clustered(8), nprobe=NLIST).result(30)
+            session.lookahead(clustered(8), nprobe=NLIST).result(300)
             assert router._lookahead.n_held == router.residency.n_resident
         assert router._residency.wait_reclaimed(router.residency.version, 30)
         assert (router.residency.n_resident, tier.used_bytes) == (0, tier.kept_bytes)
@@ -192,7 +192,7 @@ def test_lists_that_landed_before_a_load_failed_stay_the_sessions(index, monkeyp
 def test_cancelling_a_lookahead_only_stops_waiting(index):
     with Router(index) as router, router.session() as session:
         assert not session.lookahead(clustered(1)).cancel()
-        session.lookahead(clustered(1)).result(30)
+        session.lookahead(clustered(1)).result(300)
 
 
 def test_closed_session_refuses(index):
@@ -209,11 +209,11 @@ def test_closed_session_refuses(index):
 def test_submit_answers_and_counts_as_search_does(index):
     query = clustered(3, seed=7)
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
-        session.lookahead(query, nprobe=8).result(30)
+        session.lookahead(query, nprobe=8).result(300)
         told = []
         for number in range(1, 4):
             future = session.submit(query, 5, 8, on_batch=told.append)
-            check(index, query, 5, 8, future.result(30))
+            check(index, query, 5, 8, future.result(300))
             # Counted before the future knew.
             assert (session.stats.searches, session.stats.hit_rate) == (number, 1.0)
         assert session.stats.lists_used == session.stats.lists_moved
@@ -224,10 +224,10 @@ def test_a_session_may_end_while_its_searches_wait(index, monkeypatch):
     query = clustered(2, seed=7)
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router:
         session = router.session()
-        session.lookahead(query, nprobe=8).result(30)
+        session.lookahead(query, nprobe=8).result(300)
         entered, resume = held_quantizer(index, monkeypatch)
         first = session.submit(query, 5, 8)
-        assert entered.wait(30)
+        assert entered.wait(300)
         second = session.submit(query, 5, 8)
         session.close()
         with pytest.raises(RouterClosedError, match="session"):
@@ -235,7 +235,7 @@ def test_a_session_may_end_while_its_searches_wait(index, monkeypatch):
         resume.set()
         monkeypatch.undo()
         for future in (first, second):
-            check(index, query, 5, 8, future.result(30))
+            check(index, query, 5, 8, future.result(300))
         router.check_invariants()
 
 
@@ -244,12 +244,12 @@ def test_a_cancelled_search_of_a_session_is_not_counted(index, monkeypatch):
     with Router(index) as router, router.session() as session:
         entered, resume = held_quantizer(index, monkeypatch)
         futures = [session.submit(query, 5, 8)]
-        assert entered.wait(30)
+        assert entered.wait(300)
         futures += [session.submit(query, 5, 8) for _ in range(2)]
         assert futures[1].cancel()
         resume.set()
         for future in (futures[0], futures[2]):
-            check(index, query, 5, 8, future.result(30))
+            check(index, query, 5, 8, future.result(300))
         monkeypatch.undo()
         assert session.stats.searches == 2
 

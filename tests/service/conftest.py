@@ -83,15 +83,15 @@ def held_engine(router, queries):
 
     def hold(_probes) -> None:
         held.set()
-        assert open_.wait(60)
+        assert open_.wait(300)
 
     waiting = router.submit(queries[:1], on_probes=hold)
-    assert held.wait(60)
+    assert held.wait(300)
     try:
         yield open_
     finally:
         open_.set()
-        waiting.result(60)
+        waiting.result(300)
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def reloading_under(search, service, queries):
         yield
         gate.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(300)
             assert not thread.is_alive(), "it waits for ever"
 
 

@@ -33,6 +33,6 @@ def live(service: Service, keyring: Keyring | None = None) -> Iterator[int]:
         yield bound.getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(300)
         bound.close()
     assert not thread.is_alive()

@@ -71,7 +71,7 @@ def test_the_whole_life_of_a_daemon(launcher, index_path, tmp_path, queries):
         assert second.wait() == 8
         assert f"another daemon (pid {process.pid})" in " ".join(second.log.split())
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=60)
+        _, log = process.communicate(timeout=300)
         assert process.returncode == 0, log
         lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
         assert lines[-1]["message"] == "stopped"
@@ -108,7 +108,7 @@ def run_daemon(service, sockets, play, **options):
         await running.run()
 
     asyncio.run(main())
-    player.join(60)
+    player.join(300)
     assert not player.is_alive()
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
@@ -143,13 +143,13 @@ def test_sigterm_answers_what_was_admitted_and_refuses_the_rest(make_service, tm
                     client.drain()
                     signalled.clear()
                 os.kill(os.getpid(), signal.SIGTERM)
-                assert signalled.wait(60)
+                assert signalled.wait(300)
                 assert service.admission.draining
                 with pytest.raises((ServiceError, UnreachableError)):
                     client.search(queries, 5)
                 assert not found
                 gate.set()
-            searcher.join(60)
+            searcher.join(300)
         return found
 
     (found,) = run_daemon(service, sockets, play)
@@ -182,7 +182,7 @@ def test_a_second_signal_ends_the_wait(make_service, queries):
             while not service.admission.draining:
                 pass
             os.kill(os.getpid(), signal.SIGTERM)
-            searcher.join(60)
+            searcher.join(300)
         return failed
 
     assert len(run_daemon(service, sockets, play)) == 1
@@ -196,7 +196,7 @@ def test_a_slow_change_of_the_plan_does_not_hold_up_the_end(make_service, querie
     ended, forced, told = threading.Event(), [], []
 
     def end_it_anyway() -> None:
-        if not ended.wait(30):
+        if not ended.wait(300):
             forced.append("the daemon still waits for its threads")
             service.router.close()
 
@@ -220,7 +220,7 @@ def test_a_slow_change_of_the_plan_does_not_hold_up_the_end(make_service, querie
         while tier.moved_bytes == moved:
             pass
         os.kill(os.getpid(), signal.SIGTERM)
-        changer.join(60)
+        changer.join(300)
 
     watch = threading.Thread(target=end_it_anyway)
     watch.start()
@@ -254,12 +254,12 @@ def test_a_device_that_never_ends_does_not_keep_the_daemon(make_service, queries
             pass
         changer, searcher = threading.Thread(target=change), threading.Thread(target=search)
         changer.start()
-        assert write.begun.wait(60)
+        assert write.begun.wait(300)
         searcher.start()
-        assert scan.begun.wait(60)
+        assert scan.begun.wait(300)
         os.kill(os.getpid(), signal.SIGTERM)
         for thread in (changer, searcher):
-            thread.join(60)
+            thread.join(300)
         return found[0]
 
     with (
@@ -279,7 +279,7 @@ def test_sighup_serves_the_generation_that_is_there_now(make_service, index_path
     def slow_change(**_options):
         with service.changes.one_change():
             begun.set()
-            assert go_on.wait(60)
+            assert go_on.wait(300)
         raise OverloadedError("nothing was planned", retry_after_s=1)
 
     def change() -> None:
@@ -300,12 +300,12 @@ def test_sighup_serves_the_generation_that_is_there_now(make_service, index_path
             # It waits for a change that is under way.
             changer = threading.Thread(target=change)
             changer.start()
-            assert begun.wait(60)
+            assert begun.wait(300)
             os.kill(os.getpid(), signal.SIGHUP)
             for _ in range(3):
                 assert_same(client.search(queries, 5), old)
             go_on.set()
-            changer.join(60)
+            changer.join(300)
             while service.generations.counts.done == 0:
                 assert_same(client.search(queries, 5), old)
                 assert "another change" not in caplog.text

@@ -239,7 +239,7 @@ def test_a_session_that_began_while_the_arena_was_filled_gets_the_devices(servic
     monkeypatch.setattr(service.generations, "_open_devices", late)
     service.reload()
     with service.sessions.use(names[0], "me") as session:
-        session.lookahead(queries[:4]).result(60)
+        session.lookahead(queries[:4]).result(300)
     assert service.session_stats(names[0], "me")["lists_moved"] > 0
 
 
@@ -392,7 +392,7 @@ def test_who_watches_the_service_sees_the_new_generation(service, index_path, qu
     told = threading.Event()  # a batch is told after its answers
     service.router.on_batch.append(lambda _report: told.set())
     search(service, queries)
-    assert told.wait(60)
+    assert told.wait(300)
     text = metrics.render().decode()
     assert "hybridindex_generation 3.0" in text
     assert 'hybridindex_stage_seconds_count{stage="coarse"}' in text

@@ -40,7 +40,7 @@ def test_names_cannot_be_guessed(table, make):
 def test_unused_sessions_expire_and_give_their_lists_back(table, make, clock, queries):
     name = table.open(make, "me")
     with table.use(name, "me") as session:
-        session.lookahead(queries[:1]).result(30)
+        session.lookahead(queries[:1]).result(300)
     clock.now = 9.9
     assert table.sweep() == 0
     clock.now = 10.0

@@ -172,7 +172,7 @@ def postgresql_server() -> Iterator[str]:
 
         def run(*command: str) -> None:
             with open(root / "setup.log", "ab") as log:
-                subprocess.run(command, cwd=root, check=True, stdout=log, stderr=log, timeout=120, **user)
+                subprocess.run(command, cwd=root, check=True, stdout=log, stderr=log, timeout=300, **user)
 
         data = str(root / "data")
         try:

@@ -383,7 +383,7 @@ def test_close_waits_for_calls_under_way(store_url: str) -> None:
         closer.join(0.05)
         assert closer.is_alive()
         session.execute(text("SELECT 1"))
-    closer.join(10)
+    closer.join(300)
     assert not closer.is_alive()
 
 

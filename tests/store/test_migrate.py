@@ -402,7 +402,7 @@ def test_several_processes_create_and_fill_one_store(
         store.save_profile(profile_of())
     processes = [run_python(MANY, template, store_url, n) for n in range(4)]
     for process in processes:
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=300)
         assert process.returncode == 0, output + errors
     with ControlStore.open(store_url) as store:
         assert len(store.list_profiles()) == len(store.list_plans()) == len(store.list_events()) == 12
@@ -436,7 +436,7 @@ def test_kill_in_the_middle_of_a_write_leaves_a_valid_store(
     with ControlStore.open(sqlite_path) as store:
         saved = store.save_profile(profile_of(nlist=20_000))
     process = run_python(KILLED_WRITE, sqlite_path)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == -9, output + errors
     assert Path(f"{sqlite_path}-wal").stat().st_size > 100_000  # it had written, and did not commit
     with ControlStore.open(sqlite_path) as store:
@@ -465,7 +465,7 @@ def test_kill_in_the_middle_of_a_migration_leaves_a_valid_store(
             store.record_event("before", {})
     scripts = scripts_with(tmp_path, ADD_COLUMN, "import os; os.kill(os.getpid(), 9)")
     process = run_python(KILLED_MIGRATION, store_url, scripts)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == -9, output + errors
     with ControlStore.open(store_url) as store:
         store.check_invariants()

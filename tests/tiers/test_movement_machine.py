@@ -303,7 +303,7 @@ def test_readers_never_see_other_bytes_while_lists_come_and_go(index):
                 lists = rng.permutation(NLIST)[:8]
                 share = [None, 1.0][number % 2]
                 stopped = number % 5 == 4
-                tier.load(lists, store, cancelled=lambda stopped=stopped: stopped, bandwidth_share=share).result(60)
+                tier.load(lists, store, cancelled=lambda stopped=stopped: stopped, bandwidth_share=share).result(300)
                 store.publish({}, drops=rng.permutation(NLIST)[:12].tolist())
         except BaseException as error:
             errors.append(error)

@@ -22,9 +22,9 @@ from hybridindex.profiler.llm.server import LLMServer
 
 __all__ = ["Served", "offline", "vllm_server"]
 
-_START_S = 240
+_START_S = 600
 #: Its engine is a process of its own, and has shared memory to give back.
-_END_S = 30
+_END_S = 120
 #: Between two looks at whether the process lives.
 _LOOK_S = 3.0
 

@@ -33,7 +33,7 @@ KV_BYTES = 32 << 20
 #: As much as takes seconds to write: what is broken off must not be over before.
 MAX_MODEL_LEN = 4096
 #: Longest time for what a server has to do after a request is gone.
-SETTLE_S = 30
+SETTLE_S = 300
 _STILL_LOOKS = 10
 #: The first probabilities that are asked for would compile something for ten seconds.
 _QUICK = {"VLLM_CPU_OMP_THREADS_BIND": "0", "OMP_WAIT_POLICY": "PASSIVE", "TORCHDYNAMO_DISABLE": "1"}
@@ -65,7 +65,7 @@ def serve(model: Path, folder: Path, *more: str, **variables: str) -> AbstractCo
 
 
 def wait_for(what: str, there: Callable[[], bool]) -> None:
-    """Until a server in another process is as far; fails after half a minute."""
+    """Until a server in another process is as far; fails after minutes."""
     deadline = time.monotonic() + SETTLE_S
     while not there():
         if time.monotonic() > deadline:
@@ -91,7 +91,7 @@ def metric(url: str, name: str, **labels: str) -> float:
     import httpx
     from prometheus_client.parser import text_string_to_metric_families
 
-    page = httpx.get(f"{url}/metrics", timeout=10, trust_env=False).text
+    page = httpx.get(f"{url}/metrics", timeout=300, trust_env=False).text
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     found = [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]
     assert found, f"no {name} with {labels} in /metrics"

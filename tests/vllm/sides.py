@@ -58,7 +58,7 @@ class _WatchedSession:
     def lookahead(self, drafts: Any, /, *, nprobe: int | None = None, window_ms: float | None = None) -> object:
         moved = self._session.lookahead(drafts, nprobe=nprobe, window_ms=window_ms)
         if self._landing and isinstance(moved, Future):
-            moved.result(30)
+            moved.result(300)
         return moved
 
     def close(self) -> None:

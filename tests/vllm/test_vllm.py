@@ -83,7 +83,7 @@ def test_the_router_answers_below_vllms_address_as_the_index_itself(
 def test_routes_of_both_are_there_and_guarded_apart(served: Served, library: Library) -> None:
     import httpx
 
-    with httpx.Client(base_url=served.url, trust_env=False, timeout=10) as http:
+    with httpx.Client(base_url=served.url, trust_env=False, timeout=300) as http:
         assert http.get("/v1/models").json()["data"][0]["id"] == "tiny"
         assert "vllm:kv_cache_usage_perc" in http.get("/metrics").text
         assert "hybridindex_" in http.get("/hybridindex/metrics").text
@@ -99,7 +99,7 @@ def test_the_stat_logger_feeds_the_window_of_sessions(served: Served, queries: C
 
     from hybridindex.client import Client
 
-    with httpx.Client(base_url=served.url, trust_env=False, timeout=60) as http:
+    with httpx.Client(base_url=served.url, trust_env=False, timeout=300) as http:
         before = http.get("/hybridindex/v1/llm").json()
         body = {"model": "tiny", "prompt": "abc", "max_tokens": 16, "ignore_eos": True}
         for _ in range(3):
@@ -117,7 +117,7 @@ def test_the_stat_logger_feeds_the_window_of_sessions(served: Served, queries: C
 def test_the_end_of_vllm_closes_the_router(served: Served, library: Library) -> None:
     assert (library.index / "daemon.json").exists()
     served.process.send_signal(signal.SIGTERM)
-    served.process.wait(60)
+    served.process.wait(300)
     assert not (library.index / "daemon.json").exists(), served.tail()
 
 

@@ -27,7 +27,7 @@ def check(calls: dict[str, Callable[[], object]]) -> None:
 def main(path: str, url: str, key: str) -> int:
     with hx.open(path) as index, index.router() as router, router.session() as session:
         queries = np.zeros((2, index.dim), np.float32)
-        with Client(url, key=key, timeout_s=60) as client, client.session() as remote:
+        with Client(url, key=key, timeout_s=300) as client, client.session() as remote:
             before = client.search(queries, 3).ids
             mine = router.search(queries, 3).ids
             other = AsyncClient(url, key=key)

@@ -55,7 +55,7 @@ def run(lab, examples, *, drawn):
     )
 
 
-@pytest.mark.timeout(max(300, 60 * EXAMPLES))
+@pytest.mark.timeout(max(900, 60 * EXAMPLES))
 def test_what_was_acknowledged_stays_and_answers_are_exact(lab, record_property):
     run(lab, EXAMPLES or 4, drawn=EXAMPLES)
     record_property("counts", dict(counts))
@@ -70,7 +70,7 @@ def test_a_seeded_fault_is_of_the_product_as_it_is(launcher, tmp_path, mutant):
 
 
 @pytest.mark.skipif(not EXAMPLES, reason="HYBRIDINDEX_MACHINE: examples for each seeded fault")
-@pytest.mark.timeout(max(300, 60 * EXAMPLES))
+@pytest.mark.timeout(max(900, 60 * EXAMPLES))
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_seeded_fault_is_found(lab, mutant, capsys):
     lab.mutant = mutant

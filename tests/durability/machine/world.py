@@ -211,7 +211,7 @@ class World:
     ) -> SearchResult | Answer | ServiceError | None:
         """By the library's client, or as JSON."""
         if how == "client":
-            with Client(self.url, key=key.secret, timeout_s=120, retry=RetryPolicy(attempts=1)) as client:
+            with Client(self.url, key=key.secret, timeout_s=300, retry=RetryPolicy(attempts=1)) as client:
                 try:
                     return client.search(queries, k, nprobe)
                 except ServiceError as error:

@@ -24,7 +24,7 @@ def stall(double: list[LLMDouble], first: bytes = b""):
         handler.begin_stream()
         handler.wfile.write(first)
         handler.wfile.flush()
-        double[0].closing.wait(30)
+        double[0].closing.wait(300)
 
     return route
 
@@ -240,7 +240,7 @@ def test_a_crowd_that_breaks_the_server_is_named_and_what_was_measured_is_kept(t
     with LLMDouble() as double:
         good = double.routes["/v1/completions"]
 
-        gate = threading.Barrier(2, timeout=10)
+        gate = threading.Barrier(2, timeout=300)
 
         def crowd(handler: Handler, body: bytes) -> None:
             if len(double.completions) >= 6:  # 2 of the first request, 4 of the first level

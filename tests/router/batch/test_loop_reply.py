@@ -13,7 +13,7 @@ from hybridindex.router import Router
 from tests.clustered import clustered, small_index
 from tests.router.test_router import check
 
-WAIT_S = 30
+WAIT_S = 300
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ with hx.open(sys.argv[1]) as index, index.router(scrub_bytes_per_s=0, **eval(sys
         thread.start()
     # At a page's end: what lies behind the end in its page is no fault, and seen by the scrub alone.
     os.truncate(file, len(good) // 2 // 4096 * 4096)
-    assert cut.wait(60)
+    assert cut.wait(300)
     report = router.scrub()
     assert 0 < len(report.quarantined) < 32, report
     with open(file, "r+b") as out:
@@ -75,7 +75,7 @@ with hx.open(sys.argv[1]) as index, index.router() as router:
 
 def run(script, *given, flags=()):
     command = [sys.executable, *flags, "-c", script, *map(str, given)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("codec", ["flat", "pq8"])

@@ -20,7 +20,7 @@ from tests.router.test_router import check
 #: A stand-in is judged, and no real scan here is late.
 POLICY = HealthPolicy(judge="all", slow_margin_ms=60_000, slow_parts=3)
 QUERIES = clustered(12, seed=2)
-WAIT_S = 30
+WAIT_S = 300
 
 
 @pytest.fixture(scope="module", params=["flat", "faiss:PQ6x6np"])

@@ -158,7 +158,7 @@ def test_lists_are_exchanged_while_sessions_fetch_them(flat, streams):
                 while going_on.is_set():
                     queries = clustered(4, seed=seed)
                     with router.session() as session:
-                        session.lookahead(queries, nprobe=8).result(30)
+                        session.lookahead(queries, nprobe=8).result(300)
                         check(flat, queries, 10, 8, session.search(queries, 10, 8))
                         n_moved.append(session.stats.lists_moved)
             except BaseException as error:
@@ -179,7 +179,7 @@ def test_lists_are_exchanged_while_sessions_fetch_them(flat, streams):
         assert errors == []
         assert sum(n_moved) > 0
         for tier in router.devices:
-            tier.load([], router._residency).result(30)
+            tier.load([], router._residency).result(300)
         router._placement.complete()
         check_pinned(router, flat, plans[3])
 
@@ -254,15 +254,15 @@ def test_sessions_fetch_pinned_lists_without_staging_to_every_device(flat, strea
         held = router.stats().pinned_host_bytes
         assert held > 0
         for tier in router.devices:
-            assert tier.load([tier.ordinal], router._residency).result(30).loaded == (tier.ordinal,)
+            assert tier.load([tier.ordinal], router._residency).result(300).loaded == (tier.ordinal,)
         with router.session() as session:
-            session.lookahead(QUERIES, nprobe=8).result(30)
+            session.lookahead(QUERIES, nprobe=8).result(300)
             assert session.stats.bytes_moved > 0
             assert (router.search(QUERIES, 10, 8).hit_rate == 1).all()
         assert [use.host_bytes for use in router.arena_use()] == [0, 0], "staging was used"
         assert router.stats().pinned_host_bytes == held
     with Router(flat, **options) as router, router.session() as session:
-        session.lookahead(QUERIES, nprobe=8).result(30)
+        session.lookahead(QUERIES, nprobe=8).result(300)
         assert sum(use.host_bytes for use in router.arena_use()) > 0
 
 

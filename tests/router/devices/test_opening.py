@@ -116,11 +116,11 @@ def test_sessions_move_lists_to_a_device_that_was_opened_late(flat, neighbour):
     with Router(flat, devices=["cpu"], device_budget_bytes=8 << 20) as router:
         [tier] = router.devices
         with router.session() as session:
-            session.lookahead(QUERIES, nprobe=8).result(30)
+            session.lookahead(QUERIES, nprobe=8).result(300)
             assert session.stats.lists_skipped > 0
         neighbour.free = None
-        assert tier.recover().result(30)
+        assert tier.recover().result(300)
         with router.session() as session:
-            session.lookahead(QUERIES, nprobe=8).result(30)
+            session.lookahead(QUERIES, nprobe=8).result(300)
             assert search(router, flat) == 1
         router.check_invariants()

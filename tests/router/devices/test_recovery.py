@@ -100,7 +100,7 @@ def test_the_thread_tries_by_itself_and_ends_with_close(tier, clock):
     tier.fail(RuntimeError("gone"))
     clock.now = 1.0
     recovery = Recovery([tier], lambda _tier: restored.set(), nothing, untried, clock=clock, interval_s=0.001)
-    assert restored.wait(30)
+    assert restored.wait(300)
     recovery.close()
     recovery.close()
 
@@ -114,7 +114,7 @@ def test_a_trial_that_does_not_end_keeps_no_other_device_waiting(index, tier, cl
     )
     try:
         monkeypatch.setattr(
-            tier.arena, "write", lambda pages, codes, write=tier.arena.write: (go_on.wait(30), write(pages, codes))
+            tier.arena, "write", lambda pages, codes, write=tier.arena.write: (go_on.wait(300), write(pages, codes))
         )
         for device in (tier, other):
             device.fail(RuntimeError("gone"))
@@ -144,6 +144,6 @@ def test_missing_lists_are_looked_for_whatever_went_wrong_before(tier, clock, ca
         raise RuntimeError("no lists")
 
     recovery = Recovery([tier], never, complete, untried, clock=clock, interval_s=0.001)
-    assert twice.wait(30)
+    assert twice.wait(300)
     recovery.close()
     assert "missing lists could not be brought" in caplog.text

@@ -16,7 +16,7 @@ from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.router.test_router import check
 
 PAGE = 65_536 // (24 * 4) * 24 * 4
-WAIT_S = 60
+WAIT_S = 300
 
 
 @pytest.fixture(scope="module")

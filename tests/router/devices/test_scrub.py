@@ -203,9 +203,9 @@ def test_a_batch_that_was_reading_is_searched_again(serve):
         for row, answer in enumerate(answers):
             if damaged in served.probes[row]:
                 with pytest.raises(DamagedListsError):
-                    answer.result(60)
+                    answer.result(300)
             else:
-                served.check_row(row, answer.result(60))
+                served.check_row(row, answer.result(300))
         assert scans == [None]
         # Once, though some were searched again.
         assert len(probed) == len(QUERIES)
@@ -370,13 +370,13 @@ def test_a_load_that_read_while_damage_was_found_is_not_published(serve):
     with quiet(served, devices=["cpu"], device_budget_bytes=8 << 20) as router, Stuck(PageArena, "write") as write:
         [tier] = router.devices
         loading = tier.load([damaged], router._residency)
-        assert write.begun.wait(60)
+        assert write.begun.wait(300)
         served.flip(damaged, 0)
         assert not router.scrub().ok
         served.restore()
         assert router.scrub().ok
         write.go_on.set()
-        assert loading.result(60).skipped == (damaged,)
+        assert loading.result(300).skipped == (damaged,)
         assert router.residency.n_resident == 0
         router.check_invariants()
 

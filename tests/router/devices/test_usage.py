@@ -33,7 +33,7 @@ def test_parts_follow_the_lists_from_the_plan_to_session_and_cache(index):
         assert [u.lookahead_bytes + u.cached_bytes + u.other_bytes for u in (first, second)] == [0, 0]
         queries = clustered(8, seed=4)
         with router.session(lookahead_bytes=1 << 20) as session:
-            session.lookahead(queries).result(60)
+            session.lookahead(queries).result(300)
             held = check()
             assert sum(u.lookahead_bytes for u in held) > 0
             assert [u.pinned_bytes for u in held] == [first.pinned_bytes, second.pinned_bytes]

@@ -25,14 +25,14 @@ def test_lists_stay_cached_and_serve_the_next_session(index):
     query = clustered(1, seed=7)
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20, cache_fraction=1.0) as router:
         with router.session() as session:
-            session.lookahead(query, nprobe=8).result(30)
+            session.lookahead(query, nprobe=8).result(300)
             check(index, query, 5, 8, session.search(query, 5, 8))
             moved = session.stats
         assert moved.bytes_used == moved.bytes_moved > 0
         assert (moved.bytes_wasted, moved.searches, moved.hit_rate) == (0, 1, 1.0)
         assert router.stats().cached_lists == moved.lists_moved
         with router.session() as session:
-            session.lookahead(query, nprobe=8).result(30)
+            session.lookahead(query, nprobe=8).result(300)
             assert session.stats.bytes_moved == 0
             assert router.stats().cached_lists == 0
             assert session.search(query, 5, 8).hit_rate.tolist() == [1.0]
@@ -44,10 +44,10 @@ def test_what_is_cached_costs_a_session_nothing_of_its_budget(index):
     query = clustered(1, seed=7)
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20, cache_fraction=1.0) as router:
         with router.session() as session:
-            session.lookahead(query, nprobe=8).result(30)
+            session.lookahead(query, nprobe=8).result(300)
             budget = session.stats.bytes_moved
         with router.session(lookahead_bytes=budget) as session:
-            session.lookahead(query, nprobe=16).result(30)
+            session.lookahead(query, nprobe=16).result(300)
             # The same lists again, and as many bytes of others.
             assert budget // 2 < session.stats.bytes_moved <= budget
             assert session.search(query, 5, 8).hit_rate.tolist() == [1.0]
@@ -71,7 +71,7 @@ def test_the_cache_keeps_its_share_and_makes_way(index):
         for seed in range(12):
             query = clustered(1, seed=seed)
             with router.session() as session:
-                session.lookahead(query, nprobe=6).result(30)
+                session.lookahead(query, nprobe=6).result(300)
                 assert session.stats.lists_skipped == 0  # whatever is cached makes way
                 check(index, query, 5, 8, session.search(query, 5, 8))
             # The answer is there before its lease ends.
@@ -96,11 +96,11 @@ def test_what_no_search_used_leaves_the_cache_first(index):
     options = {"devices": ["cpu"], "device_budget_bytes": budget, "lookahead_bytes": budget, "cache_fraction": 1.0}
     with Router(index, **options) as router:
         with router.session() as session:
-            session.lookahead(index.centroids[[used, idle]], nprobe=1).result(30)
+            session.lookahead(index.centroids[[used, idle]], nprobe=1).result(300)
         assert router.residency.resident_lists().tolist() == [used, idle]
         with router.session() as session:
             session.search(index.centroids[[used]], 5, 1)
-            session.lookahead(index.centroids[[fresh]], nprobe=1).result(30)
+            session.lookahead(index.centroids[[fresh]], nprobe=1).result(300)
             assert router.residency.resident_lists().tolist() == [used, fresh]
 
 
@@ -116,24 +116,24 @@ def test_pages_of_a_copy_on_its_way_are_counted_once(index, monkeypatch):
         assert (router._opening.list_bytes[np.concatenate([first, second, third])] == tier.geometry.page_bytes).all()
         near = {name: index.centroids[lists] for name, lists in (("a", first), ("b", second), ("c", third))}
         with router.session() as session:
-            session.lookahead(near["a"], nprobe=1).result(30)
+            session.lookahead(near["a"], nprobe=1).result(300)
         assert router.stats().cached_lists == 4
         write, entered, go_on = PageArena.write, threading.Event(), threading.Event()
 
         def held(self, pages, codes):
             entered.set()
-            assert go_on.wait(30)
+            assert go_on.wait(300)
             write(self, pages, codes)
 
         monkeypatch.setattr(PageArena, "write", held)
         with router.session() as slow, router.session() as other:
             moving = slow.lookahead(near["b"], nprobe=1)
-            assert entered.wait(30)
+            assert entered.wait(300)
             waiting = other.lookahead(near["c"], nprobe=1)
             while not router._lookahead._jobs.empty() or len(tier._moves) < 2:
                 time.sleep(0.001)
             go_on.set()
-            moving.result(30)
-            waiting.result(30)
+            moving.result(300)
+            waiting.result(300)
             assert router.stats().cache_evicted_lists == 0
             assert router.residency.n_resident == 12

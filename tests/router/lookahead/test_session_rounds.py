@@ -32,12 +32,12 @@ def test_drafts_that_wait_together_are_shared_out_over_devices(index, monkeypatc
         entered, resume = held_quantizer(index, monkeypatch)
         try:
             moves = [sessions[0].lookahead(clustered(1, seed=0), nprobe=3)]
-            assert entered.wait(30)
+            assert entered.wait(300)
             moves += [s.lookahead(clustered(1, seed=i), nprobe=3) for i, s in enumerate(sessions[1:], 1)]
         finally:
             resume.set()
         for move in moves:
-            move.result(30)
+            move.result(300)
         assert all(len(router.residency.resident_lists(i)) for i in (0, 1))
         for i, session in enumerate(sessions):
             result = session.search(clustered(1, seed=i), 5, 3)
@@ -54,8 +54,8 @@ def test_a_device_whose_copies_hang_holds_up_no_draft_for_another(index, monkeyp
         hung, other = router.devices
         with Stuck(PageArena, "write", lambda arena, *_: arena is hung.arena) as write:
             coming = session.lookahead(clustered(1, seed=0), nprobe=3)
-            assert write.begun.wait(30)
-            session.lookahead(clustered(1, seed=1), nprobe=3).result(30)
+            assert write.begun.wait(300)
+            session.lookahead(clustered(1, seed=1), nprobe=3).result(300)
             assert len(router.residency.resident_lists(other.ordinal))
             assert not coming.done()
             # Where no device is left, a draft is skipped and not kept; also one that waited before.
@@ -64,9 +64,9 @@ def test_a_device_whose_copies_hang_holds_up_no_draft_for_another(index, monkeyp
             until(router._lookahead._jobs.empty)
             hung.fail(RuntimeError("it burns"))
             router._recovery._complete()  # as it does every second
-            waiting.result(30)
+            waiting.result(300)
             assert session.stats.lists_skipped == 3
-        coming.result(30)
+        coming.result(300)
 
 
 def test_alike_drafts_go_to_one_device_however_many_queries_they_have(index, monkeypatch):
@@ -78,12 +78,12 @@ def test_alike_drafts_go_to_one_device_however_many_queries_they_have(index, mon
         entered, resume = held_quantizer(index, monkeypatch)
         first = router.session()
         moves = [first.lookahead(index.centroids[lists[2:3]], nprobe=1)]
-        assert entered.wait(30)
+        assert entered.wait(300)
         sessions = [router.session() for _ in drafts]
         moves += [s.lookahead(draft, nprobe=2) for s, draft in zip(sessions, drafts, strict=True)]
         resume.set()
         for move in moves:
-            move.result(30)
+            move.result(300)
         for draft in drafts:
             [device] = np.unique(router.residency.list_device[np.unique(index.quantize(draft, 1)[0])])
             assert device >= 0
@@ -95,9 +95,9 @@ def test_lookaheads_that_cannot_be_quantized_fail_and_the_next_one_goes_on(index
     with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
         monkeypatch.setattr(index, "quantize", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            session.lookahead(clustered(1), nprobe=4).result(30)
+            session.lookahead(clustered(1), nprobe=4).result(300)
         monkeypatch.undo()
-        session.lookahead(clustered(1), nprobe=4).result(30)
+        session.lookahead(clustered(1), nprobe=4).result(300)
         assert session.stats.lists_moved > 0
 
 
@@ -129,9 +129,9 @@ def test_a_lookahead_that_cannot_start_says_so_and_the_next_one_goes_on(index, m
         with router.session() as session:
             monkeypatch.setattr(tier, "load", broken)
             with pytest.raises(RuntimeError, match="no thread"):
-                session.lookahead(clustered(1), nprobe=4).result(30)
+                session.lookahead(clustered(1), nprobe=4).result(300)
             monkeypatch.undo()
-            session.lookahead(clustered(1), nprobe=4).result(30)
+            session.lookahead(clustered(1), nprobe=4).result(300)
             assert session.stats.lists_moved > 0
 
 
@@ -152,11 +152,11 @@ def test_a_lookahead_callback_may_not_wait_for_its_own_thread(index, what, monke
         try:
             with router.session() as session:
                 first = session.lookahead(clustered(1), nprobe=4)
-                assert entered.wait(30)
+                assert entered.wait(300)
                 first.add_done_callback(callback)
                 resume.set()
-                first.result(30)
-                session.lookahead(clustered(1, seed=2), nprobe=4).result(30)
+                first.result(300)
+                session.lookahead(clustered(1, seed=2), nprobe=4).result(300)
         finally:
             resume.set()
         assert len(refused) == 1
@@ -180,11 +180,11 @@ def test_a_callback_on_the_thread_that_moves_lists_may_not_close_the_router(inde
                 refused.append((threading.current_thread().name, error))
 
         moving = session.lookahead(clustered(1), nprobe=4)
-        assert write.begun.wait(30)
+        assert write.begun.wait(300)
         moving.add_done_callback(close)
         write.go_on.set()
-        moving.result(30)
-        session.lookahead(clustered(1, seed=2), nprobe=4).result(30)
+        moving.result(300)
+        session.lookahead(clustered(1, seed=2), nprobe=4).result(300)
     [(thread, error)] = refused
     assert thread.startswith("hybridindex-mover")
     assert isinstance(error, RouterError)
@@ -230,9 +230,9 @@ def test_each_lookahead_has_the_window_of_its_step(index):
     with Router(index, plan=plan, devices=["cpu"]) as router:
         assert router.window_ms == 2000
         with router.session() as session:
-            session.lookahead(clustered(1), nprobe=4, step="narrow").result(30)
-            session.lookahead(clustered(1), nprobe=4, window_ms=70).result(30)
-            session.lookahead(clustered(1), nprobe=4).result(30)
+            session.lookahead(clustered(1), nprobe=4, step="narrow").result(300)
+            session.lookahead(clustered(1), nprobe=4, window_ms=70).result(300)
+            session.lookahead(clustered(1), nprobe=4).result(300)
             router.session(step="answer").close()
         assert asked == [(2000, False), (500, False), (70, False)]
         with pytest.raises(InvalidInputError, match="step is 'rewrite'; expected one of narrow, answer"):
@@ -246,9 +246,9 @@ def test_a_round_moves_no_more_than_its_window_hides(index):
     page = 65_536 // (DIM * 4) * DIM * 4
     window_ms = 2.5 * page / (1 << 20) * 1e3
     with Router(index, plan=plan, devices=["cpu"], lookahead_bytes=1 << 30) as router, router.session() as session:
-        session.lookahead(clustered(1), nprobe=NLIST, window_ms=window_ms).result(30)
+        session.lookahead(clustered(1), nprobe=NLIST, window_ms=window_ms).result(300)
         assert session.stats.lists_moved == 2
-        session.lookahead(clustered(1), nprobe=NLIST, window_ms=window_ms).result(30)
+        session.lookahead(clustered(1), nprobe=NLIST, window_ms=window_ms).result(300)
         assert session.stats.lists_moved == 4
 
 
@@ -258,15 +258,15 @@ def test_close_drops_the_lookaheads_that_wait(index, monkeypatch):
     entered, resume = held_quantizer(index, monkeypatch)
     session = router.session()
     first = session.lookahead(clustered(1), nprobe=4)
-    assert entered.wait(30)
+    assert entered.wait(300)
     waiting = [session.lookahead(clustered(1, seed=i), nprobe=4) for i in range(50)]
     closer = threading.Thread(target=router.close)
     closer.start()
     for future in waiting:
-        future.result(30)
+        future.result(300)
     assert not first.done(), "they were dropped, not worked off"
     resume.set()
-    closer.join(30)
+    closer.join(300)
     assert not closer.is_alive()
     first.result(0)
     assert router.stats().lookahead_dropped >= 50
@@ -278,19 +278,19 @@ def test_drafts_of_a_closed_session_wait_no_more(index, monkeypatch):
         try:
             closed, other = router.session(), router.session()
             first = closed.lookahead(clustered(1), nprobe=4)
-            assert entered.wait(30)
+            assert entered.wait(300)
             waiting = [session.lookahead(clustered(1, seed=2), nprobe=4) for session in (closed, other, closed)]
             before = router.stats().lookahead_waiting_bytes
             closed.close()
-            waiting[0].result(30)
-            waiting[2].result(30)
+            waiting[0].result(300)
+            waiting[2].result(300)
             assert not waiting[1].done()
             assert not first.done()
             assert router.stats().lookahead_waiting_bytes == before // 3
             router.check_invariants()
         finally:
             resume.set()
-        waiting[1].result(30)
+        waiting[1].result(300)
         assert other.stats.lists_moved > 0
 
 
@@ -301,7 +301,7 @@ def test_lookaheads_that_wait_are_bounded_and_a_newcomer_gets_in(index, monkeypa
         entered, resume = held_quantizer(index, monkeypatch)
         flood, modest = router.session(owner="flood"), router.session(owner="modest")
         futures = [flood.lookahead(clustered(1), nprobe=4)]
-        assert entered.wait(30)
+        assert entered.wait(300)
         started = [flood.start_lookahead(clustered(8, seed=i), nprobe=4) for i in range(200)]
         assert router.stats().lookahead_waiting_bytes <= queue_bytes
         n_dropped = sum(each.n_dropped for each in started)
@@ -315,7 +315,7 @@ def test_lookaheads_that_wait_are_bounded_and_a_newcomer_gets_in(index, monkeypa
             modest.lookahead(clustered(1000), nprobe=4)
         resume.set()
         for future in (*futures, own.moving, *(each.moving for each in started)):
-            future.result(30)
+            future.result(300)
         assert modest.stats.lists_moved > 0
         assert router.stats().lookahead_waiting_bytes == 0
 
@@ -325,7 +325,7 @@ def test_a_draft_that_is_a_round_alone_moves_what_it_would_in_one_piece(index, m
     for round_probes in (1 << 19, 64):
         monkeypatch.setattr("hybridindex.router.lookahead.prefetch.ROUND_PROBES", round_probes)
         with Router(index, devices=["cpu"], device_budget_bytes=32 << 20) as router, router.session() as session:
-            session.lookahead(drafts, nprobe=6, budget_bytes=200_000).result(30)
+            session.lookahead(drafts, nprobe=6, budget_bytes=200_000).result(300)
             moved.append((router.residency.resident_lists().tolist(), session.stats))
     assert moved[0] == moved[1]
     assert 0 < len(moved[0][0]) < NLIST

@@ -33,7 +33,7 @@ def length_of(n: int) -> dict[bytes, bytes]:
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while not condition():
             await asyncio.sleep(0)
 

@@ -73,7 +73,7 @@ def test_calls_that_wait_for_the_store_are_shared_between_clients():
         gates = [asyncio.Event() for _ in range(4)]
 
         def held(number):
-            asyncio.run_coroutine_threadsafe(gates[number].wait(), loop).result(30)
+            asyncio.run_coroutine_threadsafe(gates[number].wait(), loop).result(300)
 
         flood = [asyncio.create_task(calls.read("flood", held, number)) for number in range(4)]
         await asyncio.sleep(0)
@@ -105,7 +105,7 @@ def test_changes_go_one_after_the_other_and_nobody_waits_for_long(monkeypatch):
         loop = asyncio.get_running_loop()
         calls, gate = StoreCalls(loop.time, client_share=0.5), asyncio.Event()
         moving = asyncio.create_task(
-            calls.change("a", lambda: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(30))
+            calls.change("a", lambda: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(300))
         )
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError, match="another change"):

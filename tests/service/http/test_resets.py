@@ -55,7 +55,7 @@ def serve_beside(run, service, bound, loop):
         running = Daemon(service, None, [bound])
         player.start()
         await running.run()
-        player.join(60)
+        player.join(300)
 
     with asyncio.Runner(loop_factory=_loop_factory() if loop == "uvloop" else None) as runner:
         runner.run(main())

@@ -53,7 +53,7 @@ def test_lines_are_written_together_and_soon(logger):
         for number in range(3):
             access.note("request", {**FIELDS, "status": 200 + number})
         assert stream.n_writes == 0
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             while not stream.n_writes:
                 await asyncio.sleep(0.01)
 

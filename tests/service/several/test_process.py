@@ -46,7 +46,7 @@ def test_commands_find_the_index_of_their_folder(launcher, folders, tmp_path):
         assert divided.wait() == 8
         assert "divides its budget itself" in " ".join(divided.log.split())
         said("drain", folders["code"])
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     assert find_daemon(folders["docs"]) is None
 
 

@@ -122,7 +122,7 @@ def test_a_change_of_one_shrinks_the_others_first_and_loses_no_search(open_index
     finally:
         over.set()
         for client in clients:
-            client.join(60)
+            client.join(300)
     assert not wrong
     assert max(watched) <= BUDGET
     docs.router.check_invariants()

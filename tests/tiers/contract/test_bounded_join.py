@@ -17,7 +17,7 @@ def thread():
     thread.start()
     yield thread, go_on
     go_on.set()
-    thread.join(30)
+    thread.join(300)
 
 
 def test_what_goes_on_is_left_after_its_time(thread):

@@ -105,7 +105,7 @@ def test_nobody_waits_for_a_lease_while_the_next_snapshot_is_built():
     def drops():
         reader = threading.Thread(target=lease, daemon=True)
         reader.start()
-        reader.join(10)
+        reader.join(300)
         yield 1
 
     store.publish({}, drops=drops())
@@ -134,17 +134,17 @@ def test_pages_count_as_free_when_they_were_given_back_and_not_before():
 
     def slow(_device, _pages):
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(300)
 
     store = ResidencyStore(3, slow)
     store.publish({1: (0, np.array([0], np.int32))})
     dropper = threading.Thread(target=store.publish, args=({}, [1]))
     dropper.start()
-    assert begun.wait(30)
+    assert begun.wait(300)
     assert not store.wait_reclaimed(store.current.version, 0)
     go_on.set()
     assert store.wait_reclaimed(store.current.version, 30)
-    dropper.join(30)
+    dropper.join(300)
 
 
 def test_who_listens_is_told_what_came():

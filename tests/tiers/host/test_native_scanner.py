@@ -8,7 +8,7 @@ import threading
 from hybridindex.tiers.host.native_scanner import HostNativeScanner
 from tests.clustered import small_index
 
-WAIT_S = 30
+WAIT_S = 300
 
 
 def threads_here() -> set[str]:

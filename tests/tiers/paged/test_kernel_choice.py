@@ -55,7 +55,7 @@ def test_torch_scans_where_the_kernels_cannot_be_launched(index, triton_first, m
         assert id(tier.arena.data) not in Workspace._made, "scratch that nobody uses is kept"
         assert "no kernel image" in caplog.text
         store = ResidencyStore(NLIST, lambda _device, pages: tier.arena.pages.free(pages))
-        tier.load(range(NLIST), store).result(30)
+        tier.load(range(NLIST), store).result(300)
         queries = index.transform(clustered(3, index.dim, seed=2))
         probes, coarse = index.quantize(queries, 5)
         with store.lease() as residency:
@@ -94,10 +94,10 @@ def test_scratch_that_has_no_room_now_is_taken_when_there_is(index, triton_first
         assert "a neighbour was first" in str(tier.failure)
         assert len(tier.arena.data) == 0, "pages are kept from the neighbour"
         assert tier.retry_due(1e12)
-        assert tier.recover().result(60)
+        assert tier.recover().result(300)
         store = ResidencyStore(NLIST, lambda _device, pages: tier.arena.pages.free(pages))
         assert tier.scanner(store.current).kernel == "triton"
-        assert tier.load([0], store).result(60).loaded == (0,)
+        assert tier.load([0], store).result(300).loaded == (0,)
 
 
 def test_the_stand_in_s_own_scanners_need_no_trial(index, monkeypatch):

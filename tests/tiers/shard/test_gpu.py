@@ -83,12 +83,12 @@ def test_a_swap_on_a_gpu_keeps_answers_and_gives_memory_back(index, gpu_tier):
     tier, store = gpu_tier
     queries = index.transform(clustered(300, seed=5))
     probes, coarse = index.quantize(queries, 8)
-    tier.load(range(NLIST), store).result(120)
+    tier.load(range(NLIST), store).result(300)
     torch.cuda.synchronize()
     free = torch.cuda.mem_get_info(0)[0]
     for round_ in range(3):
         store.publish({}, drops=[round_])
-        tier.load(range(NLIST), store).result(120)
+        tier.load(range(NLIST), store).result(300)
         with store.lease() as residency:
             distances, ids = tier.scanner(residency).scan(queries, probes, coarse, 10)
         order = np.lexsort((ids, -distances if index.metric == "ip" else distances, ids < 0), axis=1)
@@ -106,11 +106,11 @@ def test_a_shard_on_a_gpu_takes_no_more_than_its_account(index, gpu_tier):
     queries = index.transform(clustered(64, seed=5))
     probes, coarse = index.quantize(queries, 8)
     # faiss's libraries load with the first shard, outside the budget like the context.
-    tier.load([0], store).result(120)
+    tier.load([0], store).result(300)
     store.publish({}, drops=[0])
     torch.cuda.synchronize()
     before = torch.cuda.mem_get_info(0)[0]
-    tier.load(range(NLIST), store).result(120)
+    tier.load(range(NLIST), store).result(300)
     with store.lease() as residency:
         tier.scanner(residency).scan(queries, probes, coarse, 100)
     torch.cuda.synchronize()

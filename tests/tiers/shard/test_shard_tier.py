@@ -62,7 +62,7 @@ def check_scan(index, tier, store, lists):
 def test_what_was_loaded_is_scanned_and_the_rest_is_not(index):
     tier, store = open_tier(index)
     with closing(tier):
-        report = tier.load([3, 5, 3, 7], store).result(60)
+        report = tier.load([3, 5, 3, 7], store).result(300)
         assert report.loaded == (3, 5, 7)
         assert report.nbytes == int(tier._builder.list_bytes[[3, 5, 7]].sum())
         assert store.current.resident_lists(0).tolist() == [3, 5, 7]
@@ -75,8 +75,8 @@ def test_what_was_loaded_is_scanned_and_the_rest_is_not(index):
 def test_another_load_keeps_what_is_there(index):
     tier, store = open_tier(index)
     with closing(tier):
-        tier.load([3, 5], store).result(60)
-        report = tier.load([5, 9], store).result(60)
+        tier.load([3, 5], store).result(300)
+        report = tier.load([5, 9], store).result(300)
         assert (report.loaded, report.present) == ((9,), (5,))
         check_scan(index, tier, store, [3, 5, 9])
         assert tier.pages.n_shards == 1
@@ -85,18 +85,18 @@ def test_another_load_keeps_what_is_there(index):
 def test_a_load_of_what_is_there_builds_nothing(index, monkeypatch):
     tier, store = open_tier(index)
     with closing(tier):
-        tier.load([3, 5], store).result(60)
+        tier.load([3, 5], store).result(300)
         monkeypatch.setattr(shard_builder, "ShardSource", None)
-        assert tier.load([5, 3], store).result(60).present == (5, 3)
+        assert tier.load([5, 3], store).result(300).present == (5, 3)
         assert tier.failure is None
 
 
 def test_dropped_lists_are_not_in_the_next_shard(index):
     tier, store = open_tier(index)
     with closing(tier):
-        tier.load([3, 5], store).result(60)
+        tier.load([3, 5], store).result(300)
         store.publish({}, drops=[3])
-        tier.load([9], store).result(60)
+        tier.load([9], store).result(300)
         assert store.current.resident_lists(0).tolist() == [5, 9]
         assert tier.used_bytes == tier.fixed_bytes + int(tier._builder.list_bytes[[5, 9]].sum())
 
@@ -109,10 +109,10 @@ def test_lists_that_do_not_fit_are_skipped_and_the_next_one_is_tried(index):
     smallest, largest = int(by_size[0]), int(by_size[-1])
     tier, store = open_tier(index, budget_bytes=budget_for(index, 1, [smallest]))
     with closing(tier):
-        report = tier.load([largest, smallest], store).result(60)
+        report = tier.load([largest, smallest], store).result(300)
         assert report.loaded == (smallest,)
         assert report.too_large == (largest,)
-        assert tier.load([int(by_size[1])], store).result(60).loaded == ()
+        assert tier.load([int(by_size[1])], store).result(300).loaded == ()
         tier.check_invariants()
 
 
@@ -135,7 +135,7 @@ def test_the_budget_is_never_exceeded_and_every_list_is_accounted_for(index, bud
     tier.pages.reserve = watched
     with closing(tier):
         for lists in loads:
-            report = tier.load(lists, store).result(60)
+            report = tier.load(lists, store).result(300)
             parts = [*report.loaded, *report.skipped, *report.present, *report.too_large]
             assert sorted(parts) == sorted(set(lists))
             if report.loaded:
@@ -149,9 +149,9 @@ def test_the_budget_is_never_exceeded_and_every_list_is_accounted_for(index, bud
 def test_what_does_not_fit_beside_what_is_there_leaves_it_there(index):
     tier, store = open_tier(index, budget_bytes=budget_for(index, 1, [3, 5]))
     with closing(tier):
-        assert tier.load([3, 5], store).result(60).skipped == ()
+        assert tier.load([3, 5], store).result(300).skipped == ()
         version = store.current.version
-        assert tier.load([9], store).result(60).skipped == (9,)
+        assert tier.load([9], store).result(300).skipped == (9,)
         assert store.current.version == version
         check_scan(index, tier, store, [3, 5])
 
@@ -161,7 +161,7 @@ def test_a_budget_below_the_tables_says_so(index):
     with closing(tier):
         assert "budget of 10,000 bytes" in tier.disabled_reason
         assert not tier.usable
-        assert tier.load([1], store).result(60).loaded == ()
+        assert tier.load([1], store).result(300).loaded == ()
         with store.lease() as residency, pytest.raises(DeviceError, match="10,000"):
             tier.scanner(residency)
 
@@ -178,16 +178,16 @@ def test_a_tier_without_room_serves_after_the_first_trial_that_finds_it(index, m
     monkeypatch.setattr(shard_tier, "available_bytes", lambda _device: free[0])
     tier, store = open_tier(index, wanted_bytes=1 << 20, without_room="retry", clock=lambda: now[0])
     with closing(tier):
-        assert tier.load([3], store).result(60).loaded == ()
+        assert tier.load([3], store).result(300).loaded == ()
         assert [tier.retry_due(at) for at in (100.9, 101.0)] == [False, True]
-        assert not tier.recover().result(60), "there is still no room"
+        assert not tier.recover().result(300), "there is still no room"
         free[0] = None
-        assert tier.recover().result(60)
+        assert tier.recover().result(300)
         free[0] = 0
         tier.fail(RuntimeError("something else"))
-        assert tier.recover().result(60), "its memory was taken before"
+        assert tier.recover().result(300), "its memory was taken before"
         assert caplog.text.count("600,000 are free") == 1
-        assert tier.load([3], store).result(60).loaded == (3,)
+        assert tier.load([3], store).result(300).loaded == (3,)
         check_scan(index, tier, store, [3])
 
 
@@ -197,9 +197,9 @@ def test_a_tier_without_room_serves_after_the_first_trial_that_finds_it(index, m
 def test_the_old_shard_lives_until_its_last_lease_ends(index):
     tier, store = open_tier(index)
     with closing(tier):
-        tier.load([3, 5], store).result(60)
+        tier.load([3, 5], store).result(300)
         lease = store.lease()
-        tier.load([9], store).result(60)
+        tier.load([9], store).result(300)
         assert tier.pages.n_shards == 2
         queries = index.transform(clustered(3, seed=8))
         probes = np.tile(np.array([[3, 5]]), (3, 1))
@@ -227,9 +227,9 @@ def test_with_room_for_both_the_old_shard_serves_until_the_new_one_is_there(inde
         return copy(self, number)
 
     with closing(tier):
-        tier.load(range(16), store).result(60)
+        tier.load(range(16), store).result(300)
         monkeypatch.setattr(ShardSource, "copy", watched)
-        tier.load(range(NLIST), store).result(60)
+        tier.load(range(NLIST), store).result(300)
         assert set(seen) == {16}
         assert store.current.n_resident == NLIST
 
@@ -244,7 +244,7 @@ def test_without_room_for_both_the_host_serves_until_the_new_one_is_there(index,
         return copy(self, number)
 
     with closing(tier):
-        tier.load(range(16), store).result(60)
+        tier.load(range(16), store).result(300)
         monkeypatch.setattr(ShardSource, "copy", watched)
         lease = store.lease()
         loading = tier.load(range(NLIST), store)
@@ -252,7 +252,7 @@ def test_without_room_for_both_the_host_serves_until_the_new_one_is_there(index,
         assert not seen
         check_scan_of(index, tier, lease.residency)
         lease.release()
-        loading.result(60)
+        loading.result(300)
         assert set(seen) == {0}
         assert store.current.n_resident == NLIST
         tier.check_invariants()
@@ -269,8 +269,8 @@ def test_a_cancelled_load_publishes_nothing_and_keeps_what_was_there(index, monk
     tier, store = open_tier(index)
     asked = iter([False, False, True])
     with closing(tier):
-        tier.load([3], store).result(60)
-        report = tier.load([5, 9], store, cancelled=lambda: next(asked)).result(60)
+        tier.load([3], store).result(300)
+        report = tier.load([5, 9], store, cancelled=lambda: next(asked)).result(300)
         assert (report.loaded, report.skipped) == ((), (5, 9))
         assert store.current.resident_lists(0).tolist() == [3]
         assert tier.pages.n_shards == 1
@@ -286,7 +286,7 @@ def test_a_list_that_another_device_brought_first_is_present(index):
 
     tier._builder._move = overtaken
     with closing(tier):
-        report = tier.load([5, 9], store).result(60)
+        report = tier.load([5, 9], store).result(300)
         assert (report.loaded, report.present) == ((9,), (5,))
         check_scan(index, tier, store, [9])
 
@@ -296,7 +296,7 @@ def test_shares_out_of_range_are_refused(index):
     with closing(tier):
         with pytest.raises(InvalidInputError, match="bandwidth_share"):
             tier.load([1], store, bandwidth_share=0.0)
-        assert tier.load([1], store, bandwidth_share=0.9).result(60).loaded == (1,)
+        assert tier.load([1], store, bandwidth_share=0.9).result(300).loaded == (1,)
 
 
 # Damage
@@ -305,10 +305,10 @@ def test_shares_out_of_range_are_refused(index):
 def test_lists_in_quarantine_are_not_copied(index):
     tier, store = open_tier(index, budget_bytes=budget_for(index, 1, [3, 5, 9]))
     with closing(tier):
-        tier.load([3, 5], store).result(60)
+        tier.load([3, 5], store).result(300)
         index.integrity.quarantine([5, 7])
         try:
-            report = tier.load([7, 9], store).result(60)
+            report = tier.load([7, 9], store).result(300)
         finally:
             index.integrity.lift([5, 7])
         assert (report.loaded, report.skipped) == ((9,), (7,))
@@ -327,12 +327,12 @@ def test_a_shard_that_was_copied_while_damage_was_found_is_not_published(index, 
         return copy(source, number)
 
     with closing(tier):
-        tier.load([3], store).result(60)
+        tier.load([3], store).result(300)
         monkeypatch.setattr(ShardSource, "copy", found_meanwhile)
-        assert tier.load([5], store).result(60).skipped == (5,)
+        assert tier.load([5], store).result(300).skipped == (5,)
         monkeypatch.undo()
         assert store.current.resident_lists(0).tolist() == [3]
-        assert tier.load([5], store).result(60).loaded == (5,)
+        assert tier.load([5], store).result(300).loaded == (5,)
         tier.check_invariants()
 
 
@@ -345,11 +345,11 @@ def test_a_build_that_fails_marks_the_device_and_gives_its_bytes_back(index, mon
 
     tier, store = open_tier(index)
     with closing(tier):
-        tier.load([3], store).result(60)
+        tier.load([3], store).result(300)
         before = tier.used_bytes
         monkeypatch.setattr(ShardSource, "copy", broken)
         with pytest.raises(OSError, match="no memory"):
-            tier.load([5], store).result(60)
+            tier.load([5], store).result(300)
         assert not tier.usable
         assert tier.n_failures == 1
         assert tier.used_bytes == before
@@ -358,8 +358,8 @@ def test_a_build_that_fails_marks_the_device_and_gives_its_bytes_back(index, mon
             tier.scanner(residency)
         monkeypatch.undo()
         store.publish({}, drops=[3])
-        assert tier.recover().result(60)
-        assert tier.load([3, 5], store).result(60).loaded == (3, 5)
+        assert tier.recover().result(300)
+        assert tier.load([3, 5], store).result(300).loaded == (3, 5)
 
 
 def test_a_device_that_still_fails_is_not_recovered(index, monkeypatch):
@@ -373,11 +373,11 @@ def test_a_device_that_still_fails_is_not_recovered(index, monkeypatch):
         assert not tier.retry_due(0.5)
         assert tier.retry_due(1.0)
         monkeypatch.setattr(StandInShard, "search", broken)
-        assert tier.recover().result(60) is False
+        assert tier.recover().result(300) is False
         assert tier.failure is not None
         monkeypatch.undo()
-        assert tier.recover().result(60) is True
-        assert tier.recover().result(60) is True
+        assert tier.recover().result(300) is True
+        assert tier.recover().result(300) is True
         assert tier.used_bytes == 0
 
 
@@ -403,7 +403,7 @@ def test_a_shard_that_failed_meanwhile_is_not_published(index):
 
     tier._builder._move = fails
     with closing(tier):
-        assert tier.load([3], store).result(60).skipped == (3,)
+        assert tier.load([3], store).result(300).skipped == (3,)
         assert store.current.n_resident == 0
         assert tier.used_bytes == 0
 
@@ -423,9 +423,9 @@ def test_a_load_that_rests_ends_at_once_when_hurried(index):
     tier._builder._rest = noted
     with closing(tier):
         load = tier.load([3, 5], store, bandwidth_share=0.001)
-        assert resting.wait(30)
+        assert resting.wait(300)
         tier.hurry()
-        assert sorted(load.result(30).loaded) == [3, 5]
+        assert sorted(load.result(300).loaded) == [3, 5]
 
 
 def test_closing_lets_every_shard_go(index, monkeypatch):
@@ -437,7 +437,7 @@ def test_closing_lets_every_shard_go(index, monkeypatch):
 
     monkeypatch.setattr(StandInShard, "close", noted)
     tier, store = open_tier(index)
-    tier.load([3, 5], store).result(30)
+    tier.load([3, 5], store).result(300)
     shards = [entry.shard for entry in tier._pages._entries.values()]
     lease = store.lease()  # what somebody still reads goes too: nobody scans any more
     tier.close()
@@ -453,18 +453,18 @@ def test_closing_ends_loads_and_refuses_more(index):
 
     def held(source):
         entered.set()
-        assert resume.wait(60)
+        assert resume.wait(300)
         return move(source)
 
     tier._builder._move = held
     first, second = tier.load([3], store), tier.load([5], store)
-    assert entered.wait(60)
+    assert entered.wait(300)
     closer = threading.Thread(target=tier.close)
     closer.start()
     while not tier._closed:
         pass
     resume.set()
-    closer.join(60)
+    closer.join(300)
     assert first.result(0).skipped == (3,)
     assert second.result(0).skipped == (5,)
     assert tier.used_bytes == 0
