@@ -25,7 +25,7 @@ __all__ = [
 
 DEFAULT_PAGE_BYTES = 65_536
 #: Of codes, which are short: in a large page, half of which a list leaves empty on average, they would save little.
-CODE_PAGE_BYTES = 8192
+CODE_PAGE_BYTES = 4096
 _MAX_SCRATCH_BYTES = 64 << 20
 #: Where lists are codes: their scans write few bytes for each that they read, but candidates of a query take room, too.
 _LEAST_SCRATCH_OF_CODES, _SCRATCH_PER_CODE_BYTE = 4 << 20, 1 / 4

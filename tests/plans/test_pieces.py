@@ -66,7 +66,8 @@ def test_rows_without_room_leave_their_work_to_the_host(plan):
     assert f"and the rows of 0 of {plan.resident_rows.size}" in placed.reason
     assert expected_hit_rate(plan, plan.list_device) == plan.predicted_hit_rate
     codes = plan.bytes_by_precision["codes"]
-    tight = forecast_placed(plan, [codes + plan.bytes_by_precision["rows"] // 4, codes])
+    half = codes // 2 + plan.analysis.curve.geometry.page_bytes
+    tight = forecast_placed(plan, [half + plan.bytes_by_precision["rows"] // 4, half])
     assert tight.resident_lists.size == plan.resident_lists.size
     assert 0 < tight.resident_rows.size < plan.resident_rows.size
     assert tight.predicted_row_hit_rate < plan.predicted_row_hit_rate
