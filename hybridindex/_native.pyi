@@ -127,6 +127,7 @@ def pair_products(
     centroids: npt.NDArray[np.float32],
     probes: npt.NDArray[np.int64],
     out: npt.NDArray[np.float32],
+    kernels: str = "",
 ) -> None: ...
 
 class PqForm:

@@ -122,13 +122,15 @@ void distances_in_pages(In<std::uint8_t, 2> arena, const std::string& code, In<f
                     distances.data());
 }
 
-void products_of_pairs(In<float, 2> queries, In<float, 2> centroids, In<std::int64_t, 2> probes, InOut<float, 2> out) {
+void products_of_pairs(In<float, 2> queries, In<float, 2> centroids, In<std::int64_t, 2> probes, InOut<float, 2> out,
+                       const std::string& kernels) {
     if (queries.shape(1) != centroids.shape(1) || probes.shape(0) != queries.shape(0) || out.shape(0) != probes.shape(0) ||
         out.shape(1) != probes.shape(1))
         throw std::invalid_argument("queries, centroids, probes and out must agree on their shapes");
+    const BlockKernels& chosen = kernels_for(kernels);
     const nb::gil_scoped_release release;
     pair_products(queries.data(), length(queries, 0), centroids.data(), length(centroids, 0), length(queries, 1),
-                  probes.data(), length(probes, 1), best_kernels(), out.data());
+                  probes.data(), length(probes, 1), chosen, out.data());
 }
 
 }  // namespace
@@ -166,7 +168,7 @@ void bind_list_scan(nb::module_& m) {
         [](const std::string& code, std::size_t dim) { return paged_distances_need(row_codes(code, dim)); },
         nb::arg("code"), nb::arg("dim"));
     m.def("pair_products", &products_of_pairs, nb::arg("queries").noconvert(), nb::arg("centroids").noconvert(),
-          nb::arg("probes").noconvert(), nb::arg("out").noconvert());
+          nb::arg("probes").noconvert(), nb::arg("out").noconvert(), nb::arg("kernels") = "");
     m.def("kernels_here", [] {
         std::vector<std::string> names;
         for (const char* name : {"amx", "avx512", "avx2", "portable"})

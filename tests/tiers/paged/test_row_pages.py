@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -90,6 +91,19 @@ def test_a_device_computes_what_the_host_computes(view, kind, scratch_bytes):
         right = alone(host, queries, positions)
     assert (np.isnan(ours) == (positions < 0)).all()
     assert (ours.view(np.int32) == right.view(np.int32))[positions >= 0].all()
+
+
+@pytest.mark.parametrize("kernels", native_row_pages.native.kernels_here())
+def test_torch_adds_in_the_order_of_every_set_of_kernels(view, kernels, monkeypatch):
+    """Of this CPU: a host may have any of them."""
+    native, order = native_row_pages.native, torch_row_pages.sum_order(kernels)
+    monkeypatch.setattr(torch_row_pages, "sum_order", lambda: order)
+    monkeypatch.setattr(native, "distances_in_pages", partial(native.distances_in_pages, kernels=kernels))
+    queries = view.transform(clustered(20, view.dim, seed=3))
+    positions = positions_of(view, range(0, 12, 2), 20, 30)
+    with resident(view, range(0, 12, 2)) as rows:
+        theirs, ours = (rows(kind).distances(queries, positions) for kind in (NativeRowPages, TorchRowPages))
+    assert (ours.view(np.int32) == theirs.view(np.int32))[positions >= 0].all()
 
 
 @KINDS

@@ -32,30 +32,34 @@ _ROW_MASK = (1 << POSITION_BITS) - 1
 
 
 @cache
-def sum_order() -> tuple[int, bool] | None:
+def sum_order(kernels: str = "") -> tuple[int, bool] | None:
     """How many partial sums the host's kernels have, and whether they round a product together with its sum; None
-    where there are no kernels, or they do neither. Found out with products that tell one from the other."""
+    where there are no kernels, or they do neither. Found out with products that tell one from the other.
+
+    ``kernels``: a set of this CPU; "": that which the host uses.
+    """
     if native is None:
         return None
     for lanes in (4, 8, 16):
         large = 2.0**24  # to which one adds nothing
-        if _product({0: (1, large), lanes: (1, 1), 2 * lanes: (1, -large)}) == 0:
+        # The third lies in the first sum of all of them.
+        if _product({0: (1, large), lanes: (1, 1), 32: (1, -large)}, kernels) == 0:
             break
     else:
         return None
     a = 1 + 2.0**-12  # whose square has a bit too many
-    left = _product({0: (-1, 1 + 2.0**-11), lanes: (a, a)})
+    left = _product({0: (-1, 1 + 2.0**-11), lanes: (a, a)}, kernels)
     return (lanes, left != 0) if left in (0, 2**-24) else None
 
 
-def _product(factors: dict[int, tuple[float, float]]) -> float:
+def _product(factors: dict[int, tuple[float, float]], kernels: str) -> float:
     """The scalar product of two vectors that are zero but for these elements."""
     assert native is not None
     query, centroid = np.zeros((1, 48), dtype=np.float32), np.zeros((1, 48), dtype=np.float32)
     for at, (a, b) in factors.items():
         query[0, at], centroid[0, at] = a, b
     out = np.empty((1, 1), dtype=np.float32)
-    native.pair_products(query, centroid, np.zeros((1, 1), dtype=np.int64), out)
+    native.pair_products(query, centroid, np.zeros((1, 1), dtype=np.int64), out, kernels)
     return float(out[0, 0])
 
 
