@@ -20,6 +20,7 @@ from tests.durability.test_kill_build import build_words
 from tests.durability.test_kill_plans import profile_words
 from tests.durability.whole import restarted
 from tests.small_disk import small_disk
+from tests.storage_looks import looked_at
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def test_a_daemon_goes_on_and_says_so(launcher, index_path, disk, tmp_path):
         assert client.status()["plan_id"] == 1
         during = client.search(queries, 5)
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(uds)), base_url="http://daemon") as http:
-            health = http.get("/healthz")
+            health = looked_at(lambda: http.get("/healthz"), httpx.Response.json)
         assert health.status_code == 503
         wrong = {check["name"]: check["detail"] for check in health.json()["checks"] if not check["ok"]}
         assert "make room" in wrong["disk"]

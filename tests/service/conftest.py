@@ -12,6 +12,7 @@ import pytest
 
 from hybridindex.config import RouterConfig
 from hybridindex.refresh.config import RefreshConfig
+from hybridindex.service import status
 from hybridindex.service.config import Limits, ServiceConfig
 from hybridindex.service.core import Service
 from hybridindex.service.http.app import create_app
@@ -22,11 +23,13 @@ HERE = RefreshConfig(planning="here")
 
 
 @pytest.fixture
-def make_service(index_path):
+def make_service(index_path, monkeypatch):
     """``make_service(router={...}, limits={...}, **config)``; warmed up, closed at the test's end.
 
     It plans in the test's own process, which takes less time; ``planning=None``: as a daemon does.
     """
+    # A disk that is slow for once is no finding of a test.
+    monkeypatch.setattr(status, "_PATIENCE_S", 300.0)
     made: list[Service] = []
 
     def factory(*, router=None, limits=None, warm=True, planning=HERE, make_refresher=None, **config) -> Service:

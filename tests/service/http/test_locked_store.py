@@ -9,14 +9,16 @@ from contextlib import closing
 import pytest
 
 from hybridindex.errors import OverloadedError
+from hybridindex.service import status
 from hybridindex.service.http import upkeep
 from hybridindex.service.http.store_calls import StoreCalls
 from hybridindex.service.observe.series import Series
 from tests.service.conftest import talk
 
 
-def test_health_and_sessions_never_wait_for_the_store(service, queries):
+def test_health_and_sessions_never_wait_for_the_store(service, queries, monkeypatch):
     """Each call of /healthz used to hold a thread for as long as the store was locked, and all others waited."""
+    monkeypatch.setattr(status, "_PATIENCE_S", 1.0)
     lock = sqlite3.connect(service.store.file, isolation_level=None)
     lock.execute("BEGIN EXCLUSIVE")
 
