@@ -40,8 +40,8 @@ def divide_indexes(
     ``precision``: of codes or of rows alone; "auto": of either.
 
     Raises:
-        InvalidInputError: an index without a plan. UnsupportedIndexError: one without codes that can be used, which were
-            asked for. ServiceError: a daemon serves one that is to be changed.
+        InvalidInputError: an index without a plan. UnsupportedIndexError: one without codes, which were asked for.
+        ServiceError: a daemon serves one that is to be changed.
         InfeasiblePlanError: a plan that cannot keep its SLO was to be applied, without ``force``.
     """
     with contextlib.ExitStack() as owned:

@@ -88,6 +88,21 @@ def test_large_requests_are_divided_by_their_candidates(coded_path, make_service
     assert_same(found, service.router.search(many, 5, 6))
 
 
+def test_requests_with_very_many_candidates_are_answered(coded_path, make_service, monkeypatch):
+    service = make_service(router={"devices": (), "candidates": 200})
+    many = clustered(20, seed=4)
+    expected, counted = service.router.search(many, 5, 6), []
+    # Of the router: the daemon's own bound is far above.
+    monkeypatch.setattr("hybridindex.router.precision._MOST_CELLS", 1000)
+    monkeypatch.setattr("hybridindex.router.batch.batching.MAX_BATCH_CELLS", 1000)
+    service.router.on_batch.append(lambda report: counted.append(report.n_queries) if report.k == 5 else None)
+    with live(service) as port, Client(f"http://127.0.0.1:{port}") as client:
+        assert_same(client.search(many, 5, 6), expected)
+        with client.session() as session:
+            assert_same(session.search(many, 5, 6), expected)
+        until(lambda: counted == [5] * 8)  # batches end after the answer
+
+
 def test_a_daemon_with_few_candidates_becomes_ready_and_reloads(coded_path, make_service, queries):
     service = make_service(router={"devices": (), "candidates": 5})
     assert service.router.search(queries, 5, 6).ids.shape == (len(queries), 5)
