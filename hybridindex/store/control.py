@@ -268,6 +268,11 @@ class ControlStore(OfOneProcess):
                 session, self.name, kind=kind, index_fingerprint=index_fingerprint, after_id=after_id, limit=limit
             )
 
+    def read_events(self, *, kind: str, limit: int = 100) -> tuple[list[StoredEvent], dict[int, StoreError]]:
+        """The newest ``limit`` events of a kind, newest first, but for those that are damaged, and these by id."""
+        with self._transaction() as session:
+            return plans.select_whole_events(session, self.name, kind=kind, limit=limit)
+
     def set_schedule(self, entry: ScheduleEntry) -> None:
         """Store a row of the refresh's schedule, in place of the one of that name; it counts as never run.
 
