@@ -189,15 +189,17 @@ def select_events(
 
 
 def select_whole_events(
-    session: Session, where: str, *, kind: str, limit: int
+    session: Session, where: str, *, kind: str | None, limit: int
 ) -> tuple[list[StoredEvent], dict[int, StoreError]]:
     """As :meth:`hybridindex.store.control.ControlStore.read_events`."""
     found, damaged = [], {}
     # Row by row: a row that cannot be decoded ends the query that meets it.
-    newest = select(EventRow.id).where(EventRow.kind == kind).order_by(EventRow.id.desc()).limit(limit)
+    newest = select(EventRow.id).order_by(EventRow.id.desc()).limit(limit)
+    if kind is not None:
+        newest = newest.where(EventRow.kind == kind)
     for number in session.scalars(newest).all():
         try:
-            with translated(where):
+            with translated(f"{where}: event {number}"):
                 found.append(_event(session.get_one(EventRow, number), where))
         except StoreError as error:
             if not is_of_one_row(error):
