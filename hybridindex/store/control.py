@@ -433,7 +433,8 @@ class ControlStore(OfOneProcess):
                     self._whole(found, partial(load, number), f"{kind} {number}")
         _, damaged = self._whole(found, partial(self.read_events, limit=_ALL_EVENTS)) or ((), {})
         _, spoilt = self._whole(found, self.read_schedule) or ((), {})
-        return [*found, *damaged.values(), *spoilt.values()]
+        # A store out of reach says the same each time.
+        return list({str(error): error for error in (*found, *damaged.values(), *spoilt.values())}.values())
 
     def _whole(self, found: list[StoreError], read: Callable[[], T], what: str = "") -> T | None:
         """What ``read`` answers; None, and one more in ``found`` that names ``what``, where it cannot."""

@@ -67,7 +67,8 @@ def test_a_file_that_is_no_store_is_damaged(cli, index_path, file):
     found = cli("verify", index_path, "--json")
     assert found.code == ExitCode.BAD_INDEX
     assert found.json["store"] == str(file)
-    assert "not a SQLite database" in found.json["store_problems"][0]
+    (problem,) = found.json["store_problems"]
+    assert "not a SQLite database" in problem
 
 
 def test_an_index_without_a_store_gets_none(cli, index_path, file, tmp_path):
