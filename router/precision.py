@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridindex.config import MAX_BATCH_QUERIES, MAX_K, RouterConfig, SearchParams
+from hybridindex.config import MAX_BATCH_QUERIES, MAX_K, RouterConfig
 from hybridindex.errors import InvalidInputError, ProfileMismatchError
 from hybridindex.index.ivf import CodedIndex, IVFIndex
 from hybridindex.index.rabitq.codes import RabitqCodes
@@ -14,8 +14,9 @@ from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
 
 __all__ = ["CandidateCount", "Precision", "choose_precision"]
 
-#: Queries times candidates of one search: as much memory as the largest answer takes at 12 bytes a place. A candidate
-#: takes about 40: its place in the answer of a scan, and what scans hold to choose from.
+#: Queries times candidates of one request: as much memory as the largest answer takes at 12 bytes a place. A candidate
+#: takes about 40: its place in the answer of a scan, and what scans hold to choose from. A call that has more is
+#: divided; one query never has.
 _MOST_CELLS = MAX_BATCH_QUERIES * MAX_K * 12 // 40
 
 
@@ -137,18 +138,9 @@ class CandidateCount:
             raise InvalidInputError(f"candidates is {fixed} and k is {k}; expected candidates of k at least")
         return max(k, min(fixed, self._spec.count))
 
-    def of_search(self, n: int, params: SearchParams, nprobe: int) -> int:
-        """For each of ``n`` queries.
-
-        Raises:
-            InvalidInputError: they would be too many in all, or as :meth:`of`.
-        """
-        found = self.of(params.k, nprobe, params.candidates)
-        if n * found > _MOST_CELLS:
-            raise InvalidInputError(
-                f"queries hold {n} rows, with {found} candidates each; expected at most {_MOST_CELLS // found} rows"
-            )
-        return found
+    def queries_at_once(self, candidates: int) -> int:
+        """Most queries of one request that each have so many."""
+        return _MOST_CELLS // candidates
 
     def usual(self, k: int, nprobe: int) -> int:
         """Of a search that names none; what was configured may be too few for it."""

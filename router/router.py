@@ -283,7 +283,8 @@ class Router(OfOneProcess):
         """:meth:`search` without waiting: input is checked here, the answer or error comes through the future.
 
         ``on_probes`` is given the (n, nprobe) lists that were probed, on the engine's thread, before the answer;
-        ``on_batch`` the times of the batch that the request was in, when that has ended, maybe after the answer.
+        ``on_batch`` the times of the batch that the request was in, when that has ended, maybe after the answer. A call
+        with very many candidates is divided, and both are told of each part, in the order of the queries.
         """
         params = SearchParams(k=k, nprobe=nprobe, deadline_ms=deadline_ms, min_nprobe=min_nprobe, candidates=candidates)
         reply = FutureReply()

@@ -10,6 +10,7 @@ from hybridindex.config import MAX_BATCH_QUERIES, SearchParams, check_count
 from hybridindex.errors import InvalidInputError, RouterClosedError, RouterError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.router.batch.batch import BlockingReply, Reply, Request
+from hybridindex.router.batch.divided import DividedReply
 from hybridindex.router.batch.loop_reply import Mailboxes
 from hybridindex.router.batch.stages import BatchReport
 from hybridindex.router.devices.placement import Placement
@@ -61,9 +62,12 @@ class Searcher:
         self.refuse_own_threads("search")
         reply = BlockingReply()
         # No copy of the queries: the caller waits, and its buffer with it.
-        request = self._request(reply, queries, params, on_probes, own=False)
-        request.may_wait = may_wait and self._wait_for_lists
-        return self._engine.run(request, reply)
+        requests = self._requests(reply, queries, params, on_probes, own=False, may_wait=may_wait)
+        if len(requests) == 1:
+            return self._engine.run(requests[0], reply)
+        for request in requests:
+            self._engine.submit(request)
+        return reply.wait()
 
     def submit(
         self,
@@ -76,11 +80,11 @@ class Searcher:
         may_wait: bool = False,
     ) -> None:
         """:meth:`search` without waiting; the answer goes to ``reply``."""
-        request = self._request(reply, queries, params, on_probes, own=True)
-        request.on_batch, request.may_wait = on_batch, may_wait and self._wait_for_lists
-        self._engine.submit(request)
+        for request in self._requests(reply, queries, params, on_probes, own=True, may_wait=may_wait):
+            request.on_batch = on_batch
+            self._engine.submit(request)
 
-    def _request(
+    def _requests(
         self,
         reply: Reply,
         queries: Any,
@@ -88,23 +92,40 @@ class Searcher:
         on_probes: Callable[[I64], None] | None,
         *,
         own: bool,
-    ) -> Request:
-        """``own``: of a copy, where the queries' memory is the caller's."""
+        may_wait: bool,
+    ) -> list[Request]:
+        """One, or several where a single one would have too many candidates.
+
+        ``own``: of a copy, where the queries' memory is the caller's.
+        """
         called_s = time.monotonic()
         params.check_index(self._index.nlist)
         prepared = self.prepare(queries, own=own)
         nprobe, kept = self.nprobe if params.nprobe is None else params.nprobe, params.k
+        n = step = len(prepared)
+        limit_s = 0.0 if params.deadline_ms is None else params.deadline_ms / 1e3
         if self._candidates is not None:
-            kept = self._candidates.of_search(len(prepared), params, nprobe)
-        return Request(
-            queries=prepared,
-            params=params,
-            nprobe=nprobe,
-            kept=kept,
-            reply=reply,
-            deadline_s=None if params.deadline_ms is None else called_s + params.deadline_ms / 1e3,
-            on_probes=on_probes,
-        )
+            kept = self._candidates.of(params.k, nprobe, params.candidates)
+            step = min(n, self._candidates.queries_at_once(kept))
+        starts = range(0, n, step)
+        divided = DividedReply(reply, n, params.k, len(starts)) if len(starts) > 1 else None
+        requests = []
+        for start in starts:
+            rows = slice(start, min(n, start + step))
+            requests.append(
+                Request(
+                    queries=prepared if divided is None else prepared[rows],
+                    params=params,
+                    nprobe=nprobe,
+                    kept=kept,
+                    reply=reply if divided is None else divided.part(rows),
+                    # Parts are searched one after the other: each has its share of the time.
+                    deadline_s=None if params.deadline_ms is None else called_s + limit_s * rows.stop / n,
+                    on_probes=on_probes,
+                    may_wait=may_wait and self._wait_for_lists,
+                )
+            )
+        return requests
 
     def prepare(self, queries: Any, *, own: bool) -> F32:
         """Queries checked and transformed, (n, scan_dim) float32; ``own``: never in the caller's own memory.

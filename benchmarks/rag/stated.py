@@ -166,7 +166,7 @@ def main() -> None:
             runs = [run for run in runs if run.pipeline in PIPELINES]
         else:
             runs = pair_runs(options.runs, embedder.token_starts, *pace)
-        plan = choose_plan(index, "latest")
+        _, plan = choose_plan(index, "latest")
         with index.router(
             plan=None, devices=[options.device], device_budget_bytes=options.budget_mb << 20, cache_fraction=0
         ) as router:

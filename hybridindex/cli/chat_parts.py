@@ -212,7 +212,7 @@ def open_source(owned: contextlib.ExitStack, index: Path, texts: DocumentStore, 
         return client
     opened = owned.enter_context(hx.open(index))
     texts.check_index(opened.fingerprint)
-    chosen = choose_plan(opened, config.plan, config.router.devices, config.store_url, config.router.precision)
+    _, chosen = choose_plan(opened, config.plan, config.router.devices, config.store_url, config.router.precision)
     with opened.store(config.store_url, required=False) as control:
         llm = step_times(control, chosen)
     return owned.enter_context(opened.router(chosen, config=config.router, llm=llm))

@@ -11,6 +11,7 @@ from rich.table import Table
 
 import hybridindex as hx
 from hybridindex.cli.console import readable_bytes
+from hybridindex.config import PrecisionName
 from hybridindex.errors import InvalidInputError, ServiceError
 from hybridindex.partitioner.decision import refuse_infeasible
 from hybridindex.partitioner.plan import Plan
@@ -29,14 +30,18 @@ def divide_indexes(
     budgets: tuple[int, ...],
     store: str | None,
     *,
+    precision: PrecisionName = "auto",
     lookahead_bytes: int,
     apply: bool,
     force: bool,
 ) -> dict[str, Any]:
     """What each index gets, with the SLO and rate of the plan that was applied last, or else made last.
 
+    ``precision``: of codes or of rows alone; "auto": of either.
+
     Raises:
-        InvalidInputError: an index without a plan. ServiceError: a daemon serves one that is to be changed.
+        InvalidInputError: an index without a plan. UnsupportedIndexError: one without codes, which were asked for.
+        ServiceError: a daemon serves one that is to be changed.
         InfeasiblePlanError: a plan that cannot keep its SLO was to be applied, without ``force``.
     """
     with contextlib.ExitStack() as owned:
@@ -47,7 +52,7 @@ def divide_indexes(
                 raise ServiceError(f"{daemon}, and divides its budget itself; change it with: hybridindex repartition")
             opened = owned.enter_context(hx.open(path, verify="quick"))
             stores[name] = owned.enter_context(opened.store(store))
-            wanted[name] = Wanted.by(_plan_of(name, path, opened, stores[name]))
+            wanted[name] = Wanted.by(_plan_of(name, path, opened, stores[name], precision))
         divided = divide_plans(wanted, budgets, lookahead_bytes=lookahead_bytes)
         if apply:
             for part in divided.values():
@@ -57,8 +62,10 @@ def divide_indexes(
     return {"device_budget_bytes": list(budgets), "left_bytes": left, "applied": apply, "indexes": rows}
 
 
-def _plan_of(name: str, path: Path, opened: hx.Index, store: ControlStore) -> Plan:
-    view = choose_view(opened.ivf, store)
+def _plan_of(name: str, path: Path, opened: hx.Index, store: ControlStore, precision: PrecisionName) -> Plan:
+    if precision != "rows":
+        opened.ivf.load_codes()  # those that turn out to be damaged have no plans
+    view = choose_view(opened.ivf, store, precision=precision)
     choice = "latest" if current_plan_id(store, view.fingerprint) is None else "current"
     if choice == "latest" and store.newest_plan(view.fingerprint) is None:
         raise InvalidInputError(

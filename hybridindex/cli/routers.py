@@ -25,13 +25,13 @@ def choose_plan(
     devices: Sequence[str] = (),
     store: str | None = None,
     precision: PrecisionName = "auto",
-) -> Plan | None:
-    """The plan that ``--plan`` names; see :func:`hybridindex.plans.stored.resume_plan`.
+) -> tuple[int | None, Plan | None]:
+    """The plan that ``--plan`` names and its id; see :func:`hybridindex.plans.stored.resume_plan`.
 
     Where "latest" or "current" cannot be had, it is said, and the host searches without one.
     """
     if choice == "none":
-        return None
+        return None, None
     try:
         with index.store(store) as control:
             view = choose_view(index.ivf, control, choice, precision)
@@ -40,8 +40,8 @@ def choose_plan(
         if choice not in ("latest", "current"):
             raise
         err.print(f"no plan: the host searches, by default with the index's nprobe ({error})", highlight=False)
-        return None
-    return None if found is None else found[1]
+        return None, None
+    return found or (None, None)
 
 
 def open_router(index: hx.Index, plan: Plan | None, asked: SearchOptions, machine: MachineOptions) -> Router:

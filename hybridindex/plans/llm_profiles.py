@@ -42,22 +42,28 @@ def save_llm_measurement(store: ControlStore, measurement: LLMMeasurement) -> in
     return store.record_event(LLM_PROFILED, asdict(measurement))
 
 
-def list_llm_measurements(store: ControlStore) -> list[tuple[int, LLMMeasurement]]:
-    """Ids and measurements, in the order of saving.
+def list_llm_measurements(store: ControlStore, *, named: str = "") -> list[tuple[int, LLMMeasurement]]:
+    """Ids and measurements, in the order of saving. Those that are damaged are left out, which is logged.
 
     Raises:
-        StoreError: a row is damaged.
+        StoreError: the one whose id is ``named`` is damaged.
     """
-    events = reversed(store.list_events(kind=LLM_PROFILED, limit=_MAX_MEASUREMENTS))
-    return [(event.id, _measurement_of(event.id, event.payload)) for event in events]
+    events, damaged = store.read_events(kind=LLM_PROFILED, limit=_MAX_MEASUREMENTS)
+    found = []
+    for event in reversed(events):
+        try:
+            found.append((event.id, _measurement_of(event.payload)))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            damaged[event.id] = StoreError(f"control store {store.name}: a damaged row ({error!r})")
+    for number, problem in damaged.items():
+        if str(number) == named:
+            raise StoreError(f"LLM measurement {number}: {problem}") from problem
+        _log.warning("LLM measurement %d is left out: %s", number, problem)
+    return found
 
 
 def find_llm_measurement(store: ControlStore, model: str) -> LLMMeasurement | None:
-    """The latest one of that model on a running server; None: there is none.
-
-    Raises:
-        StoreError: a row is damaged.
-    """
+    """The latest one of that model on a running server; None: there is none."""
     found = (m for _, m in reversed(list_llm_measurements(store)) if (m.model, m.method) == (model, "server"))
     return next(found, None)
 
@@ -70,8 +76,9 @@ def load_llm_profile(store: ControlStore, choice: str = "latest", *, hardware_fi
 
     Raises:
         ProfileError: there is none, or it is of another machine.
+        StoreError: the one that is named is damaged.
     """
-    stored = list_llm_measurements(store)
+    stored = list_llm_measurements(store, named=choice)
     if choice != "latest":
         stored = [(number, m) for number, m in stored if str(number) == choice]
     here = [m for _, m in stored if hardware_fingerprint in (None, m.hardware_fingerprint)]
@@ -110,13 +117,11 @@ def llm_profile_from_data(data: Mapping[str, Any]) -> LLMProfile:
     return LLMProfile(**values)
 
 
-def _measurement_of(number: int, data: Mapping[str, Any]) -> LLMMeasurement:
-    try:
-        values = dict(data)
-        values["profile"] = llm_profile_from_data(values["profile"])
-        values["levels"] = tuple(LLMLevel(**level) for level in values["levels"])
-        values["prefill"] = tuple((int(n), float(s)) for n, s in values["prefill"])
-        values["refused"] = tuple((int(b), str(why)) for b, why in values["refused"])
-        return LLMMeasurement(**values)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StoreError(f"LLM measurement {number}: a damaged row ({error!r})") from error
+def _measurement_of(data: Mapping[str, Any]) -> LLMMeasurement:
+    """Raises KeyError, TypeError, ValueError, AttributeError: it is none."""
+    values = dict(data)
+    values["profile"] = llm_profile_from_data(values["profile"])
+    values["levels"] = tuple(LLMLevel(**level) for level in values["levels"])
+    values["prefill"] = tuple((int(n), float(s)) for n, s in values["prefill"])
+    values["refused"] = tuple((int(b), str(why)) for b, why in values["refused"])
+    return LLMMeasurement(**values)

@@ -25,7 +25,9 @@ from hybridindex.errors import (
     StoreError,
 )
 from hybridindex.index import Manifest, remove_replaced
+from hybridindex.index.rabitq.codes import are_whole
 from hybridindex.index.rabitq.spec import RabitqSpec
+from hybridindex.index.storage.generation import generation_name
 from hybridindex.plans.current import keep_current, make_current, save_plan
 from hybridindex.plans.planner import devices_of, request_other_content
 from hybridindex.plans.precision import view_to_plan, views_of
@@ -185,7 +187,8 @@ class Generations:
 
     def reload(self, reason: str, *, stay: bool = False) -> dict[str, Any]:
         """Opens the current generation of the directory, and lets it serve; for one that serves already, opens codes
-        that were made since, or devices that had no plan at the start. Blocks while it opens and lists move.
+        that were made or put back since, or devices that had no plan at the start. Blocks while it opens and lists
+        move.
 
         Args:
             stay: the generation that serves goes on, whatever is in the directory.
@@ -201,7 +204,8 @@ class Generations:
                 found, codes = self._serves()
             else:
                 found, codes = self._found = self._look()
-            answer = self._reload(found, codes, reason)
+            reopen = (found, codes) != self._serves() or (not stay and self._restored(codes))
+            answer = self._reload(found, reason, reopen=reopen)
         except Exception as error:
             self._note_failure(error, found)
             if isinstance(error, OverloadedError):
@@ -223,11 +227,17 @@ class Generations:
         self.counts.last_error = words.replace(str(self._current.index.path), "INDEX")
         self._record("reload_failed", {"why": self.counts.last_error})
 
-    def _reload(self, found: Manifest, codes: RabitqSpec | None, reason: str) -> dict[str, Any]:
+    def _restored(self, codes: RabitqSpec | None) -> bool:
+        """Whether codes of what serves, which could not be used when it was opened, can be now."""
+        ivf = self._current.index.ivf
+        if codes is None or ivf.rabitq is not None:
+            return False
+        return are_whole(ivf.path / generation_name(ivf.generation), ivf.manifest, ivf.list_sizes)
+
+    def _reload(self, found: Manifest, reason: str, *, reopen: bool) -> dict[str, Any]:
         before = self._current
-        origin = "none"
-        reloaded = (found, codes) != self._serves()
-        if reloaded:
+        origin, reloaded = "none", reopen
+        if reopen:
             origin = self._open_next(found)
         elif before.note:
             choice = self._take_up_plan()
@@ -330,7 +340,7 @@ class Generations:
             self._retire(before)
             if config.router.devices and not self._stopping():
                 if choice.origin == "carried over":  # an update may have ended since
-                    choice = self._plan_of(index, before)
+                    choice = self._carried_over(before)
                 self._open_devices(choice)
         except HybridIndexError as error:
             _log.exception("the devices could not be opened for generation %d: the host serves", first.generation)
@@ -338,22 +348,20 @@ class Generations:
         return choice.origin
 
     def _plan_of(self, index: Index, before: Serving) -> PlanChoice:
-        """The plan in force where the content is the same, else a stored plan, else one for the same request."""
-        current = before.router.plan
-        if current is not None and current.index_fingerprint in self._fingerprints(index):
-            plan_id = before.plan_id
-            if before.refresher is not None:
-                # A plan on trial ends with its refresh.
-                current, plan_id = before.refresher.settled()
-            return PlanChoice(plan=current, plan_id=plan_id, origin="carried over")
+        """The plan in force where the content is the same, else a stored plan, else one for the same request. Where
+        codes came, the one that was applied last may be of them."""
+        current, n_devices = before.router.plan, len(self.config.router.devices)
+        same = current is not None and current.index_fingerprint in self._fingerprints(index)
+        if same and (before.index.ivf.rabitq is not None or index.ivf.rabitq is None):
+            return self._carried_over(before)
         choice = choose_plan(index, self._resumed, self.config, self._store)
-        if choice.pending:
-            return choice
-        n_devices = len(self.config.router.devices)
         if choice.plan is not None and n_devices and choice.plan.n_devices != n_devices:
             words = f"plan {choice.plan_id} is for {choice.plan.n_devices} device(s), this daemon has {n_devices}"
             choice = PlanChoice(note=f"{words}; {CURE}")
-        if choice.plan is not None or current is None or not n_devices or self._resumed == "none":
+        if current is not None and same:
+            of_codes = choice.plan is not None and choice.plan.index_fingerprint != current.index_fingerprint
+            return choice if of_codes else self._carried_over(before)
+        if choice.pending or choice.plan is not None or current is None or not n_devices or self._resumed == "none":
             return choice
         try:
             view = view_to_plan(index.ivf, self._store, precision_asked(self.config.router))
@@ -366,6 +374,13 @@ class Generations:
             return choice
         made, plan_id = save_plan(self._store, made)
         return PlanChoice(plan=made, plan_id=plan_id, origin="made anew")
+
+    def _carried_over(self, before: Serving) -> PlanChoice:
+        plan, plan_id = before.router.plan, before.plan_id
+        if before.refresher is not None:
+            # A plan on trial ends with its refresh.
+            plan, plan_id = before.refresher.settled()
+        return PlanChoice(plan=plan, plan_id=plan_id, origin="carried over")
 
     def _fingerprints(self, index: Index) -> set[str]:
         """Of which plans may be that serve ``index`` here."""

@@ -12,25 +12,26 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
 from hybridindex import filesystem
-from hybridindex.errors import FileError, InvalidInputError, StoreError, StoreLockedError
+from hybridindex.errors import FileError, InvalidInputError, ProfileError, StoreError, StoreLockedError
 from hybridindex.processes import OfOneProcess
 from hybridindex.store import plans, profiles
 from hybridindex.store.checks import check_scalar, check_time
 from hybridindex.store.digests import check_digest, digest_of_row
 from hybridindex.store.engine import Location, locate
 from hybridindex.store.faults import store_fault, translated
-from hybridindex.store.models import ScheduleRow
+from hybridindex.store.models import PlanRow, ProfileRow, ScheduleRow
 from hybridindex.store.opened import OpenedStore
 from hybridindex.store.records import PlanSummary, ProfileSummary, ScheduleEntry, StoredEvent, StoredPlan
 from hybridindex.store.retention import Pruned, Retention, prune_rows
@@ -38,12 +39,16 @@ from hybridindex.types import Profile
 
 __all__ = ["ControlStore"]
 
+T = TypeVar("T")
+
 _log = logging.getLogger(__name__)
 
 #: Rows of the refresh's schedule in one store.
 _MAX_SCHEDULE = 64
 #: More than a store keeps.
 _ALL_EVENTS = 1 << 31
+#: Findings of SQLite about its own structure that are told.
+_MOST_FINDINGS = 20
 #: Time between two tries to open a store that could not be opened; calls meanwhile say why it could not.
 _RETRY_S = 1.0
 
@@ -268,6 +273,13 @@ class ControlStore(OfOneProcess):
                 session, self.name, kind=kind, index_fingerprint=index_fingerprint, after_id=after_id, limit=limit
             )
 
+    def read_events(
+        self, *, kind: str | None = None, limit: int = 100
+    ) -> tuple[list[StoredEvent], dict[int, StoreError]]:
+        """The newest ``limit`` events (of a kind), newest first, but for those that are damaged, and these by id."""
+        with self._transaction() as session:
+            return plans.select_whole_events(session, self.name, kind=kind, limit=limit)
+
     def set_schedule(self, entry: ScheduleEntry) -> None:
         """Store a row of the refresh's schedule, in place of the one of that name; it counts as never run.
 
@@ -396,23 +408,54 @@ class ControlStore(OfOneProcess):
             pass
 
     def check_invariants(self) -> None:
-        """Read the whole store: every row against its digest, and of SQLite page structure and references.
+        """As :meth:`find_damage`.
 
         Raises:
             StoreError: damage, with the first finding.
         """
+        for problem in self.find_damage():
+            raise problem
+
+    def find_damage(self) -> list[StoreError]:
+        """Read the whole store: every row against its digest, and of SQLite page structure and references. What is not
+        as it was written, or cannot be read.
+
+        Raises:
+            StoreLockedError.
+        """
+        found: list[StoreError] = []
         if self._location.backend == "sqlite":
-            with self._transaction() as session:
-                verdict = session.execute(text("PRAGMA integrity_check(1)")).scalar_one()
-                broken = session.execute(text("PRAGMA foreign_key_check")).first()
-            if verdict != "ok" or broken is not None:
-                raise StoreError(f"control store {self.name}: damaged ({verdict if verdict != 'ok' else broken})")
-        for profile in self.list_profiles():
-            self.load_profile(profile.id)
-        for plan in self.list_plans():
-            self.load_plan(plan.id)
-        self.list_events(limit=_ALL_EVENTS)
-        self.list_schedule()
+            structure = self._whole(found, self._read_structure) or ()
+            found += [StoreError(f"control store {self.name}: damaged ({words})") for words in structure]
+        for kind, table, load in (("profile", ProfileRow, self.load_profile), ("plan", PlanRow, self.load_plan)):
+            for number in self._whole(found, partial(self._ids, table)) or ():
+                with suppress(ProfileError):  # it was pruned meanwhile
+                    self._whole(found, partial(load, number), f"{kind} {number}")
+        _, damaged = self._whole(found, partial(self.read_events, limit=_ALL_EVENTS)) or ((), {})
+        _, spoilt = self._whole(found, self.read_schedule) or ((), {})
+        # A store out of reach says the same each time.
+        return list({str(error): error for error in (*found, *damaged.values(), *spoilt.values())}.values())
+
+    def _whole(self, found: list[StoreError], read: Callable[[], T], what: str = "") -> T | None:
+        """What ``read`` answers; None, and one more in ``found`` that names ``what``, where it cannot."""
+        try:
+            return read()
+        except StoreLockedError:
+            raise
+        except StoreError as error:
+            found.append(error if what in str(error) else StoreError(f"{error}; it is of {what}"))
+            return None
+
+    def _read_structure(self) -> list[str]:
+        """What SQLite says against its pages and references."""
+        with self._transaction() as session:
+            pages = session.scalars(text(f"PRAGMA integrity_check({_MOST_FINDINGS})")).all()
+            references = session.execute(text("PRAGMA foreign_key_check")).fetchmany(_MOST_FINDINGS)
+        return [*(words for words in pages if words != "ok"), *(str(tuple(row)) for row in references)]
+
+    def _ids(self, table: type[ProfileRow | PlanRow]) -> Sequence[int]:
+        with self._transaction() as session:
+            return session.scalars(select(table.id).order_by(table.id)).all()
 
     def _now(self) -> str:
         now = self._clock()

@@ -13,7 +13,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from hybridindex.errors import FileError, StoreError, StoreLockedError, io_cure
 
-__all__ = ["store_fault", "translated"]
+__all__ = ["is_of_one_row", "store_fault", "translated"]
 
 #: PostgreSQL: lock_not_available, query_canceled, deadlock_detected, serialization_failure.
 _PG_LOCKED = frozenset({"55P03", "57014", "40P01", "40001"})
@@ -64,6 +64,13 @@ def store_fault(error: SQLAlchemyError | sqlite3.Error, where: str) -> StoreErro
     if getattr(cause, "sqlstate", None) in _PG_LOCKED:
         return StoreLockedError(f"control store {where}: another process holds it ({_first_line(cause)})")
     return StoreError(f"control store {where}: {_first_line(cause)}")
+
+
+def is_of_one_row(error: StoreError) -> bool:
+    """Whether ``error`` is damage of a row, and others of its store can be read."""
+    cause = error.__cause__
+    of_database = isinstance(cause, SQLAlchemyError | sqlite3.Error | FileError)
+    return not of_database or "Could not decode to UTF-8" in str(cause)
 
 
 def _first_line(error: BaseException | None) -> str:

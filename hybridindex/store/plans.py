@@ -10,10 +10,11 @@ from typing import Any
 from sqlalchemy import Select, insert, select, union_all
 from sqlalchemy.orm import Session
 
-from hybridindex.errors import InvalidInputError, ProfileError
+from hybridindex.errors import InvalidInputError, ProfileError, StoreError
 from hybridindex.store.arrays import decode_array, encode_array
 from hybridindex.store.checks import check_scalar
 from hybridindex.store.digests import check_digest, digest_of_blobs, digest_of_row
+from hybridindex.store.faults import is_of_one_row, translated
 from hybridindex.store.jsondata import from_json, to_json_object
 from hybridindex.store.models import EventRow, PlanArrayRow, PlanRow, ProfileRow
 from hybridindex.store.profiles import refuse_mismatch
@@ -26,6 +27,7 @@ __all__ = [
     "select_newest_plan",
     "select_plan",
     "select_plan_summaries",
+    "select_whole_events",
 ]
 
 
@@ -184,6 +186,26 @@ def select_events(
         found = union_all(*(select(part) for part in parts))
         query = select(EventRow).where(EventRow.id.in_(found)).order_by(EventRow.id.desc()).limit(limit)
     return [_event(row, where) for row in session.scalars(query)]
+
+
+def select_whole_events(
+    session: Session, where: str, *, kind: str | None, limit: int
+) -> tuple[list[StoredEvent], dict[int, StoreError]]:
+    """As :meth:`hybridindex.store.control.ControlStore.read_events`."""
+    found, damaged = [], {}
+    # Row by row: a row that cannot be decoded ends the query that meets it.
+    newest = select(EventRow.id).order_by(EventRow.id.desc()).limit(limit)
+    if kind is not None:
+        newest = newest.where(EventRow.kind == kind)
+    for number in session.scalars(newest).all():
+        try:
+            with translated(f"{where}: event {number}"):
+                found.append(_event(session.get_one(EventRow, number), where))
+        except StoreError as error:
+            if not is_of_one_row(error):
+                raise
+            damaged[number] = error
+    return found, damaged
 
 
 def _event(row: EventRow, where: str) -> StoredEvent:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from dataclasses import asdict, replace
 
 import pytest
 
 from hybridindex.errors import ProfileError, StoreError
 from hybridindex.plans.llm_profiles import (
-    LLM_PROFILED,
     find_llm_measurement,
     list_llm_measurements,
     llm_profile_from_data,
@@ -79,9 +79,36 @@ def test_what_is_missing_or_of_another_machine_is_said(store: ControlStore) -> N
         load_llm_profile(store, str(number + 1), hardware_fingerprint=None)
 
 
-def test_a_damaged_row_is_an_error_of_the_store(store: ControlStore) -> None:
-    store.record_event(LLM_PROFILED, {"profile": {"kv_cache_bytes": 1, "throughput_rps": 1.0}, "levels": [{}]})
-    with pytest.raises(StoreError, match="a damaged row"):
+DAMAGES = {
+    "other bytes": "UPDATE events SET data = replace(data, 'tiny', 'tinx') WHERE id = 2",
+    "no JSON": "UPDATE events SET data = '{\"profile\": [' WHERE id = 2",
+    "no text": "UPDATE events SET data = CAST(x'ff7b7d' AS TEXT) WHERE id = 2",
+    "no measurement": "UPDATE events SET data = '{\"levels\": [{}]}', digest = NULL WHERE id = 2",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_measurement_hides_no_other(store: ControlStore, caplog, damage: str) -> None:
+    first, _, last = (save_llm_measurement(store, measurement(100 * n, float(n))) for n in (1, 2, 3))
+    with store._opened.writer.begin() as connection:
+        connection.exec_driver_sql(damage)
+    assert [number for number, _ in list_llm_measurements(store)] == [first, last]
+    assert "LLM measurement 2 is left out: control store" in caplog.text
+    assert find_llm_measurement(store, "tiny") == measurement(300, 3.0)
+    assert load_llm_profile(store, hardware_fingerprint="hw-a").points == ((100, 1.0), (300, 3.0))
+    assert load_llm_profile(store, "3", hardware_fingerprint="hw-a").points == ((300, 3.0),)
+    with pytest.raises(StoreError, match=r"LLM measurement 2: control store .*(damaged|decode)"):
+        load_llm_profile(store, "2", hardware_fingerprint="hw-a")
+
+
+def test_a_store_that_cannot_be_read_is_an_error(store: ControlStore, monkeypatch) -> None:
+    save_llm_measurement(store, measurement(100, 1.0))
+
+    def fail(*_):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr("hybridindex.store.plans._event", fail)
+    with pytest.raises(StoreError, match="disk I/O error"):
         list_llm_measurements(store)
 
 

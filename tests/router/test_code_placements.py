@@ -15,13 +15,12 @@ from hybridindex.plans.replan import PlanChanges, replan
 from hybridindex.router import HealthPolicy, Router
 from hybridindex.tiers.paged.codes.native_code_scanner import NativeCodeScanner
 from hybridindex.tiers.paged.codes.torch_code_scanner import TorchCodeScanner
-from tests.clustered import NLIST, clustered, hand_made_plan, small_index
+from tests.clustered import NLIST, hand_made_plan, small_index
 from tests.coded import with_codes
 from tests.examples import examples
+from tests.router.code_searches import BUDGET, QUERIES, asked, differences, opened, search_beside_swaps
 
 KINDS = [(metric, bits) for metric in ("ip", "l2") for bits in (1, 2, 4)]
-QUERIES = clustered(60, seed=5)
-BUDGET = 4 << 20
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=str)
@@ -45,11 +44,6 @@ def host(index):
         yield router
 
 
-def opened(index, n_devices, **options):
-    options = {"precision": "codes", "scrub_bytes_per_s": 0, "device_budget_bytes": BUDGET, **options}
-    return Router(index, devices=["cpu"] * n_devices, **options)
-
-
 def planned(index, devices, n_devices=1):
     """Of codes, in small pages, so that lists take several."""
     plan = hand_made_plan(index.by_codes(), np.asarray(devices), n_devices=n_devices, budget=BUDGET)
@@ -63,18 +57,6 @@ def placed(index, n_devices, seed):
     share = rng.choice([0, 0.1, 0.5, 0.9, 1])
     devices = np.where(rng.random(NLIST) < share, rng.integers(n_devices, size=NLIST), -1)
     return planned(index, devices, n_devices)
-
-
-def differences(answer, right):
-    """Queries whose ids or distances are not the same, to the bit."""
-    same = (answer.ids == right.ids) & (answer.distances.view(np.int32) == right.distances.view(np.int32))
-    return int((~same.all(axis=1)).sum())
-
-
-def asked(rng):
-    """Queries of a search, k and nprobe."""
-    rows = rng.permutation(len(QUERIES))[: rng.integers(1, len(QUERIES) + 1)]
-    return QUERIES[rows], int(rng.choice([1, 3, 10, 40])), int(rng.choice([1, 5, 16, NLIST]))
 
 
 @pytest.mark.hypothesis  # its examples are as many as the profile says
@@ -123,36 +105,7 @@ def test_torch_answers_the_same_where_the_extension_cannot(index, host, monkeypa
 @given(seed=st.integers(0, 2**32), n_devices=st.integers(1, 2))
 @examples(15, deadline=None)
 def test_searches_beside_swaps_and_sessions(one, seed, n_devices):
-    rng = np.random.default_rng(seed)
-    requests = [asked(rng) for _ in range(8)]
-    stop = threading.Event()
-
-    def swap(router):
-        for number in range(50):
-            router.apply_plan(placed(one, n_devices, seed + number))
-            if stop.is_set():
-                return
-
-    with (
-        Router(one, precision="codes", scrub_bytes_per_s=0) as alone,
-        opened(one, n_devices, lookahead_bytes=1 << 18, wait_for_lists=True) as router,
-        router.session() as session,
-    ):
-        swapping = threading.Thread(target=swap, args=(router,))
-        swapping.start()
-        try:
-            waiting = []
-            for queries, k, nprobe in requests:
-                session.lookahead(queries[:4], nprobe=nprobe)
-                waiting.append(router.submit(queries, k, nprobe))
-                waiting.append(session.submit(queries, k, nprobe))
-            for (queries, k, nprobe), *found in zip(requests, waiting[::2], waiting[1::2], strict=True):
-                right = alone.search(queries, k, nprobe)
-                assert [differences(future.result(300), right) for future in found] == [0, 0]
-        finally:
-            stop.set()
-            swapping.join()
-        router.check_invariants()
+    search_beside_swaps(one, n_devices, seed, placed)
 
 
 def test_a_device_that_fails_is_replaced_by_the_host(index, host, monkeypatch):

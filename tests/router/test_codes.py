@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
 
-from hybridindex.config import SearchParams
+from hybridindex.config import MAX_CANDIDATES
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
 from hybridindex.extension import native
 from hybridindex.index import build, open_index
@@ -21,9 +22,11 @@ from hybridindex.tiers.host.reranker import Reranker
 from tests.clustered import NLIST, clustered, small_index
 from tests.coded import TABLE, best_of, with_codes
 from tests.examples import examples
+from tests.router.slow_copies import until
 
 KINDS = [(m, b, c) for m, b, c in (("ip", 1, "flat"), ("l2", 1, "sq8"), ("l2", 2, "flat"), ("ip", 4, "sq8"))]
 QUERIES = clustered(40, seed=5)
+WAIT_S = 300
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}-{kind[1]}-{kind[2]}")
@@ -256,12 +259,66 @@ def test_fewer_candidates_than_neighbours_are_refused_at_the_search(index):
 
 
 def test_candidates_are_bounded_by_the_memory_that_they_take(index):
-    count, params = CandidateCount(index.rabitq.spec, None), SearchParams(k=10, candidates=1000)
-    assert count.of_search(40_000, params, 8) == 1000
-    with pytest.raises(
-        InvalidInputError, match="queries hold 50000 rows, with 1000 candidates each; expected at most 40265"
-    ):
-        count.of_search(50_000, params, 8)
+    count = CandidateCount(index.rabitq.spec, None)
+    assert (count.queries_at_once(1000), count.queries_at_once(MAX_CANDIDATES)) == (40265, 614)
+
+
+@pytest.fixture
+def few_at_once(monkeypatch):
+    """Requests of at most six queries with 50 candidates, each in a batch of its own."""
+    monkeypatch.setattr("hybridindex.router.precision._MOST_CELLS", 300)
+    monkeypatch.setattr("hybridindex.router.batch.batching.MAX_BATCH_CELLS", 300)
+
+
+def test_a_call_with_too_many_candidates_is_divided(index, few_at_once):
+    with opened(index, candidates=50) as router:
+        rows = np.concatenate([router.search(query, 10, 8).ids for query in QUERIES])
+        sizes, probed = [], []
+        router.on_batch.append(lambda report: sizes.append((report.n_queries, report.candidates)))
+        answers = {
+            "search": router.search(QUERIES, 10, 8),
+            "submit": router.submit(QUERIES, 10, 8, on_probes=probed.append).result(WAIT_S),
+            "asearch": asyncio.run(router.asearch(QUERIES, 10, 8)),
+            "deadline": router.search(QUERIES, 10, 8, deadline_ms=1e6),
+        }
+        with router.session() as session:
+            answers["session"] = session.search(QUERIES, 10, 8)
+            assert (session.stats.searches, session.stats.hit_rate) == (1, 0)
+        until(lambda: len(sizes) == 7 * len(answers))  # batches end after the answer
+        assert sorted(set(sizes)) == [(4, 200), (6, 300)]
+        assert (np.concatenate(probed) == index.quantize(index.transform(QUERIES), 8)[0]).all()
+        for answer in answers.values():
+            assert (answer.ids == rows).all()
+            assert (answer.nprobe_used == 8).all()
+            check(index, router, QUERIES, answer, 10, 8, 50)
+
+
+def test_parts_of_a_divided_call_share_its_deadline(index, few_at_once, monkeypatch):
+    with opened(index, candidates=50) as router:
+        asked, submit = [], router._engine.submit
+        monkeypatch.setattr(router._engine, "submit", lambda request: asked.append(request) or submit(request))
+        begun = time.monotonic()
+        router.search(QUERIES[:20], 10, 8, deadline_ms=1e6)
+    left_s = np.array([request.deadline_s for request in asked]) - begun
+    assert np.diff(left_s) == pytest.approx([300, 300, 100])
+    assert left_s[-1] >= 1000
+
+
+def test_a_divided_call_fails_as_a_whole_and_the_next_one_is_answered(index, few_at_once, monkeypatch):
+    with opened(index, candidates=50) as router:
+        rerank, calls = Reranker.rerank, []
+
+        def fail_once(*args):
+            calls.append(1)
+            if len(calls) == 3:
+                raise MemoryError("no room for the third part")
+            return rerank(*args)
+
+        monkeypatch.setattr(Reranker, "rerank", fail_once)
+        with pytest.raises(MemoryError, match="third part"):
+            router.search(QUERIES, 10, 8)
+        assert len(calls) == 7
+        assert isinstance(router.submit(QUERIES, 10, 8).result(WAIT_S).ids, np.ndarray)
 
 
 def test_damaged_codes_are_left_out_and_rows_serve(tmp_path, caplog):

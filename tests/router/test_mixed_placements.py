@@ -15,7 +15,7 @@ from hybridindex.tiers.paged.codes.torch_row_pages import TorchRowPages
 from tests.clustered import NLIST, hand_made_plan, small_index
 from tests.coded import with_codes
 from tests.examples import examples
-from tests.router.test_code_placements import BUDGET, QUERIES, asked, differences, opened
+from tests.router.code_searches import BUDGET, QUERIES, asked, differences, opened, search_beside_swaps
 from tests.stuck import WAIT_S, Stuck
 
 KINDS = [("ip", "flat", 1), ("l2", "flat", 2), ("ip", "sq8", 4), ("l2", "sq8", 1), ("l2", "fp16", 1), ("ip", "bf16", 2)]
@@ -173,36 +173,7 @@ def test_requests_that_share_a_batch_are_answered_as_alone(one):
 @given(seed=st.integers(0, 2**32), n_devices=st.integers(1, 2))
 @examples(15, deadline=None)
 def test_searches_beside_swaps_and_sessions(one, seed, n_devices):
-    rng = np.random.default_rng(seed)
-    requests = [asked(rng) for _ in range(8)]
-    stop = threading.Event()
-
-    def swap(router):
-        for number in range(50):
-            router.apply_plan(placed(one, n_devices, seed + number))
-            if stop.is_set():
-                return
-
-    with (
-        Router(one, precision="codes", scrub_bytes_per_s=0) as alone,
-        opened(one, n_devices, lookahead_bytes=1 << 18, wait_for_lists=True) as router,
-        router.session() as session,
-    ):
-        swapping = threading.Thread(target=swap, args=(router,))
-        swapping.start()
-        try:
-            waiting = []
-            for queries, k, nprobe in requests:
-                session.lookahead(queries[:4], nprobe=nprobe)
-                waiting.append(router.submit(queries, k, nprobe))
-                waiting.append(session.submit(queries, k, nprobe))
-            for (queries, k, nprobe), *found in zip(requests, waiting[::2], waiting[1::2], strict=True):
-                right = alone.search(queries, k, nprobe)
-                assert [differences(future.result(WAIT_S), right) for future in found] == [0, 0]
-        finally:
-            stop.set()
-            swapping.join()
-        router.check_invariants()
+    search_beside_swaps(one, n_devices, seed, placed)
 
 
 # Devices that fail

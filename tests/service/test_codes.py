@@ -88,6 +88,21 @@ def test_large_requests_are_divided_by_their_candidates(coded_path, make_service
     assert_same(found, service.router.search(many, 5, 6))
 
 
+def test_requests_with_very_many_candidates_are_answered(coded_path, make_service, monkeypatch):
+    service = make_service(router={"devices": (), "candidates": 200})
+    many = clustered(20, seed=4)
+    expected, counted = service.router.search(many, 5, 6), []
+    # Of the router: the daemon's own bound is far above.
+    monkeypatch.setattr("hybridindex.router.precision._MOST_CELLS", 1000)
+    monkeypatch.setattr("hybridindex.router.batch.batching.MAX_BATCH_CELLS", 1000)
+    service.router.on_batch.append(lambda report: counted.append(report.n_queries) if report.k == 5 else None)
+    with live(service) as port, Client(f"http://127.0.0.1:{port}") as client:
+        assert_same(client.search(many, 5, 6), expected)
+        with client.session() as session:
+            assert_same(session.search(many, 5, 6), expected)
+        until(lambda: counted == [5] * 8)  # batches end after the answer
+
+
 def test_a_daemon_with_few_candidates_becomes_ready_and_reloads(coded_path, make_service, queries):
     service = make_service(router={"devices": (), "candidates": 5})
     assert service.router.search(queries, 5, 6).ids.shape == (len(queries), 5)
@@ -131,6 +146,53 @@ def test_codes_that_cannot_be_used_are_not_opened_again_until_they_are_made_anew
     assert service.reload()["reloaded"]
     assert service.router.precision.startswith("codes: rabitq 2 bits, ")
     assert not service.generations.changed()
+
+
+@pytest.fixture
+def spoilt(coded_path):
+    """Damages the file of codes; the function puts it back as it was."""
+    file = next(coded_path.glob("gen-*/rabitq-*.bin"))
+    whole = file.read_bytes()
+
+    def spoil():
+        file.write_bytes(whole[:70] + bytes([whole[70] ^ 1]) + whole[71:])
+        return lambda: file.write_bytes(whole)
+
+    return spoil
+
+
+def test_a_reload_takes_up_codes_that_were_restored(coded_path, make_service, queries, spoilt):
+    with hx.open(coded_path) as index, index.router(precision="codes") as router:
+        expected, precision = router.search(queries, 5, 6), router.precision
+    restore = spoilt()
+    service = make_service(router={"devices": ()})
+    assert "differs from its checksum" in service.router.precision
+    assert service.reload()["reloaded"] is False
+    restore()
+    assert service.reload()["reloaded"]
+    assert service.router.precision == precision
+    assert_same(service.router.search(queries, 5, 6), expected)
+    # Those in memory stay as they are.
+    spoilt()
+    assert service.reload()["reloaded"] is False
+    assert_same(service.router.search(queries, 5, 6), expected)
+
+
+@pytest.mark.parametrize("last", ["rows", "codes"])
+def test_codes_that_were_restored_bring_their_plan(coded_path, make_service, spoilt, last):
+    rows, codes = plans_of_both(coded_path)
+    with hx.open(coded_path) as index:
+        for plan in (rows, codes) if last == "codes" else (codes, rows):
+            index.apply_plan(plan, force=True)
+    restore = spoilt()
+    service = make_service()
+    assert (service.plan_id, service.router.plan.bits) == (rows, None)
+    restore()
+    answer = service.reload()
+    expected = (codes, 2, "stored") if last == "codes" else (rows, None, "carried over")
+    assert (answer["plan_id"], service.router.plan.bits, answer["plan_origin"]) == expected
+    assert service.router.residency.n_resident == len(service.router.plan.resident_lists) == 12
+    assert service.reload()["reloaded"] is False
 
 
 def test_a_reload_takes_up_other_candidates_of_the_same_codes(coded_path, make_service):

@@ -11,13 +11,12 @@ import typer
 from rich.table import Table
 
 import hybridindex as hx
-from hybridindex.cli.console import CliProgress, emit, load_npy, readable_bytes
+from hybridindex.cli.console import CliProgress, emit, err, load_npy, readable_bytes
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, MachineOptions, QueriesPath, SearchOptions
-from hybridindex.cli.routers import open_router
+from hybridindex.cli.routers import choose_plan, open_router
+from hybridindex.errors import StoreError
 from hybridindex.plans.benches import keep_bench
-from hybridindex.plans.precision import choose_view
-from hybridindex.plans.stored import resume_plan
 from hybridindex.profiler.open_loop import PoissonLoad, run_open_loop
 
 __all__ = ["register"]
@@ -47,10 +46,7 @@ def register(app: typer.Typer) -> None:
         x = np.ascontiguousarray(load_npy(queries, "--queries"))
         rows = []
         with hx.open(index) as opened:
-            with opened.store(machine.store) as control:
-                view = choose_view(opened.ivf, control, asked.plan, asked.precision)  # type: ignore[arg-type]
-                found = resume_plan(view, asked.plan, control, tuple(machine.device or ()))
-            number, chosen = (None, None) if found is None else found
+            number, chosen = choose_plan(opened, asked.plan, machine.device or (), machine.store, asked.precision)  # type: ignore[arg-type]
             target = slo_ms if slo_ms is not None else chosen.request.slo_ms if chosen is not None else None
             with (
                 open_router(opened, chosen, asked, machine) as router,
@@ -82,13 +78,16 @@ def register(app: typer.Typer) -> None:
             )  # fmt: skip
         payload = {"devices": labels, "precision": scanned, "resident_bytes": used, "slo_ms": target, "load": rows}
         emit(payload, as_json=machine.json, table=table)
-        with hx.open(index, verify="quick") as opened, opened.store(machine.store) as control:
-            keep_bench(
-                control,
-                fingerprint,
-                number if labels else None,
-                devices=labels,
-                resident_bytes=used,
-                slo_ms=target,
-                load=[asdict(row) for row in rows],
-            )
+        try:
+            with hx.open(index, verify="quick") as opened, opened.store(machine.store) as control:
+                keep_bench(
+                    control,
+                    fingerprint,
+                    number if labels else None,
+                    devices=labels,
+                    resident_bytes=used,
+                    slo_ms=target,
+                    load=[asdict(row) for row in rows],
+                )
+        except StoreError as error:
+            err.print(f"no report will show this load: {error}", highlight=False)

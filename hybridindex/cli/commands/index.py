@@ -13,10 +13,11 @@ from rich.table import Table
 
 import hybridindex as hx
 from hybridindex import filesystem
+from hybridindex.api import STORE_FILE
 from hybridindex.cli.console import CliProgress, ExitCode, emit, err, load_npy, parse_bytes, readable_bytes
 from hybridindex.cli.option_groups import grouped
-from hybridindex.cli.options import IndexPath, Json
-from hybridindex.errors import InvalidInputError
+from hybridindex.cli.options import IndexPath, Json, StoreUrl
+from hybridindex.errors import InvalidInputError, StoreError
 from hybridindex.index import previous_generation, read_manifest
 from hybridindex.index.compress import check_asked
 from hybridindex.index.rabitq.spec import CandidateTable
@@ -90,6 +91,22 @@ def index_table(facts: dict[str, Any], title: str) -> Table:
         shown = readable_bytes(value) if name.endswith("_bytes") else f"{value:,}" if type(value) is int else value
         table.add_row(name.replace("_", " "), str(shown))
     return table
+
+
+def _check_store(opened: hx.Index, url: str | None) -> tuple[str | None, list[str]]:
+    """The control store of an index, and what is wrong with it. None: it has none."""
+    from hybridindex.store.engine import locate
+
+    file = locate(url or opened.path / STORE_FILE).path
+    if file is not None and not filesystem.exists(file):
+        if url is not None:
+            raise InvalidInputError(f"--store is {url!r}; there is no such file: expected a control store")
+        return None, []
+    try:
+        with opened.store(url) as control:
+            return control.name, [str(problem) for problem in control.find_damage()]
+    except StoreError as error:
+        return str(file or url), [str(error)]
 
 
 def _candidate_table(candidates: CandidateTable) -> Table:
@@ -286,14 +303,19 @@ def register(app: typer.Typer) -> None:
         emit(facts, as_json=json, table=f"wrote {file} ({readable_bytes(facts['bytes'])})")  # type: ignore[arg-type]
 
     @app.command()
-    def verify(index: IndexPath, json: Json = False) -> None:
-        """Read everything once, compare all checksums, and describe the index."""
+    def verify(index: IndexPath, store: StoreUrl = None, json: Json = False) -> None:
+        """Read everything once, the control store too, compare all checksums, and describe the index."""
         with hx.open(index, verify="full") as opened:
             facts = describe(opened)
-        whole = facts["rabitq_problem"] is None
-        title = "all checksums match" if whole else "the rows are whole, the codes are not"
-        emit({**facts, "ok": whole}, as_json=json, table=index_table(facts, title))
-        if not whole:
+            facts["store"], problems = _check_store(opened, store)
+        damaged = [] if facts["rabitq_problem"] is None else ["the rows are whole, the codes are not"]
+        damaged += ["the control store is damaged"] if problems else []
+        title = "; ".join(damaged) or "all checksums match"
+        payload = {**facts, "store_problems": problems, "ok": not damaged}
+        emit(payload, as_json=json, table=index_table(facts, title))
+        for problem in problems:
+            err.print(problem, highlight=False, soft_wrap=True)
+        if damaged:
             raise typer.Exit(ExitCode.BAD_INDEX)
 
     @app.command()

@@ -237,6 +237,7 @@ def register(app: typer.Typer) -> None:
         ],
         apply: Annotated[bool, typer.Option("--apply", help="Make each plan the one that serves.")] = False,
         force: Annotated[bool, typer.Option("--force", help="Apply plans that cannot meet their SLO, too.")] = False,
+        precision: Precision = "auto",
         lookahead_bytes: Annotated[
             str, typer.Option(help="Bytes of each device that each index keeps for sessions.")
         ] = "0",
@@ -257,6 +258,7 @@ def register(app: typer.Typer) -> None:
             paths,
             tuple(parse_bytes(nbytes) for nbytes in budget),
             store,
+            precision=precision,  # type: ignore[arg-type]
             lookahead_bytes=parse_bytes(lookahead_bytes),
             apply=apply,
             force=force,

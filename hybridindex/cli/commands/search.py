@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
         """Search with the stored plan, or on the host alone."""
         x = load_npy(queries, "--queries")
         with hx.open(index) as opened:
-            plan = choose_plan(opened, asked.plan, machine.device or (), machine.store, asked.precision)  # type: ignore[arg-type]
+            _, plan = choose_plan(opened, asked.plan, machine.device or (), machine.store, asked.precision)  # type: ignore[arg-type]
             with open_router(opened, plan, asked, machine) as router:
                 result = router.search(np.asarray(x), asked.k, asked.nprobe)
                 labels, scanned = [tier.label for tier in router.devices], router.precision

@@ -26,7 +26,7 @@ from hybridindex.index.storage.generation import unreadable
 from hybridindex.index.storage.manifest import LISTS_FILE, Manifest
 from hybridindex.types import F32, I64, U8
 
-__all__ = ["RabitqCodes", "find_codes", "read_spec", "say_unusable"]
+__all__ = ["RabitqCodes", "are_whole", "find_codes", "read_spec", "say_unusable"]
 
 _log = logging.getLogger(__name__)
 
@@ -158,6 +158,14 @@ def _check(generation: Path, manifest: Manifest, list_sizes: I64, *, whole: bool
     if digest != spec.file_xxh3_128:
         raise CorruptIndexError(f"{file} differs from its checksum in {SPEC_FILE}")
     return spec
+
+
+def are_whole(generation: Path, manifest: Manifest, list_sizes: I64) -> bool:
+    """Whether a generation has codes that can be used. Reads all of them."""
+    try:
+        return _check(generation, manifest, list_sizes, whole=True) is not None
+    except IndexFormatError:
+        return False
 
 
 def find_codes(

@@ -10,6 +10,7 @@ from typing import Any
 
 from hybridindex.errors import HybridIndexError, InvalidInputError, ProfileError, ServiceError, StoreError
 from hybridindex.plans.planner import devices_of, plan_next
+from hybridindex.plans.precision import choose_view, view_of
 from hybridindex.plans.replan import PlanChanges
 from hybridindex.plans.stored import plan_summary
 from hybridindex.refresh.config import RefreshConfig
@@ -17,7 +18,7 @@ from hybridindex.service.config import ServiceConfig
 from hybridindex.service.core import Service
 from hybridindex.service.describe import describe
 from hybridindex.service.searches import Traces
-from hybridindex.service.serving import MakeRefresher, PlanChoice, Prepared, prepare
+from hybridindex.service.serving import MakeRefresher, PlanChoice, Prepared, precision_asked, prepare
 from hybridindex.service.several.config import IndexConfig, name_of
 from hybridindex.service.several.shares import SharedBudget, kept
 from hybridindex.service.status import Check, Health, health_of
@@ -243,13 +244,18 @@ class _Opening:
     def _asked(self, prepared: Prepared, told: IndexConfig) -> PlanChoice:
         """The plan for the SLO and rate that the index is told, made anew where it has another one's."""
         choice, config = prepared.choice, self._config.router
-        nothing_asked = told.slo_ms is None and told.rate_qps is None
-        if nothing_asked or not config.devices or told.within(self._config).plan == "none":
+        nothing_asked, named = told.slo_ms is None and told.rate_qps is None, told.within(self._config).plan
+        if nothing_asked or not config.devices or named == "none":
             return choice
         changes = PlanChanges(slo_ms=told.slo_ms, rate_qps=told.rate_qps)
-        devices = devices_of(prepared.index.ivf, len(config.devices), config.device_budget_bytes)
+        ivf, store = prepared.index.ivf, prepared.store
         try:
-            plan = plan_next(prepared.index.ivf, prepared.store, choice.plan, changes, devices)
+            if choice.plan is None:
+                view = choose_view(ivf, store, named, precision_asked(config))
+            else:
+                view = view_of(ivf, choice.plan.index_fingerprint) or ivf
+            devices = devices_of(view, len(config.devices), config.device_budget_bytes)
+            plan = plan_next(view, store, choice.plan, changes, devices)
         except StoreError:
             if not choice.pending:
                 raise

@@ -11,10 +11,8 @@ import numpy as np
 from hybridindex.errors import OutOfBudgetError
 from hybridindex.extension import native
 from hybridindex.index.codec import DeviceCodec
-from hybridindex.index.ivf import IVFIndex
 from hybridindex.tiers.contract.positions import ids_of_positions
 from hybridindex.tiers.contract.protocol import IdFilter
-from hybridindex.tiers.contract.residency import Residency
 from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.tiers.paged.torch_scanner import TorchScanner
@@ -32,18 +30,6 @@ class NativePageScanner(PageScanner):
     def supports(codec: DeviceCodec, arena: PageArena) -> bool:
         """Whether the kernels are built and reach the arena; they decode every device codec."""
         return native is not None and arena.device.type == "cpu"
-
-    def __init__(
-        self,
-        index: IVFIndex,
-        codec: DeviceCodec,
-        arena: PageArena,
-        residency: Residency,
-        ordinal: int,
-        scratch_bytes: int,
-    ) -> None:
-        super().__init__(index, codec, arena, residency, ordinal, scratch_bytes)
-        self._scale, self._offset = codec.scale, codec.offset
 
     def _scan(
         self, queries: F32, probes: I64, coarse_distances: F32, k: int, filter_ids: IdFilter | None
@@ -76,8 +62,8 @@ class NativePageScanner(PageScanner):
             self._arena.data.numpy(),
             self._arena.geometry.rows_per_page,
             self._codec.kind,
-            self._scale,
-            self._offset,
+            self._codec.scale,
+            self._codec.offset,
             lists,
             self._index.list_sizes[lists],
             page_starts,

@@ -47,6 +47,10 @@ class PageScanner(ABC):
         self._scratch_bytes = scratch_bytes
         #: Why this kernel scans and not a faster one; empty where none is faster. Set by the tier.
         self.passed_over = ""
+        self._prepare()
+
+    def _prepare(self) -> None:  # noqa: B027 - most take nothing
+        """Makes what a kernel takes besides. Raises what its scanner cannot be made for."""
 
     @classmethod
     def beside(cls, other: PageScanner) -> Self:

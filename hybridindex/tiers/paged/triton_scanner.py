@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from hybridindex.errors import OutOfBudgetError
 from hybridindex.index.codec import DeviceCodec
-from hybridindex.index.ivf import IVFIndex
 from hybridindex.tiers.contract.positions import ids_of_positions
 from hybridindex.tiers.contract.protocol import IdFilter
 from hybridindex.tiers.contract.residency import Residency
@@ -76,22 +75,13 @@ class TritonScanner(PageScanner):
             return "triton is not installed: pip install triton"
         return ""
 
-    def __init__(
-        self,
-        index: IVFIndex,
-        codec: DeviceCodec,
-        arena: PageArena,
-        residency: Residency,
-        ordinal: int,
-        scratch_bytes: int,
-    ) -> None:
-        super().__init__(index, codec, arena, residency, ordinal, scratch_bytes)
+    def _prepare(self) -> None:
         #: Where the scan runs.
-        self.workspace = Workspace.of(arena, codec, scratch_bytes)
+        self.workspace = Workspace.of(self._arena, self._codec, self._scratch_bytes)
         import torch
 
-        element = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.int16, "sq8": torch.uint8}[codec.kind]
-        self._elements = arena.data.view(-1).view(element)
+        kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.int16, "sq8": torch.uint8}
+        self._elements = self._arena.data.view(-1).view(kinds[self._codec.kind])
 
     def _scan(
         self, queries: F32, probes: I64, coarse_distances: F32, k: int, filter_ids: IdFilter | None

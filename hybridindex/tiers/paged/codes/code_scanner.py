@@ -10,11 +10,9 @@ import numpy as np
 
 from hybridindex.config import MAX_CANDIDATES
 from hybridindex.errors import InvalidInputError
-from hybridindex.index.codec import DeviceCodec
-from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.rabitq.codes import RabitqCodes
+from hybridindex.index.rabitq.spec import CodeFormat
 from hybridindex.tiers.contract.protocol import IdFilter
-from hybridindex.tiers.contract.residency import Residency
-from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.types import F32, I64
 
@@ -27,19 +25,17 @@ class CodePageScanner(PageScanner):
 
     most_k = MAX_CANDIDATES
 
-    def __init__(
-        self,
-        index: IVFIndex,
-        codec: DeviceCodec,
-        arena: PageArena,
-        residency: Residency,
-        ordinal: int,
-        scratch_bytes: int,
-    ) -> None:
-        super().__init__(index, codec, arena, residency, ordinal, scratch_bytes)
-        assert index.rabitq is not None
-        assert codec.form is not None
-        self._codes, self._form = index.rabitq, codec.form
+    @property
+    def _codes(self) -> RabitqCodes:
+        codes = self._index.rabitq
+        assert codes is not None
+        return codes
+
+    @property
+    def _form(self) -> CodeFormat:
+        form = self._codec.form
+        assert form is not None
+        return form
 
     def _scan(
         self, queries: F32, probes: I64, coarse_distances: F32, k: int, filter_ids: IdFilter | None

@@ -13,12 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridindex.config import MAX_K
-from hybridindex.index.codec import DeviceCodec
-from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.rabitq.estimate import MOST_WHOLE, code_queries
 from hybridindex.index.rabitq.spec import CHUNK_DIMS, CodeFormat
-from hybridindex.tiers.contract.residency import Residency
-from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.codes.code_scanner import CodePageScanner
 from hybridindex.tiers.paged.codes.torch_code_scanner import TorchCodeScanner
 from hybridindex.tiers.paged.scan_tables import GROUP, ItemTables, Pairs
@@ -51,21 +47,12 @@ class TritonCodeScanner(CodePageScanner):
 
     unsupported = staticmethod(TritonScanner.unsupported)
 
-    def __init__(
-        self,
-        index: IVFIndex,
-        codec: DeviceCodec,
-        arena: PageArena,
-        residency: Residency,
-        ordinal: int,
-        scratch_bytes: int,
-    ) -> None:
-        super().__init__(index, codec, arena, residency, ordinal, scratch_bytes)
+    def _prepare(self) -> None:
         #: Where the scan runs.
-        self.workspace: Workspace = CodeWorkspace.of(arena, codec, scratch_bytes)
+        self.workspace: Workspace = CodeWorkspace.of(self._arena, self._codec, self._scratch_bytes)
         import torch
 
-        data = arena.data.view(-1)
+        data = self._arena.data.view(-1)
         self._elements = (data.view(torch.int32), data.view(torch.float16), data.view(torch.float32))
 
     def _scan_codes(self, queries: F32, probes: I64, products: F32, estimates: F32, positions: I64) -> None:

@@ -8,12 +8,9 @@ from abc import abstractmethod
 
 import numpy as np
 
-from hybridindex.index.codec import DeviceCodec
-from hybridindex.index.ivf import IVFIndex
+from hybridindex.index.pq.form import PqForm
 from hybridindex.tiers.contract.positions import ids_of_positions
 from hybridindex.tiers.contract.protocol import IdFilter
-from hybridindex.tiers.contract.residency import Residency
-from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.types import F32, I64
 
@@ -29,18 +26,11 @@ class PqPageScanner(PageScanner):
     Rows with the same code are as far as each other, so ties are common: (distance, id) orders them as on the host.
     """
 
-    def __init__(
-        self,
-        index: IVFIndex,
-        codec: DeviceCodec,
-        arena: PageArena,
-        residency: Residency,
-        ordinal: int,
-        scratch_bytes: int,
-    ) -> None:
-        super().__init__(index, codec, arena, residency, ordinal, scratch_bytes)
-        assert codec.pq is not None
-        self._form = codec.pq
+    @property
+    def _form(self) -> PqForm:
+        form = self._codec.pq
+        assert form is not None
+        return form
 
     def _scan(
         self, queries: F32, probes: I64, coarse_distances: F32, k: int, filter_ids: IdFilter | None

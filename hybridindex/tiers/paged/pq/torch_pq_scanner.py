@@ -15,7 +15,6 @@ from hybridindex.index.pq.distances import LARGEST, bases_of, tables_of
 from hybridindex.tiers.contract.positions import POSITION_BITS
 from hybridindex.tiers.contract.protocol import IdFilter
 from hybridindex.tiers.contract.validate import allowed_ids
-from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.tiers.paged.pq.pq_page_scanner import PqPageScanner
 from hybridindex.tiers.paged.torch_scanner import queries_by_list
 from hybridindex.types import F32, I64
@@ -36,11 +35,6 @@ class TorchPqScanner(PqPageScanner):
     """Scans on any torch device; the one scanner of such rows that takes filters."""
 
     name = "torch"
-
-    @classmethod
-    def beside(cls, other: PageScanner) -> TorchPqScanner:
-        """The scanner of the same lists."""
-        return cls(other._index, other._codec, other._arena, other._residency, other._ordinal, other._scratch_bytes)
 
     def _nearest(self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None) -> tuple[F32, I64]:
         distances = np.full((len(queries), k), np.inf, dtype=np.float32)

@@ -13,11 +13,8 @@ import numpy.typing as npt
 
 from hybridindex.config import MAX_K
 from hybridindex.index.codec import DeviceCodec
-from hybridindex.index.ivf import IVFIndex
 from hybridindex.index.pq.distances import bases_of, tables_of
 from hybridindex.tiers.contract.protocol import IdFilter
-from hybridindex.tiers.contract.residency import Residency
-from hybridindex.tiers.paged.arena import PageArena
 from hybridindex.tiers.paged.pq.pq_page_scanner import PqPageScanner
 from hybridindex.tiers.paged.pq.torch_pq_scanner import TorchPqScanner
 from hybridindex.tiers.paged.scan_tables import GROUP, ItemTables, Pairs
@@ -43,18 +40,9 @@ class TritonPqScanner(PqPageScanner):
 
     unsupported = staticmethod(TritonScanner.unsupported)
 
-    def __init__(
-        self,
-        index: IVFIndex,
-        codec: DeviceCodec,
-        arena: PageArena,
-        residency: Residency,
-        ordinal: int,
-        scratch_bytes: int,
-    ) -> None:
-        super().__init__(index, codec, arena, residency, ordinal, scratch_bytes)
+    def _prepare(self) -> None:
         #: Where the scan runs.
-        self.workspace: Workspace = PqWorkspace.of(arena, codec, scratch_bytes)
+        self.workspace: Workspace = PqWorkspace.of(self._arena, self._codec, self._scratch_bytes)
 
     def _nearest(self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None) -> tuple[F32, I64]:
         if filter_ids is not None or k > MAX_K:
