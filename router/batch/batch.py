@@ -345,9 +345,8 @@ class Batch:
         """Where devices hold rows, they compare those of their own; the host the others, meanwhile."""
         for device, own in split_positions(positions, rows_at.device):
             comparison.add()
-            with self._lock:
-                # Before the scan ends that found the candidates: the lease stays.
-                self._n_scans += 1
+            # Before the scan ends that found the candidates: the lease stays.
+            self.add_scan()
             if rows_at.put(device, self, comparison, own):
                 positions = np.where(own >= 0, -1, positions)
             else:
@@ -372,6 +371,11 @@ class Batch:
         for number in numbers:
             assert failure is not None
             self.requests[number].reply.fail(failure)
+
+    def add_scan(self) -> None:
+        """One more scan, to be ended with :meth:`end_scan`; while another has not ended."""
+        with self._lock:
+            self._n_scans += 1
 
     def end_scan(self) -> None:
         """One scan, successful or not, will not touch the batch any more."""

@@ -164,12 +164,18 @@ class DeviceQueue:
         with self._lock:
             return any(self._open.values())
 
-    def take(self, task: DeviceTask) -> bool:
-        """Takes the right to answer a part, for the first who asks while its scan goes on."""
+    def take(self, task: DeviceTask, *, apart: bool = False) -> bool:
+        """Takes the right to answer a part, for the first who asks while its scan goes on.
+
+        ``apart``: on another thread than the own, so that the scan may end before the answer is there. The batch does
+        not, until it is told with :meth:`Batch.end_scan` once more.
+        """
         with self._lock:
             if self._open.get(task, True):
                 return False
             self._open[task] = True
+            if apart:
+                task.batch.add_scan()
             return True
 
     def owns_current_thread(self) -> bool:

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 
 from hybridindex.router import HealthPolicy, Router
+from hybridindex.tiers.paged.codes.native_code_scanner import NativeCodeScanner
 from hybridindex.tiers.paged.codes.native_row_pages import NativeRowPages
 from hybridindex.tiers.paged.codes.torch_row_pages import TorchRowPages
 from tests.clustered import NLIST, hand_made_plan, small_index
 from tests.coded import with_codes
 from tests.examples import examples
 from tests.router.test_code_placements import BUDGET, QUERIES, asked, differences, opened
-from tests.stuck import WAIT_S, Stuck
+from tests.stuck import WAIT_S, Stuck, on_watchdog
 
 KINDS = [("ip", "flat", 1), ("l2", "flat", 2), ("ip", "sq8", 4), ("l2", "sq8", 1), ("l2", "fp16", 1), ("ip", "bf16", 2)]
 
@@ -263,6 +264,31 @@ def test_a_device_that_does_not_end_keeps_nobody_waiting(one):
         assert differences(found, right) == 0
         assert on_devices == candidates
         router.check_invariants()
+
+
+def test_rows_stay_until_the_host_has_answered_for_a_device_even_if_that_ends_before(one):
+    on_two = planned(one, [0] * NLIST, [1] * NLIST, 2)
+    ended = []
+    with (
+        Router(one, precision="codes") as alone,
+        opened(one, 2, plan=on_two, health=HealthPolicy(judge="all", stuck_s=0.2)) as router,
+    ):
+        right = alone.search(QUERIES, 10, 8)
+        router.on_batch.append(lambda report: ended.append(report.number))
+        with (
+            Stuck(router._host, "scan_checked", on_watchdog) as on_host,
+            Stuck(NativeCodeScanner, "_scan_codes") as on_device,
+        ):
+            waiting = router.submit(QUERIES, 10, 8)
+            assert on_host.begun.wait(WAIT_S)
+            on_device.go_on.set()
+            assert router._engine._device_queues[0].close(WAIT_S), "the device's scan has not ended"
+            # Other rows would come into the pages of these.
+            rows = list(range(NLIST, 2 * NLIST))
+            router._residency.publish({}, drops=rows)
+            router.devices[1].load(rows[::-1], router._residency).result(WAIT_S)
+        assert differences(waiting.result(WAIT_S), right) == 0
+    assert ended == [1]
 
 
 def test_a_router_that_closes_answers_what_is_queued(one):
