@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -327,10 +328,12 @@ class Batch:
                 self._reranked(numbers, comparison.found, n_candidates, started)
 
             if self.rows_at is not None:
-                comparison = Comparison(reranker, queries, k, done, lambda error: self._fail_all(numbers, error))
+                failed = partial(self._fail_all, numbers)
+                comparison = Comparison(reranker, queries, k, self.clock, done, failed)
                 self._compare(comparison, positions, self.rows_at)
                 return
             exact = reranker.rerank(queries, positions, k)
+            self.clock.note_host_rerank(n_candidates, started)
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
             self._fail_all(numbers, error)
         else:

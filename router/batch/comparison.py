@@ -6,12 +6,14 @@ wherever it is computed, so an answer does not depend on it.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from hybridindex.router.batch.merge import empty_topk, merge_topk
+from hybridindex.router.batch.stages import BatchClock
 from hybridindex.tiers.contract.positions import POSITION_BITS
 from hybridindex.tiers.host.reranker import Reranker
 from hybridindex.types import F32, I64
@@ -42,17 +44,20 @@ class Comparison:
         reranker: Reranker,
         queries: F32,
         k: int,
+        clock: BatchClock,
         done: Callable[[Comparison], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         """
         Args:
             queries: (n, scan_dim) float32.
+            clock: told what the host compares.
             done: told when all parts have ended; once.
             fail: told the error in its place.
         """
         self.queries = queries
         self._reranker = reranker
+        self._clock = clock
         self._done, self._fail = done, fail
         self._lock = threading.Lock()
         #: Parts that have not ended; the host's among them.
@@ -78,7 +83,10 @@ class Comparison:
     def compare_here(self, positions: I64) -> None:
         """The host's part; the last that is begun. Never raises."""
         try:
-            self._end(self._reranker.rerank(self.queries, positions, self.found[1].shape[1]))
+            started = time.perf_counter()
+            part = self._reranker.rerank(self.queries, positions, self.found[1].shape[1])
+            self._clock.note_host_rerank(int(np.count_nonzero(positions >= 0)), started)
+            self._end(part)
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
             self.fail(error)
 

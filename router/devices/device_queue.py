@@ -14,6 +14,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+import numpy as np
+
 from hybridindex.errors import DeviceSlowError, InvalidInputError, OutOfBudgetError
 from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.comparison import Comparison
@@ -100,6 +102,10 @@ class RowTask(DeviceTask):
         super().__init__(batch, residency, give_back_slot)
         self.comparison = comparison
         self.positions = positions
+
+    @property
+    def n_candidates(self) -> int:
+        return int(np.count_nonzero(self.positions >= 0))
 
     def run_on(self, tier: Tier) -> Callable[[], None]:
         assert isinstance(tier, DeviceTier), "shards hold no rows beside codes"

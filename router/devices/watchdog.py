@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.split import ProbePart
-from hybridindex.router.devices.device_queue import DeviceQueue, DeviceTask, ScanTask
+from hybridindex.router.devices.device_queue import DeviceQueue, DeviceTask, RowTask, ScanTask
 from hybridindex.router.devices.health import HealthWatch
 
 __all__ = ["Watchdog"]
@@ -78,7 +78,11 @@ class Watchdog:
         waited_s, stuck_s = task.looks * self._interval_s, self._health.policy.stuck_s
         if waited_s <= stuck_s:
             return False
-        expected_s = self._health.expected_s(task.part.total_bytes) if isinstance(task, ScanTask) else 0.0
+        if isinstance(task, RowTask):
+            expected_s = self._health.expected_rerank_s(task.n_candidates)
+        else:
+            assert isinstance(task, ScanTask)
+            expected_s = self._health.expected_s(task.part.total_bytes)
         return waited_s > stuck_s + self._health.policy.slow_factor * expected_s
 
     def _answer_instead(self, device_queue: DeviceQueue, task: DeviceTask) -> None:

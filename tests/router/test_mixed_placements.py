@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import hypothesis.strategies as st
@@ -264,6 +265,30 @@ def test_a_device_that_does_not_end_keeps_nobody_waiting(one):
         assert differences(found, right) == 0
         assert on_devices == candidates
         router.check_invariants()
+
+
+def test_a_comparison_that_the_host_would_not_do_faster_is_waited_for(one):
+    policy = HealthPolicy(judge="all", stuck_s=0.2)
+    with opened(one, 1, plan=planned(one, [-1] * NLIST, np.arange(NLIST) % 2 - 1), health=policy) as router:
+        engine, looks, long_ago = router._engine, itertools.count(1), threading.Event()
+        look = engine._watchdog._look
+
+        def counted_look(queue):
+            look(queue)
+            if next(looks) > 20:
+                long_ago.set()
+
+        counted(router, QUERIES, 10, 8)
+        assert engine.health.expected_rerank_s(1000) > 0, "the host's part was not timed"
+        engine._rerank_pace.observe(1, 1e6)
+        with Stuck(NativeRowPages, "distances") as on_device:
+            waiting = router.submit(QUERIES, 10, 8)
+            assert on_device.begun.wait(WAIT_S)
+            engine._watchdog._look = counted_look
+            assert long_ago.wait(WAIT_S)
+        waiting.result(WAIT_S)
+        stats = router.stats()
+        assert (stats.device_slowdowns, stats.device_fallbacks) == (0, 0)
 
 
 def test_rows_stay_until_the_host_has_answered_for_a_device_even_if_that_ends_before(one):

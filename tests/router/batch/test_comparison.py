@@ -10,6 +10,7 @@ from hybridindex.config import SearchParams
 from hybridindex.router.batch.batch import Batch, FutureReply, Request, RowsAt
 from hybridindex.router.batch.comparison import Comparison, split_positions
 from hybridindex.router.batch.split import split_probes_reference
+from hybridindex.router.batch.stages import BatchClock
 from tests.router.batch.test_batch import WHOLE
 
 #: Rows of list 1 lie on device 0, those of list 2 on device 1.
@@ -43,8 +44,8 @@ def test_candidates_go_where_their_rows_are():
 
 
 def test_a_comparison_ends_with_its_last_part():
-    ended, errors = [], []
-    comparison = Comparison(Host(), np.zeros((2, 4), np.float32), 3, ended.append, errors.append)
+    ended, errors, clock = [], [], BatchClock()
+    comparison = Comparison(Host(), np.zeros((2, 4), np.float32), 3, clock, ended.append, errors.append)
     parts = dict(split_positions(POSITIONS, ROW_DEVICE))
     for _ in parts:
         comparison.add()
@@ -55,11 +56,12 @@ def test_a_comparison_ends_with_its_last_part():
     assert ended == [comparison]
     assert comparison.found[1].tolist() == [[3, (1 << 32) + 5, (2 << 32) + 1], [4, (1 << 32) + 6, -1]]
     assert (comparison.n_on_devices, comparison.n_fallbacks, errors) == (1, 1, [])
+    assert [n_candidates for n_candidates, _ in clock.host_reranks] == [2, 2]
 
 
 def test_a_comparison_fails_once_and_never_ends_then():
     ended, errors = [], []
-    comparison = Comparison(Host(), np.zeros((2, 4), np.float32), 3, ended.append, errors.append)
+    comparison = Comparison(Host(), np.zeros((2, 4), np.float32), 3, BatchClock(), ended.append, errors.append)
     comparison.add()
     comparison.add()
     for number in range(2):
