@@ -362,6 +362,19 @@ def test_lookahead_brings_rows_where_the_codes_of_all_lists_leave_room(one):
             router.check_invariants()
 
 
+def test_lookahead_has_room_for_all_codes_beside_planned_rows(one):
+    codes = np.arange(NLIST) < 4
+    with opened(one, 1, plan=planned(one, np.where(codes, 0, -1), [0] * NLIST)) as router:
+        [tier] = router.devices
+        page = tier.geometry.page_bytes
+        elsewhere = (-(-one.by_codes().list_bytes // page) * page)[~codes].sum()
+        assert router._opening.lookahead_bytes(router.plan, 0) == elsewhere
+        with router.session() as session:
+            session.lookahead(QUERIES, nprobe=8).result(WAIT_S)
+            assert session.stats.lists_moved > 0 == session.stats.lists_skipped
+        router.check_invariants()
+
+
 # Damage
 
 
