@@ -346,16 +346,18 @@ class Batch:
 
     def _compare(self, comparison: Comparison, positions: I64, rows_at: RowsAt) -> None:
         """Where devices hold rows, they compare those of their own; the host the others, meanwhile."""
-        for device, own in split_positions(positions, rows_at.device):
+
+        def put(device: int, own: I64) -> bool:
             comparison.add()
             # Before the scan ends that found the candidates: the lease stays.
             self.add_scan()
-            if rows_at.put(device, self, comparison, own):
-                positions = np.where(own >= 0, -1, positions)
-            else:
+            taken = rows_at.put(device, self, comparison, own)
+            if not taken:
                 comparison.drop()
                 self.end_scan()
-        comparison.compare_here(positions)
+            return taken
+
+        comparison.compare_here(split_positions(positions, rows_at.device, put))
 
     def _reranked(self, numbers: list[int], exact: tuple[F32, I64], n_candidates: int, started: float) -> None:
         """Gives the answers of requests, unless a list turned out to be damaged: then they are open again, or fail with
