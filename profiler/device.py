@@ -21,10 +21,12 @@ from hybridindex.paging import PageGeometry, scratch_for_budget
 from hybridindex.profiler.request import ProfileRequest
 from hybridindex.profiler.searching import Searching
 from hybridindex.profiler.work import keep_probes
+from hybridindex.router.batch.comparison import Comparison, split_positions
+from hybridindex.router.batch.stages import BatchClock
 from hybridindex.tiers.contract.devices import available_bytes, kind_here, resolve_device
-from hybridindex.tiers.contract.positions import POSITION_BITS
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import Tier
+from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.tiers.serving import open_device_tier, tier_of
 from hybridindex.types import F32, I64, StageSample, TransferSample
@@ -229,7 +231,7 @@ class _DeviceBench:
         self._searching, self._index = searching, searching.index
         self._tier, self._store, self._queries = tier, store, queries
         self._nprobe, self._rng, self._clock = request.nprobe, rng, clock
-        self._kept = searching.kept(request.k, request.nprobe)
+        self._k, self._kept = request.k, searching.kept(request.k, request.nprobe)
         self._loaded = order[store.current.list_device[order] >= 0]
 
     def run(self, batch: int, share: float) -> list[StageSample]:
@@ -261,22 +263,26 @@ class _DeviceBench:
         return [sample, *compared]
 
     def _compared(self, x: F32, found: I64, residency: Residency) -> list[StageSample]:
-        """One comparison of the candidates ``found`` whose rows are here; nothing where none are."""
-        assert isinstance(self._tier, DeviceTier)
-        there = residency.list_device[self._index.nlist :][found >> POSITION_BITS] >= 0
-        candidates = np.where((found >= 0) & there, found, -1)
-        n = int(np.count_nonzero(candidates >= 0))
+        """One comparison of the candidates ``found`` whose rows are here, as a router does it; nothing where none
+        are."""
+        tier, scanner = self._tier, self._searching.scanner
+        assert isinstance(tier, DeviceTier)
+        assert isinstance(scanner, HostRabitqScanner)
+        rows = tier.row_pages(residency)
+        started = self._clock()
+        comparison = Comparison(scanner.reranker, x, self._k, BatchClock(), lambda _: None, lambda _: None)
+
+        def compare(_ordinal: int, own: I64) -> bool:
+            comparison.complete(own, rows.distances(x, own))
+            return True
+
+        split_positions(found, residency.list_device[self._index.nlist :], compare)
+        seconds, n = self._clock() - started, comparison.n_on_devices
         if not n:
             return []
-        rows = self._tier.row_pages(residency)
-        started = self._clock()
-        rows.distances(x, candidates)
-        seconds = self._clock() - started
         nbytes = n * self._index.rows.code_size
         return [
-            StageSample(
-                stage="rerank", batch=len(x), seconds=seconds, probes=n, work_bytes=nbytes, device=self._tier.label
-            )
+            StageSample(stage="rerank", batch=len(x), seconds=seconds, probes=n, work_bytes=nbytes, device=tier.label)
         ]
 
 

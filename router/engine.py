@@ -86,7 +86,7 @@ class Engine:
         self._tiers = parts.tiers
         self._residency = parts.residency
         self._stats = parts.stats
-        self._pace = parts.host_pace
+        self._pace, self._rerank_pace = parts.host_pace, parts.rerank_pace
         self._wait_for_loads = wait_for_loads
         #: Most queries in one batch; None: everything that waits and fits (a small cap causes backlogs).
         self._max_batch = config.max_batch
@@ -491,6 +491,8 @@ class Engine:
         clock, requests = batch.clock, batch.requests
         times = clock.times()
         self.health.note(batch, times)
+        for n_candidates, seconds in clock.host_reranks:
+            self._rerank_pace.observe(n_candidates, seconds)
         queue_s = tuple([clock.started_s - r.submitted_s for r in requests])
         if batch.candidates:
             self._stats.add(

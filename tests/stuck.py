@@ -33,6 +33,11 @@ class Stuck:
         self._patch.stop()
 
 
+def on_watchdog(*_):
+    """For ``when``: what the host does in the place of a device."""
+    return threading.current_thread().name == "hybridindex-watchdog"
+
+
 def ended(call):
     """Runs ``call`` on a thread of its own, and sees it return."""
     thread = threading.Thread(target=call, daemon=True)

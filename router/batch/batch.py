@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -327,10 +328,12 @@ class Batch:
                 self._reranked(numbers, comparison.found, n_candidates, started)
 
             if self.rows_at is not None:
-                comparison = Comparison(reranker, queries, k, done, lambda error: self._fail_all(numbers, error))
+                failed = partial(self._fail_all, numbers)
+                comparison = Comparison(reranker, queries, k, self.clock, done, failed)
                 self._compare(comparison, positions, self.rows_at)
                 return
             exact = reranker.rerank(queries, positions, k)
+            self.clock.note_host_rerank(n_candidates, started)
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
             self._fail_all(numbers, error)
         else:
@@ -343,17 +346,18 @@ class Batch:
 
     def _compare(self, comparison: Comparison, positions: I64, rows_at: RowsAt) -> None:
         """Where devices hold rows, they compare those of their own; the host the others, meanwhile."""
-        for device, own in split_positions(positions, rows_at.device):
+
+        def put(device: int, own: I64) -> bool:
             comparison.add()
-            with self._lock:
-                # Before the scan ends that found the candidates: the lease stays.
-                self._n_scans += 1
-            if rows_at.put(device, self, comparison, own):
-                positions = np.where(own >= 0, -1, positions)
-            else:
+            # Before the scan ends that found the candidates: the lease stays.
+            self.add_scan()
+            taken = rows_at.put(device, self, comparison, own)
+            if not taken:
                 comparison.drop()
                 self.end_scan()
-        comparison.compare_here(positions)
+            return taken
+
+        comparison.compare_here(split_positions(positions, rows_at.device, put))
 
     def _reranked(self, numbers: list[int], exact: tuple[F32, I64], n_candidates: int, started: float) -> None:
         """Gives the answers of requests, unless a list turned out to be damaged: then they are open again, or fail with
@@ -372,6 +376,11 @@ class Batch:
         for number in numbers:
             assert failure is not None
             self.requests[number].reply.fail(failure)
+
+    def add_scan(self) -> None:
+        """One more scan, to be ended with :meth:`end_scan`; while another has not ended."""
+        with self._lock:
+            self._n_scans += 1
 
     def end_scan(self) -> None:
         """One scan, successful or not, will not touch the batch any more."""

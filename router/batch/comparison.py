@@ -6,12 +6,14 @@ wherever it is computed, so an answer does not depend on it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from hybridindex.router.batch.merge import empty_topk, merge_topk
+from hybridindex.router.batch.stages import BatchClock
 from hybridindex.tiers.contract.positions import POSITION_BITS
 from hybridindex.tiers.host.reranker import Reranker
 from hybridindex.types import F32, I64
@@ -19,17 +21,26 @@ from hybridindex.types import F32, I64
 __all__ = ["Comparison", "split_positions"]
 
 
-def split_positions(positions: I64, row_device: npt.NDArray[np.int16]) -> Iterator[tuple[int, I64]]:
-    """The candidates that each device can compare: (device, positions), each as large as ``positions`` and -1 where
-    another compares.
+def split_positions(positions: I64, row_device: npt.NDArray[np.int16], put: Callable[[int, I64], bool]) -> I64:
+    """Gives each device the candidates that it can compare.
 
     Args:
         positions: (n, r) int64, -1: none.
         row_device: (nlist,) int16 device that holds the rows of each list, -1: none does.
+        put: takes a device and (n, w) int64 of its candidates: of each query its own, then -1. False: it takes none.
+
+    Returns:
+        (n, r) int64: what nobody took.
     """
     device = np.where(positions >= 0, row_device[positions >> POSITION_BITS], np.int16(-1))
-    for ordinal in np.unique(device[device >= 0]).tolist():
-        yield ordinal, np.where(device == ordinal, positions, -1)
+    for ordinal in np.unique(row_device[row_device >= 0]).tolist():
+        here = device == ordinal
+        counts = np.count_nonzero(here, axis=1)
+        own = np.full((len(positions), counts.max()), -1, dtype=np.int64)
+        own[np.arange(own.shape[1]) < counts[:, None]] = positions[here]
+        if own.size and not put(ordinal, own):
+            device[here] = -1
+    return np.where(device < 0, positions, -1)
 
 
 class Comparison:
@@ -42,22 +53,26 @@ class Comparison:
         reranker: Reranker,
         queries: F32,
         k: int,
+        clock: BatchClock,
         done: Callable[[Comparison], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         """
         Args:
             queries: (n, scan_dim) float32.
+            clock: told what the host compares.
             done: told when all parts have ended; once.
             fail: told the error in its place.
         """
         self.queries = queries
         self._reranker = reranker
+        self._clock = clock
         self._done, self._fail = done, fail
         self._lock = threading.Lock()
         #: Parts that have not ended; the host's among them.
         self._open = 1
         self._failed = False
+        self._k = k
         self._rows = np.arange(len(queries), dtype=np.int32)
         #: (n, k) distances and ids of those that were compared.
         self.found = empty_topk(len(queries), k, keep_max=reranker.keep_max)
@@ -78,7 +93,10 @@ class Comparison:
     def compare_here(self, positions: I64) -> None:
         """The host's part; the last that is begun. Never raises."""
         try:
-            self._end(self._reranker.rerank(self.queries, positions, self.found[1].shape[1]))
+            started = time.perf_counter()
+            part = self._reranker.rerank(self.queries, positions, min(self._k, positions.shape[1]))
+            self._clock.note_host_rerank(int(np.count_nonzero(positions >= 0)), started)
+            self._end(part)
         except BaseException as error:  # noqa: BLE001 - handed to those who wait
             self.fail(error)
 
@@ -92,6 +110,10 @@ class Comparison:
         """A device's part: (n, r) distances, NaN where there is no candidate."""
         with self._lock:
             self.n_on_devices += int(np.count_nonzero(positions >= 0))
+        if self._k < positions.shape[1]:
+            # Of the others ids and order are not asked for: they cost more than their distances.
+            order = -distances if self._reranker.keep_max else distances
+            positions = np.where(order > np.partition(order, self._k - 1)[:, self._k - 1, None], -1, positions)
         self._end((distances, self._reranker.ids_of(positions)))
 
     def fail(self, error: BaseException) -> None:

@@ -34,3 +34,5 @@ class RouterParts:
     #: What nearly all host scans end within; and what device scans take, whichever device's.
     host_pace: PaceEstimator = field(default_factory=PaceEstimator)
     device_pace: PaceEstimator = field(default_factory=PaceEstimator)
+    #: What nearly all exact comparisons of the host end within, by candidates in the place of bytes.
+    rerank_pace: PaceEstimator = field(default_factory=PaceEstimator)

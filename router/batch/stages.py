@@ -86,10 +86,18 @@ class StageSum:
 
 
 class BatchClock:
-    """Recorder of one batch. :meth:`note` from any thread, :meth:`note_merge` and :meth:`note_rerank` by one at a
-    time."""
+    """Recorder of one batch. :meth:`note` and :meth:`note_host_rerank` from any thread, :meth:`note_merge` and
+    :meth:`note_rerank` by one at a time."""
 
-    __slots__ = ("_merge_busy_s", "_merge_ended_s", "_merge_started_s", "_rerank", "_times", "started_s")
+    __slots__ = (
+        "_merge_busy_s",
+        "_merge_ended_s",
+        "_merge_started_s",
+        "_rerank",
+        "_times",
+        "host_reranks",
+        "started_s",
+    )
 
     def __init__(self) -> None:
         self.started_s = time.perf_counter()
@@ -99,6 +107,8 @@ class BatchClock:
         self._merge_ended_s = self._merge_busy_s = 0.0
         #: As in :attr:`_times`.
         self._rerank: tuple[str, float, float, float] | None = None
+        #: Candidates, and seconds, of each comparison that the host did.
+        self.host_reranks: list[tuple[int, float]] = []
 
     def note(self, stage: str, started_s: float) -> float:
         """A stage that began at ``started_s`` ends now; returns now."""
@@ -119,6 +129,10 @@ class BatchClock:
         now = time.perf_counter()
         first_s, busy_s = (started_s, 0.0) if self._rerank is None else (self._rerank[1], self._rerank[3])
         self._rerank = (RERANK, first_s, now, busy_s + now - started_s)
+
+    def note_host_rerank(self, n_candidates: int, started_s: float) -> None:
+        """A comparison on the host ends now."""
+        self.host_reranks.append((n_candidates, time.perf_counter() - started_s))
 
     def times(self) -> list[tuple[str, float, float, float]]:
         """(stage, start, end, busy) of each; once, when nobody records any more."""

@@ -14,6 +14,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+import numpy as np
+
 from hybridindex.errors import DeviceSlowError, InvalidInputError, OutOfBudgetError
 from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.comparison import Comparison
@@ -101,6 +103,10 @@ class RowTask(DeviceTask):
         self.comparison = comparison
         self.positions = positions
 
+    @property
+    def n_candidates(self) -> int:
+        return int(np.count_nonzero(self.positions >= 0))
+
     def run_on(self, tier: Tier) -> Callable[[], None]:
         assert isinstance(tier, DeviceTier), "shards hold no rows beside codes"
         distances = tier.row_pages(self.residency).distances(self.comparison.queries, self.positions)
@@ -164,12 +170,18 @@ class DeviceQueue:
         with self._lock:
             return any(self._open.values())
 
-    def take(self, task: DeviceTask) -> bool:
-        """Takes the right to answer a part, for the first who asks while its scan goes on."""
+    def take(self, task: DeviceTask, *, apart: bool = False) -> bool:
+        """Takes the right to answer a part, for the first who asks while its scan goes on.
+
+        ``apart``: on another thread than the own, so that the scan may end before the answer is there. The batch does
+        not, until it is told with :meth:`Batch.end_scan` once more.
+        """
         with self._lock:
             if self._open.get(task, True):
                 return False
             self._open[task] = True
+            if apart:
+                task.batch.add_scan()
             return True
 
     def owns_current_thread(self) -> bool:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from hybridindex.config import HealthPolicy
 from hybridindex.errors import DeviceSlowError
 from hybridindex.router.batch.batch import Batch
+from hybridindex.router.batch.deadline import PaceEstimator
 from hybridindex.router.batch.parts import RouterParts
 from hybridindex.router.batch.split import HOST, ProbePart
 from hybridindex.router.batch.stages import HOST_SCAN, device_scan
@@ -53,7 +54,7 @@ class HealthWatch:
     def __init__(self, policy: HealthPolicy, device_queues: Sequence[DeviceQueue], parts: RouterParts) -> None:
         self.policy = policy
         self._host = parts.host
-        self._pace = parts.host_pace
+        self._pace, self._rerank_pace = parts.host_pace, parts.rerank_pace
         self._residency = parts.residency
         self._stats = parts.stats
         #: (nlist,) int64 code bytes.
@@ -132,8 +133,11 @@ class HealthWatch:
 
     def expected_s(self, nbytes: int) -> float:
         """Seconds within which nearly all host scans of so many bytes end; 0 while the host has scanned nothing."""
-        seconds = self._pace.predict(np.array([nbytes], dtype=np.int64))
-        return 0.0 if seconds is None else float(seconds[0])
+        return _predicted(self._pace, nbytes)
+
+    def expected_rerank_s(self, n_candidates: int) -> float:
+        """Of exact comparisons on the host, in the same way."""
+        return _predicted(self._rerank_pace, n_candidates)
 
     def exclude(self, batch: Batch, part: ProbePart, host_s: float, why: str) -> None:
         """Marks a part's device as slow, to be tried with this part, for which the host takes ``host_s``."""
@@ -190,3 +194,8 @@ class HealthWatch:
         if seconds and sorted(seconds)[_TRIAL_SCANS // 2] > allowed_s:
             took = f"a trial took {1e3 * sorted(seconds)[_TRIAL_SCANS // 2]:.3g} ms"
             raise DeviceSlowError(f"device {tier.label} is slow: {took}; expected {1e3 * allowed_s:.3g} ms at most")
+
+
+def _predicted(pace: PaceEstimator, size: int) -> float:
+    seconds = pace.predict(np.array([size], dtype=np.int64))
+    return 0.0 if seconds is None else float(seconds[0])

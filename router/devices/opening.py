@@ -81,8 +81,7 @@ class TierOpening:
         self._code_bytes = 0 if index.rows is index else int(index.list_bytes.sum())
         #: (n_pieces,) int64 device bytes of each piece, page rounding included.
         self.list_bytes: I64 = geometry.pages_of_bytes(index.piece_bytes) * geometry.page_bytes
-        #: Of what is scanned of the lists, and of all that lookahead may bring.
-        self._scanned_bytes = int(self.list_bytes[: index.nlist].sum())
+        #: Of all that lookahead may bring.
         self._index_bytes = int(self.list_bytes.sum())
         #: Whether single lists come and leave: not where a codec has them come in shards.
         self.moves_single_lists = index.device_codec() is not None
@@ -96,6 +95,11 @@ class TierOpening:
     def pinned_bytes(self, plan: Plan | None, ordinal: int) -> int:
         """Device bytes of the lists that ``plan`` wants on one device."""
         return 0 if plan is None else int(self.list_bytes[wanted_devices(plan, self._index) == ordinal].sum())
+
+    def _bytes_elsewhere(self, plan: Plan | None, ordinal: int) -> int:
+        """Device bytes of what is scanned of the lists, but for those that ``plan`` wants on one device."""
+        scanned = self.list_bytes[: self._index.nlist]
+        return int((scanned if plan is None else scanned[plan.list_device != ordinal]).sum())
 
     def budget_of(self, plan: Plan | None, ordinal: int) -> int:
         """What one device's arena may take at most, scratch included: what was configured, else the plan's."""
@@ -118,7 +122,7 @@ class TierOpening:
         # asked for.
         pinned, most = self.pinned_bytes(plan, ordinal), self._index_bytes
         if asked is None:
-            asked, most = _DEFAULT_LOOKAHEAD_BYTES, max(pinned, self._scanned_bytes)
+            asked, most = _DEFAULT_LOOKAHEAD_BYTES, pinned + self._bytes_elsewhere(plan, ordinal)
         return max(0, min(asked, min(room - room % self._page_bytes, most) - pinned))
 
     def _say_lookahead(self, plan: Plan | None, tier: Tier) -> None:

@@ -84,7 +84,12 @@ class Placement:
             self._waiting.pop()
             if self._settled:
                 raise RouterClosedError("the router is closed, or about to be")
-            self._place(plan, bandwidth_share)
+            try:
+                self._place(plan, bandwidth_share)
+            except BaseException:
+                # The old plan's lists are those that stay, and come back.
+                self._adopt(self.plan)
+                raise
             self.plan = plan
             self._choose_host_lists(bandwidth_share)
 
@@ -149,7 +154,7 @@ class Placement:
 
     def _place(self, plan: Plan, bandwidth_share: float | None) -> None:
         target = self._wanted(plan)
-        self._lookahead.adopt([int(i) for i in np.flatnonzero(target >= 0)])
+        self._adopt(plan)
         for _ in range(_TRIES):
             current = self._residency.current.list_device
             # What sessions brought and the plan does not want stays theirs, or in the cache.
@@ -169,6 +174,9 @@ class Placement:
             # A session's copy may have brought one to another device meanwhile.
             if self._settled or not ((target >= 0) & (current >= 0) & (current != target)).any():
                 return
+
+    def _adopt(self, plan: Plan | None) -> None:
+        self._lookahead.adopt([] if plan is None else np.flatnonzero(self._wanted(plan) >= 0).tolist())
 
     def _resize(self, plan: Plan, tier: Tier) -> None:
         """Gives a device's memory the size that ``plan`` asks for. For a lower budget to hold, lists may have to leave

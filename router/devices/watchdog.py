@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from hybridindex.router.batch.batch import Batch
 from hybridindex.router.batch.split import ProbePart
-from hybridindex.router.devices.device_queue import DeviceQueue, DeviceTask, ScanTask
+from hybridindex.router.devices.device_queue import DeviceQueue, DeviceTask, RowTask, ScanTask
 from hybridindex.router.devices.health import HealthWatch
 
 __all__ = ["Watchdog"]
@@ -68,17 +68,24 @@ class Watchdog:
         # What comes behind a scan that was taken over would wait as long.
         if device_queue.taken_over or any(self._is_stuck(task) for task in waiting):
             for task in waiting:
-                if device_queue.take(task):
-                    self._take_over(device_queue, task)
+                if device_queue.take(task, apart=True):
+                    try:
+                        self._answer_instead(device_queue, task)
+                    finally:
+                        task.batch.end_scan()
 
     def _is_stuck(self, task: DeviceTask) -> bool:
         waited_s, stuck_s = task.looks * self._interval_s, self._health.policy.stuck_s
         if waited_s <= stuck_s:
             return False
-        expected_s = self._health.expected_s(task.part.total_bytes) if isinstance(task, ScanTask) else 0.0
+        if isinstance(task, RowTask):
+            expected_s = self._health.expected_rerank_s(task.n_candidates)
+        else:
+            assert isinstance(task, ScanTask)
+            expected_s = self._health.expected_s(task.part.total_bytes)
         return waited_s > stuck_s + self._health.policy.slow_factor * expected_s
 
-    def _take_over(self, device_queue: DeviceQueue, task: DeviceTask) -> None:
+    def _answer_instead(self, device_queue: DeviceQueue, task: DeviceTask) -> None:
         part = task.part if isinstance(task, ScanTask) else None
         if device_queue.tier.failure is None:
             why = f"a scan has not ended after {task.looks * self._interval_s:.3g} s"

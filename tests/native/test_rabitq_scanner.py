@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,9 @@ from hybridindex.index.rabitq.encode import decode_blocks, encode_reference
 from hybridindex.index.rabitq.estimate import LARGEST_ESTIMATE, CodedQueries, code_queries, estimates, prepare_queries
 from hybridindex.index.rabitq.rotation import signs
 from hybridindex.index.rabitq.spec import CodeFormat, pad_dim
+from hybridindex.profiler.searching import open_searching
+from tests.clustered import small_index
+from tests.coded import with_codes
 from tests.native.lists import CODES, make_lists, make_probes, make_queries, scan
 
 KERNELS = _native.kernels_here()
@@ -178,6 +182,10 @@ def test_each_query_is_reported_once():
     assert sorted(seen) == list(range(40))
 
 
+def kilobytes(name):
+    return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+
 def memory_of_a_scan(size, r):
     """Bytes that a scan of 20 lists for 256 queries takes at most, and those that are left of it."""
     sizes, turned = np.full(20, size, np.int64), signs(32, 7)
@@ -187,9 +195,6 @@ def memory_of_a_scan(size, r):
     found, positions = np.zeros((256, r), np.float32), np.zeros((256, r), np.int64)
     # Pages of the answer count as taken before.
     found.fill(1), positions.fill(1)
-
-    def kilobytes(name):
-        return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
 
     before = kilobytes("VmRSS")
     scanner.scan(queries, probes, np.zeros((256, 20), np.float32), found, positions, _native.ThreadPool(3), None)
@@ -218,6 +223,36 @@ def test_memory_of_a_large_scan_is_given_back():
     taken, left = in_a_process_of_its_own(memory_of_a_scan, 2_000, 20_000)
     assert taken > 200 << 20
     assert left < 60 << 20
+
+
+def memory_after(path, kind):
+    """Bytes that are left of a call for 30,000 queries of 512 dimensions."""
+    with with_codes(small_index(path, dim=512, n=64, nlist=1)) as index:
+        view = index if kind == "rows" else index.by_codes()
+        with closing(open_searching(view, threads=1)) as searching:
+            # Pages of what is asked count as taken before.
+            queries, probes = np.ones((30_000, 512), np.float32), np.full((30_000, 1), 0)
+            products = np.full(probes.shape, 0, np.float32)
+            scanner = searching.scanner
+
+            def call(n):
+                if kind == "chosen rows":
+                    scanner.reranker.rerank(queries[:n], probes[:n], 1)
+                else:
+                    scanner.scan(queries[:n], probes[:n], products[:n], 1)
+
+            call(1)
+            before = kilobytes("VmRSS")
+            call(len(queries))
+            ctypes.CDLL(None).malloc_trim(0)
+            return (kilobytes("VmRSS") - before) << 10
+
+
+@counts_bytes
+@pytest.mark.parametrize("kind", ["codes", "rows", "chosen rows"])
+def test_memory_of_many_queries_is_given_back(tmp_path, kind):
+    # 60 MB of them, or more.
+    assert in_a_process_of_its_own(memory_after, tmp_path / "i", kind) < 30 << 20
 
 
 def test_bad_arguments_are_refused():

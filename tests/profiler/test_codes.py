@@ -17,14 +17,16 @@ from hybridindex.partitioner import make_plan
 from hybridindex.partitioner.analysis import analyse
 from hybridindex.partitioner.models.coverage import code_size_of, group_rows_of
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.profiler import ProfileRequest, profile_index
+from hybridindex.profiler import ProfileRequest, device, profile_index
 from hybridindex.profiler.access import sample_access, split_halves
 from hybridindex.profiler.candidates import carry_candidates, count_candidates, counts_by_probe
 from hybridindex.profiler.host import time_host
 from hybridindex.profiler.recall import recall_by_codes, search_exhaustively
 from hybridindex.profiler.searching import open_searching
+from hybridindex.router.batch import comparison
 from hybridindex.router.router import Router
 from hybridindex.tiers.contract.positions import POSITION_BITS
+from hybridindex.tiers.paged.codes.native_row_pages import NativeRowPages
 from tests.clustered import small_index
 from tests.coded import with_codes
 
@@ -71,33 +73,47 @@ def test_a_profile_of_codes_holds_what_a_search_by_codes_costs(index, queries):
     np.testing.assert_array_equal(rows.access.held_probes, profile.access.held_probes)
 
 
-def test_the_stages_beside_the_scan_are_timed_apart(index, queries, monkeypatch):
-    """A clock of calls: each call of the scanner or reranker takes a second of its own."""
-    view, now = index.by_codes(), 0.0
+class Calls:
+    """A clock of calls, which take what a test says and nothing else does."""
+
+    def __init__(self, monkeypatch):
+        self._now, self._patch = 0.0, monkeypatch
+
+    def cost(self, owner, name, seconds):
+        call = getattr(owner, name)
+
+        def timed(*args, **kwargs):
+            self._now += seconds
+            return call(*args, **kwargs)
+
+        self._patch.setattr(owner, name, timed)
+
+    def __call__(self):
+        return self._now
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    return Calls(monkeypatch)
+
+
+def test_the_stages_beside_the_scan_are_timed_apart(index, queries, calls, monkeypatch):
+    """Each call of the scanner or reranker takes a second of its own."""
+    view = index.by_codes()
     searching = open_searching(view, threads=1)
     scanner, reranker = searching.scanner, searching.scanner.reranker
     kept = searching.kept(3, 4)
 
-    def costs(owner, name, seconds):
-        call = getattr(owner, name)
-
-        def timed(*args, **kwargs):
-            nonlocal now
-            now += seconds
-            return call(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, timed)
-
     asked = []
     scan = scanner.scan
     monkeypatch.setattr(scanner, "scan", lambda *a, **k: asked.append(a[3]) or scan(*a, **k))
-    costs(scanner, "centre_products", 1.0)
-    costs(reranker, "rerank", 10.0)
-    costs(scanner, "scan", 100.0)
+    calls.cost(scanner, "centre_products", 1.0)
+    calls.cost(reranker, "rerank", 10.0)
+    calls.cost(scanner, "scan", 100.0)
     request = ProfileRequest(nprobe=4, k=3, batches=(1, 4), coverages=(0.25,), repeats=2)
     order = np.arange(index.nlist)
     x = index.transform(queries)
-    timing = time_host(view, scanner, x, order, request, max_seconds=1e9, clock=lambda: now)
+    timing = time_host(view, scanner, x, order, request, max_seconds=1e9, clock=calls)
     searching.close()
     coarse, reranks = ([s for s in timing.samples if s.stage == stage] for stage in ("coarse", "rerank"))
     assert {s.seconds for s in coarse} == {1.0}
@@ -278,3 +294,17 @@ def test_devices_are_timed_with_codes(index, queries):
     latency = analyse(profile).latency
     assert latency.rerank is not None
     assert latency.device_rerank is not None
+
+
+def test_comparisons_on_devices_are_timed_with_what_a_router_adds_to_them(index, queries, calls):
+    searching = open_searching(index.by_codes(), threads=1)
+    calls.cost(device, "split_positions", 1.0)
+    calls.cost(NativeRowPages, "distances", 10.0)
+    calls.cost(searching.scanner.reranker, "ids_of", 100.0)
+    calls.cost(comparison, "merge_topk", 1000.0)
+    request = ProfileRequest(nprobe=4, k=3, batches=(1, 4), repeats=1)
+    x, order = index.transform(queries), np.arange(index.nlist)
+    timing = device.time_device(searching, "cpu", x, order, request, max_seconds=1e9, clock=calls)
+    searching.close()
+    assert {s.seconds for s in timing.samples if s.stage == "rerank"} == {1111.0}
+    assert {s.seconds for s in timing.samples if s.stage == "device_scan"} == {0.0}

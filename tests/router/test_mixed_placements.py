@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import hypothesis.strategies as st
@@ -10,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 
 from hybridindex.router import HealthPolicy, Router
+from hybridindex.tiers.paged.codes.native_code_scanner import NativeCodeScanner
 from hybridindex.tiers.paged.codes.native_row_pages import NativeRowPages
 from hybridindex.tiers.paged.codes.torch_row_pages import TorchRowPages
 from tests.clustered import NLIST, hand_made_plan, small_index
 from tests.coded import with_codes
 from tests.examples import examples
 from tests.router.code_searches import BUDGET, QUERIES, asked, differences, opened, search_beside_swaps
-from tests.stuck import WAIT_S, Stuck
+from tests.stuck import WAIT_S, Stuck, on_watchdog
 
 KINDS = [("ip", "flat", 1), ("l2", "flat", 2), ("ip", "sq8", 4), ("l2", "sq8", 1), ("l2", "fp16", 1), ("ip", "bf16", 2)]
 
@@ -236,6 +238,55 @@ def test_a_device_that_does_not_end_keeps_nobody_waiting(one):
         router.check_invariants()
 
 
+def test_a_comparison_that_the_host_would_not_do_faster_is_waited_for(one):
+    policy = HealthPolicy(judge="all", stuck_s=0.2)
+    with opened(one, 1, plan=planned(one, [-1] * NLIST, np.arange(NLIST) % 2 - 1), health=policy) as router:
+        engine, looks, long_ago = router._engine, itertools.count(1), threading.Event()
+        look = engine._watchdog._look
+
+        def counted_look(queue):
+            look(queue)
+            if next(looks) > 20:
+                long_ago.set()
+
+        counted(router, QUERIES, 10, 8)
+        assert engine.health.expected_rerank_s(1000) > 0, "the host's part was not timed"
+        engine._rerank_pace.observe(1, 1e6)
+        with Stuck(NativeRowPages, "distances") as on_device:
+            waiting = router.submit(QUERIES, 10, 8)
+            assert on_device.begun.wait(WAIT_S)
+            engine._watchdog._look = counted_look
+            assert long_ago.wait(WAIT_S)
+        waiting.result(WAIT_S)
+        stats = router.stats()
+        assert (stats.device_slowdowns, stats.device_fallbacks) == (0, 0)
+
+
+def test_rows_stay_until_the_host_has_answered_for_a_device_even_if_that_ends_before(one):
+    on_two = planned(one, [0] * NLIST, [1] * NLIST, 2)
+    ended = []
+    with (
+        Router(one, precision="codes") as alone,
+        opened(one, 2, plan=on_two, health=HealthPolicy(judge="all", stuck_s=0.2)) as router,
+    ):
+        right = alone.search(QUERIES, 10, 8)
+        router.on_batch.append(lambda report: ended.append(report.number))
+        with (
+            Stuck(router._host, "scan_checked", on_watchdog) as on_host,
+            Stuck(NativeCodeScanner, "_scan_codes") as on_device,
+        ):
+            waiting = router.submit(QUERIES, 10, 8)
+            assert on_host.begun.wait(WAIT_S)
+            on_device.go_on.set()
+            assert router._engine._device_queues[0].close(WAIT_S), "the device's scan has not ended"
+            # Other rows would come into the pages of these.
+            rows = list(range(NLIST, 2 * NLIST))
+            router._residency.publish({}, drops=rows)
+            router.devices[1].load(rows[::-1], router._residency).result(WAIT_S)
+        assert differences(waiting.result(WAIT_S), right) == 0
+    assert ended == [1]
+
+
 def test_a_router_that_closes_answers_what_is_queued(one):
     with Router(one, precision="codes") as alone:
         right = alone.search(QUERIES, 10, 8)
@@ -280,6 +331,19 @@ def test_lookahead_brings_rows_where_the_codes_of_all_lists_leave_room(one):
             assert session.stats.bytes_wasted == 0
             assert session.stats.lists_skipped == 0
             router.check_invariants()
+
+
+def test_lookahead_has_room_for_all_codes_beside_planned_rows(one):
+    codes = np.arange(NLIST) < 4
+    with opened(one, 1, plan=planned(one, np.where(codes, 0, -1), [0] * NLIST)) as router:
+        [tier] = router.devices
+        page = tier.geometry.page_bytes
+        elsewhere = (-(-one.by_codes().list_bytes // page) * page)[~codes].sum()
+        assert router._opening.lookahead_bytes(router.plan, 0) == elsewhere
+        with router.session() as session:
+            session.lookahead(QUERIES, nprobe=8).result(WAIT_S)
+            assert session.stats.lists_moved > 0 == session.stats.lists_skipped
+        router.check_invariants()
 
 
 # Damage

@@ -125,6 +125,8 @@ void ListCodes::Shared::let_go() {
     std::size_t kept = 0;
     for (const Candidates& heap : heaps_) kept += heap.kept_bytes();
     if (kept > kMostKept) heaps_.clear();
+    queries.let_go(kMostKept);
+    if (centre_products.capacity() * sizeof(float) > kMostKept) centre_products = std::vector<float>();
 }
 
 std::int64_t ListCodes::plan(const CodeTask& task, int threads, ScanPlan& plan) const {

@@ -61,7 +61,7 @@ public:
 
         explicit Shared(const ListRows& source);
         void prepare(const ScanTask& task, const ScanPlan& plan, std::int64_t widest);
-        void let_go() { filter = {}; }
+        void let_go() { filter = {}, RowQueries::let_go(kMostKept); }
     };
 
     ListRows(const ListTable& lists, bool keep_max, const BlockKernels& kernels);

@@ -27,6 +27,7 @@ public:
         void prepare(const RerankTask& task, const ScanPlan& plan, std::int64_t widest);
         QueryHeap& heap(std::int32_t query) { return heaps_[static_cast<std::size_t>(query)]; }
         void let_go() {
+            queries_.let_go(kMostKept);
             if (positions_.capacity() * sizeof(positions_[0]) > kMostKept) positions_ = std::vector<std::int64_t>();
         }
         const float* query(std::int32_t i) const;

@@ -29,6 +29,9 @@ public:
     void prepare(const float* queries, std::int64_t n, std::int64_t k, std::int64_t widest, float* distances,
                  std::int64_t* ids);
 
+    // Memory of the queries goes where it is more than `most` bytes.
+    void let_go(std::size_t most) { queries_.let_go(most), filtered_.let_go(most); }
+
     QueryHeap& heap(std::int32_t query) { return heaps_[static_cast<std::size_t>(query)]; }
     // Whether there is a filter that is worth it for so many queries; bytes are always filtered.
     bool may_filter(std::int64_t n) const { return bytes_ || (halves_ && n >= kFewestHalves); }

@@ -24,6 +24,11 @@ public:
         size_ = size;
     }
 
+    // Lets go of it all where that is more than `most` bytes.
+    void let_go(std::size_t most) {
+        if (static_cast<std::size_t>(size_) * sizeof(T) > most) data_.reset(), size_ = 0;
+    }
+
 private:
     static constexpr std::align_val_t kAlignment{64};
     struct Free {

@@ -13,6 +13,7 @@ import numpy as np
 from hybridindex.errors import InvalidInputError
 from hybridindex.extension import native
 from hybridindex.index.faiss_model import decode
+from hybridindex.index.rabitq.estimate import LARGEST_ESTIMATE
 from hybridindex.index.rabitq.faiss_codes import FaissCodes
 from hybridindex.tiers.contract.positions import POSITION_BITS, ids_of_positions
 from hybridindex.types import F32, F64, I64
@@ -91,11 +92,12 @@ class Reranker:
         if not len(found):
             return
         lists, rows = found >> POSITION_BITS, found & _ROW_MASK
-        shown = self._exact(query, lists, rows).astype(np.float32)
-        own = self._index.ids_at(lists, rows)
-        # As in a scan of rows: what is not a number is no candidate.
-        kept = np.flatnonzero(~np.isnan(shown))
-        order = kept[np.lexsort((own[kept], -shown[kept] if self.keep_max else shown[kept]))][: len(ids)]
+        with np.errstate(over="ignore"):
+            shown = self._exact(query, lists, rows).astype(np.float32)
+        own, far = self._index.ids_at(lists, rows), -shown if self.keep_max else shown
+        # As in a scan of rows: what is not a number, or infinitely far, is no candidate.
+        kept = np.flatnonzero(far <= LARGEST_ESTIMATE)
+        order = kept[np.lexsort((own[kept], far[kept]))][: len(ids)]
         distances[: len(order)], ids[: len(order)] = shown[order], own[order]
 
     def _exact(self, query: F32, lists: I64, rows: I64) -> F64:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from hybridindex.config import SearchParams
 from hybridindex.router.batch.batch import Batch, FutureReply, Request, RowsAt
 from hybridindex.router.batch.comparison import Comparison, split_positions
 from hybridindex.router.batch.split import split_probes_reference
+from hybridindex.router.batch.stages import BatchClock
 from tests.router.batch.test_batch import WHOLE
 
 #: Rows of list 1 lie on device 0, those of list 2 on device 1.
@@ -18,9 +20,12 @@ POSITIONS = np.array([[(1 << 32) + 5, 3, (2 << 32) + 1, -1], [4, (1 << 32) + 6, 
 
 
 class Host:
-    """A reranker for which a row's id is its position, and the smaller one is nearer."""
+    """A reranker for which a row's id is its position, and the smaller one is nearer; or the larger one."""
 
-    keep_max = False
+    def __init__(self, keep_max=False):
+        self.keep_max = keep_max
+        #: How many ids were asked for.
+        self.n_ids = 0
 
     def rerank(self, queries, positions, k):
         order = np.argsort(np.where(positions < 0, np.iinfo(np.int64).max, positions), axis=1, kind="stable")[:, :k]
@@ -28,6 +33,7 @@ class Host:
         return np.where(ids < 0, np.inf, ids).astype(np.float32), ids
 
     def ids_of(self, positions):
+        self.n_ids += np.count_nonzero(positions >= 0)
         return positions
 
 
@@ -35,31 +41,76 @@ def on_device(positions):
     return np.where(positions < 0, np.nan, positions).astype(np.float32)
 
 
+def split(positions, row_device, refused=()):
+    """What each device gets, and what is left."""
+    parts = {}
+
+    def put(device, own):
+        parts[device] = own
+        return device not in refused
+
+    return parts, split_positions(positions, row_device, put)
+
+
 def test_candidates_go_where_their_rows_are():
-    parts = dict(split_positions(POSITIONS, ROW_DEVICE))
-    assert parts[0].tolist() == [[(1 << 32) + 5, -1, -1, -1], [-1, (1 << 32) + 6, -1, -1]]
-    assert parts[1].tolist() == [[-1, -1, (2 << 32) + 1, -1], [-1] * 4]
-    assert not list(split_positions(POSITIONS, np.full(3, -1, np.int16)))
+    parts, left = split(POSITIONS, ROW_DEVICE)
+    assert parts[0].tolist() == [[(1 << 32) + 5], [(1 << 32) + 6]]
+    assert parts[1].tolist() == [[(2 << 32) + 1], [-1]]
+    assert left.tolist() == [[-1, 3, -1, -1], [4, -1, -1, -1]]
+    parts, left = split(POSITIONS, ROW_DEVICE, refused=(1,))
+    assert list(parts) == [0, 1]
+    assert left.tolist() == [[-1, 3, (2 << 32) + 1, -1], [4, -1, -1, -1]]
+    parts, left = split(POSITIONS, np.array([-1, -1, -1, 0], np.int16))
+    assert not parts
+    np.testing.assert_array_equal(left, POSITIONS)
+
+
+def test_parts_of_all_devices_together_are_as_large_as_their_candidates():
+    positions = np.arange(64, dtype=np.int64).reshape(2, 32) % 16 << 32
+    parts, left = split(positions, np.arange(16, dtype=np.int16) // 2)
+    assert len(parts) == 8
+    assert sum(own.size for own in parts.values()) == positions.size
+    assert (left == -1).all()
+
+
+@pytest.mark.parametrize("keep_max", [False, True])
+def test_ids_are_looked_up_of_the_nearest_alone(keep_max):
+    rng = np.random.default_rng(1)
+    positions = rng.permuted(np.tile(np.arange(50), (6, 1)), axis=1)
+    positions[:, 40:] = -1
+    positions[4, 2:] = -1  # fewer than k
+    distances = np.where(positions < 0, np.nan, positions // 3).astype(np.float32)  # ties
+    distances[5, 1:30] = np.nan
+    host, ended = Host(keep_max), []
+    comparison = Comparison(host, np.zeros((6, 4), np.float32), 5, BatchClock(), ended.append, pytest.fail)
+    comparison.complete(positions, distances)
+    assert ended
+    assert host.n_ids <= 4 * 7 + 2 + 40
+    for row in range(6):
+        there = [(d, i) for d, i in zip(distances[row], positions[row], strict=True) if d == d]
+        best = sorted(there, key=lambda hit: (-hit[0] if keep_max else hit[0], hit[1]))[:5]
+        assert comparison.found[1][row].tolist() == [i for _, i in best] + [-1] * (5 - len(best))
 
 
 def test_a_comparison_ends_with_its_last_part():
-    ended, errors = [], []
-    comparison = Comparison(Host(), np.zeros((2, 4), np.float32), 3, ended.append, errors.append)
-    parts = dict(split_positions(POSITIONS, ROW_DEVICE))
+    ended, errors, clock = [], [], BatchClock()
+    comparison = Comparison(Host(), np.zeros((2, 4), np.float32), 3, clock, ended.append, errors.append)
+    parts, left = split(POSITIONS, ROW_DEVICE)
     for _ in parts:
         comparison.add()
-    comparison.compare_here(np.where(POSITIONS < 1 << 32, POSITIONS, -1))
+    comparison.compare_here(left)
     comparison.complete(parts[1], on_device(parts[1]))
     assert not ended
     comparison.compare_instead(parts[0])
     assert ended == [comparison]
     assert comparison.found[1].tolist() == [[3, (1 << 32) + 5, (2 << 32) + 1], [4, (1 << 32) + 6, -1]]
     assert (comparison.n_on_devices, comparison.n_fallbacks, errors) == (1, 1, [])
+    assert [n_candidates for n_candidates, _ in clock.host_reranks] == [2, 2]
 
 
 def test_a_comparison_fails_once_and_never_ends_then():
     ended, errors = [], []
-    comparison = Comparison(Host(), np.zeros((2, 4), np.float32), 3, ended.append, errors.append)
+    comparison = Comparison(Host(), np.zeros((2, 4), np.float32), 3, BatchClock(), ended.append, errors.append)
     comparison.add()
     comparison.add()
     for number in range(2):
@@ -86,9 +137,9 @@ def test_the_host_compares_for_a_device_that_takes_nothing_any_more():
 
     batch.rows_at = RowsAt(ROW_DEVICE, put)
     probes = np.zeros((2, 1), np.int64)
-    split = split_probes_reference(probes, np.zeros((2, 1), np.float32), np.full(3, -1, np.int16), np.ones(3, int), 2)
-    batch.begin(split, finished.append)
-    batch.complete_part(split.parts[0], np.arange(8, dtype=np.float32).reshape(2, 4), POSITIONS.copy())
+    probed = split_probes_reference(probes, np.zeros((2, 1), np.float32), np.full(3, -1, np.int16), np.ones(3, int), 2)
+    batch.begin(probed, finished.append)
+    batch.complete_part(probed.parts[0], np.arange(8, dtype=np.float32).reshape(2, 4), POSITIONS.copy())
     answer = request.reply.future.result(0)
     assert answer.ids.tolist() == [[3, (1 << 32) + 5, (2 << 32) + 1], [4, (1 << 32) + 6, -1]]
     assert not finished
@@ -105,9 +156,9 @@ def test_nothing_is_compared_of_a_batch_whose_bytes_turned_out_to_be_damaged():
     batch, kept = Batch([request], keep_max=False, integrity=integrity, reranker=Host()), []
     batch.rows_at = RowsAt(ROW_DEVICE, lambda device, batch, comparison, own: kept.append((comparison, own)) or True)
     probes = np.zeros((2, 1), np.int64)
-    split = split_probes_reference(probes, np.zeros((2, 1), np.float32), np.full(3, -1, np.int16), np.ones(3, int), 2)
-    batch.begin(split, lambda _batch: None)
-    batch.complete_part(split.parts[0], np.arange(8, dtype=np.float32).reshape(2, 4), POSITIONS.copy())
+    probed = split_probes_reference(probes, np.zeros((2, 1), np.float32), np.full(3, -1, np.int16), np.ones(3, int), 2)
+    batch.begin(probed, lambda _batch: None)
+    batch.complete_part(probed.parts[0], np.arange(8, dtype=np.float32).reshape(2, 4), POSITIONS.copy())
     integrity.marks[0] = 1
     for comparison, own in kept:
         comparison.complete(own, on_device(own))

@@ -99,6 +99,26 @@ def test_no_more_of_the_cache_goes_than_is_needed(index):
         router.check_invariants()
 
 
+def test_a_change_that_fails_half_way_leaves_the_lists_of_the_plan_before(index, monkeypatch):
+    with router_on(index) as router:
+        before, (other,) = router.residency.resident_lists().tolist(), np.flatnonzero(index.list_sizes)[-1:]
+
+        def broken(*_):
+            raise MemoryError("no memory")
+
+        monkeypatch.setattr(DeviceTier, "resize", broken)
+        with pytest.raises(MemoryError, match="no memory"):
+            router.apply_plan(plan_of(index, [other]))
+        monkeypatch.undo()
+        # What a session brings of them stays when it ends; the others come by themselves.
+        with router.session() as session:
+            session.lookahead(index.centroids[before[:3]], nprobe=1).result(300)
+        assert set(before[:3]) <= set(router.residency.resident_lists().tolist())
+        router._placement.complete()
+        assert router.residency.resident_lists().tolist() == before
+        router.check_invariants()
+
+
 @pytest.mark.parametrize("ending", ["apply_plan", "close"])
 def test_what_comes_late_gives_way(index, monkeypatch, ending):
     """To a change of plan, and to the end: neither waits for lists that nobody wants any more."""

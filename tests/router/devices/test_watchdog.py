@@ -14,6 +14,7 @@ from hybridindex.tiers.paged.native_scanner import NativePageScanner
 from tests.clustered import NLIST, hand_made_plan, small_index
 from tests.router.devices.test_health import QUERIES, WAIT_S, open_router, search
 from tests.router.test_router import check
+from tests.stuck import Stuck, on_watchdog
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,22 @@ def test_a_scan_that_does_not_end_keeps_nobody_waiting(index, stuck, by_hand, mo
         assert search(router, index) == 1
         assert device_queue._pace.line() is not None
         router.check_invariants()
+
+
+def test_a_batch_ends_after_the_host_even_if_its_device_ends_before(index, stuck):
+    """And what turned out to be damaged meanwhile is searched again."""
+    ended = []
+    with closing(open_router(index, HealthPolicy(judge="all", stuck_s=0.2))) as router:
+        router.on_batch.append(lambda report: ended.append(report.number))
+        with Stuck(router._host, "scan_checked", on_watchdog) as on_host:
+            waiting = router.submit(QUERIES, 10, 8)
+            assert on_host.begun.wait(WAIT_S)
+            stuck.set()
+            assert router._engine._device_queues[0].close(WAIT_S), "the device's scan has not ended"
+            assert (router._residency.n_leases, ended) == (1, [])
+            index.integrity.marks[0] += 1
+        check(index, QUERIES, 10, 8, waiting.result(WAIT_S))
+    assert ended == [1, 2]
 
 
 def test_a_look_that_fails_is_not_the_watchdogs_last(index, stuck, monkeypatch, caplog):

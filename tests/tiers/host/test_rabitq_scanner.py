@@ -106,6 +106,16 @@ def test_candidates_are_compared_with_their_rows(request, index, asked, kind):
         assert (alone[0].tobytes(), alone[1].tobytes()) == (distances[row].tobytes(), ids[row].tobytes())
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["reference", "scanner"])
+def test_what_is_infinitely_far_is_no_candidate(request, index, kind):
+    list_id = int(np.argmax(index.list_sizes))
+    query = np.float32(-1e38) * index.decode_list(list_id)[:1]
+    distances, ids = request.getfixturevalue(kind).reranker.rerank(query, np.array([[list_id << 32, -1]]), 2)
+    assert ids.tolist() == [[-1, -1]]
+    assert (distances == (-np.inf if index.metric == "ip" else np.inf)).all()
+
+
 def test_filters_are_refused(scanner, asked):
     queries, probes = asked
     products = scanner.centre_products(queries, probes)
