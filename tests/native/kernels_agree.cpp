@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "jobs/thread_pool.h"
@@ -211,7 +212,7 @@ struct CodedLists {
             const std::vector<float> centroid = floats(random, dim);
             const std::int64_t nbytes = (size + kCodedRows - 1) / kCodedRows * format.block_bytes();
             codes.resize(codes.size() + static_cast<std::size_t>(nbytes));
-            encode_rows(format, rows.data(), size, centroid.data(), codes.data() + codes.size() - nbytes);
+            if (size > 0) encode_rows(format, rows.data(), size, centroid.data(), codes.data() + codes.size() - nbytes);
             squares.push_back(std::fabs(random.number()));
         }
     }
