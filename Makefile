@@ -20,7 +20,7 @@ PARALLEL := -n logical --maxprocesses=4 --dist=worksteal
 # Rooms whose tests often need no folder: those tests are marked pure.
 PURE := -m pure $(addprefix tests/packaging/,test_layout.py test_docs.py) $(addprefix tests/,partitioner plans refresh report router store tiers/contract)
 
-.PHONY: help demo check test deep machine test-vllm test-ecosystem chromium lint wheel-check sanitize fuzz bench figures clean
+.PHONY: help demo check test deep machine test-vllm test-ecosystem chromium lint wheel-check sanitize neon fuzz bench figures clean
 
 help:
 	@echo "make demo         real text, real queries: build, profile, plan, serve, report (build/demo)"
@@ -34,6 +34,7 @@ help:
 	@echo "make lint         ruff and mypy"
 	@echo "make wheel-check  build the wheel and the sdist, install the wheel elsewhere, import every module"
 	@echo "make sanitize     tests of the native scan under address, undefined-behaviour and thread sanitizers"
+	@echo "make neon         the native scan compiled for 64-bit Arm, in an emulator; or NOT VERIFIED"
 	@echo "make fuzz         the native scan over malformed input, FUZZ_SECONDS=30"
 	@echo "make bench        the benchmarks behind the README's numbers (build/bench)"
 	@echo "make figures      the papers' figures beside ours (minutes): docs/images, benchmarks/results, and the texts that quote them"
@@ -100,6 +101,10 @@ wheel-check: $(BIN)/python
 
 sanitize: $(VENV)/.test
 	PYTHON=$(abspath $(BIN))/python sh tests/native/sanitize.sh $(SANITIZE)
+
+# No Python: it needs a cross compiler and an emulator, and installs neither.
+neon:
+	sh tests/native/neon.sh build/neon
 
 fuzz: $(VENV)/.test
 	PYTHON=$(abspath $(BIN))/python sh tests/native/fuzz.sh $(SANITIZE) address,undefined --seconds $(FUZZ_SECONDS)

@@ -1,6 +1,7 @@
 #!/usr/bin/env sh
 # sanitize.sh FOLDER: the tests of the native scans, of lists and of pages, with an extension that has address and
-# undefined-behaviour checks (scanners in torch and triton run no line of it and are left out), then the fuzz target with the same and with the thread sanitizer. PYTHON is of an
+# undefined-behaviour checks (scanners in torch and triton run no line of it and are left out), then the fuzz target and
+# the comparison of instruction sets with the same, and the fuzz target with the thread sanitizer. PYTHON is of an
 # environment that has what the tests need; the extension is built into another one below FOLDER that borrows its
 # packages.
 set -eu
@@ -33,5 +34,6 @@ LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
   "$venv/bin/python" -m pytest tests/native tests/tiers/test_scanner_contract.py tests/tiers/paged/test_native_scanner.py \
   -k "not torch and not triton"
 sh "$here/fuzz.sh" "$folder" address,undefined --seconds 15
+UBSAN_OPTIONS=print_stacktrace=1 "$folder/fuzz-address-undefined/kernels_agree"
 sh "$here/fuzz.sh" "$folder" thread --seconds 15 --callers 4
 echo "sanitize: ok"

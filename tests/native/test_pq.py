@@ -100,7 +100,8 @@ def kernels(request):
 @pytest.mark.parametrize(("dim", "parts", "bits"), SHAPES)
 def test_parts_of_distances_are_those_of_numpy(dim, parts, bits, metric, residual, kernels):
     made = Made(dim, parts, bits, metric, residual, kernels=kernels, offset=3.0)
-    assert made.native.kernels == (kernels or made.native.kernels)
+    best = "avx2" if "avx2" in _native.kernels_here() else _native.kernels_here()[0]
+    assert made.native.kernels == (kernels or best)
     queries, probes = made.queries()
     form = made.form
     tables = np.empty((len(queries), parts << bits), np.float32)

@@ -171,7 +171,7 @@ void bind_list_scan(nb::module_& m) {
           nb::arg("probes").noconvert(), nb::arg("out").noconvert(), nb::arg("kernels") = "");
     m.def("kernels_here", [] {
         std::vector<std::string> names;
-        for (const char* name : {"amx", "avx512", "avx2", "portable"})
+        for (const char* name : {"amx", "avx512", "avx2", "neon", "portable"})
             if (kernels_named(name) != nullptr) names.emplace_back(name);
         return names;
     });

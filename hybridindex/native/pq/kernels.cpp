@@ -2,14 +2,65 @@
 
 #include <cstring>
 
+#include "simd/block_kernels.h"
+
 namespace hybridindex {
+namespace {
+
+constexpr int kQueries = 7, kPairs = 9;  // queries of all widths of a kernel
+constexpr std::int64_t kEntries = 2 * kPairs * 16;
+
+struct Results {
+    float tables[2][kEntries], base, sums[2];
+    double bound[3];
+    std::uint8_t levels[kEntries];
+    std::uint16_t of_block[kQueries * kPqRows], of_rows[kPqRows];
+    std::uint32_t near[2];
+};
+
+// What these give for numbers and levels of any bytes.
+void run(const PqKernels& kernels, Results& out) {
+    static std::uint8_t bytes[kPqRows * 2 * kPairs], levels[256 * 2 * kPairs];
+    static float numbers[2 * kPairs * 2 * 16 + 8 * kPairs + kPqRows];
+    std::uint32_t state = 1;
+    const auto next = [&state] { return state = state * 1664525u + 1013904223u, state >> 24; };
+    for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(next());
+    for (std::uint8_t& level : levels) level = static_cast<std::uint8_t>(next());
+    for (float& number : numbers) number = static_cast<float>(next()) / 7.0f - 9.0f;
+    std::memset(&out, 0, sizeof(out));  // padding is compared, too
+    constexpr std::int64_t kDim = 4 * kPairs;
+    const float *const codewords = numbers, *const middle = numbers + 16 * kDim, *const query = middle + kDim;
+    const float* const terms = query + kDim;
+    const PqForm form{kDim, 2 * kPairs, 4, true, true, codewords, middle};
+    kernels.table(form, query, out.tables[0]);
+    kernels.term_table(form, query, out.tables[1]);
+    const PqBound bound = kernels.round(form, out.tables[0], out.levels);
+    out.bound[0] = bound.step, out.bound[1] = bound.low, out.bound[2] = bound.most;
+    out.base = kernels.base(form, query, middle);
+    const std::uint8_t* of_query[kQueries];
+    for (int q = 0; q < kQueries; ++q) of_query[q] = levels + q * kEntries;
+    kernels.sums_of_block(bytes, kPairs, of_query, kQueries, out.of_block);
+    kernels.sums_of_rows(bytes, 2 * kPairs, kPqRows, 2 * kPairs, levels, out.of_rows);
+    out.near[0] = kernels.at_most(out.of_block, out.of_block[5]);
+    out.near[1] = kernels.at_most_with(out.of_block, terms, 0.03f, 60.0f);
+    out.sums[0] = kernels.sum_in_block(bytes, 21, 2 * kPairs, out.tables[0]);
+    out.sums[1] = kernels.sum_of_row(bytes, 1, numbers);
+}
+
+bool usable(const PqKernels* kernels, const char* level) {
+    if (kernels == nullptr || kernels_named(level) == nullptr) return false;
+    static Results right, found;
+    run(*portable_pq_kernels, right);
+    run(*kernels, found);
+    return std::memcmp(&right, &found, sizeof(right)) == 0;
+}
+
+}  // namespace
 
 const PqKernels& pq_kernels_for(const char* name) {
-#if defined(__x86_64__)
-    if (std::strcmp(name, "portable") != 0 && avx2_pq_kernels != nullptr && __builtin_cpu_supports("avx2"))
-        return *avx2_pq_kernels;
-#endif
-    return *portable_pq_kernels;
+    static const bool avx2 = usable(avx2_pq_kernels, "avx2"), neon = usable(neon_pq_kernels, "neon");
+    if (std::strcmp(name, "portable") == 0) return *portable_pq_kernels;
+    return avx2 ? *avx2_pq_kernels : neon ? *neon_pq_kernels : *portable_pq_kernels;
 }
 
 }  // namespace hybridindex

@@ -48,5 +48,6 @@ const PqKernels& pq_kernels_for(const char* name);
 
 extern const PqKernels* const portable_pq_kernels;
 extern const PqKernels* const avx2_pq_kernels;
+extern const PqKernels* const neon_pq_kernels;
 
 }  // namespace hybridindex

@@ -8,6 +8,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include "simd/neon.h"
 #endif
 
 namespace hybridindex {
@@ -178,6 +180,61 @@ std::uint32_t at_most_with(const std::uint16_t* sums, const float* terms, float 
         found |= static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(distance, most, _CMP_LE_OQ))) << (8 * at);
     }
     return found;
+}
+
+#elif defined(HYBRIDINDEX_PQ_NEON)
+
+template <int Q>
+inline void sums_of_pairs(const std::uint8_t* block, std::int64_t pairs, const std::uint8_t* const* tables,
+                          std::uint16_t* sums) {
+    const uint8x16_t low = vdupq_n_u8(0x0f);
+    // Of rows below 16 and of the others: sums of even bytes with 256 times those of odd ones, and of odd ones.
+    uint16x8_t both[Q][2], odd[Q][2];
+    for (int q = 0; q < Q; ++q)
+        for (int half = 0; half < 2; ++half) both[q][half] = odd[q][half] = vdupq_n_u16(0);
+    for (std::int64_t part = 0; part < 2 * pairs; ++part) {
+        const uint8x16_t numbers = vld1q_u8(block + 16 * part);
+        const uint8x16_t halves[2] = {vandq_u8(numbers, low), vshrq_n_u8(numbers, 4)};
+#pragma GCC unroll 4
+        for (int q = 0; q < Q; ++q) {
+            const uint8x16_t table = vld1q_u8(tables[q] + 16 * part);
+            for (int half = 0; half < 2; ++half) {
+                const uint16x8_t found = vreinterpretq_u16_u8(vqtbl1q_u8(table, halves[half]));
+                both[q][half] = vaddq_u16(both[q][half], found);
+                odd[q][half] = vsraq_n_u16(odd[q][half], found, 8);
+            }
+        }
+    }
+    for (int q = 0; q < Q; ++q)
+        for (int half = 0; half < 2; ++half) {
+            std::uint16_t* const out = sums + q * kPqRows + 16 * half;
+            vst1q_u16(out, vsubq_u16(both[q][half], vshlq_n_u16(odd[q][half], 8)));
+            vst1q_u16(out + 8, odd[q][half]);
+        }
+}
+
+void sums_of_block(const std::uint8_t* block, std::int64_t pairs, const std::uint8_t* const* tables, int n,
+                   std::uint16_t* sums) {
+    int q = 0;
+    for (; q + 4 <= n; q += 4) sums_of_pairs<4>(block, pairs, tables + q, sums + q * kPqRows);
+    for (; q < n; ++q) sums_of_pairs<1>(block, pairs, tables + q, sums + q * kPqRows);
+}
+
+std::uint32_t at_most(const std::uint16_t* sums, std::uint16_t limit) {
+    const uint16x8_t most = vdupq_n_u16(limit);
+    const auto mask = [&](int at) { return vcleq_u16(vld1q_u16(sums + at), most); };
+    return mask_of(mask(0), mask(8)) | mask_of(mask(16), mask(24)) << 16;
+}
+
+std::uint32_t at_most_with(const std::uint16_t* sums, const float* terms, float step, float limit) {
+    const float32x4_t factor = vdupq_n_f32(step), most = vdupq_n_f32(limit), rounding = vdupq_n_f32(0x1p-20f);
+    const auto four = [&](int at) {
+        const float32x4_t sum = vcvtq_f32_u32(vmovl_u16(vld1_u16(sums + at))), term = vld1q_f32(terms + at);
+        const float32x4_t least = vsubq_f32(term, vmulq_f32(vabsq_f32(term), rounding));
+        return vreinterpretq_u16_u32(vcleq_f32(vaddq_f32(vmulq_f32(sum, factor), least), most));
+    };
+    const auto eight = [&](int at) { return vuzp1q_u16(four(at), four(at + 4)); };
+    return mask_of(eight(0), eight(8)) | mask_of(eight(16), eight(24)) << 16;
 }
 
 #else

@@ -16,15 +16,6 @@ constexpr std::int64_t kCodeBytesAhead = 2 << 10;
 // Dimensions of a code take as long as so many bytes less of rows.
 constexpr std::int64_t kDimsPerMultiply = 4;
 
-// Table of four whole numbers: byte v is the sum of those whose bit in v is set, less the others, plus the bias.
-void fill_table(const std::int8_t* four, int bias, std::uint8_t* table) {
-    std::int8_t sums[16];
-    sums[0] = static_cast<std::int8_t>(-four[0] - four[1] - four[2] - four[3]);
-    for (int bit = 0; bit < 4; ++bit)
-        for (int v = 0; v < 1 << bit; ++v) sums[v | 1 << bit] = static_cast<std::int8_t>(sums[v] + 2 * four[bit]);
-    for (int v = 0; v < 16; ++v) table[v] = static_cast<std::uint8_t>(sums[v] + bias);
-}
-
 }  // namespace
 
 float round_query(const CodeFormat& format, float* query, std::int8_t* whole) {
@@ -44,21 +35,17 @@ float round_query(const CodeFormat& format, float* query, std::int8_t* whole) {
 
 void CodedQueries::prepare(const float* queries, std::int64_t n) {
     const std::int64_t dims = format_.dims(), dim = format_.dim;
-    const int bias = table_bias(format_.bits);
     turned_.grow(dims);
+    whole_.grow(n * dims);
     tables_.grow(n * format_.chunks() * kTableBytes);
     u_.resize(static_cast<std::size_t>(n));
-    std::vector<std::int8_t> whole(static_cast<std::size_t>(dims));
     for (std::int64_t q = 0; q < n; ++q) {
         float* const turned = turned_.data();
         std::copy(queries + q * dim, queries + (q + 1) * dim, turned);
         std::fill(turned + dim, turned + dims, 0.0f);
-        u_[static_cast<std::size_t>(q)] = round_query(format_, turned, whole.data());
-        std::uint8_t* table = tables_.data() + q * format_.chunks() * kTableBytes;
-        for (std::int64_t c = 0; c < format_.chunks(); ++c, table += kTableBytes)
-            for (int b = 0; b < 4; ++b)
-                for (int half = 0; half < 2; ++half)
-                    fill_table(whole.data() + c * kChunkDims + 8 * b + 4 * half, bias, table + 64 * half + 16 * b);
+        std::int8_t* const whole = whole_.data() + q * dims;
+        u_[static_cast<std::size_t>(q)] = round_query(format_, turned, whole);
+        fill_tables(whole, format_.chunks(), format_.bits, tables_.data() + q * format_.chunks() * kTableBytes);
     }
 }
 
@@ -67,6 +54,7 @@ void CodedGroup::start(const CodeFormat& format, const CodedQueries& queries, co
     format_ = &format, n_ = n, centre_products_ = centre_products;
     for (int m = 0; m < n; ++m) {
         tables_[m] = queries.tables(members[m]);
+        whole_[m] = queries.whole(members[m]);
         u_[m] = queries.u(members[m]);
         w_[m] = (square != 0 ? centre_products[m] / square : 0.0f) * format.g_scale;
     }
@@ -76,7 +64,7 @@ void CodedGroup::compare(const std::uint8_t* block, std::int64_t rows, std::int6
                          const RabitqKernels& kernels) {
     float factors[2 * kCodedRows], squares[kCodedRows];
     const std::uint8_t* const behind = block + format_->plane_bytes();
-    kernels.products(block, format_->bits, format_->chunks(), tables_, n_, sums_.data());
+    kernels.products(block, format_->bits, format_->chunks(), tables_, whole_, n_, sums_.data());
     blocks.decode_f16(behind, 2 * kCodedRows, factors);
     if (format_->l2) std::memcpy(squares, behind + 64, sizeof(squares));
     kernels.estimates(factors, factors + kCodedRows, format_->l2 ? squares : nullptr, sums_.data(), n_,

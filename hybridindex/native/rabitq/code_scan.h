@@ -44,12 +44,14 @@ public:
     // Their memory goes where it is more than `most` bytes.
     void let_go(std::size_t most) { tables_.let_go(most); }
     const std::uint8_t* tables(std::int32_t query) const { return tables_.data() + query * format_.chunks() * kTableBytes; }
+    const std::int8_t* whole(std::int32_t query) const { return whole_.data() + query * format_.dims(); }
     // The step of its whole numbers times f_scale.
     float u(std::int32_t query) const { return u_[static_cast<std::size_t>(query)]; }
 
 private:
     const CodeFormat& format_;
     AlignedBuffer<float> turned_;
+    AlignedBuffer<std::int8_t> whole_;
     AlignedBuffer<std::uint8_t> tables_;
     std::vector<float> u_;
 };
@@ -81,6 +83,7 @@ private:
     const float* centre_products_ = nullptr;
     AlignedBuffer<std::int32_t> sums_;
     const std::uint8_t* tables_[kGroup];
+    const std::int8_t* whole_[kGroup];
     AlignedBuffer<float> estimates_;
     float u_[kGroup], w_[kGroup], limits_[kGroup];
     std::uint32_t near_[kGroup];

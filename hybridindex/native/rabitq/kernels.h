@@ -18,6 +18,8 @@ constexpr int table_bias(int bits) { return 4 * most_whole(bits); }
 // whose bit in v is 0 taken negative, plus table_bias(bits). Tables 0 to 3 belong to the low halves of a row's 4 bytes, 4
 // to 7 to the high ones.
 constexpr std::int64_t kTableBytes = 128;
+// Tables of chunks * kChunkDims whole numbers, of the size most_whole(bits) at most.
+void fill_tables(const std::int8_t* whole, std::int64_t chunks, int bits, std::uint8_t* tables);
 
 // Of queries with a list, one entry each.
 struct QueryFactors {
@@ -29,9 +31,10 @@ struct QueryFactors {
 
 struct RabitqKernels {
     const char* name;
-    // sums[q * kCodedRows + r] = <V of row r, query q>. `planes` are those of a block, `tables` of each query.
-    void (*products)(const std::uint8_t* planes, int bits, std::int64_t chunks, const std::uint8_t* const* tables, int n,
-                     std::int32_t* sums);
+    // sums[q * kCodedRows + r] = <V of row r, query q>. `planes` are those of a block; of each query its whole numbers,
+    // and the tables of these.
+    void (*products)(const std::uint8_t* planes, int bits, std::int64_t chunks, const std::uint8_t* const* tables,
+                     const std::int8_t* const* whole, int n, std::int32_t* sums);
     // Estimates of a block for n queries, (n, kCodedRows) into out, and into `near` which of them are at most the query's
     // limit, as bits. f and g are multiples of their scales; h: |o|^2, or nullptr for inner products. Smaller is nearer:
     // see docs/index-format.md.
@@ -44,6 +47,8 @@ const RabitqKernels& rabitq_kernels_for(const BlockKernels& level);
 
 extern const RabitqKernels* const portable_rabitq_kernels;
 extern const RabitqKernels* const avx2_rabitq_kernels;
+extern const RabitqKernels* const neon_rabitq_kernels;
+extern const RabitqKernels* const neon_dot_rabitq_kernels;
 extern const RabitqKernels* const avx512_rabitq_kernels;
 
 }  // namespace hybridindex

@@ -2,8 +2,12 @@
 // all. Everything here has internal linkage.
 #include "rabitq/kernels.h"
 
+#include <cstring>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include "simd/neon.h"
 #endif
 
 namespace hybridindex {
@@ -113,6 +117,55 @@ void plane(const std::uint8_t* codes, std::int64_t chunks, const std::uint8_t* c
 }
 constexpr int kMostQueries = 4;
 
+#elif defined(HYBRIDINDEX_RABITQ_NEON)
+
+// Sums of bytes hold four tables of one bit, or two of more; those of 16 bits so many chunks.
+constexpr std::int64_t kFullAfter = 64;
+static_assert(4 * 2 * table_bias(1) < 256 && 2 * 2 * table_bias(2) < 256 && kFullAfter * 8 * 2 * table_bias(2) < 65536);
+
+template <int Q, bool OneBit>
+void plane(const std::uint8_t* codes, std::int64_t chunks, const std::uint8_t* const* tables, std::int32_t* sums,
+           bool first) {
+    const uint8x16_t low = vdupq_n_u8(0x0f);
+    const std::int32_t bias = static_cast<std::int32_t>(chunks) * 8 * table_bias(OneBit ? 1 : 2);
+    for (int i = 0; i < Q * kCodedRows; ++i) sums[i] = (first ? 0 : 2 * sums[i]) - bias;
+    for (std::int64_t begin = 0; begin < chunks; begin += kFullAfter) {
+        const std::int64_t end = chunks - begin < kFullAfter ? chunks : begin + kFullAfter;
+        // Of rows below 8, and of the others.
+        uint16x8_t acc[Q][2];
+        for (int q = 0; q < Q; ++q) acc[q][0] = acc[q][1] = vdupq_n_u16(0);
+        for (std::int64_t c = begin; c < end; ++c) {
+            const uint8x16x4_t bytes = vld4q_u8(codes + c * kChunkBytes);  // byte 0 of all rows, byte 1...
+            uint8x16_t nibbles[8];
+            for (int b = 0; b < 4; ++b) {
+                nibbles[b] = vandq_u8(bytes.val[b], low);
+                nibbles[4 + b] = vshrq_n_u8(bytes.val[b], 4);
+            }
+#pragma GCC unroll 4
+            for (int q = 0; q < Q; ++q) {
+                const std::uint8_t* const table = tables[q] + c * kTableBytes;
+                const auto two = [&](int t) {
+                    return vaddq_u8(vqtbl1q_u8(vld1q_u8(table + 16 * t), nibbles[t]),
+                                    vqtbl1q_u8(vld1q_u8(table + 16 * t + 16), nibbles[t + 1]));
+                };
+                const auto add = [&](uint8x16_t found) {
+                    acc[q][0] = vaddw_u8(acc[q][0], vget_low_u8(found));
+                    acc[q][1] = vaddw_high_u8(acc[q][1], found);
+                };
+                if constexpr (OneBit) {
+                    add(vaddq_u8(two(0), two(2)));
+                    add(vaddq_u8(two(4), two(6)));
+                } else {
+                    for (int t = 0; t < 8; t += 2) add(two(t));
+                }
+            }
+        }
+        for (int q = 0; q < Q; ++q)
+            for (int r = 0; r < kCodedRows; ++r) sums[q * kCodedRows + r] += acc[q][r / 8][r % 8];
+    }
+}
+constexpr int kMostQueries = 4;
+
 #else
 
 template <int Q, bool OneBit>
@@ -133,6 +186,81 @@ constexpr int kMostQueries = 1;
 
 #endif
 
+#if defined(HYBRIDINDEX_RABITQ_NEON_DOT)
+
+// A block's numbers are unpacked and multiplied by those of the queries where that pays: unpacking takes as long as
+// looking up for a few queries. By counted cycles; one bit is never worth it.
+constexpr bool pays(int bits, int n) { return bits > 1 && n >= (bits == 2 ? 16 : 8); }
+constexpr std::int64_t kUnpackedChunks = 8;
+
+// A vector for each four dimensions of each four rows of a chunk: [dimensions / 4][rows / 4].
+template <int Bits>
+void unpack(const std::uint8_t* planes, std::int64_t plane_bytes, std::int8_t* out) {
+    const uint8x16_t bits[2] = {vreinterpretq_u8_u32(vdupq_n_u32(0x08040201)),
+                                vreinterpretq_u8_u32(vdupq_n_u32(0x80402010))};
+    const uint8x16_t first =
+        vreinterpretq_u8_u64(vcombine_u64(vcreate_u64(0x0404040400000000), vcreate_u64(0x0c0c0c0c08080808)));
+    for (int rows = 0; rows < 4; ++rows)
+        for (int b = 0; b < 4; ++b) {
+            uint8x16_t numbers[2];
+            const uint8x16_t byte = vaddq_u8(first, vdupq_n_u8(static_cast<std::uint8_t>(b)));
+            for (int p = 0; p < Bits; ++p) {
+                const uint8x16_t bytes = vqtbl1q_u8(vld1q_u8(planes + p * plane_bytes + 16 * rows), byte);
+                for (int half = 0; half < 2; ++half) {
+                    const uint8x16_t set = vtstq_u8(bytes, bits[half]);
+                    // Two's complement: the highest bit, inverted, is the sign.
+                    numbers[half] = p == 0 ? vmvnq_u8(set) : vsliq_n_u8(set, numbers[half], 1);
+                }
+            }
+            // Twice that, and 1.
+            for (int half = 0; half < 2; ++half) {
+                const uint8x16_t odd = vsliq_n_u8(vdupq_n_u8(0xff), numbers[half], 1);
+                vst1q_s8(out + 16 * (4 * (2 * b + half) + rows), vreinterpretq_s8_u8(odd));
+            }
+        }
+}
+
+template <int Q>
+void dots(const std::int8_t* unpacked, std::int64_t chunks, const std::int8_t* const* whole, std::int64_t first_dim,
+          std::int32_t* sums) {
+    int32x4_t acc[Q][4];
+    for (int q = 0; q < Q; ++q)
+        for (int rows = 0; rows < 4; ++rows) acc[q][rows] = vld1q_s32(sums + q * kCodedRows + 4 * rows);
+    for (std::int64_t half = 0; half < 2 * chunks; ++half) {
+        int8x16_t numbers[Q];
+        for (int q = 0; q < Q; ++q) numbers[q] = vld1q_s8(whole[q] + first_dim + 16 * half);
+        const auto four = [&]<int Lane>() {
+            for (int rows = 0; rows < 4; ++rows) {
+                const int8x16_t levels = vld1q_s8(unpacked + 256 * half + 64 * Lane + 16 * rows);
+                for (int q = 0; q < Q; ++q) acc[q][rows] = vdotq_laneq_s32(acc[q][rows], levels, numbers[q], Lane);
+            }
+        };
+        four.template operator()<0>();
+        four.template operator()<1>();
+        four.template operator()<2>();
+        four.template operator()<3>();
+    }
+    for (int q = 0; q < Q; ++q)
+        for (int rows = 0; rows < 4; ++rows) vst1q_s32(sums + q * kCodedRows + 4 * rows, acc[q][rows]);
+}
+
+void products_by_dots(const std::uint8_t* planes, int bits, std::int64_t chunks, const std::int8_t* const* whole, int n,
+                      std::int32_t* sums) {
+    std::int8_t unpacked[kUnpackedChunks * kChunkDims * kCodedRows];
+    std::memset(sums, 0, static_cast<std::size_t>(n) * kCodedRows * sizeof(*sums));
+    for (std::int64_t c = 0; c < chunks; c += kUnpackedChunks) {
+        const std::int64_t here = chunks - c < kUnpackedChunks ? chunks - c : kUnpackedChunks;
+        for (std::int64_t i = 0; i < here; ++i)
+            (bits == 2 ? unpack<2> : unpack<4>)(planes + (c + i) * kChunkBytes, chunks * kChunkBytes,
+                                                unpacked + i * kChunkDims * kCodedRows);
+        int q = 0;
+        for (; q + 4 <= n; q += 4) dots<4>(unpacked, here, whole + q, c * kChunkDims, sums + q * kCodedRows);
+        for (; q < n; ++q) dots<1>(unpacked, here, whole + q, c * kChunkDims, sums + q * kCodedRows);
+    }
+}
+
+#endif
+
 template <int Q>
 inline void planes_of(const std::uint8_t* planes, int bits, std::int64_t chunks, const std::uint8_t* const* tables,
                       std::int32_t* sums) {
@@ -140,8 +268,11 @@ inline void planes_of(const std::uint8_t* planes, int bits, std::int64_t chunks,
     for (int p = 0; p < bits; ++p) plane<Q, false>(planes + p * chunks * kChunkBytes, chunks, tables, sums, p == 0);
 }
 
-void products(const std::uint8_t* planes, int bits, std::int64_t chunks, const std::uint8_t* const* tables, int n,
-              std::int32_t* sums) {
+void products(const std::uint8_t* planes, int bits, std::int64_t chunks, const std::uint8_t* const* tables,
+              [[maybe_unused]] const std::int8_t* const* whole, int n, std::int32_t* sums) {
+#if defined(HYBRIDINDEX_RABITQ_NEON_DOT)
+    if (pays(bits, n)) return products_by_dots(planes, bits, chunks, whole, n, sums);
+#endif
     int q = 0;
     if constexpr (kMostQueries >= 8)
         for (; q + 8 <= n; q += 8) planes_of<8>(planes, bits, chunks, tables + q, sums + q * kCodedRows);
@@ -161,6 +292,13 @@ inline std::uint32_t at_most(const float* values, float limit) {
         return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(half), most, _CMP_LE_OQ)));
     };
     return mask(values) | mask(values + 8) << 8;
+#elif defined(HYBRIDINDEX_RABITQ_NEON)
+    const float32x4_t most = vdupq_n_f32(limit);
+    const auto two = [&](const float* half) {
+        return vuzp1q_u16(vreinterpretq_u16_u32(vcleq_f32(vld1q_f32(half), most)),
+                          vreinterpretq_u16_u32(vcleq_f32(vld1q_f32(half + 4), most)));
+    };
+    return mask_of(two(values), two(values + 8));
 #else
     std::uint32_t mask = 0;
     for (int r = 0; r < kCodedRows; ++r) mask |= static_cast<std::uint32_t>(values[r] <= limit) << r;

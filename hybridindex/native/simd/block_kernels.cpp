@@ -4,6 +4,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 #if defined(__linux__)
 #include <sys/syscall.h>
@@ -43,12 +45,26 @@ bool has_avx512() { return false; }
 bool has_amx() { return false; }
 #endif
 
+bool has_neon() {
+#if defined(__aarch64__)
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMD) != 0;
+#else
+    return false;
+#endif
+}
+
 }  // namespace
 
 const BlockKernels* kernels_named(const char* name) {
-    static const bool amx = has_amx(), avx512 = has_avx512(), avx2 = has_avx2();
+    static const bool amx = has_amx(), avx512 = has_avx512(), avx2 = has_avx2(), neon = has_neon();
+    // On 64-bit Arm the portable ones are compiled to NEON. The name tells codes and product quantizers to use theirs.
+    static const BlockKernels neon_kernels = [] {
+        BlockKernels named = *portable_kernels;
+        named.name = "neon";
+        return named;
+    }();
     const BlockKernels* const all[] = {amx ? amx_kernels : nullptr, avx512 ? avx512_kernels : nullptr,
-                                       avx2 ? avx2_kernels : nullptr, portable_kernels};
+                                       avx2 ? avx2_kernels : nullptr, neon ? &neon_kernels : nullptr, portable_kernels};
     for (const BlockKernels* kernels : all)
         if (kernels != nullptr && (name == nullptr || std::strcmp(kernels->name, name) == 0)) return kernels;
     return nullptr;

@@ -108,7 +108,8 @@ struct BlockKernels {
 // Fewer queries are compared faster as they are.
 constexpr int kFewestHalves = 6;
 
-// The best that this CPU runs, and by name ("portable", "avx2", "avx512", "amx"); nullptr: not for this CPU or build.
+// The best that this CPU runs, and by name ("portable", "neon", "avx2", "avx512", "amx"); nullptr: not for this CPU or
+// build.
 const BlockKernels& best_kernels();
 const BlockKernels* kernels_named(const char* name);
 

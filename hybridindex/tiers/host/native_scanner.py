@@ -57,7 +57,7 @@ class HostNativeScanner(OpenMpThreads):
     def __init__(self, index: IVFIndex, *, threads: int | None = None, kernels: str = "") -> None:
         """
         Args:
-            kernels: "amx", "avx512", "avx2" or "portable"; empty: the best that this CPU runs.
+            kernels: "amx", "avx512", "avx2", "neon" or "portable"; empty: the best that this CPU runs.
 
         Raises:
             UnsupportedIndexError: see :meth:`unsupported`.
@@ -98,7 +98,7 @@ class HostNativeScanner(OpenMpThreads):
 
     @property
     def kernels(self) -> str:
-        """The instruction set that runs: "amx", "avx512", "avx2" or "portable"."""
+        """The instruction set that runs: "amx", "avx512", "avx2", "neon" or "portable"."""
         return str(self._scanner.kernels)
 
     def scan(

@@ -1,0 +1,492 @@
+// Instruction sets give the same bits: the kernels of RaBitQ codes and of product quantizers, called directly and by
+// their scanners, against the portable ones. And the portable ones give what they gave on x86-64.
+//
+//   kernels_agree [NAME...]
+// compares the sets of these names, the first of which has to be what this CPU gets; without names, all that it runs.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "jobs/thread_pool.h"
+#include "pq/pq_scan.h"
+#include "rabitq/code_scan.h"
+#include "rabitq/encode.h"
+#include "simd/block_kernels.h"
+
+using namespace hybridindex;
+
+namespace {
+
+// Of the answers of the portable kernels.
+constexpr std::uint64_t kDigest = 0x7e828206e644a131;
+
+std::string now;  // what is compared
+
+[[noreturn]] void fail(const std::string& what) {
+    std::fprintf(stderr, "kernels_agree: %s: %s\n", now.c_str(), what.c_str());
+    std::exit(1);
+}
+
+// The same on every machine.
+class Random {
+public:
+    explicit Random(std::uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 1) {}
+    std::uint32_t next() {
+        state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+        return static_cast<std::uint32_t>(state_ >> 33);
+    }
+    std::int64_t below(std::int64_t n) { return static_cast<std::int64_t>(next() % static_cast<std::uint32_t>(n)); }
+    float number() { return static_cast<float>(static_cast<std::int32_t>(next())) * 0x1p-30f - 1.0f; }
+
+private:
+    std::uint64_t state_;
+};
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kExtremes[] = {0.0f,     -0.0f,     1e-45f,     -1e-40f, 1e-38f, 3.4e38f,
+                               -3.4e38f, kInfinity, -kInfinity, kNan,    1.0f,   65535.0f};
+
+enum class Values { plain, large, small, extreme };
+constexpr Values kAllValues[] = {Values::plain, Values::large, Values::small, Values::extreme};
+
+std::vector<float> floats(Random& random, std::int64_t n, Values values = Values::plain) {
+    std::vector<float> out(static_cast<std::size_t>(n));
+    for (float& x : out) {
+        x = random.number();
+        if (values == Values::large) x *= 1e36f;
+        if (values == Values::small) x *= 1e-39f;
+        if (values == Values::extreme && random.below(3) == 0) x = kExtremes[random.below(std::size(kExtremes))];
+    }
+    return out;
+}
+
+// All 0, all ones, or any.
+std::vector<std::uint8_t> bytes(Random& random, std::int64_t n) {
+    const std::int64_t kind = random.below(6);
+    std::vector<std::uint8_t> out(static_cast<std::size_t>(n), kind == 0 ? 0 : 255);
+    if (kind > 1)
+        for (std::uint8_t& byte : out) byte = static_cast<std::uint8_t>(random.next());
+    return out;
+}
+
+// Two that are no number are equal.
+void same(const char* what, const float* right, const float* found, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i)
+        if (std::memcmp(right + i, found + i, 4) != 0 && !(std::isnan(right[i]) && std::isnan(found[i])))
+            fail(std::string(what) + "[" + std::to_string(i) + "] is " + std::to_string(found[i]) + ", portable " +
+                 std::to_string(right[i]));
+}
+template <typename T>
+void same(const char* what, const T* right, const T* found, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i)
+        if (right[i] != found[i])
+            fail(std::string(what) + "[" + std::to_string(i) + "] is " + std::to_string(found[i]) + ", portable " +
+                 std::to_string(right[i]));
+}
+template <typename T>
+void same(const char* what, const std::vector<T>& right, const std::vector<T>& found) {
+    same(what, right.data(), found.data(), static_cast<std::int64_t>(right.size()));
+}
+template <typename Call>
+void same_of(const char* what, const Call& call) {
+    const auto right = call(true), found = call(false);
+    same(what, &right, &found, 1);
+}
+
+struct Answer {
+    Answer(std::int64_t n, std::int64_t k) : distances(static_cast<std::size_t>(n * k)), ids(distances.size()) {}
+
+    std::vector<float> distances;
+    std::vector<std::int64_t> ids;
+};
+void same(const Answer& right, const Answer& found) {
+    same("distances", right.distances, found.distances);
+    same("ids", right.ids, found.ids);
+}
+
+class Digest {
+public:
+    template <typename T>
+    void add(const std::vector<T>& values) {
+        for (const T value : values) {
+            std::uint64_t bits = 0;
+            std::memcpy(&bits, &value, sizeof(T));
+            // What is no number has another sign on other CPUs.
+            if constexpr (std::is_same_v<T, float>) bits = std::isnan(value) ? 1 : bits;
+            state_ = (state_ ^ bits) * 0x100000001b3u;
+        }
+    }
+    void add(const Answer& answer) { add(answer.distances), add(answer.ids); }
+    std::uint64_t value() const { return state_; }
+
+private:
+    std::uint64_t state_ = 0xcbf29ce484222325u;
+};
+
+// Of 1 to 2100; and of more, of which sums of 16 bits overflow.
+std::vector<std::int64_t> sampled_dims(Random& random) {
+    std::vector<std::int64_t> dims{1, 2, 31, 32, 33, 64, 96, 128, 768, 2047, 2048, 2049, 2100, 5000};
+    for (int i = 0; i < 12; ++i) dims.push_back(1 + random.below(2100));
+    return dims;
+}
+std::vector<std::int64_t> sampled_sizes(Random& random) {
+    std::vector<std::int64_t> sizes{0, 1, 15, 16, 17, 31, 32, 33, 64, 200};
+    for (int i = 0; i < 4; ++i) sizes.push_back(random.below(201));
+    return sizes;
+}
+// Lists for each of n queries, some twice, -1 here and there.
+std::vector<std::int64_t> sampled_probes(Random& random, std::int64_t n, std::int64_t p, std::int64_t nlist) {
+    std::vector<std::int64_t> probes(static_cast<std::size_t>(n * p));
+    for (std::int64_t& probe : probes) probe = random.below(nlist + 1) - 1;
+    return probes;
+}
+
+// ---- RaBitQ codes
+
+// Of extremes, sums are the largest or the smallest there are.
+void compare_products(const RabitqKernels& kernels, Random& random, int bits, std::int64_t dim, bool extreme) {
+    const CodeFormat format{bits, dim, 1, 1, false, {nullptr, 0, (dim + kChunkDims - 1) / kChunkDims * kChunkDims}};
+    const int n = static_cast<int>(1 + random.below(40));
+    std::vector<float> queries = floats(random, n * dim);
+    // Not rotated, numbers of one size are the largest that a query is rounded to.
+    if (extreme)
+        for (std::int64_t i = 0; i < n * dim; ++i)
+            queries[static_cast<std::size_t>(i)] = i / dim % 2 != 0 ? -1.0f : 1.0f;
+    CodedQueries coded(format);
+    coded.prepare(queries.data(), n);
+    const std::uint8_t* tables[40];
+    const std::int8_t* whole[40];
+    for (int q = 0; q < n; ++q) tables[q] = coded.tables(q), whole[q] = coded.whole(q);
+    std::vector<std::uint8_t> planes = bytes(random, format.plane_bytes());
+    if (extreme) std::fill(planes.begin(), planes.end(), std::uint8_t{255});
+    std::vector<std::int32_t> right(static_cast<std::size_t>(n * kCodedRows), 7), found = right;
+    portable_rabitq_kernels->products(planes.data(), bits, format.chunks(), tables, whole, n, right.data());
+    kernels.products(planes.data(), bits, format.chunks(), tables, whole, n, found.data());
+    same("products", right, found);
+}
+
+void compare_estimates(const RabitqKernels& kernels, Random& random, Values values) {
+    const int n = static_cast<int>(1 + random.below(9));
+    const std::vector<float> f = floats(random, kCodedRows, values), g = floats(random, kCodedRows, values),
+                             h = floats(random, kCodedRows, values), u = floats(random, n, values),
+                             w = floats(random, n, values), products = floats(random, n, values);
+    std::vector<float> limits = floats(random, n, values);
+    std::vector<std::int32_t> sums(static_cast<std::size_t>(n * kCodedRows));
+    for (std::int32_t& sum : sums) sum = static_cast<std::int32_t>(random.below(2'000'001)) - 1'000'000;
+    for (const float* const squares : {static_cast<const float*>(nullptr), h.data()}) {
+        std::vector<float> estimates[2] = {std::vector<float>(sums.size()), std::vector<float>(sums.size())};
+        std::vector<std::uint32_t> near[2] = {std::vector<std::uint32_t>(limits.size()),
+                                              std::vector<std::uint32_t>(limits.size())};
+        for (const bool portable : {true, false}) {
+            const RabitqKernels& one = portable ? *portable_rabitq_kernels : kernels;
+            const QueryFactors factors{u.data(), w.data(), products.data(), limits.data()};
+            one.estimates(f.data(), g.data(), squares, sums.data(), n, factors, estimates[portable].data(),
+                          near[portable].data());
+            // Again with limits that are estimates themselves: equal is near.
+            if (portable)
+                for (int q = 0; q < n; ++q)
+                    limits[static_cast<std::size_t>(q)] = estimates[true][static_cast<std::size_t>(q * kCodedRows + 5)];
+            one.estimates(f.data(), g.data(), squares, sums.data(), n, factors, estimates[portable].data(),
+                          near[portable].data());
+        }
+        same("estimates", estimates[true], estimates[false]);
+        same("near", near[true], near[false]);
+    }
+}
+
+// Lists of rows, coded.
+struct CodedLists {
+    CodedLists(Random& random, int bits, std::int64_t dim, bool l2, std::int64_t rounds = 2)
+        : sizes(sampled_sizes(random)), signs(static_cast<std::size_t>(rounds * ((dim + 31) / 32 * 32))) {
+        for (float& sign : signs) sign = random.below(2) != 0 ? 1.0f : -1.0f;
+        format = {bits, dim, 0.25f, 0.5f, l2, {signs.data(), rounds, (dim + 31) / 32 * 32}};
+        for (const std::int64_t size : sizes) {
+            const std::vector<float> rows =
+                floats(random, size * dim, random.below(8) == 0 ? Values::large : Values::plain);
+            const std::vector<float> centroid = floats(random, dim);
+            const std::int64_t nbytes = (size + kCodedRows - 1) / kCodedRows * format.block_bytes();
+            codes.resize(codes.size() + static_cast<std::size_t>(nbytes));
+            if (size > 0) encode_rows(format, rows.data(), size, centroid.data(), codes.data() + codes.size() - nbytes);
+            squares.push_back(std::fabs(random.number()));
+        }
+    }
+
+    Answer scan(const RabitqKernels& kernels, std::uint64_t seed, Values values, std::int64_t n, std::int64_t k) const {
+        Random random(seed);
+        const std::int64_t nlist = static_cast<std::int64_t>(sizes.size()), p = 6;
+        const std::vector<float> queries = floats(random, n * format.dim, values), products = floats(random, n * p);
+        const std::vector<std::int64_t> probes = sampled_probes(random, n, p, nlist);
+        const CodeTable table{
+            codes.data(), static_cast<std::int64_t>(codes.size()), sizes.data(), nlist, squares.data(), format};
+        CodeScanner scanner(table, *portable_kernels, kernels);
+        Answer out(n, k);
+        CodeTask task{};
+        task.queries = queries.data(), task.n = n, task.k = k, task.distances = out.distances.data(),
+        task.ids = out.ids.data();
+        task.probes = probes.data(), task.centre_products = products.data(), task.p = p;
+        ThreadPool alone(0);
+        scanner.scan(task, alone);
+        return out;
+    }
+
+    CodeFormat format;
+    std::vector<std::int64_t> sizes;
+    std::vector<float> signs, squares;
+    std::vector<std::uint8_t> codes;
+};
+
+void compare_codes(const RabitqKernels& kernels) {
+    Random random(1);
+    for (const int bits : {1, 2, 4})
+        for (const std::int64_t dim : sampled_dims(random)) {
+            now = "codes, " + std::string(kernels.name) + ", " + std::to_string(bits) + " bits, dim " +
+                  std::to_string(dim);
+            for (int i = 0; i < 6; ++i) compare_products(kernels, random, bits, dim, i == 0);
+        }
+    now = "codes, " + std::string(kernels.name);
+    for (const Values values : kAllValues)
+        for (int i = 0; i < 200; ++i) compare_estimates(kernels, random, values);
+    for (const int bits : {1, 2, 4})
+        for (const bool l2 : {false, true})
+            for (const std::int64_t dim : {1, 33, 100, 300}) {
+                now = "lists of codes, " + std::string(kernels.name) + ", " + std::to_string(bits) + " bits, dim " +
+                      std::to_string(dim) + (l2 ? ", l2" : ", ip");
+                const CodedLists lists(random, bits, dim, l2);
+                for (const Values values : kAllValues)
+                    for (const std::int64_t n : {1, 3, 40})
+                        same(lists.scan(*portable_rabitq_kernels, 5, values, n, 20),
+                             lists.scan(kernels, 5, values, n, 20));
+            }
+}
+
+// ---- Product quantizers
+
+struct Quantizer {
+    Quantizer(Random& random, std::int64_t dim, std::int64_t parts, int bits, bool l2, bool residual, Values values)
+        : codewords(floats(random, dim << bits, values)), middle(floats(random, dim, values)),
+          form{dim, parts, bits, l2, residual, codewords.data(), middle.data()} {}
+
+    std::vector<float> codewords, middle;
+    PqForm form;
+};
+
+void compare_sums(const PqKernels& kernels, Random& random) {
+    const std::int64_t pairs = 1 + random.below(90), parts = 1 + random.below(180), n_rows = 1 + random.below(kPqRows);
+    const int n = static_cast<int>(1 + random.below(9));
+    const std::vector<std::uint8_t> block = bytes(random, pairs * 32), levels = bytes(random, n * pairs * 32),
+                                    rows = bytes(random, kPqRows * (parts + 4)),
+                                    row_levels = bytes(random, parts * 256);
+    std::vector<const std::uint8_t*> tables;
+    for (int q = 0; q < n; ++q) tables.push_back(levels.data() + q * pairs * 32);
+    std::vector<std::uint16_t> right(static_cast<std::size_t>(n * kPqRows), 7), found = right;
+    portable_pq_kernels->sums_of_block(block.data(), pairs, tables.data(), n, right.data());
+    kernels.sums_of_block(block.data(), pairs, tables.data(), n, found.data());
+    same("sums_of_block", right, found);
+    const std::uint16_t limits[] = {0, 1, 65535, right[3], right[20], static_cast<std::uint16_t>(right[31] - 1)};
+    for (const std::uint16_t limit : limits)
+        same_of("at_most", [&](bool portable) {
+            return (portable ? *portable_pq_kernels : kernels).at_most(right.data(), limit);
+        });
+    for (const Values values : kAllValues) {
+        const std::vector<float> terms = floats(random, kPqRows, values), others = floats(random, 2, values);
+        for (const float limit : {others[0], static_cast<float>(right[3]) * others[1] + terms[3]})
+            same_of("at_most_with", [&](bool portable) {
+                return (portable ? *portable_pq_kernels : kernels)
+                    .at_most_with(right.data(), terms.data(), others[1], limit);
+            });
+    }
+    portable_pq_kernels->sums_of_rows(rows.data(), parts + 4, static_cast<int>(n_rows), parts, row_levels.data(),
+                                      right.data());
+    kernels.sums_of_rows(rows.data(), parts + 4, static_cast<int>(n_rows), parts, row_levels.data(), found.data());
+    same("sums_of_rows", right.data(), found.data(), n_rows);
+}
+
+void compare_tables(const PqKernels& kernels, Random& random, const Quantizer& made, Values values) {
+    const PqForm& form = made.form;
+    const std::vector<float> query = floats(random, form.dim, values), centroid = floats(random, form.dim, values);
+    const std::size_t entries = static_cast<std::size_t>(form.entries());
+    std::vector<float> right(entries), found(entries), terms(entries);
+    portable_pq_kernels->table(form, query.data(), right.data());
+    kernels.table(form, query.data(), found.data());
+    same("table", right, found);
+    portable_pq_kernels->term_table(form, centroid.data(), terms.data());
+    kernels.term_table(form, centroid.data(), found.data());
+    same("term_table", terms, found);
+    std::vector<std::uint8_t> levels[2];
+    PqBound bounds[2];
+    for (const bool portable : {true, false}) {
+        levels[portable].resize(static_cast<std::size_t>(form.tables() * form.words()));
+        bounds[portable] =
+            (portable ? *portable_pq_kernels : kernels).round(form, right.data(), levels[portable].data());
+    }
+    same("levels", levels[true], levels[false]);
+    const auto bound = [](const PqBound& one) {
+        return std::vector<float>{one.step, static_cast<float>(one.low), static_cast<float>(one.most)};
+    };
+    same("bound", bound(bounds[true]), bound(bounds[false]));
+    same_of("base", [&](bool portable) {
+        return (portable ? *portable_pq_kernels : kernels).base(form, query.data(), centroid.data());
+    });
+    const std::vector<std::uint8_t> codes = bytes(random, kPqRows * form.code_size());
+    const int row = static_cast<int>(random.below(kPqRows));
+    same_of("sum of a row", [&](bool portable) {
+        const PqKernels& one = portable ? *portable_pq_kernels : kernels;
+        return form.bits == 8 ? one.sum_of_row(codes.data() + row * form.code_size(), form.parts, right.data())
+                              : one.sum_in_block(codes.data(), row, form.parts, right.data());
+    });
+}
+
+Answer scan_quantized(const PqKernels& kernels, const Quantizer& made, std::uint64_t seed, Values values,
+                      std::int64_t n) {
+    Random random(seed);
+    const PqForm& form = made.form;
+    const std::int64_t p = 6, k = 20;
+    const std::vector<std::int64_t> sizes = sampled_sizes(random);
+    const std::int64_t nlist = static_cast<std::int64_t>(sizes.size());
+    std::vector<std::uint8_t> data;
+    std::vector<std::int64_t> extents;
+    for (const std::int64_t size : sizes) {
+        const std::int64_t capacity = (size + kPqRows - 1) / kPqRows * kPqRows;
+        const std::int64_t offset = static_cast<std::int64_t>(data.size());
+        extents.insert(extents.end(), {size, capacity, offset});
+        const std::vector<std::uint8_t> codes = bytes(random, capacity * form.code_size());
+        data.insert(data.end(), codes.begin(), codes.end());
+        for (std::int64_t row = 0; row < capacity; ++row) {
+            const std::int64_t id = 1000 * nlist - offset + row;
+            const std::uint8_t* const at = reinterpret_cast<const std::uint8_t*>(&id);
+            data.insert(data.end(), at, at + sizeof(id));
+        }
+    }
+    const std::vector<float> queries = floats(random, n * form.dim, values),
+                             centroids = floats(random, nlist * form.dim);
+    const std::vector<std::int64_t> probes = sampled_probes(random, n, p, nlist);
+    PqScanner scanner({data.data(), static_cast<std::int64_t>(data.size()), extents.data(), nlist, form,
+                       form.residual ? centroids.data() : nullptr},
+                      kernels);
+    Answer out(n, k);
+    ScanTask task{};
+    task.queries = queries.data(), task.n = n, task.k = k, task.distances = out.distances.data(),
+    task.ids = out.ids.data();
+    task.probes = probes.data(), task.p = p;
+    ThreadPool alone(0);
+    scanner.scan(task, alone);
+    return out;
+}
+
+struct Shape {
+    std::int64_t dim, parts;
+    int bits;
+};
+constexpr Shape kShapes[] = {{1, 1, 4}, {6, 3, 4}, {64, 32, 4}, {70, 35, 4}, {300, 100, 4},
+                             {1, 1, 8}, {9, 3, 8}, {64, 16, 8}, {77, 7, 8}};
+constexpr bool kForms[][2] = {{false, false}, {false, true}, {true, false}, {true, true}};  // l2, residual
+
+void compare_quantizers(const PqKernels& kernels) {
+    Random random(2);
+    now = "sums of product quantizers, " + std::string(kernels.name);
+    for (int i = 0; i < 300; ++i) compare_sums(kernels, random);
+    for (const Shape& shape : kShapes)
+        for (const auto& [l2, residual] : kForms) {
+            now = "product quantizer, " + std::string(kernels.name) + ", dim " + std::to_string(shape.dim) +
+                  ", parts " + std::to_string(shape.parts) + " of " + std::to_string(shape.bits) + " bits" +
+                  (l2 ? ", l2" : ", ip") + (residual ? ", residuals" : "");
+            for (const Values values : kAllValues) {
+                const Quantizer made(random, shape.dim, shape.parts, shape.bits, l2, residual, values);
+                compare_tables(kernels, random, made, values);
+                for (const std::int64_t n : {1, 7, 40})
+                    same(scan_quantized(*portable_pq_kernels, made, 5, values, n),
+                         scan_quantized(kernels, made, 5, values, n));
+            }
+        }
+}
+
+// ---- Rows
+
+// A pair alone has the distance that it has in a block.
+void compare_rows(const BlockKernels& kernels) {
+    Random random(3);
+    for (const std::int64_t dim : {16, 48, 256, 1040})
+        for (int n = 1; n <= 9; ++n) {
+            now = "rows, " + std::string(kernels.name) + ", dim " + std::to_string(dim);
+            const std::vector<float> rows = floats(random, kBlockRows * dim), queries = floats(random, n * dim);
+            std::vector<const float*> each, row_of, query_of;
+            for (int q = 0; q < n; ++q) each.push_back(queries.data() + q * dim);
+            for (int q = 0; q < n; ++q)
+                for (int r = 0; r < kBlockRows; ++r)
+                    row_of.push_back(rows.data() + r * dim), query_of.push_back(each[static_cast<std::size_t>(q)]);
+            std::vector<float> block(row_of.size()), pairs(row_of.size());
+            const int n_pairs = static_cast<int>(pairs.size());
+            kernels.inner_products(rows.data(), dim, each.data(), n, dim, block.data(), nullptr, nullptr);
+            kernels.inner_product_pairs(row_of.data(), query_of.data(), n_pairs, dim, pairs.data());
+            same("inner products", block, pairs);
+            kernels.squared_l2(rows.data(), dim, each.data(), n, dim, block.data(), nullptr, nullptr);
+            kernels.squared_l2_pairs(row_of.data(), query_of.data(), n_pairs, dim, pairs.data());
+            same("squared distances", block, pairs);
+        }
+}
+
+// What the portable kernels answer.
+std::uint64_t digest() {
+    Random random(4);
+    Digest out;
+    for (const bool l2 : {false, true}) {
+        for (const int bits : {1, 2, 4}) {
+            const CodedLists lists(random, bits, 100, l2);
+            out.add(lists.codes);
+            out.add(lists.scan(*portable_rabitq_kernels, 7, Values::plain, 5, 50));
+        }
+        for (const Shape& shape : kShapes)
+            for (const bool residual : {false, true})
+                out.add(
+                    scan_quantized(*portable_pq_kernels,
+                                   Quantizer(random, shape.dim, shape.parts, shape.bits, l2, residual, Values::plain),
+                                   7, Values::plain, 5));
+    }
+    return out.value();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    std::vector<std::string> names(argv + 1, argv + argc);
+    const std::string expected = names.empty() ? "" : names[0], chosen = rabitq_kernels_for(best_kernels()).name;
+    if (names.empty())
+        for (const char* level : {"amx", "avx512", "avx2", "neon"})
+            if (const BlockKernels* const known = kernels_named(level)) {
+                const std::string name = rabitq_kernels_for(*known).name;
+                if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+            }
+    for (const std::string& name : names) {
+        int n_sets = 0;
+        for (const RabitqKernels* kernels :
+             {avx512_rabitq_kernels, avx2_rabitq_kernels, neon_rabitq_kernels, neon_dot_rabitq_kernels})
+            if (kernels != nullptr && kernels->name == name) compare_codes(*kernels), ++n_sets;
+        for (const PqKernels* kernels : {avx2_pq_kernels, neon_pq_kernels})
+            if (kernels != nullptr && kernels->name == name) compare_quantizers(*kernels), ++n_sets;
+        if (n_sets == 0) {
+            std::fprintf(stderr, "kernels_agree: no kernels \"%s\" were built\n", name.c_str());
+            return 1;
+        }
+        std::printf("kernels_agree: %s: %d sets as the portable ones\n", name.c_str(), n_sets);
+    }
+    compare_rows(*portable_kernels);
+    if (!expected.empty() && expected != chosen) {
+        std::fprintf(stderr, "kernels_agree: this CPU gets the kernels %s for codes; expected %s\n", chosen.c_str(),
+                     expected.c_str());
+        return 1;
+    }
+    if (digest() != kDigest) {
+        std::fprintf(stderr,
+                     "kernels_agree: the answers of the portable kernels have the digest %#llx; expected %#llx\n",
+                     static_cast<unsigned long long>(digest()), static_cast<unsigned long long>(kDigest));
+        return 1;
+    }
+    std::printf("kernels_agree: ok\n");
+    return 0;
+}
