@@ -491,8 +491,9 @@ class Engine:
         clock, requests = batch.clock, batch.requests
         times = clock.times()
         self.health.note(batch, times)
-        for n_candidates, seconds in clock.host_reranks:
-            self._rerank_pace.observe(n_candidates, seconds)
+        if self._tiers:  # else nobody asks
+            for n_candidates, seconds in clock.host_reranks:
+                self._rerank_pace.observe(n_candidates, seconds)
         queue_s = tuple([clock.started_s - r.submitted_s for r in requests])
         if batch.candidates:
             self._stats.add(

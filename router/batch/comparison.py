@@ -36,7 +36,7 @@ def split_positions(positions: I64, row_device: npt.NDArray[np.int16], put: Call
     for ordinal in np.unique(row_device[row_device >= 0]).tolist():
         here = device == ordinal
         counts = np.count_nonzero(here, axis=1)
-        own = np.full((len(positions), counts.max()), -1, dtype=np.int64)
+        own = np.full((len(positions), counts.max(initial=0)), -1, dtype=np.int64)
         own[np.arange(own.shape[1]) < counts[:, None]] = positions[here]
         if own.size and not put(ordinal, own):
             device[here] = -1
@@ -111,7 +111,7 @@ class Comparison:
         with self._lock:
             self.n_on_devices += int(np.count_nonzero(positions >= 0))
         if self._k < positions.shape[1]:
-            # Of the others ids and order are not asked for: they cost more than their distances.
+            # Ids and order of all others would cost more than their distances.
             order = -distances if self._reranker.keep_max else distances
             positions = np.where(order > np.partition(order, self._k - 1)[:, self._k - 1, None], -1, positions)
         self._end((distances, self._reranker.ids_of(positions)))

@@ -63,6 +63,7 @@ def test_candidates_go_where_their_rows_are():
     parts, left = split(POSITIONS, np.array([-1, -1, -1, 0], np.int16))
     assert not parts
     np.testing.assert_array_equal(left, POSITIONS)
+    assert split(POSITIONS[:0], ROW_DEVICE)[0] == {}
 
 
 def test_parts_of_all_devices_together_are_as_large_as_their_candidates():
