@@ -57,8 +57,8 @@ bool agree(const RabitqKernels& kernels, int bits) {
         fill_tables(whole_of[q], kChunks, bits, tables + q * kChunks * kTableBytes);
     }
     std::int32_t sums[2][kQueries * kCodedRows], few[2][7 * kCodedRows];
-    float factors[3 * kCodedRows], of_queries[4][kQueries], found[2][kQueries * kCodedRows];
-    std::uint32_t near[2][kQueries];
+    float factors[3 * kCodedRows], of_queries[4][kQueries], found[2][2][kQueries * kCodedRows];
+    std::uint32_t near[2][2][kQueries];
     for (float& factor : factors) factor = static_cast<float>(next()) / 7.0f - 9.0f;
     for (auto& values : of_queries)
         for (float& value : values) value = static_cast<float>(next()) / 3.0f - 40.0f;
@@ -67,7 +67,9 @@ bool agree(const RabitqKernels& kernels, int bits) {
     for (const RabitqKernels* one : {portable_rabitq_kernels, &kernels}) {
         one->products(planes, bits, kChunks, tables_of, whole_of, kQueries, sums[turn]);
         one->products(planes, bits, kChunks, tables_of, whole_of, 7, few[turn]);
-        one->estimates(factors, factors + kCodedRows, factors + 2 * kCodedRows, sums[turn], kQueries, queries, found[turn], near[turn]);
+        for (int l2 = 0; l2 < 2; ++l2)
+            one->estimates(factors, factors + kCodedRows, l2 ? factors + 2 * kCodedRows : nullptr, sums[turn], kQueries, queries,
+                           found[turn][l2], near[turn][l2]);
         ++turn;
     }
     return std::memcmp(sums[0], sums[1], sizeof(sums[0])) == 0 && std::memcmp(few[0], few[1], sizeof(few[0])) == 0 &&
