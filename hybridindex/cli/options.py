@@ -80,6 +80,13 @@ Candidates = Annotated[
         help="Rows that a search by codes compares exactly, k at least; default what compress measured.", min=1
     ),
 ]
+Rows = Annotated[
+    str,
+    typer.Option(
+        metavar="resident|mapped",
+        help="Where rows are while codes are scanned: in memory, or on disk. As docs/compressed.md says.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +109,7 @@ class SearchOptions:
     budget: Budget = None
     precision: Precision = "auto"
     candidates: Candidates = None
+    rows: Rows = "resident"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -240,6 +240,7 @@ STATUS = answer(
                     **dict.fromkeys(("fingerprint", "metric", "codec", "host_scanner", "precision"), _TEXT),
                     **dict.fromkeys(("generation", "count", "dim", "nlist", "nprobe", "list_bytes"), _COUNT),
                     **dict.fromkeys(("bits", "candidates"), _nullable(_COUNT)),
+                    "rows": {"enum": ["resident", "mapped"]},
                 }
             ),
             "ready": _YES,
@@ -294,8 +295,8 @@ STATUS = answer(
         }
     ),
     "What is served, where lists are, what waits; expected_hit_rate counts the plan's lists that are on devices, "
-    "planned_hit_rate all of them; bits and candidates, of a search of 10, are null where rows are scanned; note says "
-    "why there is no plan, no devices, or which "
+    "planned_hit_rate all of them; bits and candidates, of a search of 10, are null where rows are scanned; rows "
+    "says whether these are kept in memory or on disk; note says why there is no plan, no devices, or which "
     "lists are damaged: searches that probe those in quarantine fail, those that are mended are served from memory; "
     "retired are older generations that sessions still use",
 )
