@@ -20,8 +20,9 @@ ASKED = ((1, 1), (10, 8), (7, NLIST))
 @pytest.fixture(scope="module", params=[("ip", 1, "flat"), ("l2", 2, "sq8")], ids=lambda kind: f"{kind[0]}-{kind[2]}")
 def index(request, tmp_path_factory):
     metric, bits, codec = request.param
-    made = small_index(tmp_path_factory.mktemp("idx") / "i", metric=metric, codec=codec, n=1500)
-    with with_codes(made, bits=bits) as found:
+    path = tmp_path_factory.mktemp("idx") / "i"
+    # Nobody else holds what maps the lists: they could not be dropped from memory.
+    with with_codes(small_index(path, metric=metric, codec=codec, n=1500), bits=bits) as found:
         yield found
 
 
