@@ -68,7 +68,7 @@ def _described(kind: Any) -> Schema:
 def _plan_summary() -> Schema:
     counts = ("device_bytes", "n_resident", "n_resident_rows", "n_devices", "batch")
     numbers = ("slo_ms", "coverage", "coverage_bytes")
-    maybe = ("predicted_latency_ms", "rate_qps", "max_sustainable_qps", "nearest_slo_ms")
+    maybe = ("predicted_latency_ms", "rate_qps", "max_sustainable_qps", "nearest_slo_ms", "predicted_row_faults")
     return closed(
         {
             "verdict": {"enum": ["feasible", "infeasible"]},
@@ -78,6 +78,7 @@ def _plan_summary() -> Schema:
             "bytes_by_precision": closed({"codes": _COUNT, "rows": _COUNT}, optional=("codes",)),
             **dict.fromkeys(("predicted_hit_rate", "predicted_row_hit_rate"), _SHARE),
             **dict.fromkeys(maybe, _nullable(_NUMBER)),
+            "row_cache_bytes": _nullable(_COUNT),
             "hit_rate_model": _TEXT,
             "host_model": _TEXT,
             "precision": {"enum": ["rows", "codes"]},
