@@ -360,6 +360,13 @@ class Index:
                 measured,
                 router.host_scanner,
             )
+        if plan is not None and (plan.request.row_cache_bytes is None) == (router.config.rows == "mapped"):
+            _log.warning(
+                "the plan is for rows %s, and rows is %r: what it predicts will be off; plan again %s --row-cache",
+                "in memory" if plan.request.row_cache_bytes is None else "on disk",
+                router.config.rows,
+                "with" if plan.request.row_cache_bytes is None else "without",
+            )
         return router
 
     def search(self, queries: Any, k: int = 10, nprobe: int | None = None) -> SearchResult:

@@ -15,6 +15,7 @@ from hybridindex.errors import InvalidInputError, ProfileError
 from hybridindex.paging import CODE_PAGE_BYTES
 from hybridindex.partitioner import make_plan
 from hybridindex.partitioner.analysis import analyse
+from hybridindex.partitioner.forms import paths_of
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.plans.replan import PlanChanges, replan
@@ -64,6 +65,15 @@ def test_a_target_that_rows_in_memory_meet_can_be_missed_with_rows_on_disk(analy
     nearest = plan(analysis, 1 << 20, slo_ms=1e-3, device_budget_bytes=0).nearest_slo_ms
     assert not plan(analysis, 1 << 20, slo_ms=nearest / 2, device_budget_bytes=0).feasible
     assert plan(analysis, slo_ms=nearest / 2, device_budget_bytes=0).feasible
+
+
+def test_rows_that_would_be_read_from_disk_come_before_codes(analysis):
+    def in_first_half(nbytes):
+        configured = analysis.configured(page_bytes=CODE_PAGE_BYTES, n_devices=1, row_cache_bytes=nbytes)
+        return [int(path.rows[path.useful // 2]) for path in paths_of(configured.curve, configured.latency)[1:]]
+
+    warm, cold = in_first_half(None), in_first_half(1 << 20)
+    assert all(more > few for few, more in zip(warm, cold, strict=True))
 
 
 def test_rows_come_to_devices_where_they_would_be_read_from_disk(analysis):

@@ -112,7 +112,7 @@ def _status_table(status: dict[str, Any]) -> Table:
     table.add_row("queries", f"{router['queries']:,} in {router['batches']:,} batches (mean {mean:.1f})")
     refused = ", ".join(f"{name} {count}" for name, count in queue["refused"].items() if count) or "none"
     if precision := index.get("precision"):  # a daemon of 0.2 has none
-        table.add_row("scans", precision)
+        table.add_row("scans", f"{precision}; rows on disk" if index.get("rows") == "mapped" else precision)
     table.add_row("queue", f"{queue['waiting']} wait of {queue['limit']}, {queue['in_flight']} searched")
     table.add_row("refused", refused)
     table.add_row("sessions", f"{status['sessions']['open']} open, {status['sessions']['expired']} expired")
