@@ -57,6 +57,14 @@ class Watch:
     def clear(self) -> None: ...
 
 def count(marks: npt.NDArray[np.int64]) -> None: ...
+def ask_for_rows(
+    data: npt.NDArray[np.uint8],
+    extents: npt.NDArray[np.int64],
+    row_bytes: int,
+    positions: npt.NDArray[np.int64],
+    rows: bool,
+    seen: bool,
+) -> int: ...
 
 class CodePages:
     def __init__(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 
 from hybridindex import filesystem
-from hybridindex.config import PrecisionName, RouterConfig, RouterOptions
+from hybridindex.config import PrecisionName, RouterConfig, RouterOptions, RowsName
 from hybridindex.errors import InvalidInputError, StoreError
 from hybridindex.types import (
     DEFAULT_HEADROOM,
@@ -140,6 +140,7 @@ class Index:
         devices: Sequence[str] | Literal[0] | None = None,
         max_seconds: float = 60.0,
         seed: int = 0,
+        rows: RowsName = "resident",
         save: bool = True,
         store_url: str | None = None,
         progress: Progress | None = None,
@@ -158,6 +159,8 @@ class Index:
                 stand-in. 0, or an empty list: on none.
             max_seconds: about how long latency measurements may take.
             seed: of the split into halves and of the measured batches.
+            rows: "mapped": of searches by codes with rows on disk; also measures what reading them takes, and drops
+                them from memory for it.
             save: write it into the control store.
             store_url: another control store than the one beside the index.
             progress: see :data:`Progress`.
@@ -188,6 +191,7 @@ class Index:
             devices=chosen,
             max_seconds=max_seconds,
             seed=seed,
+            rows=rows,
             **options,
         )
         profile = profile_index(view, queries, request, progress=progress, checkpoint=checkpoint)
@@ -200,6 +204,7 @@ class Index:
             devices=chosen,
             device_budget_bytes=request.device_budget_bytes,
             max_seconds=max_seconds / 4,
+            rows=request.rows,
             progress=progress,
         )
         profile = replace(profile, stages=profile.stages + routed)
@@ -224,6 +229,7 @@ class Index:
         slo_stage: Literal["search", "ttft"] = "search",
         hit_rate_model: HitRateChoice = "best",
         headroom: float = DEFAULT_HEADROOM,
+        row_cache_bytes: int | None = None,
         allow_other_hardware: bool = False,
         store_url: str | None = None,
     ) -> Plan:
@@ -247,6 +253,8 @@ class Index:
             hit_rate_model: "beta" (VectorLiteRAG's), "beta_binomial", "empirical", or "best": the one of them that
                 predicts held-back queries best.
             headroom: what search must have to spare, as a fraction: of the rate and of the SLO.
+            row_cache_bytes: host memory that is left for rows, where they stay on disk (``rows="mapped"``); the plan
+                then counts pages that are read. None: all rows are in memory.
             allow_other_hardware: accept a profile that was measured on another machine.
             store_url: another control store than the one beside the index.
 
@@ -278,6 +286,7 @@ class Index:
             slo_stage=slo_stage,
             hit_rate_model=hit_rate_model,
             headroom=headroom,
+            row_cache_bytes=row_cache_bytes,
         )
         devices = devices_of(view, n_devices)
         return plan_index(view, profile, asked, devices, allow_other_hardware=allow_other_hardware)
@@ -350,6 +359,13 @@ class Index:
                 "profile again",
                 measured,
                 router.host_scanner,
+            )
+        if plan is not None and (plan.request.row_cache_bytes is None) == (router.config.rows == "mapped"):
+            _log.warning(
+                "the plan is for rows %s, and rows is %r: what it predicts will be off; plan again %s --row-cache",
+                "in memory" if plan.request.row_cache_bytes is None else "on disk",
+                router.config.rows,
+                "with" if plan.request.row_cache_bytes is None else "without",
             )
         return router
 

@@ -25,6 +25,7 @@ __all__ = [
     "RouterConfig",
     "RouterOptions",
     "RouterSettings",
+    "RowsName",
     "SearchParams",
     "Setting",
     "check_bytes",
@@ -49,6 +50,8 @@ HostScannerName = Literal["auto", "native", "faiss"]
 #: ``auto``: with devices and a plan what the plan is of, rows or codes; else the codes, where the index has some,
 #: ``host_scanner`` is not ``faiss``, the extension is there, and few of the rows are candidates; else the rows.
 PrecisionName = Literal["auto", "codes", "rows"]
+#: Where rows are kept while codes are scanned.
+RowsName = Literal["resident", "mapped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +292,14 @@ class RouterConfig:
             "was compressed, for the loss of recall that was allowed then."
         ),
     ] = None
+    rows: Annotated[
+        RowsName,
+        Setting(
+            help="Where rows are. 'resident': in memory, as far as they fit; they are read before the router is ready. "
+            "'mapped': on disk, for an index whose rows do not fit; searches scan codes, which are locked in memory, "
+            "and read the rows of their candidates alone. Rows themselves are never scanned then."
+        ),
+    ] = "resident"
     cache_fraction: Annotated[
         float,
         Setting(
@@ -364,6 +375,19 @@ class RouterConfig:
                 "precision is 'codes' with host_scanner 'faiss', which scans rows; give host_scanner 'auto' or "
                 "'native', or precision 'auto' or 'rows'"
             )
+        check_one_of("rows", self.rows, ("resident", "mapped"))
+        if self.rows == "mapped":
+            for name in ("precision", "host_scanner"):
+                if (value := getattr(self, name)) in ("rows", "faiss"):
+                    raise InvalidInputError(
+                        f"rows is 'mapped' with {name} {value!r}, which scans rows; give {name} 'auto', or rows "
+                        "'resident'"
+                    )
+            if self.warm_bytes:
+                raise InvalidInputError(
+                    f"warm_bytes is {self.warm_bytes} with rows 'mapped', which reads no rows ahead; give no "
+                    "warm_bytes, or rows 'resident'"
+                )
         if not (_finite(self.cache_fraction) and 0 <= self.cache_fraction <= 1):
             raise InvalidInputError(f"cache_fraction is {self.cache_fraction!r}; expected a number from 0 to 1")
         if not isinstance(health, HealthPolicy):
@@ -407,6 +431,7 @@ class RouterOptions(TypedDict, total=False):
     host_scanner: HostScannerName
     precision: PrecisionName
     candidates: int | None
+    rows: RowsName
     cache_fraction: float
     shrink_arenas: bool
     health: HealthPolicy | None

@@ -54,7 +54,8 @@ DEFAULT_HEADROOM = 0.05
 #: over the probes it was given. ``device_scan``: one device's scan. ``rerank``: exact distances of the candidates of a
 #: scan of codes, on the host unless a device is named. ``merge``: merging both. ``batch``: a whole routed batch end to
 #: end.
-Stage = Literal["coarse", "host_scan", "device_scan", "rerank", "merge", "batch"]
+#: ``row_faults``: what ``rerank`` takes longer where rows are on disk.
+Stage = Literal["coarse", "host_scan", "device_scan", "rerank", "row_faults", "merge", "batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +130,9 @@ class StageSample:
     #: Number of queries in the batch.
     batch: int
     seconds: float
-    #: (query, list) pairs scanned; of ``rerank`` candidates.
+    #: (query, list) pairs scanned; of ``rerank`` candidates, of ``row_faults`` pages that were read.
     probes: int = 0
-    #: Code bytes scanned, of ``rerank`` bytes of rows, summed over queries.
+    #: Code bytes scanned, of ``rerank`` bytes of rows, of ``row_faults`` bytes of pages, summed over queries.
     work_bytes: int = 0
     #: Code bytes scanned for the query with the most work.
     max_work_bytes: int = 0

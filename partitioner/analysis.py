@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hybridindex.errors import InvalidInputError, ProfileError
 from hybridindex.paging import PageGeometry, usual_page_bytes
 from hybridindex.partitioner.models.coverage import CoverageCurve, build_coverage_curve
 from hybridindex.partitioner.models.latency import LatencyModel, fit_latency_model
@@ -25,8 +26,13 @@ class Analysis:
     hit_rates: HitRateValidation
     latency: LatencyModel
 
-    def configured(self, *, page_bytes: int, n_devices: int) -> Analysis:
-        """The same statistics for another page size and number of devices."""
+    def configured(self, *, page_bytes: int, n_devices: int, row_cache_bytes: int | None = None) -> Analysis:
+        """The same statistics for another page size, number of devices, and memory for rows; None: all are in memory.
+
+        Raises:
+            InvalidInputError: memory for rows of a profile of rows.
+            ProfileError: it did not measure what rows on disk take.
+        """
         latency, curve = self.latency, self.curve
         if latency.n_devices != n_devices:
             latency = dataclasses.replace(latency, n_devices=n_devices)
@@ -44,7 +50,26 @@ class Analysis:
                 cell_cache={},
                 touch_cache={},
             )
+        if row_cache_bytes is not None:
+            self._check_row_cache(row_cache_bytes)
+        if curve.rows is not None and (row_cache_bytes is not None or curve.rows.cache is not None):
+            curve = dataclasses.replace(curve, rows=curve.rows.with_cache(self.profile, row_cache_bytes))
         return dataclasses.replace(self, latency=latency, curve=curve)
+
+    def _check_row_cache(self, nbytes: int) -> None:
+        profile = self.profile
+        if profile.bits is None:
+            raise InvalidInputError(
+                f"row_cache_bytes is {nbytes}, and the profile is of rows, which searches scan; give a profile of "
+                "codes, or no row_cache_bytes"
+            )
+        if self.curve.rows is not None and self.latency.row_faults is not None:
+            return
+        why = profile.notes.get("row_faults", {}).get("skipped")
+        raise ProfileError(
+            f"row_cache_bytes is {nbytes}, and the profile did not measure what reading rows from disk takes"
+            f"{f' ({why})' if why else ''}; profile again with rows 'mapped', or give no row_cache_bytes"
+        )
 
 
 def analyse(profile: Profile, *, page_bytes: int | None = None, seed: int = 0) -> Analysis:

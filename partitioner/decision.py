@@ -133,6 +133,12 @@ class Decision:
         return float(hits.sum() / max(float(rows.every.sum()), 1e-300))
 
     @property
+    def predicted_row_faults(self) -> float | None:
+        """Mean pages of rows that a query reads from disk; None: all rows are in memory."""
+        faults = self._work.row_faults
+        return None if faults is None else float(faults.mean())
+
+    @property
     def feasible(self) -> bool:
         return self.verdict is Verdict.FEASIBLE
 

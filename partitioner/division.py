@@ -106,7 +106,9 @@ def choices_of(analysis: Analysis, request: PlanRequest, budgets: Sequence[int])
     ``budgets`` only say in which proportion the devices are used.
     """
     request = request.within(budgets)
-    configured = analysis.configured(page_bytes=request.page_bytes, n_devices=request.n_devices)
+    configured = analysis.configured(
+        page_bytes=request.page_bytes, n_devices=request.n_devices, row_cache_bytes=request.row_cache_bytes
+    )
     problem = problem_of(configured, request)
     paths = problem.paths if request.coverage is None else problem.paths[:1]
     choices: list[Choice] = []

@@ -7,7 +7,9 @@ import dataclasses
 from hybridindex.paging import format_bytes
 from hybridindex.partitioner.decision import Decision
 from hybridindex.partitioner.eq1 import coverage_of_eq1
+from hybridindex.partitioner.models.coverage import QueryWork
 from hybridindex.partitioner.models.hitrate import MODEL_NAMES
+from hybridindex.partitioner.models.order_stats import window_starts
 from hybridindex.partitioner.models.throughput import throughput_model
 from hybridindex.partitioner.solver import Solution, problem_of, rate_in_words, solve
 
@@ -71,7 +73,23 @@ def _compared(plan: Decision) -> str:
     parts = analysis.latency.parts(analysis.curve, work, batch)
     return (
         f"; exact distances of the candidates take {float(parts.rerank_s.mean()) * 1e3:.3g} ms, median error "
-        f"{analysis.latency.rerank.error:.1%}"
+        f"{analysis.latency.rerank.error:.1%}{_read(plan, work, batch)}"
+    )
+
+
+def _read(plan: Decision, work: QueryWork, batch: int) -> str:
+    """What of them is for rows on disk."""
+    latency, curve = plan.analysis.latency, plan.analysis.curve
+    if work.row_faults is None or latency.row_faults is None or curve.rows is None or curve.rows.cache is None:
+        return ""
+    assert plan.request.row_cache_bytes is not None
+    pages = float(work.row_faults.mean())
+    seconds = float(latency.fault_s(work, batch, window_starts(curve.n_held)).mean())
+    beyond = ", beyond what was measured" if pages * batch > latency.row_faults.max_pages else ""
+    return (
+        f"; {seconds * 1e3:.3g} ms of them to read rows from disk, {pages:.3g} pages a query at "
+        f"{latency.row_faults.per_page_s * 1e6:.3g} us{beyond}, with {format_bytes(plan.request.row_cache_bytes)} of "
+        f"memory for {format_bytes(curve.rows.cache.all_bytes)} of rows"
     )
 
 

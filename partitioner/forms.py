@@ -62,7 +62,11 @@ def paths_of(curve: CoverageCurve, latency: LatencyModel) -> tuple[Path, ...]:
     scan_s = float(latency.parts(curve, nothing, 1).host_s.mean()) / max(float(nothing.work.mean()), 1.0)
     saved = (curve.accesses_by_rank * curve.bytes_by_rank)[:useful] * scan_s
     lists = _per_page(saved, curve.pages_by_rank[:useful])
-    beside = _per_page(rows.candidates_by_rank * rerank.per_candidate_s, rows.list_pages[rows.order])
+    each_s = rerank.per_candidate_s
+    if nothing.row_faults is not None and latency.row_faults is not None:
+        # On the host a candidate may have to be read from disk first.
+        each_s += latency.row_faults.per_page_s * float(nothing.row_faults.sum() / max(rows.every.sum(), 1e-300))
+    beside = _per_page(rows.candidates_by_rank * each_s, rows.list_pages[rows.order])
     return (first, *(_merged(curve, lists, weight * beside) for weight in _WEIGHTS))
 
 

@@ -87,7 +87,9 @@ class Plan(Decision):
         resident = np.asarray(arrays["resident_lists"], dtype=np.int64)
         rows = np.asarray(arrays["resident_rows"], dtype=np.int64)
         base = analysis if analysis is not None else analyse(profile, page_bytes=request.page_bytes)
-        configured = base.configured(page_bytes=request.page_bytes, n_devices=request.n_devices)
+        configured = base.configured(
+            page_bytes=request.page_bytes, n_devices=request.n_devices, row_cache_bytes=request.row_cache_bytes
+        )
         errors = data.pop("host_model_errors")
         return cls(
             verdict=Verdict(data.pop("verdict")),
@@ -124,7 +126,12 @@ def make_plan(profile: Profile, request: PlanRequest, *, analysis: Analysis | No
     if not isinstance(profile, Profile):
         raise InvalidInputError(f"profile is {profile!r}; give the Profile that profiling returned")
     base = analysis if analysis is not None else analyse(profile, page_bytes=request.page_bytes)
-    return _decide(base.configured(page_bytes=request.page_bytes, n_devices=request.n_devices), request)
+    return _decide(
+        base.configured(
+            page_bytes=request.page_bytes, n_devices=request.n_devices, row_cache_bytes=request.row_cache_bytes
+        ),
+        request,
+    )
 
 
 def _decide(analysis: Analysis, request: PlanRequest) -> Plan:

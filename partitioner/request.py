@@ -48,6 +48,8 @@ class PlanRequest:
     fill_bytes: int = 0
     #: Of all codes, where they are what is placed: scratch follows them. 0: rows are.
     code_bytes: int = 0
+    #: Host memory that rows on disk have; ``None``: all rows are in memory.
+    row_cache_bytes: int | None = None
 
     @classmethod
     def resolve(
@@ -71,6 +73,7 @@ class PlanRequest:
         unscannable: str = "",
         fill_bytes: int = 0,
         code_bytes: int = 0,
+        row_cache_bytes: int | None = None,
     ) -> PlanRequest:
         """Check every argument and spell budgets out per device.
 
@@ -92,6 +95,8 @@ class PlanRequest:
             fill_bytes: page bytes to fill with hot lists beyond what the SLO needs; see
                 :mod:`hybridindex.partitioner.division`.
             code_bytes: of all codes, where devices hold codes: the default scratch follows them; 0: they hold rows.
+            row_cache_bytes: host memory that is left for rows, where they are on disk (rows = "mapped"). None: all rows
+                are in memory.
 
         Raises:
             InvalidInputError: naming the argument, its value and what would be right.
@@ -127,6 +132,10 @@ class PlanRequest:
             raise InvalidInputError(f"headroom is {headroom!r}; give a fraction of the rate in [0, 10]")
         if not _integral(page_bytes) or page_bytes < 1:
             raise InvalidInputError(f"page_bytes is {page_bytes!r}; give an integer >= 1")
+        if row_cache_bytes is not None and (not _integral(row_cache_bytes) or row_cache_bytes < 0):
+            raise InvalidInputError(
+                f"row_cache_bytes is {row_cache_bytes!r}; give whole bytes >= 0, or None when all rows are in memory"
+            )
         budgets = _per_device("device_budget_bytes", device_budget_bytes, n_devices)
         if scratch_bytes is None:
             scratch = tuple(scratch_for_budget(b, code_bytes) + fixed_bytes for b in budgets)
@@ -149,6 +158,7 @@ class PlanRequest:
             unscannable=unscannable,
             fill_bytes=int(fill_bytes),
             code_bytes=int(code_bytes),
+            row_cache_bytes=None if row_cache_bytes is None else int(row_cache_bytes),
         )
 
     def within(self, budgets: Sequence[int], fill_bytes: int = 0) -> PlanRequest:
@@ -190,6 +200,8 @@ class PlanRequest:
         data["scratch"] = list(self.scratch)
         if not self.code_bytes:
             del data["code_bytes"]  # as requests of rows always were
+        if self.row_cache_bytes is None:
+            del data["row_cache_bytes"]
         if self.llm is not None:
             llm = {f.name: getattr(self.llm, f.name) for f in dataclasses.fields(self.llm)}
             llm["points"] = [list(point) for point in self.llm.points]

@@ -10,12 +10,13 @@ import platform
 import sys
 from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 
 from hybridindex import filesystem
 from hybridindex.errors import FileError
 from hybridindex.types import HardwareInfo
 
-__all__ = ["hardware_info", "load_average", "measurement_warnings", "omp_wait_policy", "usable_cores"]
+__all__ = ["file_system_of", "hardware_info", "load_average", "measurement_warnings", "omp_wait_policy", "usable_cores"]
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +60,18 @@ def load_average() -> float:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
         return 0.0
+
+
+def file_system_of(path: Path) -> str:
+    """Kind of the file system that holds a file, such as "ext4"; empty where that is not known."""
+    try:
+        mounts = [line.split()[1:3] for line in filesystem.read_text("/proc/self/mounts").splitlines()]
+    except OSError:
+        return ""
+    real = path.resolve()
+    holding = [(len(point), kind) for point, kind in mounts if real.is_relative_to(point)]
+    # Of two mounts at one point the later one counts.
+    return max(reversed(holding), key=lambda mount: mount[0], default=(0, ""))[1]
 
 
 def omp_wait_policy(environ: Mapping[str, str] = os.environ) -> str:

@@ -3,6 +3,9 @@
 Of searches by codes, the products of queries and centroids belong to ``coarse``. A scan keeps the candidates of the
 profile's k and nprobe. Their exact distances are the stage ``rerank``: of all, or of those outside the hottest lists.
 
+Where rows are on disk, ``row_faults`` is what exact distances of candidates take longer that are not in memory: the
+pages are dropped, the candidates compared, and compared again.
+
 Every timed run becomes one sample with the work that it did; the partitioner fits them. Runs on the calling thread,
 which should have the machine for itself.
 """
@@ -13,20 +16,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from mmap import PAGESIZE
 from typing import Any
 
 import numpy as np
 
 from hybridindex.index.faiss_model import require_faiss
 from hybridindex.index.ivf import IVFIndex
+from hybridindex.profiler.hardware import file_system_of
 from hybridindex.profiler.request import ProfileRequest
 from hybridindex.profiler.searching import Searching
 from hybridindex.profiler.work import keep_probes, resident_counts
 from hybridindex.tiers.contract.positions import POSITION_BITS
 from hybridindex.tiers.host.host_scanner import HostScanner
+from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
 from hybridindex.types import F32, I64, StageSample
 
-__all__ = ["HostTiming", "host_threads", "time_host"]
+__all__ = ["HostTiming", "host_threads", "time_host", "time_row_faults"]
 
 Clock = Callable[[], float]
 #: (done, total)
@@ -36,6 +42,10 @@ Tick = Callable[[int, int], None]
 _MIN_ROUNDS = 2
 _WARM_UP_SHARE = 0.1
 _WARM_UP_BATCH = 64
+#: Of rows on disk: batch sizes, and parts of the candidates that are compared.
+_MOST_COLD = 64
+_COLD_PARTS = (1.0, 0.5, 0.25)
+_IN_MEMORY = ("tmpfs", "ramfs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +126,79 @@ def time_host(
     if len(chosen) < len(batches):
         notes["batches_left_out"] = [b for b in batches if b not in chosen]
         notes["batches_left_out_because"] = f"two rounds of them do not fit max_seconds, here {max_seconds:.1f} s"
+    return HostTiming(samples=tuple(samples), notes=notes)
+
+
+def time_row_faults(
+    searching: Searching,
+    queries: F32,
+    request: ProfileRequest,
+    *,
+    max_seconds: float,
+    tick: Tick | None = None,
+    clock: Clock = time.perf_counter,
+) -> HostTiming:
+    """Samples of ``row_faults``: seconds beyond those of the same comparison in memory, and pages that were read. None,
+    and ``skipped`` in the notes, where rows cannot be dropped from memory.
+
+    Args:
+        searching: by codes, of rows on disk.
+        queries: as :func:`time_host`.
+        max_seconds: about how long; each batch size is measured once whatever it takes.
+    """
+    assert request.nprobe is not None, "recall chooses it before the host is timed"
+    scanner, integrity = searching.scanner, searching.index.integrity
+    assert isinstance(scanner, HostRabitqScanner)
+    assert scanner.on_disk is not None, "rows are on disk"
+    on_disk, kind, started = scanner.on_disk, file_system_of(integrity.file), clock()
+
+    def skipped(why: str) -> HostTiming:
+        return HostTiming(samples=(), notes={"file_system": kind, "skipped": why})
+
+    if not on_disk.sees_memory:
+        return skipped("the system does not say which pages are in memory to a user who does not own the file")
+    if integrity.mended or integrity.lists_in_quarantine():
+        return skipped("lists are damaged, and are served from memory")
+    on_disk.forget_all()
+    kept, rng = searching.kept(request.k, request.nprobe), np.random.default_rng(request.seed)
+    batches = [b for b in request.batches if b <= _MOST_COLD] or list(request.batches[:1])
+    samples: list[StageSample] = []
+    rounds = 0
+    while rounds < 1 or (rounds < request.repeats and clock() - started < max_seconds):
+        for batch in rng.permutation(batches).tolist():
+            x = queries[rng.choice(len(queries), batch, replace=False)]
+            found = scanner.scan(x, *searching.quantize(x, request.nprobe), kept)[1]
+            part = float(rng.choice(_COLD_PARTS))
+            found = np.where(rng.random(found.shape) < part, found, -1)
+            if not on_disk.forget(found):
+                continue
+            on_disk.take_pages()
+            times = [clock()]
+            for _ in range(2):
+                searching.finish(x, found, request.k)
+                times.append(clock())
+            pages = on_disk.take_pages()
+            if not pages:
+                why = "it is memory" if kind in _IN_MEMORY else "another process has them mapped, or it keeps them"
+                return skipped(f"rows on {kind or 'this file system'} stay in memory: {why}")
+            seconds = (times[1] - times[0]) - (times[2] - times[1])
+            if seconds > 0:
+                samples.append(
+                    StageSample(
+                        stage="row_faults",
+                        batch=batch,
+                        seconds=seconds,
+                        probes=pages,
+                        work_bytes=pages * PAGESIZE,
+                        coverage=1.0 - part,
+                    )
+                )
+        rounds += 1
+        if tick is not None:
+            tick(rounds, request.repeats)
+    if not samples:
+        return skipped(f"rows on {kind or 'this file system'} are read as fast as from memory")
+    notes = {"file_system": kind, "batches": batches, "rounds": rounds, "seconds": clock() - started}
     return HostTiming(samples=tuple(samples), notes=notes)
 
 

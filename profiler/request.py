@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from hybridindex.config import RowsName, check_one_of
 from hybridindex.errors import InvalidInputError, ProfileError
 from hybridindex.profiler.access import DEFAULT_DECAY
 from hybridindex.tiers.contract.validate import MAX_K
@@ -58,6 +59,9 @@ class ProfileRequest:
     #: Host threads; None: faiss's own setting.
     threads: int | None = None
     host_scanner: HostScannerName = "auto"
+    #: "mapped": of searches by codes with rows on disk; what reading them takes is measured, and rows are dropped from
+    #: memory for it.
+    rows: RowsName = "resident"
     #: Devices to time scans and copies on: "cuda:N", or "cpu" for the stand-in.
     devices: Sequence[str] = ()
     #: Hard limit of what measuring takes on a device, temporary buffers included. None: what the whole index needs, as
@@ -97,6 +101,7 @@ class ProfileRequest:
         coverages = tuple(_number("coverages", c) for c in _several("coverages", self.coverages, "fractions of lists"))
         if not all(0.0 <= c <= 1.0 for c in coverages):
             raise InvalidInputError(f"coverages are {coverages}; expected fractions of lists from 0 to 1")
+        check_one_of("rows", self.rows, ("resident", "mapped"))
         devices = _several("devices", self.devices, "names like 'cuda:0'")
         if not all(isinstance(name, str) for name in devices):
             raise InvalidInputError(f"devices are {devices!r}; expected a list of names like 'cuda:0'")

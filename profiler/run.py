@@ -22,7 +22,7 @@ from hybridindex.profiler.candidates import count_candidates
 from hybridindex.profiler.checkpoint import Checkpoint
 from hybridindex.profiler.device import time_device
 from hybridindex.profiler.hardware import hardware_info, load_average, measurement_warnings, omp_wait_policy
-from hybridindex.profiler.host import host_threads, time_host
+from hybridindex.profiler.host import host_threads, time_host, time_row_faults
 from hybridindex.profiler.recall import (
     MIN_QUERIES,
     Reference,
@@ -35,6 +35,7 @@ from hybridindex.profiler.recall import (
 from hybridindex.profiler.request import MAX_QUERIES, ProfileRequest
 from hybridindex.profiler.searching import Searching, open_reference, open_searching
 from hybridindex.tiers.contract.devices import resolve_device
+from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
 from hybridindex.tiers.serving import tier_of
 from hybridindex.types import F32, AccessSample, Profile, RecallPoint, StageSample, TransferSample
 
@@ -46,7 +47,7 @@ _log = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
 
 #: Shares of ``max_seconds``, in proportion among the stages that take place.
-_RECALL_SHARE, _HOST_SHARE, _DEVICE_SHARE, _CANDIDATES_SHARE = 1.0, 3.0, 1.5, 0.5
+_RECALL_SHARE, _HOST_SHARE, _DEVICE_SHARE, _CANDIDATES_SHARE, _FAULTS_SHARE = 1.0, 3.0, 1.5, 0.5, 1.0
 
 
 def profile_index(
@@ -88,7 +89,7 @@ def profile_index(
         resolve_device(name)
     hardware, policy, load = hardware_info(), omp_wait_policy(), load_average()
     warnings = measurement_warnings(policy, load, hardware.cores)
-    searching = open_searching(index, threads=request.threads, host_scanner=request.host_scanner)
+    searching = open_searching(index, threads=request.threads, host_scanner=request.host_scanner, rows=request.rows)
     scanner = searching.scanner
     kept = Checkpoint(checkpoint, request.key(index.fingerprint, hardware.fingerprint, scanner.name, queries=raw))
     run = _Run(searching, request, raw, kept, progress or _silent)
@@ -101,6 +102,7 @@ def profile_index(
             device_stages, device_transfers = run.device(name, access)
             stages += device_stages
             transfers += device_transfers
+        stages += run.row_faults()
     profile = Profile(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         index_fingerprint=index.fingerprint,
@@ -153,6 +155,7 @@ class _Run:
     ) -> None:
         index = searching.index
         self._searching, self._index, self._scanner, self._request = searching, index, searching.scanner, request
+        self._on_disk = searching.scanner.on_disk if isinstance(searching.scanner, HostRabitqScanner) else None
         self._kept, self._progress = kept, progress
         fit, held = split_halves(len(raw), request.seed)
         fit, held = fit[: MAX_QUERIES // 2], held[: MAX_QUERIES // 2]
@@ -163,7 +166,7 @@ class _Run:
             "recall_target": request.recall_target,
         }
         shares = _RECALL_SHARE + _HOST_SHARE + _DEVICE_SHARE * len(request.devices)
-        shares += _CANDIDATES_SHARE * searching.by_codes
+        shares += _CANDIDATES_SHARE * searching.by_codes + _FAULTS_SHARE * (request.rows == "mapped")
         self._second_per_share = request.max_seconds / shares
 
     def recall(self) -> tuple[int, tuple[RecallPoint, ...]]:
@@ -204,6 +207,8 @@ class _Run:
             if self._searching.by_codes:
                 scanner = open_reference(self._index, threads=scanner.threads)
                 undo.callback(scanner.close)
+            if self._on_disk is not None:
+                undo.enter_context(self._on_disk.paused())
             return search_exhaustively(
                 self._index,
                 scanner,
@@ -261,6 +266,27 @@ class _Run:
             kept = {"notes": timing.notes, "samples": [asdict(s) for s in timing.samples]}, {}
             self._kept.put("host", kept[0])
         self._finish("host", kept[0]["notes"])
+        return tuple(StageSample(**s) for s in kept[0]["samples"])
+
+    def row_faults(self) -> tuple[StageSample, ...]:
+        """Samples of reading rows from disk; none where they are in memory. The last of the host's: it drops them from
+        memory."""
+        if self._on_disk is None:
+            return ()
+        kept = self._kept.get("row_faults")
+        if kept is None:
+            timing = time_row_faults(
+                self._searching,
+                self._held,
+                self._request,
+                max_seconds=self._second_per_share * _FAULTS_SHARE,
+                tick=lambda done, total: self._progress("row_faults", done, total),
+            )
+            kept = {"notes": timing.notes, "samples": [asdict(s) for s in timing.samples]}, {}
+            self._kept.put("row_faults", kept[0])
+        if why := kept[0]["notes"].get("skipped"):
+            _log.warning("what reading rows from disk takes was not measured: %s", why)
+        self._finish("row_faults", kept[0]["notes"])
         return tuple(StageSample(**s) for s in kept[0]["samples"])
 
     def device(self, name: str, access: AccessSample) -> tuple[tuple[StageSample, ...], tuple[TransferSample, ...]]:

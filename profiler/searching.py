@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hybridindex.config import RowsName
 from hybridindex.errors import InvalidInputError
 from hybridindex.index.ivf import CodedIndex, IVFIndex
 from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
@@ -83,18 +84,24 @@ def open_reference(index: IVFIndex, *, threads: int) -> HostScanner:
     return open_host_scanner(index.rows, threads=threads)
 
 
-def open_searching(index: IVFIndex, *, threads: int | None = None, host_scanner: str = "auto") -> Searching:
+def open_searching(
+    index: IVFIndex, *, threads: int | None = None, host_scanner: str = "auto", rows: RowsName = "resident"
+) -> Searching:
     """By what ``index`` is a view of.
 
     Raises:
-        InvalidInputError: no such scanner, one that scans no codes, or bad ``threads``.
+        InvalidInputError: no such scanner, one that scans no codes, rows on disk that are scanned, or bad ``threads``.
         UnsupportedIndexError: "native" was asked for and cannot scan this index here.
     """
     if not isinstance(index, CodedIndex):
+        if rows == "mapped":
+            raise InvalidInputError(
+                "rows is 'mapped' with a profile of rows, which are scanned; give precision 'codes', or rows 'resident'"
+            )
         return Searching(index=index, scanner=open_host_scanner(index, threads=threads, name=host_scanner))
     if host_scanner == "faiss":
         raise InvalidInputError(
             "host_scanner is 'faiss', which scans rows, with precision 'codes'; give 'auto' or 'native', or precision "
             "'rows'"
         )
-    return Searching(index=index, scanner=HostRabitqScanner(index.rows, index.codes, threads=threads))
+    return Searching(index=index, scanner=HostRabitqScanner(index.rows, index.codes, threads=threads, rows=rows))

@@ -500,6 +500,7 @@ class Engine:
                 candidates=batch.candidates,
                 device_candidates=batch.device_candidates,
                 device_fallbacks=batch.rerank_fallbacks,
+                row_pages=0 if self._codes is None or self._codes.on_disk is None else self._codes.on_disk.take_pages(),
             )
         self._stats.add_stages(queue_s, times)
         own = [r.on_batch for r in requests if r.on_batch is not None and r not in again]

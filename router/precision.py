@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybridindex.config import MAX_BATCH_QUERIES, MAX_K, RouterConfig
-from hybridindex.errors import InvalidInputError, ProfileMismatchError
+from hybridindex.errors import InvalidInputError, ProfileMismatchError, UnsupportedIndexError
 from hybridindex.index.ivf import CodedIndex, IVFIndex
 from hybridindex.index.rabitq.codes import RabitqCodes
 from hybridindex.index.rabitq.spec import RabitqSpec
@@ -46,7 +46,7 @@ class Precision:
             return open_host_scanner(
                 self.index, threads=config.threads, name=config.host_scanner, beside_devices=self.has_devices
             )
-        return HostRabitqScanner(self.index, self.codes, threads=config.threads)
+        return HostRabitqScanner(self.index, self.codes, threads=config.threads, rows=config.rows)
 
     def check_plan(self, fingerprint: str) -> None:
         """Refuses a plan that is not of what searches scan; ``fingerprint``: of what it was made for. Without devices a
@@ -86,10 +86,16 @@ def choose_precision(index: IVFIndex, config: RouterConfig, planned: str | None 
         planned: the fingerprint that the plan was made for; None: there is none.
 
     Raises:
-        UnsupportedIndexError: codes were asked for, and the index has none.
+        UnsupportedIndexError: codes were asked for, and the index has none; or rows are to stay on disk, and would be
+            scanned.
     """
 
     def rows(why: str = "") -> Precision:
+        if config.rows == "mapped":
+            raise UnsupportedIndexError(
+                f"rows is 'mapped', and searches would scan rows: {why or 'the index has no codes'}; make codes "
+                "(hybridindex compress) or plan with precision 'codes', or give rows 'resident'"
+            )
         # Why is for clients, too, who are told no paths.
         why = why.replace(str(index.path), "INDEX")
         return Precision(index=index, has_devices=bool(config.devices), why=why)

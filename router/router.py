@@ -85,8 +85,8 @@ class Router(OfOneProcess):
             InvalidInputError: a setting is wrong, or contradicts the plan.
             ProfileMismatchError: the plan is of another index, or of its rows where codes are scanned, or the reverse.
             DeviceNotFoundError: a device does not exist.
-            UnsupportedIndexError: the host scanner that was asked for cannot scan this index, or codes were asked for
-                and it has none.
+            UnsupportedIndexError: the host scanner that was asked for cannot scan this index; codes were asked for
+                and it has none; or rows are to stay on disk, and would be scanned.
         """
         self.config = config = (config or RouterConfig()).updated(settings)
         if plan is not None and not hasattr(plan, "index_fingerprint"):
@@ -104,7 +104,7 @@ class Router(OfOneProcess):
         #: What of the lists was read into memory.
         self.warmed = warm_lists(
             index.rows,
-            available_bytes() // 2 if config.warm_bytes is None else config.warm_bytes,
+            _most_warm_bytes(config),
             None if plan is None else _hottest_first(plan),
         )
         # The constants that serve several users best: docs/lookahead.md.
@@ -525,6 +525,12 @@ class Router(OfOneProcess):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _most_warm_bytes(config: RouterConfig) -> int:
+    if config.rows == "mapped":
+        return 0
+    return available_bytes() // 2 if config.warm_bytes is None else config.warm_bytes
 
 
 def _hottest_first(plan: Plan) -> I64:

@@ -80,6 +80,20 @@ Candidates = Annotated[
         help="Rows that a search by codes compares exactly, k at least; default what compress measured.", min=1
     ),
 ]
+Rows = Annotated[
+    str,
+    typer.Option(
+        metavar="resident|mapped",
+        help="Where rows are while codes are scanned: in memory, or on disk. As docs/compressed.md says.",
+    ),
+]
+RowCache = Annotated[
+    str | None,
+    typer.Option(
+        "--row-cache",
+        help="Host memory that is left for rows, where they stay on disk (--rows mapped), e.g. 8GiB; default all.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +116,7 @@ class SearchOptions:
     budget: Budget = None
     precision: Precision = "auto"
     candidates: Candidates = None
+    rows: Rows = "resident"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +153,7 @@ class PlanOptions:
         float, typer.Option(help="What search must have to spare, as a fraction: of the rate and of the SLO.")
     ] = DEFAULT_HEADROOM
     precision: Precision = "auto"
+    row_cache: RowCache = None
     profile_id: Annotated[int | None, typer.Option("--profile", help="Profile id; default the newest.")] = None
     any_hardware: Annotated[bool, typer.Option("--any-hardware", help="Accept another machine's profile.")] = False
 

@@ -53,6 +53,7 @@ def open_router(index: hx.Index, plan: Plan | None, asked: SearchOptions, machin
         device_budget_bytes=None if asked.budget is None else parse_bytes(asked.budget),
         precision=asked.precision,  # type: ignore[arg-type]
         candidates=asked.candidates,
+        rows=asked.rows,  # type: ignore[arg-type]
     )
 
 

@@ -532,7 +532,12 @@ class CodedIndex(IVFIndex):
         return np.concatenate([lists, self.nlist + lists]) if self._rows_can_lie_beside else lists
 
     def piece_codes(self, piece: int) -> U8:
-        return self.list_codes(piece) if piece < self.nlist else self._rows.list_codes(piece - self.nlist)
+        if piece < self.nlist:
+            return self.list_codes(piece)
+        codes = self._rows.list_codes(piece - self.nlist)
+        start = int(self._table[piece - self.nlist, 2])
+        self.integrity.mapped.ask_for(start, start + codes.nbytes)
+        return codes
 
     def stored_codes(self, list_id: int) -> U8:
         """The blocks of one list: (nbytes,) uint8."""

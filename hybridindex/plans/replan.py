@@ -10,7 +10,7 @@ budget                 the new value       as in force; else as configured; else
 rate, LLM, epsilon,    the new value       as in force; else the default of :class:`PlanRequest`
 percentile, SLO stage,
 hit-rate model,
-headroom
+headroom, row cache
 coverage               the table below
 devices and pages      never               as configured; a refresh keeps those that are open
 =====================  ==================  ======================================================
@@ -63,6 +63,7 @@ class PlanChanges:
     slo_stage: SloStage | None = None
     hit_rate_model: HitRateChoice | None = None
     headroom: float | None = None
+    row_cache_bytes: int | None = None
 
     def given(self) -> dict[str, Any]:
         """What is asked for, by name."""
@@ -133,4 +134,5 @@ def _given(values: PlanChanges | PlanDevices) -> dict[str, Any]:
 
 def _kept(current: PlanRequest) -> dict[str, Any]:
     same = ("slo_ms", "rate_qps", "llm", "epsilon", "percentile", "coverage", "slo_stage", "hit_rate_model", "headroom")
-    return {"device_budget_bytes": current.budgets, **{name: getattr(current, name) for name in (*same, "fill_bytes")}}
+    also = (*same, "fill_bytes", "row_cache_bytes")
+    return {"device_budget_bytes": current.budgets, **{name: getattr(current, name) for name in also}}

@@ -91,6 +91,8 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "n_resident_rows": len(plan.resident_rows),
         "bytes_by_precision": plan.bytes_by_precision,
         "predicted_row_hit_rate": plan.predicted_row_hit_rate,
+        "row_cache_bytes": plan.request.row_cache_bytes,
+        "predicted_row_faults": plan.predicted_row_faults,
         "n_devices": plan.n_devices,
         "predicted_hit_rate": plan.predicted_hit_rate,
         "batch": plan.batch,

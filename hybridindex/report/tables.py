@@ -77,6 +77,10 @@ def key_numbers(plan: Plan) -> Table:
         said = f"{format_bytes(parts['codes'])} of codes, {format_bytes(parts['rows'])} of rows beside them"
         hit = f", which compare {plan.predicted_row_hit_rate:.1%} of the candidates" if parts["rows"] else ""
         rows.append(("By precision, without scratch", said + hit))
+    if plan.predicted_row_faults is not None:
+        assert request.row_cache_bytes is not None
+        said = f"{plan.predicted_row_faults:.3g} pages a query, with {format_bytes(request.row_cache_bytes)} of memory"
+        rows.append(("Rows on disk", said))
     if plan.nearest_slo_ms is not None:
         rows.append(("Nearest SLO that can be met", f"{plan.nearest_slo_ms:.4g} ms"))
     if plan.n_unplaced:

@@ -399,6 +399,7 @@ class Service(OfOneProcess):
         coverage: float | Literal["solve"] | None = None,
         hit_rate_model: HitRateChoice | None = None,
         headroom: float | None = None,
+        row_cache_bytes: int | None = None,
         bandwidth_share: float | None = None,
         force: bool = False,
     ) -> dict[str, Any]:
@@ -422,6 +423,7 @@ class Service(OfOneProcess):
             coverage=coverage,
             hit_rate_model=hit_rate_model,
             headroom=headroom,
+            row_cache_bytes=row_cache_bytes,
         )
         return self.changes.repartition(changes, apply=apply, bandwidth_share=bandwidth_share, force=force)
 

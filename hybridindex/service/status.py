@@ -67,6 +67,7 @@ def status_of(service: Service) -> dict[str, Any]:
             "precision": router.precision,
             "bits": router.bits,
             "candidates": router.candidates,
+            "rows": router.config.rows,
             "list_bytes": int(service.generations.current.planned.list_bytes.sum()),
         },
         "ready": service.ready,

@@ -57,6 +57,8 @@ class QueryWork:
     #: these are no prefix of the order of rows.
     row_hits: F64 | None = None
     row_prefix: int | None = 0
+    #: Pages of rows that the host reads from disk; ``None``: all rows are in memory.
+    row_faults: F64 | None = None
 
     @property
     def hit_rate(self) -> F64:
@@ -142,13 +144,15 @@ class CoverageCurve:
             prefix=count,
             row_hits=self.rows.at(rows) if self.rows is not None and rows else None,
             row_prefix=rows,
+            row_faults=self.rows.faults(self.rows.order[:rows], rows) if self.rows is not None else None,
         )
 
     def of_lists(self, lists: I64, rows: I64 | None = None) -> QueryWork:
         """Per-query work with the list ids (m,) resident, and the rows of the list ids ``rows``."""
         if self.rows is not None and rows is not None and rows.size:
             row_hits, row_prefix = self.rows.of_lists(rows)
-            return replace(self.of_lists(lists), row_hits=row_hits, row_prefix=row_prefix)
+            faults = self.rows.faults(rows, row_prefix)
+            return replace(self.of_lists(lists), row_hits=row_hits, row_prefix=row_prefix, row_faults=faults)
         resident = np.zeros(self.nlist, dtype=np.bool_)
         resident[self.rank[lists]] = True
         count = int(resident.sum())
@@ -163,6 +167,7 @@ class CoverageCurve:
             hit_probes=np.bincount(query, minlength=self.n_held).astype(np.float64),
             prefix=None,
             resident=resident,
+            row_faults=self.at(0).row_faults,
         )
 
     def union_bytes(self, work: QueryWork, batch: int) -> tuple[float, float]:

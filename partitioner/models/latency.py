@@ -1,5 +1,6 @@
 """Latency of a hybrid batch: tau(b) = T_CQ(b) + max(T_host(b, misses), T_device(b, hits)) + T_merge(b), in seconds.
-Of a search by codes, T_rerank is added: exact distances of the candidates, max over host and device again.
+Of a search by codes, T_rerank is added: exact distances of the candidates, max over host and device again. The host's
+includes the pages of rows that it reads from disk.
 
 Fits every term to a profile's stage samples, and predicts quantiles from what batches of held-back queries miss.
 :mod:`hybridindex.partitioner.solver` decides coverage.
@@ -32,10 +33,12 @@ __all__ = [
     "LatencyPrediction",
     "RerankModel",
     "RoutingModel",
+    "RowFaultModel",
     "fit_device_scan",
     "fit_latency_model",
     "fit_rerank",
     "fit_routing",
+    "fit_row_faults",
 ]
 
 #: Weight of the prior against one sample's relative error.
@@ -87,6 +90,22 @@ class RerankModel:
             per_query_s=self.per_query_s * factor,
             per_candidate_s=self.per_candidate_s * factor,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFaultModel:
+    """Seconds of reading pages from disk that are asked for at once: overhead + cost per page."""
+
+    overhead_s: float
+    per_page_s: float
+    #: Pages of the largest sample.
+    max_pages: int
+    #: Median relative error on its own samples.
+    error: float
+
+    def predict(self, pages: F64) -> F64:
+        """(m,) seconds; less than one expected page takes its part of the overhead."""
+        return self.overhead_s * np.minimum(pages, 1.0) + self.per_page_s * pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +174,8 @@ class LatencyModel:
     #: Exact distances on the host and on a device; ``None``: they were not timed apart.
     rerank: RerankModel | None = None
     device_rerank: RerankModel | None = None
+    #: Pages of rows that are read from disk; ``None``: not measured.
+    row_faults: RowFaultModel | None = None
 
     @property
     def max_batch(self) -> int:
@@ -197,13 +218,17 @@ class LatencyModel:
         if curve.rows is None:
             return self.rerank.predict(batch, none + batch * self.rerank.candidates)
         every = window_sum(curve.rows.every, batch, starts)
-        if work.row_hits is None:
-            return self.rerank.predict(batch, every)
-        hits = window_sum(work.row_hits, batch, starts)
-        on_host = self.rerank.predict(batch, np.maximum(every - hits, 0.0))
-        if self.device_rerank is None:
+        hits = none if work.row_hits is None else window_sum(work.row_hits, batch, starts)
+        on_host = self.rerank.predict(batch, np.maximum(every - hits, 0.0)) + self.fault_s(work, batch, starts)
+        if work.row_hits is None or self.device_rerank is None:
             return on_host
         return np.maximum(on_host, self.device_rerank.predict(batch, hits / self.n_devices))
+
+    def fault_s(self, work: QueryWork, batch: int, starts: I64) -> F64:
+        """(w,) seconds of it that the batches from ``starts`` on wait for pages of rows on disk."""
+        if work.row_faults is None or self.row_faults is None:
+            return np.zeros(starts.size)
+        return self.row_faults.predict(window_sum(work.row_faults, batch, starts))
 
     def fixed_s(self, batch: int) -> float:
         """Seconds of a batch before and after its scans where no row is on a device, without merging."""
@@ -317,6 +342,18 @@ def _fit_rerank(samples: list[StageSample], levels: int) -> RerankModel:
     )
 
 
+def fit_row_faults(samples: Sequence[StageSample]) -> RowFaultModel | None:
+    """Fit the ``row_faults`` samples; ``None`` where there are none."""
+    samples = [s for s in _stage(samples, "row_faults") if s.probes > 0]
+    if not samples:
+        return None
+    columns = np.array([(1.0, s.probes) for s in samples], dtype=np.float64)
+    (overhead, per_page), error = relative_nnls(columns, np.array([s.seconds for s in samples]))
+    return RowFaultModel(
+        overhead_s=float(overhead), per_page_s=float(per_page), max_pages=max(s.probes for s in samples), error=error
+    )
+
+
 def fit_latency_model(profile: Profile, curve: CoverageCurve, *, n_devices: int = 1, seed: int = 0) -> LatencyModel:
     """Fit every term from ``profile.stages``.
 
@@ -362,6 +399,7 @@ def fit_latency_model(profile: Profile, curve: CoverageCurve, *, n_devices: int 
         notes=tuple(notes),
         rerank=rerank,
         device_rerank=device_rerank,
+        row_faults=fit_row_faults(profile.stages),
     )
     routed = _stage(profile.stages, "batch")
     alone = _fit_routing(model, curve, [s for s in routed if s.coverage == 0])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from hybridindex.partitioner.models.row_cache import RowCache, build_row_cache
 from hybridindex.types import F64, I64, Profile
 
 __all__ = ["RowCurve", "build_row_curve", "row_bytes_of"]
@@ -47,6 +48,10 @@ class RowCurve:
     probe_query: npt.NDArray[np.int32]
     probe_rank: npt.NDArray[np.int32]
     probe_candidates: F64
+    #: Lists of the pairs.
+    probe_list: npt.NDArray[np.int32]
+    #: Of rows that are on disk; ``None``: all are in memory.
+    cache: RowCache | None = None
 
     @property
     def n_lists(self) -> int:
@@ -70,6 +75,26 @@ class RowCurve:
         if here[:count].all():
             return self.at(count), count
         return self._sum(here[self.probe_rank]), None
+
+    def faults(self, lists: I64, count: int | None) -> F64 | None:
+        """(n,) float64 pages that each query reads from disk where devices hold the rows of the list ids (m,), the
+        first ``count`` of the order; None: no prefix of it. None where all rows are in memory."""
+        return None if self.cache is None else self.cache.faults(lists, count)
+
+    def with_cache(self, profile: Profile, nbytes: int | None) -> RowCurve:
+        """The same with so much memory for rows; None: all are in memory."""
+        if nbytes is None:
+            return replace(self, cache=None)
+        cache = build_row_cache(
+            profile,
+            self.row_bytes,
+            nbytes,
+            self.probe_query,
+            self.probe_list,
+            self.probe_candidates,
+            self.every.size,
+        )
+        return replace(self, cache=cache)
 
     def in_pages(self, page_bytes: int) -> RowCurve:
         """The same in pages of another size."""
@@ -101,9 +126,10 @@ def build_row_curve(profile: Profile, queries: I64, page_bytes: int) -> RowCurve
     rank[order] = np.arange(order.size)
     probes, candidates = access.held_probes[queries], access.held_candidates[queries].astype(np.float64)
     query, place = np.nonzero((candidates > 0) & (probes >= 0))
-    ranks, here = rank[probes[query, place]], candidates[query, place]
+    lists, here = probes[query, place], candidates[query, place]
+    ranks = rank[lists]
     by_rank = np.argsort(ranks, kind="stable")
-    query, ranks, here = query[by_rank], ranks[by_rank], here[by_rank]
+    query, lists, ranks, here = query[by_rank], lists[by_rank], ranks[by_rank], here[by_rank]
     n, half = len(queries), _GRID_POINTS // 2
     points = np.concatenate((np.linspace(0, order.size, half), np.geomspace(1, order.size, half)))
     grid = np.unique(np.round(points)).astype(np.int64)
@@ -128,4 +154,5 @@ def build_row_curve(profile: Profile, queries: I64, page_bytes: int) -> RowCurve
         probe_query=query.astype(np.int32),
         probe_rank=ranks.astype(np.int32),
         probe_candidates=here,
+        probe_list=lists.astype(np.int32),
     )

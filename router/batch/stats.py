@@ -30,6 +30,9 @@ class RouterStats:
     candidates: int = 0
     #: Of these: with rows that a device holds beside codes, there.
     device_candidates: int = 0
+    #: Where rows are on disk: pages of candidates that were read from there. Also those in memory, where the system
+    #: does not say which are.
+    row_pages: int = 0
     lookahead_lists: int = 0
     lookahead_bytes: int = 0
     lookahead_used_lists: int = 0
@@ -83,6 +86,7 @@ _LOAD = (
     "nprobe_lowered",
     "candidates",
     "device_candidates",
+    "row_pages",
 )
 #: What is no counter.
 _OTHER = ("stages", "precision")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 
@@ -13,8 +12,7 @@ import hybridindex as hx
 from hybridindex.index.storage.manifest import LISTS_FILE
 from hybridindex.index.warm import available_bytes, warm_lists
 from hybridindex.tiers.host.native_scanner import HostNativeScanner
-
-PAGE = os.sysconf("SC_PAGE_SIZE")
+from tests.cold import PAGE, in_memory
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +34,6 @@ def forget(file):
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)
-
-
-def in_memory(data):
-    """(pages,) bool of a map: whether a page is in the page cache."""
-    found = np.zeros(-(-len(data) // PAGE), np.uint8)
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert (
-        libc.mincore(
-            ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(len(data)), found.ctypes.data_as(ctypes.c_void_p)
-        )
-        == 0
-    )
-    return (found & 1).astype(bool)
 
 
 @pytest.fixture

@@ -167,6 +167,16 @@ def with_candidates(
     )
 
 
+def with_row_faults(profile: Profile, *, overhead_s: float = 2e-4, per_page_s: float = 3e-5) -> Profile:
+    """``profile``, of codes, with timed reads of rows from disk."""
+    timed = tuple(
+        StageSample(stage="row_faults", batch=batch, seconds=overhead_s + per_page_s * pages, probes=pages)
+        for batch in (1, 4, 16)
+        for pages in (50 * batch, 200 * batch)
+    )
+    return replace(profile, stages=profile.stages + timed)
+
+
 def profile_of(view: IVFIndex) -> Profile:
     """Synthetic timings, on this machine, of what searches scan of an index: its rows, or its codes."""
     made = make_profile(nlist=view.nlist, n=100, nprobe=6, list_sizes=view.list_sizes)

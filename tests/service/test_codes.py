@@ -37,6 +37,25 @@ def replace(path):
     hx.build(clustered(2000, seed=7), path, nlist=16, metric="l2", nprobe=6, replace=True).close()
 
 
+def test_a_daemon_keeps_rows_on_disk(coded_path, make_service, queries):
+    service = make_service(router={"devices": (), "rows": "mapped"})
+    with (
+        hx.open(coded_path) as index,
+        index.router(precision="codes") as router,
+        live(service) as port,
+        Client(f"http://127.0.0.1:{port}") as client,
+    ):
+        assert_same(client.search(queries, 10, 6), router.search(queries, 10, 6))
+        status = client.status()
+        assert status["index"]["rows"] == "mapped"
+        assert status["router"]["row_pages"] >= 0
+        assert service.router.warmed.nbytes == 0
+        replace(coded_path)
+        with pytest.raises(ReloadError, match="rows is 'mapped', and searches would scan rows"):
+            service.reload()
+        assert_same(client.search(queries, 10, 6), router.search(queries, 10, 6))
+
+
 def test_a_daemon_searches_by_codes_over_http(coded_path, make_service, queries):
     service = make_service(router={"devices": ()})
     with hx.open(coded_path) as index, index.router(precision="codes") as router, live(service) as port:

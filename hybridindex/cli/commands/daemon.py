@@ -18,7 +18,7 @@ from rich.table import Table
 import hybridindex as hx
 from hybridindex.cli.console import ExitCode, emit, err, out, parse_bytes, readable_bytes, to_json
 from hybridindex.cli.option_groups import grouped
-from hybridindex.cli.options import Json, Key, StoreUrl
+from hybridindex.cli.options import Json, Key, RowCache, StoreUrl
 from hybridindex.cli.proposal_table import proposal_table, proposal_words
 from hybridindex.client.client import Client
 from hybridindex.errors import InvalidInputError, StoreError, UnreachableError
@@ -66,6 +66,8 @@ class TargetOptions:
         float | None, typer.Option(help="What search must have to spare, as a fraction: of the rate and of the SLO.")
     ] = None
 
+    row_cache: RowCache = None
+
     def changes(self) -> PlanChanges:
         """Raises InvalidInputError where ``coverage`` is no number."""
         budgets = [parse_bytes(b) for b in self.budget or ()]
@@ -83,6 +85,7 @@ class TargetOptions:
             coverage=coverage,
             hit_rate_model=self.hit_rate_model and self.hit_rate_model.replace("-", "_"),  # type: ignore[arg-type]
             headroom=self.headroom,
+            row_cache_bytes=None if self.row_cache is None else parse_bytes(self.row_cache),
         )
 
 
@@ -109,7 +112,7 @@ def _status_table(status: dict[str, Any]) -> Table:
     table.add_row("queries", f"{router['queries']:,} in {router['batches']:,} batches (mean {mean:.1f})")
     refused = ", ".join(f"{name} {count}" for name, count in queue["refused"].items() if count) or "none"
     if precision := index.get("precision"):  # a daemon of 0.2 has none
-        table.add_row("scans", precision)
+        table.add_row("scans", f"{precision}; rows on disk" if index.get("rows") == "mapped" else precision)
     table.add_row("queue", f"{queue['waiting']} wait of {queue['limit']}, {queue['in_flight']} searched")
     table.add_row("refused", refused)
     table.add_row("sessions", f"{status['sessions']['open']} open, {status['sessions']['expired']} expired")

@@ -28,6 +28,7 @@ from hybridindex.cli.options import (
     PlanOptions,
     Precision,
     QueriesPath,
+    Rows,
     StoreUrl,
     WhatIfOptions,
 )
@@ -79,7 +80,7 @@ def _latencies(profile: Profile) -> list[dict[str, Any]]:
     distances of all candidates. Whole batches: by the part of the lists that were on devices."""
     timed: dict[tuple[str, str, float, int], list[float]] = {}
     for sample in profile.stages:
-        if sample.stage in ("host_scan", "rerank") and sample.coverage > 0:
+        if sample.stage in ("host_scan", "rerank", "row_faults") and sample.coverage > 0:
             continue
         coverage = sample.coverage if sample.stage == "batch" else 0.0
         timed.setdefault((sample.stage, sample.device, coverage, sample.batch), []).append(sample.seconds)
@@ -139,6 +140,7 @@ def register(app: typer.Typer) -> None:
         recall: Annotated[float | None, typer.Option(help="Choose the smallest nprobe with this recall@k.")] = None,
         k: Annotated[int, typer.Option("-k", help="Neighbours per query.", min=1)] = 10,
         precision: Precision = "auto",
+        rows: Rows = "resident",
         max_seconds: Annotated[float, typer.Option(help="About how long to time stages.")] = 60.0,
         seed: Annotated[int, typer.Option(help="Seed of the split into halves and of measured batches.")] = 0,
         no_device: Annotated[bool, typer.Option("--no-device", help="Measure the host alone.")] = False,
@@ -159,6 +161,7 @@ def register(app: typer.Typer) -> None:
                 load_npy(queries, "--queries"),
                 nprobe,
                 precision=precision,  # type: ignore[arg-type]
+                rows=rows,  # type: ignore[arg-type]
                 recall=recall,
                 k=k,
                 threads=machine.threads,
@@ -190,6 +193,8 @@ def register(app: typer.Typer) -> None:
         machine would do, and store nothing.
         """
         if machine.hardware is not None:
+            if goal.row_cache is not None:
+                raise InvalidInputError("--row-cache is for this machine; expected it without --hardware")
             what_if.forecast_machine(index, goal, machine, change, store, as_json=json)
             return
         if (machine, change) != (what_if.MachineToSuppose(), WhatIfOptions()):
@@ -368,6 +373,8 @@ def _other_profile(
     opened: hx.Index, control: ControlStore, measured: Profile, goal: PlanOptions, here: str | None
 ) -> Profile | None:
     """The newest profile of the other precision; None: there is none, or one profile was asked for."""
+    if goal.row_cache is not None:  # rows that are scanned are in memory
+        return None
     others = [view for view in views_of(opened.ivf) if view.fingerprint != measured.index_fingerprint]
     if not others or goal.profile_id is not None:
         return None
@@ -393,6 +400,7 @@ def _decide(opened: hx.Index, measured: Profile, goal: PlanOptions, llm: LLMProf
         slo_stage=goal.slo_stage or "search",  # type: ignore[arg-type]
         hit_rate_model=goal.hit_rate_model,  # type: ignore[arg-type]
         headroom=goal.headroom,
+        row_cache_bytes=None if goal.row_cache is None else parse_bytes(goal.row_cache),
         allow_other_hardware=goal.any_hardware,
     )
 

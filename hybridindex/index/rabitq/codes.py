@@ -6,6 +6,7 @@ They are few bytes, and each search reads many of them. In memory, what becomes 
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import threading
@@ -56,6 +57,7 @@ class RabitqCodes:
         self._centroids = centroids
         self._reading = threading.Lock()
         self._data: U8 | None = None
+        self._locked = False
         for array in (self.block_starts, self.list_bytes, self.signs):
             array.setflags(write=False)
 
@@ -72,6 +74,29 @@ class RabitqCodes:
             with self._reading:
                 data = self._data = self._read() if self._data is None else self._data
         return data
+
+    def lock(self) -> None:
+        """Keeps all blocks in memory as long as they are held. Where the system refuses, the log says so, once.
+
+        Raises: as :attr:`data`.
+        """
+        data = self.data
+        with self._reading:
+            first, self._locked = not self._locked, True
+        if not first or not data.nbytes:
+            return
+        libc = ctypes.CDLL(None, use_errno=True)
+        place = ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(data.nbytes)
+        if libc.mlock(*place) == 0:
+            weakref.finalize(data, libc.munlock, *place)
+            return
+        _log.warning(
+            "%s: its %d bytes of codes are not locked in memory (%s), and may be swapped out; raise the limit "
+            "(ulimit -l, LimitMEMLOCK=), or run without swap",
+            self.path,
+            data.nbytes,
+            os.strerror(ctypes.get_errno()),
+        )
 
     def _read(self) -> U8:
         """Once: it closes the file."""

@@ -57,6 +57,8 @@ class MappedLists:
         #: Like what watches tell: nobody could read it when bytes beside it were replaced.
         self._zeroed: list[tuple[int, int]] = []
         self._close = weakref.finalize(self, os.close, self._fd)
+        #: Who reads single rows; while there are any, a fault reads no page but its own.
+        self._readers: set[object] = set()
         self._watches: list[Any] = []
         if native is not None:
             self._watches = [native.Watch(at, len(data), self._fd, str(file), marks) for at in self._addresses]
@@ -94,8 +96,40 @@ class MappedLists:
         except OSError:
             return 0
 
+    def read_single_rows(self, reader: object) -> None:
+        """Until ``reader`` ends it, pages are read one by one: neither in huge pages nor with those beside them."""
+        self._readers.add(reader)
+        self._advise()
+
+    def end_single_rows(self, reader: object) -> None:
+        """Harmless where it has not begun, or has ended."""
+        self._readers.discard(reader)
+        self._advise()
+
+    def _advise(self) -> None:
+        """Advice only: where the system does not take it, nothing changes."""
+        huge = mmap.MADV_HUGEPAGE if worth_huge_pages(len(self._data)) else None
+        for advice in (mmap.MADV_RANDOM, mmap.MADV_NOHUGEPAGE) if self._readers else (mmap.MADV_NORMAL, huge):
+            if advice is not None:
+                _libc().madvise(self._addresses[0], len(self._data), advice)
+
+    @property
+    def tells_memory(self) -> bool:
+        """Whether the system says which pages are in memory: to the file's owner and to root, for sure."""
+        try:
+            return os.geteuid() in (0, os.fstat(self._fd).st_uid)
+        except OSError:
+            return False
+
+    def ask_for(self, start: int, stop: int) -> None:
+        """Who will read all of bytes [start, stop) does not wait for page after page, while others read single rows."""
+        if self._readers:
+            first = start // _PAGE * _PAGE
+            _libc().madvise(self._addresses[0] + first, stop - first, mmap.MADV_WILLNEED)
+
     def readable(self, start: int, stop: int) -> bool:
         """Reads bytes [start, stop) into memory; False where that fails. Other threads may run meanwhile."""
+        self.ask_for(start, stop)
         first = start // _PAGE * _PAGE
         code = _libc().madvise(self._addresses[0] + first, stop - first, _MADV_POPULATE_READ)
         # An older kernel cannot say.
@@ -160,8 +194,7 @@ class MappedLists:
         for address in self._addresses:
             flags = mmap.MAP_SHARED | _MAP_FIXED
             _mapped(_libc().mmap(address, len(self._data), mmap.PROT_READ, flags, self._fd, 0))
-        if worth_huge_pages(len(self._data)):  # as when it was mapped first
-            _libc().madvise(self._addresses[0], len(self._data), mmap.MADV_HUGEPAGE)
+        self._advise()
 
     def is_mapped_file(self) -> bool:
         """Whether the file's name still is that of the file that is mapped."""

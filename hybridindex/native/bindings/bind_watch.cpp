@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings/arrays.h"
+#include "mapping/row_pages.h"
 #include "mapping/watch.h"
 
 namespace nb = nanobind;
@@ -37,6 +38,14 @@ private:
     Watch watch_;
 };
 
+std::int64_t ask_for(In<std::uint8_t, 1> data, In<std::int64_t, 2> extents, std::int64_t row_bytes,
+                     In<std::int64_t, 2> positions, bool rows, bool seen) {
+    if (extents.shape(1) != 3) throw std::invalid_argument("extents must be (nlist, 3)");
+    const MappedRows lists{data.data(), extents.data(), length(extents, 0), row_bytes};
+    const nb::gil_scoped_release release;
+    return ask_for_rows(lists, positions.data(), static_cast<std::int64_t>(positions.size()), rows, seen);
+}
+
 void count(InOut<std::int64_t, 1> marks) { __atomic_fetch_add(first_of(marks), 1, __ATOMIC_SEQ_CST); }
 
 }  // namespace
@@ -49,6 +58,8 @@ void bind_watch(nb::module_& m) {
         .def("clear", &PyWatch::clear)
         .def_prop_ro("watching", &PyWatch::watching);
     m.def("count", &count, nb::arg("marks").noconvert());
+    m.def("ask_for_rows", &ask_for, nb::arg("data").noconvert(), nb::arg("extents").noconvert(), nb::arg("row_bytes"),
+          nb::arg("positions").noconvert(), nb::arg("rows"), nb::arg("seen"));
 }
 
 }  // namespace hybridindex

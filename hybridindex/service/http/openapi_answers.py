@@ -68,7 +68,7 @@ def _described(kind: Any) -> Schema:
 def _plan_summary() -> Schema:
     counts = ("device_bytes", "n_resident", "n_resident_rows", "n_devices", "batch")
     numbers = ("slo_ms", "coverage", "coverage_bytes")
-    maybe = ("predicted_latency_ms", "rate_qps", "max_sustainable_qps", "nearest_slo_ms")
+    maybe = ("predicted_latency_ms", "rate_qps", "max_sustainable_qps", "nearest_slo_ms", "predicted_row_faults")
     return closed(
         {
             "verdict": {"enum": ["feasible", "infeasible"]},
@@ -78,6 +78,7 @@ def _plan_summary() -> Schema:
             "bytes_by_precision": closed({"codes": _COUNT, "rows": _COUNT}, optional=("codes",)),
             **dict.fromkeys(("predicted_hit_rate", "predicted_row_hit_rate"), _SHARE),
             **dict.fromkeys(maybe, _nullable(_NUMBER)),
+            "row_cache_bytes": _nullable(_COUNT),
             "hit_rate_model": _TEXT,
             "host_model": _TEXT,
             "precision": {"enum": ["rows", "codes"]},
@@ -240,6 +241,7 @@ STATUS = answer(
                     **dict.fromkeys(("fingerprint", "metric", "codec", "host_scanner", "precision"), _TEXT),
                     **dict.fromkeys(("generation", "count", "dim", "nlist", "nprobe", "list_bytes"), _COUNT),
                     **dict.fromkeys(("bits", "candidates"), _nullable(_COUNT)),
+                    "rows": {"enum": ["resident", "mapped"]},
                 }
             ),
             "ready": _YES,
@@ -294,8 +296,8 @@ STATUS = answer(
         }
     ),
     "What is served, where lists are, what waits; expected_hit_rate counts the plan's lists that are on devices, "
-    "planned_hit_rate all of them; bits and candidates, of a search of 10, are null where rows are scanned; note says "
-    "why there is no plan, no devices, or which "
+    "planned_hit_rate all of them; bits and candidates, of a search of 10, are null where rows are scanned; rows "
+    "says whether these are kept in memory or on disk; note says why there is no plan, no devices, or which "
     "lists are damaged: searches that probe those in quarantine fail, those that are mended are served from memory; "
     "retired are older generations that sessions still use",
 )

@@ -224,6 +224,7 @@ class Requests:
             coverage: Annotated[_Part | Literal["solve"], Field(description=f"a number 0..1, or {SOLVE!r}")]
             hit_rate_model: _HitRates
             headroom: _Headroom
+            row_cache_bytes: _Bytes
             bandwidth_share: _Share
             force: _Flag
 

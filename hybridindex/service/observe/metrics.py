@@ -195,6 +195,7 @@ class _Readings(Collector):
             ("nprobe_lowered", "Requests whose nprobe a deadline lowered.", stats.nprobe_lowered),
             ("candidates", "Rows that searches by codes compared exactly.", stats.candidates),
             ("device_candidates", "Of these: with rows that devices hold, there.", stats.device_candidates),
+            ("row_pages", "Pages of their rows that were read from disk.", stats.row_pages),
             ("lookahead_bytes", "Bytes that lookahead moved.", stats.lookahead_bytes),
             ("lookahead_dropped", "Lookaheads that made way in a full queue.", stats.lookahead_dropped),
             ("lookahead_waits", "Searches of sessions that waited for lists on their way.", waits.count),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridindex.config import MAX_CANDIDATES
+from hybridindex.config import MAX_CANDIDATES, RowsName
 from hybridindex.errors import InvalidInputError
 from hybridindex.extension import native
 from hybridindex.index.rabitq.estimate import LARGEST_ESTIMATE, CodedQueries, estimates, prepare_queries
@@ -20,6 +20,7 @@ from hybridindex.tiers.contract.protocol import IdFilter, OnDone
 from hybridindex.tiers.contract.validate import check_scan, check_threads
 from hybridindex.tiers.host.openmp import OpenMpThreads, openmp_threads
 from hybridindex.tiers.host.reranker import FaissCodeReranker, Reranker
+from hybridindex.tiers.host.rows_on_disk import RowsOnDisk
 from hybridindex.types import F32, I64
 
 if TYPE_CHECKING:
@@ -45,10 +46,19 @@ class HostRabitqScanner(OpenMpThreads):
         """Whether the extension scans codes; the reference is slower than a scan of rows."""
         return native is not None
 
-    def __init__(self, index: IVFIndex, codes: RabitqCodes, *, threads: int | None = None, kernels: str = "") -> None:
+    def __init__(
+        self,
+        index: IVFIndex,
+        codes: RabitqCodes,
+        *,
+        threads: int | None = None,
+        kernels: str = "",
+        rows: RowsName = "resident",
+    ) -> None:
         """
         Args:
             kernels: as :class:`hybridindex.tiers.host.native_scanner.HostNativeScanner` takes them.
+            rows: "mapped": they are on disk, and the codes are locked in memory.
 
         Raises:
             InvalidInputError: bad ``threads``, or kernels that do not run here.
@@ -80,8 +90,15 @@ class HostRabitqScanner(OpenMpThreads):
                 )
             except ValueError as error:
                 raise InvalidInputError(str(error)) from error
+        #: Where rows are read from; None: from memory.
+        self.on_disk = None
+        if rows == "mapped":
+            codes.lock()
+            self.on_disk = RowsOnDisk(index.rows)
         self.reranker = (
-            Reranker(index, self._pool, kernels=kernels) if codes.spec.source == "rows" else FaissCodeReranker(index)
+            Reranker(index, self._pool, kernels=kernels, on_disk=self.on_disk)
+            if codes.spec.source == "rows"
+            else FaissCodeReranker(index, self.on_disk)
         )
 
     def centre_products(self, queries: F32, probes: I64, coarse: F32 | None = None) -> F32:
@@ -204,3 +221,5 @@ class HostRabitqScanner(OpenMpThreads):
         """Ends the threads. Closing twice is harmless; scanning afterwards is not possible."""
         self._pool = None
         self.reranker.close()
+        if self.on_disk is not None:
+            self.on_disk.close()

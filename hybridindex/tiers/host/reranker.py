@@ -16,6 +16,7 @@ from hybridindex.index.faiss_model import decode
 from hybridindex.index.rabitq.estimate import LARGEST_ESTIMATE
 from hybridindex.index.rabitq.faiss_codes import FaissCodes
 from hybridindex.tiers.contract.positions import POSITION_BITS, ids_of_positions
+from hybridindex.tiers.host.rows_on_disk import RowsOnDisk
 from hybridindex.types import F32, F64, I64
 
 if TYPE_CHECKING:
@@ -31,13 +32,15 @@ _CODES_AT_ONCE = 2048
 class Reranker:
     """Compares queries with the rows at given positions. Thread-safe."""
 
-    def __init__(self, index: IVFIndex, pool: Any, *, kernels: str = "") -> None:
+    def __init__(self, index: IVFIndex, pool: Any, *, kernels: str = "", on_disk: RowsOnDisk | None = None) -> None:
         """
         Args:
             pool: the threads that help the calling one, a ``native.ThreadPool``; None: the reference in numpy.
             kernels: as :class:`hybridindex.tiers.host.native_scanner.HostNativeScanner` takes them.
+            on_disk: asks for rows before they are read; None: they are in memory.
         """
         self._index = index = index.rows
+        self._on_disk = on_disk
         #: Whether larger distances are nearer.
         self.keep_max = index.metric == "ip"
         self._pool = pool
@@ -75,8 +78,11 @@ class Reranker:
         """
         distances = np.empty((len(queries), k), dtype=np.float32)
         ids = np.empty((len(queries), k), dtype=np.int64)
+        positions = np.ascontiguousarray(positions)
+        if self._on_disk is not None:
+            self._on_disk.ask_for(positions)
         if self._native is not None:
-            self._native.rerank(queries, np.ascontiguousarray(positions), distances, ids, self._pool)
+            self._native.rerank(queries, positions, distances, ids, self._pool)
         else:
             distances.fill(-np.inf if self.keep_max else np.inf)
             ids.fill(-1)
@@ -85,7 +91,9 @@ class Reranker:
         return distances, ids
 
     def ids_of(self, positions: I64) -> I64:
-        """Ids at positions, same shape; -1 stays -1."""
+        """Ids at positions (n, r), same shape; -1 stays -1."""
+        if self._on_disk is not None:
+            self._on_disk.ask_for(np.ascontiguousarray(positions), rows=False)
         return ids_of_positions(self._index, positions)
 
     def _rerank_one(self, query: F32, positions: I64, distances: F32, ids: I64) -> None:
@@ -125,8 +133,8 @@ class Reranker:
 class FaissCodeReranker(Reranker):
     """Of an index whose rows are codes of faiss's own: distances are faiss's, of queries that are not rounded."""
 
-    def __init__(self, index: IVFIndex) -> None:
-        super().__init__(index, None)
+    def __init__(self, index: IVFIndex, on_disk: RowsOnDisk | None = None) -> None:
+        super().__init__(index, None, on_disk=on_disk)
         rows = self._index
         self._data, self._starts, self._code_size = rows.mapped_lists(), rows.extents()[:, 2], rows.code_size
 

@@ -11,7 +11,7 @@ from hybridindex.extension import native
 from hybridindex.plans.benches import latest_benches
 from hybridindex.plans.precision import views_of
 from tests.clustered import clustered, small_index
-from tests.partitioner.synthetic import profile_of, with_candidates
+from tests.partitioner.synthetic import profile_of, with_candidates, with_row_faults
 
 pytestmark = pytest.mark.skipif(native is None, reason="the extension does not scan codes")
 
@@ -115,6 +115,45 @@ def test_profile_measures_what_it_is_told_to(cli, idx, tmp_path):
     bad = cli(*asked, "--precision", "bits")
     assert bad.code != 0
     assert "precision is 'bits'" in bad.err
+
+
+def test_rows_on_disk_are_searched_profiled_and_planned(cli, idx, tmp_path, caplog):
+    np.save(tmp_path / "q.npy", clustered(128, seed=4))
+    asked = ("search", idx, "-q", tmp_path / "q.npy", "--json")
+    here, mapped = cli(*asked).json, cli(*asked, "--rows", "mapped").json
+    assert (here["ids"], here["distances"]) == (mapped["ids"], mapped["distances"])
+    refused = cli(*asked, "--rows", "mapped", "--precision", "rows")
+    assert (refused.code, "rows is 'mapped' with precision 'rows'" in refused.err) == (ExitCode.BAD_INPUT, True)
+    plan = ("plan", idx, "--slo-ms", 1000, "--budget", "4MiB", "--rate", 5)
+    refused = cli(*plan, "--row-cache", "1MiB")
+    assert (refused.code, "profile again with rows 'mapped'" in refused.err) == (ExitCode.NO_PROFILE, True)
+    refused = cli(*plan, "--row-cache", "1MiB", "--hardware", "h100x8")
+    assert (refused.code, "--row-cache is for this machine" in refused.err) == (ExitCode.BAD_INPUT, True)
+    with hx.open(idx) as index, index.store() as store:
+        view = index.ivf.by_codes()
+        store.save_profile(with_row_faults(with_candidates(profile_of(view), index.ivf.code_size)))
+    made = cli(*plan, "--row-cache", 0, "--json").json
+    assert made["row_cache_bytes"] == 0
+    assert made["predicted_row_faults"] > 0
+    assert "other_precision" not in made  # rows that are scanned are in memory
+    assert cli("apply", idx, "--plan", made["plan_id"]).code == 0
+    less = cli("repartition", idx, "--slo-ms", 900, "--apply", "--json")
+    assert less.code == 0, less.err
+    with hx.open(idx) as index:
+        assert index.current_plan().request.row_cache_bytes == 0
+    assert cli("repartition", idx, "--slo-ms", 900, "--row-cache", "2MiB", "--apply", "--json").code == 0
+    with hx.open(idx) as index:
+        plan = index.current_plan()
+        assert plan.request.row_cache_bytes == 2 << 20
+        for rows, said in (("resident", True), ("mapped", False)):
+            caplog.clear()
+            index.router(plan, ["cpu"], rows=rows).close()
+            assert ("the plan is for rows on disk, and rows is 'resident'" in caplog.text) == said
+    profiled = cli(
+        "profile", idx, "-q", tmp_path / "q.npy", "--no-device", "--max-seconds", 1, "--rows", "mapped", "--json"
+    )
+    assert profiled.code == 0, profiled.err
+    assert "file_system" in profiled.json["notes"]["row_faults"]
 
 
 def test_search_and_bench_scan_what_they_are_told(cli, idx, tmp_path):

@@ -172,7 +172,10 @@ def test_lookahead_takes_its_own_options():
 
 A_DAY = "a positive number of milliseconds, a day at most"
 BUDGETS = f"whole bytes, 0..{10**18}, or a list of 2 such numbers, one per device"
-CHANGES = "apply, bandwidth_share, coverage, device_budget_bytes, force, headroom, hit_rate_model, rate_qps, slo_ms"
+CHANGES = (
+    "apply, bandwidth_share, coverage, device_budget_bytes, force, headroom, hit_rate_model, rate_qps, "
+    "row_cache_bytes, slo_ms"
+)
 
 
 def words(call, *given):
