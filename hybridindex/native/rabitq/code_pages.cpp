@@ -66,8 +66,10 @@ void scan_code_pages(const CodePages& pages, const PagePlan& plan, const CodePag
 }
 
 RowQueries::Need code_scratch_need(const CodeFormat& format, std::int64_t k) {
-    const std::int64_t query = 4 + format.chunks() * kTableBytes + static_cast<std::int64_t>(sizeof(Candidates)) + Candidates::most_bytes(k);
-    return {.fixed = kGroup * kCodedRows * 8 + 5 * format.dims() + static_cast<std::int64_t>(sizeof(CodedGroup)), .per_query = query};
+    const std::int64_t query = 4 + format.dims() + format.chunks() * kTableBytes +
+                               static_cast<std::int64_t>(sizeof(Candidates)) + Candidates::most_bytes(k);
+    return {.fixed = kGroup * kCodedRows * 8 + 4 * format.dims() + static_cast<std::int64_t>(sizeof(CodedGroup)),
+            .per_query = query};
 }
 
 }  // namespace hybridindex
