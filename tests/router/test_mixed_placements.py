@@ -267,7 +267,7 @@ def test_rows_stay_until_the_host_has_answered_for_a_device_even_if_that_ends_be
     ended = []
     with (
         Router(one, precision="codes") as alone,
-        opened(one, 2, plan=on_two, health=HealthPolicy(judge="all", stuck_s=0.2)) as router,
+        opened(one, 2, plan=on_two, lookahead_bytes=0, health=HealthPolicy(judge="all", stuck_s=0.2)) as router,
     ):
         right = alone.search(QUERIES, 10, 8)
         router.on_batch.append(lambda report: ended.append(report.number))
