@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridindex.errors import InvalidInputError, ProfileError
+from hybridindex.errors import ProfileError
 from hybridindex.paging import PageGeometry, usual_page_bytes
 from hybridindex.partitioner.models.coverage import CoverageCurve, build_coverage_curve
 from hybridindex.partitioner.models.latency import LatencyModel, fit_latency_model
@@ -30,8 +30,7 @@ class Analysis:
         """The same statistics for another page size, number of devices, and memory for rows; None: all are in memory.
 
         Raises:
-            InvalidInputError: memory for rows of a profile of rows.
-            ProfileError: it did not measure what rows on disk take.
+            ProfileError: rows are on disk, and the profile is of rows, or did not measure what reading them takes.
         """
         latency, curve = self.latency, self.curve
         if latency.n_devices != n_devices:
@@ -59,7 +58,7 @@ class Analysis:
     def _check_row_cache(self, nbytes: int) -> None:
         profile = self.profile
         if profile.bits is None:
-            raise InvalidInputError(
+            raise ProfileError(
                 f"row_cache_bytes is {nbytes}, and the profile is of rows, which searches scan; give a profile of "
                 "codes, or no row_cache_bytes"
             )

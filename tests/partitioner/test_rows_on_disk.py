@@ -126,7 +126,7 @@ def test_a_profile_that_cannot_tell_is_refused(analysis, profile):
     in_memory = replace(old, notes={**old.notes, "row_faults": {"skipped": "rows on tmpfs stay in memory"}})
     with pytest.raises(ProfileError, match=r"takes \(rows on tmpfs stay in memory\); profile again"):
         plan(analyse(in_memory), 1 << 20)
-    with pytest.raises(InvalidInputError, match="row_cache_bytes is 5, and the profile is of rows"):
+    with pytest.raises(ProfileError, match="row_cache_bytes is 5, and the profile is of rows"):
         plan(analyse(make_profile(**ROWS)), 5)
     for wrong in (-1, 1.5, True, "1GiB", math.inf):
         with pytest.raises(InvalidInputError, match=r"row_cache_bytes is .*; give whole bytes >= 0, or None"):
