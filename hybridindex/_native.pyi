@@ -164,7 +164,9 @@ class PqForm:
         member_starts: npt.NDArray[np.int64],
         members: npt.NDArray[np.int32],
         centroids: npt.NDArray[np.float32],
+        all_ids: npt.NDArray[np.int64],
+        id_starts: npt.NDArray[np.int64],
         queries: npt.NDArray[np.float32],
         distances: npt.NDArray[np.float32],
-        positions: npt.NDArray[np.int64],
+        ids: npt.NDArray[np.int64],
     ) -> None: ...

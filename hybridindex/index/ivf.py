@@ -265,6 +265,10 @@ class IVFIndex:
         reader = self._list_reader(list_id)
         return reader.ids(list_id)
 
+    def ids_of_lists(self, lists: I64) -> tuple[I64, I64]:
+        """The mapped file as ids, int64, and where in it those of ``lists``, (m,) int64, begin: (m,) int64."""
+        return self._open().ids64, self._id_slots[lists]
+
     def ids_at(self, lists: I64, positions: I64) -> I64:
         """Ids at (list, position) pairs: lists (m,) int64, positions (m,) int64 within their lists -> (m,) int64.
 

@@ -91,6 +91,10 @@ class Made:
         return (-found if form.metric == "ip" else found), at
 
 
+#: Best first.
+KERNELS = _native.kernels_here()
+
+
 @pytest.fixture(params=["", "portable"])
 def kernels(request):
     return request.param
@@ -100,7 +104,6 @@ def kernels(request):
 @pytest.mark.parametrize(("dim", "parts", "bits"), SHAPES)
 def test_parts_of_distances_are_those_of_numpy(dim, parts, bits, metric, residual, kernels):
     made = Made(dim, parts, bits, metric, residual, kernels=kernels, offset=3.0)
-    assert made.native.kernels == (kernels or made.native.kernels)
     queries, probes = made.queries()
     form = made.form
     tables = np.empty((len(queries), parts << bits), np.float32)
@@ -115,6 +118,18 @@ def test_parts_of_distances_are_those_of_numpy(dim, parts, bits, metric, residua
             terms = np.empty(size, np.float32)
             made.native.terms(codes, centroid, terms)
             np.testing.assert_array_equal(terms, distances.terms_reference(codes, size, centroid, form))
+
+
+@pytest.mark.parametrize("asked", ["", *KERNELS])
+def test_kernels_are_the_best_of_what_is_asked_for(asked):
+    expected = "avx2" if (asked or KERNELS[0]) in ("avx2", "avx512", "amx") else asked or KERNELS[0]
+    made = Made(24, 8, 8, "ip", False, kernels=asked)
+    assert made.native.kernels == made.scanner().kernels == expected
+
+
+def test_kernels_that_do_not_run_here_are_refused():
+    with pytest.raises(ValueError, match='kernels "abacus" do not run'):
+        Made(24, 8, 8, "ip", False, kernels="abacus")
 
 
 @pytest.mark.parametrize("k", [1, 7, 300])
@@ -165,7 +180,8 @@ def test_pages_are_scanned_as_lists_are(dim, parts, bits, metric, residual, rows
             arena[order[starts[i] + at // arena.shape[1]], : len(part)] = part
     lists, member_starts, members, _ = _native.group_probes(probes, made.extents)
     answer = np.empty((len(queries), 11), np.float32), np.empty((len(queries), 11), np.int64)
-    made.native.scan_pages(
+    all_ids, id_starts = np.concatenate(made.ids), (np.cumsum(made.sizes) - made.sizes)[lists]
+    arguments = [
         arena,
         rows_per_page,
         lists,
@@ -175,12 +191,19 @@ def test_pages_are_scanned_as_lists_are(dim, parts, bits, metric, residual, rows
         member_starts,
         members,
         made.centroids[lists] if residual else made.none,
+        all_ids,
+        id_starts,
         queries,
         *answer,
-    )
-    expected = made.best(queries, probes, 11, [(i << 32) + np.arange(size) for i, size in enumerate(made.sizes)])
+    ]
+    made.native.scan_pages(*arguments)
+    expected = made.best(queries, probes, 11, made.ids)
     np.testing.assert_array_equal(answer[1], expected[1])
     np.testing.assert_array_equal(answer[0], expected[0])
+    for starts in (id_starts - all_ids.size, id_starts + all_ids.size):
+        arguments[10] = starts
+        with pytest.raises(IndexError, match=f"ids of list {lists[0]} begin at"):
+            made.native.scan_pages(*arguments)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -234,6 +257,13 @@ def test_terms_that_were_forgotten_come_from_what_the_lists_hold_now():
     expected = made.best(queries, probes, 9, made.ids)
     np.testing.assert_array_equal(answer[0], expected[0])
     np.testing.assert_array_equal(answer[1], expected[1])
+    # They are kept from this scan on: other bytes, of which the scanner is told nothing, do not change them.
+    made.data[start : start + len(kept)] = kept
+    scanner.scan(queries, probes, *answer, pool)
+    other = made.scanner()
+    fresh = np.empty_like(answer[0]), np.empty_like(answer[1])
+    other.scan(queries, probes, *fresh, pool)
+    assert (answer[0] != fresh[0]).any()
 
 
 def test_what_cannot_be_is_refused():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybridindex.index import codec
+from hybridindex.index import build, codec
 from hybridindex.router import Router
+from hybridindex.tiers.paged.pq.native_pq_scanner import NativePqScanner
 from hybridindex.tiers.shard.shard_tier import ShardTier
 from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.router.test_router import random_placement
@@ -40,6 +41,21 @@ def test_answers_are_bit_equal_wherever_lists_lie_and_whoever_is_in_the_batch(in
         assert mixed.hit_rate.max() > 0
         np.testing.assert_array_equal(mixed.ids, host.ids)
         np.testing.assert_array_equal(mixed.distances, host.distances)
+
+
+def test_the_host_scans_what_has_too_many_ties_for_a_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(NativePqScanner, "supports", staticmethod(lambda arena: False))  # as on a GPU, which has no ids
+    rows = clustered(3000, seed=1)
+    rows[:2000] = QUERIES[0]
+    with build(rows, tmp_path / "i", nlist=4, metric="l2", codec="pq8", nprobe=4) as index:
+        with Router(index, threads=2) as router:
+            host = router.search(QUERIES[:3], 20, 4)
+        with Router(index, plan=hand_made_plan(index, np.zeros(4)), devices=["cpu"]) as router:
+            found = router.search(QUERIES[:3], 20, 4)
+            assert router.stats().device_fallbacks == 1
+            router.check_invariants()
+        np.testing.assert_array_equal(found.ids, host.ids)
+        np.testing.assert_array_equal(found.distances, host.distances)
 
 
 def test_lookahead_brings_lists_that_the_next_search_finds_on_the_device(index):

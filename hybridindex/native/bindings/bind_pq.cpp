@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "bindings/arrays.h"
+#include "bindings/bind_list_scan.h"
 #include "bindings/bind_scan_pages.h"
 #include "bindings/scan_arguments.h"
 #include "pq/pq_pages.h"
@@ -26,6 +27,7 @@ class PyPqForm {
 public:
     PyPqForm(In<float, 2> codewords, In<float, 1> middle, std::int64_t parts, bool l2, bool residual, const std::string& kernels)
         : codewords_(std::move(codewords)), middle_(std::move(middle)), kernels_(pq_kernels_for(kernels.c_str())) {
+        kernels_for(kernels);  // refuses what is no name, or does not run here
         const std::int64_t dim = length(codewords_, 0), words = length(codewords_, 1);
         if (words != 16 && words != 256) throw std::invalid_argument("codewords must be (dim, 16 or 256)");
         if (parts < 1 || parts > 65535 || dim % parts != 0)
@@ -78,7 +80,8 @@ public:
     void scan_pages(In<std::uint8_t, 2> arena, std::int64_t rows_per_page, In<std::int64_t, 1> list_ids,
                     In<std::int64_t, 1> sizes, In<std::int64_t, 1> page_starts, In<std::int32_t, 1> pages,
                     In<std::int64_t, 1> member_starts, In<std::int32_t, 1> members, In<float, 2> centroids,
-                    In<float, 2> queries, InOut<float, 2> distances, InOut<std::int64_t, 2> positions) const {
+                    In<std::int64_t, 1> all_ids, In<std::int64_t, 1> id_starts, In<float, 2> queries,
+                    InOut<float, 2> distances, InOut<std::int64_t, 2> ids) const {
         if (rows_per_page < 1 || rows_per_page > length(arena, 1) / form_.row_bytes() ||
             (form_.bits == 4 && rows_per_page % kPqRows != 0))
             throw std::invalid_argument("rows_per_page is " + std::to_string(rows_per_page) + "; pages of " +
@@ -89,17 +92,18 @@ public:
                 throw std::invalid_argument("centroids must be (n_lists, dim)");
             plan.centroids = centroids.data();
         }
+        if (id_starts.shape(0) != list_ids.shape(0)) throw std::invalid_argument("id_starts must be (n_lists,)");
         const std::size_t n = queries.shape(0);
-        if (length(queries, 1) != form_.dim || distances.shape(0) != n || positions.shape(0) != n ||
-            distances.shape(1) != positions.shape(1) || distances.shape(1) < 1)
-            throw std::invalid_argument("queries must be (n, dim), distances and positions (n, k), k at least 1");
+        if (length(queries, 1) != form_.dim || distances.shape(0) != n || ids.shape(0) != n ||
+            distances.shape(1) != ids.shape(1) || distances.shape(1) < 1)
+            throw std::invalid_argument("queries must be (n, dim), distances and ids (n, k), k at least 1");
         if (n > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
             throw std::invalid_argument("too many queries");
         const PqPages held{arena.data(), length(arena, 0), length(arena, 1), rows_per_page};
         const PageTask task{queries.data(), static_cast<std::int64_t>(n), length(distances, 1), !form_.l2, distances.data(),
-                            positions.data()};
+                            ids.data()};
         const nb::gil_scoped_release release;
-        scan_pq_pages(held, form_, plan, task, kernels_);
+        scan_pq_pages(held, form_, plan, {all_ids.data(), length(all_ids, 0), id_starts.data()}, task, kernels_);
     }
 
 private:
@@ -167,8 +171,8 @@ void bind_pq(nb::module_& m) {
         .def("scan_pages", &PyPqForm::scan_pages, nb::arg("arena").noconvert(), nb::arg("rows_per_page"),
              nb::arg("list_ids").noconvert(), nb::arg("sizes").noconvert(), nb::arg("page_starts").noconvert(),
              nb::arg("pages").noconvert(), nb::arg("member_starts").noconvert(), nb::arg("members").noconvert(),
-             nb::arg("centroids").noconvert(), nb::arg("queries").noconvert(), nb::arg("distances").noconvert(),
-             nb::arg("positions").noconvert());
+             nb::arg("centroids").noconvert(), nb::arg("all_ids").noconvert(), nb::arg("id_starts").noconvert(),
+             nb::arg("queries").noconvert(), nb::arg("distances").noconvert(), nb::arg("ids").noconvert());
     nb::class_<PyPqScanner>(m, "PqScanner")
         .def(nb::init<In<std::uint8_t, 1>, In<std::int64_t, 2>, const PyPqForm&, In<float, 2>>(),
              nb::arg("data").noconvert(), nb::arg("extents").noconvert(), nb::arg("form"), nb::arg("centroids").noconvert(),

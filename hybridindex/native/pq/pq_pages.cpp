@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 namespace hybridindex {
@@ -11,9 +13,13 @@ constexpr std::int64_t kBytesAhead = 4 << 10;
 
 }  // namespace
 
-void scan_pq_pages(const PqPages& pages, const PqForm& form, const PagePlan& plan, const PageTask& task,
+void scan_pq_pages(const PqPages& pages, const PqForm& form, const PagePlan& plan, const PqIds& ids, const PageTask& task,
                    const PqKernels& kernels) {
     check_plan(plan, pages.n_pages, pages.rows_per_page, task.n);
+    for (std::int64_t l = 0; l < plan.n_lists; ++l)
+        if (ids.starts[l] < 0 || ids.starts[l] > ids.n - plan.sizes[l])
+            throw std::out_of_range("ids of list " + std::to_string(plan.list_ids[l]) + " begin at " +
+                                    std::to_string(ids.starts[l]) + "; there are " + std::to_string(ids.n));
     PqQueries queries(form, kernels);
     queries.prepare(task.queries, task.n);
     std::vector<QueryHeap> heaps(static_cast<std::size_t>(task.n));
@@ -25,6 +31,7 @@ void scan_pq_pages(const PqPages& pages, const PqForm& form, const PagePlan& pla
     float terms[kPqRows] = {};
     for (std::int64_t l = 0; l < plan.n_lists; ++l) {
         const std::int32_t* const own = plan.pages + plan.page_starts[l];
+        const std::int64_t* const own_ids = ids.base + ids.starts[l];
         const std::int64_t step = std::min(kGroup, task.n);
         for (std::int64_t first = plan.member_starts[l]; first < plan.member_starts[l + 1]; first += step) {
             const std::int32_t* const members = plan.members + first;
@@ -47,7 +54,7 @@ void scan_pq_pages(const PqPages& pages, const PqForm& form, const PagePlan& pla
                     for (std::int64_t r = 0; r < count; ++r)
                         std::memcpy(terms + r, codes + r * row_bytes + code_size, sizeof(float));
                 const std::uint32_t wanted = count < kPqRows ? (1u << count) - 1u : ~0u;
-                group.compare({codes, row_bytes, terms, static_cast<int>(count), wanted, nullptr, plan.list_ids[l] << 32 | row});
+                group.compare({codes, row_bytes, terms, static_cast<int>(count), wanted, own_ids + row});
             }
         }
     }

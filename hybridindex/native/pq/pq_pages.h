@@ -15,8 +15,16 @@ struct PqPages {
     std::int64_t rows_per_page;
 };
 
-// Throws std::out_of_range before it reads anything outside the arena or the queries.
-void scan_pq_pages(const PqPages& pages, const PqForm& form, const PagePlan& plan, const PageTask& task,
+// Ids of rows. They order equal distances, which are common: rows may have the same code.
+struct PqIds {
+    const std::int64_t* base;
+    std::int64_t n;
+    const std::int64_t* starts;  // (n_lists): where those of each list of the plan begin
+};
+
+// As scan_pages, but answers with ids in the place of positions. Throws std::out_of_range before it reads anything outside
+// the arena, the ids or the queries.
+void scan_pq_pages(const PqPages& pages, const PqForm& form, const PagePlan& plan, const PqIds& ids, const PageTask& task,
                    const PqKernels& kernels);
 
 // As scratch_need.

@@ -31,18 +31,19 @@ void row_terms(const PqForm& form, const PqKernels& kernels, const std::uint8_t*
 
 ListTerms::Terms ListTerms::of(std::int64_t list) const {
     const std::size_t at = static_cast<std::size_t>(list);
-    const bool keep = !never_[at].load(std::memory_order_acquire);
-    if (keep)
-        if (Terms known = known_[at].load(std::memory_order_acquire)) return known;
+    // Before the bytes are read: what comes from bytes of before a forget() is kept, but not used after it.
+    const std::uint64_t epoch = epochs_[at].load(std::memory_order_acquire);
+    if (Terms known = known_[at].load(std::memory_order_acquire); known && known->epoch == epoch) return known;
     const std::int64_t* const extent = table_.extents + 3 * list;
-    const std::shared_ptr<float[]> made(new float[static_cast<std::size_t>(extent[0] + kPqRows)]());
-    row_terms(table_.form, kernels_, table_.base + extent[2], extent[0], centroid_of(table_, list), made.get());
-    if (keep) known_[at].store(made, std::memory_order_release);
+    const std::size_t room = static_cast<std::size_t>(extent[0] + kPqRows);
+    const auto made = std::make_shared<Kept>(Kept{epoch, std::vector<float>(room)});
+    row_terms(table_.form, kernels_, table_.base + extent[2], extent[0], centroid_of(table_, list), made->values.data());
+    known_[at].store(made, std::memory_order_release);
     return made;
 }
 
 void ListTerms::forget(std::int64_t list) const {
-    never_[static_cast<std::size_t>(list)].store(true, std::memory_order_release);
+    epochs_[static_cast<std::size_t>(list)].fetch_add(1, std::memory_order_release);
     known_[static_cast<std::size_t>(list)].store(nullptr, std::memory_order_release);
 }
 
@@ -106,7 +107,8 @@ bool PqLists::scan(Rows& rows, Shared& shared, const ScanPlan& plan, const ScanI
         const int there = static_cast<int>(std::min<std::int64_t>(kPqRows, end - row));
         std::uint32_t wanted = shared.filter.wanted(ids + row, there);
         if (row < item.first) wanted &= ~std::uint32_t{0} << (item.first - row);
-        rows.group.compare({codes + row * code_size, code_size, terms ? terms.get() + row : nullptr, there, wanted, ids + row, 0});
+        const float* const own_terms = terms ? terms->values.data() + row : nullptr;
+        rows.group.compare({codes + row * code_size, code_size, own_terms, there, wanted, ids + row});
     }
     return true;
 }

@@ -29,21 +29,25 @@ void row_terms(const PqForm& form, const PqKernels& kernels, const std::uint8_t*
 // Terms of rows, kept from the first scan of their list: 4 bytes a row. Safe to use from several threads at once.
 class ListTerms {
 public:
-    using Terms = std::shared_ptr<const float[]>;
+    struct Kept {
+        std::uint64_t epoch;
+        std::vector<float> values;
+    };
+    using Terms = std::shared_ptr<const Kept>;
 
     ListTerms(const PqTable& table, const PqKernels& kernels)
         : table_(table), kernels_(kernels), known_(static_cast<std::size_t>(table.nlist)),
-          never_(static_cast<std::size_t>(table.nlist)) {}
+          epochs_(static_cast<std::size_t>(table.nlist)) {}
     // Of all rows of a list, and room for a block more.
     Terms of(std::int64_t list) const;
-    // Keeps nothing of this list from now on, as KeptTerms.
+    // Uses nothing from now on that came from the bytes of before, nor what scans that are under way keep of them.
     void forget(std::int64_t list) const;
 
 private:
     const PqTable& table_;
     const PqKernels& kernels_;
     mutable std::vector<std::atomic<Terms>> known_;
-    mutable std::vector<std::atomic<bool>> never_;
+    mutable std::vector<std::atomic<std::uint64_t>> epochs_;
 };
 
 // Probed lists as what a ScanJob scans.

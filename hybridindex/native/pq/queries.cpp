@@ -91,7 +91,7 @@ void PqGroup::compare(const PqBlock& block) {
         for (std::uint32_t near = this->near(member, sums_.data() + m * kPqRows, block); near != 0; near &= near - 1) {
             const int row = std::countr_zero(near);
             const float found = distance(member, block, row);
-            if (found <= member.limit_now()) member.heap->push(found, block.ids == nullptr ? block.first_id + row : block.ids[row]);
+            if (found <= member.limit_now()) member.heap->push(found, block.ids[row]);
         }
     }
 }

@@ -45,8 +45,7 @@ struct PqBlock {
     const float* terms;  // 32 of them, where rows have some
     int rows;
     std::uint32_t wanted;     // bits of rows that count
-    const std::int64_t* ids;  // of the rows; nullptr: they are first_id + row
-    std::int64_t first_id;
+    const std::int64_t* ids;  // of the rows
 };
 
 // One thread's. All distances come about here.

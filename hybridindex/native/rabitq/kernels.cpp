@@ -32,8 +32,8 @@ bool agree(const RabitqKernels& kernels, int bits) {
     const std::uint8_t* of_query[kQueries];
     for (int q = 0; q < kQueries; ++q) of_query[q] = tables + q * kChunks * kTableBytes;
     std::int32_t sums[2][kQueries * kCodedRows];
-    float factors[3 * kCodedRows], of_queries[4][kQueries], found[2][kQueries * kCodedRows];
-    std::uint32_t near[2][kQueries];
+    float factors[3 * kCodedRows], of_queries[4][kQueries], found[2][2][kQueries * kCodedRows];
+    std::uint32_t near[2][2][kQueries];
     for (float& factor : factors) factor = static_cast<float>(next()) / 7.0f - 9.0f;
     for (auto& values : of_queries)
         for (float& value : values) value = static_cast<float>(next()) / 3.0f - 40.0f;
@@ -41,7 +41,10 @@ bool agree(const RabitqKernels& kernels, int bits) {
     int turn = 0;
     for (const RabitqKernels* one : {portable_rabitq_kernels, &kernels}) {
         one->products(planes, bits, kChunks, of_query, kQueries, sums[turn]);
-        one->estimates(factors, factors + kCodedRows, factors + 2 * kCodedRows, sums[turn], kQueries, queries, found[turn], near[turn]);
+        for (int l2 = 0; l2 < 2; ++l2) {
+            const float* const h = l2 ? factors + 2 * kCodedRows : nullptr;
+            one->estimates(factors, factors + kCodedRows, h, sums[turn], kQueries, queries, found[turn][l2], near[turn][l2]);
+        }
         ++turn;
     }
     return std::memcmp(sums[0], sums[1], sizeof(sums[0])) == 0 && std::memcmp(found[0], found[1], sizeof(found[0])) == 0 &&

@@ -1,4 +1,7 @@
-"""Scan of resident product-quantized rows in the stand-in device's RAM with the kernels of the host's scan."""
+"""Scan of resident product-quantized rows in the stand-in device's RAM with the kernels of the host's scan.
+
+Equal distances are ordered by id while rows are compared, as on the host.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from hybridindex.extension import native
 from hybridindex.index.pq.distances import native_form
 from hybridindex.tiers.contract.protocol import IdFilter
 from hybridindex.tiers.paged.arena import PageArena
-from hybridindex.tiers.paged.pq.pq_page_scanner import PqPageScanner
+from hybridindex.tiers.paged.page_scanner import PageScanner
 from hybridindex.tiers.paged.pq.torch_pq_scanner import TorchPqScanner
 from hybridindex.types import F32, I64
 
 __all__ = ["NativePqScanner"]
 
 
-class NativePqScanner(PqPageScanner):
+class NativePqScanner(PageScanner):
     """Scans on the CPU, on the calling thread alone."""
 
     name = "native"
@@ -28,12 +31,15 @@ class NativePqScanner(PqPageScanner):
         """Whether the kernels are built and reach the arena."""
         return native is not None and arena.device.type == "cpu"
 
-    def _nearest(self, queries: F32, probes: I64, k: int, filter_ids: IdFilter | None) -> tuple[F32, I64]:
+    def _scan(
+        self, queries: F32, probes: I64, coarse_distances: F32, k: int, filter_ids: IdFilter | None
+    ) -> tuple[F32, I64]:
         if filter_ids is not None:
-            return TorchPqScanner.beside(self)._nearest(queries, probes, k, filter_ids)
+            return TorchPqScanner.beside(self)._scan(queries, probes, coarse_distances, k, filter_ids)
+        assert self._codec.pq is not None
         distances = np.empty((len(queries), k), dtype=np.float32)
-        positions = np.empty((len(queries), k), dtype=np.int64)
-        form = native_form(self._form)
+        ids = np.empty((len(queries), k), dtype=np.int64)
+        form = native_form(self._codec.pq)
         fixed, per_query = form.scratch_need(k)
         step = (self._scratch_bytes - fixed) // per_query
         if step < 1:
@@ -42,10 +48,10 @@ class NativePqScanner(PqPageScanner):
             )
         for start in range(0, len(queries), step):
             at = slice(start, start + step)
-            self._scan_rows(form, queries[at], probes[at], distances[at], positions[at])
-        return (-distances if self._form.metric == "ip" else distances), positions
+            self._scan_rows(form, np.ascontiguousarray(queries[at]), probes[at], distances[at], ids[at])
+        return distances, ids
 
-    def _scan_rows(self, form: Any, queries: F32, probes: I64, distances: F32, positions: I64) -> None:
+    def _scan_rows(self, form: Any, queries: F32, probes: I64, distances: F32, ids: I64) -> None:
         assert native is not None
         lists, member_starts, members, _ = native.group_probes(np.ascontiguousarray(probes), self._index.extents())
         page_starts = np.zeros(len(lists) + 1, dtype=np.int64)
@@ -59,8 +65,9 @@ class NativePqScanner(PqPageScanner):
             self._residency.pages_of(lists),
             member_starts,
             members,
-            self._index.centroids[lists] if self._form.residual else np.empty((0, 0), np.float32),
+            self._index.centroids[lists] if self._codec.by_residual else np.empty((0, 0), np.float32),
+            *self._index.ids_of_lists(lists),
             queries,
             distances,
-            positions,
+            ids,
         )

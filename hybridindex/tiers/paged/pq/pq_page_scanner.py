@@ -1,5 +1,5 @@
-"""What the scanners of pages of product-quantized rows share. Their distances are those of the host's native scan, to
-the bit: see :mod:`hybridindex.index.pq.distances`.
+"""What the scanners of pages of product-quantized rows share that run on any device. Their distances are those of the
+host's native scan, to the bit: see :mod:`hybridindex.index.pq.distances`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from abc import abstractmethod
 
 import numpy as np
 
+from hybridindex.errors import OutOfBudgetError
 from hybridindex.index.codec import DeviceCodec
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.tiers.contract.positions import ids_of_positions
@@ -21,12 +22,17 @@ __all__ = ["PqPageScanner"]
 
 #: Rows beyond k that are looked at: what is as far as the last answer is ordered by id, which a device does not know.
 _SPARE = 8
+#: Times as many at most, where more rows are as far. Each time all probed lists are scanned again.
+_MOST_WIDENED = 8
+#: Of such a row: distance, position, id, and its place in their order.
+_PLACE_BYTES = 28
 
 
 class PqPageScanner(PageScanner):
     """A :class:`PageScanner` of a codec with a :class:`hybridindex.index.pq.form.PqForm`.
 
     Rows with the same code are as far as each other, so ties are common: (distance, id) orders them as on the host.
+    Where there are too many of them the host has to scan.
     """
 
     def __init__(
@@ -57,6 +63,13 @@ class PqPageScanner(PageScanner):
             # More rows as far as the last answer may have been left out.
             rows = rows[(positions[:, -1] >= 0) & (found[:, -1] == distances[rows, -1])]
             wanted *= 2
+            if len(rows) and (
+                wanted > _MOST_WIDENED * (k + _SPARE) or len(rows) * wanted * _PLACE_BYTES > self._scratch_bytes
+            ):
+                raise OutOfBudgetError(
+                    f"scratch of {self._scratch_bytes:,} bytes is too small for k {k}: {len(rows)} queries have more "
+                    f"than {wanted // 2 - k} rows that are as far as the last answer"
+                )
         return (-distances if self._form.metric == "ip" else distances), ids
 
     @abstractmethod

@@ -61,7 +61,6 @@ class TritonPqScanner(PqPageScanner):
             return TorchPqScanner.beside(self)._nearest(queries, probes, k, filter_ids)
         distances = np.full((len(queries), k), np.inf, dtype=np.float32)
         positions = np.full((len(queries), k), -1, dtype=np.int64)
-        entries = tables_of(queries, self._form)
         bases = np.zeros(probes.shape, dtype=np.float32)
         if self._form.residual:
             bases = bases_of(queries, self._index.centroids, probes, self._form)
@@ -69,13 +68,13 @@ class TritonPqScanner(PqPageScanner):
 
         def operands(tables: ItemTables, pairs: Pairs) -> dict[str, npt.NDArray[Any]]:
             rows = slice(tables.first_query, tables.first_query + tables.n_queries)
-            return {"table": entries[rows], "base": flat[pairs.probe[tables.pair]]}
+            return {"table": tables_of(queries[rows], self._form), "base": flat[pairs.probe[tables.pair]]}
 
         work = Work(
             elements=(self._arena.data.view(-1),),
             keep_max=False,
             heavy_from=NEVER,
-            query_bytes=entries[:1].nbytes,
+            query_bytes=4 * self._form.parts * self._form.codewords.shape[1],
             pair_bytes=4,
             operands=operands,
         )
