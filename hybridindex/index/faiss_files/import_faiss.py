@@ -24,6 +24,7 @@ from hybridindex.config import check_count
 from hybridindex.errors import (
     CorruptIndexError,
     FileError,
+    HybridIndexError,
     InvalidInputError,
     MissingFileError,
     UnsupportedIndexError,
@@ -91,7 +92,7 @@ def from_faiss(
     Ids are kept, repeated ones too: their number stands in ``manifest.notes["duplicate_ids"]`` and in a log warning.
     An id map is resolved into the lists. The lists are mapped from the file and copied one by one (fast-scan lists are
     loaded whole, as faiss cannot map them). RaBitQ codes of 1 bit are also taken over into our blocks, which searches
-    by codes scan.
+    by codes scan. Where that fails, of a full disk for one, the index is imported all the same: a log warning says so.
 
     Args:
         file: written by ``faiss.write_index``; or an index object, which stays as it is: it is written into the new
@@ -139,6 +140,12 @@ def from_faiss(
             compress(index, recall_loss=_TAKEN_OVER_LOSS, progress=options.report)
         except UnsupportedIndexError as error:
             _LOG.warning("faiss scans the codes of %s: %s", path, error)
+        except HybridIndexError as error:
+            # The generation is committed: a second import would be refused.
+            _LOG.warning(
+                "%s is imported, and faiss scans its codes, for they could not be taken over: %s; "
+                "'hybridindex compress %s' takes them over", path, error, path
+            )  # fmt: skip
         except BaseException:
             index.close()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from contextlib import closing
 
 import faiss
@@ -11,7 +12,9 @@ import pytest
 import hybridindex as hx
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
 from hybridindex.extension import native
+from hybridindex.filesystem import watched_by
 from hybridindex.index import compress, from_faiss, open_index
+from hybridindex.index.faiss_files import import_faiss
 from hybridindex.index.rabitq import codes, spec
 from hybridindex.index.rabitq.faiss_codes import FaissCodes
 from hybridindex.index.storage.generation import generation_name
@@ -19,7 +22,9 @@ from hybridindex.profiler.searching import Searching, open_reference
 from hybridindex.router import Router
 from hybridindex.tiers.host import rabitq_scanner
 from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
+from hybridindex.tiers.host.reranker import FaissCodeReranker
 from tests.clustered import clustered, hand_made_plan
+from tests.faults import FaultyDisk, of
 
 NLIST = 16
 METRICS = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
@@ -155,6 +160,46 @@ def test_a_row_that_is_its_centroid_is_as_far_as_that(tmp_path):
         query, centroid = queries_of(16)[0], index.centroids[list_id]
         distances = parts.distances(query, np.broadcast_to(centroid, (len(parts.f), 16)), "l2")
         assert distances[row] == pytest.approx(((query - centroid) ** 2).sum(), rel=1e-5)
+
+
+def test_many_candidates_are_compared_in_little_memory(tmp_path):
+    dim = 64
+    with from_faiss(made_by_faiss("RaBitQ", dim, n=12_000), tmp_path / "i") as index:
+        reranker, query = FaissCodeReranker(index), queries_of(dim)[0]
+        sizes = index.list_sizes
+        lists = np.repeat(np.arange(NLIST), sizes)
+        rows = np.arange(len(lists)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        tracemalloc.start()
+        try:
+            exact = reranker._exact(query, lists, rows)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        whole = FaissCodes.of(np.concatenate([index.list_codes(i) for i in range(NLIST)]), dim)
+        np.testing.assert_array_equal(exact, whole.distances(query, index.centroids[lists], "l2"))
+    assert peak < 12_000 * dim * 8
+
+
+def test_an_import_stands_whose_codes_have_no_room(tmp_path, caplog):
+    disk = FaultyDisk(counts=of("truncate", path="rabitq.bin.new"), allowed=0, number=28)
+    with watched_by(disk), from_faiss(made_by_faiss("RaBitQ", 16), tmp_path / "i", nprobe=6) as index:
+        assert disk.failed
+        assert (index.count, index.rabitq) == (1500, None)
+        assert f"'hybridindex compress {tmp_path / 'i'}' takes them over" in caplog.text
+        with opened(index) as router:
+            assert router.host_scanner == "faiss"
+            assert (router.search(queries_of(16), 5).ids >= 0).all()
+    with open_index(tmp_path / "i") as index:
+        assert compress(index).source == "faiss"
+
+
+def test_an_interrupt_ends_an_import(tmp_path, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(import_faiss, "compress", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        from_faiss(made_by_faiss("RaBitQ", 16), tmp_path / "i")
 
 
 def test_a_copy_takes_the_same_codes_over_again(tmp_path):
