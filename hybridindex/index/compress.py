@@ -403,7 +403,7 @@ def _write(
             recall_loss,
         )
     digest = digest_file(out.path, progress=lambda done: progress("checksum of codes", done, size))
-    return RabitqSpec(
+    spec = RabitqSpec(
         **dataclasses.asdict(form),
         generation=index.generation,
         count=index.count,
@@ -419,6 +419,14 @@ def _write(
         versions=versions(),
         source=source.source,
     )
+    if reason := spec.hardly_pays(index.nprobe):
+        _log.warning(
+            "codes of %s hardly pay, and precision 'auto' takes rows: %s; more bits need fewer%s",
+            index.path,
+            reason,
+            ", and so do vectors and queries whose mean was taken off" if form.metric == "l2" else "",
+        )
+    return spec
 
 
 def _encode(out: OutFile, source: _Rows, form: CodeFormat, meter: CandidateMeter, progress: Progress) -> None:

@@ -74,7 +74,7 @@ def precision_of(view: IVFIndex) -> PrecisionName:
 
 
 def view_to_profile(ivf: IVFIndex, precision: PrecisionName, host_scanner: str = "auto") -> IVFIndex:
-    """What searches of ``precision`` will scan: for ``auto`` codes, where there are some and they are scanned fast.
+    """What searches of ``precision`` will scan: for ``auto`` codes, where there are some and they pay.
 
     Raises:
         InvalidInputError, UnsupportedIndexError: as :func:`views_of`.
@@ -85,6 +85,7 @@ def view_to_profile(ivf: IVFIndex, precision: PrecisionName, host_scanner: str =
         ivf.load_codes()
     *_, view = views_of(ivf, precision)
     slow = host_scanner == "faiss" or not HostRabitqScanner.is_fast()
+    slow = slow or (ivf.rabitq is not None and bool(ivf.rabitq.spec.hardly_pays(ivf.nprobe)))
     return ivf.rows if precision == "auto" and slow else view
 
 

@@ -218,6 +218,19 @@ def test_a_limit_of_candidates_that_binds_is_said(make_index, monkeypatch, caplo
     assert "150 candidates, the most that there may be, lose more than 0 of recall" in caplog.text
 
 
+def test_codes_that_hardly_pay_are_said_to(tmp_path, caplog):
+    """Of vectors far from the origin under l2, rounding hides the differences of distances."""
+    for offset in (0, 50):
+        rows, queries = (clustered(n, 20, seed=n, offset=offset) for n in (8000, 150))
+        with build(rows, tmp_path / f"{offset}", nlist=16, nprobe=4, metric="l2") as index:
+            spec = compress(index, 1, queries=queries)
+            number = spec.candidates_for(10, 4)
+            assert (number > 500) == (offset > 0)
+    said = f"takes rows: searches by them compare {number:,} candidates for k 10 at nprobe 4, of some 2,000 rows"
+    assert caplog.text.count("hardly pay") == caplog.text.count(said) == 1
+    assert "more bits need fewer, and so do vectors and queries whose mean was taken off" in caplog.text
+
+
 def test_few_queries_are_said_to_be_few(make_index, caplog):
     with make_index() as index:
         compress(index, 1, queries=clustered(3, 16))

@@ -14,11 +14,13 @@ from hybridindex.config import SearchParams
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
 from hybridindex.extension import native
 from hybridindex.index import build, open_index
+from hybridindex.index.rabitq.spec import CandidateTable
+from hybridindex.plans.precision import view_to_profile
 from hybridindex.router import Router
 from hybridindex.router.precision import CandidateCount
 from hybridindex.tiers.host import rabitq_scanner, reranker
 from hybridindex.tiers.host.reranker import Reranker
-from tests.clustered import NLIST, clustered, small_index
+from tests.clustered import NLIST, clustered, hand_made_plan, small_index
 from tests.coded import TABLE, best_of, with_codes
 from tests.examples import examples
 
@@ -225,6 +227,24 @@ def test_auto_takes_codes_where_the_extension_scans_them(index):
         pytest.skip("the extension does not scan codes")
     with Router(index) as router:
         assert router.precision.startswith("codes: ")
+
+
+def test_auto_takes_rows_where_many_of_them_would_be_candidates(tmp_path):
+    if native is None:
+        pytest.skip("the extension does not scan codes")
+    table = CandidateTable(k=(10,), nprobe=(8,), r=((300,),))
+    with with_codes(small_index(tmp_path / "i", n=4000), table=table) as index:
+        why = "the index has codes, but searches by them compare 300 candidates for k 10 at nprobe 8, of some 1,000"
+        with opened(index, precision="auto") as router:
+            assert router.precision == f"rows: {why} rows probed"
+        for options in ({"precision": "codes"}, {"precision": "auto", "candidates": 50}):
+            with opened(index, **options) as router:
+                assert router.precision.startswith("codes: ")
+        of_codes = hand_made_plan(index.by_codes(), np.zeros(index.nlist))
+        with opened(index, precision="auto", plan=of_codes, devices=["cpu"]) as router:
+            assert router.precision.startswith("codes: ")
+        assert view_to_profile(index, "auto") is index
+        assert view_to_profile(index, "codes") is not index
 
 
 def test_codes_that_cannot_be_scanned_are_refused(index, tmp_path):

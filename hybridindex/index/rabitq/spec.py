@@ -47,6 +47,9 @@ CodeSource = Literal["rows", "faiss"]
 #: A block of memory holds this many dimensions of a plane for all its rows.
 CHUNK_DIMS = 32
 MIN_FILE_BYTES = 64
+#: More of the probed rows as candidates take longer than a scan of the rows, but for a number that takes no time.
+_MOST_COMPARED, _FEW_CANDIDATES = 0.25, 256
+_USUAL_K = 10
 
 
 def bin_name(digest: str) -> str:
@@ -146,6 +149,17 @@ class RabitqSpec(CodeFormat):
         """Candidates of a search: as :meth:`CandidateTable.candidates_for`, at most all rows and
         ``config.MAX_CANDIDATES``, but at least k."""
         return max(k, min(self.count, MAX_CANDIDATES, self.candidates.candidates_for(k, nprobe)))
+
+    def hardly_pays(self, nprobe: int) -> str:
+        """Why searches by codes may take longer than by rows: a large part of the probed rows are candidates. Empty
+        where they are few, and where the rows are no vectors that could be scanned in the place of codes."""
+        number, probed = self.candidates_for(_USUAL_K, nprobe), self.count * min(nprobe, self.nlist) / self.nlist
+        if self.source != "rows" or number <= max(_FEW_CANDIDATES, probed * _MOST_COMPARED):
+            return ""
+        return (
+            f"searches by them compare {number:,} candidates for k {_USUAL_K} at nprobe {nprobe}, of some "
+            f"{probed:,.0f} rows probed"
+        )
 
 
 def render_spec(spec: RabitqSpec) -> bytes:
