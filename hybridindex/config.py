@@ -47,7 +47,7 @@ MAX_CANDIDATES = 65_536
 #: ``auto``: native where it supports the index, else faiss.
 HostScannerName = Literal["auto", "native", "faiss"]
 #: ``auto``: with devices and a plan what the plan is of, rows or codes; else the codes, where the index has some,
-#: ``host_scanner`` is not ``faiss``, and the extension is there; else the rows.
+#: ``host_scanner`` is not ``faiss``, the extension is there, and few of the rows are candidates; else the rows.
 PrecisionName = Literal["auto", "codes", "rows"]
 
 
@@ -268,7 +268,9 @@ class RouterConfig:
     host_scanner: Annotated[
         HostScannerName,
         Setting(
-            help="What scans on the host. 'auto': native where it supports the codec, else faiss. Answers are the same."
+            help="What scans on the host. 'auto': native where it supports the codec, else faiss. Answers are the "
+            "same, but of pqfs, whose sums faiss rounds. Beside devices faiss is refused for product quantizers, which "
+            "it adds up in another way."
         ),
     ] = "auto"
     precision: Annotated[
@@ -276,7 +278,8 @@ class RouterConfig:
         Setting(
             help="What searches scan. 'codes': those that hybridindex compress adds to an index, a few bits a "
             "dimension; then they compare the best candidates with their rows. 'rows': all rows of the probed lists. "
-            "'auto': what the plan is of; without a plan codes where the index has them. Devices hold the same."
+            "'auto': what the plan is of; without a plan codes where the index has them and they pay. Devices "
+            "hold the same."
         ),
     ] = "auto"
     candidates: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybridindex.errors import UnsupportedIndexError
+from hybridindex.errors import InvalidInputError, UnsupportedIndexError
 from hybridindex.index import from_faiss
 from hybridindex.index.codec import DEVICE_KINDS
 from hybridindex.router import Router
@@ -68,6 +68,14 @@ def test_no_placement_and_no_scanner_changes_an_answer(index, host_scanner, monk
             monkeypatch.setattr(module, "native", None)
     elif host_scanner == "native" and native_scanner.HostNativeScanner.unsupported(index):
         with pytest.raises(UnsupportedIndexError), Router(index, host_scanner=host_scanner):
+            pass
+        return
+    elif host_scanner == "faiss" and index.pq_form is not None:
+        plan = hand_made_plan(index, PLACEMENTS["mixed"], n_devices=2)
+        with (
+            pytest.raises(InvalidInputError, match="host_scanner is 'faiss'"),
+            Router(index, plan=plan, devices=["cpu", "cpu"], host_scanner=host_scanner),
+        ):
             pass
         return
     name = "auto" if host_scanner == "without the extension" else host_scanner

@@ -1,6 +1,8 @@
 """Which scanner serves the host: our native one where it supports the index, faiss's for everything else.
 
-Answers do not depend on the choice: where faiss would round queries, its place is taken by one that does not.
+Answers do not depend on the choice, but for the last bits and for fast scans: where faiss would round queries, its
+place is taken by one that does not. Sums of product quantizers it adds up in its own order, those of a fast scan
+rounded: beside devices, which do neither, it scans none of them.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def open_host_scanner(
         beside_devices: devices scan lists of the same index.
 
     Raises:
-        InvalidInputError: no such name, or bad ``threads``.
+        InvalidInputError: no such name, bad ``threads``, or "faiss" where devices would give other answers.
         UnsupportedIndexError: "native" was asked for and cannot scan this index here.
     """
     if name not in get_args(HostScannerName):
@@ -89,6 +91,11 @@ def open_host_scanner(
         raise UnsupportedIndexError(f"{index.path}: the native host scanner cannot scan it: {reason}")
     if name != "faiss" and reason is None:
         return HostNativeScanner(index, threads=threads)
+    if name == "faiss" and reason is None and beside_devices and index.pq_form is not None:
+        raise InvalidInputError(
+            f"host_scanner is 'faiss', whose distances of codec {index.codec} are not those of devices: answers would "
+            "depend on where lists lie; expected 'auto' or 'native', or no devices"
+        )
     if not rounds_queries(index, beside_devices=beside_devices):
         return HostFaissScanner(index, threads=threads)
     _log.warning(

@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
+from hybridindex.tiers.host import native_scanner
 from hybridindex.tiers.host.decoded_scanner import HostDecodedScanner
 from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
 from hybridindex.tiers.host.host_scanner import open_host_scanner
@@ -46,9 +47,14 @@ def test_what_cannot_be_is_refused(tmp_path):
             open_host_scanner(index, name="gpu")
 
 
-def test_beside_devices_no_scan_rounds_tables(tmp_path):
-    with (
-        small_index(tmp_path / "i", codec="pqfs12", n=600) as index,
-        closing(open_host_scanner(index, name="faiss", beside_devices=True)) as scanner,
-    ):
-        assert type(scanner) is HostDecodedScanner
+@pytest.mark.parametrize("codec", ["pq8", "pqfs12"])
+def test_beside_devices_faiss_scans_no_product_quantizers(tmp_path, codec, monkeypatch):
+    with small_index(tmp_path / "i", codec=codec, n=600) as index:
+        with pytest.raises(
+            InvalidInputError, match=f"host_scanner is 'faiss', .* codec {codec} are not those of devices"
+        ):
+            open_host_scanner(index, name="faiss", beside_devices=True)
+        monkeypatch.setattr(native_scanner, "native", None)
+        with closing(open_host_scanner(index, name="faiss", beside_devices=True)) as scanner:
+            # No scan rounds tables.
+            assert type(scanner) is (HostDecodedScanner if codec == "pqfs12" else HostFaissScanner)
