@@ -28,7 +28,6 @@ from benchmarks.common.measure import arguments, interleave, ratio_of_medians, s
 from hybridindex.index import build
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.router import Router
-from hybridindex.tiers.host.faiss_scanner import HostFaissScanner
 from hybridindex.tiers.host.native_scanner import HostNativeScanner
 from hybridindex.types import F32, I64, Metric
 
@@ -83,8 +82,7 @@ def sides(index: IVFIndex, nprobe: int, threads: int, what: Literal["scan", "sea
 
     ivf = index.open_faiss()
     if what == "scan":
-        with closing(HostNativeScanner(index, threads=threads)) as own, closing(HostFaissScanner(index)) as other:
-            other.threads = threads
+        with closing(HostNativeScanner(index, threads=threads)) as own:
 
             def native(queries: F32) -> I64:
                 return own.scan_checked(queries, *_probes(index, queries, nprobe), K)[1]
@@ -92,8 +90,12 @@ def sides(index: IVFIndex, nprobe: int, threads: int, what: Literal["scan", "sea
             def theirs(queries: F32) -> I64:
                 probes, coarse = _probes(index, queries, nprobe)
                 faiss.omp_set_num_threads(threads)
+                ivf.nprobe = nprobe
                 ivf.parallel_mode = 0 if len(queries) > 1 else 2
-                return other.scan_checked(queries, probes, coarse, K)[1]
+                found = np.empty((len(queries), K), np.float32), np.empty((len(queries), K), np.int64)
+                given = (faiss.swig_ptr(each) for each in (probes, coarse, *found))
+                ivf.search_preassigned_c(len(queries), faiss.swig_ptr(queries), K, *given, False, None)
+                return found[1]
 
             yield {"ours": native, "again": native, "faiss": theirs}
         return
