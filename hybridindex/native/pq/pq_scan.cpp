@@ -35,7 +35,8 @@ ListTerms::Terms ListTerms::of(std::int64_t list) const {
     const std::uint64_t epoch = epochs_[at].load(std::memory_order_acquire);
     if (Terms known = known_[at].load(std::memory_order_acquire); known && known->epoch == epoch) return known;
     const std::int64_t* const extent = table_.extents + 3 * list;
-    const auto made = std::make_shared<Kept>(Kept{epoch, std::vector<float>(static_cast<std::size_t>(extent[0] + kPqRows))});
+    const std::size_t room = static_cast<std::size_t>(extent[0] + kPqRows);
+    const auto made = std::make_shared<Kept>(Kept{epoch, std::vector<float>(room)});
     row_terms(table_.form, kernels_, table_.base + extent[2], extent[0], centroid_of(table_, list), made->values.data());
     known_[at].store(made, std::memory_order_release);
     return made;
@@ -106,7 +107,8 @@ bool PqLists::scan(Rows& rows, Shared& shared, const ScanPlan& plan, const ScanI
         const int there = static_cast<int>(std::min<std::int64_t>(kPqRows, end - row));
         std::uint32_t wanted = shared.filter.wanted(ids + row, there);
         if (row < item.first) wanted &= ~std::uint32_t{0} << (item.first - row);
-        rows.group.compare({codes + row * code_size, code_size, terms ? terms->values.data() + row : nullptr, there, wanted, ids + row});
+        const float* const own_terms = terms ? terms->values.data() + row : nullptr;
+        rows.group.compare({codes + row * code_size, code_size, own_terms, there, wanted, ids + row});
     }
     return true;
 }

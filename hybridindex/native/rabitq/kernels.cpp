@@ -67,9 +67,10 @@ bool agree(const RabitqKernels& kernels, int bits) {
     for (const RabitqKernels* one : {portable_rabitq_kernels, &kernels}) {
         one->products(planes, bits, kChunks, tables_of, whole_of, kQueries, sums[turn]);
         one->products(planes, bits, kChunks, tables_of, whole_of, 7, few[turn]);
-        for (int l2 = 0; l2 < 2; ++l2)
-            one->estimates(factors, factors + kCodedRows, l2 ? factors + 2 * kCodedRows : nullptr, sums[turn], kQueries, queries,
-                           found[turn][l2], near[turn][l2]);
+        for (int l2 = 0; l2 < 2; ++l2) {
+            const float* const h = l2 ? factors + 2 * kCodedRows : nullptr;
+            one->estimates(factors, factors + kCodedRows, h, sums[turn], kQueries, queries, found[turn][l2], near[turn][l2]);
+        }
         ++turn;
     }
     return std::memcmp(sums[0], sums[1], sizeof(sums[0])) == 0 && std::memcmp(few[0], few[1], sizeof(few[0])) == 0 &&
