@@ -15,6 +15,7 @@ from hybridindex.cli.console import CliProgress, emit, load_npy, readable_bytes
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, MachineOptions, QueriesPath, SearchOptions
 from hybridindex.cli.routers import open_router
+from hybridindex.errors import InvalidInputError
 from hybridindex.plans.benches import keep_bench
 from hybridindex.plans.precision import choose_view
 from hybridindex.plans.stored import resume_plan
@@ -45,6 +46,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Open-loop Poisson load of single queries: latencies, attainment, hit rate. A report shows the last."""
         x = np.ascontiguousarray(load_npy(queries, "--queries"))
+        if not len(x):
+            raise InvalidInputError("--queries holds 0 rows; expected 1 at least")
         rows = []
         with hx.open(index) as opened:
             with opened.store(machine.store) as control:
