@@ -162,7 +162,7 @@ class Index:
             store_url: another control store than the one beside the index.
             progress: see :data:`Progress`.
             options: further fields of :class:`hybridindex.profiler.request.ProfileRequest`, and ``checkpoint``, see
-                :func:`hybridindex.profiler.run.profile_index`.
+                :func:`hybridindex.profiler.run.profile_index`; it is removed when all is measured and stored.
 
         Raises:
             InvalidInputError, ProfileError, StoreError. UnsupportedIndexError: codes were asked for, and the index has
@@ -206,6 +206,8 @@ class Index:
         if save:
             with self.store(store_url) as store:
                 profile = store.save_profile(profile)
+        if checkpoint is not None:
+            filesystem.discard(checkpoint)
         return profile
 
     def plan(
