@@ -192,6 +192,18 @@ def test_a_rate_that_no_slo_meets_is_told_of_the_path_that_sustains_most(mixed):
     assert not ask(mixed, 1e6, rate_qps=most * 1.2).feasible
 
 
+def test_the_nearest_slo_is_met_on_several_devices(mixed):
+    """All devices together may have room for a list that fits on none of them."""
+    tried = 0
+    for budget in np.geomspace(1e4, 3e6, 40).astype(int).tolist():
+        asked = {"rate_qps": 50.0, "n_devices": 2, "scratch_bytes": 0, "device_budget_bytes": budget}
+        missed = ask(mixed, 0.3, **asked)
+        if missed.nearest_slo_ms is not None:
+            assert ask(mixed, missed.nearest_slo_ms, **asked).feasible, budget
+            tried += 1
+    assert tried > 30
+
+
 @examples(60)
 @given(slo_ms=st.floats(0.3, 8), rate=st.floats(1, 8000), looser=st.floats(1, 3), n_devices=st.integers(1, 2))
 def test_a_looser_question_never_takes_more_bytes(mixed, slo_ms, rate, looser, n_devices):
