@@ -262,7 +262,7 @@ class Index:
 
         if profile is None:
             with self.store(store_url) as store:
-                view = view_to_plan(self._ivf, store, precision)
+                view = view_to_plan(self._ivf, store, precision, any_hardware=allow_other_hardware)
                 profile = store.load_profile(
                     index_fingerprint=view.fingerprint,
                     hardware_fingerprint=None if allow_other_hardware else hardware_info().fingerprint,

@@ -60,7 +60,7 @@ def profile_to_plan(opened: hx.Index, control: ControlStore, goal: PlanOptions, 
     """The profile that is named, or the newest of what is to be planned."""
     precision: PrecisionName = goal.precision  # type: ignore[assignment]
     if goal.profile_id is None:
-        view = view_to_plan(opened.ivf, control, precision)
+        view = view_to_plan(opened.ivf, control, precision, any_hardware=here is None)
     else:
         view = view_of_profile(opened.ivf, control.load_profile(goal.profile_id), precision)
     return control.load_profile(goal.profile_id, index_fingerprint=view.fingerprint, hardware_fingerprint=here)

@@ -1,7 +1,7 @@
 """What of an index a plan is of: its rows, or its codes. Profiles and plans of one are none of the other.
 
 Both have a fingerprint. Who asks for ``auto`` gets, in this order: what the plan that is named is of; what was applied
-last; what was planned last; codes where a profile of them is stored; rows.
+last; what was planned last; codes where a profile of them on this machine is stored; rows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from hybridindex.config import PrecisionName, check_one_of
 from hybridindex.errors import ProfileError, ProfileMismatchError
 from hybridindex.plans.current import applied_plans, newest_current, newest_plan_at
 from hybridindex.plans.stored import MOST_DIGITS
+from hybridindex.profiler.hardware import hardware_info
 
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
@@ -88,17 +89,22 @@ def view_to_profile(ivf: IVFIndex, precision: PrecisionName, host_scanner: str =
     return ivf.rows if precision == "auto" and slow else view
 
 
-def view_to_plan(ivf: IVFIndex, store: ControlStore, precision: PrecisionName = "auto") -> IVFIndex:
+def view_to_plan(
+    ivf: IVFIndex, store: ControlStore, precision: PrecisionName = "auto", *, any_hardware: bool = False
+) -> IVFIndex:
     """What the next plan is of, where no plan is in force and no profile is named.
+
+    Args:
+        any_hardware: profiles of other machines count, too.
 
     Raises:
         InvalidInputError, UnsupportedIndexError: as :func:`views_of`.
         StoreError.
     """
     *others, view = views_of(ivf, precision)
-    if others and not store.list_profiles(index_fingerprint=view.fingerprint):
-        return others[0]
-    return view
+    made = store.list_profiles(index_fingerprint=view.fingerprint) if others else []
+    usable = any(any_hardware or profile.hardware_fingerprint == hardware_info().fingerprint for profile in made)
+    return others[0] if others and not usable else view
 
 
 def choose_view(

@@ -57,6 +57,17 @@ def test_rows_and_codes_have_plans_of_their_own(index):
     assert index.plan(100, 1 << 20, precision="rows").bits is None
 
 
+def test_profiles_of_another_machine_do_not_count(index):
+    rows, codes = views_of(index.ivf)
+    keep(index, rows)
+    made = profile_of(codes)
+    with index.store() as store:
+        store.save_profile(replace(made, hardware=replace(made.hardware, fingerprint="other")))
+        assert choose_view(index.ivf, store).fingerprint == rows.fingerprint
+    assert index.plan(100, 1 << 20).bits is None
+    assert index.plan(100, 1 << 20, allow_other_hardware=True).bits == 1
+
+
 def test_a_profile_says_what_a_plan_is_of(index):
     rows, codes = keep(index, *views_of(index.ivf))
     assert (index.plan(100, 1 << 20, rows).bits, index.plan(100, 1 << 20, codes).bits) == (None, 1)
