@@ -17,6 +17,7 @@ from hybridindex.profiler.hardware import hardware_info
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
     from hybridindex.store.control import ControlStore
+    from hybridindex.store.records import ProfileSummary
     from hybridindex.types import Profile
 
 __all__ = [
@@ -114,17 +115,14 @@ def choose_view(
 
     Raises:
         InvalidInputError, UnsupportedIndexError: as :func:`views_of`.
+        ProfileMismatchError: the plan is of the other precision, or of codes that are gone.
         StoreError.
     """
     views = views_of(ivf, precision)
+    if choice.isdecimal() and len(choice) <= MOST_DIGITS:
+        return _view_of_plan(ivf, store, int(choice), precision)
     if len(views) == 1:
         return views[0]
-    if choice.isdecimal() and len(choice) <= MOST_DIGITS:
-        try:
-            named = view_of(ivf, store.load_plan(int(choice)).index_fingerprint)
-        except ProfileError:
-            named = None  # who loads it says that it is not there
-        return views[0] if named is None else named
     if choice == "current":
         events = [(newest_current(store, view.fingerprint), view) for view in views]
         applied = [(event.id, view) for event, view in events if event is not None]
@@ -133,6 +131,35 @@ def choose_view(
     times = [(newest_plan_at(store, view.fingerprint), view) for view in views]
     planned = [(at, view) for at, view in times if at is not None]
     return max(planned, key=lambda pair: pair[0])[1] if planned else view_to_plan(ivf, store, precision)
+
+
+def _view_of_plan(ivf: IVFIndex, store: ControlStore, plan_id: int, precision: PrecisionName) -> IVFIndex:
+    views = views_of(ivf, precision)
+    try:
+        plan = store.load_plan(plan_id)
+    except ProfileError:
+        return views[0]  # who loads it says that it is not there
+    named = view_of(ivf, plan.index_fingerprint)
+    if named is None:
+        profiles = store.list_profiles(index_fingerprint=plan.index_fingerprint)
+        if any(is_of_codes(made) for made in profiles):
+            problem = f"; {ivf.rows.rabitq_problem}" if ivf.rows.rabitq_problem else ""
+            raise ProfileMismatchError(
+                f"plan {plan_id} is of codes that this index does not have: they were removed or replaced, are "
+                f"damaged, or are another index's{problem}; run profile and plan again, or name another plan"
+            )
+        return views[0]  # of another index: as above
+    if named.fingerprint not in {view.fingerprint for view in views}:
+        raise ProfileMismatchError(
+            f"precision is {precision!r}, and plan {plan_id} is of {precision_of(named)}; name a plan of that "
+            "precision, or give precision 'auto'"
+        )
+    return named
+
+
+def is_of_codes(made: ProfileSummary) -> bool:
+    """Whether a stored profile is of searches by codes."""
+    return made.codec.startswith("rabitq")
 
 
 def stored_history(ivf: IVFIndex, store: ControlStore, current: int | None) -> dict[str, Any]:

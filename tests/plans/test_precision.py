@@ -14,6 +14,7 @@ from hybridindex.index import open_index
 from hybridindex.index.compress import compress
 from hybridindex.plans.current import current_plan_id
 from hybridindex.plans.precision import choose_view, precision_of, stored_history, view_of, view_to_profile, views_of
+from hybridindex.plans.stored import load_plan
 from tests.clustered import clustered, small_index
 from tests.partitioner.synthetic import profile_of
 
@@ -104,6 +105,30 @@ def test_the_plan_that_was_applied_last_counts(index):
         again = store.save_plan(index.plan(50, 1 << 20, rows).to_record(), rows.id)
         assert again > second
         assert choose_view(index.ivf, store, "latest").fingerprint == rows_view.fingerprint
+
+
+def test_a_named_plan_that_cannot_serve_says_what_it_is_of(index):
+    rows, codes = keep(index, *views_of(index.ivf))
+    of_rows, of_codes = (
+        str(index.apply_plan(index.plan(100, 1 << 20, made, coverage=0.5), force=True)) for made in (rows, codes)
+    )
+    with index.store() as store:
+        for number, precision, held in ((of_rows, "codes", "rows"), (of_codes, "rows", "codes")):
+            said = f"precision is '{precision}', and plan {number} is of {held}"
+            with pytest.raises(ProfileMismatchError, match=said):
+                choose_view(index.ivf, store, number, precision)
+        store.save_profile(replace(codes, id=None, index_fingerprint="other codes"))
+        lost = store.save_plan(
+            index.plan(100, 1 << 20, codes).to_record(), store.list_profiles(index_fingerprint="other codes")[0].id
+        )
+        with pytest.raises(ProfileMismatchError, match=f"plan {lost} is of codes that this index does not have"):
+            choose_view(index.ivf, store, str(lost))
+        store.save_profile(replace(rows, id=None, index_fingerprint="other rows"))
+        foreign = store.save_plan(
+            index.plan(100, 1 << 20, rows).to_record(), store.list_profiles(index_fingerprint="other rows")[0].id
+        )
+        with pytest.raises(ProfileMismatchError, match="measured on index 'other rows'"):
+            load_plan(choose_view(index.ivf, store, str(foreign)), str(foreign), store)
 
 
 def test_a_router_serves_what_its_plan_is_of(index):
