@@ -283,7 +283,7 @@ class RouterConfig:
         int | None,
         Setting(
             help="Rows that a search by codes compares exactly, k at least; default what was measured when the index "
-            "was compressed, for the loss of recall that was allowed then."
+            "was compressed, for the loss of recall that was allowed then. A search by rows has none."
         ),
     ] = None
     cache_fraction: Annotated[

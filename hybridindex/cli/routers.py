@@ -8,7 +8,7 @@ import hybridindex as hx
 from hybridindex.cli.console import err, parse_bytes
 from hybridindex.cli.options import MachineOptions, PlanOptions, SearchOptions
 from hybridindex.config import PrecisionName
-from hybridindex.errors import ProfileError, StoreError
+from hybridindex.errors import InvalidInputError, ProfileError, StoreError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.precision import choose_view, view_of_profile, view_to_plan
 from hybridindex.plans.stored import resume_plan
@@ -45,7 +45,15 @@ def choose_plan(
 
 
 def open_router(index: hx.Index, plan: Plan | None, asked: SearchOptions, machine: MachineOptions) -> Router:
-    """A router that searches as ``asked``; without a budget it takes the plan's."""
+    """A router that searches as ``asked``; without a budget it takes the plan's.
+
+    Raises:
+        InvalidInputError: candidates are given for a search by rows.
+    """
+    if asked.precision == "rows" and asked.candidates is not None:
+        raise InvalidInputError(
+            f"--candidates is {asked.candidates} with --precision rows, which has none; expected --precision codes"
+        )
     return index.router(
         plan,
         machine.device or (),

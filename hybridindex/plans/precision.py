@@ -164,10 +164,14 @@ def is_of_codes(made: ProfileSummary) -> bool:
 
 def stored_history(ivf: IVFIndex, store: ControlStore, current: int | None) -> dict[str, Any]:
     """Stored profiles and plans of an index, of rows and of codes, and when each was applied, in the order of saving.
+    Those of codes that it no longer has, too; ``gone`` are their fingerprints.
 
     ``current``: the plan that serves, or was applied last.
     """
     names = [view.fingerprint for view in views_of(ivf)]
+    had = {made.index_fingerprint for made in store.list_profiles(codes_of=ivf.rows.fingerprint)}
+    gone = sorted(had.difference(names))
+    names += gone
     profiles = [row for name in names for row in store.list_profiles(index_fingerprint=name)]
     plans = [row for name in names for row in store.list_plans(index_fingerprint=name)]
     applied = [row for name in names for row in applied_plans(store, name)]
@@ -176,4 +180,5 @@ def stored_history(ivf: IVFIndex, store: ControlStore, current: int | None) -> d
         "profiles": sorted(profiles, key=lambda row: row.id),
         "plans": sorted(plans, key=lambda row: row.id),
         "applied": sorted(applied, key=lambda row: row["at"]),
+        "gone": gone,
     }

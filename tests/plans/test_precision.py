@@ -131,6 +131,21 @@ def test_a_named_plan_that_cannot_serve_says_what_it_is_of(index):
             load_plan(choose_view(index.ivf, store, str(foreign)), str(foreign), store)
 
 
+def test_history_shows_codes_that_are_gone(index):
+    rows, codes = views_of(index.ivf)
+    made = profile_of(codes)
+    of_it, of_others = ({"codes": {"bits": 1, "of": name}} for name in (rows.fingerprint, "others"))
+    with index.store() as store:
+        old = store.save_profile(replace(made, index_fingerprint="old codes", notes=of_it))
+        store.save_profile(replace(made, index_fingerprint="others' codes", notes=of_others))
+        new = store.save_profile(replace(made, notes=of_it))
+        plan_id = store.save_plan(index.plan(100, 1 << 20, new).to_record(), old.id)
+        found = stored_history(index.ivf, store, None)
+    assert [row.id for row in found["profiles"]] == [old.id, new.id]
+    assert [row.id for row in found["plans"]] == [plan_id]
+    assert found["gone"] == ["old codes"]
+
+
 def test_a_router_serves_what_its_plan_is_of(index):
     rows, codes = keep(index, *views_of(index.ivf))
     queries = clustered(20, seed=5)

@@ -304,10 +304,14 @@ def register(app: typer.Typer) -> None:
             found = to_json(_stored_history(index, store)) if client is None else client.plans()
             word = "applied" if client is None else "serves"
         table = Table("kind", "id", "made", "what")
-        of_codes = {made["id"] for made in found["profiles"] if made["codec"].startswith("rabitq")}
+        gone = found.get("gone", ())  # a daemon of 0.3 has none
+        by = {
+            made["id"]: ", of codes that are gone" if made["index_fingerprint"] in gone else ", of codes"
+            for made in found["profiles"]
+            if made["codec"].startswith("rabitq")
+        }
         for made in found["profiles"]:
-            by = ", of codes" if made["id"] in of_codes else ""
-            what = f"nprobe {made['nprobe']}, {made['threads']} threads{by}"
+            what = f"nprobe {made['nprobe']}, {made['threads']} threads{by.get(made['id'], '')}"
             table.add_row("profile", str(made["id"]), made["created_at"][:19], what)
         for kept in found["plans"]:
             table.add_row(
@@ -316,7 +320,7 @@ def register(app: typer.Typer) -> None:
                 kept["created_at"][:19],
                 f"{kept['verdict']}, SLO {kept['slo_ms']} ms, coverage {kept['coverage'] or 0:.1%}, "
                 f"{readable_bytes(kept['device_bytes'] or 0)} (profile {kept['profile_id']}"
-                f"{', of codes' if kept['profile_id'] in of_codes else ''})",
+                f"{by.get(kept['profile_id'], '')})",
             )
         emit(found, as_json=json, table=table)
 

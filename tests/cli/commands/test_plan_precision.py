@@ -74,6 +74,7 @@ def test_commands_take_the_plan_that_is_named_or_was_applied_last(cli, idx, tmp_
     assert [plan["id"] for plan in history["plans"]] == [codes, rows, rows + 1]
     assert cli("explain", idx, "current", "--json").json["precision"] == "codes"
     assert cli("history", idx).out.count("of codes") == 3
+    assert "of codes that are gone" not in cli("history", idx).out
     report = cli("report", idx, "-o", tmp_path / "report", "--plan", codes, "--json")
     assert report.code == 0, report.err
 
@@ -134,6 +135,7 @@ def test_search_and_bench_scan_what_they_are_told(cli, idx, tmp_path):
     for words, said in (
         (("--candidates", 9), "candidates is 9 and k is 10"),
         (("--precision", "half"), "precision is 'half'"),
+        (("--precision", "rows", "--candidates", 50), "--candidates is 50 with --precision rows"),
     ):
         refused = cli("search", idx, *asked, *words)
         assert (refused.code, said in refused.err) == (ExitCode.BAD_INPUT, True)
