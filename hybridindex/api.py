@@ -347,11 +347,12 @@ class Index:
         router = Router(self._ivf, plan=plan, config=config, llm=llm, devices=chosen, **settings)
         measured = router.host_scanner if plan is None else plan.analysis.profile.scanner
         if router.host_scanner != measured:
+            same = plan is not None and plan.index_fingerprint == router.index_fingerprint
             _log.warning(
-                "the plan's profile timed the host scanner %s, and %s serves: what the plan predicts will be off; "
-                "profile again",
+                "the plan's profile timed the host scanner %s, and %s serves: what the plan predicts will be off; %s",
                 measured,
                 router.host_scanner,
+                "profile again" if same else "without devices a plan of the other precision gives nprobe alone",
             )
         return router
 

@@ -276,7 +276,8 @@ class RouterConfig:
         Setting(
             help="What searches scan. 'codes': those that hybridindex compress adds to an index, a few bits a "
             "dimension; then they compare the best candidates with their rows. 'rows': all rows of the probed lists. "
-            "'auto': what the plan is of; without a plan codes where the index has them. Devices hold the same."
+            "'auto': what the plan is of; without devices or a plan codes where the index has them. Devices hold the "
+            "same."
         ),
     ] = "auto"
     candidates: Annotated[

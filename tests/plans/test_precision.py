@@ -146,7 +146,7 @@ def test_history_shows_codes_that_are_gone(index):
     assert found["gone"] == ["old codes"]
 
 
-def test_a_router_serves_what_its_plan_is_of(index):
+def test_a_router_serves_what_its_plan_is_of(index, caplog):
     rows, codes = keep(index, *views_of(index.ivf))
     queries = clustered(20, seed=5)
     with index.router(precision="codes") as router:
@@ -160,6 +160,9 @@ def test_a_router_serves_what_its_plan_is_of(index):
         if plan.bits:
             np.testing.assert_array_equal(found.ids, expected.ids)
             np.testing.assert_array_equal(found.distances, expected.distances)
+    caplog.clear()
+    index.router(index.plan(100, 8 << 20, rows), devices=()).close()
+    assert "without devices a plan of the other precision gives nprobe alone" in caplog.text
     with pytest.raises(ProfileMismatchError, match="the plan is of codes"):
         index.router(plan, devices=["cpu"], precision="rows")
 
