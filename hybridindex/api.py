@@ -165,7 +165,7 @@ class Index:
             store_url: another control store than the one beside the index.
             progress: see :data:`Progress`.
             options: further fields of :class:`hybridindex.profiler.request.ProfileRequest`, and ``checkpoint``, see
-                :func:`hybridindex.profiler.run.profile_index`.
+                :func:`hybridindex.profiler.run.profile_index`; it is removed when all is measured and stored.
 
         Raises:
             InvalidInputError, ProfileError, StoreError. UnsupportedIndexError: codes were asked for, and the index has
@@ -211,6 +211,8 @@ class Index:
         if save:
             with self.store(store_url) as store:
                 profile = store.save_profile(profile)
+        if checkpoint is not None:
+            filesystem.discard(checkpoint)
         return profile
 
     def plan(
@@ -268,7 +270,7 @@ class Index:
 
         if profile is None:
             with self.store(store_url) as store:
-                view = view_to_plan(self._ivf, store, precision)
+                view = view_to_plan(self._ivf, store, precision, any_hardware=allow_other_hardware)
                 profile = store.load_profile(
                     index_fingerprint=view.fingerprint,
                     hardware_fingerprint=None if allow_other_hardware else hardware_info().fingerprint,
@@ -354,11 +356,12 @@ class Index:
         router = Router(self._ivf, plan=plan, config=config, llm=llm, devices=chosen, **settings)
         measured = router.host_scanner if plan is None else plan.analysis.profile.scanner
         if router.host_scanner != measured:
+            same = plan is not None and plan.index_fingerprint == router.index_fingerprint
             _log.warning(
-                "the plan's profile timed the host scanner %s, and %s serves: what the plan predicts will be off; "
-                "profile again",
+                "the plan's profile timed the host scanner %s, and %s serves: what the plan predicts will be off; %s",
                 measured,
                 router.host_scanner,
+                "profile again" if same else "without devices a plan of the other precision gives nprobe alone",
             )
         if plan is not None and (plan.request.row_cache_bytes is None) == (router.config.rows == "mapped"):
             _log.warning(

@@ -281,15 +281,15 @@ class RouterConfig:
         Setting(
             help="What searches scan. 'codes': those that hybridindex compress adds to an index, a few bits a "
             "dimension; then they compare the best candidates with their rows. 'rows': all rows of the probed lists. "
-            "'auto': what the plan is of; without a plan codes where the index has them and they pay. Devices "
-            "hold the same."
+            "'auto': what the plan is of; without devices or a plan codes where the index has them and they pay. "
+            "Devices hold the same."
         ),
     ] = "auto"
     candidates: Annotated[
         int | None,
         Setting(
             help="Rows that a search by codes compares exactly, k at least; default what was measured when the index "
-            "was compressed, for the loss of recall that was allowed then."
+            "was compressed, for the loss of recall that was allowed then. A search by rows has none."
         ),
     ] = None
     rows: Annotated[

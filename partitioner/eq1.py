@@ -16,7 +16,7 @@ def coverage_of_eq1(problem: Problem, tau_s: float) -> float | None:
     """Smallest coverage with T_CQ(B) + (1 - eta_min) T_scan(B) <= tau at B = tau mu; ``None`` when none suffices."""
     rate = problem.rate_at(0)
     top = max(problem.latency.max_batch, 1)
-    batch = 1 if rate is None else min(max(int(tau_s * rate), 1), top)
+    batch = 1 if rate is None else int(min(max(tau_s * rate, 1.0), top))
     parts = problem.latency.parts(problem.curve, problem.curve.at(0), batch)
     scan_s = float(parts.host_s.mean())
     fixed_s = parts.coarse_s + float(parts.rerank_s.mean())

@@ -372,14 +372,16 @@ def solve(problem: Problem, slo_s: float) -> Solution:
     paths, grid nor bisection depend on the budget, which only decides whether the prefix that was found fits.
     """
     found = [_solve_along(problem.along(path), slo_s) for path in problem.paths]
-    return min(found, key=_worse)
+    return min(found, key=lambda one: _worse(problem.along(one.path), one))
 
 
-def _worse(found: Solution) -> tuple[float, ...]:
+def _worse(problem: Problem, found: Solution) -> tuple[float, float]:
     """What is least for the best of several; of equal ones the first is taken."""
     if found.feasible:
         return 0.0, found.device_bytes
-    return (1.0, found.nearest_s) if found.nearest_s is not None else (2.0,)
+    if found.nearest_s is not None:
+        return 1.0, found.nearest_s
+    return 2.0, -problem.max_qps(problem.work_at(found.place), found.device_bytes, math.inf)
 
 
 def _solve_along(problem: Problem, slo_s: float) -> Solution:

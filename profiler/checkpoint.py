@@ -64,7 +64,7 @@ class Checkpoint:
             _log.warning("no checkpoint at %s: %s; an interrupted profile would start anew", self._path, error)
 
     def remove(self) -> None:
-        """To be called when the profile is complete."""
+        """To be called when what was measured is complete."""
         if self._path is None:
             return
         filesystem.discard(self._path)

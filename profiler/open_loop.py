@@ -77,8 +77,10 @@ def run_open_loop(
     """Sends single queries, taken from ``queries`` (n, d) in order and around again.
 
     Raises:
-        InvalidInputError: the load has no request.
+        InvalidInputError: there is no query, or the load has no request.
     """
+    if not len(queries):
+        raise InvalidInputError("queries hold 0 rows; expected 1 at least")
     due = poisson_arrivals(load.rate, load.duration_s, load.seed)
     if len(due) == 0:
         raise InvalidInputError(f"rate {load.rate} over {load.duration_s} s gives no request; raise one of them")

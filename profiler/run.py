@@ -65,8 +65,8 @@ def profile_index(
         queries: (n, dim) float32 calibration queries as users give them; 64 at least, a few thousand are better.
         request: what to measure; default: at the index's own nprobe, on the host alone.
         progress: see :data:`Progress`.
-        checkpoint: a file that keeps finished stages until the profile is complete, so that the same call resumes
-            after an interruption.
+        checkpoint: a file that keeps finished stages, so that the same call resumes after an interruption. The caller
+            removes it once it needs the profile no more.
 
     Raises:
         ProfileError: too few queries, or a recall that is not reached.
@@ -103,7 +103,7 @@ def profile_index(
             stages += device_stages
             transfers += device_transfers
         stages += run.row_faults()
-    profile = Profile(
+    return Profile(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         index_fingerprint=index.fingerprint,
         hardware=hardware,
@@ -134,8 +134,6 @@ def profile_index(
             "load_average_after": load_average(),
         },
     )
-    kept.remove()
-    return profile
 
 
 def _silent(stage: str, done: int, total: int) -> None:

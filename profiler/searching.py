@@ -66,6 +66,8 @@ class Searching:
             "bits": spec.bits,
             "candidates": spec.candidates_for(k, nprobe),
             "recall_loss": spec.recall_loss,
+            #: Whose codes they are: these may be replaced, and their profiles stay.
+            "of": rows.fingerprint,
         }
         if rows.device_codec() is not None:
             #: Of all lists, where devices could hold them.

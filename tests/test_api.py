@@ -85,6 +85,26 @@ def test_a_session_with_a_window_serves_where_there_is_no_device(index):
         assert session.search(queries[1], k=3, deadline_ms=4000, min_nprobe=4).ids.shape == (1, 3)
 
 
+def test_an_interrupted_profile_keeps_its_checkpoint_until_it_is_stored(index, tmp_path):
+    path, quick = tmp_path / "checkpoint", {"batches": (1, 4), "repeats": 1, "coverages": (), "devices": ["cpu"]}
+    quick["store_url"] = f"sqlite:///{tmp_path / 'store.sqlite'}"
+
+    def interrupt(stage, done, total):
+        if stage == "routed batches":
+            assert path.exists()
+            raise KeyboardInterrupt
+
+    asked = (clustered(128, seed=2), 4)
+    with pytest.raises(KeyboardInterrupt):
+        index.profile(*asked, max_seconds=1, checkpoint=path, progress=interrupt, **quick)
+    assert path.exists()
+    told = []
+    index.profile(*asked, max_seconds=1, checkpoint=path, progress=lambda *step: told.append(step), **quick)
+    assert ("host", 1, 1) in told
+    assert [step for step in told if step[0] == "host"] == [("host", 1, 1)]  # taken from the checkpoint
+    assert not path.exists()
+
+
 def test_what_an_index_says(index):
     assert index.centroids.shape == (NLIST, index.dim)
     assert index.list_sizes.sum() == index.count == N

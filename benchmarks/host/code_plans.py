@@ -21,6 +21,7 @@ lose (target: 0.3 points off), latency of routed batches (20 %), rows reranked o
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 import time
@@ -297,7 +298,8 @@ def rerank_error(plan: dict[str, Any]) -> float:
 
 
 def judged(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every target, and the worst of what was measured. Plans that miss their goal are counted and not judged."""
+    """Every target, and the worst of what was measured. Plans that miss their goal are counted and not judged;
+    where none is left, nothing was met."""
     asked = [row for one in results for row in one["plans"]]
     plans = [row for row in asked if row["feasible"]]
     latency = [row for one in results for row in one["latency"]]
@@ -305,10 +307,10 @@ def judged(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rows: list[tuple[str, float, float]] = [("plans of codes that miss the goal", len(asked) - len(plans), 0)]
     for codec, target in BYTES_TARGETS.items():
         mine = [row["bytes_ratio"] for row in plans if row["rows"] == codec and row["which"] == "fewest"]
-        rows.append((f"device bytes over those of {codec} rows, fewest", max(mine, default=0.0), target))
+        rows.append((f"device bytes over those of {codec} rows, fewest", max(mine, default=math.nan), target))
     for which in ("fewest", "filled"):
         mine = [row["host_work_ratio"] for row in plans if row["which"] == which]
-        rows.append((f"host work left over a flat scan, {which}", max(mine, default=0.0), HOST_WORK_TARGET))
+        rows.append((f"host work left over a flat scan, {which}", max(mine, default=math.nan), HOST_WORK_TARGET))
     rows += [
         (
             "recall loss, predicted less measured",
@@ -317,7 +319,7 @@ def judged(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ),
         ("latency, median error", float(np.median([row["error"] for row in latency])), LATENCY_TARGET),
         ("latency, worst error", max(row["error"] for row in latency), LATENCY_TARGET),
-        ("rows compared on the host, error", max(map(rerank_error, plans), default=0.0), RERANK_TARGET),
+        ("rows compared on the host, error", max(map(rerank_error, plans), default=math.nan), RERANK_TARGET),
     ]
     return [
         {"what": what, "worst": worst, "target": target, "met": bool(worst <= target)} for what, worst, target in rows

@@ -95,7 +95,9 @@ def examine_devices(index: hx.Index | None = None, store_url: str | None = None)
         return GpuReport(versions=versions, devices=seen, missing=missing)
     try:
         with index.store(store_url) as store:
-            profile = store.load_profile(index_fingerprint=view_to_plan(index.ivf, store).fingerprint)
+            profile = store.load_profile(
+                index_fingerprint=view_to_plan(index.ivf, store, any_hardware=True).fingerprint
+            )
     except ProfileError as error:
         return GpuReport(versions=versions, devices=seen, missing=f"{error}; measure with: {command}")
     measured = measured_devices(profile)

@@ -8,7 +8,7 @@ import hybridindex as hx
 from hybridindex.cli.console import err, parse_bytes
 from hybridindex.cli.options import MachineOptions, PlanOptions, SearchOptions
 from hybridindex.config import PrecisionName
-from hybridindex.errors import ProfileError, StoreError
+from hybridindex.errors import InvalidInputError, ProfileError, StoreError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.precision import choose_view, view_of_profile, view_to_plan
 from hybridindex.plans.stored import resume_plan
@@ -45,7 +45,15 @@ def choose_plan(
 
 
 def open_router(index: hx.Index, plan: Plan | None, asked: SearchOptions, machine: MachineOptions) -> Router:
-    """A router that searches as ``asked``; without a budget it takes the plan's."""
+    """A router that searches as ``asked``; without a budget it takes the plan's.
+
+    Raises:
+        InvalidInputError: candidates are given for a search by rows.
+    """
+    if asked.precision == "rows" and asked.candidates is not None:
+        raise InvalidInputError(
+            f"--candidates is {asked.candidates} with --precision rows, which has none; expected --precision codes"
+        )
     return index.router(
         plan,
         machine.device or (),
@@ -61,7 +69,7 @@ def profile_to_plan(opened: hx.Index, control: ControlStore, goal: PlanOptions, 
     """The profile that is named, or the newest of what is to be planned."""
     precision: PrecisionName = goal.precision  # type: ignore[assignment]
     if goal.profile_id is None:
-        view = view_to_plan(opened.ivf, control, precision)
+        view = view_to_plan(opened.ivf, control, precision, any_hardware=here is None)
     else:
         view = view_of_profile(opened.ivf, control.load_profile(goal.profile_id), precision)
     return control.load_profile(goal.profile_id, index_fingerprint=view.fingerprint, hardware_fingerprint=here)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -500,11 +500,13 @@ class CodedIndex(IVFIndex):
 
     @cached_property
     def _fingerprint(self) -> str:
-        return digest_bytes(canonical({"rows": self._rows.fingerprint, "codes": self.codes.spec.file_xxh3_128}))
+        spec = self.codes.spec
+        said = {"rows": self._rows.fingerprint, "codes": spec.file_xxh3_128, "candidates": asdict(spec.candidates)}
+        return digest_bytes(canonical(said))
 
     @property
     def fingerprint(self) -> str:
-        """Tells profiles and plans of codes from those of rows, and of other codes."""
+        """Tells profiles and plans of codes from those of rows, of other codes, and of other candidates."""
         return self._fingerprint
 
     @property

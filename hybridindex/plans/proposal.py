@@ -19,6 +19,7 @@ from hybridindex.errors import ProfileError
 from hybridindex.partitioner.decision import Verdict, refuse_infeasible
 from hybridindex.partitioner.models.transfer import fit_transfers
 from hybridindex.partitioner.plan import Plan
+from hybridindex.partitioner.solver import problem_of
 from hybridindex.plans.placed import Held, as_placed, forecast_placed, judge, pieces_on
 from hybridindex.plans.stored import plan_summary
 from hybridindex.types import I64, Profile
@@ -245,7 +246,9 @@ def compare_plans(plan: Plan, base: Served, *, bandwidth_share: float) -> tuple[
     """``plan`` against ``base`` on ``plan``'s own profile; the lists that would come, hottest first, and leave."""
     curve, latency = plan.analysis.curve, plan.analysis.latency
     of_rows = base.resident_lists >= plan.nlist
-    old = curve.of_lists(base.resident_lists[~of_rows], base.resident_lists[of_rows] - plan.nlist)
+    old = base.resident_lists[~of_rows], base.resident_lists[of_rows] - plan.nlist
+    # Under the hit-rate model that predicted the plan's latency.
+    old_work = problem_of(plan.analysis, plan.request).work_of(*old)
     batch, percentile = max(1, plan.batch), plan.request.percentile
     wanted, planned = plan.resident_pieces, plan.piece_device
     wanted = wanted[plan.analysis.profile.list_sizes[wanted % plan.nlist] > 0]
@@ -256,9 +259,9 @@ def compare_plans(plan: Plan, base: Served, *, bandwidth_share: float) -> tuple[
     )
     meets_before, max_qps_before = judge(plan, base.resident_lists)
     comparison = Comparison(
-        hit_rate_before=float(old.hit_rate.mean()),
+        hit_rate_before=float(curve.of_lists(old[0]).hit_rate.mean()),
         hit_rate_after=plan.predicted_hit_rate,
-        latency_ms_before=latency.predict(curve, old, batch, percentile).seconds * 1e3,
+        latency_ms_before=latency.predict(curve, old_work, batch, percentile).seconds * 1e3,
         latency_ms_after=plan.predicted_latency_ms(batch, percentile),
         bytes_to_move=nbytes,
         move_s=_move_s(plan.analysis.profile, nbytes - locked, locked, bandwidth_share),

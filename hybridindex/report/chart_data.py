@@ -175,9 +175,11 @@ _SECONDS: Mapping[str, Callable[[LatencyParts], F64 | float]] = {
 
 
 def stage_fit(analysis: Analysis, stage: str, *, beyond: float = 4.0) -> StageFit | None:
-    """``stage`` is "coarse", or "host_scan" or "rerank" with no resident list; ``None`` where it was not timed."""
+    """``stage`` is "coarse", or "host_scan" or "rerank" with no resident list, on the host; ``None`` where it was not
+    timed."""
     latency, curve = analysis.latency, analysis.curve
-    samples = [s for s in analysis.profile.stages if s.stage == stage and s.coverage == 0 and s.batch > 0]
+    stages = analysis.profile.stages
+    samples = [s for s in stages if s.stage == stage and s.coverage == 0 and not s.device and s.batch > 0]
     if not samples or (stage == "coarse" and latency.coarse is None):
         return None
     top = max(s.batch for s in samples)

@@ -200,10 +200,15 @@ class ControlStore(OfOneProcess):
         with self._transaction() as session:
             return profiles.select_profile(session, self.name, profile_id, index_fingerprint, hardware_fingerprint)
 
-    def list_profiles(self, *, index_fingerprint: str | None = None) -> list[ProfileSummary]:
-        """All profiles (of that index), in the order of saving, without samples and arrays."""
+    def list_profiles(
+        self, *, index_fingerprint: str | None = None, codes_of: str | None = None
+    ) -> list[ProfileSummary]:
+        """All profiles (of that index), in the order of saving, without samples and arrays.
+
+        ``codes_of``: fingerprint of rows: all profiles of codes that they have or had.
+        """
         with self._transaction() as session:
-            return profiles.select_summaries(session, index_fingerprint=index_fingerprint)
+            return profiles.select_summaries(session, index_fingerprint=index_fingerprint, codes_of=codes_of)
 
     def save_plan(self, record: Mapping[str, Any], profile_id: int, *, trial: bool = False) -> int:
         """Store a plan's record (see :class:`~hybridindex.store.records.PlanRecord`) and return its id.

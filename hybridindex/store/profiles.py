@@ -144,11 +144,15 @@ def _hardware_id(session: Session, hardware: HardwareInfo) -> int:
     return session.execute(select(HardwareRow.id).where(same)).scalar_one()
 
 
-def select_summaries(session: Session, *, index_fingerprint: str | None = None) -> list[ProfileSummary]:
+def select_summaries(
+    session: Session, *, index_fingerprint: str | None = None, codes_of: str | None = None
+) -> list[ProfileSummary]:
     """Summaries in the order of saving."""
     query = _summary_query().order_by(ProfileRow.id)
     if index_fingerprint is not None:
         query = query.where(ProfileRow.index_fingerprint == index_fingerprint)
+    if codes_of is not None:
+        query = query.where(ProfileRow.notes["codes"]["of"].as_string() == codes_of)
     return [_summary(row) for row in session.execute(query).mappings()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hybridindex.errors import InvalidInputError, UnsupportedIndexError
 from hybridindex.index import IVFIndex
 from hybridindex.index.rabitq.encode import decode_blocks
 from hybridindex.paging import PageGeometry
-from tests.coded import with_codes
+from tests.coded import TABLE, with_codes
 
 
 @pytest.fixture
@@ -59,8 +60,11 @@ def test_all_else_is_the_index_of_the_rows(coded: IVFIndex) -> None:
 def test_plans_of_codes_are_told_from_those_of_rows_and_of_other_codes(coded: IVFIndex) -> None:
     rows, two_bits = coded.fingerprint, coded.by_codes().fingerprint
     assert coded.by_codes().fingerprint == two_bits
-    four_bits = with_codes(coded, bits=4).by_codes().fingerprint
-    assert len({rows, two_bits, four_bits}) == 3
+    coded = with_codes(coded, bits=4)
+    four_bits = coded.by_codes().fingerprint
+    # The same bytes as before, and another number of candidates.
+    fewer = with_codes(coded, bits=2, table=replace(TABLE, r=tuple(tuple(r // 2 for r in row) for row in TABLE.r)))
+    assert len({rows, two_bits, four_bits, fewer.by_codes().fingerprint}) == 4
 
 
 def test_a_view_ends_with_its_index(coded: IVFIndex) -> None:

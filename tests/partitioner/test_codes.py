@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -178,6 +179,29 @@ def test_rows_meet_what_codes_alone_cannot(mixed):
     on_host = ask(analyse(unable), slo_ms)
     assert (on_host.feasible, on_host.resident_rows.size) == (False, 0)
     assert "no device computed exact distances: rows stay on the host" in on_host.explain()
+
+
+def test_a_rate_that_no_slo_meets_is_told_of_the_path_that_sustains_most(mixed):
+    asked = ask(mixed, 1e3, rate_qps=1e9)
+    assert (asked.feasible, asked.nearest_slo_ms) == (False, None)
+    assert asked.resident_rows.size > 0
+    most = asked.max_sustainable_qps
+    for path in problem_of(mixed, asked.request).paths:
+        problem = problem_of(mixed, asked.request).along(path)
+        assert problem.max_qps(problem.work_at(path.useful), problem.prefix_bytes(path.useful), math.inf) <= most * 1.01
+    assert not ask(mixed, 1e6, rate_qps=most * 1.2).feasible
+
+
+def test_the_nearest_slo_is_met_on_several_devices(mixed):
+    """All devices together may have room for a list that fits on none of them."""
+    tried = 0
+    for budget in np.geomspace(1e4, 3e6, 40).astype(int).tolist():
+        asked = {"rate_qps": 50.0, "n_devices": 2, "scratch_bytes": 0, "device_budget_bytes": budget}
+        missed = ask(mixed, 0.3, **asked)
+        if missed.nearest_slo_ms is not None:
+            assert ask(mixed, missed.nearest_slo_ms, **asked).feasible, budget
+            tried += 1
+    assert tried > 30
 
 
 @examples(60)

@@ -30,6 +30,11 @@ def test_lines_say_what_from_what_and_what_would_change_it(analysis: Analysis, s
     assert "nan" not in plan.explain()
 
 
+def test_what_overflows_is_explained(analysis: Analysis) -> None:
+    request = PlanRequest.resolve(slo_ms=1e300, device_budget_bytes=20 << 20, rate_qps=1e300)
+    assert "VectorLiteRAG's Eq. 1" in make_plan(analysis.profile, request, analysis=analysis).explain()
+
+
 def test_bytes_read_well() -> None:
     assert format_bytes(0) == "0 B"
     assert format_bytes(1536) == "1.50 KiB"

@@ -93,6 +93,20 @@ def test_a_proposal_moves_rows_too(analysis, plan):
     assert same_decision(plan, plan)
 
 
+@pytest.mark.parametrize("model", ["best", "beta", "beta_binomial", "empirical"])
+def test_a_plan_gains_nothing_over_itself(analysis, model):
+    """Before and after are of one hit-rate model: the difference of two was once a gain that started moves."""
+    rows = analyse(make_profile(nlist=64, n=300, device_per_byte_s=5e-12))
+    for each in (analysis, rows):
+        plan = planned(each, 1000, coverage=0.3, hit_rate_model=model, page_bytes=each.curve.geometry.page_bytes)
+        again = propose(plan, plan, Served.by(plan, plan.piece_device), reason="again", bandwidth_share=1).comparison
+        assert (again.latency_gain, again.hit_rate_gain) == (0, 0)
+    fewer = planned(analysis, 1000, coverage=0.2, hit_rate_model=model)
+    more = planned(analysis, 1000, coverage=0.3, hit_rate_model=model)
+    gain = propose(more, fewer, Served.by(fewer, fewer.piece_device), reason="more", bandwidth_share=1).comparison
+    assert gain.latency_ms_before == fewer.predicted_latency_ms(max(1, more.batch), more.request.percentile)
+
+
 def test_the_summary_says_the_bytes_of_each_precision(plan):
     said = plan_summary(plan)
     assert said["n_resident_rows"] == plan.resident_rows.size

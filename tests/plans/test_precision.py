@@ -14,6 +14,7 @@ from hybridindex.index import open_index
 from hybridindex.index.compress import compress
 from hybridindex.plans.current import current_plan_id
 from hybridindex.plans.precision import choose_view, precision_of, stored_history, view_of, view_to_profile, views_of
+from hybridindex.plans.stored import load_plan
 from tests.clustered import clustered, small_index
 from tests.partitioner.synthetic import profile_of
 
@@ -57,6 +58,17 @@ def test_rows_and_codes_have_plans_of_their_own(index):
     assert index.plan(100, 1 << 20, precision="rows").bits is None
 
 
+def test_profiles_of_another_machine_do_not_count(index):
+    rows, codes = views_of(index.ivf)
+    keep(index, rows)
+    made = profile_of(codes)
+    with index.store() as store:
+        store.save_profile(replace(made, hardware=replace(made.hardware, fingerprint="other")))
+        assert choose_view(index.ivf, store).fingerprint == rows.fingerprint
+    assert index.plan(100, 1 << 20).bits is None
+    assert index.plan(100, 1 << 20, allow_other_hardware=True).bits == 1
+
+
 def test_a_profile_says_what_a_plan_is_of(index):
     rows, codes = keep(index, *views_of(index.ivf))
     assert (index.plan(100, 1 << 20, rows).bits, index.plan(100, 1 << 20, codes).bits) == (None, 1)
@@ -95,7 +107,46 @@ def test_the_plan_that_was_applied_last_counts(index):
         assert choose_view(index.ivf, store, "latest").fingerprint == rows_view.fingerprint
 
 
-def test_a_router_serves_what_its_plan_is_of(index):
+def test_a_named_plan_that_cannot_serve_says_what_it_is_of(index):
+    rows, codes = keep(index, *views_of(index.ivf))
+    of_rows, of_codes = (
+        str(index.apply_plan(index.plan(100, 1 << 20, made, coverage=0.5), force=True)) for made in (rows, codes)
+    )
+    with index.store() as store:
+        for number, precision, held in ((of_rows, "codes", "rows"), (of_codes, "rows", "codes")):
+            said = f"precision is '{precision}', and plan {number} is of {held}"
+            with pytest.raises(ProfileMismatchError, match=said):
+                choose_view(index.ivf, store, number, precision)
+        store.save_profile(replace(codes, id=None, index_fingerprint="other codes"))
+        lost = store.save_plan(
+            index.plan(100, 1 << 20, codes).to_record(), store.list_profiles(index_fingerprint="other codes")[0].id
+        )
+        with pytest.raises(ProfileMismatchError, match=f"plan {lost} is of codes that this index does not have"):
+            choose_view(index.ivf, store, str(lost))
+        store.save_profile(replace(rows, id=None, index_fingerprint="other rows"))
+        foreign = store.save_plan(
+            index.plan(100, 1 << 20, rows).to_record(), store.list_profiles(index_fingerprint="other rows")[0].id
+        )
+        with pytest.raises(ProfileMismatchError, match="measured on index 'other rows'"):
+            load_plan(choose_view(index.ivf, store, str(foreign)), str(foreign), store)
+
+
+def test_history_shows_codes_that_are_gone(index):
+    rows, codes = views_of(index.ivf)
+    made = profile_of(codes)
+    of_it, of_others = ({"codes": {"bits": 1, "of": name}} for name in (rows.fingerprint, "others"))
+    with index.store() as store:
+        old = store.save_profile(replace(made, index_fingerprint="old codes", notes=of_it))
+        store.save_profile(replace(made, index_fingerprint="others' codes", notes=of_others))
+        new = store.save_profile(replace(made, notes=of_it))
+        plan_id = store.save_plan(index.plan(100, 1 << 20, new).to_record(), old.id)
+        found = stored_history(index.ivf, store, None)
+    assert [row.id for row in found["profiles"]] == [old.id, new.id]
+    assert [row.id for row in found["plans"]] == [plan_id]
+    assert found["gone"] == ["old codes"]
+
+
+def test_a_router_serves_what_its_plan_is_of(index, caplog):
     rows, codes = keep(index, *views_of(index.ivf))
     queries = clustered(20, seed=5)
     with index.router(precision="codes") as router:
@@ -109,6 +160,9 @@ def test_a_router_serves_what_its_plan_is_of(index):
         if plan.bits:
             np.testing.assert_array_equal(found.ids, expected.ids)
             np.testing.assert_array_equal(found.distances, expected.distances)
+    caplog.clear()
+    index.router(index.plan(100, 8 << 20, rows), devices=()).close()
+    assert "without devices a plan of the other precision gives nprobe alone" in caplog.text
     with pytest.raises(ProfileMismatchError, match="the plan is of codes"):
         index.router(plan, devices=["cpu"], precision="rows")
 

@@ -61,6 +61,7 @@ def test_a_profile_of_codes_holds_what_a_search_by_codes_costs(index, queries):
     assert all(0 < s.work_bytes <= s.batch * profile.list_bytes.sum() for s in scans)
     said = profile.notes["codes"]
     assert said == {
+        "of": index.rows.fingerprint,
         "bits": bits,
         "candidates": index.rabitq.spec.candidates_for(5, 6),
         "recall_loss": index.rabitq.spec.recall_loss,

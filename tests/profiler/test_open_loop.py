@@ -37,6 +37,11 @@ def test_every_request_is_counted(index):
     assert result.mean_batch >= 1
 
 
+def test_no_query_is_no_load(index):
+    with Router(index) as router, pytest.raises(InvalidInputError, match="queries hold 0 rows"):
+        run_open_loop(router, clustered(50)[:0], PoissonLoad(rate=400, duration_s=0.5))
+
+
 def test_failures_count_against_attainment(index, monkeypatch):
     def broken(*_args, **_kwargs):
         raise RuntimeError("no")

@@ -165,7 +165,8 @@ def test_an_interrupted_profile_resumes_after_the_stages_it_finished(index, quer
     made = profiled(index, queries, **options)
     assert {s.stage for s in made.stages} == {"coarse", "host_scan", "device_scan"}
     assert made.access.held_probes.dtype == np.int32
-    assert list(tmp_path.iterdir()) == []
+    # Whoever asked may have more to measure.
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_checkpoint_of_other_queries_is_not_used(index, queries, tmp_path):

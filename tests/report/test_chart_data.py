@@ -10,6 +10,7 @@ from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.report.chart_data import access_shares, batch_check, hit_rate_check, scan_check, slo_need, stage_fit
 from hybridindex.types import Profile, StageSample
+from tests.partitioner.synthetic import with_candidates
 
 
 def test_access_shares_rise_from_zero_to_one_and_fall_in_slope_where_the_order_was_chosen(bare_plan: Plan) -> None:
@@ -59,6 +60,15 @@ def test_fit_goes_on_beyond_the_largest_batch_and_says_where(bare_plan: Plan) ->
         assert fit.batch[-1] == 256
         assert fit.fit_s[-1] > 2 * fit.fit_s[fit.batch == 64][0]
     assert stage_fit(bare_plan.analysis, "embed") is None
+
+
+def test_exact_distances_of_devices_are_no_samples_of_the_host(bare_profile: Profile) -> None:
+    profile = with_candidates(bare_profile, 512)
+    plan = make_plan(profile, PlanRequest.resolve(slo_ms=1.0, device_budget_bytes=8 << 20))
+    fit = stage_fit(plan.analysis, "rerank")
+    assert fit is not None
+    host = [s.seconds for s in profile.stages if s.stage == "rerank" and s.coverage == 0 and not s.device]
+    np.testing.assert_array_equal(fit.sample_s, host)
 
 
 def test_scan_check_compares_masked_runs_only(bare_profile: Profile, bare_plan: Plan) -> None:

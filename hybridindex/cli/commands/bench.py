@@ -15,7 +15,7 @@ from hybridindex.cli.console import CliProgress, emit, err, load_npy, readable_b
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, MachineOptions, QueriesPath, SearchOptions
 from hybridindex.cli.routers import choose_plan, open_router
-from hybridindex.errors import StoreError
+from hybridindex.errors import InvalidInputError, StoreError
 from hybridindex.plans.benches import keep_bench
 from hybridindex.profiler.open_loop import PoissonLoad, run_open_loop
 
@@ -44,6 +44,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Open-loop Poisson load of single queries: latencies, attainment, hit rate. A report shows the last."""
         x = np.ascontiguousarray(load_npy(queries, "--queries"))
+        if not len(x):
+            raise InvalidInputError("--queries holds 0 rows; expected 1 at least")
         rows = []
         with hx.open(index) as opened:
             number, chosen = choose_plan(opened, asked.plan, machine.device or (), machine.store, asked.precision)  # type: ignore[arg-type]

@@ -188,6 +188,9 @@ def _offline(
             found = None
         current = None if found is None else found[1]
         plan, plan_id = decide(opened, control, current)
+        if current is not None and current.index_fingerprint != plan.index_fingerprint:
+            err.print("the current plan is of the other precision: nothing is compared", highlight=False)
+            current = None
         served = Served.nowhere(current, opened.nlist)
         proposal = propose(plan, current, served, reason="requested", bandwidth_share=share)
         if apply:

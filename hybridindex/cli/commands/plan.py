@@ -15,7 +15,17 @@ from rich.table import Table
 import hybridindex as hx
 from hybridindex.cli.commands import what_if
 from hybridindex.cli.commands.llm import chosen_llm, profile_group
-from hybridindex.cli.console import CliProgress, ExitCode, emit, load_npy, out, parse_bytes, readable_bytes, to_json
+from hybridindex.cli.console import (
+    CliProgress,
+    ExitCode,
+    emit,
+    err,
+    load_npy,
+    out,
+    parse_bytes,
+    readable_bytes,
+    to_json,
+)
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import (
     IndexPath,
@@ -34,11 +44,11 @@ from hybridindex.cli.options import (
 )
 from hybridindex.cli.routers import profile_to_plan
 from hybridindex.client.client import Client
-from hybridindex.errors import InvalidInputError, ProfileError
+from hybridindex.errors import HybridIndexError, InvalidInputError
 from hybridindex.partitioner.plan import Plan
 from hybridindex.plans.benches import latest_benches
 from hybridindex.plans.current import current_plan_id
-from hybridindex.plans.precision import choose_view, stored_history, views_of
+from hybridindex.plans.precision import choose_view, precision_of, stored_history, views_of
 from hybridindex.plans.stored import load_plan, plan_summary
 from hybridindex.service.daemon_address import find_daemon
 from hybridindex.store.control import ControlStore
@@ -211,11 +221,10 @@ def register(app: typer.Typer) -> None:
             measured = profile_to_plan(opened, control, goal, here)
             llm = chosen_llm(goal.llm, control, here) if goal.llm is not None else None
             decided = _decide(opened, measured, goal, llm, goal.precision)
+            beside = _other_precision(opened, control, measured, goal, llm, here)
             assert measured.id is not None
             plan_id = None if dry_run else control.save_plan(decided.to_record(), measured.id)
             serves = newest_current_id(opened, control)
-            other = _other_profile(opened, control, measured, goal, here)
-            beside = None if other is None else _decide(opened, other, goal, llm, "auto")
         payload = {"plan_id": plan_id, "profile_id": measured.id, **plan_summary(decided)}
         if beside is not None:
             payload["other_precision"] = {"profile_id": beside.profile_id, **plan_summary(beside)}
@@ -302,10 +311,14 @@ def register(app: typer.Typer) -> None:
             found = to_json(_stored_history(index, store)) if client is None else client.plans()
             word = "applied" if client is None else "serves"
         table = Table("kind", "id", "made", "what")
-        of_codes = {made["id"] for made in found["profiles"] if made["codec"].startswith("rabitq")}
+        gone = found.get("gone", ())  # a daemon of 0.3 has none
+        by = {
+            made["id"]: ", of codes that are gone" if made["index_fingerprint"] in gone else ", of codes"
+            for made in found["profiles"]
+            if made["codec"].startswith("rabitq")
+        }
         for made in found["profiles"]:
-            by = ", of codes" if made["id"] in of_codes else ""
-            what = f"nprobe {made['nprobe']}, {made['threads']} threads{by}"
+            what = f"nprobe {made['nprobe']}, {made['threads']} threads{by.get(made['id'], '')}"
             table.add_row("profile", str(made["id"]), made["created_at"][:19], what)
         for kept in found["plans"]:
             table.add_row(
@@ -314,7 +327,7 @@ def register(app: typer.Typer) -> None:
                 kept["created_at"][:19],
                 f"{kept['verdict']}, SLO {kept['slo_ms']} ms, coverage {kept['coverage'] or 0:.1%}, "
                 f"{readable_bytes(kept['device_bytes'] or 0)} (profile {kept['profile_id']}"
-                f"{', of codes' if kept['profile_id'] in of_codes else ''})",
+                f"{by.get(kept['profile_id'], '')})",
             )
         emit(found, as_json=json, table=table)
 
@@ -369,18 +382,26 @@ def register(app: typer.Typer) -> None:
         emit({"plan_id": number, "html": files.html, "pngs": files.pngs}, as_json=json, table=f"wrote {files.html}")
 
 
-def _other_profile(
-    opened: hx.Index, control: ControlStore, measured: Profile, goal: PlanOptions, here: str | None
-) -> Profile | None:
-    """The newest profile of the other precision; None: there is none, or one profile was asked for."""
+def _other_precision(
+    opened: hx.Index,
+    control: ControlStore,
+    measured: Profile,
+    goal: PlanOptions,
+    llm: LLMProfile | None,
+    here: str | None,
+) -> Plan | None:
+    """The same question asked of the newest profile of the other precision; None: there is none that can be planned
+    from, or one profile was asked for."""
     if goal.row_cache is not None:  # rows that are scanned are in memory
         return None
     others = [view for view in views_of(opened.ivf) if view.fingerprint != measured.index_fingerprint]
-    if not others or goal.profile_id is not None:
+    if not others or goal.profile_id is not None or not control.list_profiles(index_fingerprint=others[0].fingerprint):
         return None
     try:
-        return control.load_profile(index_fingerprint=others[0].fingerprint, hardware_fingerprint=here)
-    except ProfileError:
+        profile = control.load_profile(index_fingerprint=others[0].fingerprint, hardware_fingerprint=here)
+        return _decide(opened, profile, goal, llm, "auto")
+    except HybridIndexError as error:
+        err.print(f"no plan of {precision_of(others[0])} is compared with: {error}", highlight=False)
         return None
 
 

@@ -135,6 +135,7 @@ PLANS = answer(
             "plans": _array(_described(PlanSummary)),
             "profiles": _array(_described(ProfileSummary)),
             "applied": _array(closed({"at": _TEXT, "plan_id": _INTEGER})),
+            "gone": _array(_TEXT),
         }
     ),
     "Stored plans in the order of saving, and when each was applied",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -72,6 +74,7 @@ def test_commands_take_the_plan_that_is_named_or_was_applied_last(cli, idx, tmp_
     assert [plan["id"] for plan in history["plans"]] == [codes, rows, rows + 1]
     assert cli("explain", idx, "current", "--json").json["precision"] == "codes"
     assert cli("history", idx).out.count("of codes") == 3
+    assert "of codes that are gone" not in cli("history", idx).out
     report = cli("report", idx, "-o", tmp_path / "report", "--plan", codes, "--json")
     assert report.code == 0, report.err
 
@@ -171,6 +174,7 @@ def test_search_and_bench_scan_what_they_are_told(cli, idx, tmp_path):
     for words, said in (
         (("--candidates", 9), "candidates is 9 and k is 10"),
         (("--precision", "half"), "precision is 'half'"),
+        (("--precision", "rows", "--candidates", 50), "--candidates is 50 with --precision rows"),
     ):
         refused = cli("search", idx, *asked, *words)
         assert (refused.code, said in refused.err) == (ExitCode.BAD_INPUT, True)
@@ -183,6 +187,38 @@ def test_search_and_bench_scan_what_they_are_told(cli, idx, tmp_path):
             [kept] = latest_benches(store, view.fingerprint, -1)
         assert kept.payload["plan_id"] is None
         assert kept.payload["load"] == ran["load"]
+
+
+def test_bench_without_a_query_opens_nothing(cli, idx, tmp_path, monkeypatch):
+    np.save(tmp_path / "q.npy", clustered(10, seed=4)[:0])
+    monkeypatch.setattr(hx, "open", None)
+    refused = cli("bench", idx, "-q", tmp_path / "q.npy", "--rate", 100)
+    assert (refused.code, "--queries holds 0 rows" in refused.err) == (ExitCode.BAD_INPUT, True)
+
+
+def test_a_profile_of_the_other_precision_that_gives_no_plan_stops_none(cli, idx):
+    with hx.open(idx) as index, index.store() as store:
+        made = profile_of(index.ivf)
+        store.save_profile(dataclasses.replace(made, stages=tuple(s for s in made.stages if s.stage != "host_scan")))
+    made = cli("plan", idx, *ASKED, "--json")
+    assert (made.code, made.json["precision"], "other_precision" in made.json) == (0, "codes", False)
+    assert "no plan of rows is compared with: " in made.err
+    assert [plan["id"] for plan in cli("history", idx, "--json").json["plans"]] == [made.json["plan_id"]]
+    refused = cli("plan", idx, *ASKED, "--precision", "rows")
+    assert refused.code == ExitCode.NO_PROFILE
+    assert len(cli("history", idx, "--json").json["plans"]) == 1
+
+
+def test_plans_of_the_other_precision_are_not_compared_offline(cli, idx):
+    codes = cli("plan", idx, *ASKED, "--json").json["plan_id"]
+    rows = cli("plan", idx, *ASKED, "--precision", "rows", "--json").json["plan_id"]
+    assert cli("apply", idx, "--plan", codes, "--force").code == 0
+    changed = cli("apply", idx, "--plan", rows, "--force", "--json")
+    assert (changed.json["plan_id"], changed.json["current"], changed.json["hit_rate_before"]) == (rows, None, 0)
+    assert "nothing is compared" in changed.err
+    again = cli("apply", idx, "--plan", rows, "--force", "--json")
+    assert again.json["current"]["precision"] == "rows"
+    assert again.json["gain"] == {**again.json["gain"], "latency_ms": 0, "hit_rate": 0}
 
 
 def test_the_precision_chooses_the_plan(cli, idx, tmp_path):
