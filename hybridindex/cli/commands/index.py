@@ -97,16 +97,16 @@ def _check_store(opened: hx.Index, url: str | None) -> tuple[str | None, list[st
     """The control store of an index, and what is wrong with it. None: it has none."""
     from hybridindex.store.engine import locate
 
-    file = locate(url or opened.path / STORE_FILE).path
-    if file is not None and not filesystem.exists(file):
+    place = locate(url or opened.path / STORE_FILE)
+    if place.path is not None and not filesystem.exists(place.path):
         if url is not None:
             raise InvalidInputError(f"--store is {url!r}; there is no such file: expected a control store")
         return None, []
     try:
         with opened.store(url) as control:
-            return control.name, [str(problem) for problem in control.find_damage()]
+            return place.name, [str(problem) for problem in control.find_damage()]
     except StoreError as error:
-        return str(file or url), [str(error)]
+        return place.name, [str(error)]
 
 
 def _candidate_table(candidates: CandidateTable) -> Table:

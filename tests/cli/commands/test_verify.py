@@ -71,6 +71,14 @@ def test_a_file_that_is_no_store_is_damaged(cli, index_path, file):
     assert "not a SQLite database" in problem
 
 
+def test_a_server_that_does_not_answer_is_named_without_its_password(cli, index_path):
+    pytest.importorskip("psycopg")
+    found = cli("verify", index_path, "--store", "postgresql://me:secret@127.0.0.1:1/none", "--json")
+    assert (found.code, found.json["ok"]) == (ExitCode.BAD_INDEX, False)
+    assert "127.0.0.1:1/none" in found.json["store"]
+    assert "secret" not in found.out + found.err
+
+
 def test_an_index_without_a_store_gets_none(cli, index_path, file, tmp_path):
     file.unlink()
     found = cli("verify", index_path, "--json")
