@@ -15,9 +15,11 @@ from hybridindex.paging import CODE_PAGE_BYTES, DEFAULT_PAGE_BYTES
 from hybridindex.partitioner import make_plan
 from hybridindex.partitioner.analysis import analyse
 from hybridindex.partitioner.models import coverage
+from hybridindex.partitioner.models.latency import fit_rerank
 from hybridindex.partitioner.plan import Plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.partitioner.solver import problem_of, solve
+from hybridindex.types import StageSample
 from tests.examples import examples
 from tests.partitioner.synthetic import make_profile, with_candidates
 
@@ -271,3 +273,96 @@ def test_rows_compare_what_the_held_back_queries_have_there(mixed):
         chosen = np.where(np.isin(access.held_probes, curve.rows.order[:count]), access.held_candidates, 0).sum()
         assert of_lists.sum() == pytest.approx(chosen)
     assert curve.rows.every.sum() == pytest.approx(access.held_candidates.sum())
+
+
+def test_devices_share_the_comparisons(mixed):
+    work = mixed.curve.at(0, mixed.curve.rows.n_lists)
+    free = replace(mixed.latency, rerank=mixed.latency.rerank.scaled(0.0))
+    one, two = (replace(free, n_devices=n).parts(mixed.curve, work, 8).rerank_s for n in (1, 2))
+    fixed_s = free.device_rerank.overhead_s + 8 * free.device_rerank.per_query_s
+    np.testing.assert_allclose(two - fixed_s, (one - fixed_s) / 2)
+    assert (one > fixed_s).all()
+
+
+def test_exact_distances_count_in_every_latency(mixed):
+    work, batch = mixed.curve.at(0), 8
+    without = replace(mixed.latency, rerank=None)
+    added_s = mixed.latency.parts(mixed.curve, work, batch).rerank_s.mean()
+    parts = [model.parts(mixed.curve, work, batch).total().mean() for model in (mixed.latency, without)]
+    means = [model.both(mixed.curve, work, batch, 90)[1] for model in (mixed.latency, without)]
+    for with_s, without_s in (parts, means):
+        assert with_s - without_s == pytest.approx(added_s, rel=0.05)
+    # Their own timings scatter, and those of the scans do not.
+    ratios = np.linspace(0.5, 1.5, mixed.latency.rerank.ratios.size)
+    wide = replace(mixed.latency, rerank=replace(mixed.latency.rerank, ratios=ratios))
+    assert wide.both(mixed.curve, work, batch, 90)[0] > 1.05 * mixed.latency.both(mixed.curve, work, batch, 90)[0]
+
+
+def test_the_slowest_device_is_planned_for():
+    slow, fast = (
+        [
+            StageSample(stage="rerank", batch=b, seconds=1e-5 + each_s * n * b, probes=n * b, device=name)
+            for b in (1, 4, 16)
+            for n in (20, 50)
+        ]
+        for name, each_s in (("slow", 1e-6), ("fast", 1e-8))
+    )
+    for samples in (slow + fast, fast + slow):
+        assert fit_rerank(samples, on_device=True, levels=4).per_candidate_s == pytest.approx(1e-6, rel=0.01)
+
+
+def test_rows_come_in_the_order_of_candidates_per_row(mixed):
+    counts, sizes = mixed.profile.access.list_candidates, mixed.profile.list_sizes
+    each = (counts / np.maximum(sizes, 1))[mixed.curve.rows.order]
+    assert (np.diff(each) <= 0).all()
+    assert (np.diff(counts[mixed.curve.rows.order]) > 0).any()
+
+
+def test_devices_get_even_shares_of_the_bytes_read(mixed):
+    found = ask(mixed, 0.9 * ask(mixed, 1e-3, coverage=1.0).nearest_slo_ms, n_devices=2)
+    access, profile = mixed.profile.access, mixed.profile
+    codes = access.list_accesses * profile.list_bytes
+    rows = access.list_candidates * ROW
+    loads = [codes[found.list_device == one].sum() + rows[found.row_device == one].sum() for one in (0, 1)]
+    assert found.resident_rows.size
+    assert found.imbalance == pytest.approx(max(loads) / np.mean(loads))
+
+
+def test_the_path_of_fewest_bytes_counts(mixed):
+    """Codes alone are not least where rows are needed early, as on the path on which comparisons weigh most."""
+    least = set()
+    for slo_ms in np.geomspace(0.28, 1.2, 24).tolist():
+        request = PlanRequest.resolve(
+            slo_ms=slo_ms, rate_qps=100, device_budget_bytes=BUDGET, page_bytes=CODE_PAGE_BYTES, scratch_bytes=0
+        )
+        problem, nbytes = problem_of(mixed, request), []
+        for path in problem.paths:
+            alone = problem_of(mixed, request)
+            alone.__dict__["paths"] = (path,)
+            found = solve(alone, slo_ms / 1e3)
+            nbytes.append(found.device_bytes if found.feasible else math.inf)
+        if min(nbytes) < math.inf:
+            assert solve(problem, slo_ms / 1e3).device_bytes == min(nbytes)
+            least.add(nbytes.index(min(nbytes)))
+    assert {0, 3} <= least
+
+
+def test_a_share_is_filled_with_what_answers_soonest(mixed):
+    slo_ms = 1.1 * ask(mixed, 1e-3, coverage=1.0).nearest_slo_ms
+    needed = ask(mixed, slo_ms, scratch_bytes=0)
+    assert needed.device_bytes > 0
+    best = set()
+    for fill_bytes in np.geomspace(2 * needed.device_bytes, 50 * needed.device_bytes, 6).astype(int).tolist():
+        found = ask(mixed, slo_ms, fill_bytes=fill_bytes, scratch_bytes=0)
+        problem = problem_of(mixed, found.request)
+        steps = [
+            problem.along(path).prefix_step(
+                min(int(np.searchsorted(path.pages, fill_bytes // found.page_bytes, side="right")) - 1, path.useful),
+                found.request.search_slo_s,
+            )
+            for path in problem.paths
+        ]
+        responses = [step.response_s for step in steps]
+        assert found.trace[-1].response_s == min(responses)
+        best.add(max(responses) > min(responses))
+    assert True in best

@@ -101,6 +101,9 @@ def test_a_plan_gains_nothing_over_itself(analysis, model):
         plan = planned(each, 1000, coverage=0.3, hit_rate_model=model, page_bytes=each.curve.geometry.page_bytes)
         again = propose(plan, plan, Served.by(plan, plan.piece_device), reason="again", bandwidth_share=1).comparison
         assert (again.latency_gain, again.hit_rate_gain) == (0, 0)
+    mixed = planned(analysis, 0.9 * planned(analysis, 1e-3, coverage=1.0).nearest_slo_ms, hit_rate_model=model)
+    again = propose(mixed, mixed, Served.by(mixed, mixed.piece_device), reason="again", bandwidth_share=1).comparison
+    assert (mixed.resident_rows.size > 0, again.latency_gain, again.hit_rate_gain) == (True, 0, 0)
     fewer = planned(analysis, 1000, coverage=0.2, hit_rate_model=model)
     more = planned(analysis, 1000, coverage=0.3, hit_rate_model=model)
     gain = propose(more, fewer, Served.by(fewer, fewer.piece_device), reason="more", bandwidth_share=1).comparison

@@ -105,6 +105,8 @@ def test_the_plan_that_was_applied_last_counts(index):
         again = store.save_plan(index.plan(50, 1 << 20, rows).to_record(), rows.id)
         assert again > second
         assert choose_view(index.ivf, store, "latest").fingerprint == rows_view.fingerprint
+        store.save_plan(index.plan(60, 1 << 20, codes).to_record(), codes.id)
+        assert choose_view(index.ivf, store, "latest").fingerprint == codes_view.fingerprint
 
 
 def test_a_named_plan_that_cannot_serve_says_what_it_is_of(index):
