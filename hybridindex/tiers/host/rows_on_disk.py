@@ -20,6 +20,8 @@ from hybridindex.types import I64
 __all__ = ["RowsOnDisk"]
 
 _ROW_MASK = (1 << POSITION_BITS) - 1
+#: Their pages are sorted, 16 bytes each at least.
+_POSITIONS_AT_ONCE = 1 << 20
 
 
 class RowsOnDisk:
@@ -47,7 +49,10 @@ class RowsOnDisk:
         """
         if native is None:
             return 0
-        asked: int = native.ask_for_rows(self._data, self._extents, self._row_bytes, positions, rows, self.sees_memory)
+        step, asked = max(1, _POSITIONS_AT_ONCE // max(1, positions.shape[1])), 0
+        for start in range(0, len(positions), step):
+            some = positions[start : start + step]
+            asked += native.ask_for_rows(self._data, self._extents, self._row_bytes, some, rows, self.sees_memory)
         with self._lock:
             self._n_pages += asked
         return asked
