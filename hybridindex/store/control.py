@@ -532,6 +532,8 @@ class ControlStore(OfOneProcess):
                 if self._problem is not None and str(self._problem) != str(problem):
                     _log.error("%s", problem)
                 self._problem, self._retry_s = problem, time.monotonic() + _RETRY_S
+            if problem is error:
+                raise
             raise problem from error
         finally:
             with self._idle:

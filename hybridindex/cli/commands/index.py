@@ -17,7 +17,7 @@ from hybridindex.api import STORE_FILE
 from hybridindex.cli.console import CliProgress, ExitCode, emit, err, load_npy, parse_bytes, readable_bytes
 from hybridindex.cli.option_groups import grouped
 from hybridindex.cli.options import IndexPath, Json, StoreUrl
-from hybridindex.errors import InvalidInputError, StoreError
+from hybridindex.errors import FileError, InvalidInputError, StoreError, StoreLockedError, StoreVersionError
 from hybridindex.index import previous_generation, read_manifest
 from hybridindex.index.compress import check_asked
 from hybridindex.index.rabitq.spec import CandidateTable
@@ -93,20 +93,24 @@ def index_table(facts: dict[str, Any], title: str) -> Table:
     return table
 
 
-def _check_store(opened: hx.Index, url: str | None) -> tuple[str | None, list[str]]:
-    """The control store of an index, and what is wrong with it. None: it has none."""
+def _check_store(opened: hx.Index, url: str | None) -> tuple[str | None, list[str], str | None]:
+    """The control store of an index, what is wrong with it, and why it was not read. None: it has none."""
     from hybridindex.store.engine import locate
 
     place = locate(url or opened.path / STORE_FILE)
     if place.path is not None and not filesystem.exists(place.path):
         if url is not None:
             raise InvalidInputError(f"--store is {url!r}; there is no such file: expected a control store")
-        return None, []
+        return None, [], None
     try:
         with opened.store(url) as control:
-            return place.name, [str(problem) for problem in control.find_damage()]
+            return place.name, [str(problem) for problem in control.find_damage()], None
     except StoreError as error:
-        return place.name, [str(error)]
+        # A disk that is read-only, or another process at work, says nothing of what the store holds.
+        out_of_reach = isinstance(error, StoreLockedError | StoreVersionError) or isinstance(error.__cause__, FileError)
+        if url is None and out_of_reach:
+            return place.name, [], str(error)
+        return place.name, [str(error)], None
 
 
 def _candidate_table(candidates: CandidateTable) -> Table:
@@ -307,12 +311,14 @@ def register(app: typer.Typer) -> None:
         """Read everything once, the control store too, compare all checksums, and describe the index."""
         with hx.open(index, verify="full") as opened:
             facts = describe(opened)
-            facts["store"], problems = _check_store(opened, store)
+            facts["store"], problems, facts["store_unread"] = _check_store(opened, store)
         damaged = [] if facts["rabitq_problem"] is None else ["the rows are whole, the codes are not"]
         damaged += ["the control store is damaged"] if problems else []
         title = "; ".join(damaged) or "all checksums match"
         payload = {**facts, "store_problems": problems, "ok": not damaged}
         emit(payload, as_json=json, table=index_table(facts, title))
+        if facts["store_unread"]:
+            err.print(f"the control store was not read: {facts['store_unread']}", highlight=False, soft_wrap=True)
         for problem in problems:
             err.print(problem, highlight=False, soft_wrap=True)
         if damaged:

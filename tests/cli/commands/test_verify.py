@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 from contextlib import closing
 
 import pytest
+from filelock import FileLock
 
 from hybridindex.cli.console import ExitCode
 from hybridindex.store.control import ControlStore
@@ -69,6 +72,20 @@ def test_a_file_that_is_no_store_is_damaged(cli, index_path, file):
     assert found.json["store"] == str(file)
     (problem,) = found.json["store_problems"]
     assert "not a SQLite database" in problem
+
+
+def test_a_store_out_of_reach_says_nothing_against_the_index(cli, index_path, file, monkeypatch):
+    """On a read-only mount a whole index was called damaged."""
+
+    def refuse(_lock):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(FileLock, "_acquire", refuse)
+    found = cli("verify", index_path, "--json")
+    assert (found.code, found.json["ok"], found.json["store_problems"]) == (0, True, [])
+    assert "Read-only file system" in found.json["store_unread"]
+    assert "the control store was not read" in cli("verify", index_path).err
+    assert cli("verify", index_path, "--store", file).code == ExitCode.BAD_INDEX, "it was asked for"
 
 
 def test_a_server_that_does_not_answer_is_named_without_its_password(cli, index_path):
