@@ -467,7 +467,7 @@ int main(int argc, char** argv) {
         for (const RabitqKernels* kernels :
              {avx512_rabitq_kernels, avx2_rabitq_kernels, neon_rabitq_kernels, neon_dot_rabitq_kernels})
             if (kernels != nullptr && kernels->name == name) compare_codes(*kernels), ++n_sets;
-        for (const PqKernels* kernels : {avx2_pq_kernels, neon_pq_kernels})
+        for (const PqKernels* kernels : {avx512_pq_kernels, avx2_pq_kernels, neon_pq_kernels})
             if (kernels != nullptr && kernels->name == name) compare_quantizers(*kernels), ++n_sets;
         if (n_sets == 0) {
             std::fprintf(stderr, "kernels_agree: no kernels \"%s\" were built\n", name.c_str());

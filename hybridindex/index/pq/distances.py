@@ -49,7 +49,7 @@ def native_form(form: PqForm, kernels: str = "") -> Any:
     """The form as the extension takes it, which must be there.
 
     Args:
-        kernels: "avx2", "neon" or "portable"; empty: the best that this CPU runs.
+        kernels: "amx", "avx512", "avx2", "neon" or "portable"; empty: the best that this CPU runs.
     """
     assert native is not None
     return native.PqForm(form.codewords, form.middle, form.parts, form.metric == "l2", form.residual, kernels)

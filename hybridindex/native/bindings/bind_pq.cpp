@@ -26,8 +26,7 @@ namespace {
 class PyPqForm {
 public:
     PyPqForm(In<float, 2> codewords, In<float, 1> middle, std::int64_t parts, bool l2, bool residual, const std::string& kernels)
-        : codewords_(std::move(codewords)), middle_(std::move(middle)), kernels_(pq_kernels_for(kernels.c_str())) {
-        kernels_for(kernels);  // refuses what is no name, or does not run here
+        : codewords_(std::move(codewords)), middle_(std::move(middle)), kernels_(pq_kernels_for(kernels_for(kernels))) {
         const std::int64_t dim = length(codewords_, 0), words = length(codewords_, 1);
         if (words != 16 && words != 256) throw std::invalid_argument("codewords must be (dim, 16 or 256)");
         if (parts < 1 || parts > 65535 || dim % parts != 0)

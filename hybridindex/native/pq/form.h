@@ -44,6 +44,6 @@ inline float add_lanes(const float* lanes) {
 
 // Where row `row` of a block of four-bit codes has its numbers: those of parts 2 i and 2 i + 1 at this byte of 32 i and of
 // 32 i + 16, in the low half for rows below 16.
-inline int lane_of(int row) { return (row & 7) << 1 | (row >> 3 & 1); }
+constexpr int lane_of(int row) { return (row & 7) << 1 | (row >> 3 & 1); }
 
 }  // namespace hybridindex

@@ -1,13 +1,14 @@
 #include "pq/kernels.h"
 
 #include <cstring>
+#include <string_view>
 
 #include "simd/block_kernels.h"
 
 namespace hybridindex {
 namespace {
 
-constexpr int kQueries = 7, kPairs = 9;  // queries of all widths of a kernel
+constexpr int kQueries = 11, kPairs = 9;  // queries of all widths of a kernel
 constexpr std::int64_t kEntries = 2 * kPairs * 16;
 
 struct Results {
@@ -47,8 +48,17 @@ void run(const PqKernels& kernels, Results& out) {
     out.sums[1] = kernels.sum_of_row(bytes, 1, numbers);
 }
 
-bool usable(const PqKernels* kernels, const char* level) {
-    if (kernels == nullptr || kernels_named(level) == nullptr) return false;
+bool runs(const PqKernels* kernels) {
+#if defined(__x86_64__)
+    if (kernels == avx512_pq_kernels)
+        return kernels_named("avx512") != nullptr && __builtin_cpu_supports("avx512vbmi");
+    if (kernels == avx2_pq_kernels) return kernels_named("avx2") != nullptr;
+#endif
+    return kernels == neon_pq_kernels && kernels_named("neon") != nullptr;
+}
+
+bool usable(const PqKernels* kernels) {
+    if (kernels == nullptr || !runs(kernels)) return false;
     static Results right, found;
     run(*portable_pq_kernels, right);
     run(*kernels, found);
@@ -57,10 +67,13 @@ bool usable(const PqKernels* kernels, const char* level) {
 
 }  // namespace
 
-const PqKernels& pq_kernels_for(const char* name) {
-    static const bool avx2 = usable(avx2_pq_kernels, "avx2"), neon = usable(neon_pq_kernels, "neon");
-    if (std::strcmp(name, "portable") == 0) return *portable_pq_kernels;
-    return avx2 ? *avx2_pq_kernels : neon ? *neon_pq_kernels : *portable_pq_kernels;
+const PqKernels& pq_kernels_for(const BlockKernels& level) {
+    static const bool avx512 = usable(avx512_pq_kernels), avx2 = usable(avx2_pq_kernels), neon = usable(neon_pq_kernels);
+    const std::string_view most = level.name;
+    if (avx512 && (most == "avx512" || most == "amx")) return *avx512_pq_kernels;
+    if (avx2 && most != "portable") return *avx2_pq_kernels;
+    if (neon && most == "neon") return *neon_pq_kernels;
+    return *portable_pq_kernels;
 }
 
 }  // namespace hybridindex

@@ -6,6 +6,8 @@
 
 namespace hybridindex {
 
+struct BlockKernels;
+
 // Largest number of a table of bytes. With 63, four lookups could be added up in a byte, but three times the rows would
 // be left to compare.
 constexpr int kMostLevel = 255;
@@ -43,11 +45,12 @@ struct PqKernels {
     float (*sum_of_row)(const std::uint8_t* row, std::int64_t parts, const float* table);
 };
 
-// The best that this CPU runs; or by name, as BlockKernels.
-const PqKernels& pq_kernels_for(const char* name);
+// The best of this level that this CPU runs.
+const PqKernels& pq_kernels_for(const BlockKernels& level);
 
 extern const PqKernels* const portable_pq_kernels;
 extern const PqKernels* const avx2_pq_kernels;
+extern const PqKernels* const avx512_pq_kernels;
 extern const PqKernels* const neon_pq_kernels;
 
 }  // namespace hybridindex

@@ -3,8 +3,10 @@
 #include "pq/kernels.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -44,30 +46,68 @@ void term_table(const PqForm& form, const float* centroid, float* out) {
             [](float x, float y) { return (x + y) * y; }, out);
 }
 
-PqBound round_table(const PqForm& form, const float* table, std::uint8_t* out) {
-    const std::int64_t words = form.words();
+typedef float Floats __attribute__((vector_size(64)));
+typedef std::int32_t Ints __attribute__((vector_size(64)));
+typedef std::uint8_t Bytes __attribute__((vector_size(16)));
+
+inline Floats load(const float* numbers) {
+    Floats loaded;
+    std::memcpy(&loaded, numbers, sizeof(loaded));
+    return loaded;
+}
+
+inline Floats less_of(Floats x, Floats y) { return x < y ? x : y; }
+inline Floats larger_of(Floats x, Floats y) { return x > y ? x : y; }
+
+// Of sixteen numbers, in an order of its own: it decides what comes of numbers that are none.
+template <typename Pick>
+inline float one_of(Floats x, const Pick& pick) {
+    x = pick(__builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7), x);
+    x = pick(__builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11), x);
+    x = pick(__builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13), x);
+    x = pick(__builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14), x);
+    return x[0];
+}
+
+template <int Words>
+inline std::pair<float, float> span_of(const float* numbers) {
+    Floats least = load(numbers), largest = least;
+    for (int w = 16; w < Words; w += 16) {
+        least = less_of(load(numbers + w), least);
+        largest = larger_of(load(numbers + w), largest);
+    }
+    return {one_of(least, less_of), one_of(largest, larger_of)};
+}
+
+template <int Words>
+PqBound round_words(const PqForm& form, const float* table, std::uint8_t* out) {
     double low = 0, most = 0;
     float span = 0;
     for (std::int64_t part = 0; part < form.parts; ++part) {
-        const float* const own = table + part * words;
-        const auto [least, largest] = std::minmax_element(own, own + words);
-        low += *least;
-        most += std::max(std::fabs(*least), std::fabs(*largest));
-        span = std::max(span, *largest - *least);
+        const auto [least, largest] = span_of<Words>(table + part * Words);
+        low += least;
+        most += std::max(std::fabs(least), std::fabs(largest));
+        span = std::max(span, largest - least);
     }
     const float levels = static_cast<float>(std::min<std::int64_t>(kMostLevel, 65535 / form.parts));
     const float factor = span > 0 && std::isfinite(levels / span) ? levels / span : 0.0f;
-    for (std::int64_t part = 0; part < form.parts; ++part, out += words) {
-        const float* const own = table + part * words;
-        const float least = *std::min_element(own, own + words);
-        for (std::int64_t w = 0; w < words; ++w) {
-            const float level = (own[w] - least) * factor;
+    const Floats none = {}, every = none + levels;
+    for (std::int64_t part = 0; part < form.parts; ++part) {
+        const float least = span_of<Words>(table + part * Words).first;
+        for (int w = 0; w < Words; w += 16) {
+            const Floats level = (load(table + part * Words + w) - least) * factor;
             // What is no number is 0.
-            out[w] = static_cast<std::uint8_t>(static_cast<std::int32_t>(level > 0 ? std::min(level, levels) : 0.0f));
+            const Floats bounded = level > none ? less_of(level, every) : none;
+            const Bytes bytes = __builtin_convertvector(__builtin_convertvector(bounded, Ints), Bytes);
+            std::memcpy(out + part * Words + w, &bytes, sizeof(bytes));
         }
     }
-    if (form.tables() > form.parts) std::memset(out, 0, static_cast<std::size_t>(words));
+    if (form.tables() > form.parts) std::memset(out + form.entries(), 0, Words);
     return {factor > 0 ? span / levels : 0.0f, low, most};
+}
+
+PqBound round_table(const PqForm& form, const float* table, std::uint8_t* out) {
+    return form.bits == 4 ? round_words<16>(form, table, out) : round_words<256>(form, table, out);
 }
 
 // Sum over the dimensions of of(i), in lanes.
@@ -116,7 +156,60 @@ void sums_of_rows(const std::uint8_t* rows, std::int64_t stride, int n_rows, std
     }
 }
 
-#if defined(HYBRIDINDEX_PQ_AVX2)
+#if defined(HYBRIDINDEX_PQ_AVX2) || defined(HYBRIDINDEX_PQ_AVX512)
+
+#if defined(HYBRIDINDEX_PQ_AVX512)
+
+// Four parts are 64 bytes of a block, and of a table. Their numbers of a row lie together, so that one instruction adds up
+// what the table has for them; where there are two parts left, the others are zeros.
+template <int Q>
+inline void sums_of_pairs(const std::uint8_t* block, std::int64_t pairs, const std::uint8_t* const* tables,
+                          std::uint16_t* sums) {
+    alignas(64) static constexpr auto kOfRows = [] {
+        std::array<std::uint8_t, 64> at{};
+        for (int row = 0; row < 16; ++row)
+            for (int part = 0; part < 4; ++part)
+                at[static_cast<std::size_t>(4 * row + part)] = static_cast<std::uint8_t>(16 * part + lane_of(row));
+        return at;
+    }();
+    const __m512i of_rows = _mm512_load_si512(kOfRows.data());
+    const __m512i low = _mm512_set1_epi8(0x0f), of_parts = _mm512_set1_epi32(0x30201000), ones = _mm512_set1_epi8(1);
+    // Of one query sums go to two places in turn: one alone would wait for itself.
+    constexpr int kTurns = Q == 1 ? 2 : 1, kSums = Q * kTurns;
+    __m512i first[kSums], last[kSums];  // rows below 16, and the others
+#pragma GCC unroll 4
+    for (int i = 0; i < kSums; ++i) first[i] = last[i] = _mm512_setzero_si512();
+    for (std::int64_t start = 0; start < pairs; start += 2 * kTurns) {
+#pragma GCC unroll 2
+        for (int turn = 0; turn < kTurns; ++turn) {
+            const std::int64_t pair = start + 2 * turn, left = pairs - pair;
+            const __mmask64 there = left > 1 ? ~__mmask64{0} : left == 1 ? 0xffffffff : 0;
+            const __m512i numbers = _mm512_permutexvar_epi8(of_rows, _mm512_maskz_loadu_epi8(there, block + 32 * pair));
+            const __m512i lows = _mm512_or_si512(_mm512_and_si512(numbers, low), of_parts);
+            const __m512i highs = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(numbers, 4), low), of_parts);
+#pragma GCC unroll 4
+            for (int q = 0; q < Q; ++q) {
+                const __m512i table = _mm512_maskz_loadu_epi8(there, tables[q] + 32 * pair);
+                __m512i &of_first = first[turn * Q + q], &of_last = last[turn * Q + q];
+                of_first = _mm512_dpbusd_epi32(of_first, _mm512_permutexvar_epi8(lows, table), ones);
+                of_last = _mm512_dpbusd_epi32(of_last, _mm512_permutexvar_epi8(highs, table), ones);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < Q; ++q) {
+        if constexpr (kTurns == 2) {
+            first[q] = _mm512_add_epi32(first[q], first[Q + q]);
+            last[q] = _mm512_add_epi32(last[q], last[Q + q]);
+        }
+        __m256i* const out = reinterpret_cast<__m256i*>(sums + q * kPqRows);
+        _mm256_storeu_si256(out, _mm512_cvtepi32_epi16(first[q]));
+        _mm256_storeu_si256(out + 1, _mm512_cvtepi32_epi16(last[q]));
+    }
+}
+constexpr int kMostQueries = 4;
+
+#else
 
 // A pair of parts is 32 bytes of a block, and of a table: the shuffle finds 16 rows of each part.
 template <int Q>
@@ -149,12 +242,39 @@ inline void sums_of_pairs(const std::uint8_t* block, std::int64_t pairs, const s
         }
 }
 
+constexpr int kMostQueries = 2;
+
+#endif
+
 void sums_of_block(const std::uint8_t* block, std::int64_t pairs, const std::uint8_t* const* tables, int n,
                    std::uint16_t* sums) {
     int q = 0;
+    if constexpr (kMostQueries >= 4) {
+        for (; q + 4 <= n; q += 4) sums_of_pairs<4>(block, pairs, tables + q, sums + q * kPqRows);
+        if (q + 3 == n) return sums_of_pairs<3>(block, pairs, tables + q, sums + q * kPqRows);
+    }
     for (; q + 2 <= n; q += 2) sums_of_pairs<2>(block, pairs, tables + q, sums + q * kPqRows);
     if (q < n) sums_of_pairs<1>(block, pairs, tables + q, sums + q * kPqRows);
 }
+
+#if defined(HYBRIDINDEX_PQ_AVX512)
+
+std::uint32_t at_most(const std::uint16_t* sums, std::uint16_t limit) {
+    return _mm512_cmple_epu16_mask(_mm512_loadu_si512(sums), _mm512_set1_epi16(static_cast<short>(limit)));
+}
+
+std::uint32_t at_most_with(const std::uint16_t* sums, const float* terms, float step, float limit) {
+    const __m512 factor = _mm512_set1_ps(step), most = _mm512_set1_ps(limit), rounding = _mm512_set1_ps(0x1p-20f);
+    const auto half = [&](int at) {
+        const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums) + at);
+        const __m512 sum = _mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(words)), term = _mm512_loadu_ps(terms + 16 * at);
+        const __m512 least = _mm512_sub_ps(term, _mm512_mul_ps(_mm512_abs_ps(term), rounding));
+        return std::uint32_t{_mm512_cmp_ps_mask(_mm512_add_ps(_mm512_mul_ps(sum, factor), least), most, _CMP_LE_OQ)};
+    };
+    return half(0) | half(1) << 16;
+}
+
+#else
 
 std::uint32_t at_most(const std::uint16_t* sums, std::uint16_t limit) {
     const __m256i most = _mm256_set1_epi16(static_cast<short>(limit));
@@ -181,6 +301,8 @@ std::uint32_t at_most_with(const std::uint16_t* sums, const float* terms, float 
     }
     return found;
 }
+
+#endif
 
 #elif defined(HYBRIDINDEX_PQ_NEON)
 

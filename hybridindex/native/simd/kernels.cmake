@@ -34,7 +34,7 @@ foreach(SET avx2 avx512 neon neon_dot)
 endforeach()
 # The portable kernels of codes.
 set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/../rabitq/kernels.cpp PROPERTIES COMPILE_OPTIONS "${RABITQ_FLAGS}")
-foreach(SET portable avx2 neon)
+foreach(SET portable avx2 avx512 neon)
   set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/../pq/kernels_${SET}.cpp PROPERTIES COMPILE_OPTIONS
     "${RABITQ_FLAGS};${RABITQ_FLAGS_${SET}}")
 endforeach()
