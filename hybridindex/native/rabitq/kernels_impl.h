@@ -21,8 +21,10 @@ namespace {
 template <int Q, bool OneBit>
 void plane(const std::uint8_t* codes, std::int64_t chunks, const std::uint8_t* const* tables, std::int32_t* sums, bool first) {
     const __m512i low = _mm512_set1_epi8(0x0f), table = _mm512_set1_epi32(0x30201000), ones = _mm512_set1_epi8(1);
-    __m512i acc[Q];
-    for (int q = 0; q < Q; ++q) acc[q] = _mm512_setzero_si512();
+    // Of few queries each has two sums: one would wait for itself.
+    constexpr int kSecond = Q <= 2 ? Q : 0;
+    __m512i acc[Q + kSecond];
+    for (__m512i& sum : acc) sum = _mm512_setzero_si512();
     for (std::int64_t c = 0; c < chunks; ++c) {
         const __m512i bytes = _mm512_loadu_si512(codes + c * kChunkBytes);
         const __m512i lows = _mm512_or_si512(_mm512_and_si512(bytes, low), table);
@@ -30,9 +32,11 @@ void plane(const std::uint8_t* codes, std::int64_t chunks, const std::uint8_t* c
         for (int q = 0; q < Q; ++q) {
             const std::uint8_t* at = tables[q] + c * kTableBytes;
             acc[q] = _mm512_dpbusd_epi32(acc[q], _mm512_permutexvar_epi8(lows, _mm512_loadu_si512(at)), ones);
-            acc[q] = _mm512_dpbusd_epi32(acc[q], _mm512_permutexvar_epi8(highs, _mm512_loadu_si512(at + 64)), ones);
+            __m512i& second = acc[kSecond + q];
+            second = _mm512_dpbusd_epi32(second, _mm512_permutexvar_epi8(highs, _mm512_loadu_si512(at + 64)), ones);
         }
     }
+    for (int q = 0; q < kSecond; ++q) acc[q] = _mm512_add_epi32(acc[q], acc[kSecond + q]);
     const __m512i bias = _mm512_set1_epi32(static_cast<int>(chunks) * 8 * table_bias(OneBit ? 1 : 2));
     for (int q = 0; q < Q; ++q) {
         __m512i sum = _mm512_sub_epi32(acc[q], bias);
@@ -306,16 +310,26 @@ inline std::uint32_t at_most(const float* values, float limit) {
 #endif
 }
 
+// A number for each row.
+typedef float Floats __attribute__((vector_size(4 * kCodedRows)));
+typedef std::int32_t Ints __attribute__((vector_size(4 * kCodedRows)));
+
+template <typename Of, typename Value>
+inline Of load(const Value* values) {
+    Of loaded;
+    std::memcpy(&loaded, values, sizeof(loaded));
+    return loaded;
+}
+
 template <bool L2>
 inline void estimates_of(const float* f, const float* g, const float* h, const std::int32_t* sums, int n,
                          const QueryFactors& queries, float* out, std::uint32_t* near) {
+    const Floats rows_f = load<Floats>(f), rows_g = load<Floats>(g), rows_h = L2 ? load<Floats>(h) : Floats{};
     for (int q = 0; q < n; ++q, sums += kCodedRows, out += kCodedRows) {
-        const float u = queries.u[q], w = queries.w[q], centre_product = queries.centre_products[q];
-#pragma GCC ivdep
-        for (int r = 0; r < kCodedRows; ++r) {
-            const float x = ((f[r] * static_cast<float>(sums[r])) * u + g[r] * w) + centre_product;
-            out[r] = L2 ? h[r] + 2.0f * -x : -x;
-        }
+        const Floats sum = __builtin_convertvector(load<Ints>(sums), Floats);
+        const Floats x = ((rows_f * sum) * queries.u[q] + rows_g * queries.w[q]) + queries.centre_products[q];
+        const Floats found = L2 ? rows_h + 2.0f * -x : -x;
+        std::memcpy(out, &found, sizeof(found));
         near[q] = at_most(out, queries.limits[q]);
     }
 }

@@ -15,7 +15,7 @@ constexpr std::int64_t kGroup = 64, kLeastGroup = 4, kKeysOfGroup = 1 << 20;
 // Floats between what is read and what is fetched, a block at least.
 constexpr std::int64_t kFloatsAhead = 8 << 10;
 // Of so many lists one is probed, or more: then all are sorted.
-constexpr std::int64_t kSortedShare = 4;
+constexpr std::int64_t kSortedShare = 6;
 constexpr float kLargest = std::numeric_limits<float>::max();
 
 std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
