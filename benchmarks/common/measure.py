@@ -73,6 +73,7 @@ def arguments(description: str, add: Callable[[argparse.ArgumentParser], None] |
 def environment() -> dict[str, Any]:
     """Machine, versions, load: what a number means nothing without."""
     import hybridindex
+    from hybridindex.extension import native
     from hybridindex.profiler.hardware import hardware_info
     from hybridindex.tiers.contract.driver import driver_version
 
@@ -91,6 +92,7 @@ def environment() -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
         "cpu": info.cpu_model,
         "cores": info.cores,
+        "kernels": None if native is None else native.kernels_here()[0],
         "memory_gib": round(info.memory_bytes / 2**30, 1),
         "devices": list(info.devices),
         "python": platform.python_version(),
