@@ -415,7 +415,7 @@ def _write(
         recall_loss=recall_loss,
         candidates=table,
         measured_with="",
-        created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
         versions=versions(),
         source=source.source,
     )
