@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import hybridindex as hx
+from hybridindex.extension import import_error, native
 from hybridindex.index import IVFIndex, build
 from hybridindex.types import F32
 from tests.clustered import clustered
@@ -32,6 +33,12 @@ if not any(Path("/dev").glob("nvidia*")) and not Path("/proc/driver/nvidia").exi
 for _name, _number in PROFILES.items():
     hypothesis.settings.register_profile(_name, max_examples=_number, deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_configure() -> None:
+    """An installation always compiles the extension: without it most of these tests would look at something else."""
+    if native is None:
+        raise pytest.UsageError(f"the extension cannot be imported, so there is nothing to test: {import_error}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

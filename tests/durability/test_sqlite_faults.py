@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 HERE = Path(__file__).parent
 
 
 def test_every_call_of_sqlite_fails(tmp_path: Path, record_property: Any) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None or sys.platform != "linux":
-        pytest.skip("a C compiler on Linux makes the library that fails calls")
     library = tmp_path / "failing_calls.so"
-    command = [compiler, "-shared", "-fPIC", "-O1", "-o", library, HERE / "failing_calls.c", "-ldl"]
+    command = ["cc", "-shared", "-fPIC", "-O1", "-o", library, HERE / "failing_calls.c", "-ldl"]
     subprocess.run(command, check=True)
     done = subprocess.run(
         [

@@ -51,7 +51,6 @@ print(json.dumps({"grew": peak - before, "count": index.count}))
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("source", "codec"), [("npy", "flat"), ("iterator", "sq8"), ("npy", "pqfs"), ("parquet", "sq8"), ("h5", "flat")]
 )

@@ -9,7 +9,6 @@ import pytest
 
 import hybridindex as hx
 from hybridindex.errors import InvalidInputError, ProfileError, ProfileMismatchError, UnsupportedIndexError
-from hybridindex.extension import native
 from hybridindex.index import open_index
 from hybridindex.index.compress import compress
 from hybridindex.plans.current import current_plan_id
@@ -17,8 +16,6 @@ from hybridindex.plans.precision import choose_view, precision_of, stored_histor
 from hybridindex.plans.stored import load_plan
 from tests.clustered import clustered, small_index
 from tests.partitioner.synthetic import profile_of
-
-pytestmark = pytest.mark.skipif(native is None, reason="the extension does not scan codes")
 
 
 @pytest.fixture(scope="module")

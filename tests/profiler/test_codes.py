@@ -9,7 +9,6 @@ import pytest
 
 from hybridindex.config import MAX_K
 from hybridindex.errors import InvalidInputError, ProfileError, ProfileMismatchError
-from hybridindex.extension import native
 from hybridindex.index import open_index
 from hybridindex.index.compress import compress
 from hybridindex.paging import CODE_PAGE_BYTES, PageGeometry
@@ -210,7 +209,6 @@ def test_a_query_with_few_lists_counts_no_other_lists_candidates():
     np.testing.assert_array_equal(counts_by_probe(probes, positions), [[2, 1, 0], [1, 0, 0], [0, 0, 0]])
 
 
-@pytest.mark.skipif(native is None, reason="faiss quantizes, whose products are not ours")
 def test_the_products_that_the_quantizer_gave_are_not_computed_again(tmp_path, monkeypatch, queries):
     made = small_index(tmp_path / "idx", metric="ip", n=800)
     with with_codes(made) as index:

@@ -13,7 +13,6 @@ from hypothesis import given
 
 from hybridindex.config import MAX_CANDIDATES
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
-from hybridindex.extension import native
 from hybridindex.index import build, open_index
 from hybridindex.index.rabitq.spec import CandidateTable
 from hybridindex.plans.precision import view_to_profile
@@ -48,8 +47,6 @@ def without_extension(patch):
 def kernels(request, monkeypatch):
     if request.param == "numpy":
         without_extension(monkeypatch)
-    elif native is None:
-        pytest.skip("the extension does not scan codes")
     return request.param
 
 
@@ -226,15 +223,11 @@ def test_auto_takes_codes_where_they_are_scanned_fast(index, monkeypatch):
 
 
 def test_auto_takes_codes_where_the_extension_scans_them(index):
-    if native is None:
-        pytest.skip("the extension does not scan codes")
     with Router(index) as router:
         assert router.precision.startswith("codes: ")
 
 
 def test_auto_takes_rows_where_many_of_them_would_be_candidates(tmp_path):
-    if native is None:
-        pytest.skip("the extension does not scan codes")
     table = CandidateTable(k=(10,), nprobe=(8,), r=((300,),))
     with with_codes(small_index(tmp_path / "i", n=4000), table=table) as index:
         why = "the index has codes, but searches by them compare 300 candidates for k 10 at nprobe 8, of some 1,000"

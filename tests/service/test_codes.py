@@ -8,7 +8,6 @@ import pytest
 import hybridindex as hx
 from hybridindex.client import Client
 from hybridindex.errors import InvalidInputError, ReloadError, UnsupportedIndexError
-from hybridindex.extension import native
 from hybridindex.index import open_index
 from hybridindex.index.compress import compress
 from hybridindex.plans.precision import views_of
@@ -21,8 +20,6 @@ from tests.partitioner.synthetic import profile_of
 from tests.router.slow_copies import until
 from tests.service.conftest import ask, assert_same
 from tests.service.live import live
-
-pytestmark = pytest.mark.skipif(native is None, reason="the extension does not scan codes")
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ async def keep_running(service: Service, series: Series, calls: StoreCalls) -> A
     async def warm_up() -> None:
         try:
             await asyncio.to_thread(service.warm_up)
-        except Exception:
+        except Exception:  # nobody awaits this before the daemon ends: it is told now
             _log.exception("warming up failed: this daemon will not become ready")
             raise
 

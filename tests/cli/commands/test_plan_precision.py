@@ -9,13 +9,10 @@ import pytest
 
 import hybridindex as hx
 from hybridindex.cli.console import ExitCode
-from hybridindex.extension import native
 from hybridindex.plans.benches import latest_benches
 from hybridindex.plans.precision import views_of
 from tests.clustered import clustered, small_index
 from tests.partitioner.synthetic import profile_of, with_candidates, with_row_faults
-
-pytestmark = pytest.mark.skipif(native is None, reason="the extension does not scan codes")
 
 
 @pytest.fixture

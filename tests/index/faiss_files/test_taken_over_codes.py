@@ -11,7 +11,6 @@ import pytest
 
 import hybridindex as hx
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
-from hybridindex.extension import native
 from hybridindex.filesystem import watched_by
 from hybridindex.index import compress, from_faiss, open_index
 from hybridindex.index.faiss_files import import_faiss
@@ -140,8 +139,6 @@ def test_devices_hold_codes_alone_which_no_look_for_damage_takes_for_rows(import
 
 
 def test_numpy_estimates_the_same(imported, monkeypatch):
-    if native is None:
-        pytest.skip("the extension is not here")
     _, index = imported
     with opened(index) as router:
         right = router.search(queries_of(index.dim), 10, 8)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybridindex.extension import native
 from hybridindex.index.rabitq.encode import decode_blocks, encode_list, encode_reference, factors
 from hybridindex.index.rabitq.estimate import estimates, prepare_queries
 from hybridindex.index.rabitq.rotation import dot, pad, rotate, signs
@@ -59,7 +58,6 @@ def test_parts_of_a_list_are_coded_as_the_whole_is():
     assert encode_list(rows[:0], centroid, flips, this).shape == (0,)
 
 
-@pytest.mark.skipif(native is None, reason="the extension does not encode")
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("bits", [1, 2, 4])
 @pytest.mark.parametrize("metric", ["ip", "l2"])

@@ -109,7 +109,6 @@ def test_what_lies_beyond_the_end_of_a_cut_file_is_gone(mapped, file):
     assert views[1].tobytes() == good
 
 
-@pytest.mark.skipif(native is None, reason="the handler is the extension's")
 def test_what_was_read_beyond_the_end_is_told_once_for_each_mapping(mapped, file):
     lists, views = mapped
     os.truncate(file, 2 * PAGE)
@@ -120,7 +119,6 @@ def test_what_was_read_beyond_the_end_is_told_once_for_each_mapping(mapped, file
     assert lists.take_gone() == [(2 * PAGE, SIZE)]
 
 
-@pytest.mark.skipif(native is None, reason="the handler is the extension's")
 def test_pages_that_cannot_be_read_are_told_apart(tmp_path):
     """Single pages of a disk that fails: the watch is told of a file that is long enough."""
     n_pages = 300

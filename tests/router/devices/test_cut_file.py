@@ -8,10 +8,7 @@ import sys
 
 import pytest
 
-from hybridindex.extension import native
 from tests.clustered import clustered, small_index
-
-pytestmark = pytest.mark.skipif(native is None, reason="the handler is the extension's")
 
 #: argv: index directory, file of queries. Threads search while the file is cut to half and restored.
 _SEARCHES = """

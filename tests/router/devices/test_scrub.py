@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from hybridindex.errors import CorruptIndexError, DamagedListsError, InvalidInputError, RouterClosedError
-from hybridindex.extension import native
 from hybridindex.index import open_index
 from hybridindex.index.faiss_files.export_faiss import to_faiss
 from hybridindex.index.ivf import IVFIndex
@@ -238,7 +237,6 @@ def test_codes_come_from_a_device_that_holds_them(serve, codec):
         assert served.check(router) == 0
 
 
-@pytest.mark.skipif(native is None, reason="the handler is the extension's")
 @pytest.mark.parametrize("codec", ["flat", "bf16"])
 def test_a_cut_file_takes_what_mended_a_list_along(serve, codec):
     """The handler of the fault puts zeros in the place of all that follows, mended or not."""
@@ -266,7 +264,6 @@ def test_a_cut_file_takes_what_mended_a_list_along(serve, codec):
         assert served.check(router) == 0
 
 
-@pytest.mark.skipif(native is None, reason="the handler is the extension's")
 def test_lists_of_a_cut_file_come_from_another_generation(tmp_path):
     whole = Served(tmp_path / "i")
     again = small_index(tmp_path / "i", replace=True)
@@ -546,7 +543,6 @@ def test_no_copy_is_made_of_damaged_lists(serve, copy):
             copy(served.index)
 
 
-@pytest.mark.skipif(native is None, reason="the handler is the extension's")
 def test_no_copy_is_made_of_a_file_that_is_cut_meanwhile(serve, copy):
     served = serve()
     with pytest.raises(CorruptIndexError, match="restore the file"):

@@ -7,14 +7,11 @@ import pytest
 import hybridindex as hx
 from hybridindex.cli.dividing import divide_indexes
 from hybridindex.errors import InvalidInputError, UnsupportedIndexError
-from hybridindex.extension import native
 from hybridindex.index import open_index
 from hybridindex.index.compress import compress
 from hybridindex.plans.precision import views_of
 from tests.partitioner.synthetic import profile_of
 from tests.service.several.conftest import BUDGET
-
-pytestmark = pytest.mark.skipif(native is None, reason="the extension does not scan codes")
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from hybridindex.errors import InvalidInputError
-from hybridindex.extension import native
 from hybridindex.tiers.contract.positions import ids_of_positions
 from hybridindex.tiers.host import rabitq_scanner
 from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
@@ -30,8 +29,6 @@ def reference(index, monkeypatch):
 
 @pytest.fixture
 def scanner(index):
-    if native is None:
-        pytest.skip("the extension does not scan codes")
     made = HostRabitqScanner(index, index.rabitq, threads=2)
     yield made
     made.close()
