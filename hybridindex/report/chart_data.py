@@ -176,8 +176,9 @@ _SECONDS: Mapping[str, Callable[[LatencyParts], F64 | float]] = {
 
 def stage_fit(analysis: Analysis, stage: str, *, beyond: float = 4.0) -> StageFit | None:
     """``stage`` is "coarse", or "host_scan" or "rerank" with no resident list, on the host; ``None`` where it was not
-    timed."""
-    latency, curve = analysis.latency, analysis.curve
+    timed. With all rows in memory, as they were."""
+    in_memory = analysis.configured(page_bytes=analysis.curve.geometry.page_bytes, n_devices=analysis.latency.n_devices)
+    latency, curve = in_memory.latency, in_memory.curve
     stages = analysis.profile.stages
     samples = [s for s in stages if s.stage == stage and s.coverage == 0 and not s.device and s.batch > 0]
     if not samples or (stage == "coarse" and latency.coarse is None):

@@ -10,7 +10,7 @@ from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.partitioner.request import PlanRequest
 from hybridindex.report.chart_data import access_shares, batch_check, hit_rate_check, scan_check, slo_need, stage_fit
 from hybridindex.types import Profile, StageSample
-from tests.partitioner.synthetic import with_candidates
+from tests.partitioner.synthetic import with_candidates, with_row_faults
 
 
 def test_access_shares_rise_from_zero_to_one_and_fall_in_slope_where_the_order_was_chosen(bare_plan: Plan) -> None:
@@ -69,6 +69,17 @@ def test_exact_distances_of_devices_are_no_samples_of_the_host(bare_profile: Pro
     assert fit is not None
     host = [s.seconds for s in profile.stages if s.stage == "rerank" and s.coverage == 0 and not s.device]
     np.testing.assert_array_equal(fit.sample_s, host)
+
+
+def test_exact_distances_are_fitted_without_reads_of_rows_on_disk(bare_profile: Profile) -> None:
+    codes = dataclasses.replace(bare_profile, codec="rabitq1", scanner="rabitq")
+    profile = with_row_faults(with_candidates(codes, 512))
+    asked = {"slo_ms": 1000.0, "device_budget_bytes": 8 << 20}
+    warm, cold = (make_plan(profile, PlanRequest.resolve(row_cache_bytes=nbytes, **asked)) for nbytes in (None, 0))
+    found = [stage_fit(plan.analysis, "rerank") for plan in (warm, cold)]
+    assert found[0] is not None
+    assert found[1] is not None
+    np.testing.assert_array_equal(found[0].fit_s, found[1].fit_s)
 
 
 def test_scan_check_compares_masked_runs_only(bare_profile: Profile, bare_plan: Plan) -> None:

@@ -42,7 +42,7 @@ public:
     CodedQueries(const CodeFormat& format) : format_(format) {}
     void prepare(const float* queries, std::int64_t n);
     // Their memory goes where it is more than `most` bytes.
-    void let_go(std::size_t most) { tables_.let_go(most); }
+    void let_go(std::size_t most) { tables_.let_go(most), whole_.let_go(most); }
     const std::uint8_t* tables(std::int32_t query) const { return tables_.data() + query * format_.chunks() * kTableBytes; }
     const std::int8_t* whole(std::int32_t query) const { return whole_.data() + query * format_.dims(); }
     // The step of its whole numbers times f_scale.
