@@ -173,15 +173,16 @@ class Index:
         """
         from hybridindex.plans.precision import view_to_profile
         from hybridindex.profiler.access import split_halves
-        from hybridindex.profiler.device import devices_here
+        from hybridindex.profiler.device import devices_to_time
         from hybridindex.profiler.request import ProfileRequest
         from hybridindex.profiler.routed import time_routed
         from hybridindex.profiler.run import profile_index
 
         if nprobe is not None and recall is not None:
             raise InvalidInputError("nprobe and recall were both given; give one: recall chooses nprobe")
-        view = view_to_profile(self._ivf, precision, options.get("host_scanner", "auto"))
-        chosen = devices_here(view) if devices is None else () if devices == 0 else devices
+        host_scanner = options.get("host_scanner", "auto")
+        view = view_to_profile(self._ivf, precision, host_scanner, mapped=rows == "mapped")
+        chosen = devices_to_time(view, () if devices == 0 else devices, host_scanner)
         checkpoint = options.pop("checkpoint", None)
         request = ProfileRequest(
             nprobe=nprobe,

@@ -10,6 +10,7 @@ from hybridindex.partitioner.eq1 import coverage_of_eq1
 from hybridindex.partitioner.models.coverage import QueryWork
 from hybridindex.partitioner.models.hitrate import MODEL_NAMES
 from hybridindex.partitioner.models.order_stats import window_starts
+from hybridindex.partitioner.models.rows import rows_on_devices
 from hybridindex.partitioner.models.throughput import throughput_model
 from hybridindex.partitioner.solver import Solution, problem_of, rate_in_words, solve
 
@@ -98,7 +99,8 @@ def _held(plan: Decision) -> str:
     if plan.bits is None:
         return ""
     profile, resident = plan.analysis.profile, plan.resident_lists
-    nbytes, rows = int(profile.list_bytes[resident].sum()), profile.notes.get("codes", {}).get("row_bytes")
+    nbytes = int(profile.list_bytes[resident].sum())
+    rows = profile.notes.get("codes", {}).get("row_bytes") if rows_on_devices(profile) else None
     bits = "1 bit" if plan.bits == 1 else f"{plan.bits} bits"
     said = f"codes, {bits}: {format_bytes(nbytes)} of {format_bytes(profile.nbytes)}"
     beside = plan.resident_rows.size

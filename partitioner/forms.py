@@ -55,7 +55,7 @@ def paths_of(curve: CoverageCurve, latency: LatencyModel) -> tuple[Path, ...]:
     rows, rerank = curve.rows, latency.rerank
     # A device that was timed and did not compare leaves the comparisons to the host.
     unable = latency.device is not None and latency.device_rerank is None
-    if rows is None or rerank is None or rerank.per_candidate_s <= 0 or unable:
+    if rows is None or not rows.on_devices or rerank is None or rerank.per_candidate_s <= 0 or unable:
         return (first,)
     useful = curve.useful_count()
     nothing = curve.at(0)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hybridindex.errors import InvalidInputError
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.paging import PageGeometry, scratch_for_budget
 from hybridindex.profiler.request import ProfileRequest
@@ -26,6 +27,7 @@ from hybridindex.router.batch.stages import BatchClock
 from hybridindex.tiers.contract.devices import available_bytes, kind_here, resolve_device
 from hybridindex.tiers.contract.residency import Residency, ResidencyStore
 from hybridindex.tiers.contract.tier import Tier
+from hybridindex.tiers.host.host_scanner import differs_from_devices
 from hybridindex.tiers.host.rabitq_scanner import HostRabitqScanner
 from hybridindex.tiers.paged.device_tier import DeviceTier
 from hybridindex.tiers.serving import open_device_tier, tier_of
@@ -34,7 +36,7 @@ from hybridindex.types import F32, I64, StageSample, TransferSample
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TRANSFER_BYTES", "DeviceTiming", "devices_here", "room_to_measure", "time_device", "time_transfers"]
+__all__ = ["TRANSFER_BYTES", "DeviceTiming", "devices_to_time", "room_to_measure", "time_device", "time_transfers"]
 
 Clock = Callable[[], float]
 
@@ -55,9 +57,22 @@ _MOST_OF_ROWS = 64 << 20
 _GPU_SHARE, _HOST_SHARE = 0.8, 0.25
 
 
-def devices_here(index: IVFIndex) -> tuple[str, ...]:
-    """What would serve ``index`` on this machine: its GPUs, else the stand-in; none where torch is missing or no tier
-    holds the codec."""
+def devices_to_time(index: IVFIndex, asked: Sequence[str] | None, host_scanner: str = "auto") -> Sequence[str]:
+    """Those that were ``asked`` for; None: those that would serve ``index`` on this machine beside ``host_scanner``.
+
+    Raises:
+        InvalidInputError: some were asked for, and the scanner finds other distances than they do.
+    """
+    differs = differs_from_devices(index, host_scanner)
+    if asked and differs:
+        raise InvalidInputError(differs)
+    if asked is None:
+        return () if differs else _devices_here(index)
+    return asked
+
+
+def _devices_here(index: IVFIndex) -> tuple[str, ...]:
+    """Its GPUs, else the stand-in; none where torch is missing or no tier holds the codec."""
     try:
         import torch
     except ImportError:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridindex.extension import native
 from hybridindex.index.faiss_model import require_faiss
 from hybridindex.index.ivf import IVFIndex
 from hybridindex.profiler.hardware import file_system_of
@@ -155,6 +156,8 @@ def time_row_faults(
     def skipped(why: str) -> HostTiming:
         return HostTiming(samples=(), notes={"file_system": kind, "skipped": why})
 
+    if native is None:
+        return skipped("the extension, which has pages read, is missing")
     if not on_disk.sees_memory:
         return skipped("the system does not say which pages are in memory to a user who does not own the file")
     if integrity.mended or integrity.lists_in_quarantine():
@@ -168,7 +171,7 @@ def time_row_faults(
         for batch in rng.permutation(batches).tolist():
             x = queries[rng.choice(len(queries), batch, replace=False)]
             found = scanner.scan(x, *searching.quantize(x, request.nprobe), kept)[1]
-            part = float(rng.choice(_COLD_PARTS))
+            part = float(rng.choice(_COLD_PARTS)) if rounds else 1.0
             found = np.where(rng.random(found.shape) < part, found, -1)
             if not on_disk.forget(found):
                 continue
@@ -198,7 +201,13 @@ def time_row_faults(
             tick(rounds, request.repeats)
     if not samples:
         return skipped(f"rows on {kind or 'this file system'} are read as fast as from memory")
-    notes = {"file_system": kind, "batches": batches, "rounds": rounds, "seconds": clock() - started}
+    notes = {
+        "file_system": kind,
+        "page_bytes": PAGESIZE,
+        "batches": batches,
+        "rounds": rounds,
+        "seconds": clock() - started,
+    }
     return HostTiming(samples=tuple(samples), notes=notes)
 
 

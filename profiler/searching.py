@@ -68,10 +68,10 @@ class Searching:
             "recall_loss": spec.recall_loss,
             #: Whose codes they are: these may be replaced, and their profiles stay.
             "of": rows.fingerprint,
+            #: Of all lists, and whether devices could hold them.
+            "row_bytes": int(rows.list_bytes.sum()),
+            "rows_on_devices": rows.device_codec() is not None,
         }
-        if rows.device_codec() is not None:
-            #: Of all lists, where devices could hold them.
-            said["row_bytes"] = int(rows.list_bytes.sum())
         return {"codes": said}
 
     def close(self) -> None:

@@ -117,7 +117,8 @@ def choose_precision(index: IVFIndex, config: RouterConfig, planned: str | None 
             return rows("the index has codes, but host_scanner 'faiss' scans rows")
         if not HostRabitqScanner.is_fast():
             return rows("the index has codes, but the extension that scans them is missing")
-        if config.candidates is None and (reason := index.rabitq.spec.hardly_pays(index.nprobe)):
+        asked = config.candidates is not None or config.rows == "mapped"
+        if not asked and (reason := index.rabitq.spec.hardly_pays(index.nprobe)):
             return rows(f"the index has codes, but {reason}")
     return rows(index.rabitq_problem) if index.load_codes() is None else codes()
 

@@ -214,6 +214,15 @@ def test_a_codec_for_the_host_only_is_planned_and_said(tmp_path, monkeypatch):
             assert router.search(clustered(2)).hit_rate.max() == 0
 
 
+def test_scans_of_faiss_are_profiled_without_devices_where_these_differ(tmp_path):
+    queries = clustered(200, seed=5)
+    with hx.build(clustered(1500), tmp_path / "i", nlist=8, codec="pq8") as index:
+        with pytest.raises(InvalidInputError, match="host_scanner is 'faiss', whose distances of codec pq8"):
+            index.profile(queries, nprobe=4, devices=["cpu"], max_seconds=1, host_scanner="faiss")
+        profile = index.profile(queries, nprobe=4, max_seconds=1, host_scanner="faiss")
+        assert {s.device for s in profile.stages} == {""}
+
+
 def test_a_codec_that_lies_in_shards_is_timed_planned_and_served_within_its_budget(tmp_path, monkeypatch):
     # Plans for the stand-in are made where there is no GPU.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -259,7 +268,7 @@ def test_the_devices_that_are_there_are_measured_unless_none_is_wanted(index, mo
     assert asked == [("cpu",), (), (), ("cpu", "cpu")]
     monkeypatch.setattr(measuring, "kind_here", lambda: "cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert measuring.devices_here(index.ivf) == ("cuda:0", "cuda:1")
+    assert measuring.devices_to_time(index.ivf, None) == ("cuda:0", "cuda:1")
 
 
 def test_routed_batches_are_part_of_the_profile(profile):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hybridindex.errors import ProfileError
 from hybridindex.partitioner.plan import Plan, make_plan
 from hybridindex.partitioner.request import PlanRequest
-from hybridindex.plans.replan import PlanChanges, PlanDevices, replan
+from hybridindex.plans.replan import ALL_IN_MEMORY, PlanChanges, PlanDevices, replan
 from hybridindex.profiler.check import check_profile
 from hybridindex.profiler.hardware import hardware_info
 from hybridindex.types import Profile
@@ -98,7 +98,9 @@ def request_other_content(
     """
     here = hardware_info().fingerprint
     profile = store.load_profile(index_fingerprint=ivf.fingerprint, hardware_fingerprint=here)
-    return profile, replan(request, PlanChanges(), devices)
+    # What reading rows takes is not known where the new profile did not measure it.
+    measured = any(sample.stage == "row_faults" for sample in profile.stages)
+    return profile, replan(request, PlanChanges(row_cache_bytes=None if measured else ALL_IN_MEMORY), devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

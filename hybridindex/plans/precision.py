@@ -75,8 +75,13 @@ def precision_of(view: IVFIndex) -> PrecisionName:
     return "rows" if view.rows is view else "codes"
 
 
-def view_to_profile(ivf: IVFIndex, precision: PrecisionName, host_scanner: str = "auto") -> IVFIndex:
+def view_to_profile(
+    ivf: IVFIndex, precision: PrecisionName, host_scanner: str = "auto", *, mapped: bool = False
+) -> IVFIndex:
     """What searches of ``precision`` will scan: for ``auto`` codes, where there are some and they pay.
+
+    Args:
+        mapped: rows stay on disk, where codes pay whatever there is to compare.
 
     Raises:
         InvalidInputError, UnsupportedIndexError: as :func:`views_of`.
@@ -87,7 +92,7 @@ def view_to_profile(ivf: IVFIndex, precision: PrecisionName, host_scanner: str =
         ivf.load_codes()
     *_, view = views_of(ivf, precision)
     slow = host_scanner == "faiss" or not HostRabitqScanner.is_fast()
-    slow = slow or (ivf.rabitq is not None and bool(ivf.rabitq.spec.hardly_pays(ivf.nprobe)))
+    slow = slow or (not mapped and ivf.rabitq is not None and bool(ivf.rabitq.spec.hardly_pays(ivf.nprobe)))
     return ivf.rows if precision == "auto" and slow else view
 
 

@@ -40,10 +40,12 @@ from hybridindex.paging import DEFAULT_PAGE_BYTES
 from hybridindex.partitioner.request import PlanRequest, SloStage
 from hybridindex.types import HitRateChoice, LLMProfile
 
-__all__ = ["SOLVE", "PlanChanges", "PlanDevices", "replan"]
+__all__ = ["ALL_IN_MEMORY", "SOLVE", "PlanChanges", "PlanDevices", "replan"]
 
 #: The coverage that is not fixed.
 SOLVE: Final = "solve"
+#: The row cache of rows that are all in memory.
+ALL_IN_MEMORY: Final = "all"
 #: What decides the placement wherever it is asked for.
 _DECIDING: Final = ("slo_ms", "device_budget_bytes")
 
@@ -63,7 +65,8 @@ class PlanChanges:
     slo_stage: SloStage | None = None
     hit_rate_model: HitRateChoice | None = None
     headroom: float | None = None
-    row_cache_bytes: int | None = None
+    #: Memory for rows on disk, or "all": they are in memory.
+    row_cache_bytes: int | Literal["all"] | None = None
 
     def given(self) -> dict[str, Any]:
         """What is asked for, by name."""
@@ -117,6 +120,8 @@ def replan(current: PlanRequest | None, changes: PlanChanges, devices: PlanDevic
         if coverage != SOLVE:
             raise InvalidInputError(f"coverage is {coverage!r}; give a fraction of lists in [0, 1], or {SOLVE!r}")
         values["coverage"] = None
+    if values.get("row_cache_bytes") == ALL_IN_MEMORY:
+        values["row_cache_bytes"] = None
     request = PlanRequest.resolve(**values)
     new = [f"{name} {asked[name]!r}" for name in _DECIDING if name in asked]
     if current is not None and request.coverage is not None and new:

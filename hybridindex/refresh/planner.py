@@ -16,7 +16,14 @@ from hybridindex.paging import PageGeometry
 from hybridindex.partitioner.analysis import Analysis
 from hybridindex.partitioner.models.coverage import CoverageCurve, QueryWork
 from hybridindex.partitioner.models.fits import PiecewiseLinear
-from hybridindex.partitioner.models.latency import DeviceScanModel, LatencyModel, RerankModel, RoutingModel
+from hybridindex.partitioner.models.latency import (
+    DeviceScanModel,
+    LatencyModel,
+    RerankModel,
+    RoutingModel,
+    RowFaultModel,
+)
+from hybridindex.partitioner.models.row_cache import CachedPages, RowCache
 from hybridindex.partitioner.models.rows import RowCurve
 from hybridindex.partitioner.models.scan_models import (
     CalibratedScanModel,
@@ -55,7 +62,7 @@ CODEC = PipeCodec(
         *(AccessSample, HardwareInfo, LLMProfile, Profile, RecallPoint, StageSample, TransferSample),
         *(Analysis, CoverageCurve, PageGeometry, Plan, PlanRequest, QueryWork, SolverStep, Verdict),
         *(HitRateError, HitRateValidation, PiecewiseLinear, DeviceScanModel, LatencyModel, RoutingModel),
-        *(RerankModel, RowCurve),
+        *(CachedPages, RerankModel, RowCache, RowCurve, RowFaultModel),
         *(CalibratedScanModel, HostScanModelChoice, ListMajorScanModel, PaperScanModel, QueryParallelScanModel),
         *(Arenas, Comparison, Served, Weighed),
     )

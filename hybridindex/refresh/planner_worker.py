@@ -81,8 +81,7 @@ class _Calls:
         assert self._profile is not None, "nothing was renewed, and no profile was given"
         plan = self._plan = plan_again(self._profile, request, arenas)
         # Caches are large; the serving process fills its own.
-        curve = replace(plan.analysis.curve, cell_cache={}, touch_cache={})
-        return replace(plan, analysis=replace(plan.analysis, curve=curve))
+        return replace(plan, analysis=replace(plan.analysis, curve=plan.analysis.curve.without_caches()))
 
     def _weigh(self, *, served: Served, bandwidth_share: float, room_bytes: Sequence[int] | None) -> Weighed:
         from hybridindex.plans.proposal import weigh_plan

@@ -187,6 +187,13 @@ class CoverageCurve:
             resident = float(np.diff(cumulative)[work.resident].sum())
         return resident, max(total - resident, 0.0)
 
+    def without_caches(self) -> CoverageCurve:
+        """The same with nothing kept of what was computed."""
+        rows = self.rows
+        if rows is not None and rows.cache is not None:
+            rows = replace(rows, cache=replace(rows.cache, _known={}))
+        return replace(self, cell_cache={}, touch_cache={}, rows=rows)
+
     def pages_of(self, pieces: I64) -> I64:
         """Pages of each of the pieces (m,): what is scanned of list l is piece l, the rows beside its code are piece
         nlist + l."""

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from hybridindex.types import F64, I64, Profile
 
-__all__ = ["PAGE_BYTES", "RowCache", "build_row_cache"]
+__all__ = ["CachedPages", "RowCache", "build_row_cache"]
 
-#: Of the page cache, and of an id.
-PAGE_BYTES = 4096
+#: Of the page cache, where a profile does not say; and of an id.
+_PAGE_BYTES = 4096
 _ID_BYTES = 8
 #: Lists begin at multiples of it.
 _ALIGNED = 64
@@ -28,7 +28,7 @@ _MAX_STEPS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Pages:
+class CachedPages:
     """Pages of one kind, of rows or of ids, list by list."""
 
     #: (nlist,) float64 pages, and the part of the queries that touch any one of them.
@@ -43,18 +43,20 @@ class RowCache:
     """Page faults of held-back queries under a cache of so many bytes. Immutable but for a cache."""
 
     nbytes: int
+    #: Of the page cache.
+    page_bytes: int
     #: Held-back queries, and (pairs,) the query and the list of each pair that has candidates.
     n_queries: int
     query: npt.NDArray[np.int32]
     lists: npt.NDArray[np.int32]
-    rows: _Pages
-    ids: _Pages
+    rows: CachedPages
+    ids: CachedPages
     _known: dict[int, F64] = field(default_factory=dict, repr=False)
 
     @property
     def all_bytes(self) -> int:
         """Of all pages."""
-        return math.ceil(float(self.rows.number.sum() + self.ids.number.sum())) * PAGE_BYTES
+        return math.ceil(float(self.rows.number.sum() + self.ids.number.sum())) * self.page_bytes
 
     def faults(self, on_device: I64, prefix: int | None = None) -> F64:
         """(n,) float64 pages that each query reads from disk, where the rows of the lists ``on_device`` (m,) are not
@@ -70,7 +72,7 @@ class RowCache:
         here[on_device] = 0.0
         number = np.concatenate((self.rows.number * here, self.ids.number))
         missing = _missing(
-            number, np.concatenate((self.rows.popularity, self.ids.popularity)), self.nbytes // PAGE_BYTES
+            number, np.concatenate((self.rows.popularity, self.ids.popularity)), self.nbytes // self.page_bytes
         )
         rows, ids = np.split(missing, 2)
         read = self.rows.touched * (rows * here)[self.lists] + self.ids.touched * ids[self.lists]
@@ -123,10 +125,12 @@ def build_row_cache(
     queries = max(float(access.list_accesses.sum()) / max(width, 1e-300), 1e-300)
     each, seen = access.list_candidates / probes, np.minimum(access.list_accesses / queries, 1.0)
 
-    def pages(nbytes_each: int, step: int) -> _Pages:
-        across = 1.0 + (nbytes_each - step) / PAGE_BYTES
+    page_bytes = int(profile.notes.get("row_faults", {}).get("page_bytes", _PAGE_BYTES))
+
+    def pages(nbytes_each: int, step: int) -> CachedPages:
+        across = 1.0 + (nbytes_each - step) / page_bytes
         # Those at both ends hold parts of other lists, too.
-        spread = np.where(sizes > 0, 1.0 + (sizes * nbytes_each - step) / PAGE_BYTES, 0.0)
+        spread = np.where(sizes > 0, 1.0 + (sizes * nbytes_each - step) / page_bytes, 0.0)
         on_page = sizes * across / np.maximum(spread, 1.0)
 
         def touched(candidates: F64, of: I64 | npt.NDArray[np.int32] | slice) -> F64:
@@ -134,14 +138,15 @@ def build_row_cache(
             left = 1.0 - np.minimum(candidates / np.maximum(sizes[of], 1.0), 1.0)
             return np.asarray(1.0 - left ** on_page[of], dtype=np.float64)
 
-        return _Pages(
-            number=sizes * nbytes_each / PAGE_BYTES,
+        return CachedPages(
+            number=sizes * nbytes_each / page_bytes,
             popularity=seen * touched(each, slice(None)),
             touched=spread[lists] * touched(had, lists),
         )
 
     return RowCache(
         nbytes=nbytes,
+        page_bytes=page_bytes,
         n_queries=n,
         query=query,
         lists=lists,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from hybridindex.partitioner.models.row_cache import RowCache, build_row_cache
 from hybridindex.types import F64, I64, Profile
 
-__all__ = ["RowCurve", "build_row_curve", "row_bytes_of"]
+__all__ = ["RowCurve", "build_row_curve", "row_bytes_of", "rows_on_devices"]
 
 _GRID_POINTS = 100
 
@@ -50,6 +50,8 @@ class RowCurve:
     probe_candidates: F64
     #: Lists of the pairs.
     probe_list: npt.NDArray[np.int32]
+    #: Whether devices can hold rows: not those of faiss's own codes.
+    on_devices: bool
     #: Of rows that are on disk; ``None``: all are in memory.
     cache: RowCache | None = None
 
@@ -112,6 +114,11 @@ def row_bytes_of(profile: Profile) -> int:
     return round(nbytes / max(1, int(profile.list_sizes.sum())))
 
 
+def rows_on_devices(profile: Profile) -> bool:
+    """Whether devices can hold the row beside a code. Profiles that do not say have row bytes only where they can."""
+    return bool(profile.notes.get("codes", {}).get("rows_on_devices", True))
+
+
 def build_row_curve(profile: Profile, queries: I64, page_bytes: int) -> RowCurve | None:
     """Tabulate the candidates of the held-back ``queries`` (n,) int64, numbers in the profile, by prefix of the order
     of rows. None where candidates were not counted, or there are none."""
@@ -155,4 +162,5 @@ def build_row_curve(profile: Profile, queries: I64, page_bytes: int) -> RowCurve
         probe_rank=ranks.astype(np.int32),
         probe_candidates=here,
         probe_list=lists.astype(np.int32),
+        on_devices=rows_on_devices(profile),
     )

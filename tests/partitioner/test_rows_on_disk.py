@@ -148,4 +148,5 @@ def test_plans_are_stored_and_read(analysis, profile):
 def test_the_next_plan_keeps_the_memory_for_rows():
     assert replan(request(7 << 20), PlanChanges(slo_ms=3.0), None).row_cache_bytes == 7 << 20
     assert replan(request(7 << 20), PlanChanges(row_cache_bytes=0), None).row_cache_bytes == 0
+    assert replan(request(7 << 20), PlanChanges(row_cache_bytes="all"), None).row_cache_bytes is None
     assert replan(request(), PlanChanges(slo_ms=3.0), None).row_cache_bytes is None

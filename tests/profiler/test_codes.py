@@ -65,6 +65,7 @@ def test_a_profile_of_codes_holds_what_a_search_by_codes_costs(index, queries):
         "candidates": index.rabitq.spec.candidates_for(5, 6),
         "recall_loss": index.rabitq.spec.recall_loss,
         "row_bytes": int(index.list_bytes.sum()),
+        "rows_on_devices": True,
     }
     assert profile.notes["host"]["candidates"] == said["candidates"]
     assert profile.notes["host"]["coarse"] == "quantization and products with centroids"

@@ -48,13 +48,14 @@ def test_pages_are_counted_and_timed(index, queries):
     forget_lists(index)
     profile = profiled(index, queries)
     found = faults_of(profile)
-    assert {s.batch for s in found} == {1, 4}
+    assert {s.batch for s in found if s.coverage == 0} == {1, 4}
     for sample in found:
         assert 0 < sample.probes <= len(index.mapped_lists()) // PAGE
         assert sample.work_bytes == sample.probes * PAGE
         assert sample.seconds > 0
     assert len({s.probes for s in found}) > 2
     notes = profile.notes["row_faults"]
+    assert notes["page_bytes"] == PAGE
     assert notes["file_system"] == file_system_of(index.integrity.file)
     assert notes["batches"] == [1, 4]
     found = plan(profile)

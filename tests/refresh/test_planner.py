@@ -17,6 +17,7 @@ import pytest
 import hybridindex.refresh.planner_process
 from hybridindex.errors import PlanningError, ProfileError
 from hybridindex.partitioner.plan import Plan
+from hybridindex.partitioner.request import PlanRequest
 from hybridindex.plans.planner import Arenas
 from hybridindex.plans.proposal import Served
 from hybridindex.refresh.gil_switch import SHORT_S
@@ -25,6 +26,7 @@ from hybridindex.refresh.planner import CODEC, PlanningHere, RenewOptions
 from hybridindex.refresh.planner_process import PlanningProcess
 from hybridindex.refresh.update_cycle import CycleStage, Outcome
 from tests.moving_load import moving_queries
+from tests.partitioner.synthetic import make_profile, with_candidates, with_row_faults
 from tests.refresh.world import CONFIG, LATE_S, NPROBE
 
 APART = dataclasses.replace(CONFIG, planning="process", planning_timeout_s=120.0)
@@ -43,7 +45,7 @@ def same(one, other):
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
     if dataclasses.is_dataclass(one):
-        skip = ("created_at", "cell_cache", "touch_cache")
+        skip = ("created_at", "cell_cache", "touch_cache", "_known")
         pairs = [(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one) if f.name not in skip]
         return type(one) is type(other) and all(same(a, b) for a, b in pairs)
     if isinstance(one, tuple):
@@ -72,6 +74,16 @@ def test_a_process_makes_the_plan_that_is_made_here(index, plan, process):
         assert router.search(queries[:3], 5, NPROBE).ids.shape == (3, 5)
     record = there[1].to_record()
     assert np.array_equal(Plan.from_record(record, there[0]).resident_lists, here[1].resident_lists)
+
+
+@pytest.mark.parametrize("row_cache_bytes", [None, 1 << 20])
+def test_a_process_plans_from_a_profile_of_rows_on_disk(index, process, row_cache_bytes):
+    codes = dataclasses.replace(make_profile(nlist=64, n=400, nprobe=8), codec="rabitq1", scanner="rabitq")
+    profile = with_row_faults(with_candidates(codes, 1024))
+    request = PlanRequest.resolve(slo_ms=1000, device_budget_bytes=4 << 20, row_cache_bytes=row_cache_bytes)
+    here, there = (planner.solve(profile, request, None) for planner in (PlanningHere(index.ivf), process))
+    assert same(here, there)
+    assert (there.predicted_row_faults is None) == (row_cache_bytes is None)
 
 
 def noted(intervals, call):

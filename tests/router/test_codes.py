@@ -241,6 +241,9 @@ def test_auto_takes_rows_where_many_of_them_would_be_candidates(tmp_path):
             assert router.precision.startswith("codes: ")
         assert view_to_profile(index, "auto") is index
         assert view_to_profile(index, "codes") is not index
+        with opened(index, precision="auto", rows="mapped") as router:  # a scan of rows is what it rules out
+            assert router.precision.startswith("codes: ")
+        assert view_to_profile(index, "auto", mapped=True) is not index
 
 
 def test_codes_that_cannot_be_scanned_are_refused(index, tmp_path):

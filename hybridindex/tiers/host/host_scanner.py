@@ -22,7 +22,7 @@ from hybridindex.types import F32, I64
 if TYPE_CHECKING:
     from hybridindex.index.ivf import IVFIndex
 
-__all__ = ["HostScanner", "HostScannerName", "open_host_scanner"]
+__all__ = ["HostScanner", "HostScannerName", "differs_from_devices", "open_host_scanner"]
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -72,6 +72,16 @@ class HostScanner(Scanner, Protocol):
         ...
 
 
+def differs_from_devices(index: IVFIndex, name: str) -> str:
+    """Why the host scanner ``name`` finds other distances than devices; empty where it does not."""
+    if name != "faiss" or index.pq_form is None or HostNativeScanner.unsupported(index) is not None:
+        return ""
+    return (
+        f"host_scanner is 'faiss', whose distances of codec {index.codec} are not those of devices: answers would "
+        "depend on where lists lie; expected 'auto' or 'native', or no devices"
+    )
+
+
 def open_host_scanner(
     index: IVFIndex, *, threads: int | None = None, name: str = "auto", beside_devices: bool = False
 ) -> HostScanner:
@@ -91,11 +101,8 @@ def open_host_scanner(
         raise UnsupportedIndexError(f"{index.path}: the native host scanner cannot scan it: {reason}")
     if name != "faiss" and reason is None:
         return HostNativeScanner(index, threads=threads)
-    if name == "faiss" and reason is None and beside_devices and index.pq_form is not None:
-        raise InvalidInputError(
-            f"host_scanner is 'faiss', whose distances of codec {index.codec} are not those of devices: answers would "
-            "depend on where lists lie; expected 'auto' or 'native', or no devices"
-        )
+    if beside_devices and (other := differs_from_devices(index, name)):
+        raise InvalidInputError(other)
     if not rounds_queries(index, beside_devices=beside_devices):
         return HostFaissScanner(index, threads=threads)
     _log.warning(

@@ -100,7 +100,7 @@ def test_a_profile_compares_them_with_queries_that_are_not_rounded(imported):
         x = index.transform(queries)
         found = scanner.scan(x, *index.quantize(x, NLIST), 10)
         searching = Searching(index=index.by_codes(), scanner=HostRabitqScanner(index.by_codes(), index.rabitq))
-        assert "row_bytes" not in searching.notes(10, 8)["codes"]  # no device holds rows of them
+        assert not searching.notes(10, 8)["codes"]["rows_on_devices"]
         searching.close()
     assert (found[1] == ids).mean() > 0.995
     np.testing.assert_allclose(found[0], distances, rtol=1e-4, atol=1e-4)
@@ -269,7 +269,8 @@ def test_it_is_profiled_and_planned_with_devices(tmp_path):
     from_faiss(made_by_faiss("RaBitQ", 16), tmp_path / "i", nprobe=6).close()
     with hx.open(tmp_path / "i") as index:
         profile = index.profile(clustered(80, 16, seed=5), 6, devices=["cpu"], max_seconds=0.1)
-        assert (profile.bits, "row_bytes" in profile.notes["codes"]) == (1, False)
+        assert (profile.bits, profile.notes["codes"]["rows_on_devices"]) == (1, False)
         plan = index.plan(1000, 4 << 20, profile, coverage=0.5)
         assert len(plan.resident_lists)
         assert not len(plan.resident_rows)
+        assert "in place of" not in plan.explain()

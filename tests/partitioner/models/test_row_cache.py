@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from hybridindex.partitioner.analysis import analyse
 from hybridindex.partitioner.models.latency import fit_row_faults
-from hybridindex.partitioner.models.row_cache import PAGE_BYTES
 from hybridindex.types import StageSample
 from tests.examples import examples
 from tests.partitioner.synthetic import make_profile, with_candidates, with_row_faults
@@ -57,14 +56,14 @@ class Lru:
             self.pages.popitem(last=False)
 
 
-def simulated(profile, row_bytes, nbytes, on_device=(), rounds=6):
+def simulated(profile, row_bytes, nbytes, on_device=(), rounds=6, page_bytes=4096):
     """Pages that a query reads, of the held-back queries in random order, with rows where a build would put them; the
     first half fills the cache."""
     rng = np.random.default_rng(7)
     sizes = profile.list_sizes
     offset = np.zeros(profile.nlist, dtype=np.int64)
     offset[1:] = np.cumsum(-(-sizes * (row_bytes + 8) // 64) * 64)[:-1]
-    lru, n_held, kept = Lru(nbytes // PAGE_BYTES), len(profile.access.held_probes), set(on_device)
+    lru, n_held, kept = Lru(nbytes // page_bytes), len(profile.access.held_probes), set(on_device)
     for number in range(rounds):
         if number == rounds // 2:
             lru.read = 0
@@ -73,10 +72,10 @@ def simulated(profile, row_bytes, nbytes, on_device=(), rounds=6):
                 profile.access.held_probes[query], profile.access.held_candidates[query], strict=True
             ):
                 rows = rng.choice(sizes[list_id], min(int(n), sizes[list_id]), replace=False)
-                touched = {int(at) for at in (offset[list_id] + sizes[list_id] * row_bytes + 8 * rows) // PAGE_BYTES}
+                touched = {int(at) for at in (offset[list_id] + sizes[list_id] * row_bytes + 8 * rows) // page_bytes}
                 if int(list_id) not in kept:
-                    first = (offset[list_id] + rows * row_bytes) // PAGE_BYTES
-                    last = (offset[list_id] + (rows + 1) * row_bytes - 1) // PAGE_BYTES
+                    first = (offset[list_id] + rows * row_bytes) // page_bytes
+                    last = (offset[list_id] + (rows + 1) * row_bytes - 1) // page_bytes
                     for one, other in zip(first.tolist(), last.tolist(), strict=True):
                         touched |= set(range(one, other + 1))
                 for page in sorted(touched):
@@ -91,6 +90,16 @@ def test_a_simulated_cache_reads_as_many_pages(row_bytes, share):
     nbytes = int(share * all_bytes(analysis))
     predicted = float(caches(analysis, nbytes).at(0).row_faults.mean())
     expected = simulated(profiled(row_bytes=row_bytes), row_bytes, nbytes)
+    assert abs(predicted - expected) <= TOLERANCE * expected + PAGES
+
+
+def test_pages_have_the_size_of_the_machine_that_was_profiled():
+    profile = profiled()
+    notes = {**profile.notes, "row_faults": {"page_bytes": 16384}}
+    analysis = analyse(replace(profile, notes=notes))
+    nbytes = int(0.3 * all_bytes(analysis))
+    predicted = float(caches(analysis, nbytes).at(0).row_faults.mean())
+    expected = simulated(profile, 1024, nbytes, page_bytes=16384)
     assert abs(predicted - expected) <= TOLERANCE * expected + PAGES
 
 
@@ -130,7 +139,7 @@ def test_more_rows_on_devices_never_read_more(seed, share, counts):
 
 def test_memory_for_all_rows_reads_none():
     analysis = analysed()
-    assert caches(analysis, all_bytes(analysis) - PAGE_BYTES).at(0).row_faults.any()
+    assert caches(analysis, all_bytes(analysis) - 4096).at(0).row_faults.any()
     assert not caches(analysis, all_bytes(analysis)).at(0).row_faults.any()
     assert caches(analysis, None).at(0).row_faults is None
 
